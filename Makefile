@@ -1,0 +1,33 @@
+# `make demo` and `make test` work on a fresh machine with Python 3.11 or later.
+
+# The first interpreter that runs and is recent enough.
+PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13; do \
+    $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; \
+    done)
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+CODE := $(wildcard magpy_like paritybench_runner benchmarks tests)
+
+.PHONY: demo test test-full lint
+
+demo: $(READY)
+	$(RUN) -m benchmarks.demo
+
+test: lint
+	$(RUN) -m pytest -n 2 -q
+
+test-full: lint
+	$(RUN) -m pytest -n 2 -q -m "full or not full"
+
+lint: $(READY)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy $(CODE)
+
+# The environment is rebuilt when what it is made from has changed.
+$(READY): pyproject.toml setup.py constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/it"; exit 1; }
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $(READY)

@@ -1,0 +1,31 @@
+"""Options and settings of every test run."""
+
+import os
+
+import pytest
+import torch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where the tests that take the `device` fixture put their tensors",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Each worker process gets one core; by default every one of them would start a thread per core.
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def device(pytestconfig: pytest.Config) -> torch.device:
+    return torch.device(pytestconfig.getoption("--device"))
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
