@@ -39,6 +39,8 @@ from types import ModuleType
 
 import torch
 
+from magpy_like.errors import CompileError
+
 # Changing the layout of an entry changes every key, so old entries are simply never found.
 FORMAT = 1
 BASE_FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC")
@@ -50,11 +52,11 @@ _LOCK_PATIENCE = 300.0  # seconds; longer than any honest compile of generated c
 _STALE_AFTER = 6 * 3600.0  # seconds; a working directory older than this lost its owner
 
 
-class NoCompilerError(RuntimeError):
+class NoCompilerError(CompileError):
     """No working C++ compiler: says where it was looked for and what to do."""
 
 
-class CppCompileError(RuntimeError):
+class CppCompileError(CompileError):
     """The C++ compiler refused a source; carries ``command``, ``diagnostics`` and ``source``."""
 
     def __init__(self, name: str, command: Sequence[str], diagnostics: str, source: str) -> None:
