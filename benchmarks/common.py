@@ -1,0 +1,139 @@
+"""Paired timing: all candidates run in turn, in one process, and only ratios are compared.
+
+A machine's speed drifts by more than the differences one looks for. Interleaving makes the drift
+hit every candidate alike, and medians keep a single slow run from counting.
+"""
+
+import dataclasses
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+
+@dataclasses.dataclass(frozen=True)
+class Paired:
+    """Seconds per call of each candidate, one sample per round; the n-th samples belong together."""
+
+    samples: dict[str, list[float]]
+
+    def median(self, name: str) -> float:
+        """Median seconds per call."""
+        return statistics.median(self.samples[name])
+
+    def ratio(self, name: str, base: str) -> float:
+        """Median time of `name` as a multiple of `base`'s: below 1 is faster."""
+        return self.median(name) / self.median(base)
+
+    def spread(self, name: str) -> float:
+        """Interquartile range over the median: how far to trust the figure."""
+        low, middle, high = statistics.quantiles(self.samples[name], n=4)
+        return (high - low) / middle
+
+
+def measure(
+    candidates: dict[str, Callable[[], Any]],
+    *,
+    rounds: int = 21,
+    sample_seconds: float = 0.01,
+    warmup: int = 3,
+) -> Paired:
+    """Times every candidate once per round, in a new random order each round.
+
+    Args:
+        candidates: name and callable without arguments.
+        rounds: samples per candidate.
+        sample_seconds: a candidate that is faster is called often enough to fill this time, and
+            the sample is the mean of these calls.
+        warmup: calls before the first sample, for compilation and caches.
+    """
+    repeats = {name: _repeats(call, sample_seconds, warmup) for name, call in candidates.items()}
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
+    order = list(candidates)
+    shuffle = random.Random(0).shuffle
+    for _ in range(rounds):
+        shuffle(order)
+        for name in order:
+            samples[name].append(time_call(candidates[name], repeats[name]))
+    return Paired(samples)
+
+
+def measure_once(makers: dict[str, Callable[[], Callable[[], Any]]], *, rounds: int = 5) -> Paired:
+    """Times a call that can only be made once, such as the first call of a compiled function.
+
+    Args:
+        makers: name and a function that sets everything up anew, untimed, and returns the call.
+        rounds: samples per candidate.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in makers}
+    order = list(makers)
+    shuffle = random.Random(0).shuffle
+    for _ in range(rounds):
+        shuffle(order)
+        for name in order:
+            call = makers[name]()
+            samples[name].append(time_call(call, 1))
+            del call
+    return Paired(samples)
+
+
+def time_call(call: Callable[[], Any], repeats: int) -> float:
+    """Mean seconds per call of `repeats` calls in a row, the device's work included."""
+    gc.collect()
+    gc.disable()
+    try:
+        _synchronize()
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        _synchronize()
+        return (time.perf_counter() - start) / repeats
+    finally:
+        gc.enable()
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return statistics.geometric_mean(values)
+
+
+def seconds(value: float) -> str:
+    """A duration with three digits and a unit: `1.24 ms`."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if value * scale >= 1:
+            return f"{value * scale:.3g} {unit}"
+    return f"{value * 1e9:.3g} ns"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Text columns, the first one to the left and all others to the right."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        first, *others = row
+        cells = [first.ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        return "  ".join(cells).rstrip()
+
+    rule = "  ".join("-" * width for width in widths)
+    return "\n".join([line(header), rule, *map(line, rows)])
+
+
+def machine() -> str:
+    """What the figures were taken on, for the top of a report."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return f"torch {torch.__version__}, {device}, {torch.get_num_threads()} threads"
+
+
+def _repeats(call: Callable[[], Any], sample_seconds: float, warmup: int) -> int:
+    for _ in range(warmup):
+        call()
+    return max(1, round(sample_seconds / max(time_call(call, 3), 1e-9)))
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
