@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13; do \
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
-CODE := $(wildcard magpy_like paritybench_runner benchmarks tests)
+TYPED := $(wildcard magpy_like paritybench_runner benchmarks)
 
 .PHONY: demo test test-full lint
 
@@ -23,7 +23,7 @@ test-full: lint
 lint: $(READY)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-	$(RUN) -m mypy $(CODE)
+	$(RUN) -m mypy $(TYPED)
 
 # The environment is rebuilt when what it is made from has changed.
 $(READY): pyproject.toml setup.py constraints.txt

@@ -17,7 +17,7 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class Paired:
-    """Seconds per call of each candidate, one sample per round; the n-th samples belong together."""
+    """Seconds per call of each candidate, one sample per round; n-th samples belong together."""
 
     samples: dict[str, list[float]]
 
