@@ -1,6 +1,7 @@
 """The code cache: what it finds again, what it makes again, and that processes can share it."""
 
 import ctypes
+import dataclasses
 import fcntl
 import os
 import subprocess
@@ -63,9 +64,8 @@ def test_a_source_is_compiled_once(compilations):
     ids=lambda change: next(iter(change)),
 )
 def test_whatever_goes_in_changes_the_key(change):
-    base = {"source": ADD, "name": "add", "flags": (), "headers": {}}
-    compiler = code_cache.cxx()
-    assert CppSource(**base).key(compiler) != CppSource(**base | change).key(compiler)
+    base, compiler = CppSource(ADD, "add"), code_cache.cxx()
+    assert dataclasses.replace(base, **change).key(compiler) != base.key(compiler)
 
 
 def test_another_compiler_version_changes_the_key():
@@ -175,6 +175,7 @@ HOLDER = textwrap.dedent(
 def test_a_killed_owner_of_the_lock_stops_nobody():
     key = CppSource(ADD, "add").key(code_cache.cxx())
     child = subprocess.Popen([sys.executable, "-c", HOLDER, key], stdout=subprocess.PIPE)
+    assert child.stdout is not None
     assert child.stdout.readline() == b"held\n"
     child.kill()
     child.communicate()

@@ -1,0 +1,44 @@
+"""The command ``magpy``."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import click
+
+from magpy_like.compiler.runtime import code_cache
+
+
+@click.group()
+def main() -> None:
+    """Tools around compiled PyTorch programs."""
+
+
+@main.group()
+def cache() -> None:
+    """Kernels and graphs kept on disk (MAGPY_CACHE_DIR)."""
+
+
+@cache.command()
+def info() -> None:
+    """Where the cache is, and what it holds."""
+    _show(code_cache.info())
+
+
+@cache.command()
+def clear() -> None:
+    """Delete all entries; they are compiled again when needed."""
+    click.echo("deleted:")
+    _show(code_cache.clear())
+
+
+def _show(held: code_cache.CacheInfo) -> None:
+    click.echo(f"path     {held.path}")
+    for kind, label in (("cpp", "kernels"), ("blob", "graphs")):
+        click.echo(f"{label:<8} {held.entries[kind]}, {held.size[kind] / 2**20:.2f} MiB")
+
+
+if importlib.util.find_spec("magpy_like.annotation.cli") is not None:
+    from magpy_like.annotation.cli import annotations
+
+    main.add_command(annotations)

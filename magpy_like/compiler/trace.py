@@ -1,0 +1,132 @@
+"""Looking inside a compilation: every stage as a file that a person can read.
+
+``options={"trace": directory}`` or ``MAGPY_TRACE=directory`` makes one sub-directory per compiled
+graph. Each stage (PyTorch 2, section 4) writes there under its number, so that a directory
+listing is the compiler's flow. ``MAGPY_LOGS=fusion,output_code`` prints two of the stages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from magpy_like import logs
+
+# In the order of the flow; the number leads the file names.
+STAGES = (
+    "fx",
+    "aten_forward",
+    "aten_backward",
+    "passes",
+    "ir",
+    "schedule",
+    "kernels",
+    "launcher",
+    "timings",
+)
+_TOPIC = {"schedule": "fusion", "kernels": "output_code", "launcher": "output_code"}
+
+
+class Trace:
+    """Where the stages of one compilation are written; ``directory`` None writes no files.
+
+    ``seconds`` maps each timed step's name to wall-clock seconds, files or not.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self.directory = directory
+        self.seconds: dict[str, float] = {}
+        self._depth: dict[str, int] = {}
+        self._open: list[str] = []
+
+    def write(self, stage: str, name: str, text: str | Callable[[], str]) -> None:
+        """Write ``text`` as file ``name`` of ``stage``, one of ``STAGES``.
+
+        ``text`` may be a function, called only when somebody looks. Two texts of one name are
+        both kept. A directory that cannot be written costs a warning.
+        """
+        number = STAGES.index(stage)
+        logger = logs.topic(_TOPIC[stage]) if stage in _TOPIC else None
+        heard = logger is not None and logger.isEnabledFor(10)
+        if self.directory is None and not heard:
+            return
+        content = text if isinstance(text, str) else text()
+        if heard and logger is not None:
+            logger.debug("%s\n%s", name, content)
+        if self.directory is not None:
+            self._store(f"{number}_{stage}", name, content)
+
+    def _store(self, prefix: str, name: str, content: str) -> None:
+        assert self.directory is not None
+        path = Path(name)
+        try:
+            for repeat in itertools.count():
+                again = f"_{repeat}" if repeat else ""
+                target = self.directory / f"{prefix}_{path.stem}{again}{path.suffix or '.txt'}"
+                with contextlib.suppress(FileExistsError):
+                    with open(target, "x") as out:
+                        out.write(content)
+                    return
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        warnings.warn(f"magpy: the trace in {self.directory} stops: {error.strerror}", stacklevel=3)
+        self.directory = None
+
+    @contextlib.contextmanager
+    def timing(self, step: str) -> Iterator[None]:
+        """Add the time of the block to ``seconds[step]``; blocks may nest."""
+        self._depth.setdefault(step, len(self._open))
+        self.seconds.setdefault(step, 0.0)
+        self._open.append(step)
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[step] += time.perf_counter() - begin
+            self._open.pop()
+            if not self._open and self.directory is not None:
+                self._write_timings(self.directory)
+
+    def _write_timings(self, directory: Path) -> None:
+        # One file, rewritten: a compilation that fails later has left what it had.
+        try:
+            target = directory / f"{STAGES.index('timings')}_timings.txt"
+            target.write_text(self.timings())
+        except OSError as error:
+            self._give_up(error)
+
+    def timings(self) -> str:
+        """The steps as a table of milliseconds, inner steps indented under outer ones."""
+        rows = [("  " * self._depth[step] + step, 1e3 * s) for step, s in self.seconds.items()]
+        width = max((len(label) for label, _ in rows), default=0)
+        return "".join(f"{label:<{width}}  {ms:10.2f} ms\n" for label, ms in rows)
+
+
+def open_trace(options: Mapping[str, Any] | None = None) -> Trace:
+    """The Trace that ``options["trace"]``, else ``MAGPY_TRACE``, asks for, in a fresh directory.
+
+    Many processes may trace into one place: ``graph_000``, ``graph_001``, … are each taken by
+    whoever creates them.
+    """
+    place = (options or {}).get("trace") or os.environ.get("MAGPY_TRACE")
+    if not place:
+        return Trace(None)
+    root = Path(place).expanduser()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count():
+            with contextlib.suppress(FileExistsError):
+                directory = root / f"graph_{number:03}"
+                directory.mkdir()
+                return Trace(directory)
+    except OSError as error:
+        warnings.warn(f"magpy: no trace: {root}: {error.strerror}", stacklevel=2)
+    return Trace(None)

@@ -1,0 +1,50 @@
+"""The command ``magpy``."""
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from magpy_like.cli import main
+from magpy_like.compiler.runtime import code_cache
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("MAGPY_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def run(*words):
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_info_shows_place_and_counts(cache):
+    code_cache.put("graph", b"x" * 2**20)
+    output = run("cache", "info")
+    assert str(cache) in output
+    assert "kernels  0, 0.00 MiB" in output
+    assert "graphs   1, 1.00 MiB" in output
+
+
+def test_clear_says_what_went_and_leaves_nothing():
+    code_cache.put("graph", b"x")
+    assert "graphs   1" in run("cache", "clear")
+    assert "graphs   0" in run("cache", "info")
+    assert code_cache.get("graph") is None
+
+
+def test_the_package_runs_as_a_module():
+    command = [sys.executable, "-m", "magpy_like", "cache", "info"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "kernels  0" in done.stdout
+
+
+def test_an_unknown_command_is_refused_with_help():
+    result = CliRunner().invoke(main, ["bake"])
+    assert result.exit_code == 2
+    assert "No such command 'bake'" in result.output

@@ -1,0 +1,60 @@
+"""MAGPY_LOGS switches topics on, one by one."""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from magpy_like import logs
+
+
+@pytest.fixture(autouse=True)
+def _silent_again():
+    yield
+    logs.configure("")
+
+
+def test_only_the_topics_asked_for_are_printed(capsys):
+    logs.configure("fusion, guards")
+    logs.topic("fusion").debug("two loops became one")
+    logs.topic("output_code").debug("int main")
+    assert capsys.readouterr().err == "[fusion] two loops became one\n"
+
+
+def test_a_topic_can_be_switched_off_again(capsys):
+    logs.configure("fusion")
+    logs.configure("")
+    logs.topic("fusion").debug("quiet")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_program_with_its_own_root_logger_sees_a_message_once(capsys):
+    logging.getLogger().addHandler(handler := logging.StreamHandler())
+    try:
+        logs.configure("fusion")
+        logs.topic("fusion").debug("once")
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert capsys.readouterr().err.count("once") == 1
+
+
+def test_a_program_may_listen_by_itself(caplog):
+    with caplog.at_level(logging.DEBUG, logger="magpy_like"):
+        logs.topic("records").debug("hit")
+    assert "hit" in caplog.text
+
+
+def test_an_unknown_topic_is_named_with_those_there_are():
+    with pytest.warns(UserWarning, match="fusionn; there are guards, graph"):
+        logs.configure("fusionn")
+
+
+@pytest.mark.parametrize("name", logs.TOPICS)
+def test_the_environment_is_read(name):
+    code = f"from magpy_like import logs; logs.topic({name!r}).debug('hello')"
+    environment = {"MAGPY_LOGS": name, "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.stderr == f"[{name}] hello\n"
