@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 
 import click
@@ -39,6 +40,4 @@ def _show(held: code_cache.CacheInfo) -> None:
 
 
 if importlib.util.find_spec("magpy_like.annotation.cli") is not None:
-    from magpy_like.annotation.cli import annotations
-
-    main.add_command(annotations)
+    main.add_command(importlib.import_module("magpy_like.annotation.cli").annotations)
