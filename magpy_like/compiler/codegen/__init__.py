@@ -1,0 +1,1 @@
+"""Printers: from scheduled loop nests to C++ and Triton, and the launcher that calls them."""

@@ -1,0 +1,422 @@
+"""What every printer shares: the plan of one kernel, and the walk over its bodies.
+
+A :class:`Kernel` is a fused list of loop nests over common loops ``xs`` (outer, independent) and
+``rs`` (reduction). Its nodes are arranged in :class:`Phase` s. For each outer iteration a phase
+runs its ``inner`` nodes once per element of the reduction loops, then its ``outer`` nodes once. A
+softmax row is three phases: maximum; exponential and its sum; division. A pointwise kernel is one
+phase with ``outer`` nodes only. A printer decides how iterations map to threads, vectors and
+blocks; what is computed where is fixed here.
+
+A buffer written and read inside the kernel is forwarded (:attr:`Kernel.forward`):
+``"value"``  written and read in the same phase and level: the value itself is reused;
+``"outer"``  one value per outer iteration, read in a later phase;
+``"row"``    one value per element, read in a later phase: kept in scratch, or re-read from
+             memory when the buffer is stored anyway.
+Buffers in ``removed`` are not stored at all: nobody outside the kernel reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+
+from magpy_like.compiler import indexing
+from magpy_like.compiler.indexing import Expr, Symbol
+from magpy_like.compiler.ops import Body, Value
+
+
+@dataclass(eq=False)
+class Node:
+    """One loop nest of a kernel. ``inner``: its loops include the kernel's reduction loops."""
+
+    name: str
+    body: Body
+    inner: bool
+    origins: list[str] = field(default_factory=list)
+
+    @property
+    def reads(self) -> set[str]:
+        return {v.args[0] for v in self.body.of("load")}
+
+    @property
+    def writes(self) -> set[str]:
+        return {v.args[0] for v in self.body.of("store")}
+
+
+@dataclass(eq=False)
+class Phase:
+    """Nodes run per element of the reduction loops, then nodes run per outer iteration."""
+
+    inner: list[Node] = field(default_factory=list)
+    outer: list[Node] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Kernel:
+    """The plan of one kernel; the same for all printers.
+
+    ``ranges`` gives each loop's size; ``inputs``/``outputs`` name the buffers passed (one may be
+    in both when it is updated in place); ``size_symbols`` are passed as integers after them;
+    ``messages`` are the IndexErrors its checks may raise, by position.
+    """
+
+    name: str
+    device: torch.device
+    xs: list[Symbol]
+    rs: list[Symbol]
+    ranges: dict[Symbol, Expr]
+    phases: list[Phase]
+    dtypes: dict[str, torch.dtype]
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    removed: set[str] = field(default_factory=set)
+    forward: dict[str, str] = field(default_factory=dict)
+    size_symbols: list[Symbol] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+    origins: list[str] = field(default_factory=list)
+
+    def nodes(self) -> list[Node]:
+        return [n for p in self.phases for n in (*p.inner, *p.outer)]
+
+    def size(self, variables: Iterable[Symbol]) -> Expr:
+        """Number of iterations of the given loops together."""
+        return indexing.product(self.ranges[v] for v in variables)
+
+
+def plan(
+    name: str,
+    device: torch.device,
+    nodes: Sequence[Node],
+    xs: list[Symbol],
+    rs: list[Symbol],
+    ranges: dict[Symbol, Expr],
+    dtypes: Mapping[str, torch.dtype],
+    removable: set[str],
+) -> Kernel:
+    """Arrange fused nodes (in program order, over common loops) into a kernel.
+
+    ``removable`` are the buffers that nobody outside the kernel reads.
+    """
+    xs, rs, ranges, nodes = _tidy_loops(xs, rs, ranges, nodes)
+    kernel = Kernel(name, device, xs, rs, ranges, _arrange(nodes), {})
+    place = _places(kernel.phases)
+    written = set(place)
+    for node in nodes:
+        for buffer in node.reads & written:
+            kernel.forward[buffer] = _wider(
+                kernel.forward.get(buffer), _forwarding(place[buffer], place_of(kernel, node))
+            )
+    kernel.removed = {b for b in written & removable}
+    _collect_arguments(kernel, nodes, dtypes)
+    return kernel
+
+
+_WIDTH = ["value", "outer", "row"]
+
+
+def _wider(a: str | None, b: str) -> str:
+    return b if a is None or _WIDTH.index(b) > _WIDTH.index(a) else a
+
+
+def _forwarding(source: tuple[int, bool], reader: tuple[int, bool]) -> str:
+    """How a value written at (phase, is per element) reaches a reader."""
+    if source == reader:
+        return "value"
+    return "row" if source[1] else "outer"
+
+
+def _places(phases: Sequence[Phase]) -> dict[str, tuple[int, bool]]:
+    """Where each buffer is written: (phase, is the store per element)."""
+    place: dict[str, tuple[int, bool]] = {}
+    for k, phase in enumerate(phases):
+        for node in (*phase.inner, *phase.outer):
+            for store in node.body.of("store"):
+                place[store.args[0]] = (k, node.inner and not store.outer)
+    return place
+
+
+def place_of(kernel: Kernel, node: Node) -> tuple[int, bool]:
+    """(phase, is per element) of a node's loads."""
+    for k, phase in enumerate(kernel.phases):
+        if node in phase.inner or node in phase.outer:
+            return k, node.inner
+    raise KeyError(node.name)
+
+
+def _arrange(nodes: Sequence[Node]) -> list[Phase]:
+    """Each node goes to the earliest phase in which what it reads is there.
+
+    A node of the reduction loops may share a phase with those that feed it element by element; a
+    result of a reduction is there one phase later for them, in the same phase for outer nodes.
+    Writing a buffer that an earlier node reads (in place) keeps program order within a phase.
+    """
+    ready_inner: dict[str, int] = {}  # buffer -> first phase whose inner nodes may read it
+    ready_outer: dict[str, int] = {}
+    last_read: dict[str, int] = {}
+    phases: list[Phase] = []
+    for node in nodes:
+        ready = ready_inner if node.inner else ready_outer
+        k = max(
+            [ready.get(b, 0) for b in node.reads]
+            + [last_read.get(b, 0) for b in node.writes]
+            + [ready.get(b, 0) for b in node.writes],
+            default=0,
+        )
+        while len(phases) <= k:
+            phases.append(Phase())
+        (phases[k].inner if node.inner else phases[k].outer).append(node)
+        for b in node.reads:
+            last_read[b] = max(last_read.get(b, 0), k)
+        for store in node.body.of("store"):
+            per_element = node.inner and not store.outer
+            ready_inner[store.args[0]] = k if per_element else k + 1
+            ready_outer[store.args[0]] = k
+    return [p for p in phases if p.inner or p.outer]
+
+
+def _tidy_loops(
+    xs: list[Symbol], rs: list[Symbol], ranges: dict[Symbol, Expr], nodes: Sequence[Node]
+) -> tuple[list[Symbol], list[Symbol], dict[Symbol, Expr], list[Node]]:
+    """Split loops that addresses divide, then merge adjacent loops that all addresses see as one.
+
+    Afterwards a division remains in an address only where the layout really needs it.
+    """
+    nodes = list(nodes)
+    split = _division_points(xs + rs, ranges, nodes)
+    if split:
+        mapping: dict[Symbol, Expr] = {v: v for v in xs + rs}
+        new_ranges: dict[Symbol, Expr] = {}
+
+        def cut(variables: list[Symbol]) -> list[Symbol]:
+            result = []
+            for v in variables:
+                parts = split.get(v, [])
+                symbols = [
+                    sympy.Symbol(f"{v.name}_{k}", integer=True, nonnegative=True)
+                    for k in range(len(parts))
+                ]
+                if not parts:
+                    symbols, parts = [v], [ranges[v]]
+                else:
+                    mapping[v] = indexing.flatten(symbols, parts)
+                new_ranges.update(zip(symbols, parts, strict=True))
+                result += symbols
+            return result
+
+        xs, rs = cut(xs), cut(rs)
+        ranges = new_ranges
+        nodes = [_over(n, mapping, xs, rs, ranges) for n in nodes]
+    indices = [e for n in nodes for e in addresses(n.body)]
+    mapping, ranges = {}, dict(ranges)
+    for group in (xs, rs):
+        for outer, inner in indexing.merge_loops(group, ranges, indices):
+            mapping[outer] = sympy.S.Zero
+            ranges[inner] = ranges[inner] * ranges.pop(outer)
+    if mapping:
+        xs = [v for v in xs if v not in mapping]
+        rs = [v for v in rs if v not in mapping]
+        nodes = [_over(n, mapping, xs, rs, ranges) for n in nodes]
+    # Printers and caches like x0, x1, ... r0, r1, ...
+    rename = {v: Symbol(f"x{k}", integer=True, nonnegative=True) for k, v in enumerate(xs)}
+    rename |= {v: Symbol(f"r{k}", integer=True, nonnegative=True) for k, v in enumerate(rs)}
+    if any(a != b for a, b in rename.items()):
+        nodes = [
+            _over(n, rename, [rename[v] for v in xs], [rename[v] for v in rs],
+                  {rename[v]: s for v, s in ranges.items()})
+            for n in nodes
+        ]  # fmt: skip
+        ranges = {rename[v]: ranges[v] for v in (*xs, *rs)}
+        xs, rs = [rename[v] for v in xs], [rename[v] for v in rs]
+    return xs, rs, {v: ranges[v] for v in (*xs, *rs)}, nodes
+
+
+def _over(
+    node: Node,
+    mapping: Mapping[Symbol, Expr],
+    xs: list[Symbol],
+    rs: list[Symbol],
+    ranges: dict[Symbol, Expr],
+) -> Node:
+    body = node.body.remap(mapping, xs, rs if node.inner else [], ranges)
+    return Node(node.name, body, node.inner, node.origins)
+
+
+def addresses(body: Body) -> list[Expr]:
+    """Every expression of loop variables in a body: addresses and index values."""
+    found = []
+    for v in body.values:
+        if v.op in ("load", "store"):
+            found.append(v.args[1])
+        elif v.op == "index_expr":
+            found.append(v.args[0])
+    return found
+
+
+def _division_points(
+    variables: Sequence[Symbol], ranges: Mapping[Symbol, Expr], nodes: Sequence[Node]
+) -> dict[Symbol, list[Expr]]:
+    """For loops that appear as ``Div(v, d)`` or ``Mod(Div(v, d), m)``: sizes to split them into."""
+    cuts: dict[Symbol, set[Expr]] = {}
+    for node in nodes:
+        for e in addresses(node.body):
+            for f in e.atoms(indexing.Div, indexing.Mod):
+                base, d = f.args
+                if isinstance(base, indexing.Div):
+                    base, d = base.args[0], base.args[1] * d
+                if base in ranges:
+                    cuts.setdefault(base, set()).add(d)
+    split = {}
+    for v, points in cuts.items():
+        chain: list[Expr] = [sympy.S.One]
+        for d in sorted(points, key=lambda p: (len(p.free_symbols), sympy.default_sort_key(p))
+                        if not p.is_Integer else (0, (int(p),))):  # fmt: skip
+            if indexing.divides(chain[-1], d) is not None and indexing.divides(d, ranges[v]):
+                chain.append(d)
+        chain.append(ranges[v])
+        sizes = [indexing.divides(a, b) for a, b in zip(chain, chain[1:], strict=False)]
+        sizes = [s for s in sizes if s is not None and s != 1]
+        if len(sizes) > 1:
+            split[v] = sizes[::-1]
+    return split  # type: ignore[return-value]
+
+
+def _collect_arguments(
+    kernel: Kernel, nodes: Sequence[Node], dtypes: Mapping[str, torch.dtype]
+) -> None:
+    """Fill in the buffers, size symbols and messages that the kernel's code refers to."""
+    inputs: dict[str, None] = {}
+    outputs: dict[str, None] = {}
+    symbols: set[Symbol] = set()
+    messages: dict[str, None] = {}
+    loops = set(kernel.ranges)
+    for size in kernel.ranges.values():
+        symbols |= size.free_symbols
+    for node in nodes:
+        for v in node.body.values:
+            if v.op == "check":
+                messages[v.args[1]] = None
+            if v.op in ("load", "store"):
+                buffer, index = v.args[0], v.args[1]
+                kernel.dtypes[buffer] = dtypes[buffer]
+                symbols |= index.free_symbols
+                if buffer in kernel.removed:
+                    continue
+                if v.op == "store":
+                    outputs[buffer] = None
+                elif kernel.forward.get(buffer) not in ("value", "outer"):
+                    inputs[buffer] = None
+            elif v.op == "index_expr":
+                symbols |= v.args[0].free_symbols
+        symbols -= set(node.body.indirect)
+        kernel.origins += node.origins
+    kernel.inputs = [b for b in inputs if b not in outputs]
+    kernel.outputs = list(outputs)
+    kernel.size_symbols = sorted(symbols - loops, key=lambda s: s.name)
+    kernel.messages = list(messages)
+
+
+# --- printing -----------------------------------------------------------------------------------
+
+
+class Lines:
+    """Source text under construction."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._depth = 0
+
+    def line(self, text: str = "") -> None:
+        self._lines.append("    " * self._depth + text if text else "")
+
+    def indent(self, by: int = 1) -> None:
+        self._depth += by
+
+    def text(self) -> str:
+        return "\n".join(self._lines) + "\n"
+
+
+class Emitter:
+    """Walks the values of bodies and names each result; a printer says how each is written.
+
+    One emitter serves one phase at one level (per element, or per outer iteration), so a value
+    computed by one node is reused by the next: equal operations on equal names are one name, and
+    a load of what was just stored is the stored value.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.names: dict[Value, Any] = {}
+        self._known: dict[tuple[Any, ...], Any] = {}
+        self._stored: dict[str, Any] = {}
+
+    def run(self, body: Body, values: Iterable[Value]) -> None:
+        """Print ``values`` of ``body``, which are in order."""
+        indirect = {value: symbol for symbol, value in body.indirect.items()}
+        rename: dict[Symbol, Expr] = {}
+        for value in values:
+            self.names[value] = self._emit(value, rename)
+            if value in indirect:
+                rename[indirect[value]] = Symbol(str(self.names[value]), integer=True)
+
+    def _emit(self, value: Value, rename: Mapping[Symbol, Expr]) -> Any:
+        args = tuple(self._arg(a, rename) for a in value.args)
+        if value.op == "store":
+            buffer, index, name, mode = args
+            self.store(buffer, index, name, value.args[2].dtype, mode)
+            if mode is None:
+                self._stored[buffer] = self.as_loaded(buffer, name, value.args[2].dtype)
+            return None
+        if value.op == "load" and args[0] in self._stored:
+            return self._stored[args[0]]
+        key = (value.op, value.dtype, *map(str, args))
+        name = self._known.get(key)
+        if name is None:
+            if value.op == "load":
+                name = self.load(args[0], args[1], args[2], value.dtype)
+            else:
+                dtypes = [a.dtype for a in value.args if isinstance(a, Value)]
+                name = self.operation(value.op, args, value.dtype, dtypes)
+            self._known[key] = name
+        return name
+
+    def _arg(self, arg: Any, rename: Mapping[Symbol, Expr]) -> Any:
+        if isinstance(arg, Value):
+            return self.names[arg]
+        if isinstance(arg, sympy.Basic):
+            return arg.xreplace(rename) if rename else arg
+        return arg
+
+    # What a printer provides. Names are whatever it likes; ``str(name)`` identifies one.
+
+    def load(self, buffer: str, index: Expr, mask: Any, dtype: torch.dtype) -> Any:
+        """Read memory (or the scratch of a forwarded buffer), converted to ``dtype``."""
+        raise NotImplementedError
+
+    def store(self, buffer: str, index: Expr, name: Any, dtype: torch.dtype, mode: Any) -> None:
+        """Write memory or scratch, or both."""
+        raise NotImplementedError
+
+    def as_loaded(self, buffer: str, name: Any, dtype: torch.dtype) -> Any:
+        """What a load would see after storing ``name``: converted to the buffer's dtype."""
+        raise NotImplementedError
+
+    def operation(
+        self, op: str, args: tuple[Any, ...], dtype: torch.dtype, dtypes: list[torch.dtype]
+    ) -> Any:
+        """Anything else: see :class:`magpy_like.compiler.ops.Value`."""
+        raise NotImplementedError
+
+
+def split_levels(body: Body) -> tuple[list[Value], list[Value], list[Value]]:
+    """A reduction node's values: per element, the reductions, and what follows them."""
+    inner = [v for v in body.values if not v.outer]
+    reductions = [v for v in body.values if v.op == "reduction"]
+    after = [v for v in body.values if v.outer and v.op != "reduction"]
+    return inner, reductions, after
+
+
+IndexPrinter = Callable[[Expr], str]

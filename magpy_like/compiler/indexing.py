@@ -1,0 +1,382 @@
+"""Index arithmetic: sizes, strides and addresses as SymPy expressions.
+
+Two functions of our own stand for integer division inside an address. ``Div`` and ``Mod`` are
+applied to non-negative operands only, so C's and Python's meanings agree; they evaluate cheaply
+where SymPy's ``floor`` and ``Mod`` are slow.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+Expr = sympy.Expr
+Symbol = sympy.Symbol
+
+
+class Div(sympy.Function):
+    """Quotient of non-negative integers, rounded down."""
+
+    nargs = (2,)
+    is_integer = True
+    is_nonnegative = True
+
+    @classmethod
+    def eval(cls, a: Expr, b: Expr) -> Expr | None:
+        if b == 1 or a == 0:
+            return a
+        if a.is_Integer and b.is_Integer:
+            return sympy.Integer(int(a) // int(b))
+        if isinstance(a, Div):
+            return Div(a.args[0], a.args[1] * b)
+        return None
+
+
+class Mod(sympy.Function):
+    """Remainder of non-negative integers."""
+
+    nargs = (2,)
+    is_integer = True
+    is_nonnegative = True
+
+    @classmethod
+    def eval(cls, a: Expr, b: Expr) -> Expr | None:
+        if b == 1 or a == 0 or a == b:
+            return sympy.S.Zero
+        if a.is_Integer and b.is_Integer:
+            return sympy.Integer(int(a) % int(b))
+        return None
+
+
+def expr(size: Any) -> Expr:
+    """An int, SymInt or expression as a SymPy expression."""
+    if isinstance(size, torch.SymInt):
+        return size.node.expr
+    if isinstance(size, int):
+        return sympy.Integer(size)
+    return size
+
+
+def product(sizes: Iterable[Expr]) -> Expr:
+    return functools.reduce(operator.mul, sizes, sympy.S.One)
+
+
+def contiguous_strides(sizes: Sequence[Expr]) -> list[Expr]:
+    """Row-major strides, with eager's convention that an empty dimension counts as one."""
+    strides: list[Expr] = []
+    step: Expr = sympy.S.One
+    for size in reversed(sizes):
+        strides.append(step)
+        if size != 0:
+            step = step * size
+    return strides[::-1]
+
+
+def positive(difference: Expr) -> bool:
+    """Is the expression known to be >= 0, sizes being at least 1 and variables at least 0?"""
+    if difference.is_Integer:
+        return int(difference) >= 0
+    # Symbols that stand for sizes are at least 2 or proven otherwise; s -> s + 1 makes a
+    # polynomial whose coefficients are all >= 0 obviously >= 0.
+    shifted = {s: s + 1 for s in difference.free_symbols if is_size_symbol(s)}
+    expanded = sympy.expand(difference.xreplace(shifted))
+    return all(
+        term.is_nonnegative or (not term.is_Number and _nonnegative_term(term))
+        for term in sympy.Add.make_args(expanded)
+    )
+
+
+def _nonnegative_term(term: Expr) -> bool:
+    coefficient, rest = term.as_coeff_Mul()
+    return coefficient >= 0 and all(
+        f.is_nonnegative or (f.is_Pow and f.base.is_nonnegative) for f in sympy.Mul.make_args(rest)
+    )
+
+
+def is_size_symbol(symbol: Symbol) -> bool:
+    """Backed symbols of a ShapeEnv are named s<k> and are positive."""
+    return symbol.name.startswith("s") and bool(symbol.is_positive)
+
+
+def upper_bound(e: Expr, ranges: Mapping[Symbol, Expr]) -> Expr | None:
+    """The largest value of a sum of non-negative terms over the loops, or None if unknown."""
+    total: Expr = sympy.S.Zero
+    for term in sympy.Add.make_args(e):
+        bound: Expr = sympy.S.One
+        for factor in sympy.Mul.make_args(term):
+            if factor.is_Number or (factor.is_Symbol and factor not in ranges):
+                if factor.is_Symbol and not is_size_symbol(factor):
+                    return None
+                if factor.is_negative:
+                    return None
+                bound *= factor
+            elif factor in ranges:
+                bound *= ranges[factor] - 1
+            elif isinstance(factor, Mod):
+                bound *= factor.args[1] - 1
+            elif isinstance(factor, Div):
+                inner = upper_bound(factor.args[0], ranges)
+                if inner is None or not (inner.is_Integer and factor.args[1].is_Integer):
+                    return None
+                bound *= Div(inner, factor.args[1])
+            elif factor.is_Pow and factor.base.is_Symbol and is_size_symbol(factor.base):
+                bound *= factor
+            else:
+                return None
+        total += bound
+    return total
+
+
+def divides(d: Expr, e: Expr) -> Expr | None:
+    """``e / d`` if that is an integer expression, else None."""
+    if d.is_Integer and e.is_Integer:
+        return sympy.Integer(int(e) // int(d)) if int(e) % int(d) == 0 else None
+    quotient = e / d
+    coefficient, rest = quotient.as_coeff_Mul()
+    if not coefficient.is_Integer:
+        return None
+    for factor in sympy.Mul.make_args(rest):
+        if factor.is_Pow and factor.exp.is_negative:
+            return None
+    return quotient
+
+
+def simplify(e: Expr, ranges: Mapping[Symbol, Expr]) -> Expr:
+    """Remove divisions and remainders that the loop ranges make exact or void."""
+    if e.is_Atom:
+        return e
+    if e.is_Add or e.is_Mul:
+        if any(f.has(Div, Mod) for f in e.args):
+            e = e.func(*(simplify(f, ranges) for f in e.args))
+            e = _rejoin(e)
+        return sympy.expand(e) if _needs_expansion(e) else e
+    if isinstance(e, (Div, Mod)):
+        a, b = simplify(e.args[0], ranges), simplify(e.args[1], ranges)
+        return simplify_div(a, b, ranges) if isinstance(e, Div) else simplify_mod(a, b, ranges)
+    if e.args and e.has(Div, Mod):
+        return e.func(*(simplify(f, ranges) if isinstance(f, Expr) else f for f in e.args))
+    return e
+
+
+def _needs_expansion(e: Expr) -> bool:
+    factors = [f for term in sympy.Add.make_args(e) for f in sympy.Mul.make_args(term)]
+    return any(f.is_Add for f in factors)
+
+
+def _rejoin(e: Expr) -> Expr:
+    """``Div(a, b)*b*c + Mod(a, b)*c`` is ``a*c``."""
+    if not e.is_Add:
+        return e
+    terms = list(e.args)
+    for mod in [f for t in terms for f in sympy.Mul.make_args(t) if isinstance(f, Mod)]:
+        a, b = mod.args
+        quotient = Div(a, b)
+        for low in terms:
+            scale = low / mod
+            if low.has(mod) and not scale.has(mod) and quotient * b * scale in terms:
+                terms.remove(low)
+                terms.remove(quotient * b * scale)
+                terms.append(sympy.expand(a * scale))
+                return _rejoin(sympy.Add(*terms))
+    return e
+
+
+def _split_multiples(a: Expr, d: Expr) -> tuple[Expr, Expr]:
+    """``a = d * quotient + rest``, taking what divides term by term."""
+    quotient: Expr = sympy.S.Zero
+    rest: Expr = sympy.S.Zero
+    for term in sympy.Add.make_args(sympy.expand(a) if _needs_expansion(a) else a):
+        q = divides(d, term)
+        if q is None:
+            rest += term
+        else:
+            quotient += q
+    return quotient, rest
+
+
+def simplify_div(a: Expr, b: Expr, ranges: Mapping[Symbol, Expr]) -> Expr:
+    if isinstance(a, Div):
+        return simplify_div(a.args[0], a.args[1] * b, ranges)
+    quotient, rest = _split_multiples(a, b)
+    bound = upper_bound(rest, ranges)
+    if bound is not None and positive(b - 1 - bound):
+        return quotient
+    if quotient != 0 and bound is not None:  # bound exists: rest is known to be >= 0
+        return quotient + Div(rest, b)
+    return Div(a, b)
+
+
+def simplify_mod(a: Expr, b: Expr, ranges: Mapping[Symbol, Expr]) -> Expr:
+    _, rest = _split_multiples(a, b)
+    bound = upper_bound(rest, ranges)
+    if bound is None:
+        return Mod(a, b)
+    if positive(b - 1 - bound):
+        return rest
+    if isinstance(rest, Mod):
+        if divides(b, rest.args[1]) is not None:
+            return simplify_mod(rest.args[0], b, ranges)
+    return Mod(rest, b)
+
+
+def coefficients(e: Expr, variables: Iterable[Symbol]) -> tuple[dict[Symbol, Expr], Expr] | None:
+    """``e`` as ``sum(coefficient * variable) + rest``; None when it is not affine in them."""
+    wanted = set(variables)
+    found: dict[Symbol, Expr] = {}
+    rest: Expr = sympy.S.Zero
+    for term in sympy.Add.make_args(sympy.expand(e) if _needs_expansion(e) else e):
+        used = term.free_symbols & wanted
+        if not used:
+            rest += term
+            continue
+        if len(used) > 1:
+            return None
+        (variable,) = used
+        factor = term / variable if term != variable else sympy.S.One
+        if variable in factor.free_symbols:
+            return None
+        found[variable] = found.get(variable, sympy.S.Zero) + factor
+    return found, rest
+
+
+def merge_loops(
+    variables: Sequence[Symbol], ranges: Mapping[Symbol, Expr], indices: Sequence[Expr]
+) -> list[tuple[Symbol, Symbol]]:
+    """Adjacent loops that every index sees as one: pairs (outer, inner), innermost first."""
+    merged: list[tuple[Symbol, Symbol]] = []
+    sizes = dict(ranges)
+    forms = [coefficients(e, variables) for e in indices]
+    if any(f is None for f in forms):
+        nonaffine = {s for e, f in zip(indices, forms, strict=True) if f is None
+                     for s in e.free_symbols}  # fmt: skip
+    else:
+        nonaffine = set()
+    affine = [f[0] for f in forms if f is not None]
+    order = list(variables)
+    k = len(order) - 2
+    while k >= 0:
+        outer, inner = order[k], order[k + 1]
+        if outer not in nonaffine and inner not in nonaffine:
+            if all(
+                f.get(outer, sympy.S.Zero) == f.get(inner, sympy.S.Zero) * sizes[inner]
+                for f in affine
+            ):
+                merged.append((outer, inner))
+                sizes[inner] = sizes[inner] * sizes[outer]
+                del order[k]
+        k -= 1
+    return merged
+
+
+def unflatten(flat: Expr, sizes: Sequence[Expr]) -> list[Expr]:
+    """Row-major coordinates of a flat position."""
+    coordinates: list[Expr] = []
+    step: Expr = sympy.S.One
+    for k in range(len(sizes) - 1, -1, -1):
+        size = sizes[k]
+        if size == 1:
+            coordinates.append(sympy.S.Zero)
+            continue
+        position = Div(flat, step)
+        outermost = all(s == 1 for s in sizes[:k])
+        coordinates.append(position if outermost else Mod(position, size))
+        step = step * size
+    return coordinates[::-1]
+
+
+def flatten(indices: Sequence[Expr], sizes: Sequence[Expr]) -> Expr:
+    """The row-major flat position of coordinates."""
+    flat: Expr = sympy.S.Zero
+    for index, size in zip(indices, sizes, strict=True):
+        flat = flat * size + index
+    return sympy.expand(flat) if _needs_expansion(flat) else flat
+
+
+def reshape_groups(
+    old: Sequence[Expr], new: Sequence[Expr]
+) -> list[tuple[list[int], list[int]]] | None:
+    """Split two shapes of one size into shortest groups of dimensions of equal product."""
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        left, right = [], []
+        p: Expr = sympy.S.One
+        q: Expr = sympy.S.One
+        if i < len(old):
+            left.append(i)
+            p *= old[i]
+            i += 1
+        if j < len(new):
+            right.append(j)
+            q *= new[j]
+            j += 1
+        while p != q:
+            # Grow the side that is known to divide the other; with symbols, either may be it.
+            if j < len(new) and (i >= len(old) or divides(q, p) is not None or _less(q, p)):
+                right.append(j)
+                q *= new[j]
+                j += 1
+            elif i < len(old):
+                left.append(i)
+                p *= old[i]
+                i += 1
+            elif j < len(new):
+                right.append(j)
+                q *= new[j]
+                j += 1
+            else:
+                return None
+        groups.append((left, right))
+    return groups
+
+
+def _less(a: Expr, b: Expr) -> bool:
+    return bool(a.is_Integer and b.is_Integer and a < b)
+
+
+def reshape_index(
+    old: Sequence[Expr], new: Sequence[Expr]
+) -> Callable[[Sequence[Expr]], list[Expr]]:
+    """For shapes of one size: the function from new coordinates to old ones (row-major)."""
+    groups = reshape_groups(old, new)
+    if groups is None:
+        everything = (list(range(len(old))), list(range(len(new))))
+        groups = [everything]
+
+    def reindex(indices: Sequence[Expr]) -> list[Expr]:
+        result: list[Expr] = [sympy.S.Zero] * len(old)
+        for left, right in groups:
+            if len(left) == 1 and len(right) == 1:
+                result[left[0]] = indices[right[0]]
+                continue
+            flat = flatten([indices[j] for j in right], [new[j] for j in right])
+            for i, c in zip(left, unflatten(flat, [old[i] for i in left]), strict=True):
+                result[i] = c
+        return result
+
+    return reindex
+
+
+def reshape_strides(
+    old: Sequence[Expr], strides: Sequence[Expr], new: Sequence[Expr]
+) -> list[Expr] | None:
+    """Strides that show memory of shape ``old`` as shape ``new``; None when a copy is needed."""
+    groups = reshape_groups(old, new)
+    if groups is None:
+        return None
+    result: list[Expr] = [sympy.S.One] * len(new)
+    for left, right in groups:
+        live = [i for i in left if old[i] != 1]
+        for a, b in zip(live, live[1:], strict=False):
+            if strides[a] != strides[b] * old[b]:
+                return None
+        step = strides[live[-1]] if live else sympy.S.One
+        for j in reversed(right):
+            result[j] = step
+            step = step * new[j]
+    return result

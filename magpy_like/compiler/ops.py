@@ -1,0 +1,359 @@
+"""The virtual ``ops`` namespace of the define-by-run IR (PyTorch 2, section 4.3).
+
+The body of a loop is a Python function that calls ``ops.load``, ``ops.add``, ... What those
+calls do depends on the handler in force: recording (:class:`Recorder`) turns one run of the
+function into a :class:`Body`, a list of :class:`Value`; analyses and printers read that list.
+
+Every value has a torch dtype. A value is never bfloat16 or float16: such buffers are loaded to
+float32 and rounded when stored, so a kernel computes in float32 as eager's kernels do. An
+explicit conversion to one of these types is ``round_to``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+
+from magpy_like.compiler.indexing import simplify
+
+Expr = sympy.Expr
+
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype a kernel computes in for a buffer of ``dtype``."""
+    return torch.float32 if dtype in LOW_PRECISION else dtype
+
+
+# How an elementwise operation's result dtype follows from its arguments'.
+_SAME = "same"  # the dtype of the first non-condition argument
+_BOOL = "bool"
+
+#: Elementwise operations: name -> (number of arguments, result dtype rule). All arguments of one
+#: call have one dtype; the lowering promotes. ``where`` takes a bool and two of one dtype.
+ELEMENTWISE: dict[str, tuple[int, str]] = {
+    # arithmetic; on integers these wrap around
+    "add": (2, _SAME), "sub": (2, _SAME), "mul": (2, _SAME), "neg": (1, _SAME),
+    "truediv": (2, _SAME),  # floats only
+    "floordiv": (2, _SAME),  # rounds to -inf; integers: divisor known to be non-zero
+    "truncdiv": (2, _SAME),  # rounds to 0; integers: divisor known to be non-zero
+    "remainder": (2, _SAME),  # sign of the divisor
+    "fmod": (2, _SAME),  # sign of the dividend
+    "fma": (3, _SAME),
+    "abs": (1, _SAME), "sign": (1, _SAME), "sgn": (1, _SAME), "square": (1, _SAME),
+    "maximum": (2, _SAME), "minimum": (2, _SAME),  # NaN if either is
+    "fmax": (2, _SAME), "fmin": (2, _SAME),  # the other one if one is NaN
+    "pow": (2, _SAME), "copysign": (2, _SAME), "nextafter": (2, _SAME), "hypot": (2, _SAME),
+    "reciprocal": (1, _SAME),
+    # float functions
+    "exp": (1, _SAME), "exp2": (1, _SAME), "expm1": (1, _SAME),
+    "log": (1, _SAME), "log2": (1, _SAME), "log10": (1, _SAME), "log1p": (1, _SAME),
+    "sqrt": (1, _SAME), "rsqrt": (1, _SAME),
+    "sin": (1, _SAME), "cos": (1, _SAME), "tan": (1, _SAME),
+    "asin": (1, _SAME), "acos": (1, _SAME), "atan": (1, _SAME), "atan2": (2, _SAME),
+    "sinh": (1, _SAME), "cosh": (1, _SAME), "tanh": (1, _SAME),
+    "asinh": (1, _SAME), "acosh": (1, _SAME), "atanh": (1, _SAME),
+    "erf": (1, _SAME), "erfc": (1, _SAME), "lgamma": (1, _SAME), "sigmoid": (1, _SAME),
+    "floor": (1, _SAME), "ceil": (1, _SAME), "trunc": (1, _SAME),
+    "round": (1, _SAME),  # half to even
+    "isnan": (1, _BOOL), "isinf": (1, _BOOL), "signbit": (1, _BOOL),
+    # comparison and logic
+    "eq": (2, _BOOL), "ne": (2, _BOOL), "lt": (2, _BOOL), "le": (2, _BOOL),
+    "gt": (2, _BOOL), "ge": (2, _BOOL),
+    "logical_and": (2, _BOOL), "logical_or": (2, _BOOL), "logical_xor": (2, _BOOL),
+    "logical_not": (1, _BOOL),
+    "bitwise_and": (2, _SAME), "bitwise_or": (2, _SAME), "bitwise_xor": (2, _SAME),
+    "bitwise_not": (1, _SAME),
+    "shift_left": (2, _SAME), "shift_right": (2, _SAME),  # arithmetic; eager's out-of-range rule
+    "where": (3, _SAME),
+}  # fmt: skip
+
+#: Operations whose cost makes computing them twice worse than storing the result.
+EXPENSIVE = frozenset(
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh "
+    "acosh atanh erf erfc lgamma sigmoid pow hypot fmod remainder floordiv truncdiv".split()
+)
+
+#: Reductions: name -> number of results. ``argmin``/``argmax`` take (value, flat index) and give
+#: the index of the first extremum, NaN being the most extreme; ``welford`` takes a value and gives
+#: (mean, sum of squared differences from the mean, number of elements).
+REDUCTIONS: dict[str, int] = {
+    "sum": 1, "prod": 1, "max": 1, "min": 1, "any": 1,
+    "argmax": 1, "argmin": 1, "welford": 3,
+}  # fmt: skip
+
+#: Scans along the last loop: running (inclusive) results with the same loop as the store.
+SCANS = ("sum", "prod", "max", "min", "logsumexp")
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """One operation of a body. ``args`` hold Values, sympy expressions and Python constants.
+
+    ``op`` is a key of ELEMENTWISE or one of
+    ``load``      (buffer, index, mask or None): ``dtype`` is the compute dtype
+    ``store``     (buffer, index, value, mode): mode None, or "add" for an accumulating scatter
+    ``constant``  (Python number,)
+    ``index_expr`` (expression,)
+    ``to_dtype``  (value,): C conversion, as eager's
+    ``round_to``  (value, low precision dtype): float32 rounded to that dtype's values
+    ``bitcast``   (value,)
+    ``reduction`` (kind, values): over all reduction loops
+    ``scan``      (kind, value): over the innermost loop
+    ``item``      (reduction, k): its k-th result, for kinds with several
+    ``check``     (condition, message key): raise IndexError where the bool condition is false
+    ``outer`` says that the value exists once per iteration of the outer loops (after the
+    reduction), not per element of the reduction loops.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    dtype: torch.dtype
+    outer: bool = False
+
+
+@dataclass(eq=False)
+class Body:
+    """A recorded loop body over ``xs`` (outer loops) and ``rs`` (reduction loops).
+
+    ``indirect`` maps each symbol that stands for a computed index to the Value that computes it.
+    ``ranges`` has the size of every loop variable.
+    """
+
+    xs: list[sympy.Symbol]
+    rs: list[sympy.Symbol]
+    ranges: dict[sympy.Symbol, Expr]
+    values: list[Value] = field(default_factory=list)
+    indirect: dict[sympy.Symbol, Value] = field(default_factory=dict)
+
+    def of(self, op: str) -> list[Value]:
+        """The values made by ``op``, in order."""
+        return [v for v in self.values if v.op == op]
+
+    def is_reduction(self) -> bool:
+        return any(v.op == "reduction" for v in self.values)
+
+    def remap(
+        self,
+        mapping: Mapping[sympy.Symbol, Expr],
+        xs: Sequence[sympy.Symbol],
+        rs: Sequence[sympy.Symbol],
+        ranges: Mapping[sympy.Symbol, Expr],
+    ) -> Body:
+        """The same body over other loops: each old loop variable becomes an expression."""
+        body = Body(list(xs), list(rs), dict(ranges))
+        bounds = {**ranges}
+        new: dict[Value, Value] = {}
+
+        def convert(arg: Any) -> Any:
+            if isinstance(arg, Value):
+                return new[arg]
+            if isinstance(arg, sympy.Basic):
+                return simplify(arg.xreplace(mapping), bounds)
+            if isinstance(arg, tuple):
+                return tuple(convert(a) for a in arg)
+            return arg
+
+        for value in self.values:
+            new[value] = Value(value.op, convert(value.args), value.dtype, value.outer)
+            body.values.append(new[value])
+        body.indirect = {symbol: new[value] for symbol, value in self.indirect.items()}
+        return body
+
+
+class Recorder:
+    """The handler that writes down a body, with common subexpressions shared."""
+
+    def __init__(self, body: Body, dtype_of: Callable[[str], torch.dtype]) -> None:
+        self.body = body
+        self._dtype_of = dtype_of
+        self._seen: dict[Any, Value] = {}
+        self._masks: list[Value] = []
+
+    def _emit(self, op: str, args: tuple[Any, ...], dtype: torch.dtype, outer: bool) -> Value:
+        # 1, 1.0 and True are equal and hash alike, and so are 0.0 and -0.0: hence the repr.
+        key = (op, tuple(a if isinstance(a, (Value, sympy.Basic)) else repr(a) for a in args), dtype)
+        if op in ("reduction", "scan"):
+            key = (op, args, dtype)
+        value = self._seen.get(key)
+        if value is None:
+            value = self._seen[key] = Value(op, args, dtype, outer)
+            self.body.values.append(value)
+        return value
+
+    def _pure(self, op: str, args: tuple[Any, ...], dtype: torch.dtype) -> Value:
+        outer = any(a.outer for a in args if isinstance(a, Value))
+        return self._emit(op, args, dtype, outer)
+
+    def _index(self, index: Any) -> Expr:
+        return simplify(sympy.sympify(index), self.body.ranges)
+
+    def __getattr__(self, name: str) -> Callable[..., Value]:
+        if name not in ELEMENTWISE:
+            raise AttributeError(name)
+        count, rule = ELEMENTWISE[name]
+
+        def operation(*args: Value) -> Value:
+            assert len(args) == count, (name, args)
+            dtype = torch.bool if rule is _BOOL else args[-1 if name == "where" else 0].dtype
+            return self._pure(name, args, dtype)
+
+        return operation
+
+    def load(self, buffer: str, index: Any) -> Value:
+        """Element of ``buffer`` at ``index`` (in elements from its first)."""
+        mask = self._masks[-1] if self._masks else None
+        return self._emit(
+            "load", (buffer, self._index(index), mask), compute_dtype(self._dtype_of(buffer)), False
+        )
+
+    def constant(self, number: float | int | bool | Expr, dtype: torch.dtype) -> Value:
+        """A number known when compiling, or a size expression."""
+        dtype = compute_dtype(dtype)
+        if isinstance(number, sympy.Basic):
+            return self.index_expr(number, dtype)
+        kind = bool if dtype == torch.bool else float if dtype.is_floating_point else int
+        return self._pure("constant", (kind(number),), dtype)
+
+    def index_expr(self, expression: Any, dtype: torch.dtype) -> Value:
+        """An integer expression of loop variables and sizes as a value."""
+        return self._pure("index_expr", (self._index(expression),), compute_dtype(dtype))
+
+    def to_dtype(self, value: Value, dtype: torch.dtype) -> Value:
+        """Convert as eager does; to a low precision dtype: round to its values."""
+        target = compute_dtype(dtype)
+        if value.dtype != target:
+            value = self._pure("to_dtype", (value,), target)
+        if dtype in LOW_PRECISION:
+            value = self._pure("round_to", (value, dtype), torch.float32)
+        return value
+
+    def bitcast(self, value: Value, dtype: torch.dtype) -> Value:
+        """Reinterpret the bits; both dtypes have the same size."""
+        return self._pure("bitcast", (value,), dtype)
+
+    def masked(self, mask: Value, body: Callable[[], Value], other: float | int | bool) -> Value:
+        """``body()`` where ``mask`` holds, else ``other``; loads happen only where it holds."""
+        if self._masks:
+            mask = self.logical_and(self._masks[-1], mask)
+        self._masks.append(mask)
+        try:
+            value = body()
+        finally:
+            self._masks.pop()
+        return self.where(mask, value, self.constant(other, value.dtype))
+
+    def check(self, condition: Value, message: str) -> None:
+        """Raise IndexError(message) at run time when a condition fails in an unmasked place."""
+        if self._masks:
+            condition = self.logical_or(self.logical_not(self._masks[-1]), condition)
+        self._pure("check", (condition, message), torch.bool)
+
+    def indirect(self, index: Value, size: Any, message: str | None = None) -> sympy.Symbol:
+        """A symbol for a computed index into a dimension of ``size``; negative counts from the end.
+
+        With ``message``, an index outside [-size, size) raises IndexError(message), with
+        ``{index}`` and ``{size}`` unspecified; without, the caller knows that it is within.
+        """
+        index = self.to_dtype(index, torch.int64)
+        zero = self.constant(0, torch.int64)
+        extent = self.index_expr(size, torch.int64)
+        if message is not None:
+            index = self.where(self.lt(index, zero), self.add(index, extent), index)
+            within = self.logical_and(self.ge(index, zero), self.lt(index, extent))
+            self.check(within, message)
+        for symbol, value in self.body.indirect.items():
+            if value is index:
+                return symbol
+        symbol = sympy.Symbol(f"j{len(self.body.indirect)}", integer=True, nonnegative=True)
+        self.body.indirect[symbol] = index
+        return symbol
+
+    def reduction(self, kind: str, *values: Value) -> Any:
+        """Combine over the reduction loops; one Value, or a tuple for kinds with several."""
+        if kind in ("argmax", "argmin"):
+            dtype = torch.int64
+        else:
+            dtype = values[0].dtype
+        result = self._emit("reduction", (kind, values), dtype, True)
+        if REDUCTIONS[kind] == 1:
+            return result
+        return tuple(
+            self._emit("item", (result, k), dtype, True) for k in range(REDUCTIONS[kind])
+        )
+
+    def scan(self, kind: str, value: Value) -> Value:
+        """Running combination along the innermost loop."""
+        return self._emit("scan", (kind, value), value.dtype, False)
+
+    def store(self, buffer: str, index: Any, value: Value, mode: str | None = None) -> None:
+        """Write ``value``, converted to the buffer's dtype."""
+        args = (buffer, self._index(index), value, mode)
+        self.body.values.append(Value("store", args, self._dtype_of(buffer), value.outer))
+
+
+class _Ops:
+    """Forwards every call to the handler in force."""
+
+    def __init__(self) -> None:
+        self._handlers: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handlers[-1], name)
+
+    @contextlib.contextmanager
+    def set_handler(self, handler: Any) -> Iterator[None]:
+        """Make ``ops.*`` mean ``handler.*`` in the block."""
+        self._handlers.append(handler)
+        try:
+            yield
+        finally:
+            self._handlers.pop()
+
+
+ops = _Ops()
+
+
+def record(
+    sizes: Sequence[Expr],
+    reduction_sizes: Sequence[Expr],
+    function: Callable[[list[Expr], list[Expr]], None],
+    dtype_of: Callable[[str], torch.dtype],
+) -> Body:
+    """Run a define-by-run loop body once and return what it did.
+
+    Loops of size 1 get the constant 0 in place of a variable, and no loop.
+    """
+    xs, xargs = _loop_variables("x", sizes)
+    rs, rargs = _loop_variables("r", reduction_sizes)
+    ranges = dict(xs) | dict(rs)
+    body = Body([v for v, _ in xs], [v for v, _ in rs], ranges)
+    with ops.set_handler(Recorder(body, dtype_of)):
+        function(xargs, rargs)
+    return body
+
+
+def _loop_variables(
+    prefix: str, sizes: Sequence[Expr]
+) -> tuple[list[tuple[sympy.Symbol, Expr]], list[Expr]]:
+    loops: list[tuple[sympy.Symbol, Expr]] = []
+    args: list[Expr] = []
+    for size in sizes:
+        if size == 1:
+            args.append(sympy.S.Zero)
+            continue
+        symbol = loop_symbol(prefix, len(loops))
+        loops.append((symbol, size))
+        args.append(symbol)
+    return loops, args
+
+
+def loop_symbol(prefix: str, k: int) -> sympy.Symbol:
+    """The k-th loop variable of a family."""
+    return sympy.Symbol(f"{prefix}{k}", integer=True, nonnegative=True)
