@@ -1,0 +1,384 @@
+"""From an operation that the program performs to its annotation.
+
+Operations are function objects: a built-in function, the descriptor of a method or property, a
+class (for a call of the class), or an instance of a native callable type. :func:`resolve` turns
+what the interpreter is about to call into such an operation and its receiver; :func:`lookup` finds
+the annotation in a table by identity. The files are read when the first operation is looked up,
+and bound to objects of those modules that are imported by then; the others follow when they are.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+from magpy_like.annotation.loader import Rule, is_pattern, read_rules
+from magpy_like.annotation.schema import Annotation, SchemaError, build
+from magpy_like.errors import AnnotationError
+
+
+class _Null:
+    """The receiver of a call that has none."""
+
+    def __repr__(self) -> str:
+        return "NULL"
+
+
+NULL: Final = _Null()
+
+_NATIVE = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.MethodWrapperType,
+)
+_PROPERTY = (types.GetSetDescriptorType, types.MemberDescriptorType, property)
+
+
+def annotation_directory() -> Path:
+    """Where the files are: inside the installed package, or beside it in a source checkout."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "annotations"
+    return installed if installed.is_dir() else package.parent / "annotations"
+
+
+class Table:
+    """Annotations by the identity of the operation; holds every operation it knows."""
+
+    def __init__(self) -> None:
+        self._reads: dict[int, tuple[object, Annotation]] = {}
+        self._writes: dict[int, tuple[object, Annotation]] = {}
+        self._instances: dict[type, Annotation] = {}
+        self._exact: set[tuple[int, bool]] = set()
+        self._sets: dict[str, Any] = {}
+        self._pending: list[Rule] = []
+        self._modules_seen = 0
+        self._loaded = False
+        self._lock = threading.RLock()
+
+    def lookup(self, operation: object, write: bool = False) -> Annotation | None:
+        entries = self._writes if write else self._reads
+        entry = entries.get(id(operation))
+        if entry is not None:
+            return entry[1]
+        if not self._loaded or (self._pending and len(sys.modules) != self._modules_seen):
+            self._complete()
+            entry = entries.get(id(operation))
+            if entry is not None:
+                return entry[1]
+        return None if write else self.instance(type(operation))
+
+    def instance(self, kind: type) -> Annotation | None:
+        """The annotation for calls of instances of a type."""
+        for base in kind.__mro__:
+            annotation = self._instances.get(base)
+            if annotation is not None:
+                return annotation
+        return None
+
+    def entries(self) -> Iterator[tuple[object, Annotation, bool]]:
+        """Every annotated operation; the last item says whether it is a property assignment."""
+        self._complete()
+        yield from (
+            (operation, annotation, False) for operation, annotation in self._reads.values()
+        )
+        yield from (
+            (operation, annotation, True) for operation, annotation in self._writes.values()
+        )
+
+    def instance_types(self) -> Mapping[type, Annotation]:
+        self._complete()
+        return self._instances
+
+    def add(self, operation: object, annotation: Annotation, write: bool = False) -> None:
+        """Annotate one object; replaces what the files say."""
+        self._complete()
+        with self._lock:
+            entries = self._writes if write else self._reads
+            entries[id(operation)] = (operation, annotation)
+
+    def load(self, path: Path) -> None:
+        """Read one file of a user; replaces what earlier files say."""
+        self._complete()
+        with self._lock:
+            rules, sets = read_rules(path, self._sets)
+            self._sets.update(sets)
+            self._exact.clear()
+            for rule in rules:
+                if not self._bind(rule):
+                    raise rule.error("no such module is imported", *_first(rule))
+            self._exact.clear()
+
+    def load_directory(self, directory: Path) -> None:
+        """Read all files of a directory, the shared sets first."""
+        self._loaded = True
+        for path in sorted(directory.glob("*.yaml")):
+            rules, sets = read_rules(path, self._sets)
+            if path.name.startswith("_"):
+                self._sets.update(sets)
+            self._pending.extend(rules)
+        self._bind_pending()
+
+    def _complete(self) -> None:
+        with self._lock:
+            if not self._loaded:
+                self.load_directory(annotation_directory())
+            elif len(sys.modules) != self._modules_seen:
+                self._bind_pending()
+
+    def _bind_pending(self) -> None:
+        self._modules_seen = len(sys.modules)
+        self._pending = [rule for rule in self._pending if not self._bind(rule)]
+
+    def _bind(self, rule: Rule) -> bool:
+        """Bind a rule to objects; False while one of its modules is not imported."""
+        if not rule.namespaces:
+            return self._bind_instances(rule)
+        owners = []
+        for path in rule.namespaces:
+            owner = _locate(path.rstrip("?"))
+            if owner is _UNIMPORTED:
+                return False
+            if owner is not _ABSENT:
+                owners.append((path.rstrip("?"), owner))
+            elif not path.endswith("?"):
+                raise rule.error("no such namespace", path, _first(rule)[1])
+        for name, line in rule.names:
+            if is_pattern(name):
+                self._bind_pattern(rule, owners, name, line)
+            else:
+                self._bind_name(rule, owners, name, line)
+        return True
+
+    def _bind_instances(self, rule: Rule) -> bool:
+        for name, line in rule.names:
+            kind = _locate(name.rstrip("?"))
+            if kind is _UNIMPORTED:
+                return False
+            if isinstance(kind, type):
+                self._instances[kind] = rule.annotation(name.rstrip("?"), line)
+            elif not name.endswith("?"):
+                raise rule.error("no such type", name, line)
+        return True
+
+    def _bind_name(
+        self, rule: Rule, owners: list[tuple[str, object]], written: str, line: int
+    ) -> None:
+        name = written.rstrip("?")
+        write = name.endswith("=")
+        name = name.rstrip("=")
+        found = False
+        for path, owner in owners:
+            operation = _member(owner, name)
+            if operation is _ABSENT:
+                continue
+            found = True
+            self._put(rule, f"{path}.{name}", operation, write, line, exact=True)
+        if owners and not found and not written.endswith("?"):
+            raise rule.error(f"unknown function: {owners[0][0]} has no {name}", written, line)
+
+    def _bind_pattern(
+        self, rule: Rule, owners: list[tuple[str, object]], pattern: str, line: int
+    ) -> None:
+        write = pattern.endswith("=")
+        pattern = pattern.rstrip("=")
+        for path, owner in owners:
+            for name in dir(owner) if isinstance(owner, types.ModuleType) else list(vars(owner)):
+                if not fnmatchcase(name, pattern) or name in rule.exclude:
+                    continue
+                operation = _member(owner, name)
+                if operation is not _ABSENT and _kind(operation) in rule.kinds:
+                    self._put(rule, f"{path}.{name}", operation, write, line, exact=False)
+
+    def _put(
+        self, rule: Rule, name: str, operation: object, write: bool, line: int, *, exact: bool
+    ) -> None:
+        """Exact names come before patterns, wherever they stand; earlier rules before later."""
+        entries = self._writes if write else self._reads
+        key = id(operation)
+        known = entries.get(key)
+        if known is not None and (key, write) in self._exact:
+            if exact and not _same(known[1], rule.properties):
+                raise rule.error(f"duplicate: also annotated at {known[1].source}", name, line)
+            return
+        if known is not None and not exact:
+            return
+        if exact:
+            self._exact.add((key, write))
+        annotation = rule.annotation(name, line)
+        entries[key] = (operation, annotation)
+        if isinstance(operation, property):
+            accessor = operation.fset if write else operation.fget
+            if accessor is not None:
+                self._reads[id(accessor)] = (accessor, annotation)
+
+
+_TABLE: Final = Table()
+
+
+def lookup(operation: object, write: bool = False) -> Annotation | None:
+    """The annotation of an operation, or None; ``write`` asks for a property's assignment."""
+    return _TABLE.lookup(operation, write)
+
+
+def resolve(function: object) -> tuple[Any, Any]:
+    """The operation that a call of ``function`` performs, and its receiver or NULL.
+
+    A bound built-in method becomes its descriptor and the object it is bound to, an instance of a
+    native callable type the type's ``__call__`` and the instance. What has no receiver, or is
+    annotated itself, stays as it is. ``functools.partial`` objects stay as they are.
+    """
+    kind = type(function)
+    if kind is types.BuiltinFunctionType:
+        return _resolve_builtin(function)
+    if kind is types.MethodType:
+        return function.__func__, function.__self__  # type: ignore[attr-defined]
+    if kind is types.FunctionType or isinstance(function, type) or isinstance(function, _NATIVE):
+        if kind is types.MethodWrapperType:
+            receiver = function.__self__  # type: ignore[attr-defined]
+            operation = _inherited(type(receiver), function.__name__)  # type: ignore[attr-defined]
+            return (function, NULL) if operation is _ABSENT else (operation, receiver)
+        return function, NULL
+    if _TABLE.lookup(function) is not None or _is_partial(function):
+        return function, NULL
+    call = _inherited(kind, "__call__")
+    return (function, NULL) if call is _ABSENT else (call, function)
+
+
+def _resolve_builtin(function: Any) -> tuple[Any, Any]:
+    receiver = function.__self__
+    if receiver is None or isinstance(receiver, types.ModuleType):
+        return function, NULL
+    name = function.__name__
+    if isinstance(receiver, type):
+        for base in receiver.__mro__:
+            member = base.__dict__.get(name)
+            if isinstance(member, types.ClassMethodDescriptorType):
+                return member, receiver
+            if member is function or isinstance(member, staticmethod):
+                return function, NULL
+    operation = _inherited(type(receiver), name)
+    return (function, NULL) if operation is _ABSENT else (operation, receiver)
+
+
+def _is_partial(function: object) -> bool:
+    functools = sys.modules.get("functools")
+    return functools is not None and isinstance(function, functools.partial)
+
+
+def annotate(
+    fn: Callable[..., Any],
+    *,
+    pure_closure: bool | None = None,
+    as_op_node: bool | None = None,
+    inputs: Mapping[int | str, Any] | None = None,
+    outputs: Mapping[str, Any] | None = None,
+    **properties: Any,
+) -> None:
+    """Annotate one function (MagPy, section 5.2); replaces an earlier annotation of it.
+
+    ``inputs`` maps positions (the receiver is 0) and keywords to how they are used, for example
+    ``{0: "ELEMENTS in_place", 1: "NONE"}``; ``outputs`` describes the result, for example
+    ``{"relation": {"kind": "KEY", "of": 0, "key": 1}}``; further properties are those of the
+    annotation files. Raises AnnotationError for properties that are unknown, of a wrong type or
+    contradictory, and for an object that cannot be called.
+    """
+    frame = sys._getframe(1)
+    source = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    name = getattr(fn, "__qualname__", repr(fn))
+    place = {"file": frame.f_code.co_filename, "line": frame.f_lineno}
+    if not callable(fn) and not isinstance(fn, _PROPERTY):
+        raise AnnotationError("expected a function, method or class", key=name, **place)
+    given = {
+        "pure_closure": pure_closure,
+        "as_op_node": as_op_node,
+        "inputs": None if inputs is None else dict(inputs),
+        "output": outputs,
+    }
+    raw = {key: value for key, value in given.items() if value is not None} | properties
+    try:
+        annotation = build(name, raw, source)
+    except SchemaError as error:
+        path = ".".join(str(step) for step in error.path)
+        raise AnnotationError(error.message, key=path, **place) from None
+    _TABLE.add(resolve(fn)[0], annotation)
+
+
+def load_annotations(path: str | Path) -> None:
+    """Read a file of annotations, in the form of those in ``annotations/``.
+
+    They replace earlier annotations of the same operations. Raises AnnotationError, with file,
+    line and key, for an entry that cannot be used as written.
+    """
+    _TABLE.load(Path(path))
+
+
+class _Missing:
+    pass
+
+
+_ABSENT: Final = _Missing()
+_UNIMPORTED: Final = _Missing()
+
+
+def _locate(path: str) -> object:
+    """The module or class at a dotted path, without importing anything."""
+    parts = path.split(".")
+    for length in range(len(parts), 0, -1):
+        owner: object = sys.modules.get(".".join(parts[:length]))
+        if owner is None:
+            continue
+        for name in parts[length:]:
+            owner = _member(owner, name)
+            if owner is _ABSENT:
+                return _ABSENT
+        return owner
+    return _UNIMPORTED
+
+
+def _member(owner: object, name: str) -> object:
+    """What a namespace itself holds under a name: of a class the descriptor, not what it gives."""
+    if isinstance(owner, type):
+        member = owner.__dict__.get(name, _ABSENT)
+    else:
+        member = getattr(owner, name, _ABSENT)
+    if isinstance(member, staticmethod | classmethod):
+        return member.__func__
+    return member
+
+
+def _inherited(kind: type, name: str) -> object:
+    for base in kind.__mro__:
+        if name in base.__dict__:
+            return _member(base, name)
+    return _ABSENT
+
+
+def _kind(operation: object) -> str:
+    if isinstance(operation, _NATIVE):
+        return "native"
+    if isinstance(operation, type):
+        return "class"
+    if isinstance(operation, _PROPERTY):
+        return "property"
+    if isinstance(operation, types.FunctionType):
+        return "function"
+    return "instance" if callable(operation) else ""
+
+
+def _same(left: Annotation, right: Annotation) -> bool:
+    return all(
+        getattr(left, field) == getattr(right, field)
+        for field in Annotation.__slots__
+        if field not in ("operation", "source")
+    )
+
+
+def _first(rule: Rule) -> tuple[str, int]:
+    return rule.names[0]

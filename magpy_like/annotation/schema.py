@@ -1,0 +1,304 @@
+"""What an annotation says about an operation: the six properties of MagPy, section 5.2.
+
+An annotation is data. This module holds its shape and the check that turns a mapping, read from
+YAML or passed from Python, into an :class:`Annotation`. It knows nothing about files or about the
+objects that are annotated.
+
+Beyond the paper's properties there are five marks, each for something the paper's prose treats
+specially: ``global_state`` (a setter of torch state that belongs in the operator graph),
+``state_read`` (pure but for process-wide state, which a guard can check by calling again),
+``random`` (a draw that the mock repeats), ``replay`` (an effect that the mock repeats by calling
+again with the same constants) and ``reason`` (why an operation is dynamic, for ``explain``).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+
+class ValueRead(enum.Enum):
+    """How much of an input an operation looks at, from nothing to everything."""
+
+    NONE = "none"  # moves the reference only
+    IDENTITY = "identity"  # which object it is (id, weak references)
+    TYPE = "type"  # its type; of a tensor: its metadata
+    LENGTH = "length"  # its type and len()
+    KEYS = "keys"  # the keys of a mapping or members of a set, in order
+    ELEMENTS = "elements"  # which objects it holds directly, in order; plain values by value
+    PAIRS = "pairs"  # its elements and theirs: a mapping, or a sequence of keys and values
+    ALL = "all"  # its value, to any depth; of a tensor: its data
+
+
+class RelationKind(enum.Enum):
+    """Names the way from one variable to another (the edges of the RefGraph)."""
+
+    LOCAL = "local"
+    CELL = "cell"
+    GLOBAL = "global"
+    ATTRIBUTE = "attribute"
+    HAS_ATTRIBUTE = "has attribute"  # the output says whether there is one
+    SLOT = "slot"
+    DICT = "__dict__"
+    ITEM = "item"  # by position: list, tuple, deque
+    KEY = "key"  # by dictionary key; ITEM and KEY are one `x[k]` when the type is not known
+    MEMBERSHIP = "membership"  # the output says whether a key or value is in the input
+    LENGTH = "length"  # the output is the input's length
+    TYPE = "type"  # the output is the input's type
+    ITERATION = "iteration"  # the output is, or hands out, what iterating over the input gives
+    ELEMENT = "element"  # the output is one of the input's elements, chosen by the operation
+    ARGUMENT = "argument"  # the output is one of the inputs, chosen by the operation
+    SELF = "self"  # the output is the input
+    CONSTANT = "constant"  # the output outlives the call: the same object for equal inputs
+    COPY = "copy"  # the output is new and holds the very elements of the input
+    BOUND_METHOD = "bound method"
+    CLOSURE = "closure"
+    DEFAULT = "default argument"
+
+
+@dataclass(frozen=True, slots=True)
+class InputProperty:
+    """``ValueRead`` and ``InPlace`` of one input."""
+
+    value_read: ValueRead = ValueRead.ALL
+    in_place: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RelationProperty:
+    """The output is reached from input ``of`` by way ``kind``.
+
+    ``key`` is the position of the input that holds the attribute name, key or index, ``default``
+    that of the input returned when there is no such entry, ``value`` that of the input which a
+    write stores. Positions count the receiver as 0.
+    """
+
+    kind: RelationKind
+    of: int | str = 0
+    key: int | None = None
+    default: int | None = None
+    value: int | None = None
+    access: Literal["read", "write"] = "read"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputProperty:
+    """``InPlace`` and ``Relation`` of the output."""
+
+    in_place: bool = False
+    relation: RelationProperty | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """The properties of one operation; ``source`` says where they are written."""
+
+    operation: str
+    as_op_node: bool
+    pure_closure: bool
+    inputs: Mapping[int | str, InputProperty]
+    default_input: InputProperty
+    output: OutputProperty
+    source: str
+    global_state: bool = False
+    state_read: bool = False
+    random: bool = False
+    replay: bool = False
+    reason: str = ""
+
+    def input(self, position: int | str) -> InputProperty:
+        """The property of the input at a position (receiver first) or of a keyword."""
+        return self.inputs.get(position, self.default_input)
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether a call splits the program whatever its inputs are."""
+        return not self.pure_closure and not (self.as_op_node or self.random or self.replay)
+
+
+FLAGS = ("as_op_node", "pure_closure", "global_state", "state_read", "random", "replay")
+PROPERTIES = frozenset((*FLAGS, "inputs", "default_input", "output", "reason"))
+
+_VALUE_READS = {read.name: read for read in ValueRead}
+_RELATION_KINDS = {kind.name: kind for kind in RelationKind}
+
+
+class SchemaError(Exception):
+    """A wrong entry; ``path`` leads to it through the mapping. The loader adds file and line."""
+
+    def __init__(self, path: tuple[Any, ...], message: str) -> None:
+        super().__init__(message)
+        self.path = path
+        self.message = message
+
+
+def build(operation: str, raw: Mapping[str, Any], source: str) -> Annotation:
+    """Check a mapping of properties and make the annotation it describes."""
+    for key in raw:
+        if key not in PROPERTIES:
+            raise SchemaError((key,), f"unknown property; known are {_listed(PROPERTIES)}")
+    flags = {name: _typed(raw, name, bool, default=False) for name in FLAGS}
+    if "pure_closure" not in raw:
+        flags["pure_closure"] = flags["as_op_node"]
+    _check_flags(raw, flags)
+    inputs = _typed(raw, "inputs", dict, default={})
+    properties = {
+        _position(key, ("inputs", key)): _input(value, ("inputs", key))
+        for key, value in inputs.items()
+    }
+    default = _input(raw["default_input"], ("default_input",)) if "default_input" in raw else None
+    output = _output(raw.get("output", {}), ("output",))
+    _check_output(output, properties)
+    return Annotation(
+        operation=operation,
+        inputs=MappingProxyType(properties),
+        default_input=default or InputProperty(),
+        output=output,
+        source=source,
+        reason=_typed(raw, "reason", str, default=""),
+        **flags,
+    )
+
+
+def _check_flags(raw: Mapping[str, Any], flags: Mapping[str, bool]) -> None:
+    pure = flags["pure_closure"]
+    if flags["as_op_node"] and not pure:
+        raise SchemaError(
+            ("as_op_node",), "as_op_node contradicts pure_closure: false; an operator is pure"
+        )
+    if flags["global_state"] and not flags["as_op_node"]:
+        raise SchemaError(
+            ("global_state",), "global_state needs as_op_node: true; it is a node of the graph"
+        )
+    if flags["state_read"] and not pure:
+        raise SchemaError(("state_read",), "state_read needs pure_closure: true")
+    for mark in ("random", "replay"):
+        if flags[mark] and pure:
+            raise SchemaError((mark,), f"{mark} contradicts pure_closure: true")
+    if "reason" in raw and pure:
+        raise SchemaError(("reason",), "a reason is given for what is not pure only")
+
+
+def _check_output(output: OutputProperty, inputs: Mapping[int | str, InputProperty]) -> None:
+    relation = output.relation
+    if relation is None or relation.access != "write":
+        return
+    if not inputs.get(relation.of, InputProperty()).in_place:
+        raise SchemaError(
+            ("output", "relation", "access"),
+            f"a written relation changes input {relation.of}, which is not marked in_place",
+        )
+
+
+def _input(raw: Any, path: tuple[Any, ...]) -> InputProperty:
+    """``{value_read: ALL, in_place: true}``, or the same in words: ``ALL in_place``."""
+    if isinstance(raw, InputProperty):
+        return raw
+    if isinstance(raw, ValueRead):
+        return InputProperty(raw)
+    if isinstance(raw, str):
+        words = raw.split()
+        in_place = words[1:] == ["in_place"]
+        if not words or (len(words) > 1 and not in_place):
+            raise SchemaError(path, f"expected 'VALUE_READ' or 'VALUE_READ in_place', not {raw!r}")
+        return InputProperty(_value_read(words[0], path), in_place)
+    if not isinstance(raw, dict):
+        raise SchemaError(path, f"expected a mapping or words, not {_kind(raw)}")
+    for key in raw:
+        if key not in ("value_read", "in_place"):
+            raise SchemaError((*path, key), "unknown property; known are in_place, value_read")
+    read = raw.get("value_read", ValueRead.ALL)
+    return InputProperty(
+        read if isinstance(read, ValueRead) else _value_read(read, (*path, "value_read")),
+        _typed(raw, "in_place", bool, default=False, path=path),
+    )
+
+
+def _value_read(raw: Any, path: tuple[Any, ...]) -> ValueRead:
+    if raw is True or raw is False:  # the paper's form
+        return ValueRead.ALL if raw else ValueRead.NONE
+    if not isinstance(raw, str) or raw not in _VALUE_READS:
+        raise SchemaError(path, f"{raw!r} is no value_read; known are {_listed(_VALUE_READS)}")
+    return _VALUE_READS[raw]
+
+
+def _output(raw: Any, path: tuple[Any, ...]) -> OutputProperty:
+    if isinstance(raw, OutputProperty):
+        return raw
+    if not isinstance(raw, dict):
+        raise SchemaError(path, f"expected a mapping, not {_kind(raw)}")
+    for key in raw:
+        if key not in ("in_place", "relation"):
+            raise SchemaError((*path, key), "unknown property; known are in_place, relation")
+    relation = raw.get("relation")
+    return OutputProperty(
+        _typed(raw, "in_place", bool, default=False, path=path),
+        None if relation is None else _relation(relation, (*path, "relation")),
+    )
+
+
+def _relation(raw: Any, path: tuple[Any, ...]) -> RelationProperty:
+    if isinstance(raw, RelationProperty):
+        return raw
+    if isinstance(raw, RelationKind):
+        return RelationProperty(raw)
+    if isinstance(raw, str):
+        raw = {"kind": raw}
+    if not isinstance(raw, dict):
+        raise SchemaError(path, f"expected a mapping or a kind, not {_kind(raw)}")
+    for key in raw:
+        if key not in ("kind", "of", "key", "default", "value", "access"):
+            raise SchemaError((*path, key), "unknown property of a relation")
+    kind = raw.get("kind")
+    if isinstance(kind, str):
+        kind = _RELATION_KINDS.get(kind)
+    if not isinstance(kind, RelationKind):
+        raise SchemaError(
+            (*path, "kind"), f"{raw.get('kind')!r} is no kind; known are {_listed(_RELATION_KINDS)}"
+        )
+    access = raw.get("access", "read")
+    if access not in ("read", "write"):
+        raise SchemaError((*path, "access"), f"expected read or write, not {access!r}")
+    for name in ("key", "default", "value"):
+        _typed(raw, name, int, default=0, path=path)
+    return RelationProperty(
+        kind,
+        _position(raw.get("of", 0), (*path, "of")),
+        raw.get("key"),
+        raw.get("default"),
+        raw.get("value"),
+        access,
+    )
+
+
+def _position(raw: Any, path: tuple[Any, ...]) -> int | str:
+    if isinstance(raw, bool) or not isinstance(raw, int | str):
+        raise SchemaError(path, f"expected a position or a keyword, not {_kind(raw)}")
+    if isinstance(raw, int) and raw < 0:
+        raise SchemaError(path, "positions count from 0, the receiver first")
+    return raw
+
+
+def _typed(
+    raw: Mapping[str, Any], key: str, wanted: type, *, default: Any, path: tuple[Any, ...] = ()
+) -> Any:
+    if key not in raw:
+        return default
+    value = raw[key]
+    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        raise SchemaError((*path, key), f"expected {_NAMES[wanted]}, not {_kind(value)}")
+    return value
+
+
+_NAMES = {bool: "true or false", dict: "a mapping", str: "a string", int: "a whole number"}
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else type(value).__name__
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(sorted(names))

@@ -1,0 +1,43 @@
+"""The one family of errors that a user of this package can meet."""
+
+from __future__ import annotations
+
+
+class MagpyError(Exception):
+    """Base class of every error raised by this package."""
+
+
+class AnnotationError(MagpyError):
+    """An operation annotation (MagPy, section 5.2) cannot be used as written.
+
+    ``file`` and ``line`` say where it is written, ``key`` which entry is wrong. ``line`` is None
+    when the place has no line, as for a mapping that was passed from Python.
+    """
+
+    def __init__(self, message: str, *, file: str, line: int | None, key: str) -> None:
+        place = file if line is None else f"{file}:{line}"
+        super().__init__(f"{place}: {key}: {message}")
+        self.message = message
+        self.file = file
+        self.line = line
+        self.key = key
+
+
+class FullGraphError(MagpyError):
+    """The program splits, and ``fullgraph=True`` asked for one operator graph.
+
+    Names the first split: the function it is in, its file and line, and the reason.
+    """
+
+    def __init__(self, function: str, filename: str, lineno: int, reason: str) -> None:
+        super().__init__(
+            f"fullgraph=True, but the program splits in {function} at {filename}:{lineno}: {reason}"
+        )
+        self.function = function
+        self.filename = filename
+        self.lineno = lineno
+        self.reason = reason
+
+
+class CompileError(MagpyError):
+    """An operator graph could not be compiled by the chosen backend."""
