@@ -1,0 +1,261 @@
+"""Runs operators of torch's OpInfo database through the compiler and compares with eager.
+
+The samples of one operator and dtype are compiled together, as the nodes of one graph: one run of
+the C++ compiler serves a few dozen samples. When such a graph goes wrong its samples are tried one
+by one, so that what is reported is always a single sample.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
+
+Compiler = Callable[[torch.fx.GraphModule, Sequence[torch.Tensor]], Callable[..., Sequence[Any]]]
+
+FORWARD_DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
+BATCH = 32  # samples in one graph
+
+# Their values are not defined, only type, size and stride are.
+UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty"} | {
+    "new_empty_strided"
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One sample: ``call`` maps a list of input tensors to the tensors the operator gave."""
+
+    call: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+    inputs: tuple[torch.Tensor, ...]
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A sample whose compiled run is not eager's, and how."""
+
+    op: str
+    dtype: torch.dtype
+    gradient: bool
+    sample: str
+    what: str
+
+    def __str__(self) -> str:
+        kind = "gradient" if self.gradient else "forward"
+        return f"{self.op} {str(self.dtype)[6:]} {kind}: {self.what}\n    sample: {self.sample}"
+
+
+def full_name(op: Any) -> str:
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+
+
+@functools.cache
+def operators() -> dict[str, Any]:
+    """The database by name; CUDA-only operators (the jiterator) are not in it."""
+    return {full_name(op): op for op in op_db if "jiterator" not in op.name}
+
+
+def cases(op: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[Case]:
+    """The samples of ``op``, as functions of their tensors alone."""
+    torch.manual_seed(0)
+    samples = op.sample_inputs("cpu", dtype, requires_grad=requires_grad)
+    for number, sample in enumerate(samples):
+        leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        inputs = tuple(leaves[i] for i in places)
+        yield Case(_caller(op, leaves, spec, places), inputs, f"{number}: {_describe(sample)}")
+
+
+def _caller(op: Any, leaves: list[Any], spec: Any, places: list[int]) -> Any:
+    constant = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+    def call(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        filled = list(constant)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        first, args, kwargs = pytree.tree_unflatten(filled, spec)
+        result = pytree.tree_leaves(op(first, *args, **kwargs))
+        return [leaf for leaf in result if isinstance(leaf, torch.Tensor)]
+
+    return call
+
+
+def _describe(sample: Any) -> str:
+    def short(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            stride = "" if leaf.layout is not torch.strided or leaf.is_contiguous() else "'"
+            return f"{str(leaf.dtype)[6:]}{list(leaf.shape)}{stride}"
+        return leaf
+
+    parts = pytree.tree_map(short, (sample.input, sample.args, sample.kwargs))
+    return str(parts)[:300]
+
+
+def sweep(
+    op: Any,
+    dtype: torch.dtype,
+    compiler: Compiler,
+    *,
+    gradient: bool = False,
+    limit: int | None = None,
+) -> tuple[int, list[Problem]]:
+    """Compare the samples of ``op`` (the first ``limit``); how many ran, and what went wrong.
+
+    A sample that eager refuses, that returns no tensor, or whose output sizes depend on values
+    (which make_fx cannot capture) is not counted.
+    """
+    alone, together = [], []  # values of random samples are not comparable with eager's
+    for case in itertools.islice(cases(op, dtype, requires_grad=gradient), limit):
+        graph = _captured([case]) if _runs_eagerly(case, gradient) else None
+        if graph is not None:
+            (alone if _is_random(graph) else together).append(case)
+    problems: list[Problem] = []
+    batches = [together[i : i + BATCH] for i in range(0, len(together), BATCH)]
+    for batch in [*batches, *([case] for case in alone)]:
+        if len(batch) > 1 and _difference(op, batch, compiler, gradient) is None:
+            continue
+        for case in batch:
+            what = _difference(op, [case], compiler, gradient)
+            if what is not None:
+                problems.append(Problem(full_name(op), dtype, gradient, case.text, what))
+    return len(alone) + len(together), problems
+
+
+def _is_random(graph: torch.fx.GraphModule) -> bool:
+    targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    return any(torch.Tag.nondeterministic_seeded in getattr(t, "tags", ()) for t in targets)
+
+
+def _runs_eagerly(case: Case, gradient: bool) -> bool:
+    try:
+        outputs = case.call(_fresh(case.inputs))
+    except Exception:
+        return False
+    return bool(outputs) and (not gradient or any(out.requires_grad for out in outputs))
+
+
+def _fresh(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies with the same strides, leaves of autograd where the originals require gradients."""
+    fresh = []
+    for tensor in inputs:
+        copy = tensor.detach().clone()
+        if tensor.layout is torch.strided and copy.stride() != tensor.stride():
+            copy = _like_strided(tensor.detach())
+        fresh.append(copy.requires_grad_(tensor.requires_grad))
+    return fresh
+
+
+def _like_strided(tensor: torch.Tensor) -> torch.Tensor:
+    extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.numel() == 0:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    whole = tensor.as_strided((extent,), (1,)).clone()
+    return whole.as_strided(tensor.shape, tensor.stride(), 0)
+
+
+def _captured(batch: Sequence[Case]) -> torch.fx.GraphModule | None:
+    """One FX graph of ATen operators for all cases, before autograd; None if it has none."""
+    counts = [len(case.inputs) for case in batch]
+
+    def function(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs, rest = [], iter(tensors)
+        for case, count in zip(batch, counts, strict=True):
+            outputs += case.call(list(itertools.islice(rest, count)))
+        return tuple(outputs)
+
+    inputs = [t for case in batch for t in _fresh(case.inputs)]
+    try:
+        return make_fx(function, pre_dispatch=True)(*inputs)
+    except Exception:
+        return None
+
+
+def _difference(op: Any, batch: Sequence[Case], compiler: Compiler, gradient: bool) -> str | None:
+    """What differs between the compiled run of ``batch`` and eager's, in words; None if nothing."""
+    graph = _captured(batch)
+    assert graph is not None
+    inputs = [t for case in batch for t in case.inputs]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compiled = compiler(graph, _fresh(inputs))
+            actual = _run(lambda *args: compiled(*args), _fresh(inputs), gradient)
+            if _is_random(graph):
+                again = _run(lambda *args: compiled(*args), _fresh(inputs), gradient)
+    except Exception as error:
+        return f"raises {type(error).__name__}: {str(error).strip()[:400]}"
+
+    def eager(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        rest = iter(tensors)
+        return [
+            out
+            for case in batch
+            for out in case.call(list(itertools.islice(rest, len(case.inputs))))
+        ]
+
+    expected = _run(eager, _fresh(inputs), gradient)
+    if _is_random(graph):
+        return _compare(actual, expected, values=False) or _compare(actual, again, values=True)
+    return _compare(actual, expected, values=op.name not in UNDEFINED)
+
+
+def _run(function: Any, inputs: list[torch.Tensor], gradient: bool) -> list[torch.Tensor | None]:
+    """Outputs, then the inputs as they were left, then their gradients."""
+    torch.manual_seed(0)
+    with torch.set_grad_enabled(gradient):
+        outputs = list(function(*inputs))
+        results: list[torch.Tensor | None] = [*outputs, *inputs]
+        if gradient:
+            wanted = [t for t in inputs if t.requires_grad]
+            roots = [out for out in outputs if out.requires_grad]
+            results += torch.autograd.grad(
+                roots, wanted, [_cotangent(out) for out in roots], allow_unused=True
+            )
+    return [None if t is None else t.detach() for t in results]
+
+
+def _cotangent(output: torch.Tensor) -> torch.Tensor:
+    """Not all ones: a wrong reduction must not cancel out. The strides are the output's own."""
+    values = torch.linspace(0.5, 1.5, output.numel(), dtype=torch.float32)
+    return torch.empty_like(output).copy_(values.reshape(output.shape))
+
+
+def _compare(
+    actual: Sequence[torch.Tensor | None], expected: Sequence[torch.Tensor | None], *, values: bool
+) -> str | None:
+    if len(actual) != len(expected):
+        return f"{len(actual)} results, expected {len(expected)}"
+    for number, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        if a is None or e is None:
+            # An absent gradient and a gradient of zeros are told apart, as eager does.
+            if a is not e:
+                return f"result {number}: {'none' if a is None else 'some'}, expected otherwise"
+            continue
+        for name in ("shape", "dtype", "layout", "device"):
+            if getattr(a, name) != getattr(e, name):
+                return f"result {number}: {name} {getattr(a, name)}, expected {getattr(e, name)}"
+        if e.layout is torch.strided and _strides(a) != _strides(e):
+            shape = tuple(e.shape)
+            return f"result {number}: stride {a.stride()}, expected {e.stride()}, shape {shape}"
+        if values:
+            try:
+                torch.testing.assert_close(a, e, equal_nan=True)
+            except AssertionError as error:
+                return f"result {number}: {' '.join(str(error).split())[:300]}"
+    return None
+
+
+def _strides(tensor: torch.Tensor) -> list[int]:
+    """Those that say where elements lie: a dimension of size 1 may have any."""
+    if tensor.numel() == 0:
+        return []
+    return [s for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
