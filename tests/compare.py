@@ -248,8 +248,10 @@ class _Comparison:
                 msg=lambda text: f"{path}: {text}",
                 **self.tolerance,
             )
-        if vars(a) or vars(e):
-            self._state(a, e, path)
+        attributes_a, attributes_e = _attributes(a), _attributes(e)
+        if attributes_a or attributes_e:
+            self.alive += (attributes_a, attributes_e)
+            self.same(attributes_a, attributes_e, f"{path}.__dict__")
 
     def _same_storage(self, a: torch.Tensor, e: torch.Tensor, path: str) -> None:
         """Tensors that are views of one memory in one run are so in the other."""
@@ -278,6 +280,11 @@ def _strides(t: torch.Tensor) -> list[int]:
     if t.numel() == 0:
         return []
     return [stride for size, stride in zip(t.shape, t.stride()) if size > 1]
+
+
+def _attributes(t: torch.Tensor) -> dict[str, Any]:
+    """What a program put on a tensor, without the hints it gave to a compiler."""
+    return {k: v for k, v in sorted(vars(t).items()) if not k.startswith("_dynamo_")}
 
 
 def _cell(cell: types.CellType) -> Any:

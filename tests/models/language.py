@@ -77,7 +77,10 @@ def gpt2(size: str) -> nn.Module:
         bos_token_id=0,
         eos_token_id=1,
     )
-    return transformers.GPT2LMHeadModel(config)
+    model = transformers.GPT2LMHeadModel(config)
+    # The library derives the loss from the class's name, fails for this one, and warns in forward.
+    model.loss_type = "ForCausalLM"
+    return model
 
 
 def t5(size: str) -> nn.Module:
@@ -114,7 +117,12 @@ def vit(size: str) -> nn.Module:
     del config["vocab_size"]
     return transformers.ViTForImageClassification(
         transformers.ViTConfig(
-            **config, image_size=IMAGE[size], patch_size=IMAGE[size] // 14, num_labels=10
+            **config,
+            image_size=IMAGE[size],
+            patch_size=IMAGE[size] // 14,
+            num_labels=10,
+            # Else the first call with labels works it out and writes it down for the later ones.
+            problem_type="single_label_classification",
         )
     )
 
