@@ -1,0 +1,283 @@
+"""Whether two runs of one program left the same things behind.
+
+Two object graphs are the same when a one-to-one map between their objects keeps types, structure,
+values and sharing: what is one object (or one storage) on one side is one on the other. Comparing
+`(result, arguments, module)` as one graph therefore also finds a result that should have been an
+argument itself, a list that was replaced instead of appended to, a buffer that was not updated.
+"""
+
+import collections
+import math
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy
+import torch
+
+# (rtol, atol) as in torch.testing; Python floats usually come out of a float32 tensor.
+TOLERANCES = {
+    torch.float16: (1e-3, 1e-5),
+    torch.bfloat16: (1.6e-2, 1e-5),
+    torch.float32: (1.3e-6, 1e-5),
+    torch.float64: (1e-7, 1e-7),
+    torch.complex32: (1e-3, 1e-5),
+    torch.complex64: (1.3e-6, 1e-5),
+    torch.complex128: (1e-7, 1e-7),
+}
+_PYTHON_FLOAT = TOLERANCES[torch.float32]
+# How much worse than eager's own rounding error a result may be, where eager's is known.
+_ERROR_FACTOR = 4.0
+
+_PLAIN = (bool, int, str, bytes, type(None), type(...), range, slice, complex)
+_BY_EQUALITY = (torch.device, torch.dtype, torch.layout, torch.memory_format, numpy.dtype)
+_OPAQUE = (mock.Base, types.GeneratorType, types.ModuleType, types.CodeType)
+
+Exact = Callable[[str], torch.Tensor | None]
+
+
+class _Differs(Exception):
+    pass
+
+
+def difference(
+    expected: Any, actual: Any, name: str = "result", exact: Exact | None = None
+) -> str | None:
+    """The first difference between two object graphs in words, or None when there is none.
+
+    Args:
+        expected: what the eager run left behind; any objects, cycles included.
+        actual: what the compiled run left behind.
+        name: what to call the root.
+        exact: gives, by path, a more exact value of a tensor of the result (of a float64 run). A
+            value that misses `TOLERANCES` is right when it is about as close to it as eager's.
+    """
+    try:
+        _Comparison(exact).same(name, expected, actual)
+    except _Differs as found:
+        return str(found)
+    return None
+
+
+def tensors_by_path(root: Any, name: str = "result") -> dict[str, torch.Tensor]:
+    """The tensors in an object graph by the path that `difference` would call them by."""
+    walk = _Comparison(None)
+    walk.same(name, root, root, shared=False)
+    return walk.tensors
+
+
+class _Comparison:
+    def __init__(self, exact: Exact | None) -> None:
+        self.exact = exact
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._partner: dict[tuple[str, int], tuple[str, int]] = {}
+        self._back: dict[tuple[str, int], tuple[str, int]] = {}
+        self._alive: list[Any] = []  # keeps ids from being used again
+
+    def same(self, path: str, expected: Any, actual: Any, shared: bool = True) -> None:
+        """Raises `_Differs` unless both are the same at `path`."""
+        if shared and expected is actual:
+            return
+        if not _same_type(type(expected), type(actual)):
+            raise _Differs(f"{path}: {_type(actual)} instead of {_type(expected)}")
+        if isinstance(expected, (*_OPAQUE, type)):
+            return
+        if isinstance(expected, float):
+            rtol, atol = _PYTHON_FLOAT
+            both_nan = math.isnan(expected) and math.isnan(actual)
+            if not both_nan and not math.isclose(expected, actual, rel_tol=rtol, abs_tol=atol):
+                raise _Differs(f"{path}: {actual!r} instead of {expected!r}")
+        elif isinstance(expected, (*_PLAIN, *_BY_EQUALITY)):
+            if expected != actual:
+                raise _Differs(f"{path}: {_short(actual)} instead of {_short(expected)}")
+        # A tuple's identity says nothing; another known pair has been compared, or is being.
+        elif isinstance(expected, tuple) or self._first_meeting(path, expected, actual):
+            self._contents(path, expected, actual, shared)
+
+    def _first_meeting(self, path: str, expected: Any, actual: Any) -> bool:
+        self._alive += (expected, actual)
+        return self._paired(path, ("object", id(expected)), ("object", id(actual)))
+
+    def _paired(self, path: str, one: tuple[str, int], other: tuple[str, int]) -> bool:
+        """Pairs two identities and says whether they are new; raises when one has another pair."""
+        known, known_back = self._partner.get(one), self._back.get(other)
+        if known is None and known_back is None:
+            self._partner[one], self._back[other] = other, one
+            return True
+        if known != other or known_back != one:
+            raise _Differs(f"{path}: shared with other objects than in eager mode")
+        return False
+
+    def _contents(self, path: str, expected: Any, actual: Any, shared: bool) -> None:
+        if isinstance(expected, torch.Tensor):
+            self._tensor(path, expected, actual, shared)
+        elif isinstance(expected, numpy.ndarray | numpy.generic):
+            _numpy(path, expected, actual)
+        elif isinstance(expected, torch.Generator):
+            if not torch.equal(expected.get_state(), actual.get_state()):
+                raise _Differs(f"{path}: generators are in different states")
+        elif isinstance(expected, types.FunctionType):
+            self._function(path, expected, actual, shared)
+        elif isinstance(expected, types.MethodType):
+            self.same(f"{path}.__func__", expected.__func__, actual.__func__, shared)
+            self.same(f"{path}.__self__", expected.__self__, actual.__self__, shared)
+        else:
+            self._items(path, expected, actual, shared)
+            self._attributes(path, expected, actual, shared)
+
+    def _items(self, path: str, expected: Any, actual: Any, shared: bool) -> None:
+        if isinstance(expected, list | tuple | collections.deque | dict | set | frozenset):
+            if len(expected) != len(actual):
+                raise _Differs(f"{path}: {len(actual)} items instead of {len(expected)}")
+        if isinstance(expected, list | tuple | collections.deque):
+            for index, (one, other) in enumerate(zip(expected, actual, strict=True)):
+                self.same(f"{path}[{index}]", one, other, shared)
+        elif isinstance(expected, dict):
+            # The base class's view: a subclass may answer items() with something else.
+            pairs = zip(dict.items(expected), dict.items(actual), strict=True)
+            for (key, value), (other_key, other_value) in pairs:
+                self.same(f"a key of {path}", key, other_key, shared)
+                self.same(f"{path}[{_short(key)}]", value, other_value, shared)
+        elif isinstance(expected, set | frozenset):
+            plain = all(isinstance(item, _PLAIN) for item in expected | actual)
+            if plain and expected != actual:
+                raise _Differs(f"{path}: {_short(actual)} instead of {_short(expected)}")
+
+    def _attributes(self, path: str, expected: Any, actual: Any, shared: bool) -> None:
+        ones, others = dict(_attributes_of(expected)), dict(_attributes_of(actual))
+        for name in ones.keys() | others.keys():
+            if name not in ones or name not in others:
+                state = "missing" if name in ones else "unexpected"
+                raise _Differs(f"{path}.{name}: {state}")
+        for name, value in ones.items():
+            is_table = isinstance(expected, torch.nn.Module) and name in _MODULE_TABLES
+            where = path if is_table else f"{path}.{name}"
+            self.same(where, value, others[name], shared)
+
+    def _function(self, path: str, expected: Any, actual: Any, shared: bool) -> None:
+        if expected.__code__ != actual.__code__:
+            raise _Differs(f"{path}: another function, {_short(actual)}")
+        for name in ("__defaults__", "__kwdefaults__", "__dict__"):
+            self.same(f"{path}.{name}", getattr(expected, name), getattr(actual, name), shared)
+        cells = zip(expected.__closure__ or (), actual.__closure__ or (), strict=True)
+        for name, (one, other) in zip(expected.__code__.co_freevars, cells, strict=True):
+            self.same(f"{path}.<cell {name}>", _cell(one), _cell(other), shared)
+
+    def _tensor(
+        self, path: str, expected: torch.Tensor, actual: torch.Tensor, shared: bool
+    ) -> None:
+        self.tensors[path] = expected
+        for name in ("shape", "dtype", "device", "layout", "requires_grad"):
+            one, other = getattr(expected, name), getattr(actual, name)
+            if one != other:
+                raise _Differs(f"{path}: {name} {other} instead of {one}")
+        self._values(path, expected, actual)
+        if expected.layout == torch.strided and expected.device.type != "meta":
+            one, other = expected.untyped_storage(), actual.untyped_storage()
+            if one.nbytes() and other.nbytes():
+                self._paired(path, ("storage", one._cdata), ("storage", other._cdata))
+        if expected.is_leaf and actual.is_leaf:
+            self.same(f"{path}.grad", expected.grad, actual.grad, shared)
+
+    def _values(self, path: str, expected: torch.Tensor, actual: torch.Tensor) -> None:
+        if expected.device.type == "meta" or expected is actual:
+            return
+        one, other = _dense(expected), _dense(actual)
+        if torch.equal(one, other):
+            return
+        if one.dtype not in TOLERANCES:
+            raise _Differs(f"{path}: {int((one != other).sum())} of {one.numel()} values differ")
+        rtol, atol = TOLERANCES[one.dtype]
+        if torch.allclose(other, one, rtol=rtol, atol=atol, equal_nan=True):
+            return
+        if self.exact is not None and _as_exact(one, other, self.exact(path)):
+            return
+        gap = (one - other).abs()
+        finite = gap[gap.isfinite()]
+        worst = float(finite.max()) if finite.numel() else math.inf
+        raise _Differs(f"{path}: values differ by up to {worst:.3g} ({tuple(one.shape)})")
+
+
+# Parts of a module that `module.name` reaches directly.
+_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+def _same_type(one: type, other: type) -> bool:
+    # A class that a function makes at every call is another one each time.
+    return one is other or (
+        (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+        and "<locals>" in one.__qualname__
+    )
+
+
+def _attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
+    try:
+        yield from vars(value).items()
+    except TypeError:
+        pass
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if not name.startswith("__") and isinstance(
+                cls.__dict__.get(name), types.MemberDescriptorType
+            ):
+                try:
+                    yield name, cls.__dict__[name].__get__(value)
+                except AttributeError:
+                    pass  # a slot nobody has filled
+
+
+def _cell(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return ...
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    if tensor.is_quantized:
+        return tensor.dequantize()
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
+
+
+def _as_exact(one: torch.Tensor, other: torch.Tensor, exact: torch.Tensor | None) -> bool:
+    """Whether `other` is about as close to the exact values as eager's `one`."""
+    if exact is None or exact.shape != one.shape or not exact.is_floating_point():
+        return False
+    exact = exact.detach().double()
+    if not (exact.isfinite().all() and other.isfinite().all() and one.isfinite().all()):
+        return False
+    rtol, atol = TOLERANCES[one.dtype]
+    eager_error = (one.double() - exact).abs().max()
+    if eager_error > 0.01 * exact.abs().max():
+        return False  # other random numbers, say: not the same computation
+    allowed = _ERROR_FACTOR * eager_error + rtol * exact.abs().max() + atol
+    return bool((other.double() - exact).abs().max() <= allowed)
+
+
+def _numpy(path: str, expected: Any, actual: Any) -> None:
+    if expected.shape != actual.shape or expected.dtype != actual.dtype:
+        raise _Differs(
+            f"{path}: {actual.dtype}{actual.shape} instead of {expected.dtype}{expected.shape}"
+        )
+    if expected.dtype.kind in "fc":
+        rtol, atol = _PYTHON_FLOAT
+        equal = numpy.allclose(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
+    else:
+        equal = expected.dtype.kind == "O" or bool((expected == actual).all())
+    if not equal:
+        raise _Differs(f"{path}: values differ")
+
+
+def _type(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # a repr that fails must not end the comparison
+        text = f"a {_type(value)}"
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,232 @@
+"""The compilers a corpus can be run through, each behind the same few calls."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """A place where a compiler gave the program back to Python."""
+
+    reason: str
+    where: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Capture:
+    """What a compiler made of a program.
+
+    Attributes:
+        whole: the program became one graph (a program without operators: none), nothing was left
+            to Python.
+        graphs: number of operator graphs.
+        splits: why it is not whole.
+    """
+
+    whole: bool
+    graphs: int
+    splits: tuple[Split, ...] = ()
+
+
+class Refused(Exception):
+    """The compiler said, before anything ran, that it cannot take this program."""
+
+
+class Compiled(Protocol):
+    """A compiled module.
+
+    Attributes:
+        module: the module whose state the calls change.
+    """
+
+    module: torch.nn.Module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def hits(self) -> int:
+        """How many calls so far needed no capture and no compilation."""
+
+
+# Makes, each time, a module and the arguments of a call that nobody else uses.
+FreshCall = Callable[[], tuple[torch.nn.Module, list[Any], dict[str, Any]]]
+
+
+class Compiler(Protocol):
+    """What the runner needs of a compiler."""
+
+    name: str
+
+    def compile(self, module: torch.nn.Module) -> Compiled:
+        """Compiles; raises `Refused` when the compiler does not take the program at all."""
+
+    def capture(self, fresh: FreshCall) -> Capture:
+        """Says what becomes of a call."""
+
+    def state(self, module: torch.nn.Module) -> Any:
+        """What of a module's state the compiler promises to keep as eager does."""
+
+    def reset(self) -> None:
+        """Forgets everything compiled so far."""
+
+
+class Magpy:
+    """magpy_like, through its public names."""
+
+    name = "magpy"
+
+    def __init__(self, backend: str) -> None:
+        import magpy_like
+
+        self._magpy = magpy_like
+        self._backend = backend
+
+    def compile(self, module: torch.nn.Module) -> Compiled:
+        return _MagpyCompiled(self._magpy, module, self._backend)
+
+    def capture(self, fresh: FreshCall) -> Capture:
+        module, args, kwargs = fresh()
+        report = self._magpy.explain(module, *args, **kwargs)
+        splits = tuple(
+            Split(str(point.reason), f"{point.filename}:{point.lineno} in {point.function}")
+            for point in report.split_points
+        )
+        return Capture(not splits and report.graph_count <= 1, report.graph_count, splits)
+
+    def state(self, module: torch.nn.Module) -> Any:
+        return module
+
+    def reset(self) -> None:
+        self._magpy.reset()
+
+
+class _MagpyCompiled:
+    def __init__(self, magpy: Any, module: torch.nn.Module, backend: str) -> None:
+        self.module = module
+        self._magpy = magpy
+        self._fast = magpy.compile(module, backend=backend)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._fast(*args, **kwargs)
+
+    def hits(self) -> int:
+        return int(self._magpy.cache_info(self._fast).hits)
+
+
+class Dynamo:
+    """`torch.compile`: whole with `fullgraph=True`, else counted without."""
+
+    name = "dynamo"
+
+    def __init__(self, backend: str) -> None:
+        import torch._dynamo
+
+        self._lookup = torch._dynamo.lookup_backend
+        self._backend = backend
+
+    def compile(self, module: torch.nn.Module) -> Compiled:
+        return _DynamoCompiled(module, self._lookup(self._backend), fullgraph=False)
+
+    def capture(self, fresh: FreshCall) -> Capture:
+        module, args, kwargs = fresh()
+        try:
+            fast = _DynamoCompiled(module, self._lookup("eager"), fullgraph=True)
+            fast(*args, **kwargs)
+            return Capture(True, fast.graphs)
+        except Exception as error:
+            reason = first_line(error)
+        torch._dynamo.reset()
+        module, args, kwargs = fresh()
+        fast = _DynamoCompiled(module, self._lookup("eager"), fullgraph=False)
+        fast(*args, **kwargs)
+        return Capture(False, fast.graphs, (Split(reason),))
+
+    def state(self, module: torch.nn.Module) -> Any:
+        return module
+
+    def reset(self) -> None:
+        torch._dynamo.reset()
+
+
+class _DynamoCompiled:
+    def __init__(
+        self, module: torch.nn.Module, backend: Callable[..., Any], *, fullgraph: bool
+    ) -> None:
+        from torch._dynamo.utils import counters
+
+        self.module = module
+        self.graphs = 0
+        self._hits = 0
+        self._counters = counters
+
+        def counting(graph: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+            self.graphs += 1
+            return backend(graph, example_inputs)
+
+        self._fast = torch.compile(module, backend=counting, fullgraph=fullgraph)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        before = self._frames()
+        result = self._fast(*args, **kwargs)
+        self._hits += self._frames() == before
+        return result
+
+    def _frames(self) -> int:
+        return sum(self._counters["frames"].values())
+
+    def hits(self) -> int:
+        return self._hits
+
+
+class TorchScript:
+    """`torch.jit.script`."""
+
+    name = "torchscript"
+
+    def __init__(self, backend: str) -> None:
+        pass  # TorchScript has one of its own
+
+    def compile(self, module: torch.nn.Module) -> Compiled:
+        try:
+            return _Scripted(torch.jit.script(module))
+        except Exception as error:
+            raise Refused(first_line(error)) from error
+
+    def capture(self, fresh: FreshCall) -> Capture:
+        return Capture(True, 1)
+
+    def state(self, module: torch.nn.Module) -> Any:
+        # A script module has its own copies of all other attributes.
+        return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+    def reset(self) -> None:
+        torch._C._jit_clear_class_registry()
+        torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
+        torch.jit._state._clear_class_state()
+
+
+class _Scripted:
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self._calls = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._calls += 1
+        return self.module(*args, **kwargs)
+
+    def hits(self) -> int:
+        return max(self._calls - 1, 0)
+
+
+COMPILERS: dict[str, Callable[[str], Compiler]] = {
+    compiler.name: compiler for compiler in (Magpy, Dynamo, TorchScript)
+}
+
+
+def first_line(error: BaseException) -> str:
+    """An exception as one line: its type and the first lines of its text that say something."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines()]
+    text = " ".join([line for line in lines if line][:4])
+    return f"{type(error).__name__}: {text}"[:300]

@@ -1,0 +1,126 @@
+"""A corpus: a folder of Python files `test_*.py`, each with a list `TESTCASES`.
+
+An entry of `TESTCASES` is a tuple whose first three items are an `nn.Module` class, a function that
+returns the arguments of its constructor and one that returns the arguments of its `forward`, both
+as `(args, kwargs)`. Further items (ParityBench has one, "does TorchScript take it") are ignored.
+"""
+
+import dataclasses
+import hashlib
+import sys
+import types
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+Arguments = tuple[list[Any], dict[str, Any]]
+
+
+class CorpusError(Exception):
+    """The corpus, a list of files or a shard is not there; the text says what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One entry of a file's `TESTCASES`."""
+
+    index: int
+    module: str
+    build: Callable[..., Any]
+    init_arguments: Callable[[], Arguments]
+    forward_arguments: Callable[[], Arguments]
+
+    @property
+    def has_forward(self) -> bool:
+        """Whether the class has a `forward` of its own (some are only called through methods)."""
+        forward = getattr(self.build, "forward", None)
+        return getattr(forward, "__name__", "") != "_forward_unimplemented"
+
+
+def folder_of(corpus: Path) -> Path:
+    """The folder with the files: `generated/` in a checkout of ParityBench, else `corpus` itself.
+
+    Raises:
+        CorpusError: there is no such folder.
+    """
+    if not corpus.is_dir():
+        raise CorpusError(f"--corpus {corpus}: no such folder")
+    generated = corpus / "generated"
+    return generated if generated.is_dir() else corpus
+
+
+def discover(folder: Path, listing: Path | None = None) -> list[Path]:
+    """The corpus files of `folder`, sorted; with `listing` (one name a line) only those it names.
+
+    Raises:
+        CorpusError: there is no file, or `listing` names one that does not exist.
+    """
+    if listing is None:
+        files = sorted(folder.glob("test_*.py"))
+        if not files:
+            raise CorpusError(f"{folder}: no files test_*.py there")
+        return files
+    names = [line.strip() for line in listing.read_text().splitlines()]
+    files = sorted(folder / Path(name).name for name in names if name and not name.startswith("#"))
+    missing = [path.name for path in files if not path.is_file()]
+    if missing:
+        raise CorpusError(
+            f"{listing}: {len(missing)} files are not in {folder}, {missing[0]} first"
+        )
+    return files
+
+
+def shard(files: list[Path], which: str | None) -> list[Path]:
+    """Part i of n (`"i/n"`, i from 1), by a hash of the name: it stays when files come and go.
+
+    Raises:
+        CorpusError: `which` is not of that form.
+    """
+    if which is None:
+        return files
+    part, _, parts = which.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        raise CorpusError(f"--shard {which}: expected i/n with 1 <= i <= n, such as 1/4")
+    wanted = int(part) - 1
+    return [path for path in files if _bucket(path.name, int(parts)) == wanted]
+
+
+def _bucket(name: str, parts: int) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % parts
+
+
+def wanted_files(files: Iterable[Path], pattern: str | None) -> list[Path]:
+    """The files that can hold a test which `selects` takes; only loading a file tells for sure."""
+    if pattern is None:
+        return list(files)
+    if "::" in pattern:
+        return [path for path in files if pattern.partition("::")[0] in path.name]
+    # A module's name stands in the file, if only in TESTCASES.
+    return [path for path in files if pattern in path.name or pattern in path.read_text()]
+
+
+def selects(pattern: str | None, file: str, module: str) -> bool:
+    """Whether `--filter` takes this test: part of `file.py::Module`, of either side of a `::`."""
+    if pattern is None:
+        return True
+    if "::" in pattern:
+        in_file, _, name = pattern.partition("::")
+        return in_file in file and name == module
+    return pattern in file or pattern in module
+
+
+def load(path: Path) -> list[Case]:
+    """Imports a corpus file (under its stem, so that classes can be pickled) and lists its tests.
+
+    Raises:
+        Exception: whatever importing the file raises.
+    """
+    module = types.ModuleType(path.stem)
+    module.__file__ = str(path)
+    sys.modules[path.stem] = module
+    # Not through the import system: that would write compiled files into somebody's checkout.
+    exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
+    return [
+        Case(index, getattr(build, "__name__", str(build)), build, init, forward)
+        for index, (build, init, forward, *_) in enumerate(getattr(module, "TESTCASES", []))
+    ]

@@ -1,0 +1,100 @@
+"""Is a program dynamic? It is when a tensor's value steers Python or reaches native code.
+
+Decided by watching an eager run, without asking any compiler: a read of a tensor's value is seen
+where it happens, whether the program does it (`if x.sum() > 0`, `x.tolist()`) or a library does it
+for the program. An operator that reads a scalar to compute a tensor (`x[i]`) is not such a read;
+one whose result's shape is the value (`torch.arange(n)`) is.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Hand the memory of a tensor, or its text, to whoever asks; no operator runs.
+READERS = frozenset(
+    (
+        *("tolist", "numpy", "__array__", "__dlpack__", "__reduce_ex__", "__repr__", "__format__"),
+        *("data_ptr", "storage", "untyped_storage"),
+    )
+)
+# Operators whose result is a Python value computed from tensors' values.
+VALUE_OPERATORS = frozenset(
+    {
+        torch.ops.aten._local_scalar_dense.default,
+        torch.ops.aten.equal.default,
+        torch.ops.aten.is_nonzero.default,
+        torch.ops.aten.allclose.default,
+    }
+)
+# Make tensors whose shape is a value they read.
+SHAPED_BY_VALUE = frozenset(
+    (
+        *("arange", "range", "linspace", "logspace", "full", "zeros", "ones", "empty", "eye"),
+        *("rand", "randn", "randint", "randperm"),
+    )
+)
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_HERE = os.path.abspath(__file__)
+
+
+class ValueReads:
+    """Collects, within `watch()`, the places where a program read a value out of a tensor."""
+
+    def __init__(self) -> None:
+        self.places: list[str] = []
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        with _Functions(self), _Operators(self):
+            yield
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, reads: ValueReads) -> None:
+        super().__init__()
+        self.reads = reads
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", str(func))
+        before = len(self.reads.places)
+        result = func(*args, **(kwargs or {}))
+        if name in READERS:
+            self.reads.places.append(_place(name))
+        elif not hasattr(func, "__code__") and name not in SHAPED_BY_VALUE:
+            if name == "__setitem__" or _is_tensors(result):
+                del self.reads.places[before:]
+        return result
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self, reads: ValueReads) -> None:
+        super().__init__()
+        self.reads = reads
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in VALUE_OPERATORS:
+            self.reads.places.append(_place(func.overloadpacket.__name__))
+        return func(*args, **(kwargs or {}))
+
+
+def _is_tensors(result: Any) -> bool:
+    if isinstance(result, tuple | list):
+        return bool(result) and all(map(_is_tensors, result))
+    return isinstance(result, torch.Tensor)
+
+
+def _place(what: str) -> str:
+    frame = sys._getframe(2)
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(_TORCH) or frame.f_code.co_filename == _HERE
+    ):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} {what}"

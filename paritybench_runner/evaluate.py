@@ -1,0 +1,354 @@
+"""Runs one test of a corpus: in eager mode, and through one compiler in step with eager mode.
+
+"In step": for each of three calls, an eager twin of the module and the compiled one get arguments
+of equal values and random generators in equal states; then everything the two calls left behind is
+compared. The second call repeats the values of the first, the third has fresh ones.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import gc
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import torch
+from torch.utils import _pytree
+
+from paritybench_runner.compare import difference, tensors_by_path
+from paritybench_runner.compilers import Compiler, FreshCall, Refused, first_line
+from paritybench_runner.corpus import Case
+from paritybench_runner.dynamism import ValueReads
+
+CALL_SEEDS = (1337, 1337, 4242)
+_BUILD_SEED = 1337
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+
+Call = tuple[list[Any], dict[str, Any]]
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds PyTorch (not through `torch.manual_seed`, which a shim may pin), Python and NumPy."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
+    random.seed(seed)
+    numpy.random.seed(seed)
+
+
+def _random_state(device: str) -> tuple[Any, ...]:
+    on_device = torch.cuda.get_rng_state() if device == "cuda" else None
+    return torch.get_rng_state(), on_device, random.getstate(), numpy.random.get_state()
+
+
+class Program:
+    """A test's module and arguments, and as many equal copies of them as needed."""
+
+    def __init__(self, case: Case, device: str = "cpu", train: bool = False) -> None:
+        self.case = case
+        self.device = device
+        self.train = train
+        self.rebuild = False
+        self._original = self._build()
+        self._calls: dict[int, Call] = {}
+
+    def _build(self) -> torch.nn.Module:
+        seed_everything(_BUILD_SEED)
+        args, kwargs = self.case.init_arguments()
+        module = self.case.build(*args, **kwargs)
+        # Some programs replace these methods with others that fail.
+        with contextlib.suppress(Exception):
+            module.train(self.train)
+        with contextlib.suppress(Exception):
+            module.to(self.device)
+        return module
+
+    def twin(self) -> torch.nn.Module:
+        """A module equal to the first one built, sharing nothing with other twins.
+
+        A deep copy is that, unless functions among its attributes lead back to the original
+        (`self.f = lambda x: self.conv(x)`): with `rebuild` the module is built anew.
+        """
+        if not self.rebuild:
+            with contextlib.suppress(Exception):
+                return copy.deepcopy(self._original)
+        module = self._build()
+        with contextlib.suppress(Exception):
+            # Parameters nobody initialised differ from one build to the next.
+            module.load_state_dict(self._original.state_dict())
+        return module
+
+    def call(self, seed: int) -> Call:
+        """Arguments drawn with `seed`, in new objects each time."""
+        if seed not in self._calls:
+            self._calls[seed] = self._draw(seed)
+        try:
+            return copy.deepcopy(self._calls[seed])
+        except Exception:
+            return self._draw(seed)
+
+    def _draw(self, seed: int) -> Call:
+        seed_everything(seed)
+        args, kwargs = self.case.forward_arguments()
+        args, kwargs = _pytree.tree_map_only(
+            torch.Tensor, lambda tensor: tensor.to(self.device), (args, kwargs)
+        )
+        return list(args), kwargs
+
+    def fresh(self) -> FreshCall:
+        """A module and the first call's arguments, new each time, generators set for the call."""
+
+        def make() -> tuple[torch.nn.Module, list[Any], dict[str, Any]]:
+            module, (args, kwargs) = self.twin(), self.call(CALL_SEEDS[0])
+            seed_everything(CALL_SEEDS[0])
+            return module, args, kwargs
+
+        return make
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a call gave, and how long it took."""
+
+    result: Any = None
+    error: Exception | None = None
+    random_state: tuple[Any, ...] = ()
+    seconds: float = 0.0
+
+    def said(self) -> Any:
+        """The result, or the exception by type and text (without addresses)."""
+        if self.error is None:
+            return self.result
+        return type(self.error).__name__, _ADDRESS.sub("0x", str(self.error))
+
+
+def run(function: Callable[..., Any], call: Call, seed: int, program: Program) -> Outcome:
+    """One call; with `program.train` also a backward pass from the sum of the results."""
+    seed_everything(seed)
+    outcome = Outcome()
+    _wait(program.device)
+    start = time.perf_counter()
+    try:
+        outcome.result = function(*call[0], **call[1])
+        _wait(program.device)
+        outcome.seconds = time.perf_counter() - start
+        if program.train:
+            _backward(outcome.result)
+    except Exception as error:
+        # What the frames hold must not live as long as the outcome.
+        outcome.error = error.with_traceback(None)
+    outcome.random_state = _random_state(program.device)
+    return outcome
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _backward(result: Any) -> None:
+    tensors = _pytree.tree_leaves(dict(enumerate(tensors_by_path(result).values())))
+    sums = [
+        tensor.sum()
+        for tensor in tensors
+        if tensor.requires_grad and (tensor.is_floating_point() or tensor.is_complex())
+    ]
+    if sums:
+        torch.stack(
+            [total.abs() if total.is_complex() else total for total in sums]
+        ).sum().backward()
+
+
+@dataclasses.dataclass
+class InStep:
+    """How the calls in step went."""
+
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    difference: str | None = None
+    error: Exception | None = None
+    eager_error: Exception | None = None
+
+
+def in_step(
+    program: Program,
+    compiled: Callable[..., Any],
+    module: torch.nn.Module,
+    state: Callable[[torch.nn.Module], Any] = lambda module: module,
+    *,
+    marks: dict[str, Any] | None = None,
+    compare: bool = True,
+) -> InStep:
+    """Calls `compiled` and an eager twin three times each and compares after each call.
+
+    Args:
+        program: the test.
+        compiled: what to call.
+        module: the module whose state that changes.
+        state: what of a module's state to compare.
+        marks: attributes that compiling set on the module; not the program's doing.
+        compare: False runs the calls only.
+    """
+    steps = InStep()
+    eager = program.twin()
+    vars(eager).update(marks or {})
+    for number, seed in enumerate(CALL_SEEDS, start=1):
+        expected_call, actual_call = program.call(seed), program.call(seed)
+        if program.train:
+            eager.zero_grad()
+            module.zero_grad()
+        expected = run(eager, expected_call, seed, program)
+        if expected.error is not None and number == 1:
+            steps.eager_error = expected.error
+            return steps
+        actual = run(compiled, actual_call, seed, program)
+        steps.seconds.append(actual.seconds)
+        if actual.error is not None and expected.error is None:
+            steps.error = actual.error
+            return steps
+        if compare:
+            steps.difference = _difference(
+                (expected, expected_call, state(eager)),
+                (actual, actual_call, state(module)),
+                functools.partial(_exact, program, number),
+            )
+        if steps.difference is not None:
+            steps.difference = f"call {number}: {steps.difference}"
+            return steps
+    return steps
+
+
+Left = tuple[Outcome, Call, Any]  # what a call left behind: outcome, arguments, module state
+
+
+def _difference(
+    eager: Left, compiled: Left, exact: Callable[[str], torch.Tensor | None]
+) -> str | None:
+    # One comparison, so that a result that is an argument, or part of the module, has to be one.
+    one, other = (
+        {"result": outcome.said(), "args": args, "kwargs": kwargs, "module": state}
+        for outcome, (args, kwargs), state in (eager, compiled)
+    )
+    found = difference(one, other, "", exact)
+    if found is not None:
+        return re.sub(r"^\['(\w+)'\]", r"\1", found)
+    return difference(eager[0].random_state, compiled[0].random_state, "random state")
+
+
+def _exact(program: Program, number: int, path: str) -> torch.Tensor | None:
+    """A tensor of a call's result computed in float64, or None where that fails."""
+
+    def double(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.double() if tensor.is_floating_point() else tensor
+
+    try:
+        module = program.twin().double()
+        for seed in CALL_SEEDS[:number]:
+            call = _pytree.tree_map_only(torch.Tensor, double, program.call(seed))
+            outcome = run(module, call, seed, program)
+        return tensors_by_path(outcome.result, "['result']").get(path)
+    except Exception:
+        return None
+
+
+def evaluate_eager(case: Case, device: str, train: bool) -> tuple[Program | None, dict[str, Any]]:
+    """Whether a test runs in eager mode, the same way twice, and whether it is dynamic."""
+    if not case.has_forward:
+        return None, {"class": "no forward"}
+    try:
+        program = Program(case, device, train)
+        verdict = _repeatable(program)
+        if (verdict.eager_error is None and verdict.difference) or verdict.error:
+            program.rebuild = True
+            verdict = _repeatable(program)
+    except Exception as error:
+        return None, {"class": "fails", "error": first_line(error)}
+    if verdict.eager_error is not None:
+        return None, {"class": "fails", "error": first_line(verdict.eager_error)}
+    result = {
+        "class": "ok",
+        "deterministic": verdict.difference is None and verdict.error is None,
+        "rebuild": program.rebuild,
+        "seconds": verdict.seconds,
+        "reads": _value_reads(program),
+    }
+    if not result["deterministic"]:
+        result["difference"] = verdict.difference or first_line(verdict.error or Exception())
+    return program, result
+
+
+def _repeatable(program: Program) -> InStep:
+    module = program.twin()
+    return in_step(program, module, module)
+
+
+def _value_reads(program: Program) -> list[str]:
+    reads = ValueReads()
+    module, args, kwargs = program.fresh()()
+    # The watching itself may upset a program that looks at torch's modes.
+    with contextlib.suppress(Exception), reads.watch():
+        module(*args, **kwargs)
+    return sorted(set(reads.places))
+
+
+@contextlib.contextmanager
+def _reset_after(compiler: Compiler) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        compiler.reset()
+        gc.collect()
+
+
+def evaluate_compiler(
+    program: Program, eager: dict[str, Any], compiler: Compiler
+) -> dict[str, Any]:
+    """What a compiler makes of a test that runs in eager mode."""
+    with _reset_after(compiler):
+        module = program.twin()
+        attributes = set(vars(module))
+        start = time.perf_counter()
+        try:
+            compiled = compiler.compile(module)
+        except Refused as refusal:
+            return {"class": "eager", "error": str(refusal)}
+        except Exception as error:
+            return {"class": "crashed", "error": first_line(error)}
+        compile_seconds = time.perf_counter() - start
+        steps = in_step(
+            program,
+            compiled,
+            compiled.module,
+            compiler.state,
+            marks={name: vars(module)[name] for name in set(vars(module)) - attributes},
+            compare=eager["deterministic"],
+        )
+        if steps.error is not None:
+            return {"class": "crashed", "error": first_line(steps.error)}
+        if steps.difference is not None:
+            return {"class": "wrong", "error": steps.difference}
+        hits = compiled.hits()
+        result = {"hits": hits, "first_s": compile_seconds + steps.seconds[0]}
+        if hits:
+            result["matched_s"] = min(steps.seconds[1:])
+        compiler.reset()
+        try:
+            capture = compiler.capture(program.fresh())
+        except Exception as error:
+            return {"class": "crashed", "error": f"while explaining: {first_line(error)}"}
+        return {
+            "class": _class_of(capture.whole, capture.graphs, hits),
+            **result,
+            "graphs": capture.graphs,
+            "splits": [dataclasses.asdict(split) for split in capture.splits],
+        }
+
+
+def _class_of(whole: bool, graphs: int, hits: int) -> str:
+    if hits == 0 or (graphs == 0 and not whole):
+        return "eager"
+    return "one_graph" if whole else "split"

@@ -1,0 +1,293 @@
+"""What a run says to people: `summary.md`, `report.html`, and the difference of two runs."""
+
+import collections
+import dataclasses
+import functools
+import json
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from paritybench_runner import results
+from paritybench_runner.results import CLASSES, NOT_RUNNABLE
+
+_TITLES = {
+    "one_graph": "one graph",
+    "split": "split",
+    "eager": "ran eagerly",
+    "timeout": "timed out",
+    "crashed": "crashed",
+    "wrong": "wrong",
+    NOT_RUNNABLE: "not runnable in eager",
+}
+_GROUPS_IN_SUMMARY = 30
+
+Lines = list[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Coverage:
+    """A row of the paper's Table 3 (MagPy, section 8.3): cases are files.
+
+    Attributes:
+        cases: files with a test that runs in eager mode.
+        static: those of them where no tensor's value steers Python.
+        whole: files that became one graph in every test.
+        failed: static files that did not.
+    """
+
+    compiler: str
+    cases: int
+    static: int
+    whole: int
+    failed: int
+
+    @property
+    def fail_rate(self) -> float:
+        """Failed among the static cases."""
+        return self.failed / self.static if self.static else 0.0
+
+
+def coverage(lines: Lines, compiler: str) -> Coverage:
+    """Table 3's row of a compiler."""
+    verdicts = results.files(lines, compiler)
+    static = [verdict for verdict in verdicts if not verdict.dynamic]
+    return Coverage(
+        compiler,
+        len(verdicts),
+        len(static),
+        sum(verdict.klass == "one_graph" for verdict in verdicts),
+        sum(verdict.klass != "one_graph" for verdict in static),
+    )
+
+
+def summary(run: dict[str, Any], lines: Lines) -> str:
+    """`summary.md`."""
+    compilers = run["compilers"]
+    parts = ["# Coverage", _described(run, lines), "## Files (Table 3)"]
+    rows = []
+    for compiler in compilers:
+        row = coverage(lines, compiler)
+        rows.append(
+            (row.compiler, row.cases, row.static, row.failed, _percent(row.failed, row.static))
+            + (row.whole, _percent(row.whole, row.cases))
+        )
+    columns = ("Compiler", "Cases", "Static cases", "Failed static cases", "Fail rate")
+    parts.append(_table((*columns, "One graph (all cases)", "of all cases"), rows))
+    parts.append(
+        "A case is a file with a test that runs in eager mode, and counts by the worst of its "
+        "tests. It is static when no tensor's value steers Python or reaches native code. It fails "
+        "when not every test became one graph."
+    )
+    parts.append("## Classes")
+    by_file = {c: collections.Counter(v.klass for v in results.files(lines, c)) for c in compilers}
+    by_test = {c: collections.Counter(t.klass for t in results.tests(lines, c)) for c in compilers}
+    header = ("Class", *(f"{c}, {what}" for what in ("files", "tests") for c in compilers))
+    parts.append(
+        _table(
+            header,
+            [
+                (
+                    _TITLES[klass],
+                    *(count[c][klass] for count in (by_file, by_test) for c in compilers),
+                )
+                for klass in (*CLASSES, NOT_RUNNABLE)
+            ],
+        )
+    )
+    for compiler in compilers:
+        parts += [f"## Reasons: {compiler}", _reasons(lines, compiler)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _described(run: dict[str, Any], lines: Lines) -> str:
+    imported = sum("import_error" not in line for line in lines)
+    tests = [test for line in lines for test in line["tests"]]
+    eager = [test["eager"] for test in tests if test["eager"]["class"] == "ok"]
+    unsure = sum(not result["deterministic"] for result in eager)
+    return (
+        f"{len(lines)} of {run['files']} files run, {imported} imported; {len(tests)} tests, "
+        f"{len(eager)} run in eager mode, of which {unsure} are not deterministic (their results "
+        f"are not compared). Backend {run['backend']}, device {run['device']}, "
+        f"{'training' if run['train'] else 'evaluation'} mode, torch {run['torch']}, "
+        f"Python {run['python']}."
+    )
+
+
+def _reasons(lines: Lines, compiler: str) -> str:
+    found = results.groups(lines, compiler)
+    if not found:
+        return "None: every test became one graph."
+    rows = []
+    for group in found[:_GROUPS_IN_SUMMARY]:
+        dynamic = sum(test.dynamic for test in group.tests)
+        first = group.tests[0]
+        example = f"`{first.file}::{first.module}`"
+        rows.append((_TITLES[group.klass], len(group.tests), dynamic, group.reason, example))
+    text = _table(("Class", "Tests", "of these dynamic", "Reason", "Example"), rows)
+    rest = found[_GROUPS_IN_SUMMARY:]
+    if rest:
+        count = sum(len(group.tests) for group in rest)
+        text += f"\n\n{len(rest)} more reasons with {count} tests are in report.html."
+    return text
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "–"
+
+
+def _table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    lines = [list(header), *([_cell(item) for item in row] for row in rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _cell(item: Any) -> str:
+    return str(item).replace("|", "\\|").replace("\n", " ")
+
+
+def html(run: dict[str, Any], lines: Lines) -> str:
+    """`report.html`: one file without references to the network."""
+    tests = [
+        {
+            "file": test.file,
+            "module": test.module,
+            "compiler": compiler,
+            "class": test.klass,
+            "dynamic": test.dynamic,
+            "graphs": test.detail.get("graphs"),
+            "hits": test.detail.get("hits"),
+            "first": test.detail.get("first_s"),
+            "matched": test.detail.get("matched_s"),
+            "why": "; ".join(dict.fromkeys(test.reasons)) or test.detail.get("error", ""),
+        }
+        for compiler in run["compilers"]
+        for test in results.tests(lines, compiler)
+    ]
+    groups = [
+        {
+            "compiler": compiler,
+            "class": group.klass,
+            "reason": group.reason,
+            "count": len(group.tests),
+            "dynamic": sum(test.dynamic for test in group.tests),
+            "example": group.example,
+            "command": reproduce(run, compiler, group.tests[0]),
+        }
+        for compiler in run["compilers"]
+        for group in results.groups(lines, compiler)
+    ]
+    template = _environment().get_template("report.html")
+    return template.render(
+        run=run,
+        described=_described(run, lines),
+        coverage=[coverage(lines, compiler) for compiler in run["compilers"]],
+        titles=_TITLES,
+        groups=groups,
+        tests=tests,
+    )
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
+    environment.filters["json"] = _json_in_html
+    return environment
+
+
+def _json_in_html(value: Any) -> str:
+    # `</script>` in a reason must not end the script.
+    import markupsafe
+
+    return markupsafe.Markup(json.dumps(value).replace("<", "\\u003c"))
+
+
+def reproduce(run: dict[str, Any], compiler: str, test: results.Test) -> str:
+    """The command that runs one test again."""
+    arguments = [
+        *("--corpus", run["corpus"]),
+        *("--filter", f"{test.file}::{test.module}"),
+        *("--compilers", compiler),
+        *("--backend", run["backend"]),
+        *("--device", run["device"]),
+        *(["--train"] if run["train"] else []),
+        *("--out", f"repro/{Path(test.file).stem}-{test.module}"),
+    ]
+    return "python -m paritybench_runner " + shlex.join(arguments)
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A test whose class is another one than before; `before` or `after` is "" when it is missing."""
+
+    compiler: str
+    file: str
+    module: str
+    before: str
+    after: str
+    reason: str
+
+    @property
+    def worse(self) -> bool:
+        """Whether the class is further from one graph than it was."""
+        order = (NOT_RUNNABLE, *CLASSES)
+        known = self.before in order and self.after in order
+        return (
+            known
+            and self.before != NOT_RUNNABLE
+            and (self.after == NOT_RUNNABLE or order.index(self.after) > order.index(self.before))
+        )
+
+
+def changes(before: Lines, after: Lines, compilers: Iterable[str]) -> list[Change]:
+    """The tests whose class changed between two runs, regressions first."""
+    found = []
+    for compiler in compilers:
+        old, new = _by_test(before, compiler), _by_test(after, compiler)
+        for key in sorted(old.keys() | new.keys()):
+            one, other = old.get(key), new.get(key)
+            was, now = (one.klass if one else ""), (other.klass if other else "")
+            if was != now:
+                reasons = other.reasons if other else []
+                found.append(Change(compiler, *key[:2], was, now, "; ".join(reasons)))
+    return sorted(found, key=lambda change: not change.worse)
+
+
+def _by_test(lines: Lines, compiler: str) -> dict[tuple[str, str, int], results.Test]:
+    # Names may repeat within a file; the n-th of a name is the n-th of it in the other run.
+    seen: collections.Counter[tuple[str, str]] = collections.Counter()
+    by_test = {}
+    for test in results.tests(lines, compiler):
+        seen[test.file, test.module] += 1
+        by_test[test.file, test.module, seen[test.file, test.module]] = test
+    return by_test
+
+
+def comparison(changed: list[Change]) -> str:
+    """`compare`'s output."""
+    if not changed:
+        return "No test changed its class."
+    title = {"": "not in the run", **_TITLES}
+    moves = collections.Counter(
+        (change.compiler, title[change.before], title[change.after], change.worse)
+        for change in changed
+    )
+    totals = [
+        (compiler, was, now, count, "worse" if worse else "")
+        for (compiler, was, now, worse), count in moves.most_common()
+    ]
+    rows = [
+        (change.compiler, f"{change.file}::{change.module}", title[change.before])
+        + (title[change.after], change.reason[:120])
+        for change in changed
+    ]
+    return "\n\n".join(
+        (
+            _table(("Compiler", "Was", "Is", "Tests", ""), totals),
+            _table(("Compiler", "Test", "Was", "Is", "Reason"), rows),
+        )
+    )

@@ -1,0 +1,201 @@
+"""The results of a run, on disk and summed up.
+
+`results.jsonl` has one line per file:
+
+    {"file": "test_x.py", "seconds": 1.2, "import_error": "...", "tests": [
+        {"index": 0, "module": "Net",
+         "eager": {"class": "ok", "deterministic": true, "reads": ["test_x.py:12 item"], ...},
+         "magpy": {"class": "one_graph", "graphs": 1, "splits": [], "hits": 2, ...}}]}
+
+`run.json` says what was run.
+"""
+
+import collections
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+# From best to worst. "eager": nothing was captured, the program ran as if there was no compiler.
+CLASSES = ("one_graph", "split", "eager", "timeout", "crashed", "wrong")
+NOT_RUNNABLE = "not_runnable"
+_RANK = {name: rank for rank, name in enumerate(CLASSES)}
+
+
+class RunError(Exception):
+    """A folder does not hold the run that was asked for; the text says what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Test:
+    """One test of one file, as one compiler saw it.
+
+    Attributes:
+        file: the file's name.
+        module: the module class's name.
+        klass: one of `CLASSES`, or `NOT_RUNNABLE`.
+        dynamic: a tensor's value steered Python or reached native code.
+        detail: what the compiler's result says.
+    """
+
+    file: str
+    module: str
+    klass: str
+    dynamic: bool
+    detail: dict[str, Any]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why this is not one graph."""
+        if self.klass in ("one_graph", NOT_RUNNABLE):
+            return []
+        splits = [split["reason"] for split in self.detail.get("splits", ())]
+        return splits or [self.detail.get("error") or "no call was a hit"]
+
+
+def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A run's `run.json` and the lines of its `results.jsonl`; a line cut short is left out.
+
+    Raises:
+        RunError: there is no run in `folder`.
+    """
+    described = folder / "run.json"
+    if not described.is_file():
+        raise RunError(f"{folder}: no run there (run.json is missing)")
+    lines = []
+    results = folder / "results.jsonl"
+    if results.is_file():
+        for line in results.read_text().splitlines():
+            try:
+                lines.append(json.loads(line))
+            except json.JSONDecodeError:
+                pass  # the run was killed while it wrote this line
+    return json.loads(described.read_text()), lines
+
+
+class Writer:
+    """Starts a run in a folder, or takes one up again, and appends results."""
+
+    def __init__(self, folder: Path, run: dict[str, Any], resume: bool) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.done: list[dict[str, Any]] = []
+        if (folder / "run.json").is_file():
+            before, self.done = read(folder)
+            if not resume:
+                raise RunError(f"{folder} holds a run: pass --resume to go on, or another --out")
+            changed = [key for key in run if run[key] != before.get(key)]
+            if changed:
+                raise RunError(
+                    f"{folder} holds a run with another {', '.join(changed)}: to go on with it, "
+                    f"pass what is in {folder / 'run.json'}"
+                )
+        (folder / "run.json").write_text(json.dumps(run, indent=1) + "\n")
+        # Written anew: appending to a line that was cut short would spoil the next one.
+        lines = [json.dumps(line) + "\n" for line in self.done]
+        (folder / "results.jsonl").write_text("".join(lines))
+        self._stream: TextIO = (folder / "results.jsonl").open("a")
+
+    def append(self, result: dict[str, Any]) -> None:
+        self._stream.write(json.dumps(result) + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def tests(lines: Iterable[dict[str, Any]], compiler: str) -> Iterator[Test]:
+    """All tests of a run as one compiler saw them."""
+    for line in lines:
+        for test in line["tests"]:
+            runnable = test["eager"]["class"] == "ok"
+            detail = test.get(compiler, {}) if runnable else test["eager"]
+            yield Test(
+                line["file"],
+                test["module"],
+                detail["class"] if runnable else NOT_RUNNABLE,
+                bool(test["eager"].get("reads")),
+                detail,
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class FileVerdict:
+    """What the papers call a case: a file by the worst of its tests."""
+
+    file: str
+    klass: str
+    dynamic: bool
+
+
+def files(lines: Iterable[dict[str, Any]], compiler: str) -> list[FileVerdict]:
+    """The files that have a test which runs in eager mode."""
+    by_file: dict[str, list[Test]] = collections.defaultdict(list)
+    for test in tests(lines, compiler):
+        if test.klass != NOT_RUNNABLE:
+            by_file[test.file].append(test)
+    return [
+        FileVerdict(file, worst(test.klass for test in of_file), any(t.dynamic for t in of_file))
+        for file, of_file in by_file.items()
+    ]
+
+
+def worst(classes: Iterable[str]) -> str:
+    """The worst of some classes."""
+    return max(classes, key=_RANK.__getitem__)
+
+
+_VARIABLE_PARTS = (
+    (re.compile(r"0x[0-9a-f]+"), "0x…"),
+    (re.compile(r"(/[\w.+-]+)+/([\w.+-]+)"), r"\2"),
+    (re.compile(r"test_\w+\.py"), "test_….py"),
+    (re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?"), "N"),
+)
+
+
+def reason_group(reason: str) -> str:
+    """A reason without what differs from program to program: numbers, addresses, file names."""
+    for pattern, replacement in _VARIABLE_PARTS:
+        reason = pattern.sub(replacement, reason)
+    return reason[:160]
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Tests that are not one graph for the same reason.
+
+    Attributes:
+        klass: their class.
+        reason: the reason, without variable parts.
+        tests: distinct tests, in the run's order.
+        example: the reason in full, and where, of the first one.
+    """
+
+    klass: str
+    reason: str
+    tests: tuple[Test, ...]
+    example: str
+
+
+def groups(lines: Iterable[dict[str, Any]], compiler: str) -> list[Group]:
+    """Failures grouped by class and reason, the worst classes first, then the largest groups."""
+    members: dict[tuple[str, str], dict[tuple[str, str], Test]] = {}
+    examples: dict[tuple[str, str], str] = {}
+    for test in tests(lines, compiler):
+        for reason in test.reasons:
+            key = test.klass, reason_group(reason)
+            members.setdefault(key, {})[test.file, test.module] = test
+            examples.setdefault(key, _with_place(reason, test))
+    found = [
+        Group(klass, reason, tuple(of_group.values()), examples[klass, reason])
+        for (klass, reason), of_group in members.items()
+    ]
+    return sorted(found, key=lambda group: (-_RANK[group.klass], -len(group.tests)))
+
+
+def _with_place(reason: str, test: Test) -> str:
+    for split in test.detail.get("splits", ()):
+        if split["reason"] == reason and split["where"]:
+            return f"{reason} ({split['where']})"
+    return reason

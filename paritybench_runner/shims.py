@@ -1,0 +1,193 @@
+"""What it takes to import programs of 2017 to 2023 with today's libraries.
+
+`install()` changes the process it is called in, for good: it is for the processes that run corpus
+files. Nothing here knows any single file; a shim is there because a library moved or lost a name,
+or because a library is not installed.
+"""
+
+import builtins
+import collections
+import collections.abc
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import itertools
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+
+from paritybench_runner import stand_ins
+
+SEED = 1337
+
+# Libraries that programs import for data and logging, seldom for their models: when they are not
+# installed, any attribute of theirs is a mock.
+MOCKED = ("tensorflow", "torchtext", "torchaudio")
+
+# Names that moved or went: module -> name -> where it is now, or a function that makes it.
+MOVED: dict[str, dict[str, str | Callable[[], Any]]] = {
+    "inspect": {"getargspec": "inspect.getfullargspec"},
+    "numpy": {
+        "bool8": "builtins.bool",
+        "complex": "builtins.complex",
+        "float": "builtins.float",
+        "int": "builtins.int",
+        "object": "builtins.object",
+        "str": "builtins.str",
+        "long": "builtins.int",
+        "float_": "numpy.float64",
+        "Inf": "numpy.inf",
+        "NaN": "numpy.nan",
+        "product": "numpy.prod",
+    },
+    "scipy.signal": {
+        "tukey": "scipy.signal.windows.tukey",
+        "gaussian": "scipy.signal.windows.gaussian",
+    },
+    "matplotlib.cm": {"get_cmap": "matplotlib.pyplot.get_cmap"},
+    "torch._utils": {"_accumulate": "itertools.accumulate"},
+}
+
+# torchvision's models once had a table of download addresses, by the name of the model.
+URL_TABLES = tuple(
+    f"torchvision.models.{name}"
+    for name in ("alexnet", "densenet", "googlenet", "inception", "mnasnet", "mobilenet")
+) + tuple(
+    f"torchvision.models.{name}"
+    for name in ("mobilenetv2", "mobilenetv3", "resnet", "shufflenetv2", "squeezenet", "vgg")
+)
+
+# Schemas of torchvision's native operators. Its wheel is built for CUDA; where the library cannot
+# be loaded, `import torchvision` fails unless the operators exist. They do not run.
+TORCHVISION_OPERATORS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, "
+    "SymInt pooled_width, int sampling_ratio, bool aligned) -> Tensor",
+    "roi_pool(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, "
+    "SymInt pooled_width) -> (Tensor, Tensor)",
+    "ps_roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, "
+    "SymInt pooled_width, int sampling_ratio) -> (Tensor, Tensor)",
+    "ps_roi_pool(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, "
+    "SymInt pooled_width) -> (Tensor, Tensor)",
+    "deform_conv2d(Tensor input, Tensor weight, Tensor offset, Tensor mask, Tensor bias, "
+    "SymInt stride_h, SymInt stride_w, SymInt pad_h, SymInt pad_w, SymInt dilation_h, "
+    "SymInt dilation_w, SymInt groups, SymInt offset_groups, bool use_mask) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "_cuda_version() -> int",
+)
+
+_KEEP_ALIVE: list[Any] = []  # a torch.library.Library undoes its definitions when it dies
+
+
+def install() -> None:
+    """Installs all shims. Corpus files can be imported afterwards."""
+    sys.modules["_paritybench_helpers"] = stand_ins.module()
+    pin_seed()
+    for name in vars(collections.abc):
+        if name[0].isupper() and not hasattr(collections, name):
+            setattr(collections, name, getattr(collections.abc, name))
+    sys.modules.setdefault("torch._six", _torch_six())
+    sys.meta_path.append(_MockedLibraries())
+    _declare_torchvision_operators()
+    for module, names in MOVED.items():
+        _add_moved_names(module, names)
+    for module in URL_TABLES:
+        _add_moved_names(module, {"model_urls": lambda: collections.defaultdict(str)})
+
+
+def pin_seed() -> None:
+    """`torch.manual_seed` sets one seed whatever its argument, as in ParityBench: programs that
+    seed with the time are deterministic then."""
+    generator = torch.default_generator
+
+    def manual_seed(seed: int = SEED) -> torch.Generator:
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(SEED)
+        return generator.manual_seed(SEED)
+
+    torch.manual_seed = manual_seed
+
+
+def _torch_six() -> types.ModuleType:
+    six = types.ModuleType("torch._six")
+    six.__dict__.update(
+        PY2=False,
+        PY3=True,
+        PY37=True,
+        string_classes=(str, bytes),
+        int_classes=int,
+        container_abcs=collections.abc,
+        FileNotFoundError=FileNotFoundError,
+        StringIO=importlib.import_module("io").StringIO,
+        builtins=builtins,
+        imap=map,
+        zip_longest=itertools.zip_longest,
+        inf=float("inf"),
+        nan=float("nan"),
+        with_metaclass=lambda meta, *bases: meta("base", bases or (object,), {}),
+    )
+    return six
+
+
+def _add_moved_names(module: str, names: dict[str, str | Callable[[], Any]]) -> None:
+    try:
+        target = importlib.import_module(module)
+    except Exception:  # not installed, or not importable here: nothing to add names to
+        return
+    for name, source in names.items():
+        # `in vars`, not `hasattr`: NumPy's module `__getattr__` raises for names that went.
+        if name in vars(target):
+            continue
+        if callable(source):
+            setattr(target, name, source())
+        else:
+            home, _, attribute = source.rpartition(".")
+            setattr(target, name, getattr(importlib.import_module(home), attribute))
+
+
+class _MockedLibraries(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds `MOCKED` libraries, and any submodule of theirs, that nobody else found."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.partition(".")[0] not in MOCKED:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _MockModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+class _MockModule(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        # The import system and `inspect` ask for these, and a mock would be believed.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value = mock.MagicMock(name=f"{self.__name__}.{name}")
+        setattr(self, name, value)
+        return value
+
+
+def _declare_torchvision_operators() -> None:
+    if importlib.util.find_spec("torchvision") is None:
+        return
+    try:
+        importlib.import_module("torchvision.extension")
+    except Exception:
+        # The failed import leaves half a package behind; it is imported anew below.
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        library = torch.library.Library("torchvision", "DEF")
+        for schema in TORCHVISION_OPERATORS:
+            library.define(schema)
+        _KEEP_ALIVE.append(library)
+        _KEEP_ALIVE.append(importlib.import_module("torchvision"))

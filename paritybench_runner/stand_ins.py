@@ -1,0 +1,59 @@
+"""What ParityBench's generated files import from `_paritybench_helpers`.
+
+The checkout brings such a module, but that one imports the compilers it was written to measure.
+This one has the same names and gives the same objects to the generated code.
+"""
+
+import types
+import unittest
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class PlaceholderLayer(torch.nn.ReLU):
+    """Stands where a program expects some layer or block that the generator could not find."""
+
+    expansion = 1
+
+    def __repr__(self) -> str:
+        return "_mock_layer()"
+
+
+def _mock_layer(
+    in_features: int | None = None, out_features: int | None = None, *args: Any, **kwargs: Any
+) -> torch.nn.Module:
+    if in_features and out_features:
+        return torch.nn.Linear(in_features, out_features, **kwargs)
+    return PlaceholderLayer()
+
+
+class _mock_config(dict):
+    __getattr__ = dict.__getitem__
+
+
+def patch_functional() -> None:
+    """Makes `torch.functional` and `torch.nn.functional` one: the files import both as `F`."""
+    one, other = torch.functional, torch.nn.functional
+    for source, target in ((one, other), (other, one)):
+        for name in vars(source):
+            if name[:1].islower() and not hasattr(target, name):
+                setattr(target, name, getattr(source, name))
+
+
+def _fails_compile() -> Callable[[Any], Any]:
+    return lambda test: test
+
+
+def module() -> types.ModuleType:
+    """The module to find under the name `_paritybench_helpers`."""
+    helpers = types.ModuleType("_paritybench_helpers")
+    helpers.__dict__.update(
+        _mock_layer=_mock_layer,
+        _mock_config=_mock_config,
+        patch_functional=patch_functional,
+        _fails_compile=_fails_compile,
+        _paritybench_base=unittest.TestCase,
+    )
+    return helpers

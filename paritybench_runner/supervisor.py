@@ -1,0 +1,205 @@
+"""Runs corpus files in processes of their own, and keeps what they do from mattering elsewhere."""
+
+import concurrent.futures
+import dataclasses
+import multiprocessing
+import multiprocessing.context
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from paritybench_runner.worker import EAGER, Event, Job, main
+
+# After so many time-outs the rest of a file is given up.
+MAX_TIMEOUTS = 3
+_POLL_SECONDS = 0.2
+_STDERR_LINES = 6
+
+FileResult = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a file may use.
+
+    Attributes:
+        seconds: for each step: importing the file, a test in eager mode, a test in one compiler.
+        memory: bytes of address space of the file's process, or None.
+    """
+
+    seconds: float
+    memory: int | None
+
+
+class Stopped(Exception):
+    """The run was told to stop while this file was running."""
+
+
+class Supervisor:
+    """Runs files, `jobs` at a time; as a context manager, leaves no process behind."""
+
+    def __init__(self, limits: Limits, jobs: int = 1) -> None:
+        # One thread per file: results do not depend on the number of cores, files share them well.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        self.limits = limits
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["paritybench_runner.preload"])
+        self._stop = threading.Event()
+        self._threads = concurrent.futures.ThreadPoolExecutor(jobs)
+
+    def __enter__(self) -> "Supervisor":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def run(self, jobs: list[Job]) -> Iterator[FileResult]:
+        """Yields the result of each file as it is finished."""
+        futures = [self._threads.submit(self.run_one, job) for job in jobs]
+        for future in concurrent.futures.as_completed(futures):
+            yield future.result()
+
+    def run_one(self, job: Job) -> FileResult:
+        """One file's result: its tests, or why it could not be imported."""
+        start = time.perf_counter()
+        record = _Record(job)
+        while record.unfinished:
+            self._attempt(job, record)
+        return {**record.result(), "seconds": round(time.perf_counter() - start, 3)}
+
+    def _attempt(self, job: Job, record: "_Record") -> None:
+        with tempfile.TemporaryDirectory(prefix="paritybench-") as folder:
+            channel, theirs = self._context.Pipe(duplex=False)
+            arguments = (job, record.known(), theirs, folder, self.limits.memory)
+            process = self._context.Process(target=main, args=arguments)
+            process.start()
+            theirs.close()
+            try:
+                for event in self._events(channel):
+                    record.take(event)
+                if record.unfinished:
+                    process.join(_POLL_SECONDS * 10)
+                    record.died(process.exitcode, _tail(Path(folder, "stderr")))
+            except TimeoutError:
+                record.timed_out(self.limits.seconds)
+            finally:
+                _end(process)
+                channel.close()
+
+    def _events(self, channel: Connection) -> Iterator[Event]:
+        deadline = time.monotonic() + self.limits.seconds
+        while True:
+            if self._stop.is_set():
+                raise Stopped
+            if channel.poll(_POLL_SECONDS):
+                try:
+                    event = channel.recv()
+                except (EOFError, OSError):
+                    return
+                yield event
+                if event.kind == "end":
+                    return
+                deadline = time.monotonic() + self.limits.seconds
+            elif time.monotonic() > deadline:
+                raise TimeoutError
+
+
+class _Record:
+    """What is known of a file after one or more attempts."""
+
+    def __init__(self, job: Job) -> None:
+        self.unfinished = True
+        self._job = job
+        self._import_error: str | None = None
+        self._tests: dict[int, dict[str, Any]] = {}
+        self._current: tuple[int, str] = (-1, "import")
+        self._timeouts = 0
+
+    def known(self) -> dict[tuple[int, str], dict[str, Any]]:
+        steps = (EAGER, *self._job.compilers)
+        return {
+            (index, step): test[step]
+            for index, test in self._tests.items()
+            for step in steps
+            if step in test
+        }
+
+    def take(self, event: Event) -> None:
+        if event.kind == "begin":
+            self._current = (event.index, event.step)
+        elif event.kind == "end":
+            self.unfinished = False
+        elif event.index >= 0:
+            self._tests[event.index][event.step] = event.result
+        elif "error" in event.result:
+            self._import_error = event.result["error"]
+        else:
+            for index, module in event.result["tests"]:
+                self._tests.setdefault(index, {"index": index, "module": module})
+
+    def timed_out(self, seconds: float) -> None:
+        self._timeouts += 1
+        self._failed("timeout", f"no result after {seconds:g} s")
+        if self._timeouts == MAX_TIMEOUTS:
+            self._give_up(f"not run: {MAX_TIMEOUTS} steps of this file timed out before")
+
+    def died(self, exit_code: int | None, stderr: str) -> None:
+        self._failed("crashed", f"{_cause_of_death(exit_code)}; {stderr}".rstrip("; "))
+
+    def _failed(self, kind: str, error: str) -> None:
+        index, step = self._current
+        if index < 0:
+            self._import_error = error
+            self.unfinished = False
+            return
+        test = self._tests[index]
+        if step == EAGER and EAGER in test:
+            # It ran before; what cannot be repeated cannot be compared with either.
+            test[EAGER] = {"class": kind, "error": f"in another attempt: {error}"}
+        else:
+            test[step] = {"class": kind, "error": error}
+
+    def _give_up(self, error: str) -> None:
+        for test in self._tests.values():
+            if test.setdefault(EAGER, {"class": "timeout", "error": error})["class"] == "ok":
+                for compiler in self._job.compilers:
+                    test.setdefault(compiler, {"class": "timeout", "error": error})
+        self.unfinished = False
+
+    def result(self) -> FileResult:
+        tests = [self._tests[index] for index in sorted(self._tests)]
+        result: FileResult = {"file": Path(self._job.path).name, "tests": tests}
+        if self._import_error is not None:
+            result["import_error"] = self._import_error
+        return result
+
+
+def _cause_of_death(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    return f"the process exited with {exit_code}"
+
+
+def _tail(stderr: Path) -> str:
+    if not stderr.is_file():
+        return ""
+    lines = stderr.read_text(errors="replace").strip().splitlines()
+    return " | ".join(line.strip() for line in lines[:_STDERR_LINES])[:500]
+
+
+def _end(process: multiprocessing.context.ForkServerProcess) -> None:
+    """Ends a file's process and everything it started."""
+    if process.pid is not None:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            process.kill()  # it had not become the head of a group yet, or is gone
+    process.join()
+    process.close()

@@ -1,0 +1,141 @@
+"""The process that runs one corpus file, and reports each step before and after it."""
+
+import contextlib
+import dataclasses
+import faulthandler
+import os
+import resource
+import sys
+import warnings
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from paritybench_runner import corpus
+from paritybench_runner.compilers import COMPILERS, first_line
+from paritybench_runner.evaluate import evaluate_compiler, evaluate_eager
+
+EAGER = "eager"
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What to do with a file.
+
+    Attributes:
+        path: the file.
+        compilers: names, in order.
+        backend: the compilers' backend.
+        device: "cpu" or "cuda".
+        train: compare gradients as well.
+        pattern: the `--filter`.
+    """
+
+    path: str
+    compilers: tuple[str, ...]
+    backend: str = "eager"
+    device: str = "cpu"
+    train: bool = False
+    pattern: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """A step of a file.
+
+    Attributes:
+        kind: "begin", "done" or "end" (of the file).
+        index: of the test; -1 while the file is imported.
+        step: "eager" or a compiler's name; "import".
+        result: of a step that is done: what there is to say about it.
+    """
+
+    kind: str
+    index: int = -1
+    step: str = "import"
+    result: Any = None
+
+
+def run_file(
+    job: Job, known: dict[tuple[int, str], dict[str, Any]] | None = None
+) -> Iterator[Event]:
+    """Runs a file's tests and yields an `Event` before and after every step.
+
+    Args:
+        job: what to do.
+        known: results of an earlier attempt, by test and step: these steps are not run again.
+    """
+    known = known or {}
+    yield Event("begin")
+    try:
+        cases = corpus.load(Path(job.path))
+    except Exception as error:
+        yield Event("done", result={"error": first_line(error)})
+        yield Event("end")
+        return
+    name = Path(job.path).name
+    cases = [case for case in cases if corpus.selects(job.pattern, name, case.module)]
+    yield Event("done", result={"tests": [(case.index, case.module) for case in cases]})
+    compilers = {name: COMPILERS[name](job.backend) for name in job.compilers}
+    for case in cases:
+        steps = [step for step in (EAGER, *compilers) if (case.index, step) not in known]
+        eager = known.get((case.index, EAGER))
+        if not steps or (eager is not None and eager["class"] != "ok"):
+            continue
+        # In a second attempt eager mode runs again: its program is needed, its verdict is known.
+        yield Event("begin", case.index, EAGER)
+        program, result = evaluate_eager(case, job.device, job.train)
+        if eager is None:
+            eager = result
+            yield Event("done", case.index, EAGER, result)
+        if program is None:
+            continue
+        for step in steps:
+            if step != EAGER:
+                yield Event("begin", case.index, step)
+                result = evaluate_compiler(program, eager, compilers[step])
+                yield Event("done", case.index, step, result)
+    yield Event("end")
+
+
+def main(
+    job: Job,
+    known: dict[tuple[int, str], dict[str, Any]],
+    channel: Connection,
+    folder: str,
+    memory: int | None,
+) -> None:
+    """Entry point of the process: sends the events of `run_file` through `channel`.
+
+    Args:
+        job, known: as for `run_file`.
+        channel: where events go.
+        folder: a temporary folder to work in; what the program prints to stderr goes to `stderr`
+            there.
+        memory: limit of the address space in bytes, or None.
+    """
+    os.setsid()  # so that the file's processes can be ended together
+    os.chdir(folder)
+    _redirect(os.path.join(folder, "stderr"))
+    faulthandler.enable()
+    if memory is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
+    sys.path.insert(0, os.path.dirname(job.path))
+    warnings.simplefilter("ignore")
+    for event in run_file(job, known):
+        channel.send(event)
+    channel.close()
+    # Threads and exit handlers of whatever was imported must not keep the process.
+    os._exit(0)
+
+
+def _redirect(stderr: str) -> None:
+    sys.stdout.flush()
+    with contextlib.ExitStack() as stack:
+        null_in = stack.enter_context(open(os.devnull))
+        null_out = stack.enter_context(open(os.devnull, "w"))
+        errors = stack.enter_context(open(stderr, "w"))
+        for stream, number in ((null_in, 0), (null_out, 1), (errors, 2)):
+            os.dup2(stream.fileno(), number)
