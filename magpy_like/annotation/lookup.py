@@ -38,6 +38,7 @@ _NATIVE = (
     types.ClassMethodDescriptorType,
     types.MethodWrapperType,
 )
+_OTHER_SCHEMAS = ("opcodes.yaml",)  # instructions are no objects: the monitor reads them
 _PROPERTY = (types.GetSetDescriptorType, types.MemberDescriptorType, property)
 
 
@@ -119,6 +120,8 @@ class Table:
         """Read all files of a directory, the shared sets first."""
         self._loaded = True
         for path in sorted(directory.glob("*.yaml")):
+            if path.name in _OTHER_SCHEMAS:
+                continue
             rules, sets = read_rules(path, self._sets)
             if path.name.startswith("_"):
                 self._sets.update(sets)

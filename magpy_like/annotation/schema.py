@@ -36,6 +36,7 @@ class ValueRead(enum.Enum):
 class RelationKind(enum.Enum):
     """Names the way from one variable to another (the edges of the RefGraph)."""
 
+    CONSTANT = "constant"  # outlives the call: a class, a module, what a cached function gave
     LOCAL = "local"
     CELL = "cell"
     GLOBAL = "global"
@@ -52,11 +53,20 @@ class RelationKind(enum.Enum):
     ELEMENT = "element"  # the output is one of the input's elements, chosen by the operation
     ARGUMENT = "argument"  # the output is one of the inputs, chosen by the operation
     SELF = "self"  # the output is the input
-    CONSTANT = "constant"  # the output outlives the call: the same object for equal inputs
     COPY = "copy"  # the output is new and holds the very elements of the input
     BOUND_METHOD = "bound method"
     CLOSURE = "closure"
     DEFAULT = "default argument"
+
+
+class DataShape(enum.Enum):
+    """When the shape of an operator's output depends on the data of its inputs."""
+
+    NEVER = "never"
+    ALWAYS = "always"  # nonzero, unique
+    MASK_INDEX = "mask index"  # x[mask]
+    ONE_ARGUMENT = "one argument"  # where(condition)
+    TENSOR_ARGUMENT = "tensor argument"  # repeat_interleave(x, repeats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +96,11 @@ class RelationProperty:
 
 @dataclass(frozen=True, slots=True)
 class OutputProperty:
-    """``InPlace`` and ``Relation`` of the output."""
+    """``InPlace`` and ``Relation`` of the output, and whether its shape is known from shapes."""
 
     in_place: bool = False
     relation: RelationProperty | None = None
+    shape_from_data: DataShape = DataShape.NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +134,7 @@ FLAGS = ("as_op_node", "pure_closure", "global_state", "state_read", "random", "
 PROPERTIES = frozenset((*FLAGS, "inputs", "default_input", "output", "reason"))
 
 _VALUE_READS = {read.name: read for read in ValueRead}
+_DATA_SHAPES = {shape.name: shape for shape in DataShape}
 _RELATION_KINDS = {kind.name: kind for kind in RelationKind}
 
 
@@ -231,12 +243,23 @@ def _output(raw: Any, path: tuple[Any, ...]) -> OutputProperty:
     if not isinstance(raw, dict):
         raise SchemaError(path, f"expected a mapping, not {_kind(raw)}")
     for key in raw:
-        if key not in ("in_place", "relation"):
-            raise SchemaError((*path, key), "unknown property; known are in_place, relation")
+        if key not in ("in_place", "relation", "shape_from_data"):
+            raise SchemaError(
+                (*path, key), "unknown property; known are in_place, relation, shape_from_data"
+            )
     relation = raw.get("relation")
+    shape = raw.get("shape_from_data", DataShape.NEVER)
+    if not isinstance(shape, DataShape):
+        if shape not in _DATA_SHAPES:
+            raise SchemaError(
+                (*path, "shape_from_data"),
+                f"{shape!r} is not known; known are {_listed(_DATA_SHAPES)}",
+            )
+        shape = _DATA_SHAPES[shape]
     return OutputProperty(
         _typed(raw, "in_place", bool, default=False, path=path),
         None if relation is None else _relation(relation, (*path, "relation")),
+        shape,
     )
 
 

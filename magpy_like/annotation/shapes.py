@@ -1,0 +1,41 @@
+"""Whether the shape of what an operator gives can be known from the shapes of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from magpy_like.annotation.schema import Annotation, DataShape
+
+
+def shape_depends_on_data(
+    annotation: Annotation, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> bool:
+    """Whether guards on the inputs' shapes do not fix the shape of this call's output.
+
+    ``args`` counts the receiver as 0. Numbers of elements that a tensor of masks, counts or
+    positions decides are what this is about: ``x[mask]``, ``nonzero``, ``repeat_interleave``.
+    """
+    match annotation.output.shape_from_data:
+        case DataShape.NEVER:
+            return False
+        case DataShape.ALWAYS:
+            return True
+        case DataShape.ONE_ARGUMENT:
+            return len(args) + len(kwargs) == 1
+        case DataShape.TENSOR_ARGUMENT:
+            if kwargs.get("output_size") is not None:
+                return False
+            others = (*args[1:], *kwargs.values())
+            return not others or any(isinstance(value, torch.Tensor) for value in others)
+        case DataShape.MASK_INDEX:
+            return len(args) > 1 and isinstance(args[0], torch.Tensor) and _has_mask(args[1])
+
+
+def _has_mask(index: Any) -> bool:
+    if isinstance(index, torch.Tensor):
+        return index.dtype in (torch.bool, torch.uint8)
+    # A lone True or False adds a dimension of known size; lists of them are masks of known values.
+    return isinstance(index, tuple | list) and any(_has_mask(part) for part in index)
