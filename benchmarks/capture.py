@@ -31,7 +31,7 @@ def compare(
         reset()
         return partial(compiler(model, backend=uncompiled), *args, **kwargs)
 
-    makers = {
+    makers: dict[str, Callable[[], Callable[[], Any]]] = {
         "magpy": partial(prepare, magpy.reset, magpy.compile),
         "dynamo": partial(prepare, torch.compiler.reset, torch.compile),
         "eager": lambda: partial(model, *args, **kwargs),

@@ -1,0 +1,51 @@
+"""The memory tests measure what they say they measure."""
+
+import torch
+
+from tests.memory import bytes_left, census, peak_bytes
+
+MEGA = 1 << 20
+
+
+def block(megabytes):
+    return torch.empty(megabytes * MEGA, dtype=torch.uint8)
+
+
+def test_peak_counts_what_lives_at_the_same_time():
+    def together():
+        a, b = block(3), block(2)
+        del a, b
+
+    def one_after_the_other():
+        a = block(3)
+        del a
+        b = block(2)
+        del b
+
+    assert peak_bytes(together) == 5 * MEGA
+    assert peak_bytes(one_after_the_other) == 3 * MEGA
+
+
+def test_peak_leaves_out_what_was_there_before():
+    x = block(4)
+    assert peak_bytes(lambda: x.add_(1)) < MEGA
+    assert 4 * MEGA <= peak_bytes(lambda: x + 1) < 4 * MEGA + 64  # and the number 1
+
+
+def test_bytes_left_are_those_that_outlive_the_call():
+    kept = []
+    assert bytes_left(lambda: block(3)) == 0
+    assert bytes_left(lambda: kept.append(block(3))) == 3 * MEGA
+
+
+def test_census_sees_a_tensor_that_a_frame_keeps():
+    def generator():
+        kept = torch.ones(3)
+        yield kept
+
+    before = census()
+    suspended = generator()
+    next(suspended)
+    assert (census() - before)["tensors"] == 1
+    del suspended
+    assert census() == before
