@@ -242,11 +242,11 @@ def resolve(function: object) -> tuple[Any, Any]:
         return _resolve_builtin(function)
     if kind is types.MethodType:
         return function.__func__, function.__self__  # type: ignore[attr-defined]
-    if kind is types.FunctionType or isinstance(function, type) or isinstance(function, _NATIVE):
-        if kind is types.MethodWrapperType:
-            receiver = function.__self__  # type: ignore[attr-defined]
-            operation = _inherited(type(receiver), function.__name__)  # type: ignore[attr-defined]
-            return (function, NULL) if operation is _ABSENT else (operation, receiver)
+    if kind is types.MethodWrapperType:
+        # Through `super` the wrapper need not be the first of its name in the receiver's class.
+        owner = function.__objclass__  # type: ignore[attr-defined]
+        return owner.__dict__[function.__name__], function.__self__  # type: ignore[attr-defined]
+    if kind is types.FunctionType or isinstance(function, (type, *_NATIVE)):
         return function, NULL
     if _TABLE.lookup(function) is not None or _is_partial(function):
         return function, NULL
@@ -262,12 +262,21 @@ def _resolve_builtin(function: Any) -> tuple[Any, Any]:
     if isinstance(receiver, type):
         for base in receiver.__mro__:
             member = base.__dict__.get(name)
-            if isinstance(member, types.ClassMethodDescriptorType):
-                return member, receiver
             if member is function or isinstance(member, staticmethod):
                 return function, NULL
-    operation = _inherited(type(receiver), name)
-    return (function, NULL) if operation is _ABSENT else (operation, receiver)
+            if isinstance(member, types.ClassMethodDescriptorType) and (
+                member.__get__(None, receiver) == function
+            ):
+                return member, receiver
+    kind = type(receiver)
+    for base in kind.__mro__:
+        member = base.__dict__.get(name)
+        # Through `super` the method need not be the first of its name in the receiver's class.
+        if isinstance(member, types.MethodDescriptorType) and (
+            member.__get__(receiver, kind) == function
+        ):
+            return member, receiver
+    return function, NULL
 
 
 def _is_partial(function: object) -> bool:
