@@ -30,12 +30,6 @@ class Case:
     init_arguments: Callable[[], Arguments]
     forward_arguments: Callable[[], Arguments]
 
-    @property
-    def has_forward(self) -> bool:
-        """Whether the class has a `forward` of its own (some are only called through methods)."""
-        forward = getattr(self.build, "forward", None)
-        return getattr(forward, "__name__", "") != "_forward_unimplemented"
-
 
 def folder_of(corpus: Path) -> Path:
     """The folder with the files: `generated/` in a checkout of ParityBench, else `corpus` itself.

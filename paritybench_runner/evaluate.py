@@ -21,7 +21,7 @@ import torch
 from torch.utils import _pytree
 
 from paritybench_runner.compare import difference, tensors_by_path
-from paritybench_runner.compilers import Compiler, FreshCall, Refused, first_line
+from paritybench_runner.compilers import Capture, Compiler, FreshCall, Refused, first_line
 from paritybench_runner.corpus import Case
 from paritybench_runner.dynamism import ValueReads
 
@@ -67,6 +67,12 @@ class Program:
         with contextlib.suppress(Exception):
             module.to(self.device)
         return module
+
+    @property
+    def has_forward(self) -> bool:
+        """False for modules that are only used through other methods."""
+        forward = getattr(self._original, "forward", None)
+        return getattr(forward, "__name__", "") != "_forward_unimplemented"
 
     def twin(self) -> torch.nn.Module:
         """A module equal to the first one built, sharing nothing with other twins.
@@ -257,10 +263,10 @@ def _exact(program: Program, number: int, path: str) -> torch.Tensor | None:
 
 def evaluate_eager(case: Case, device: str, train: bool) -> tuple[Program | None, dict[str, Any]]:
     """Whether a test runs in eager mode, the same way twice, and whether it is dynamic."""
-    if not case.has_forward:
-        return None, {"class": "no forward"}
     try:
         program = Program(case, device, train)
+        if not program.has_forward:
+            return None, {"class": "no forward"}
         verdict = _repeatable(program)
         if (verdict.eager_error is None and verdict.difference) or verdict.error:
             program.rebuild = True
@@ -341,14 +347,14 @@ def evaluate_compiler(
         except Exception as error:
             return {"class": "crashed", "error": f"while explaining: {first_line(error)}"}
         return {
-            "class": _class_of(capture.whole, capture.graphs, hits),
+            "class": _class_of(capture),
             **result,
             "graphs": capture.graphs,
             "splits": [dataclasses.asdict(split) for split in capture.splits],
         }
 
 
-def _class_of(whole: bool, graphs: int, hits: int) -> str:
-    if hits == 0 or (graphs == 0 and not whole):
-        return "eager"
-    return "one_graph" if whole else "split"
+def _class_of(capture: Capture) -> str:
+    if capture.whole:
+        return "one_graph"
+    return "split" if capture.graphs else "eager"

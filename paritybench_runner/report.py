@@ -72,8 +72,10 @@ def summary(run: dict[str, Any], lines: Lines) -> str:
     for compiler in compilers:
         row = coverage(lines, compiler)
         rows.append(
-            (row.compiler, row.cases, row.static, row.failed, _percent(row.failed, row.static))
-            + (row.whole, _percent(row.whole, row.cases))
+            (
+                *(row.compiler, row.cases, row.static, row.failed),
+                *(_percent(row.failed, row.static), row.whole, _percent(row.whole, row.cases)),
+            )
         )
     columns = ("Compiler", "Cases", "Static cases", "Failed static cases", "Fail rate")
     parts.append(_table((*columns, "One graph (all cases)", "of all cases"), rows))
@@ -98,6 +100,14 @@ def summary(run: dict[str, Any], lines: Lines) -> str:
             ],
         )
     )
+    for compiler in compilers:
+        unmatched = [t for t in results.tests(lines, compiler) if t.unmatched]
+        if unmatched:
+            first = unmatched[0]
+            parts.append(
+                f"{compiler}: in {len(unmatched)} tests no later call was a hit, not even the one "
+                f"that repeats the first; `{first.file}::{first.module}` is one."
+            )
     for compiler in compilers:
         parts += [f"## Reasons: {compiler}", _reasons(lines, compiler)]
     return "\n\n".join(parts) + "\n"
@@ -222,7 +232,7 @@ def reproduce(run: dict[str, Any], compiler: str, test: results.Test) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A test whose class is another one than before; `before` or `after` is "" when it is missing."""
+    """A test whose class is another one than before; "" stands for a run without the test."""
 
     compiler: str
     file: str
@@ -281,8 +291,10 @@ def comparison(changed: list[Change]) -> str:
         for (compiler, was, now, worse), count in moves.most_common()
     ]
     rows = [
-        (change.compiler, f"{change.file}::{change.module}", title[change.before])
-        + (title[change.after], change.reason[:120])
+        (
+            *(change.compiler, f"{change.file}::{change.module}"),
+            *(title[change.before], title[change.after], change.reason[:120]),
+        )
         for change in changed
     ]
     return "\n\n".join(

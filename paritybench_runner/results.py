@@ -47,12 +47,17 @@ class Test:
     detail: dict[str, Any]
 
     @property
+    def unmatched(self) -> bool:
+        """Captured, but no later call could use it: not even one that repeats the first."""
+        return self.detail.get("hits") == 0
+
+    @property
     def reasons(self) -> list[str]:
         """Why this is not one graph."""
         if self.klass in ("one_graph", NOT_RUNNABLE):
             return []
         splits = [split["reason"] for split in self.detail.get("splits", ())]
-        return splits or [self.detail.get("error") or "no call was a hit"]
+        return splits or [self.detail.get("error", "no reason given")]
 
 
 def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:

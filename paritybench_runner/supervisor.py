@@ -10,9 +10,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from paritybench_runner.worker import EAGER, Event, Job, main
 
@@ -20,6 +22,9 @@ from paritybench_runner.worker import EAGER, Event, Job, main
 MAX_TIMEOUTS = 3
 _POLL_SECONDS = 0.2
 _STDERR_LINES = 6
+
+# One thread per file: results do not depend on the number of cores, and files share them well.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 FileResult = dict[str, Any]
 
@@ -45,11 +50,12 @@ class Supervisor:
     """Runs files, `jobs` at a time; as a context manager, leaves no process behind."""
 
     def __init__(self, limits: Limits, jobs: int = 1) -> None:
-        # One thread per file: results do not depend on the number of cores, files share them well.
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
         self.limits = limits
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["paritybench_runner.preload"])
+        with mock.patch.dict(os.environ, _ENVIRONMENT):
+            resource_tracker.ensure_running()
+            forkserver.ensure_running()
         self._stop = threading.Event()
         self._threads = concurrent.futures.ThreadPoolExecutor(jobs)
 

@@ -1,0 +1,2 @@
+# The files here are programs for the corpus runner; `tests/paritybench` runs them.
+collect_ignore_glob = ["test_*.py"]
