@@ -1,0 +1,49 @@
+"""Graph passes: from a graph to a graph that computes the same with less.
+
+:func:`run` works on ATen graphs after autograd (PyTorch 2, section 3.9 and 4.2);
+:func:`run_captured` on the graph as it was captured, where a rewrite also changes the backward.
+Every pass takes a graph and says whether it changed it. None needs another to have run before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch.fx import GraphModule
+
+from magpy_like.compiler.passes.attention import rewrite_attention as run_captured
+from magpy_like.compiler.passes.cleanup import (
+    eliminate_common_subexpressions,
+    eliminate_dead_code,
+)
+from magpy_like.compiler.passes.constants import fold
+from magpy_like.compiler.passes.noops import remove_noops
+from magpy_like.compiler.passes.rewrites import rewrite
+
+__all__ = ["run", "run_captured"]
+
+# Each round can open opportunities for the next; real graphs settle in two or three.
+_ROUNDS = 4
+
+
+def run(gm: GraphModule, *, inference: bool, frozen: Collection[str] = ()) -> GraphModule:
+    """Optimise an ATen graph in place, and return it.
+
+    Args:
+        gm: every tensor node carries its fake tensor in ``meta["val"]``, as AOTAutograd leaves it.
+        inference: no gradient will be taken through the graph.
+        frozen: attributes of ``gm`` whose tensors will never be written. Parameters that are
+            inputs of the graph are never taken for constants.
+    """
+    for _ in range(_ROUNDS):
+        changed = remove_noops(gm)
+        changed |= eliminate_common_subexpressions(gm)
+        changed |= fold(gm, frozen)
+        eliminate_dead_code(gm)
+        changed |= rewrite(gm, inference=inference)
+        eliminate_dead_code(gm)
+        if not changed:
+            break
+    gm.graph.lint()
+    gm.recompile()
+    return gm

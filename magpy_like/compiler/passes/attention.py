@@ -1,0 +1,421 @@
+"""Attention written out by hand becomes ``scaled_dot_product_attention``.
+
+This runs on the graph as captured, before autograd, so that the backward pass is the library's
+too. The graph may hold torch functions, Tensor methods, Python operators or ATen operators; the
+tables below say which of them are the same thing. What is looked for is
+
+    softmax(q @ kT [* scale] [+ mask]) @ v
+
+where the mask may be added or filled in. Anything else between the two products (dropout that is
+switched on, a second reader of the probabilities) leaves the program as it is.
+
+Rows in which every position is masked need care: the library returns zeros where the formula
+gives NaN (fill of -inf) or the plain mean of ``v`` (finite fill). Such rows are unmasked for the
+library and put right afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch._guards import detect_fake_mode
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+from magpy_like.compiler.passes.graphs import same_sizes
+
+# A fill below this is "masked": no attention score of float32 comes near it.
+MASKING_FILL = -1e9
+
+_MATMUL = {"matmul", "bmm", "__matmul__"}
+_SOFTMAX = {"softmax", "_softmax"}
+_SCALE = {"mul", "__mul__", "multiply", "div", "truediv", "__truediv__", "true_divide", "divide"}
+_ADD = {"add", "__add__", "iadd", "__iadd__", "add_"}
+_FILL = {"masked_fill", "masked_fill_"}
+_DROPOUT = {"dropout", "dropout_"}
+_IN_PLACE_OPERATORS = (
+    {"setitem", "__setitem__", "delitem"}
+    | {name for name in dir(operator) if name.startswith("i") and hasattr(operator, name[1:])}
+    | {name for name in dir(operator) if name.startswith("__i") and name not in ("__invert__",)}
+)
+# One-argument functions that leave values alone.
+_KEEPING = {"contiguous", "clone"}
+
+
+def rewrite_attention(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
+    """Rewrite every hand-written attention in a captured graph, in place; returns the graph.
+
+    float32 and float64 only: in lower precisions eager rounds the scores, the library does not,
+    and the results differ by more than rounding.
+    """
+    softmaxes = [node for node in gm.graph.nodes if _name(node) in _SOFTMAX]
+    if not softmaxes:
+        return gm
+    vals = _values(gm, example_inputs)
+    if vals is None:
+        return gm
+    changed = False
+    for softmax in softmaxes:
+        found = _match(softmax, vals)
+        if found is not None and _nothing_is_written(gm, found):
+            _emit(gm, found, vals)
+            changed = True
+    if changed:
+        gm.graph.lint()
+        gm.recompile()
+    return gm
+
+
+# --- reading the graph -------------------------------------------------------------------------
+
+
+def _name(node: Any) -> str | None:
+    """What a node calls, whichever way it is spelled; None for what is not torch's."""
+    if not isinstance(node, Node):
+        return None
+    target: Any = node.target
+    if node.op == "call_method":
+        return str(target)
+    if node.op != "call_function":
+        return None
+    if isinstance(target, torch._ops.OpOverload):
+        return target._opname if target.namespace == "aten" else None
+    owner = getattr(target, "__objclass__", None)
+    module = getattr(target, "__module__", None) or getattr(owner, "__module__", None) or ""
+    if module.split(".")[0] in ("torch", "_operator", "builtins"):
+        return getattr(target, "__name__", None)
+    return None
+
+
+class _Recorder(FakeTensorProp):
+    """Remembers each node's fake value beside the graph, not in it."""
+
+    def __init__(self, gm: GraphModule, mode: FakeTensorMode) -> None:
+        super().__init__(gm, mode)
+        self.vals: dict[Node, Any] = {}
+
+    def run_node(self, n: Node) -> Any:
+        self.vals[n] = result = torch.fx.Interpreter.run_node(self, n)
+        return result
+
+
+def _values(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[Node, Any] | None:
+    mode = detect_fake_mode(list(example_inputs))
+    if mode is None:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+    recorder = _Recorder(gm, mode)
+    fakes = [
+        mode.from_tensor(a, static_shapes=True)
+        if isinstance(a, torch.Tensor) and not isinstance(a, FakeTensor)
+        else a
+        for a in example_inputs
+    ]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            recorder.propagate_dont_convert_inputs(*fakes)
+    except Exception:
+        return None  # a graph that fake tensors cannot run is left alone
+    return recorder.vals
+
+
+@dataclass
+class _Attention:
+    q: Node
+    k_transposed: Node
+    v: Node
+    scale: float
+    mask: Node | None
+    # How the mask is read: "add" its values; "drop" or "keep" where it is true.
+    mask_kind: str
+    fill: float
+    product: Node  # of the probabilities and v: its value is the attention's
+
+    def chain(self) -> list[Node]:
+        """The nodes from the product back to the scores' own product, last first."""
+        path = self._path(self.product)
+        assert path is not None
+        return path
+
+    def _path(self, node: Node) -> list[Node] | None:
+        if _name(node) in _MATMUL and _operands(node) == (self.q, self.k_transposed):
+            return [node]
+        for below in node.all_input_nodes:
+            rest = None if below in (self.mask, self.v) else self._path(below)
+            if rest is not None:
+                return [node, *rest]
+        return None
+
+
+def _argument(node: Node, number: int, *names: str, default: Any = None) -> Any:
+    if len(node.args) > number:
+        return node.args[number]
+    return next((node.kwargs[n] for n in names if n in node.kwargs), default)
+
+
+def _match(softmax: Node, vals: dict[Node, Any]) -> _Attention | None:
+    scores = _argument(softmax, 0, "input", "self")
+    val = vals.get(softmax)
+    if not isinstance(val, torch.Tensor) or val.dtype not in (torch.float32, torch.float64):
+        return None
+    dim = _argument(softmax, 1, "dim")
+    if val.dim() not in (3, 4) or dim not in (-1, val.dim() - 1):
+        return None
+    product = _forward_to_product(softmax, vals)
+    if product is None:
+        return None
+    probabilities, v = _operands(product)
+    if _origin(probabilities, vals) is not softmax:
+        return None
+    return _match_scores(scores, _Attention(v, v, v, 1.0, None, "", 0.0, product), vals)
+
+
+def _forward_to_product(node: Node, vals: dict[Node, Any]) -> Node | None:
+    """Follow the only user through what changes nothing, to the product with ``v``."""
+    while len(node.users) == 1:
+        (user,) = node.users
+        if _name(user) in _MATMUL:
+            return user
+        if not _changes_nothing(user, vals):
+            return None
+        node = user
+    return None
+
+
+def _origin(node: Any, vals: dict[Node, Any]) -> Any:
+    while isinstance(node, Node) and _changes_nothing(node, vals):
+        node = _argument(node, 0, "input", "self")
+    return node
+
+
+def _changes_nothing(node: Node, vals: dict[Node, Any]) -> bool:
+    """Whether the node gives its first argument back: same values, same sizes, same dtype."""
+    name = _name(node)
+    source = _argument(node, 0, "input", "self")
+    before, after = vals.get(source), vals.get(node)
+    if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
+        return False
+    if before.dtype != after.dtype or not same_sizes(before.shape, after.shape):
+        return False
+    if name in _DROPOUT:
+        p = _argument(node, 1, "p", default=0.5)
+        training = _argument(node, 2, "training", "train", default=True)
+        return p == 0 or training is False
+    return name in _KEEPING or name in ("to", "type_as", "float", "expand", "_to_copy")
+
+
+def _operands(product: Node) -> tuple[Any, Any]:
+    return _argument(product, 0, "input", "self"), _argument(product, 1, "other", "mat2", "tensor2")
+
+
+def _match_scores(scores: Any, found: _Attention, vals: dict[Node, Any]) -> _Attention | None:
+    """From the softmax's argument back to the product of ``q`` and ``kT``."""
+    scores = _sole(scores, vals)
+    if scores is None:
+        return None
+    masked = _match_mask(scores, vals)
+    if masked is not None:
+        scores, found.mask, found.mask_kind, found.fill = masked
+        scores = _sole(scores, vals)
+    if scores is not None and _name(scores) in _SCALE:
+        factor = _factor(scores)
+        if factor is None:
+            return None
+        found.scale, scores = factor, _sole(_argument(scores, 0, "input", "self"), vals)
+    if scores is None or _name(scores) not in _MATMUL:
+        return None
+    found.q, found.k_transposed = _operands(scores)
+    return found if _fits(found, vals) else None
+
+
+def _sole(node: Any, vals: dict[Node, Any]) -> Node | None:
+    """The node behind what changes nothing, if each on the way has one user."""
+    while isinstance(node, Node) and len(node.users) == 1:
+        if not _changes_nothing(node, vals):
+            return node
+        node = _argument(node, 0, "input", "self")
+    return None
+
+
+def _factor(node: Node) -> float | None:
+    other = _argument(node, 1, "other", "value")
+    if type(other) not in (int, float) or "rounding_mode" in node.kwargs:
+        return None
+    if "mul" in str(_name(node)):
+        return float(other)
+    return 1.0 / other if other else None
+
+
+def _match_mask(node: Node, vals: dict[Node, Any]) -> tuple[Any, Node, str, float] | None:
+    """(scores, mask, kind, fill) of a node that masks scores; None for any other."""
+    name = _name(node)
+    if name in _FILL:
+        fill = _number(_argument(node, 2, "value"))
+        mask = _argument(node, 1, "mask")
+        if _masks(fill) and isinstance(mask, Node):
+            return _argument(node, 0, "input", "self"), mask, "drop", fill  # type: ignore[return-value]
+    elif name == "where":
+        condition, yes, no = node.args if len(node.args) == 3 else (None, None, None)
+        if isinstance(condition, Node):
+            if _masks(_number(no)):
+                return yes, condition, "keep", _number(no)  # type: ignore[return-value]
+            if _masks(_number(yes)):
+                return no, condition, "drop", _number(yes)  # type: ignore[return-value]
+    elif name in _ADD and _argument(node, 2, "alpha", default=1) == 1:
+        left, right = _argument(node, 0, "input", "self"), _argument(node, 1, "other")
+        in_place = str(name).endswith(("add_", "iadd", "iadd__"))
+        for scores, mask in ((left, right),) if in_place else ((left, right), (right, left)):
+            if not isinstance(scores, Node) or not isinstance(mask, Node):
+                continue
+            inner = _sole(scores, vals)
+            is_scores = inner is not None and (
+                _name(inner) in _MATMUL or _scaled_product(inner, vals)
+            )
+            if is_scores:
+                return scores, mask, "add", 0.0
+    return None
+
+
+def _scaled_product(node: Node, vals: dict[Node, Any]) -> bool:
+    if _name(node) not in _SCALE or _factor(node) is None:
+        return False
+    return _name(_sole(_argument(node, 0, "input", "self"), vals)) in _MATMUL
+
+
+def _masks(fill: float | None) -> bool:
+    return fill is not None and fill <= MASKING_FILL
+
+
+def _number(given: Any) -> float | None:
+    """A number, also one wrapped in a 0-d tensor by the graph itself."""
+    if type(given) in (int, float):
+        return float(given)
+    if _name(given) in ("full", "tensor", "scalar_tensor"):
+        inner = given.args[1 if _name(given) == "full" else 0] if given.args else None
+        size = given.args[0] if _name(given) == "full" else ()
+        if isinstance(inner, (int, float)) and (not isinstance(size, (list, tuple)) or not size):
+            return float(inner)
+    return None
+
+
+def _fits(found: _Attention, vals: dict[Node, Any]) -> bool:
+    """Whether the library takes these tensors and means the same by them."""
+    q, k, v = (vals.get(n) for n in (found.q, found.k_transposed, found.v))
+    if not all(isinstance(t, torch.Tensor) and t.layout is torch.strided for t in (q, k, v)):
+        return False
+    assert q is not None and k is not None and v is not None
+    if len({(t.dtype, t.device, t.dim()) for t in (q, k, v)}) != 1 or q.dim() not in (3, 4):
+        return False
+    batches_agree = same_sizes(q.shape[:-2], k.shape[:-2]) and same_sizes(
+        q.shape[:-2], v.shape[:-2]
+    )
+    if not batches_agree or not same_sizes([q.shape[-1]] * 2, [k.shape[-2], v.shape[-1]]):
+        return False
+    if any(type(size) is int and size == 0 for t in (q, k, v) for size in t.shape):
+        return False
+    if found.mask is None:
+        return True
+    mask = vals.get(found.mask)
+    if not isinstance(mask, torch.Tensor) or mask.requires_grad or mask.device != q.device:
+        return False
+    if mask.dtype != (q.dtype if found.mask_kind == "add" else torch.bool):
+        return False
+    scores = [*q.shape[:-1], k.shape[-1]]
+    return 2 <= mask.dim() <= len(scores) and all(
+        same_sizes([m], [1]) or same_sizes([m], [s])
+        for m, s in zip(reversed(mask.shape), reversed(scores), strict=False)
+    )
+
+
+def _nothing_is_written(gm: GraphModule, found: _Attention) -> bool:
+    """Whether the first product may move to the second: no node in between writes anything."""
+    chain = found.chain()
+    nodes = list(gm.graph.nodes)
+    between = nodes[nodes.index(chain[-1]) : nodes.index(chain[0])]
+    return not any(_may_write(node) for node in between if node not in chain)
+
+
+def _may_write(node: Node) -> bool:
+    name = _name(node)
+    if node.op in ("placeholder", "get_attr"):
+        return False
+    if name is None or "out" in node.kwargs:
+        return True
+    return (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE_OPERATORS
+
+
+# --- writing the graph -------------------------------------------------------------------------
+
+
+def _emit(gm: GraphModule, found: _Attention, vals: dict[Node, Any]) -> None:
+    chain = found.chain()
+    result = found.product
+    with gm.graph.inserting_before(result):
+
+        def call(function: Any, *args: Any, **kwargs: Any) -> Node:
+            return gm.graph.call_function(function, args, kwargs)
+
+        rank = vals[found.q].dim()
+        q, v = found.q, found.v
+        k = call(torch.transpose, found.k_transposed, -2, -1)
+        mask, repair = _mask_and_repair(call, found)
+        if rank == 3:  # the fast kernels want batch and head
+            q, k, v = (call(torch.unsqueeze, t, 0) for t in (q, k, v))
+        options: dict[str, Any] = {"scale": found.scale}
+        if mask is not None:
+            options["attn_mask"] = mask
+        new = call(F.scaled_dot_product_attention, q, k, v, **options)
+        if rank == 3:
+            new = call(torch.squeeze, new, 0)
+        new = repair(new)
+        if not _layout_is_hidden(result):
+            # A product is row-major; the library may lay out its result otherwise.
+            new = call(torch.Tensor.contiguous, new)
+    new.meta.update(result.meta)
+    result.replace_all_uses_with(new)
+    # Not by dead code elimination: in a captured graph, what nobody reads may write.
+    for node in chain:
+        gm.graph.erase_node(node)
+
+
+def _layout_is_hidden(result: Node) -> bool:
+    """Whether all that is done with the result is ``result.transpose(1, 2).reshape(...)``."""
+    for user in result.users:
+        if _name(user) != "transpose" or sorted(map(str, user.args[1:])) != ["1", "2"]:
+            return False
+        if not user.users or any(_name(u) not in ("reshape", "contiguous") for u in user.users):
+            return False
+    return bool(result.users)
+
+
+def _mask_and_repair(
+    call: Callable[..., Node], found: _Attention
+) -> tuple[Node | None, Callable[[Node], Node]]:
+    """The mask as the library wants it, and what sets fully masked rows right afterwards."""
+    if found.mask is None:
+        return None, lambda new: new
+    if found.mask_kind == "add":
+        rows = call(torch.all, call(torch.eq, found.mask, -math.inf), -1, keepdim=True)
+        mask = call(torch.masked_fill, found.mask, rows, 0.0)
+    else:
+        keep = found.mask
+        if found.mask_kind == "drop":
+            keep = call(torch.logical_not, found.mask)
+        rows = call(torch.logical_not, call(torch.any, keep, -1, keepdim=True))
+        mask = call(torch.logical_or, keep, rows)
+
+    def repair(new: Node) -> Node:
+        if found.mask_kind == "add" or math.isinf(found.fill):
+            # Multiplied, not filled in, so that gradients become NaN as well.
+            poison = call(torch.where, rows, math.nan, 1.0)
+            return call(torch.mul, new, call(torch.Tensor.to, poison, new))
+        mean = call(torch.mean, found.v, -2, keepdim=True)
+        return call(torch.where, rows, mean, new)
+
+    return mask, repair

@@ -1,0 +1,233 @@
+"""Rewrites of an ATen graph by pattern, as a table: operator at the root -> rewriting functions.
+
+A rewriting function looks at a node and either returns the node to put in its place or None. All
+compute what eager computes up to rounding, for every input including NaN and infinities.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from magpy_like.compiler.passes.graphs import (
+    argument,
+    aten,
+    consumers,
+    insert,
+    is_pure,
+    replace,
+    same_sizes,
+    tensor,
+)
+from magpy_like.compiler.passes.uniform import uniform_value
+
+Rewrite = Callable[[Node], "Node | None"]
+
+
+def rewrite(gm: GraphModule, *, inference: bool) -> bool:
+    """Apply the table once to every node, in order; whether anything changed."""
+    changed = False
+    for node in list(gm.graph.nodes):
+        if not is_pure(node) and node.target is not operator.getitem:
+            continue
+        for rule in TABLE.get(node.target, ()):
+            if rule in _INFERENCE_ONLY and not inference:
+                continue
+            new = rule(node)
+            if new is not None and replace(node, new):
+                changed = True
+                break
+    return changed
+
+
+# --- helpers -----------------------------------------------------------------------------------
+
+
+def _only_user(node: Any, target: Any) -> bool:
+    """Whether ``node`` calls ``target`` for one user alone, so that it goes when its user does."""
+    return isinstance(node, Node) and node.target is target and len(node.users) == 1
+
+
+def _needs_own_kernel(node: Node) -> bool:
+    """Whether an elementwise ``node`` would not be computed within the kernels of its users."""
+    return not any(
+        torch.Tag.pointwise in getattr(user.target, "tags", ()) or _reduces(user)
+        for user in consumers(node)
+    )
+
+
+def _reduces(node: Node) -> bool:
+    return torch.Tag.reduction in getattr(node.target, "tags", ()) or node.target in (
+        aten._softmax.default,
+        aten._log_softmax.default,
+        aten.native_layer_norm.default,
+    )
+
+
+def _is_float(*nodes: Any) -> bool:
+    vals = [tensor(node) for node in nodes]
+    return all(val is not None and val.is_floating_point() for val in vals)
+
+
+def _one_dtype(*nodes: Any) -> bool:
+    vals = [tensor(node) for node in nodes]
+    return (
+        None not in vals and len({(val.dtype, val.device) for val in vals if val is not None}) == 1
+    )
+
+
+def _plain_operands(node: Node) -> tuple[Any, Any] | None:
+    """The two operands of an ``add`` that scales neither."""
+    if argument(node, 2, "alpha", 1) != 1 or not all(isinstance(a, Node) for a in node.args[:2]):
+        return None
+    return node.args[0], node.args[1]
+
+
+# --- matrix products ---------------------------------------------------------------------------
+
+
+def add_of_product(node: Node) -> Node | None:
+    """``bias + a @ b`` is ``addmm``/``baddbmm``, when the sum would be a kernel of its own.
+
+    When users of the sum are compiled loops it stays: adding there costs no memory traffic.
+    """
+    operands = _plain_operands(node)
+    if operands is None or not _needs_own_kernel(node):
+        return None
+    for product, bias in (operands, operands[::-1]):
+        for plain, fused in (
+            (aten.mm.default, aten.addmm.default),
+            (aten.bmm.default, aten.baddbmm.default),
+        ):
+            if _only_user(product, plain) and _one_dtype(product, bias) and _is_float(product):
+                given, result = tensor(bias), tensor(node)
+                assert given is not None and result is not None
+                if given.dim() <= result.dim():
+                    return insert(node.graph, fused, bias, *product.args, like=node)
+    return None
+
+
+def sum_out_of_addmm(node: Node) -> Node | None:
+    """``addmm(vector, a, b)`` before compiled loops is ``a @ b + vector``.
+
+    The library writes the vector to every row before it multiplies; a loop that reads the product
+    anyway adds it for nothing.
+    """
+    bias, a, b = node.args[:3]
+    vector = tensor(bias)
+    if node.kwargs or vector is None or vector.dim() != 1 or not _one_dtype(bias, a, b):
+        return None
+    # Lower precisions would round the product before the sum.
+    if vector.dtype not in (torch.float32, torch.float64) or _needs_own_kernel(node):
+        return None
+    product = insert(node.graph, aten.mm.default, a, b, like=node)
+    return insert(node.graph, aten.add.Tensor, product, bias, like=node)
+
+
+# --- square roots ------------------------------------------------------------------------------
+
+_SQRT = aten.sqrt.default
+
+
+def reciprocal_of_root(node: Node) -> Node | None:
+    """``1 / sqrt(x)`` is ``rsqrt(x)``, spelled ``reciprocal`` or as a division."""
+    root = node.args[0]
+    if node.target is aten.div.Tensor:
+        root = node.args[1]
+        numerator = node.args[0]
+        if uniform_value(numerator) != 1:
+            return None
+        if isinstance(numerator, Node) and not same_sizes(
+            _shape(root) or [None], _shape(node) or [None]
+        ):
+            return None
+    if not _only_user(root, _SQRT) or not _is_float(root, node) or not _one_dtype(root, node):
+        return None
+    return insert(node.graph, aten.rsqrt.default, root.args[0], like=node)
+
+
+def division_by_root(node: Node) -> Node | None:
+    """``x / sqrt(y)`` is ``x * rsqrt(y)`` where ``y`` is broadcast: one division per row."""
+    x, root = node.args[:2]
+    if not _only_user(root, _SQRT) or not _one_dtype(x, root, node):
+        return None
+    many, few = tensor(node), tensor(root)
+    if many is None or few is None or many.dtype not in (torch.float32, torch.float64):
+        return None
+    if not isinstance(x, Node) or same_sizes(many.shape, few.shape):
+        return None
+    inverse = insert(node.graph, aten.rsqrt.default, root.args[0], like=node)
+    return insert(node.graph, aten.mul.Tensor, x, inverse, like=node)
+
+
+def _shape(node: Any) -> list[Any] | None:
+    val = tensor(node)
+    return None if val is None else list(val.shape)
+
+
+# --- convolution and batch norm ----------------------------------------------------------------
+
+# Scaling the weights at every call pays when there are this many times fewer of them than outputs.
+WEIGHTS_PER_OUTPUT = 4
+_EVAL_BATCH_NORM = aten._native_batch_norm_legit_no_training.default
+
+
+def batch_norm_into_convolution(node: Node) -> Node | None:
+    """In inference, ``batch_norm(conv(x, w, b))`` is ``conv(x, w * s, (b - mean) * s + shift)``.
+
+    The scaled weights are computed by the graph, from the weights as they are at each call, so
+    nothing has to be promised about them. Where the caller does promise (``frozen``), constant
+    folding finds that they depend on constants alone and computes them once.
+    """
+    norm, index = node.args
+    if index != 0 or not isinstance(norm, Node) or norm.target is not _EVAL_BATCH_NORM:
+        return None
+    conv, scale, shift, mean, variance, _, eps = norm.args
+    if len(norm.users) != 1 or not _only_user(conv, aten.convolution.default) or not eps:
+        return None
+    assert isinstance(conv, Node)
+    x, weight, bias, *_, transposed, _, _ = conv.args
+    given = [n for n in (weight, bias, scale, shift, mean, variance) if n is not None]
+    kernel, result = tensor(weight), tensor(node)
+    if transposed or kernel is None or result is None or not _one_dtype(x, *given):
+        return None
+    if result.dtype not in (torch.float32, torch.float64) or not _few(kernel, result, weight):
+        return None
+
+    def call(target: Any, *args: Any) -> Node:
+        return insert(node.graph, target, *args, like=node)
+
+    factor = call(aten.rsqrt.default, call(aten.add.Tensor, variance, eps))
+    if scale is not None:
+        factor = call(aten.mul.Tensor, factor, scale)
+    column = call(aten.view.default, factor, [-1] + [1] * (kernel.dim() - 1))
+    new_weight = call(aten.mul.Tensor, weight, column)
+    centre = call(aten.neg.default, mean) if bias is None else call(aten.sub.Tensor, bias, mean)
+    new_bias = call(aten.mul.Tensor, centre, factor)
+    if shift is not None:
+        new_bias = call(aten.add.Tensor, new_bias, shift)
+    return call(aten.convolution.default, x, new_weight, new_bias, *conv.args[3:])
+
+
+def _few(kernel: torch.Tensor, result: torch.Tensor, weight: Any) -> bool:
+    if weight.op == "get_attr":  # constant: scaled at compile time if the caller vouches for it
+        return True
+    sizes = [*kernel.shape, *result.shape]
+    if not all(type(size) is int for size in sizes):
+        return False
+    return kernel.numel() * WEIGHTS_PER_OUTPUT <= result.numel()
+
+
+_INFERENCE_ONLY = {batch_norm_into_convolution}
+
+TABLE: dict[Any, tuple[Rewrite, ...]] = {
+    aten.add.Tensor: (add_of_product,),
+    aten.addmm.default: (sum_out_of_addmm,),
+    aten.reciprocal.default: (reciprocal_of_root,),
+    aten.div.Tensor: (reciprocal_of_root, division_by_root),
+    operator.getitem: (batch_norm_into_convolution,),
+}

@@ -1,0 +1,39 @@
+"""Graphs for the pass tests, and the comparison of a graph before and after."""
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from magpy_like.compiler import passes
+from tests.compare import assert_same
+
+
+def aten_graph(function, *inputs, functional=True):
+    """The ATen graph of ``function``, with fake tensors in ``meta["val"]``."""
+    wrapped = torch.func.functionalize(function) if functional else function
+    return make_fx(wrapped, tracing_mode="fake")(*inputs)
+
+
+def names(gm):
+    """The operators the graph calls, in order, without overload names."""
+    return [
+        node.target._opname if isinstance(node.target, torch._ops.OpOverload) else str(node.target)
+        for node in gm.graph.nodes
+        if node.op == "call_function" and "getitem" not in str(node.target)
+    ]
+
+
+def clones(inputs):
+    return [i.detach().clone().requires_grad_(i.requires_grad) for i in inputs]
+
+
+def optimised(function, *inputs, inference=True, functional=True, frozen=()):
+    """The graph of ``function`` after all passes, proven to compute what ``function`` does."""
+    gm = aten_graph(function, *inputs, functional=functional)
+    gm = passes.run(gm, inference=inference, frozen=frozen)
+    ours, eager = clones(inputs), clones(inputs)
+    torch.manual_seed(0)
+    actual = gm(*ours)
+    torch.manual_seed(0)
+    expected = function(*eager)
+    assert_same((actual, tuple(ours)), (expected, tuple(eager)))
+    return gm

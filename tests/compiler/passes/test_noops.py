@@ -1,0 +1,136 @@
+"""Operators that change nothing go; those that change a bit, a dtype or an identity stay."""
+
+import pytest
+import torch
+
+from tests.compiler.passes.graphs import names, optimised
+
+FLOAT = torch.tensor([[1.5, -0.0, float("nan")], [float("-inf"), 0.0, 3e38]])
+INT = torch.arange(-3, 3).reshape(2, 3)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * 1,
+        lambda x: 1.0 * x,
+        lambda x: x / 1,
+        lambda x: x - 0,
+        lambda x: x - 0.0,
+        lambda x: x + -0.0,
+        lambda x: x**1,
+        lambda x: x * torch.ones(2, 3),
+        lambda x: x * torch.ones(()),
+        lambda x: x.to(torch.float32, copy=True),
+        lambda x: x.clone(),
+        lambda x: x.expand(2, 3),
+        lambda x: x.view(2, 3),
+        lambda x: x.view(6).view(2, 3),
+        lambda x: x.t().t(),
+        lambda x: x.transpose(0, 1).permute(1, 0),
+        lambda x: x.permute(0, 1),
+        lambda x: x[:],
+        lambda x: x[0:2, 0:3],
+        lambda x: x.repeat(1, 1),
+        lambda x: torch.cat([x]),
+        lambda x: torch.nn.functional.pad(x, (0, 0)),
+        lambda x: torch.where(x > 0, x, x),
+        lambda x: -(-x),
+        lambda x: x.double().float(),
+        lambda x: x.detach(),
+    ],
+    ids=range(26),
+)
+def test_what_gives_its_argument_back_is_removed(function):
+    assert names(optimised(lambda x: function(x).exp(), FLOAT)) == ["exp"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x + 0,
+        lambda x: x * 1,
+        lambda x: x - 0,
+        lambda x: x.floor(),
+        lambda x: ~(~x),
+        lambda x: x.round(),
+    ],
+    ids=range(6),
+)
+def test_integers_have_more_that_changes_nothing(function):
+    assert names(optimised(lambda x: function(x).abs(), INT)) == ["abs"]
+
+
+@pytest.mark.parametrize("name", ["relu", "abs", "floor", "sign"])
+def test_idempotent_operators_are_applied_once(name):
+    function = getattr(torch, name)
+    assert names(optimised(lambda x: function(function(x)).exp(), FLOAT)) == [name, "exp"]
+
+
+@pytest.mark.parametrize(
+    ("function", "x"),
+    [
+        (lambda x: x + 0, FLOAT),  # -0.0 becomes 0.0
+        (lambda x: x + 0.0, FLOAT),
+        (lambda x: x - -0.0, FLOAT),
+        (lambda x: x * 0, FLOAT),
+        (lambda x: x * -1, FLOAT),
+        (lambda x: x * 1.0, INT),  # becomes a float
+        (lambda x: x / 1, INT),
+        (lambda x: x * 1, INT > 0),  # becomes an int
+        (lambda x: x * 1, torch.tensor([complex(float("inf"), 0.0)])),  # inf * 0 is NaN
+        (lambda x: torch.add(x, 1, alpha=0), FLOAT),
+        (lambda x: x.half().float(), FLOAT),
+        (lambda x: x.int().float(), torch.tensor([1.5])),
+        (lambda x: x[:1], FLOAT),
+        (lambda x: x.expand(4, 2, 3), FLOAT),
+        (lambda x: x * torch.ones(4, 2, 3), FLOAT),  # a larger result
+        (lambda x: x.abs().neg().abs(), FLOAT),
+        (lambda x: torch.where(x > 0, x, x.neg()), FLOAT),
+    ],
+    ids=range(17),
+)
+def test_what_changes_something_stays(function, x):
+    before = names(optimised(function, x))
+    assert before, "the operator was removed"
+
+
+def test_a_copy_with_other_strides_stays():
+    x = torch.randn(4, 6).t()
+    assert "clone" in names(
+        optimised(lambda x: x.clone(memory_format=torch.contiguous_format).exp(), x)
+    )
+
+
+@pytest.mark.parametrize("function", [lambda x: x.clone(), lambda x: x * 1, lambda x: x - 0])
+def test_a_returned_copy_is_a_tensor_of_its_own(function):
+    """Were it the input, writing into the result would write into the argument."""
+    assert names(optimised(function, FLOAT))
+    assert names(optimised(lambda x: function(x).view(-1), FLOAT))
+
+
+def test_a_returned_view_is_an_object_of_its_own():
+    gm = optimised(lambda x: (x, x.view(2, 3)), FLOAT)
+    assert names(gm) == ["view"]
+
+
+def test_a_copy_taken_before_its_source_is_written_stays():
+    def function(x):
+        before = x.clone()
+        x.add_(1)
+        return before * x
+
+    assert "clone" in names(optimised(function, FLOAT, functional=False))
+
+
+def test_a_chain_of_views_is_one_view():
+    x = torch.randn(2, 3, 4)
+    gm = optimised(lambda x: x.permute(1, 0, 2).permute(2, 1, 0).exp(), x)
+    assert names(gm) == ["permute", "exp"]
+    gm = optimised(lambda x: x.view(6, 4).view(24).view(4, 6).exp(), x)
+    assert names(gm) == ["view", "exp"]
+
+
+def test_a_view_in_two_steps_that_one_step_refuses_stays_two():
+    x = torch.randn(3, 4).t()
+    optimised(lambda x: x.view(2, 2, 3).view(4, 3).exp(), x)
