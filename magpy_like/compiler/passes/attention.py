@@ -326,6 +326,10 @@ def _fits(found: _Attention, vals: dict[Node, Any]) -> bool:
         return False
     if mask.dtype != (q.dtype if found.mask_kind == "add" else torch.bool):
         return False
+    if found.mask_kind == "add" and vals[found.product].requires_grad:
+        # The library's backward starts from log(sum(exp(scores))). In a row where all scores are
+        # as large as a mask's, the logarithm is lost to rounding, and with it the gradient.
+        return False
     scores = [*q.shape[:-1], k.shape[-1]]
     return 2 <= mask.dim() <= len(scores) and all(
         same_sizes([m], [1]) or same_sizes([m], [s])
@@ -378,6 +382,7 @@ def _emit(gm: GraphModule, found: _Attention, vals: dict[Node, Any]) -> None:
             # A product is row-major; the library may lay out its result otherwise.
             new = call(torch.Tensor.contiguous, new)
     new.meta.update(result.meta)
+    vals[new] = vals[result]
     result.replace_all_uses_with(new)
     # Not by dead code elimination: in a captured graph, what nobody reads may write.
     for node in chain:
@@ -411,11 +416,12 @@ def _mask_and_repair(
         mask = call(torch.logical_or, keep, rows)
 
     def repair(new: Node) -> Node:
+        # Computed from v, so that v's gradient too is what the formula gives: the mean's, or NaN
+        # for the heads that have such a row, and for them only.
+        instead = call(torch.mean, found.v, -2, keepdim=True)
         if found.mask_kind == "add" or math.isinf(found.fill):
-            # Multiplied, not filled in, so that gradients become NaN as well.
-            poison = call(torch.where, rows, math.nan, 1.0)
-            return call(torch.mul, new, call(torch.Tensor.to, poison, new))
-        mean = call(torch.mean, found.v, -2, keepdim=True)
-        return call(torch.where, rows, mean, new)
+            factor = call(torch.where, call(torch.any, rows, -2, keepdim=True), math.nan, 1.0)
+            instead = call(torch.mul, instead, call(torch.Tensor.to, factor, new))
+        return call(torch.where, rows, instead, new)
 
     return mask, repair

@@ -119,7 +119,7 @@ class Aliases:
         return shared if is_view(node) and shared else shared | {node}
 
     def escapes(self, node: Node) -> bool:
-        """Whether the caller gets, or already has, memory that the node's result lives in."""
+        """Whether the caller gets, or somebody else keeps, memory the node's result lives in."""
         return any(
             root in self.escaping or root.op in ("placeholder", "get_attr")
             for root in self.roots[node]
@@ -146,12 +146,18 @@ class Aliases:
         """Whether ``source`` may stand for ``node``, whose value it has.
 
         A view of ``source`` already shares its memory, so only an output of its own must stay.
-        A new tensor must stay when it is returned, when either side is written, or when the
-        result of something this pass knows nothing about could be it.
+        A new tensor must stay when either side is written, and when it is returned while the
+        caller also has, or can get, the memory of ``source``.
         """
         if self.roots[node] == self.roots[source]:
             return not any(user.op == "output" for user in node.users)
-        return not (self.leaves(node) or self.is_written(node) or self.is_written(source))
+        if self.is_written(node) or self.is_written(source):
+            return False
+        if self.leaves(node):
+            if self.escapes(source):
+                return False
+            self.escaping |= self.roots[source]
+        return True
 
 
 def _written_arguments(node: Node) -> list[Node]:

@@ -1,0 +1,250 @@
+"""Hand-written attention becomes the library's, in its many spellings, and never a wrong value."""
+
+import math
+import operator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from magpy_like.compiler import passes
+from tests.compare import assert_same
+
+INF = math.inf
+
+
+def qkv(length=6, keys=7, dim=8, shape=(2, 3), dtype=torch.float32, grad=False):
+    sizes = [(*shape, length, dim), (*shape, keys, dim), (*shape, keys, dim)]
+    return [torch.randn(s, dtype=dtype, requires_grad=grad) for s in sizes]
+
+
+def fused(gm):
+    return sum(F.scaled_dot_product_attention is node.target for node in gm.graph.nodes)
+
+
+def clones(inputs):
+    return [i.detach().clone().requires_grad_(i.requires_grad) for i in inputs]
+
+
+def compare(gm, function, inputs):
+    ours, eager = clones(inputs), clones(inputs)
+    actual, expected = gm(*ours), function(*eager)
+    # Scores are rounded in another order.
+    assert_same((actual, ours), (expected, eager), rtol=1e-5, atol=1e-5)
+    if expected.requires_grad:
+        cotangent = torch.randn_like(expected)
+        actual.backward(cotangent)
+        expected.backward(cotangent)
+        for a, e in zip(ours, eager):
+            assert_same(a.grad, e.grad, rtol=1e-4, atol=1e-5)
+
+
+def check(function, *inputs, fires=True):
+    """Rewrites ``function`` as captured from Python; compares values and gradients."""
+    gm = passes.run_captured(torch.fx.symbolic_trace(function), inputs)
+    assert fused(gm) == fires
+    compare(gm, function, inputs)
+    return gm
+
+
+SPELLINGS = {
+    "operators": lambda q, k, v: ((q @ k.transpose(-2, -1)) / math.sqrt(8)).softmax(-1) @ v,
+    "functions": lambda q, k, v: torch.matmul(
+        F.softmax(torch.matmul(q, torch.transpose(k, 2, 3)) * 8**-0.5, dim=-1), v
+    ),
+    "no scale": lambda q, k, v: torch.softmax(q @ k.mT, dim=3) @ v,
+    "scaled query": lambda q, k, v: torch.softmax((q * 0.3) @ k.mT, -1) @ v,
+    "permute": lambda q, k, v: (q.matmul(k.permute(0, 1, 3, 2)).div(2.0)).softmax(dim=-1).matmul(v),
+    "dropout off": lambda q, k, v: F.dropout((q @ k.mT).softmax(-1), 0.1, training=False) @ v,
+    "dropout zero": lambda q, k, v: F.dropout((q @ k.mT).softmax(-1), p=0.0) @ v,
+    "float32 softmax": lambda q, k, v: F.softmax(q @ k.mT, -1, dtype=torch.float32).to(q.dtype) @ v,
+    "contiguous": lambda q, k, v: (q @ k.mT).softmax(-1).contiguous() @ v,
+    "in place": lambda q, k, v: (q @ k.mT).mul(0.5).softmax(-1).matmul(v),
+    "negative scale": lambda q, k, v: ((q @ k.mT) * -0.5).softmax(-1) @ v,
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_every_spelling_is_the_librarys(spelling, grad):
+    check(SPELLINGS[spelling], *qkv(grad=grad))
+
+
+def test_three_dimensions_through_bmm():
+    def function(q, k, v):
+        return torch.bmm(torch.bmm(q, k.transpose(1, 2)).softmax(-1), v)
+
+    check(function, *qkv(shape=(5,), grad=True))
+
+
+def test_keys_that_arrive_transposed():
+    def function(q, k, v):
+        return (q @ k).softmax(-1) @ v
+
+    q, k, v = qkv()
+    check(function, q, k.mT.contiguous(), v)
+
+
+def test_the_layout_is_eagers():
+    def function(q, k, v):
+        return (q @ k.mT).softmax(-1) @ v
+
+    def merged(q, k, v):
+        return function(q, k, v).transpose(1, 2).reshape(2, 6, 24)
+
+    check(function, *qkv())  # assert_same compares strides
+    gm = check(merged, *qkv())
+    assert torch.Tensor.contiguous not in [node.target for node in gm.graph.nodes]
+
+
+def test_the_graph_may_be_aten():
+    inputs = qkv()
+    function = SPELLINGS["operators"]
+    gm = make_fx(function, pre_dispatch=True)(*inputs)
+    gm = passes.run_captured(gm, inputs)
+    assert fused(gm) == 1
+    compare(gm, function, inputs)
+
+
+def test_two_layers_are_two():
+    def function(q, k, v):
+        once = (q @ k.mT).softmax(-1) @ v
+        return (once @ k.mT).softmax(-1) @ v
+
+    gm = passes.run_captured(torch.fx.symbolic_trace(function), inputs := qkv())
+    assert fused(gm) == 2
+    compare(gm, function, inputs)
+
+
+# --- masks -------------------------------------------------------------------------------------
+
+CAUSAL = torch.ones(6, 7).tril().bool()
+ROWS = CAUSAL.clone()
+ROWS[2] = False  # one query that may see nothing
+
+MASKED = {
+    "fill -inf": lambda q, k, v, m: (q @ k.mT).masked_fill(~m, -INF).softmax(-1) @ v,
+    "fill lowest": lambda q, k, v, m: (
+        (q @ k.mT * 0.4).masked_fill(m.logical_not(), torch.finfo(torch.float32).min).softmax(-1)
+        @ v
+    ),
+    "fill -1e9": lambda q, k, v, m: (q @ k.mT / 3).masked_fill(m == 0, -1e9).softmax(-1) @ v,
+    "in place": lambda q, k, v, m: (q @ k.mT).masked_fill_(~m, -INF).softmax(-1) @ v,
+    "where": lambda q, k, v, m: torch.where(m, q @ k.mT, -INF).softmax(-1) @ v,
+    "where, mask first": lambda q, k, v, m: torch.where(~m, -1e10, q @ k.mT).softmax(-1) @ v,
+    "where, wrapped number": lambda q, k, v, m: (
+        torch.where(m, q @ k.mT, torch.full([], -1e20, device=q.device)).softmax(-1) @ v
+    ),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("mask", [CAUSAL, ROWS, ROWS[None, None].expand(2, 1, -1, -1)])
+@pytest.mark.parametrize("spelling", MASKED)
+def test_filled_masks(spelling, mask, grad):
+    """Also with a row that sees nothing: NaN or the mean of the values, as in eager."""
+    check(MASKED[spelling], *qkv(grad=grad), mask)
+
+
+@pytest.mark.parametrize("fill", [-INF, -1e4, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("mask", [CAUSAL, ROWS, ROWS.expand(2, 3, -1, -1), ROWS[:1]])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda q, k, v, m: ((q @ k.mT) / 2.5 + m).softmax(-1) @ v,
+        lambda q, k, v, m: (m + q @ k.mT).softmax(-1) @ v,
+    ],
+    ids=["after", "before"],
+)
+def test_added_masks(function, mask, fill):
+    check(function, *qkv(), torch.zeros(mask.shape).masked_fill(~mask, fill))
+
+
+def test_an_added_mask_stays_where_gradients_are_wanted():
+    """Adding finfo.min to all scores of a row, the library's backward gives wrong gradients."""
+    mask = torch.zeros(6, 7).masked_fill(~ROWS, torch.finfo(torch.float32).min)
+    function = lambda q, k, v, m: (q @ k.mT + m).softmax(-1) @ v
+    check(function, *qkv(grad=True), mask, fires=False)
+
+
+def test_an_added_bias_of_any_value():
+    check(lambda q, k, v, m: (q @ k.mT + m).softmax(-1) @ v, *qkv(), torch.randn(2, 1, 6, 7))
+
+
+def test_scores_may_be_added_to_in_place():
+    def function(q, k, v, m):
+        scores = q @ k.mT
+        scores += m
+        return scores.softmax(-1) @ v
+
+    gm = torch.fx.symbolic_trace(function)
+    assert operator.iadd in [node.target for node in gm.graph.nodes] or gm
+    check(function, *qkv(), torch.randn(6, 7))
+
+
+# --- what must stay ----------------------------------------------------------------------------
+
+OTHERS = {
+    "another dimension": lambda q, k, v: (q @ k.mT).softmax(-2) @ v,
+    "probabilities returned": lambda q, k, v: (p := (q @ k.mT).softmax(-1)) @ v + p.sum(),
+    "scores read again": lambda q, k, v: (s := q @ k.mT).softmax(-1) @ v + s.sum(),
+    "values on the left": lambda q, k, v: v.mT @ (q @ k.mT).softmax(-1).mT,
+    "another function": lambda q, k, v: (q @ k.mT).sigmoid() @ v,
+    "a tensor for scale": lambda q, k, v: ((q @ k.mT) * v.sum()).softmax(-1) @ v,
+    "a mild fill": lambda q, k, v: (
+        (q @ k.mT).masked_fill(k.sum(-1)[:, :, None] > 0, -2.0).softmax(-1) @ v
+    ),
+    "a floor division": lambda q, k, v: (
+        torch.div(q @ k.mT, 2, rounding_mode="floor").softmax(-1) @ v
+    ),
+    "negated": lambda q, k, v: (-(q @ k.mT)).softmax(-1) @ v,
+    "double softmax": lambda q, k, v: (q @ k.mT).softmax(-1).softmax(-1) @ v,
+    "other values": lambda q, k, v: (q @ k.mT).softmax(-1) @ v[..., :4],
+    "one head's keys for all": lambda q, k, v: (q @ k[:, :1].mT).softmax(-1) @ v,
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_only_looks_like_attention_stays(name):
+    check(OTHERS[name], *qkv(), fires=False)
+
+
+def test_dropout_that_is_on_stays():
+    def function(q, k, v):
+        return F.dropout((q @ k.mT).softmax(-1), 0.5) @ v
+
+    gm = passes.run_captured(torch.fx.symbolic_trace(function), qkv())
+    assert not fused(gm)
+
+
+def test_a_mask_that_learns_stays():
+    mask = torch.randn(6, 7, requires_grad=True)
+    check(lambda q, k, v, m: (q @ k.mT + m).softmax(-1) @ v, *qkv(), mask, fires=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_stays(dtype):
+    gm = torch.fx.symbolic_trace(SPELLINGS["no scale"])
+    assert not fused(passes.run_captured(gm, qkv(dtype=dtype)))
+
+
+def test_keys_written_between_the_products_stay_where_they_are_read():
+    def function(q, k, v):
+        scores = (q @ k.mT).softmax(-1)
+        k.mul_(0)
+        return scores @ v
+
+    check(function, *qkv(), fires=False)
+
+
+def test_a_write_nobody_reads_survives_the_rewrite():
+    def function(q, k, v):
+        v.mul_(2)
+        return (q @ k.mT).softmax(-1) @ v
+
+    check(function, *qkv())
+
+
+def test_empty_sequences_stay():
+    check(SPELLINGS["no scale"], *qkv(keys=0), fires=False)

@@ -1,0 +1,251 @@
+"""Every pattern of the table: that it fires, that it does not where it must not, and the values."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from magpy_like.compiler import passes
+from magpy_like.compiler.passes import rewrites
+from tests.compare import assert_same
+from tests.compiler.passes.graphs import aten_graph, names, optimised
+
+A, B, BIAS = torch.randn(6, 5), torch.randn(5, 4), torch.randn(4)
+
+
+# --- matrix products ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda a, b, c: a @ b + c, lambda a, b, c: c + a @ b],
+)
+@pytest.mark.parametrize("bias", [BIAS, torch.randn(6, 4), torch.randn(6, 1)])
+def test_a_sum_that_would_be_a_kernel_of_its_own_goes_into_the_product(function, bias):
+    assert names(optimised(function, A, B, bias)) == ["addmm"]
+
+
+def test_a_batched_product_takes_the_sum_too():
+    a, b, c = torch.randn(3, 6, 5), torch.randn(3, 5, 4), torch.randn(3, 6, 4)
+    assert names(optimised(lambda a, b, c: torch.bmm(a, b) + c, a, b, c)) == ["baddbmm"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b, c: (a @ b + c).relu(),  # the loop of relu adds for nothing
+        lambda a, b, c: (a @ b + c).view(3, 8).softmax(-1),
+        lambda a, b, c: torch.add(a @ b, c, alpha=2),
+        lambda a, b, c: (p := a @ b) + c - p,  # the product has another reader
+        lambda a, b, c: a @ b + 1,
+        lambda a, b, c: (a @ b)[None] + torch.stack([c, c])[:, None],  # a larger result
+        lambda a, b, c: a @ b + c.double(),  # another dtype
+    ],
+    ids=range(7),
+)
+def test_other_sums_stay_outside_the_product(function):
+    found = names(optimised(function, A, B, BIAS))
+    assert "mm" in found
+    assert "addmm" not in found
+
+
+def test_integers_are_multiplied_as_they_were():
+    a = torch.arange(6).reshape(2, 3)
+    found = names(optimised(lambda a: a @ a.t() + a[:, :2], a))
+    assert "mm" in found
+    assert "addmm" not in found
+
+
+def test_a_vector_is_added_by_the_loop_that_reads_the_product():
+    gm = optimised(lambda a, b, c: F.gelu(torch.addmm(c, a, b)), A, B, BIAS)
+    assert names(gm) == ["mm", "add", "gelu"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b, c: torch.addmm(c, a, b),  # no loop reads it
+        lambda a, b, c: torch.addmm(c, a, b, beta=2).relu(),
+        lambda a, b, c: torch.addmm(c.expand(6, 4), a, b).relu(),  # a matrix
+        lambda a, b, c: torch.addmm(c.bfloat16(), a.bfloat16(), b.bfloat16()).relu(),
+    ],
+    ids=range(4),
+)
+def test_other_library_sums_stay_in_the_library(function):
+    assert "addmm" in names(optimised(function, A, B, BIAS))
+
+
+# --- square roots ------------------------------------------------------------------------------
+
+ROOTS = torch.tensor([[4.0, 0.0, -1.0, float("inf")], [float("nan"), 1e-30, 1e30, 2.0]])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: 1 / x.sqrt(),
+        lambda x: x.sqrt().reciprocal(),
+        lambda x: torch.ones(2, 4) / x.sqrt(),
+    ],
+    ids=range(3),
+)
+def test_one_over_a_root_is_rsqrt(function):
+    assert names(optimised(function, ROOTS)) == ["rsqrt"]
+
+
+def test_a_division_by_broadcast_roots_is_one_rsqrt_per_row():
+    x = torch.cat([ROOTS, ROOTS.neg()]).t().contiguous()
+    y = torch.tensor([[4.0], [0.0], [float("inf")], [-1.0]])
+    assert names(optimised(lambda x, y: x / y.sqrt(), x, y)) == ["rsqrt", "mul"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x / x.sqrt(),  # as many divisions either way
+        lambda x: (r := x.sqrt()).reciprocal() + r,  # the root is needed anyway
+        lambda x: (1 / x).sqrt(),
+    ],
+    ids=range(3),
+)
+def test_other_roots_stay(function):
+    found = names(optimised(function, ROOTS))
+    assert "sqrt" in found
+    assert "rsqrt" not in found
+
+
+# --- convolution and batch norm ----------------------------------------------------------------
+
+
+class ConvNorm(torch.nn.Module):
+    def __init__(self, *, bias=True, affine=True, conv=torch.nn.Conv2d, eps=1e-5, **options):
+        super().__init__()
+        self.conv = conv(3, 4, 3, bias=bias, **options)
+        self.norm = torch.nn.BatchNorm2d(4, affine=affine, eps=eps)
+        self.norm.running_mean.normal_()
+        self.norm.running_var.uniform_(0.5, 2)
+        if affine:
+            torch.nn.init.normal_(self.norm.weight)
+            torch.nn.init.normal_(self.norm.bias)
+
+
+def conv_norm_graph(module, x, *, function=None, frozen=False):
+    """An inference graph of ``norm(conv(x))`` whose weights are inputs, or attributes if frozen."""
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    state = {k: v.detach() for k, v in state.items() if k != "norm.num_batches_tracked"}
+
+    def run(x, state):
+        get = state.get
+        conv = torch.convolution(
+            x,
+            get("conv.weight"),
+            get("conv.bias"),
+            module.conv.stride,
+            module.conv.padding,
+            module.conv.dilation,
+            isinstance(module.conv, torch.nn.ConvTranspose2d),
+            (0, 0),
+            module.conv.groups,
+        )
+        norm = torch.ops.aten._native_batch_norm_legit_no_training(
+            conv,
+            get("norm.weight"),
+            get("norm.bias"),
+            get("norm.running_mean"),
+            get("norm.running_var"),
+            0.1,
+            module.norm.eps,
+        )[0]
+        return norm.relu() if function is None else function(conv, norm)
+
+    gm = aten_graph(lambda x, *values: run(x, dict(zip(state, values))), x, *state.values())
+    if frozen:
+        holders = [n for n in gm.graph.nodes if n.op == "placeholder"][1:]
+        for number, (node, given) in enumerate(zip(holders, state.values())):
+            gm.register_buffer(f"w{number}", given)
+            with gm.graph.inserting_before(node):
+                new = gm.graph.get_attr(f"w{number}")
+            new.meta = dict(node.meta)
+            node.replace_all_uses_with(new)
+            gm.graph.erase_node(node)
+        gm.recompile()
+    return gm, state, run
+
+
+X = torch.randn(2, 3, 16, 16)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_batch_norm_goes_into_the_weights_of_its_convolution(bias, affine):
+    module = ConvNorm(bias=bias, affine=affine)
+    gm, state, run = conv_norm_graph(module, X)
+    gm = passes.run(gm, inference=True)
+    assert "_native_batch_norm_legit_no_training" not in names(gm)
+    assert names(gm)[-2:] == ["convolution", "relu"]
+    assert_same(gm(X, *state.values()), run(X, state))
+
+
+def test_weights_that_change_between_two_calls_are_seen():
+    """Written through ``.data``, which no version counter shows."""
+    gm, state, run = conv_norm_graph(ConvNorm(), X)
+    gm = passes.run(gm, inference=True)
+    gm(X, *state.values())
+    for value in state.values():
+        value.data.mul_(1.5)
+    assert_same(gm(X, *state.values()), run(X, state))
+
+
+def test_frozen_weights_are_scaled_once():
+    gm, state, run = conv_norm_graph(ConvNorm(), X, frozen=True)
+    gm = passes.run(gm, inference=True, frozen=[f"w{n}" for n in range(6)])
+    assert names(gm) == ["convolution", "relu"]
+    assert_same(gm(X), run(X, state))
+
+
+def test_attributes_nobody_vouched_for_are_read_at_every_call():
+    gm, state, run = conv_norm_graph(ConvNorm(), X, frozen=True)
+    gm = passes.run(gm, inference=True)
+    gm(X)
+    for value in state.values():
+        value.data.mul_(1.5)
+    assert_same(gm(X), run(X, state))
+
+
+@pytest.mark.parametrize(
+    ("module", "x", "function"),
+    [
+        (ConvNorm(conv=torch.nn.ConvTranspose2d), X, None),  # its weights lie the other way round
+        (ConvNorm(), X, lambda conv, norm: norm + conv),  # the convolution has another reader
+        (ConvNorm(), X[:, :, :3, :3], None),  # more weights than outputs
+        (ConvNorm().double().to(torch.bfloat16), X.bfloat16(), None),
+    ],
+    ids=["transposed", "read twice", "small", "low precision"],
+)
+def test_other_batch_norms_stay(module, x, function):
+    # bfloat16 batch norm of eager takes float32 statistics or its own; either stays as it is.
+    gm, state, run = conv_norm_graph(module, x, function=function)
+    gm = passes.run(gm, inference=True)
+    assert "_native_batch_norm_legit_no_training" in names(gm)
+    assert_same(gm(x, *state.values()), run(x, state))
+
+
+def test_a_graph_that_gradients_flow_through_keeps_its_batch_norm():
+    gm, _, _ = conv_norm_graph(ConvNorm(), X)
+    gm = passes.run(gm, inference=False)
+    assert "_native_batch_norm_legit_no_training" in names(gm)
+
+
+def test_without_epsilon_a_variance_of_zero_divides_by_zero_as_before():
+    gm, _, _ = conv_norm_graph(ConvNorm(eps=0.0), X)
+    assert "_native_batch_norm_legit_no_training" in names(passes.run(gm, inference=True))
+
+
+def test_every_rule_of_the_table_has_its_tests_here():
+    rules = {rule.__name__ for row in rewrites.TABLE.values() for rule in row}
+    assert rules == {
+        "add_of_product",
+        "sum_out_of_addmm",
+        "reciprocal_of_root",
+        "division_by_root",
+        "batch_norm_into_convolution",
+    }
