@@ -279,7 +279,7 @@ def unflatten(flat: Expr, sizes: Sequence[Expr]) -> list[Expr]:
     step: Expr = sympy.S.One
     for k in range(len(sizes) - 1, -1, -1):
         size = sizes[k]
-        if size == 1:
+        if size == 1 or size == 0:
             coordinates.append(sympy.S.Zero)
             continue
         position = Div(flat, step)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import sympy
 import torch
 
-from magpy_like.compiler.indexing import contiguous_strides, product
+from magpy_like.compiler.indexing import product
 from magpy_like.compiler.ops import Body, Value, ops
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Buffer:
     size: list[Expr]
     stride: list[Expr]
     kind: str
+    aliased: bool = False  # another buffer may share its memory: never reused
 
     def address(self, index: Index) -> Expr:
         """Position of an element, in elements from the first."""
@@ -178,6 +179,7 @@ class Box:
     device: torch.device
     size: list[Expr]
     data: Strided | Computed | View
+    stride_hint: list[Expr] | None = None  # eager's layout, for when this box becomes memory
 
     def load(self, index: Index) -> Value:
         """The element at ``index``, as the ``ops`` in force have it."""
@@ -207,14 +209,14 @@ class Box:
                     self.data = window
         return self.data if isinstance(self.data, Strided) else None
 
-    def realize(self, stride: Sequence[Expr] | None = None) -> Strided:
-        """Make this box memory. ``stride`` is the layout of a buffer made for it (row-major
-        without); a box that is memory already stays where it is."""
+    def realize(self) -> Strided:
+        """Make this box memory, laid out as ``stride_hint`` says (row-major without). A box that
+        is memory already stays where it is."""
         if isinstance(self.data, View):
             self.data.base.realize()
         window = self.strided()
         if window is None:
-            name = self.graph.store_computed(self, stride)
+            name = self.graph.store_computed(self)
             buffer = self.graph.buffers[name]
             window = self.data = Strided(name, buffer.size, buffer.stride, sympy.S.Zero)
         return window
@@ -239,7 +241,3 @@ def pointwise(
     for source in sources:
         cost = cost + source.cost()
     return Box(graph, dtype, device, list(size), Computed(function, cost))
-
-
-def row_major(size: Sequence[Expr]) -> list[Expr]:
-    return contiguous_strides(size)

@@ -268,6 +268,7 @@ class Recorder:
             index = self.where(self.lt(index, zero), self.add(index, extent), index)
             within = self.logical_and(self.ge(index, zero), self.lt(index, extent))
             self.check(within, message)
+            index = self.where(within, index, zero)  # the kernel goes on until it can report
         for symbol, value in self.body.indirect.items():
             if value is index:
                 return symbol

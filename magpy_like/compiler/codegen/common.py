@@ -17,7 +17,7 @@ Buffers in ``removed`` are not stored at all: nobody outside the kernel reads th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -412,11 +412,41 @@ class Emitter:
 
 
 def split_levels(body: Body) -> tuple[list[Value], list[Value], list[Value]]:
-    """A reduction node's values: per element, the reductions, and what follows them."""
-    inner = [v for v in body.values if not v.outer]
-    reductions = [v for v in body.values if v.op == "reduction"]
-    after = [v for v in body.values if v.outer and v.op != "reduction"]
-    return inner, reductions, after
+    """A body's values by where they run: per element, the reductions, and what follows those.
+
+    A constant, or a load that does not move with the reduction loops, may be needed at both
+    levels: it then is in both lists.
+    """
+    reductions = body.of("reduction")
+    effects = [v for v in body.values if v.op in ("store", "check")]
+    inner = _needed([*reductions, *(v for v in effects if not v.outer)], body) - set(reductions)
+    after = _needed([v for v in effects if v.outer], body, stop=reductions)
+    return (
+        [v for v in body.values if v in inner],
+        reductions,
+        [v for v in body.values if v in after],
+    )
 
 
-IndexPrinter = Callable[[Expr], str]
+def _needed(roots: Sequence[Value], body: Body, stop: Sequence[Value] = ()) -> set[Value]:
+    found: set[Value] = set()
+    pending = list(roots)
+    while pending:
+        value = pending.pop()
+        if value in found or value in stop:
+            continue
+        found.add(value)
+        pending += dependencies(value, body)
+    return found
+
+
+def dependencies(value: Value, body: Body) -> list[Value]:
+    """The values that ``value`` is computed from, computed indices included."""
+    found: list[Value] = []
+    for arg in value.args:
+        for item in arg if isinstance(arg, tuple) else (arg,):
+            if isinstance(item, Value):
+                found.append(item)
+            elif isinstance(item, sympy.Basic) and body.indirect:
+                found += [body.indirect[s] for s in item.free_symbols if s in body.indirect]
+    return found

@@ -1,0 +1,763 @@
+"""The C++ printer: one function per kernel, vectorised by ``omp simd``, parallel by OpenMP.
+
+The code of one element is scalar; what is chosen here is which loop becomes the vector:
+
+* *rows*: reduction loops are innermost and contiguous. Outer iterations are shared among
+  threads, and each phase is a loop over the row, with OpenMP reductions in vector lanes.
+* *columns*: the reduction runs across memory rows, the last outer loop is contiguous. A tile of
+  columns keeps its accumulators in an array while the reduction loops run around it.
+* *split rows*: too few outer iterations to share: each thread takes a part of the reduction, and
+  the parts are combined in a fixed order, so results do not depend on timing.
+* pointwise kernels are rows without a reduction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import sympy
+import torch
+
+from magpy_like.compiler import indexing
+from magpy_like.compiler.codegen.common import (
+    Emitter,
+    Kernel,
+    Lines,
+    Node,
+    Phase,
+    split_levels,
+)
+from magpy_like.compiler.errors import Unsupported
+from magpy_like.compiler.indexing import Expr, Symbol
+from magpy_like.compiler.ops import LOW_PRECISION, Value, compute_dtype
+
+GRAIN = 16384  # elements of work below which a second thread costs more than it brings
+BLOCK = 4096  # elements summed before their sum is added to the total: bounds rounding error
+TILE = 256  # columns per tile, at most
+
+PRELUDE = (Path(__file__).parent / "cpp_prelude.h").read_text()
+FLAGS = (
+    "-fno-tree-vectorize",  # only loops that are marked: saves compile time
+    "-march=native", "-mprefer-vector-width=512", "-fno-math-errno", "-fno-trapping-math",
+    "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-fopenmp", "-lmvec", "-lm",
+)  # fmt: skip
+
+CTYPE = {
+    torch.bool: "bool", torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16",
+    torch.int32: "i32", torch.int64: "i64", torch.float32: "f32", torch.float64: "f64",
+    torch.bfloat16: "bf16", torch.float16: "f16",
+}  # fmt: skip
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "eq": "==", "ne": "!=", "lt": "<",
+    "le": "<=", "gt": ">", "ge": ">=", "logical_and": "&", "logical_or": "|",
+    "logical_xor": "!=", "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^",
+}  # fmt: skip
+_TEMPLATE = {
+    "neg": "-{0}", "square": "{0} * {0}", "logical_not": "!{0}", "isnan": "{0} != {0}",
+    "isinf": "m_abs({0}) == (decltype({0}))__builtin_inf()", "reciprocal": "1 / {0}",
+    "rsqrt": "1 / m_sqrt({0})", "where": "{0} ? {1} : {2}", "fma": "{0} * {1} + {2}",
+    "shift_left": "shift_left({0}, {1})", "shift_right": "shift_right({0}, {1})",
+}  # fmt: skip
+
+
+def print_index(e: Expr) -> str:
+    """An index expression in C++, in 64-bit integers."""
+    if e.is_Integer:
+        return str(int(e)) if abs(int(e)) < 2**31 else f"{int(e)}ll"
+    if e.is_Symbol:
+        return str(e.name)
+    if e.is_Add:
+        return "(" + " + ".join(print_index(a) for a in e.args) + ")"
+    if e.is_Mul:
+        return "(" + " * ".join(print_index(a) for a in e.args) + ")"
+    if e.is_Pow and e.exp.is_Integer and e.exp > 0:
+        return "(" + " * ".join([print_index(e.base)] * int(e.exp)) + ")"
+    name = type(e).__name__
+    args = [print_index(a) for a in e.args] if name not in ("Pow",) else []
+    if name in ("Div", "CleanDiv", "IntTrueDiv"):
+        return f"({args[0]} / {args[1]})"
+    if name == "Mod" and isinstance(e, indexing.Mod):
+        return f"({args[0]} % {args[1]})"
+    if name == "FloorDiv":
+        return f"int_floordiv<i64>({args[0]}, {args[1]})"
+    if name in ("Mod", "PythonMod"):
+        return f"int_remainder<i64>({args[0]}, {args[1]})"
+    if name == "ModularIndexing":
+        return f"int_remainder<i64>(int_floordiv<i64>({args[0]}, {args[1]}), {args[2]})"
+    if name in ("Max", "Min"):
+        result = args[0]
+        for a in args[1:]:
+            result = f"m_{name.lower()}imum<i64>({result}, {a})"
+        return result
+    raise Unsupported("a size expression", f"{e} has no C++ form")
+
+
+def print_number(number: Any, dtype: torch.dtype) -> str:
+    """A Python number as a C++ constant of ``dtype``."""
+    ctype = CTYPE[dtype]
+    if dtype == torch.bool:
+        return "true" if number else "false"
+    if dtype.is_floating_point:
+        if number != number:
+            return f"({ctype})__builtin_nan(\"\")"
+        if number in (float("inf"), float("-inf")):
+            return f"({ctype}){'-' if number < 0 else ''}__builtin_inf()"
+        return f"({ctype}){float(number)!r}"
+    value = int(number)
+    if value == -(2**63):
+        return "(i64)(-9223372036854775807ll - 1)"
+    return f"({ctype}){value}{'ll' if abs(value) >= 2**31 else ''}"
+
+
+def identity(kind: str, dtype: torch.dtype) -> str:
+    """The neutral element of a reduction."""
+    if kind in ("sum", "any"):
+        return print_number(0, dtype)
+    if kind == "prod":
+        return print_number(1, dtype)
+    low = kind in ("max", "argmax")
+    if dtype == torch.bool:
+        return "false" if low else "true"
+    if dtype.is_floating_point:
+        return print_number(float("-inf") if low else float("inf"), dtype)
+    info = torch.iinfo(dtype)
+    return print_number(info.min if low else info.max, dtype)
+
+
+def combine(kind: str, a: str, b: str) -> str:
+    """``a`` reduced with ``b``; not for the kinds that carry an index."""
+    if kind in ("sum", "prod"):
+        return f"{a} {'+' if kind == 'sum' else '*'} {b}"
+    return f"{a} | {b}" if kind == "any" else f"m_{kind}imum({a}, {b})"
+
+
+def clause(kind: str, dtype: torch.dtype) -> str:
+    """The OpenMP reduction operator."""
+    if kind in ("max", "min"):
+        return f"nan{kind}" if dtype.is_floating_point else kind if dtype != torch.bool else (
+            "||" if kind == "max" else "&&")  # fmt: skip
+    return {"sum": "+", "prod": "*", "any": "||"}[kind]
+
+
+class CppEmitter(Emitter):
+    """Prints values as C++ statements. ``lane`` is the index into per-tile arrays, if any."""
+
+    def __init__(self, printer: CppKernel, lane: str | None = None) -> None:
+        super().__init__(printer.kernel)
+        self.printer = printer
+        self.lane = lane
+        self.accumulators: dict[Value, str] = {}
+        self.raises: list[int] = []
+
+    def _define(self, text: str, dtype: torch.dtype) -> str:
+        name = self.printer.fresh("t")
+        self.printer.lines.line(f"const {CTYPE[dtype]} {name} = {text};")
+        return name
+
+    def load(self, buffer: str, index: Expr, mask: Any, dtype: torch.dtype) -> str:
+        place = self.printer.place(buffer, index, self.lane)
+        text = f"widen({place})" if self.kernel.dtypes[buffer] in LOW_PRECISION else place
+        if mask is not None:
+            text = f"{mask} ? {text} : {CTYPE[dtype]}(0)"
+        return self._define(text, dtype)
+
+    def store(self, buffer: str, index: Expr, name: Any, dtype: torch.dtype, mode: Any) -> None:
+        target = self.kernel.dtypes[buffer]
+        text = str(name)
+        if target in LOW_PRECISION:
+            text = f"narrow<{CTYPE[target]}>({text})"
+        elif target != dtype:
+            text = f"({CTYPE[target]}){text}"
+        for place in self.printer.stores(buffer, index, self.lane):
+            if mode == "add":
+                old = f"widen({place})" if target in LOW_PRECISION else place
+                total = f"{old} + {name}"
+                if target in LOW_PRECISION:
+                    total = f"narrow<{CTYPE[target]}>({total})"
+                self.printer.lines.line(f"{place} = {total};")
+            else:
+                self.printer.lines.line(f"{place} = {text};")
+
+    def as_loaded(self, buffer: str, name: Any, dtype: torch.dtype) -> Any:
+        return name  # lowerings convert before storing; low precision stays unrounded in flight
+
+    def operation(
+        self, op: str, args: tuple[Any, ...], dtype: torch.dtype, dtypes: list[torch.dtype]
+    ) -> Any:
+        if op == "constant":
+            return print_number(args[0], dtype)
+        if op == "index_expr":
+            return self._define(f"({CTYPE[dtype]}){print_index(args[0])}", dtype)
+        if op == "to_dtype":
+            if dtype == torch.bool:
+                return self._define(f"{args[0]} != 0", dtype)
+            if dtypes[0].is_floating_point and not dtype.is_floating_point:
+                wide = "i64" if dtype != torch.int64 else CTYPE[dtype]
+                return self._define(f"({CTYPE[dtype]})({wide}){args[0]}", dtype)
+            return self._define(f"({CTYPE[dtype]}){args[0]}", dtype)
+        if op == "round_to":
+            return self._define(f"widen(narrow<{CTYPE[args[1]]}>({args[0]}))", dtype)
+        if op == "bitcast":
+            return self._define(f"bitcast<{CTYPE[dtype]}>({args[0]})", dtype)
+        if op == "check":
+            code = self.kernel.messages.index(args[1]) + 1
+            self.printer.lines.line(f"bad{code} |= !{args[0]};")
+            return None
+        if op in ("floordiv", "remainder"):
+            kind = "float" if dtype.is_floating_point else "int"
+            return self._define(f"{kind}_{op}({args[0]}, {args[1]})", dtype)
+        if op == "truncdiv":
+            text = f"{args[0]} / {args[1]}"
+            return self._define(f"m_trunc({text})" if dtype.is_floating_point else text, dtype)
+        if op == "fmod" and not dtype.is_floating_point:
+            return self._define(f"{args[0]} % {args[1]}", dtype)
+        if op == "bitwise_not":
+            return self._define(f"{'!' if dtype == torch.bool else '~'}{args[0]}", dtype)
+        if op in _INFIX:
+            return self._define(f"{args[0]} {_INFIX[op]} {args[1]}", dtype)
+        if op in _TEMPLATE:
+            return self._define(_TEMPLATE[op].format(*args), dtype)
+        if op in ("scan", "item"):
+            raise Unsupported(op, "the C++ printer has no such operation")
+        ctype = CTYPE[dtypes[0]]
+        joined = ", ".join(f"({ctype}){a}" for a in args)
+        return self._define(f"m_{op}({joined})", dtype)
+
+
+class CppKernel:
+    """Prints one kernel."""
+
+    def __init__(self, kernel: Kernel, hint: Callable[[Expr], int]) -> None:
+        self.kernel = kernel
+        self.hint = hint
+        self.lines = Lines()
+        self._count = 0
+        self._locals: dict[str, str] = {}  # forwarded buffer -> C variable or array
+        self._scratch: set[str] = set()
+
+    def fresh(self, prefix: str) -> str:
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    # --- where buffers live --------------------------------------------------------------------
+
+    def place(self, buffer: str, index: Expr, lane: str | None) -> str:
+        """What to read: memory, scratch row, or a forwarded variable."""
+        local = self._locals.get(buffer)
+        if local is not None:
+            return self._local_place(buffer, local, lane)
+        return f"{buffer}[{print_index(index)}]"
+
+    def stores(self, buffer: str, index: Expr, lane: str | None) -> list[str]:
+        places = []
+        if buffer not in self.kernel.removed:
+            places.append(f"{buffer}[{print_index(index)}]")
+        local = self._locals.get(buffer)
+        if local is not None:
+            places.append(self._local_place(buffer, local, lane))
+        return places
+
+    def _local_place(self, buffer: str, local: str, lane: str | None) -> str:
+        if buffer in self._scratch:
+            return f"{local}[{print_index(self._row_position())}]"
+        return f"{local}[{lane}]" if lane is not None else local
+
+    def _row_position(self) -> Expr:
+        rs = self.kernel.rs
+        position = indexing.flatten(list(rs), [self.kernel.ranges[r] for r in rs])
+        if self.columns:
+            position = position * TILE + Symbol("l", integer=True)
+        return position
+
+    # --- choosing ------------------------------------------------------------------------------
+
+    def _runs_across_rows(self) -> bool:
+        """Is the last outer loop contiguous where the reduction loops are not?"""
+        kernel = self.kernel
+        if not kernel.rs or not kernel.xs:
+            return False
+        x, r = kernel.xs[-1], kernel.rs[-1]
+        votes = 0
+        for phase in kernel.phases:
+            for node in phase.inner:
+                for v in node.body.values:
+                    if v.op not in ("load", "store"):
+                        continue
+                    form = indexing.coefficients(v.args[1], (*kernel.xs, *kernel.rs))
+                    if form is None:
+                        continue
+                    steps, _ = form
+                    votes += steps.get(x) == 1
+                    votes -= steps.get(r) == 1
+        return votes > 0
+
+    def _has(self, *kinds: str) -> bool:
+        return any(
+            v.args[0] in kinds for n in self.kernel.nodes() for v in n.body.of("reduction")
+        )
+
+    # --- printing ------------------------------------------------------------------------------
+
+    def print(self) -> str:
+        """The kernel function and its entry for Python."""
+        kernel = self.kernel
+        self.columns = self._runs_across_rows()
+        x_hint, r_hint = self.hint(kernel.size(kernel.xs)), self.hint(kernel.size(kernel.rs))
+        self.split = (
+            bool(kernel.rs) and not self.columns and x_hint < 4 and r_hint > 4 * GRAIN
+            and not kernel.messages
+        )  # fmt: skip
+        arguments = [
+            *(f"const {CTYPE[kernel.dtypes[b]]}* __restrict__ {b}" for b in kernel.inputs),
+            *(f"{CTYPE[kernel.dtypes[b]]}* __restrict__ {b}" for b in kernel.outputs),
+            *(f"const i64 {s.name}" for s in kernel.size_symbols),
+        ]
+        line = self.lines.line
+        for origin in kernel.origins:
+            line(f"// {origin}")
+        line(f"static int {kernel.name}({', '.join(arguments)}) {{")
+        self.lines.indent()
+        if kernel.messages:
+            line("int raised = 0;")
+        self._body(x_hint * r_hint)
+        line("return raised;" if kernel.messages else "return 0;")
+        self.lines.indent(-1)
+        line("}")
+        self._entry()
+        return self.lines.text()
+
+    def _entry(self) -> None:
+        kernel = self.kernel
+        line = self.lines.line
+        line(f"static PyObject* py_{kernel.name}(PyObject*, PyObject* const* a, long) {{")
+        self.lines.indent()
+        args = []
+        buffers = [(b, "const ") for b in kernel.inputs] + [(b, "") for b in kernel.outputs]
+        for k, (b, const) in enumerate(buffers):
+            ctype = CTYPE[kernel.dtypes[b]]
+            line(f"{const}{ctype}* {b} = ({const}{ctype}*)PyLong_AsVoidPtr(a[{k}]);")
+            args.append(b)
+        for k, s in enumerate(kernel.size_symbols):
+            line(f"i64 {s.name} = PyLong_AsLongLong(a[{len(buffers) + k}]);")
+            args.append(s.name)
+        line("void* state = PyEval_SaveThread();")
+        line(f"int raised = {kernel.name}({', '.join(args)});")
+        line("PyEval_RestoreThread(state);")
+        if kernel.messages:
+            table = ", ".join(f'"{m}"' for m in kernel.messages)
+            line(f"static const char* const messages[] = {{{table}}};")
+            line("if (raised) {")
+            line("    PyErr_SetString(PyExc_IndexError, messages[raised - 1]);")
+            line("    return nullptr;")
+            line("}")
+        line("return PyLong_FromLong(raised);")
+        self.lines.indent(-1)
+        line("}")
+
+    def _body(self, work: int) -> None:
+        kernel = self.kernel
+        if not kernel.rs and not any(n.inner for n in kernel.nodes()):
+            self._pointwise(work)
+        elif self.columns:
+            self._columns(work)
+        else:
+            self._rows(work)
+
+    def _parallel(self, work: Expr) -> str:
+        """The ``if`` clause, or nothing when it is known to hold."""
+        if work.is_Integer:
+            return "" if int(work) >= GRAIN else " if(0)"
+        return f" if({print_index(work)} >= {GRAIN})"
+
+    def _total(self) -> Expr:
+        return self.kernel.size((*self.kernel.xs, *self.kernel.rs))
+
+    def _is_serial(self) -> bool:
+        """A scatter may write one place from two iterations."""
+        for node in self.kernel.nodes():
+            for store in node.body.of("store"):
+                if store.args[3] is not None or store.args[1].free_symbols & set(
+                    node.body.indirect
+                ):
+                    return True
+        return False
+
+    def _for(self, v: Symbol, begin: str = "0", end: str | None = None) -> None:
+        end = end if end is not None else print_index(self.kernel.ranges[v])
+        self.lines.line(f"for (i64 {v.name} = {begin}; {v.name} < {end}; ++{v.name}) {{")
+        self.lines.indent()
+
+    def _close(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.lines.indent(-1)
+            self.lines.line("}")
+
+    def _flags(self) -> list[str]:
+        return [f"bad{k + 1}" for k in range(len(self.kernel.messages))]
+
+    def _declare_flags(self) -> None:
+        for flag in self._flags():
+            self.lines.line(f"bool {flag} = false;")
+
+    def _report_flags(self) -> None:
+        for k, flag in enumerate(self._flags()):
+            self.lines.line(f"if ({flag}) __atomic_store_n(&raised, {k + 1}, __ATOMIC_RELAXED);")
+
+    def _simd(self, reductions: Sequence[str] = ()) -> str:
+        flags = [f" reduction(|:{', '.join(self._flags())})"] if self._flags() else []
+        return "#pragma omp simd" + "".join([*flags, *reductions])
+
+    def _pointwise(self, work: int) -> None:
+        kernel, line = self.kernel, self.lines.line
+        serial = self._is_serial()
+        xs = kernel.xs
+        condition = "" if serial else self._parallel(self._total())
+        emitter = CppEmitter(self)
+
+        def element() -> None:
+            for phase in kernel.phases:
+                for node in phase.outer:
+                    emitter.run(node.body, node.body.values)
+
+        self._declare_locals(scalar=True)
+        if not xs:
+            self._declare_flags()
+            element()
+            self._report_flags()
+            return
+        if serial:
+            self._declare_flags()
+            for v in xs:
+                self._for(v)
+            element()
+            self._close(len(xs))
+            self._report_flags()
+            return
+        line(f"#pragma omp parallel{condition}")
+        line("{")
+        self.lines.indent()
+        self._declare_flags()
+        if len(xs) == 1:
+            line(f"#pragma omp for simd schedule(static){self._flag_clause()}")
+            self._for(xs[0])
+        else:
+            outer = len(xs) - 1
+            line(f"#pragma omp for{f' collapse({outer})' if outer > 1 else ''} schedule(static)")
+            for v in xs[:-1]:
+                self._for(v)
+                if v is not xs[-2] and outer > 1:
+                    continue
+            line(self._simd())
+            self._for(xs[-1])
+        element()
+        self._close(len(xs))
+        self._report_flags()
+        self._close()
+
+    def _flag_clause(self) -> str:
+        return f" reduction(|:{', '.join(self._flags())})" if self._flags() else ""
+
+    # --- rows ----------------------------------------------------------------------------------
+
+    def _declare_locals(self, scalar: bool) -> None:
+        """Variables for outer values that a later phase reads."""
+        for buffer, kind in self.kernel.forward.items():
+            if kind == "outer":
+                ctype = CTYPE[compute_dtype(self.kernel.dtypes[buffer])]
+                self._locals[buffer] = f"v_{buffer}"
+                self.lines.line(f"{ctype} v_{buffer}{'' if scalar else f'[{TILE}]'};")
+
+    def _scratch_rows(self) -> list[str]:
+        return [
+            b for b, kind in self.kernel.forward.items() if kind == "row" and b in self.kernel.removed
+        ]
+
+    def _open_scratch(self) -> None:
+        row = self.kernel.size(self.kernel.rs)
+        for b in self._scratch_rows():
+            ctype = CTYPE[self.kernel.dtypes[b]]
+            count = print_index(row * TILE if self.columns else row)
+            self.lines.line(
+                f"{ctype}* __restrict__ row_{b} = ({ctype}*)aligned_alloc(64, "
+                f"({count} * sizeof({ctype}) + 63) / 64 * 64);"
+            )
+            self._locals[b] = f"row_{b}"
+            self._scratch.add(b)
+
+    def _close_scratch(self) -> None:
+        for b in self._scratch_rows():
+            self.lines.line(f"free(row_{b});")
+
+    def _rows(self, work: int) -> None:
+        kernel, line = self.kernel, self.lines.line
+        xs = kernel.xs
+        shared = not self.split
+        if shared:
+            line(f"#pragma omp parallel{self._parallel(self._total())}")
+        line("{")
+        self.lines.indent()
+        self._declare_flags()
+        self._open_scratch()
+        if shared and xs:
+            many = f" collapse({len(xs)})" if len(xs) > 1 else ""
+            line(f"#pragma omp for{many} schedule(static)")
+        elif shared:
+            line("#pragma omp single")
+            line("{")
+            self.lines.indent()
+        for v in xs:
+            self._for(v)
+        outer = CppEmitter(self)
+        self._declare_outer_locals()
+        for phase in kernel.phases:
+            if phase.inner:
+                self._row_phase(phase, outer)
+            for node in phase.outer:
+                outer.run(node.body, node.body.values)
+        self._close(len(xs) if xs or not shared else 1)
+        self._close_scratch()
+        self._report_flags()
+        self._close()
+
+    def _declare_outer_locals(self) -> None:
+        self._declare_locals(scalar=True)
+
+    def _row_phase(self, phase: Phase, outer: CppEmitter) -> None:
+        """One loop over the row: accumulate, then what follows the reductions."""
+        line = self.lines.line
+        accumulators = self._accumulators(phase, "")
+        if self.split:
+            self._split_row_phase(phase, accumulators)
+        else:
+            self._row_loops(phase, accumulators, None)
+        self._after(phase, outer, accumulators)
+        del line
+
+    def _accumulators(self, phase: Phase, suffix: str) -> dict[Value, list[tuple[str, Any, str]]]:
+        """Declare them: reduction -> [(variable, dtype, kind)], two for kinds with an index."""
+        found: dict[Value, list[tuple[str, Any, str]]] = {}
+        for node in phase.inner:
+            for v in node.body.of("reduction"):
+                kind, values = v.args
+                name = self.fresh("acc")
+                dtype = values[0].dtype
+                parts = [(name, dtype, kind)]
+                if kind in ("argmax", "argmin"):
+                    parts.append((name + "_at", torch.int64, "at"))
+                elif kind == "welford":
+                    raise Unsupported("welford", "the C++ printer reduces twice instead")
+                found[v] = parts
+                self._declare_accumulator(parts, suffix)
+        return found
+
+    def _declare_accumulator(self, parts: list[tuple[str, Any, str]], suffix: str) -> None:
+        for name, dtype, kind in parts:
+            start = "0x7fffffffffffffffll" if kind == "at" else identity(kind, dtype)
+            if suffix:
+                self.lines.line(f"{CTYPE[dtype]} {name}{suffix};")
+                self.lines.line(f"for (i64 l = 0; l < {TILE}; ++l) {name}[l] = {start};")
+            else:
+                self.lines.line(f"{CTYPE[dtype]} {name} = {start};")
+
+    def _row_loops(
+        self, phase: Phase, accumulators: dict[Value, list[tuple[str, Any, str]]],
+        bounds: tuple[str, str] | None,
+    ) -> None:  # fmt: skip
+        """The loops over the reduction; ``bounds`` limits the first for a thread's part."""
+        kernel, line = self.kernel, self.lines.line
+        rs = kernel.rs
+        if not rs:
+            line("{")
+            self.lines.indent()
+            self._row_element(phase, accumulators, {})
+            self._close()
+            return
+        begin, end = bounds or ("0", print_index(kernel.ranges[rs[0]]))
+        opened = 0
+        for k, v in enumerate(rs[:-1]):
+            self._for(v, *((begin, end) if k == 0 else ("0", None)))
+            opened += 1
+        last = rs[-1]
+        if opened:
+            begin, end = "0", print_index(kernel.ranges[last])
+        indexed = any(len(parts) > 1 for parts in accumulators.values())
+        inner: dict[Value, str] = {}
+        blocked = (
+            self.hint(kernel.ranges[last]) > BLOCK
+            and any(parts[0][2] == "sum" for parts in accumulators.values())
+        )  # fmt: skip
+        if blocked:
+            line(f"for (i64 block = {begin}; block < {end}; block += {BLOCK}) {{")
+            self.lines.indent()
+            begin, end = "block", f"m_minimum<i64>(block + {BLOCK}, {end})"
+            opened += 1
+        clauses = []
+        for v, parts in accumulators.items():
+            if len(parts) > 1:
+                continue
+            name, dtype, kind = parts[0]
+            part = self.fresh("part") if kind == "sum" and dtype.is_floating_point else name
+            if part != name:
+                line(f"{CTYPE[dtype]} {part} = 0;")
+            inner[v] = part
+            clauses.append(f" reduction({clause(kind, dtype)}:{part})")
+        if not indexed and not self._is_serial():
+            line(self._simd(clauses))
+        self._for(last, begin, end)
+        self._row_element(phase, accumulators, inner)
+        self._close()
+        for v, part in inner.items():
+            name = accumulators[v][0][0]
+            if part != name:
+                line(f"{name} += {part};")
+        self._close(opened)
+
+    def _row_element(
+        self, phase: Phase, accumulators: dict[Value, list[tuple[str, Any, str]]],
+        inner: dict[Value, str], lane: str | None = None,
+    ) -> None:  # fmt: skip
+        emitter = CppEmitter(self, lane)
+        for node in phase.inner:
+            values, reductions, _ = split_levels(node.body)
+            emitter.run(node.body, values)
+            for v in reductions:
+                self._accumulate(v, accumulators[v], emitter, inner.get(v), lane)
+
+    def _accumulate(
+        self, v: Value, parts: list[tuple[str, Any, str]], emitter: CppEmitter, part: str | None,
+        lane: str | None,
+    ) -> None:  # fmt: skip
+        at = f"[{lane}]" if lane else ""
+        name, dtype, kind = parts[0]
+        name = (part or name) + at
+        value = emitter.names[v.args[1][0]]
+        line = self.lines.line
+        if len(parts) == 1:
+            line(f"{name} = {combine(kind, name, f'({CTYPE[dtype]}){value}')};")
+            return
+        position = emitter.names[v.args[1][1]]
+        other = parts[1][0] + at
+        better = "greater_first" if kind == "argmax" else "less_first"
+        test = self.fresh("better")
+        line(f"const bool {test} = {better}<{CTYPE[dtype]}>({value}, {position}, {name}, {other});")
+        line(f"{name} = {test} ? {value} : {name};")
+        line(f"{other} = {test} ? {position} : {other};")
+
+    def _split_row_phase(
+        self, phase: Phase, totals: dict[Value, list[tuple[str, Any, str]]]
+    ) -> None:
+        """Each thread reduces a part of the first loop; parts are combined in thread order."""
+        line, kernel = self.lines.line, self.kernel
+        extent = print_index(kernel.ranges[kernel.rs[0]])
+        threads = self.fresh("threads")
+        line(f"const i64 {threads} = m_minimum<i64>(omp_get_max_threads(), {extent});")
+        arrays: dict[str, str] = {}
+        for parts in totals.values():
+            for name, dtype, _ in parts:
+                arrays[name] = f"all_{name}"
+                line(f"{CTYPE[dtype]} all_{name}[{threads}];")
+        line(f"#pragma omp parallel for schedule(static, 1) num_threads({threads})")
+        line(f"for (i64 thread = 0; thread < {threads}; ++thread) {{")
+        self.lines.indent()
+        line(f"const i64 first = {extent} * thread / {threads};")
+        line(f"const i64 last = {extent} * (thread + 1) / {threads};")
+        for parts in totals.values():
+            self._declare_accumulator(parts, "")
+        self._row_loops(phase, totals, ("first", "last"))
+        for name, array in arrays.items():
+            line(f"{array}[thread] = {name};")
+        self._close()
+        line(f"for (i64 thread = 0; thread < {threads}; ++thread) {{")
+        self.lines.indent()
+        for parts in totals.values():
+            name, dtype, kind = parts[0]
+            new = f"all_{name}[thread]"
+            if len(parts) == 1:
+                line(f"{name} = {combine(kind, name, new)};")
+                continue
+            at = parts[1][0]
+            better = "greater_first" if kind == "argmax" else "less_first"
+            line(f"if ({better}({new}, all_{at}[thread], {name}, {at})) {{")
+            line(f"    {name} = {new}; {at} = all_{at}[thread];")
+            line("}")
+        self._close()
+
+    def _after(
+        self, phase: Phase, outer: CppEmitter,
+        accumulators: dict[Value, list[tuple[str, Any, str]]], lane: str | None = None,
+    ) -> None:  # fmt: skip
+        """What reduction nodes compute from their results."""
+        for node in phase.inner:
+            _, reductions, after = split_levels(node.body)
+            for v in reductions:
+                name = accumulators[v][-1][0]
+                outer.names[v] = f"{name}[{lane}]" if lane else name
+            outer.run(node.body, after)
+
+    # --- columns -------------------------------------------------------------------------------
+
+    def _columns(self, work: int) -> None:
+        """Tiles of the last outer loop, ``l`` counting columns within one."""
+        kernel, line = self.kernel, self.lines.line
+        x = kernel.xs[-1]
+        extent = print_index(kernel.ranges[x])
+        line(
+            f"const i64 tile = clip<i64>(({extent} / omp_get_max_threads() + 15) / 16 * 16, 16, "
+            f"{TILE});"
+        )
+        line(f"#pragma omp parallel{self._parallel(self._total())}")
+        line("{")
+        self.lines.indent()
+        self._declare_flags()
+        self._open_scratch()
+        count = len(kernel.xs)
+        line(f"#pragma omp for{f' collapse({count})' if count > 1 else ''} schedule(static)")
+        for v in kernel.xs[:-1]:
+            self._for(v)
+        line(f"for (i64 start = 0; start < {extent}; start += tile) {{")
+        self.lines.indent()
+        line(f"const i64 width = m_minimum<i64>(tile, {extent} - start);")
+        self._declare_locals(scalar=False)
+        for phase in kernel.phases:
+            self._column_phase(phase, x)
+        self._close(count)
+        self._close_scratch()
+        self._report_flags()
+        self._close()
+
+    def _open_lanes(self, x: Symbol) -> None:
+        self.lines.line(self._simd())
+        self.lines.line("for (i64 l = 0; l < width; ++l) {")
+        self.lines.indent()
+        self.lines.line(f"const i64 {x.name} = start + l;")
+
+    def _column_phase(self, phase: Phase, x: Symbol) -> None:
+        accumulators: dict[Value, list[tuple[str, Any, str]]] = {}
+        if phase.inner:
+            accumulators = self._accumulators(phase, f"[{TILE}]")
+            for r in self.kernel.rs:
+                self._for(r)
+            self._open_lanes(x)
+            self._row_element(phase, accumulators, {}, "l")
+            self._close(len(self.kernel.rs) + 1)
+        if phase.outer or any(split_levels(n.body)[2] for n in phase.inner):
+            self._open_lanes(x)
+            emitter = CppEmitter(self, "l")
+            self._after(phase, emitter, accumulators, "l")
+            for node in phase.outer:
+                emitter.run(node.body, node.body.values)
+            self._close()
+
+
+def print_unit(kernels: Sequence[tuple[Kernel, Callable[[Expr], int]]]) -> str:
+    """A translation unit with the given kernels and its table of entries for Python."""
+    parts = ['#include "cpp_prelude.h"\n']
+    parts += [CppKernel(kernel, hint).print() for kernel, hint in kernels]
+    rows = [f'    {{"{k.name}", (void*)py_{k.name}, 0x80, nullptr}},' for k, _ in kernels]
+    parts.append('extern "C" PyMethodDef magpy_kernels[] = {\n' + "\n".join(rows) + "\n};\n")
+    return "\n".join(parts)
+
+

@@ -1,0 +1,170 @@
+// What generated kernels stand on. No header is included: that is most of what compiling one costs.
+#pragma once
+
+typedef signed char i8;
+typedef short i16;
+typedef int i32;
+typedef long long i64;
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef float f32;
+typedef double f64;
+struct bf16 { u16 bits; };
+struct f16 { u16 bits; };
+
+#define INLINE static inline __attribute__((always_inline))
+
+// --- the little of CPython's stable interface that a kernel's entry needs -----------------------
+extern "C" {
+struct PyObject;
+void* PyLong_AsVoidPtr(PyObject*);
+long long PyLong_AsLongLong(PyObject*);
+PyObject* PyLong_FromLong(long);
+void PyErr_SetString(PyObject*, const char*);
+void* PyEval_SaveThread();
+void PyEval_RestoreThread(void*);
+extern PyObject* PyExc_IndexError;
+struct PyMethodDef { const char* name; void* function; int flags; const char* doc; };
+
+int omp_get_max_threads();
+void* aligned_alloc(unsigned long, unsigned long);
+void free(void*);
+
+// Vector versions of these are in libmvec. const: they read and write nothing but the result.
+#define VECTOR __attribute__((simd("notinbranch"), const))
+#define FLOATS(name) VECTOR double name(double); VECTOR float name##f(float);
+FLOATS(exp) FLOATS(log) FLOATS(sin) FLOATS(cos) FLOATS(exp2) FLOATS(expm1) FLOATS(log2)
+FLOATS(log10) FLOATS(log1p) FLOATS(tan) FLOATS(asin) FLOATS(acos) FLOATS(atan) FLOATS(sinh)
+FLOATS(cosh) FLOATS(tanh) FLOATS(asinh) FLOATS(acosh) FLOATS(atanh) FLOATS(erf) FLOATS(erfc)
+VECTOR double pow(double, double); VECTOR float powf(float, float);
+VECTOR double atan2(double, double); VECTOR float atan2f(float, float);
+VECTOR double hypot(double, double); VECTOR float hypotf(float, float);
+double lgamma_r(double, int*); float lgammaf_r(float, int*);
+double fmod(double, double); float fmodf(float, float);
+double nextafter(double, double); float nextafterf(float, float);
+#undef FLOATS
+}
+
+// One name per function for both widths.
+#define BOTH1(name) INLINE f32 m_##name(f32 x) { return name##f(x); } \
+                    INLINE f64 m_##name(f64 x) { return name(x); }
+#define BOTH2(name) INLINE f32 m_##name(f32 x, f32 y) { return name##f(x, y); } \
+                    INLINE f64 m_##name(f64 x, f64 y) { return name(x, y); }
+BOTH1(exp) BOTH1(log) BOTH1(sin) BOTH1(cos) BOTH1(exp2) BOTH1(expm1) BOTH1(log2) BOTH1(log10)
+BOTH1(log1p) BOTH1(tan) BOTH1(asin) BOTH1(acos) BOTH1(atan) BOTH1(sinh) BOTH1(cosh) BOTH1(tanh)
+BOTH1(asinh) BOTH1(acosh) BOTH1(atanh) BOTH1(erf) BOTH1(erfc)
+BOTH2(pow) BOTH2(atan2) BOTH2(hypot) BOTH2(fmod) BOTH2(nextafter)
+#define BUILTIN1(name) INLINE f32 m_##name(f32 x) { return __builtin_##name##f(x); } \
+                       INLINE f64 m_##name(f64 x) { return __builtin_##name(x); }
+BUILTIN1(sqrt) BUILTIN1(floor) BUILTIN1(ceil) BUILTIN1(trunc)
+INLINE f32 m_round(f32 x) { return __builtin_nearbyintf(x); }
+INLINE f64 m_round(f64 x) { return __builtin_nearbyint(x); }
+INLINE f32 m_abs(f32 x) { return __builtin_fabsf(x); }
+INLINE f64 m_abs(f64 x) { return __builtin_fabs(x); }
+INLINE f32 m_copysign(f32 x, f32 y) { return __builtin_copysignf(x, y); }
+INLINE f64 m_copysign(f64 x, f64 y) { return __builtin_copysign(x, y); }
+INLINE f32 m_lgamma(f32 x) { int sign; return lgammaf_r(x, &sign); }
+INLINE f64 m_lgamma(f64 x) { int sign; return lgamma_r(x, &sign); }
+INLINE bool m_signbit(f32 x) { return __builtin_signbitf(x); }
+INLINE bool m_signbit(f64 x) { return __builtin_signbit(x); }
+template <class T> INLINE T m_abs(T x) { return x < T(0) ? T(-x) : x; }
+template <class T> INLINE T m_sign(T x) { return T((T(0) < x) - (x < T(0))); }
+INLINE f32 m_sgn(f32 x) { return x != x ? x : f32((0 < x) - (x < 0)); }
+INLINE f64 m_sgn(f64 x) { return x != x ? x : f64((0 < x) - (x < 0)); }
+template <class T> INLINE T m_sgn(T x) { return m_sign(x); }
+template <class T> INLINE T m_sigmoid(T x) { return T(1) / (T(1) + m_exp(-x)); }
+
+// Eager's maximum and minimum: NaN if either is.
+template <class T> INLINE T m_maximum(T a, T b) { return (a > b) | (a != a) ? a : b; }
+template <class T> INLINE T m_minimum(T a, T b) { return (a < b) | (a != a) ? a : b; }
+template <class T> INLINE T m_fmax(T a, T b) { return (a >= b) | (b != b) ? a : b; }
+template <class T> INLINE T m_fmin(T a, T b) { return (a <= b) | (b != b) ? a : b; }
+// Is (a, i) a better extremum than (b, j)? NaN is best; ties go to the smaller index.
+template <class T> INLINE bool greater_first(T a, i64 i, T b, i64 j) {
+    bool an = a != a, bn = b != b;
+    return an != bn ? an : (a > b) | (((a == b) | an) & (i < j));
+}
+template <class T> INLINE bool less_first(T a, i64 i, T b, i64 j) {
+    bool an = a != a, bn = b != b;
+    return an != bn ? an : (a < b) | (((a == b) | an) & (i < j));
+}
+
+// Division that rounds down, and remainder with the divisor's sign.
+template <class T> INLINE T int_floordiv(T a, T b) {
+    T q = a / b;
+    return T(q - ((a % b != 0) & ((a < 0) != (b < 0))));
+}
+template <class T> INLINE T int_remainder(T a, T b) {
+    T r = a % b;
+    return T(r + ((r != 0) & ((r < 0) != (b < 0)) ? b : T(0)));
+}
+template <class T> INLINE T float_floordiv(T a, T b) {
+    if (b == 0) return a / b;
+    T mod = m_fmod(a, b);
+    T div = (a - mod) / b;
+    if ((mod != 0) & ((b < 0) != (mod < 0))) div -= 1;
+    if (div != 0) {
+        T floored = m_floor(div);
+        return div - floored > T(0.5) ? floored + 1 : floored;
+    }
+    return m_copysign(T(0), a / b);
+}
+template <class T> INLINE T float_remainder(T a, T b) {
+    T mod = m_fmod(a, b);
+    return (mod != 0) & ((b < 0) != (mod < 0)) ? mod + b : mod;
+}
+// Shifts by a negative or too large amount: 0, or the sign.
+template <class T> INLINE T shift_left(T a, T b) {
+    const T bits = sizeof(T) * 8;
+    return (b < 0) | (b >= bits) ? T(0) : T(u64(a) << b);
+}
+template <class T> INLINE T shift_right(T a, T b) {
+    const T top = sizeof(T) * 8 - (T(-1) < T(0) ? 1 : 0);
+    return (b < 0) | (b >= top) ? (T(-1) < T(0) ? T(a >> (sizeof(T) * 8 - 1)) : T(0)) : T(a >> b);
+}
+
+// --- memory types to values and back --------------------------------------------------------------
+template <class To, class From> INLINE To bitcast(From x) {
+    static_assert(sizeof(To) == sizeof(From), "same size");
+    To y;
+    __builtin_memcpy(&y, &x, sizeof y);
+    return y;
+}
+template <class T> INLINE T widen(T x) { return x; }
+INLINE f32 widen(bf16 x) { return bitcast<f32>(u32(x.bits) << 16); }
+INLINE f32 widen(f16 h) {
+    u32 sign = u32(h.bits & 0x8000) << 16, rest = h.bits & 0x7fff;
+    f32 small = f32(rest) * 5.9604644775390625e-08f;  // subnormal: multiples of 2^-24
+    u32 normal = (rest << 13) + ((rest >= 0x7c00 ? 255 - 31 : 127 - 15) << 23);
+    u32 bits = rest < 0x400 ? bitcast<u32>(small) : normal;
+    return bitcast<f32>(bits | sign);
+}
+template <class M, class T> struct Narrow { INLINE M of(T x) { return M(x); } };
+template <class T> struct Narrow<bf16, T> {
+    INLINE bf16 of(T y) {
+        u32 x = bitcast<u32>(f32(y));
+        u32 rounded = (x + 0x7fff + ((x >> 16) & 1)) >> 16;
+        return {u16((x & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded)};
+    }
+};
+template <class T> struct Narrow<f16, T> {
+    INLINE f16 of(T y) {
+        u32 x = bitcast<u32>(f32(y)), sign = (x >> 16) & 0x8000, rest = x & 0x7fffffff;
+        // Subnormal results: adding 0.5 lets the hardware round at the right bit.
+        u32 small = bitcast<u32>(bitcast<f32>(rest) + 0.5f) - 0x3f000000;
+        u32 normal = (rest + 0xfff + ((rest >> 13) & 1) - ((127 - 15) << 23)) >> 13;
+        u32 special = rest > 0x7f800000 ? 0x7e00 : 0x7c00;
+        u32 bits = rest >= 0x47800000 ? special : rest < 0x38800000 ? small : normal;
+        return {u16(bits | sign)};
+    }
+};
+template <class M, class T> INLINE M narrow(T x) { return Narrow<M, T>::of(x); }
+template <class T> INLINE T clip(T x, T low, T high) { return x < low ? low : x > high ? high : x; }
+
+// Reductions of OpenMP that propagate NaN.
+#pragma omp declare reduction(nanmax : f32, f64 : omp_out = m_maximum(omp_out, omp_in)) \
+    initializer(omp_priv = omp_orig)
+#pragma omp declare reduction(nanmin : f32, f64 : omp_out = m_minimum(omp_out, omp_in)) \
+    initializer(omp_priv = omp_orig)

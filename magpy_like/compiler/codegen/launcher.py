@@ -1,0 +1,218 @@
+"""The launcher: generated Python that binds sizes, allocates, and calls kernels and ATen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy.printers import PythonPrinter
+
+from magpy_like.compiler.codegen.common import Kernel, Lines
+from magpy_like.compiler.errors import Unsupported
+from magpy_like.compiler.graph import Graph
+from magpy_like.compiler.indexing import Expr
+from magpy_like.compiler.ir import Buffer, ExternOp, Strided
+from magpy_like.compiler.memory import Step
+
+_printer = PythonPrinter()
+
+
+def print_size(e: Expr) -> str:
+    """A size expression as Python."""
+    return str(int(e)) if e.is_Integer else _printer.doprint(e)
+
+
+def print_sizes(sizes: Sequence[Expr]) -> str:
+    return "(" + "".join(print_size(s) + ", " for s in sizes) + ")"
+
+
+def relayout(t: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """``t`` with the strides that its meta function promised."""
+    copy = torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device)
+    return copy.copy_(t)
+
+
+class Launcher:
+    """Prints the function ``call(args)``, which empties the list it is given, as AOTAutograd
+    expects of a boxed function, so that arguments die when they were used last."""
+
+    def __init__(self, graph: Graph, steps: Sequence[Step]) -> None:
+        self.graph = graph
+        self.steps = steps
+        self.lines = Lines()
+        self.namespace: dict[str, Any] = {
+            "torch": torch,
+            "empty": torch._C._dynamo.guards._empty_strided_cpu,
+            "empty_on": torch.empty_strided,
+            "window": torch._C._dynamo.guards._reinterpret_tensor,
+            "relayout": relayout,
+        }
+        for name, tensor in graph.constants.items():
+            self.namespace[name] = tensor
+        self._bound: set[sympy.Symbol] = set()
+        self._names: dict[int, str] = {}
+
+    def print(self) -> str:
+        """The source; names it uses are in ``namespace``, kernels to be added by name."""
+        line = self.lines.line
+        line("def call(args):")
+        self.lines.indent()
+        names = [name if isinstance(name, str) else f"arg_{k}"
+                 for k, name in enumerate(self.graph.inputs)]  # fmt: skip
+        if names:
+            line(f"{', '.join(names)}, = args")
+        line("args.clear()")
+        self._bind_inputs(names)
+        for step in self.steps:
+            self._step(step)
+        values = [self._output(o) for o in self.graph.outputs]
+        line(f"return ({', '.join(values)}{',' if values else ''})")
+        self.lines.indent(-1)
+        return self.lines.text()
+
+    def compile(self) -> Callable[[list[Any]], Any]:
+        """Print and compile; a traceback into the function shows its source."""
+        source = self.print()
+        exec(compile(source, "<magpy launcher>", "exec"), self.namespace)
+        return self.namespace["call"]
+
+    # --- sizes ---------------------------------------------------------------------------------
+
+    def _bind_inputs(self, names: list[str]) -> None:
+        for name, value in zip(names, self.graph.inputs, strict=True):
+            if isinstance(value, sympy.Symbol):
+                self.lines.line(f"{value.name} = {name}")
+                self._bound.add(value)
+        for value in self.graph.inputs:
+            if isinstance(value, str):
+                self._bind_sizes(self.graph.buffers[value])
+        for value in self.graph.inputs:
+            if isinstance(value, str):
+                buffer = self.graph.buffers[value]
+                for e in (*buffer.size, *buffer.stride):
+                    free = e.free_symbols - self._bound
+                    if free:
+                        raise Unsupported("an input size", f"{e} does not determine {free}")
+
+    def _bind_sizes(self, buffer: Buffer) -> None:
+        for way, values in (("size", buffer.size), ("stride", buffer.stride)):
+            for dim, e in enumerate(values):
+                if e.is_Symbol and e not in self._bound:
+                    self.lines.line(f"{e.name} = {buffer.name}.{way}({dim})")
+                    self._bound.add(e)
+
+    # --- steps ---------------------------------------------------------------------------------
+
+    def _step(self, step: Step) -> None:
+        line = self.lines.line
+        for name, source in step.allocate:
+            self._allocate(self.graph.buffers[name], source)
+        if isinstance(step.work, Kernel):
+            kernel = step.work
+            args = [f"{b}.data_ptr()" for b in (*kernel.inputs, *kernel.outputs)]
+            args += [s.name for s in kernel.size_symbols]
+            line(f"{kernel.name}({', '.join(args)})")
+        elif step.work is not None:
+            self._extern(step.work)
+        if step.free:
+            line(f"del {', '.join(step.free)}")
+
+    def _allocate(self, buffer: Buffer, source: str | None) -> None:
+        size, stride = print_sizes(buffer.size), print_sizes(buffer.stride)
+        line = self.lines.line
+        if source is not None:
+            old = self.graph.buffers[source]
+            if old.size == buffer.size and old.stride == buffer.stride:
+                line(f"{buffer.name} = {source}; del {source}")
+            else:
+                line(f"{buffer.name} = window({source}, {size}, {stride}, 0); del {source}")
+        elif buffer.device.type == "cpu":
+            line(f"{buffer.name} = empty({size}, {stride}, {self._name(buffer.dtype)})")
+        else:
+            dtype, device = self._name(buffer.dtype), self._name(buffer.device)
+            line(f"{buffer.name} = empty_on({size}, {stride}, dtype={dtype}, device={device})")
+
+    def _extern(self, operation: ExternOp) -> None:
+        line = self.lines.line
+        args = [self._argument(a) for a in operation.args]
+        args += [f"{k}={self._argument(v)}" for k, v in operation.kwargs.items()]
+        call = f"{self._name(operation.target)}({', '.join(args)})"
+        if not operation.multiple:
+            (output,) = operation.outputs
+            if output is None:
+                line(call)
+                return
+            line(f"{output} = {call}")
+            self._received(output)
+            return
+        line(f"results = {call}")
+        for k, output in enumerate(operation.outputs):
+            if output is not None:
+                line(f"{output} = results[{k}]")
+                self._received(output)
+        line("del results")
+
+    def _received(self, output: Any) -> None:
+        """Bind sizes that only the result tells; make its strides the promised ones."""
+        if not isinstance(output, str):
+            self._bound.add(output)
+            return
+        buffer = self.graph.buffers[output]
+        self._bind_sizes(buffer)
+        if not buffer.aliased and buffer.size:
+            stride = print_sizes(buffer.stride)
+            self.lines.line(
+                f"if {output}.stride() != {stride}: {output} = relayout({output}, {stride})"
+            )
+
+    # --- values --------------------------------------------------------------------------------
+
+    def _window(self, window: Strided) -> str:
+        buffer = self.graph.buffers[window.buffer]
+        whole = (
+            window.size == buffer.size and window.stride == buffer.stride and window.offset == 0
+        )
+        if whole:
+            return buffer.name
+        return (
+            f"window({buffer.name}, {print_sizes(window.size)}, {print_sizes(window.stride)}, "
+            f"{print_size(window.offset)})"
+        )
+
+    def _argument(self, value: Any) -> str:
+        if isinstance(value, Strided):
+            return self._window(value)
+        if isinstance(value, sympy.Basic):
+            return print_size(value)
+        if isinstance(value, (list, tuple)):
+            inner = "".join(self._argument(v) + ", " for v in value)
+            return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{k!r}: {self._argument(v)}" for k, v in value.items()) + "}"
+        if value is None or isinstance(value, (bool, int, str)):
+            return repr(value)
+        if isinstance(value, float) and value - value == 0:
+            return repr(value)
+        return self._name(value)
+
+    def _name(self, thing: Any) -> str:
+        """A readable name for an object that the source cannot spell."""
+        known = self._names.get(id(thing))
+        if known is not None:
+            return known
+        if isinstance(thing, torch.dtype):
+            return str(thing)
+        base = "".join(c if c.isalnum() else "_" for c in str(thing))[:40].strip("_") or "value"
+        name = base if base.isidentifier() else f"v_{base}"
+        while name in self.namespace:
+            name += "_"
+        self.namespace[name] = thing
+        self._names[id(thing)] = name
+        return name
+
+    def _output(self, value: Any) -> str:
+        if isinstance(value, Strided):
+            return self._window(value)
+        return self._argument(value)

@@ -1,0 +1,140 @@
+"""``compile_fx``: from an FX graph and example inputs to a fast callable."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from magpy_like.compiler.aot import aot_compile
+from magpy_like.compiler.codegen import cpp
+from magpy_like.compiler.codegen.common import Kernel
+from magpy_like.compiler.codegen.launcher import Launcher
+from magpy_like.compiler.errors import CompileError, Unsupported, warn_fallback
+from magpy_like.compiler.graph import Graph
+from magpy_like.compiler.memory import plan_memory
+from magpy_like.compiler.runtime import code_cache
+from magpy_like.compiler.scheduler import Scheduler
+
+_OPTIONS = {"strict", "trace"}
+KERNELS_PER_UNIT = 8
+
+
+def compile_fx(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile an FX graph of torch operators; the signature is a Dynamo backend's.
+
+    ``example_inputs`` has a tensor (real or fake), symbolic or plain number per placeholder. The
+    result is called with inputs of the same dtypes, devices, sizes and strides (for symbolic
+    sizes: any that their guards admit); the caller guards that. ``options``: ``strict`` (bool,
+    raise instead of running anything unsupported through ATen), ``trace`` (directory).
+
+    What cannot be compiled runs through ATen, with one warning. Raises CompileError under
+    ``strict``, and for unknown options. Source: PyTorch 2 (ASPLOS 2024), section 4.
+    """
+    settings = dict(options or {})
+    unknown = set(settings) - _OPTIONS
+    if unknown:
+        raise CompileError(f"unknown options {sorted(unknown)}; there are {sorted(_OPTIONS)}")
+    strict = bool(settings.get("strict", False))
+
+    def stage(kind: str) -> Callable[..., Any]:
+        def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            return compile_aten(graph, kind=kind, strict=strict)
+
+        return compiler
+
+    with torch.random.fork_rng(devices=[]):  # compiling never draws from the user's generator
+        return aot_compile(
+            gm, example_inputs,
+            forward=stage("forward"), backward=stage("backward"), inference=stage("inference"),
+        )  # fmt: skip
+
+
+def compile_aten(gm: fx.GraphModule, *, kind: str, strict: bool) -> Callable[[list[Any]], Any]:
+    """Compile one functional ATen graph (``kind``: forward, backward, inference).
+
+    The result takes one list of arguments, which it empties, and returns a tuple.
+    """
+    try:
+        call = _compile(gm, kind, strict)
+    except Unsupported as reason:
+        warn_fallback(reason.what, reason.reason, strict=strict)
+        call = interpret(gm)
+    except code_cache.NoCompilerError as error:
+        warn_fallback("every graph", str(error), strict=strict)
+        call = interpret(gm)
+    except code_cache.CppCompileError as error:
+        warn_fallback(f"a {kind} graph", str(error), strict=strict)
+        call = interpret(gm)
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def interpret(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """The graph through ATen, operator by operator."""
+
+    def call(args: list[Any]) -> Any:
+        taken = list(args)
+        args.clear()
+        with torch.no_grad():
+            return gm(*taken)
+
+    return call
+
+
+def _compile(gm: fx.GraphModule, kind: str, strict: bool) -> Callable[[list[Any]], Any]:
+    graph = Graph(gm).run()
+    schedule = Scheduler(graph).run()
+    steps = plan_memory(graph, schedule)
+    kernels = [step.work for step in steps if isinstance(step.work, Kernel)]
+    launcher = Launcher(graph, steps)
+    launcher.namespace |= build(kernels, graph, kind)
+    call = launcher.compile()
+    if "output_code" in os.environ.get("MAGPY_LOGS", ""):
+        print(launcher.print())
+    return call
+
+
+def build(kernels: Sequence[Kernel], graph: Graph, kind: str) -> dict[str, Callable[..., Any]]:
+    """Print, compile and load kernels: name -> function of addresses and sizes."""
+    others = {k.device.type for k in kernels} - {"cpu"}
+    if others:
+        raise Unsupported("a graph", f"no printer for device {others.pop()}")
+    if not kernels:
+        return {}
+    count = -(-len(kernels) // KERNELS_PER_UNIT)
+    count = min(count, len(os.sched_getaffinity(0)))
+    units = [[(k, graph.hint) for k in kernels[n::count]] for n in range(count)]
+    sources = [
+        code_cache.CppSource(
+            cpp.print_unit(unit), f"magpy_{kind}", cpp.FLAGS, {"cpp_prelude.h": cpp.PRELUDE}
+        )
+        for unit in units
+    ]
+    found: dict[str, Callable[..., Any]] = {}
+    for path, unit in zip(code_cache.compile_cpp_many(sources), units, strict=True):
+        found |= load(path, [k.name for k, _ in unit])
+    return found
+
+
+def load(path: Any, names: Sequence[str]) -> dict[str, Callable[..., Any]]:
+    """The entries of a translation unit as Python functions, through CPython's stable interface:
+    calling one costs what calling a built-in costs."""
+    import ctypes
+
+    library = code_cache.load_library(path)
+    table = ctypes.addressof(ctypes.c_char.in_dll(library, "magpy_kernels"))
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    make.restype = ctypes.py_object
+    size = 4 * ctypes.sizeof(ctypes.c_void_p)  # a PyMethodDef
+    return {name: make(table + k * size, None, None) for k, name in enumerate(names)}

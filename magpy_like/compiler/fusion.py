@@ -1,0 +1,225 @@
+"""When two loop nests may become one kernel, and over which loops (PyTorch 2, section 4.4).
+
+Two nests fuse when their loops can be matched so that every buffer that one writes and the other
+touches is touched at the same address in the same iteration. Addresses are SymPy expressions
+over the loops, so that is a comparison of expressions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import sympy
+import torch
+
+from magpy_like.compiler import indexing
+from magpy_like.compiler.codegen.common import Node
+from magpy_like.compiler.indexing import Expr, Symbol
+from magpy_like.compiler.ir import LoopOp
+
+MAX_NODES = 48  # per kernel: beyond, registers spill and compile time grows faster than it pays
+
+
+@dataclass(eq=False)
+class Group:
+    """Loop nests to be one kernel, over common loops ``xs`` and ``rs``. ``key`` orders groups."""
+
+    nodes: list[Node]
+    device: torch.device
+    xs: list[Symbol]
+    rs: list[Symbol]
+    ranges: dict[Symbol, Expr]
+    key: int
+    reads: set[str] = field(default_factory=set)
+    writes: set[str] = field(default_factory=set)
+    scatters: bool = False
+
+    def __post_init__(self) -> None:
+        for node in self.nodes:
+            self.reads |= node.reads
+            self.writes |= node.writes
+            for store in node.body.of("store"):
+                symbols = store.args[1].free_symbols
+                if store.args[3] is not None or symbols & set(node.body.indirect):
+                    self.scatters = True
+
+    @property
+    def x_size(self) -> Expr:
+        return indexing.product(self.ranges[v] for v in self.xs)
+
+    @property
+    def r_size(self) -> Expr:
+        return indexing.product(self.ranges[v] for v in self.rs)
+
+
+def group_of(operation: LoopOp, key: int, device: torch.device) -> Group:
+    body = operation.body
+    inner = bool(body.rs) or body.is_reduction()
+    node = Node(operation.name, body, inner, operation.origins)
+    return Group([node], device, body.xs, body.rs, dict(body.ranges), key)
+
+
+def try_fuse(first: Group, second: Group) -> Group | str:
+    """One group doing both, ``first`` before ``second``; or the reason why not."""
+    if first.device != second.device:
+        return "different devices"
+    if first.scatters or second.scatters:
+        return "a scatter's addresses are not known"
+    if len(first.nodes) + len(second.nodes) > MAX_NODES:
+        return "the kernel would be too large"
+    reason = "loop sizes differ"
+    for fused in _alignments(first, second):
+        conflict = _conflict(fused, first.writes, second.writes)
+        if conflict is None:
+            return fused
+        reason = conflict
+    return reason
+
+
+def _conflict(group: Group, first: set[str], second: set[str]) -> str | None:
+    """A buffer that one side writes and that is not touched at one address only."""
+    for buffer in (first | second) & group.writes:
+        written: Expr | None = None
+        for node in group.nodes:
+            for value in node.body.values:
+                if value.op not in ("load", "store") or value.args[0] != buffer:
+                    continue
+                index = value.args[1]
+                if written is None:
+                    written = index
+                elif index != written:
+                    return f"{buffer} is touched at {written} and at {index}"
+    # A per-element value is there only once its loop ran; results of the loop cannot feed
+    # an earlier iteration. Phases order that; nodes outside the loop cannot read per element.
+    per_element = {
+        s.args[0]
+        for node in group.nodes
+        if node.inner
+        for s in node.body.of("store")
+        if not s.outer
+    }
+    if group.rs:
+        for node in group.nodes:
+            if not node.inner and node.reads & per_element:
+                return "read outside the reduction loops that write it"
+    return None
+
+
+def _alignments(first: Group, second: Group) -> Iterator[Group]:
+    """Ways to run both over common loops, the simplest first."""
+    if bool(first.rs) == bool(second.rs):
+        if first.x_size == second.x_size and first.r_size == second.r_size:
+            yield from _merge(first, second, second.xs, second.rs, levels=None)
+        return
+    # One has reduction loops (the host); the other is pointwise: it runs per element of them, or
+    # once per outer iteration.
+    host, guest = (first, second) if first.rs else (second, first)
+    swapped = host is second
+    if guest.x_size == host.x_size:
+        yield from _merge(host, guest, guest.xs, [], levels=False, swapped=swapped)
+    if guest.x_size == host.x_size * host.r_size:
+        yield from _merge(host, guest, guest.xs, [], levels=True, swapped=swapped)
+
+
+def _merge(
+    host: Group, guest: Group, xs: Sequence[Symbol], rs: Sequence[Symbol], *,
+    levels: bool | None, swapped: bool = False,
+) -> Iterator[Group]:  # fmt: skip
+    """Guest nodes over the host's loops. ``levels``: None keeps each node's; else inner or not."""
+    target = [*host.xs, *host.rs] if levels else list(host.xs)
+    for mapping in _mappings(host, guest, list(xs), target):
+        if rs:
+            for inner in _mappings(host, guest, list(rs), list(host.rs)):
+                yield _combined(host, guest, {**mapping, **inner}, levels, swapped)
+        else:
+            yield _combined(host, guest, mapping, levels, swapped)
+    # The other way round: loops of the guest may be finer, and need no division.
+    if levels is None and not rs and len(guest.xs) > len(host.xs):
+        for mapping in _mappings(guest, host, list(host.xs), list(guest.xs)):
+            yield _combined(guest, host, mapping, None, not swapped)
+
+
+def _mappings(
+    host: Group, guest: Group, variables: list[Symbol], target: list[Symbol]
+) -> Iterator[dict[Symbol, Expr]]:
+    """Candidate expressions of the guest's loop variables in the host's."""
+    sizes = [guest.ranges[v] for v in variables]
+    new_sizes = [host.ranges[v] for v in target]
+    by_address = _by_address(host, guest, variables, target)
+    plain: dict[Symbol, Expr] | None
+    if sizes == new_sizes:
+        plain = dict(zip(variables, target, strict=True))
+    else:
+        # The shape with a loop of size 1 has no variable for it, so products match or nothing.
+        reindex = indexing.reshape_index(sizes, new_sizes)
+        plain = dict(zip(variables, reindex(list(target)), strict=True))
+    if by_address is not None and by_address != plain:
+        yield by_address
+    yield plain
+
+
+def _by_address(
+    host: Group, guest: Group, variables: list[Symbol], target: list[Symbol]
+) -> dict[Symbol, Expr] | None:
+    """Match loops one to one by how they move through the memory that both touch."""
+    if len(variables) != len(target):
+        return None
+    shared = sorted((host.reads | host.writes) & (guest.reads | guest.writes))
+    if not shared:
+        return None
+    mine = _steps(host, target, shared)
+    theirs = _steps(guest, variables, shared)
+    common = [b for b in shared if b in mine and b in theirs]
+    if not common:
+        return None
+
+    def signature(steps: Mapping[str, Mapping[Symbol, Expr]], v: Symbol, size: Expr) -> tuple:
+        return (size, *(steps[b].get(v, sympy.S.Zero) for b in common))
+
+    table: dict[tuple, Symbol] = {}
+    for v in target:
+        if table.setdefault(signature(mine, v, host.ranges[v]), v) is not v:
+            return None
+    mapping: dict[Symbol, Expr] = {}
+    for v in variables:
+        match = table.pop(signature(theirs, v, guest.ranges[v]), None)
+        if match is None:
+            return None
+        mapping[v] = match
+    return mapping
+
+
+def _steps(
+    group: Group, variables: Iterable[Symbol], buffers: Sequence[str]
+) -> dict[str, dict[Symbol, Expr]]:
+    """For each buffer, how far a step of each loop moves in it (first affine access)."""
+    found: dict[str, dict[Symbol, Expr]] = {}
+    loops = [*group.xs, *group.rs]
+    for node in group.nodes:
+        for value in node.body.values:
+            if value.op in ("load", "store") and value.args[0] in buffers:
+                if value.args[0] in found:
+                    continue
+                form = indexing.coefficients(value.args[1], loops)
+                if form is not None:
+                    found[value.args[0]] = form[0]
+    return found
+
+
+def _combined(
+    host: Group, guest: Group, mapping: Mapping[Symbol, Expr], inner: bool | None, swapped: bool
+) -> Group:
+    moved = []
+    for node in guest.nodes:
+        level = node.inner if inner is None else inner
+        if all(mapping.get(v, v) == v for v in (*node.body.xs, *node.body.rs)) and inner is None:
+            moved.append(node)
+            continue
+        body = node.body.remap(mapping, host.xs, host.rs if level else [], host.ranges)
+        moved.append(Node(node.name, body, level, node.origins))
+    nodes = [*moved, *host.nodes] if swapped else [*host.nodes, *moved]
+    key = max(host.key, guest.key)
+    return Group(nodes, host.device, host.xs, host.rs, dict(host.ranges), key)
+
+

@@ -1,0 +1,439 @@
+"""From an ATen graph to buffers and loop nests: one lowering per operator (PyTorch 2, 4.3).
+
+:class:`Graph` interprets the FX graph node by node. An operator with a lowering becomes a lazy
+:class:`~magpy_like.compiler.ir.Box`; any other one becomes an ATen call (``ExternOp``) of its
+own, so one unknown operator never costs the rest of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from magpy_like.compiler import ir
+from magpy_like.compiler.errors import Unsupported
+from magpy_like.compiler.indexing import Expr, contiguous_strides, expr
+from magpy_like.compiler.ir import Box, Buffer, Computed, ExternOp, LoopOp, Strided, View
+from magpy_like.compiler.ops import compute_dtype, ops, record
+
+# Beyond these a computation is stored rather than repeated in each consumer.
+MAX_INLINE_OPERATIONS = 64
+MAX_INLINE_READS = 12
+# A computation with several consumers is repeated only if it is this cheap.
+MAX_SHARED_OPERATIONS = 6
+MAX_SHARED_READS = 2
+
+
+class Graph:
+    """Buffers and operations of one ATen graph, in program order.
+
+    ``inputs`` has, per placeholder, a buffer name, a SymPy expression (symbolic number) or None
+    (unused, or not a tensor). ``outputs`` has a Strided, an expression, a constant or None each.
+    """
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self.gm = gm
+        self.buffers: dict[str, Buffer] = {}
+        self.operations: list[ir.Operation] = []
+        self.inputs: list[str | Expr | None] = []
+        self.outputs: list[Any] = []
+        self.constants: dict[str, torch.Tensor] = {}
+        self.fallbacks: dict[str, int] = {}  # operator -> calls that run through ATen
+        self.lowered: dict[str, int] = {}
+        self.mutated_inputs: set[str] = set()
+        self.concatenated: set[str] = set()  # buffers whose writers write disjoint parts
+        self._env: dict[fx.Node, Any] = {}
+        self._lazy: list[Box] = []
+        self._origin: fx.Node | None = None
+        self._shape_env = _find_shape_env(gm)
+
+    # --- building ------------------------------------------------------------------------------
+
+    def run(self) -> Graph:
+        """Lower every node. Raises Unsupported when the graph as a whole cannot be taken."""
+        for node in self.gm.graph.nodes:
+            self._origin = node
+            if node.op == "placeholder":
+                self._env[node] = self._placeholder(node)
+            elif node.op == "get_attr":
+                self._env[node] = self._constant(node)
+            elif node.op == "call_function":
+                self._env[node] = self._call(node)
+                self._maybe_realize(node)
+            elif node.op == "output":
+                self._output(node)
+            else:
+                raise Unsupported(str(node.target), f"a {node.op} node in an ATen graph")
+        return self
+
+    def new_buffer(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        size: Sequence[Expr],
+        stride: Sequence[Expr] | None = None,
+        kind: str = "computed",
+    ) -> Buffer:
+        """Add a buffer, row-major unless ``stride`` says otherwise."""
+        prefix = {"input": "arg", "constant": "const"}.get(kind, "buf")
+        count = sum(1 for b in self.buffers if b.startswith(prefix))
+        layout = list(stride) if stride is not None else contiguous_strides(size)
+        buffer = Buffer(f"{prefix}{count}", dtype, device, list(size), layout, kind)
+        self.buffers[buffer.name] = buffer
+        return buffer
+
+    def box(self, buffer: Buffer) -> Box:
+        """The whole of a buffer as a box."""
+        window = Strided(buffer.name, buffer.size, buffer.stride, sympy.S.Zero)
+        return Box(self, buffer.dtype, buffer.device, list(buffer.size), window)
+
+    def add_loops(
+        self,
+        sizes: Sequence[Expr],
+        reduction_sizes: Sequence[Expr],
+        function: Any,
+    ) -> None:
+        """Record a loop nest ``function(xs, rs)`` and append it, unless it runs zero times."""
+        if any(s == 0 for s in sizes):
+            return
+        body = record(sizes, reduction_sizes, function, lambda b: self.buffers[b].dtype)
+        name = f"op{len(self.operations)}"
+        self.operations.append(LoopOp(name, body, self._origins()))
+
+    def store_computed(self, box: Box) -> str:
+        """Write a lazy box to a new buffer; its name."""
+        buffer = self.new_buffer(box.dtype, box.device, box.size, box.stride_hint)
+        self.store_into(box, self.box(buffer))
+        return buffer.name
+
+    def store_into(self, source: Box, target: Box) -> None:
+        """Copy ``source`` to memory: loops in the order of the target's strides."""
+        window = target.strided()
+        assert window is not None
+        order = self.stride_order(window.stride, target.size)
+        buffer = window.buffer
+
+        def loops(xs: Sequence[Expr], rs: Sequence[Expr]) -> None:
+            index: list[Expr] = [sympy.S.Zero] * len(order)
+            for dim, x in zip(order, xs, strict=True):
+                index[dim] = x
+            value = source.load(index)
+            if value.dtype != compute_dtype(target.dtype):
+                value = ops.to_dtype(value, target.dtype)
+            ops.store(buffer, window.address(index), value)
+
+        self.add_loops([target.size[d] for d in order], [], loops)
+
+    def stride_order(self, stride: Sequence[Expr], size: Sequence[Expr]) -> list[int]:
+        """Dimensions from the largest stride to the smallest, ties in given order."""
+        dims = range(len(stride))
+        return sorted(dims, key=lambda d: (-self.hint(stride[d]), self.hint(size[d]) == 1, d))
+
+    def hint(self, e: Expr) -> int:
+        """The value of an expression for the example inputs (a guess where there is none)."""
+        if e.is_Integer:
+            return int(e)
+        known = self._hints()
+        value = e.xreplace({s: known.get(s, sympy.Integer(64)) for s in e.free_symbols})
+        return int(value)
+
+    def _hints(self) -> dict[Expr, Expr]:
+        env = self._shape_env
+        if env is None:
+            return {}
+        table = getattr(env, "backed_var_to_val", None)
+        if table is None:
+            table = env.var_to_val
+        return table
+
+    def _origins(self) -> list[str]:
+        node = self._origin
+        return [] if node is None else [f"{node.name}: {node.target}"]
+
+    # --- leaves --------------------------------------------------------------------------------
+
+    def _placeholder(self, node: fx.Node) -> Any:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            buffer = self._leaf_buffer(value, "input")
+            self.inputs.append(buffer.name)
+            return self.box(buffer)
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            number = value.node.expr
+            self.inputs.append(number)
+            return number
+        if isinstance(value, (int, float, bool)):
+            self.inputs.append(None)
+            return value
+        self.inputs.append(None)
+        return value
+
+    def _constant(self, node: fx.Node) -> Any:
+        value: Any = self.gm
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if not isinstance(value, torch.Tensor):
+            return value
+        for name, tensor in self.constants.items():
+            if tensor is value:
+                return self.box(self.buffers[name])
+        buffer = self._leaf_buffer(value, "constant")
+        self.constants[buffer.name] = value
+        return self.box(buffer)
+
+    def _leaf_buffer(self, value: torch.Tensor, kind: str) -> Buffer:
+        if value.layout != torch.strided or value.is_quantized or value.is_nested:
+            raise Unsupported(f"a {kind} tensor", f"layout {value.layout} is not strided")
+        size = [expr(s) for s in value.shape]
+        return self.new_buffer(
+            value.dtype, value.device, size, [expr(s) for s in value.stride()], kind
+        )
+
+    # --- operators -----------------------------------------------------------------------------
+
+    def _call(self, node: fx.Node) -> Any:
+        from magpy_like.compiler.lowering import LOWERINGS
+
+        value = node.meta.get("val")
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            number = value.node.expr
+            if not self._defines_symbol(node, number):
+                return number
+        elif isinstance(value, (int, float, bool)) and not _has_effect(node.target):
+            return value
+        if getattr(node.target, "__name__", "") == "getitem":
+            source, index = node.args
+            return self._env[source][index]  # type: ignore[index]
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: self._env[n])
+        lowering = LOWERINGS.get(node.target)
+        name = str(node.target)
+        if lowering is not None and self._loopable(node):
+            mark = len(self.operations)
+            try:
+                result = self._conform(lowering(self, *args, **kwargs), value, name)
+                self.lowered[name] = self.lowered.get(name, 0) + 1
+                return result
+            except Unsupported:
+                del self.operations[mark:]
+        self.fallbacks[name] = self.fallbacks.get(name, 0) + 1
+        return self.fallback(node.target, args, kwargs, value)
+
+    def _defines_symbol(self, node: fx.Node, number: Expr) -> bool:
+        """Does this node read a number out of a tensor?"""
+        return any(isinstance(a.meta.get("val"), torch.Tensor) for a in node.all_input_nodes) and (
+            not isinstance(node.target, torch._ops.OpOverload)
+            or "sym_" not in node.target.name()
+        )
+
+    def _loopable(self, node: fx.Node) -> bool:
+        """Are all tensors of this node strided, of dtypes that loops compute, on one device?"""
+        for value in _tensors([node.meta.get("val"), *(a.meta.get("val") for a in
+                                                       node.all_input_nodes)]):  # fmt: skip
+            if value.dtype not in ir.LOOP_DTYPES or value.layout != torch.strided:
+                return False
+        return True
+
+    def _conform(self, result: Any, value: Any, name: str) -> Any:
+        """Hold a lowering to what the operator's meta function says: sizes, dtype, layout."""
+        if isinstance(value, torch.Tensor):
+            if not isinstance(result, Box):
+                raise Unsupported(name, "its lowering gave no tensor")
+            size = [expr(s) for s in value.shape]
+            if result.dtype != value.dtype or len(size) != len(result.size):
+                raise Unsupported(name, f"lowered to {result.dtype}, eager has {value.dtype}")
+            for a, b in zip(size, result.size, strict=True):
+                if a.is_Integer and b.is_Integer and a != b:
+                    raise Unsupported(name, f"lowered to size {result.size}, eager has {size}")
+            if result.stride_hint is None:
+                result.stride_hint = dense_stride(value)
+            return result
+        if isinstance(value, (tuple, list)):
+            return [
+                self._conform(r, v, name) if isinstance(v, torch.Tensor) else r
+                for r, v in zip(result, value, strict=True)
+            ]
+        return result
+
+    def fallback(self, target: Any, args: Any, kwargs: Any, value: Any) -> Any:
+        """Call ``target`` through ATen; ``value`` is its fake result."""
+        schema = getattr(target, "_schema", None)
+        mutated = _mutated_arguments(schema, args, kwargs)
+        if mutated:
+            self.realize_all()
+        args, kwargs = self._extern_arguments((args, kwargs))
+        mutates = [s.buffer for s in ir.strided_leaves(_mutated_arguments(schema, args, kwargs))]
+        self.mutated_inputs.update(mutates)
+        if _returns_alias(schema):
+            for window in ir.strided_leaves((args, kwargs)):
+                self.buffers[window.buffer].aliased = True
+        outputs: list[Any] = []
+        results: list[Any] = []
+        multiple = isinstance(value, (tuple, list))
+        for item in value if multiple else [value]:
+            name, result = self._extern_output(item, _returns_alias(schema))
+            outputs.append(name)
+            results.append(result)
+        if mutated and not multiple and isinstance(mutated[0], Box) and len(mutated) == 1:
+            # An in-place operator returns the tensor that it wrote.
+            if isinstance(value, torch.Tensor):
+                outputs, results = [None], [mutated[0]]
+        operation = ExternOp(
+            f"op{len(self.operations)}", target, args, kwargs, outputs, multiple,
+            mutates, _has_effect(target), self._origins(),
+        )  # fmt: skip
+        self.operations.append(operation)
+        return results if multiple else results[0]
+
+    def _extern_arguments(self, tree: Any) -> Any:
+        if isinstance(tree, Box):
+            return tree.realize()
+        if isinstance(tree, (tuple, list)):
+            return type(tree)(self._extern_arguments(t) for t in tree)
+        if isinstance(tree, dict):
+            return {k: self._extern_arguments(v) for k, v in tree.items()}
+        return tree
+
+    def _extern_output(self, item: Any, alias: bool) -> tuple[Any, Any]:
+        if isinstance(item, torch.Tensor):
+            if item.layout != torch.strided:
+                raise Unsupported(str(self._origin and self._origin.target), "a sparse result")
+            size = [expr(s) for s in item.shape]
+            stride = [expr(s) for s in item.stride()]
+            buffer = self.new_buffer(item.dtype, item.device, size, stride, "extern")
+            buffer.aliased = alias
+            return buffer.name, self.box(buffer)
+        if isinstance(item, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            number = item.node.expr
+            if number.is_Symbol:
+                return number, number
+            return None, number
+        if item is None or isinstance(item, (int, float, bool)):
+            return None, item
+        raise Unsupported(str(self._origin and self._origin.target), f"returns {type(item)}")
+
+    # --- laziness ------------------------------------------------------------------------------
+
+    def _maybe_realize(self, node: fx.Node) -> None:
+        """Store what would be recomputed too often or grows too large."""
+        result = self._env[node]
+        for box in result if isinstance(result, list) else [result]:
+            if not isinstance(box, Box) or isinstance(box.data, Strided):
+                continue
+            self._lazy.append(box)
+            cost = box.cost()
+            shared = len(node.users) > 1
+            large = cost.operations > MAX_INLINE_OPERATIONS or len(cost.reads) > MAX_INLINE_READS
+            dear = (
+                cost.expensive
+                or cost.operations > MAX_SHARED_OPERATIONS
+                or len(cost.reads) > MAX_SHARED_READS
+            )
+            if large or (shared and dear):
+                source = box
+                while isinstance(source.data, View):
+                    source = source.data.base
+                source.realize()
+
+    def realize_all(self) -> None:
+        """Store every lazy box: what they read is about to be overwritten."""
+        for box in self._lazy:
+            if isinstance(box.data, Computed):
+                box.realize()
+        self._lazy = []
+
+    # --- results -------------------------------------------------------------------------------
+
+    def _output(self, node: fx.Node) -> None:
+        (results,) = node.args
+        if not isinstance(results, (tuple, list)):
+            raise Unsupported("output", "an ATen graph must return a tuple")
+        for result in results:
+            box = self._env[result] if isinstance(result, fx.Node) else result
+            if isinstance(box, Box):
+                assert isinstance(result, fx.Node)
+                self.outputs.append(self._output_window(box, result.meta["val"]))
+            else:
+                self.outputs.append(box)
+
+    def _output_window(self, box: Box, value: torch.Tensor) -> Strided:
+        """The box as memory with exactly eager's strides."""
+        window = box.realize()
+        stride = [expr(s) for s in value.stride()]
+        same = all(
+            a == b or s == 1 for a, b, s in zip(window.stride, stride, box.size, strict=True)
+        )
+        if not same and 0 not in box.size:
+            layout = dense_stride(value)
+            if layout is not None:
+                copy = self.box(self.new_buffer(box.dtype, box.device, box.size, layout))
+                self.store_into(box, copy)
+                window = copy.realize()
+        return Strided(window.buffer, box.size, stride if same else window.stride, window.offset)
+
+
+def dense_stride(value: torch.Tensor) -> list[Expr] | None:
+    """Strides of a tensor whose elements fill their memory exactly, else None."""
+    size = [expr(s) for s in value.shape]
+    stride = [expr(s) for s in value.stride()]
+    if 0 in size:
+        return stride
+    dims = [d for d in range(len(size)) if size[d] != 1]
+    step: Expr = sympy.S.One
+    while dims:
+        found = next((d for d in dims if stride[d] == step), None)
+        if found is None:
+            return None
+        step = step * size[found]
+        dims.remove(found)
+    return stride
+
+
+def _find_shape_env(gm: fx.GraphModule) -> Any:
+    for node in gm.graph.nodes:
+        for value in _tensors([node.meta.get("val")]):
+            mode = getattr(value, "fake_mode", None)
+            if mode is not None and mode.shape_env is not None:
+                return mode.shape_env
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            return value.node.shape_env
+    return None
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, (tuple, list)):
+        return [t for item in tree for t in _tensors(item)]
+    return []
+
+
+def _mutated_arguments(schema: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that an operator writes, by its schema."""
+    if schema is None or not schema.is_mutable:
+        return []
+    found = []
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        if position < len(args):
+            found.append(args[position])
+        elif argument.name in kwargs:
+            found.append(kwargs[argument.name])
+    return found
+
+
+def _returns_alias(schema: Any) -> bool:
+    """May a result share memory with an argument that is not written?"""
+    return schema is None or any(r.alias_info is not None for r in schema.returns)
+
+
+def _has_effect(target: Any) -> bool:
+    """Random numbers, and operators with an effect beyond their results."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return isinstance(target, torch._ops.HigherOrderOperator)
+    return torch.Tag.nondeterministic_seeded in target.tags or not target._schema.returns

@@ -1,0 +1,554 @@
+"""Elementwise operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+import torch
+
+from magpy_like.compiler import ir
+from magpy_like.compiler.errors import Unsupported
+from magpy_like.compiler.graph import Graph
+from magpy_like.compiler.ir import Box
+from magpy_like.compiler.lowering.registry import (
+    Kind,
+    aten,
+    broadcast_index,
+    broadcast_shapes,
+    common_device,
+    convert,
+    elementwise,
+    expand,
+    is_number,
+    lower,
+    promote,
+    sizes,
+)
+from magpy_like.compiler.ops import EXPENSIVE, Value, ops
+
+prims = torch.ops.prims
+
+_DEFAULT = Kind.DEFAULT
+_FLOAT = Kind.INT_TO_FLOAT
+_BOOL = Kind.ALWAYS_BOOL
+
+#: ATen operator -> (ops name, promotion). Operators whose meaning is one ``ops`` call.
+DIRECT: dict[Any, tuple[str, Kind]] = {
+    aten.neg: ("neg", _DEFAULT), aten.square: ("square", _DEFAULT),
+    aten.exp: ("exp", _FLOAT), aten.exp2: ("exp2", _FLOAT), aten.expm1: ("expm1", _FLOAT),
+    aten.log: ("log", _FLOAT), aten.log2: ("log2", _FLOAT), aten.log10: ("log10", _FLOAT),
+    aten.log1p: ("log1p", _FLOAT), aten.sqrt: ("sqrt", _FLOAT), aten.rsqrt: ("rsqrt", _FLOAT),
+    aten.reciprocal: ("reciprocal", _FLOAT), aten.sin: ("sin", _FLOAT), aten.cos: ("cos", _FLOAT),
+    aten.tan: ("tan", _FLOAT), aten.asin: ("asin", _FLOAT), aten.acos: ("acos", _FLOAT),
+    aten.atan: ("atan", _FLOAT), aten.atan2: ("atan2", _FLOAT), aten.sinh: ("sinh", _FLOAT),
+    aten.cosh: ("cosh", _FLOAT), aten.tanh: ("tanh", _FLOAT), aten.asinh: ("asinh", _FLOAT),
+    aten.acosh: ("acosh", _FLOAT), aten.atanh: ("atanh", _FLOAT), aten.erf: ("erf", _FLOAT),
+    aten.erfc: ("erfc", _FLOAT), aten.lgamma: ("lgamma", _FLOAT),
+    aten.sigmoid: ("sigmoid", _FLOAT), aten.sgn: ("sgn", _DEFAULT),
+    aten.hypot: ("hypot", _DEFAULT), aten.nextafter: ("nextafter", _DEFAULT),
+    aten.copysign: ("copysign", _FLOAT),
+    aten.maximum: ("maximum", _DEFAULT), aten.minimum: ("minimum", _DEFAULT),
+    aten.fmax: ("fmax", _DEFAULT), aten.fmin: ("fmin", _DEFAULT),
+    aten.eq: ("eq", _BOOL), aten.ne: ("ne", _BOOL), aten.lt: ("lt", _BOOL),
+    aten.le: ("le", _BOOL), aten.gt: ("gt", _BOOL), aten.ge: ("ge", _BOOL),
+    aten.bitwise_not: ("bitwise_not", _DEFAULT),
+    aten.bitwise_and: ("bitwise_and", _DEFAULT), aten.bitwise_or: ("bitwise_or", _DEFAULT),
+    aten.bitwise_xor: ("bitwise_xor", _DEFAULT),
+}  # fmt: skip
+
+
+def _direct(packet: Any, name: str, kind: Kind) -> None:
+    @lower(packet)
+    def lowering(graph: Graph, *args: Any) -> Box:
+        boxes = [a for a in args if isinstance(a, Box)]
+        if not boxes:
+            raise Unsupported(str(packet), "only numbers")
+        return elementwise(
+            graph, args, kind, lambda *v: getattr(ops, name)(*v), expensive=name in EXPENSIVE
+        )
+
+
+for _packet, (_name, _kind) in DIRECT.items():
+    _direct(_packet, _name, _kind)
+
+
+def _is_integral(graph: Graph, *args: Any) -> bool:
+    return not promote(args, _DEFAULT)[0].is_floating_point
+
+
+@lower(aten.add)
+def add(graph: Graph, a: Any, b: Any, *, alpha: Any = 1) -> Box:
+    compute, _ = promote([a, b], _DEFAULT)
+    if compute == torch.bool:
+        if alpha is True or alpha == 1:
+            return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.logical_or(x, y))
+        raise Unsupported("aten.add", "bool with alpha")
+    if is_number(alpha) and alpha == 1:
+        return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.add(x, y))
+    return elementwise(
+        graph, [a, b], _DEFAULT,
+        lambda x, y: ops.add(x, ops.mul(y, ops.constant(alpha, compute))), operations=2,
+    )  # fmt: skip
+
+
+@lower(aten.sub)
+def sub(graph: Graph, a: Any, b: Any, *, alpha: Any = 1) -> Box:
+    compute, _ = promote([a, b], _DEFAULT)
+    if is_number(alpha) and alpha == 1:
+        return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.sub(x, y))
+    return elementwise(
+        graph, [a, b], _DEFAULT,
+        lambda x, y: ops.sub(x, ops.mul(y, ops.constant(alpha, compute))), operations=2,
+    )  # fmt: skip
+
+
+@lower(aten.rsub)
+def rsub(graph: Graph, a: Any, b: Any, alpha: Any = 1) -> Box:
+    compute, _ = promote([a, b], _DEFAULT)
+
+    def function(x: Value, y: Value) -> Value:
+        scaled = x if alpha == 1 else ops.mul(x, ops.constant(alpha, compute))
+        return ops.sub(y, scaled)
+
+    return elementwise(graph, [a, b], _DEFAULT, function, operations=2)
+
+
+@lower(aten.mul)
+def mul(graph: Graph, a: Any, b: Any) -> Box:
+    compute, _ = promote([a, b], _DEFAULT)
+    if compute == torch.bool:
+        return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.logical_and(x, y))
+    return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.mul(x, y))
+
+
+@lower(aten.div.Tensor, aten.div.Scalar, aten.true_divide)
+def div(graph: Graph, a: Any, b: Any) -> Box:
+    return elementwise(graph, [a, b], _FLOAT, lambda x, y: ops.truediv(x, y), operations=2)
+
+
+def _nonzero_divisor(b: Any) -> bool:
+    """Integer division by zero raises in eager and traps in a kernel: ATen does it."""
+    return isinstance(b, int) and not isinstance(b, bool) and b != 0 and b != -1
+
+
+@lower(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(graph: Graph, a: Any, b: Any, *, rounding_mode: str | None = None) -> Box:
+    if rounding_mode is None:
+        return div(graph, a, b)
+    if _is_integral(graph, a, b) and not _nonzero_divisor(b):
+        raise Unsupported("aten.div", "integer divisor may be zero")
+    name = {"floor": "floordiv", "trunc": "truncdiv"}[rounding_mode]
+    return elementwise(
+        graph, [a, b], _DEFAULT, lambda x, y: getattr(ops, name)(x, y), operations=6
+    )
+
+
+@lower(aten.floor_divide)
+def floor_divide(graph: Graph, a: Any, b: Any) -> Box:
+    return div_mode(graph, a, b, rounding_mode="floor")
+
+
+@lower(aten.remainder.Tensor, aten.remainder.Scalar)
+def remainder(graph: Graph, a: Any, b: Any) -> Box:
+    if _is_integral(graph, a, b) and not _nonzero_divisor(b):
+        raise Unsupported("aten.remainder", "integer divisor may be zero")
+    return elementwise(
+        graph, [a, b], _DEFAULT, lambda x, y: ops.remainder(x, y), expensive=True
+    )
+
+
+@lower(aten.fmod)
+def fmod(graph: Graph, a: Any, b: Any) -> Box:
+    if _is_integral(graph, a, b) and not _nonzero_divisor(b):
+        raise Unsupported("aten.fmod", "integer divisor may be zero")
+    return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.fmod(x, y), expensive=True)
+
+
+@lower(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def pow_(graph: Graph, a: Any, b: Any) -> Box:
+    if _is_integral(graph, a, b):
+        if isinstance(b, int) and 0 <= b <= 4:
+            return _small_power(graph, a, b)
+        raise Unsupported("aten.pow", "integer power")
+    if isinstance(b, (int, float)) and isinstance(a, Box):
+        if b == 0.5:
+            return elementwise(graph, [a], _FLOAT, lambda x: ops.sqrt(x))
+        if b == -0.5:
+            return elementwise(graph, [a], _FLOAT, lambda x: ops.rsqrt(x))
+        if b in (1, 2, 3, -1, -2):
+            return _small_power(graph, a, int(b), promote([a, b], _DEFAULT)[1])
+    return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.pow(x, y), expensive=True)
+
+
+def _small_power(graph: Graph, a: Box, n: int, dtype: torch.dtype | None = None) -> Box:
+    def function(x: Value) -> Value:
+        result = ops.constant(1, x.dtype) if n == 0 else x
+        for _ in range(abs(n) - 1):
+            result = ops.mul(result, x)
+        return ops.truediv(ops.constant(1, x.dtype), result) if n < 0 else result
+
+    box = a if dtype in (None, a.dtype) else to_dtype(graph, a, dtype)
+    return elementwise(graph, [box], _DEFAULT, function, operations=abs(n) + 1)
+
+
+@lower(aten.abs)
+def abs_(graph: Graph, a: Box) -> Box:
+    if a.dtype in (torch.bool, torch.uint8):
+        return elementwise(graph, [a], _DEFAULT, lambda x: x)
+    return elementwise(graph, [a], _DEFAULT, lambda x: ops.abs(x))
+
+
+@lower(aten.sign)
+def sign(graph: Graph, a: Box) -> Box:
+    if a.dtype == torch.bool:
+        return elementwise(graph, [a], _DEFAULT, lambda x: x)
+    return elementwise(graph, [a], _DEFAULT, lambda x: ops.sign(x))
+
+
+def _rounding(packet: Any, name: str) -> None:
+    @lower(packet)
+    def lowering(graph: Graph, a: Box) -> Box:
+        if not a.dtype.is_floating_point:
+            return elementwise(graph, [a], _DEFAULT, lambda x: x)
+        return elementwise(graph, [a], _DEFAULT, lambda x: getattr(ops, name)(x))
+
+
+_rounding(aten.floor.default, "floor")
+_rounding(aten.ceil.default, "ceil")
+_rounding(aten.trunc.default, "trunc")
+_rounding(aten.fix.default, "trunc")
+_rounding(aten.round.default, "round")
+
+
+@lower(aten.relu)
+def relu(graph: Graph, a: Box) -> Box:
+    return elementwise(
+        graph, [a], _DEFAULT, lambda x: ops.maximum(x, ops.constant(0, x.dtype))
+    )
+
+
+def _predicate(packet: Any, name: str) -> None:
+    @lower(packet)
+    def lowering(graph: Graph, a: Box) -> Box:
+        if a.dtype.is_floating_point:
+            return elementwise(graph, [a], _BOOL, lambda x: getattr(ops, name)(x))
+        if name == "signbit":
+            return elementwise(graph, [a], _BOOL, lambda x: ops.lt(x, ops.constant(0, x.dtype)))
+        return full_like_bool(graph, a, False)
+
+
+def full_like_bool(graph: Graph, a: Box, value: bool) -> Box:
+    return ir.pointwise(
+        graph, a.device, torch.bool, a.size, lambda index: ops.constant(value, torch.bool), []
+    )
+
+
+_predicate(aten.isnan.default, "isnan")
+_predicate(aten.isinf.default, "isinf")
+_predicate(aten.signbit.default, "signbit")
+
+
+def _logical(packet: Any, name: str) -> None:
+    @lower(packet)
+    def lowering(graph: Graph, *args: Any) -> Box:
+        def function(*values: Value) -> Value:
+            truths = [
+                v if v.dtype == torch.bool else ops.ne(v, ops.constant(0, v.dtype))
+                for v in values
+            ]
+            return getattr(ops, name)(*truths)
+
+        return elementwise(graph, args, _BOOL, function, operations=2)
+
+
+for _name in ("logical_and", "logical_or", "logical_xor", "logical_not"):
+    _logical(getattr(aten, _name).default, _name)
+
+
+def _shift(packets: list[Any], name: str) -> None:
+    @lower(*packets)
+    def lowering(graph: Graph, a: Any, b: Any) -> Box:
+        if not _is_integral(graph, a, b):
+            raise Unsupported(name, "shift of floats")
+        return elementwise(graph, [a, b], _DEFAULT, lambda x, y: getattr(ops, name)(x, y))
+
+
+_shift([aten.bitwise_left_shift, aten.__lshift__], "shift_left")
+_shift([aten.bitwise_right_shift, aten.__rshift__], "shift_right")
+
+
+@lower(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
+def where(graph: Graph, condition: Box, a: Any, b: Any) -> Box:
+    compute, dtype = promote([a, b], _DEFAULT)
+    boxes = [x for x in (condition, a, b) if isinstance(x, Box)]
+    size = broadcast_shapes(*(x.size for x in boxes))
+
+    def inner(index: Any) -> Value:
+        test = condition.load(broadcast_index(condition, index))
+        if test.dtype != torch.bool:
+            test = ops.ne(test, ops.constant(0, test.dtype))
+        sides = [
+            convert(x.load(broadcast_index(x, index)), x.dtype, compute)
+            if isinstance(x, Box)
+            else ops.constant(x, compute)
+            for x in (a, b)
+        ]
+        return ops.where(test, *sides)
+
+    return ir.pointwise(graph, common_device(boxes), dtype, size, inner, boxes)
+
+
+@lower(aten.masked_fill.Scalar)
+def masked_fill(graph: Graph, a: Box, mask: Box, value: Any) -> Box:
+    compute = a.dtype
+
+    def inner(index: Any) -> Value:
+        test = mask.load(broadcast_index(mask, index))
+        x = a.load(broadcast_index(a, index))
+        return ops.where(test, ops.constant(value, compute), x)
+
+    size = broadcast_shapes(a.size, mask.size)
+    return ir.pointwise(graph, a.device, a.dtype, size, inner, [a, mask])
+
+
+@lower(aten.clamp.default, aten.clamp.Tensor)
+def clamp(graph: Graph, a: Box, low: Any = None, high: Any = None) -> Box:
+    bounds = [b for b in (low, high) if b is not None]
+
+    def function(x: Value, *limits: Value) -> Value:
+        rest = list(limits)
+        if low is not None:
+            x = ops.maximum(x, rest.pop(0))
+        if high is not None:
+            x = ops.minimum(x, rest.pop(0))
+        return x
+
+    return elementwise(graph, [a, *bounds], _DEFAULT, function, operations=2)
+
+
+@lower(aten.clamp_min)
+def clamp_min(graph: Graph, a: Box, low: Any) -> Box:
+    return clamp(graph, a, low, None)
+
+
+@lower(aten.clamp_max)
+def clamp_max(graph: Graph, a: Box, high: Any) -> Box:
+    return clamp(graph, a, None, high)
+
+
+# --- conversion, copies and constants -------------------------------------------------------------
+
+
+def to_dtype(graph: Graph, a: Box, dtype: torch.dtype) -> Box:
+    """A converted copy; conversion to a low precision dtype rounds, as in eager."""
+
+    def inner(index: Any) -> Value:
+        value = a.load(index)
+        return value if a.dtype == dtype else ops.to_dtype(value, dtype)
+
+    if dtype not in ir.LOOP_DTYPES:
+        raise Unsupported("conversion", f"to {dtype}")
+    return ir.pointwise(graph, a.device, dtype, a.size, inner, [a])
+
+
+@lower(prims.convert_element_type.default)
+def convert_element_type(graph: Graph, a: Box, dtype: torch.dtype) -> Box:
+    return to_dtype(graph, a, dtype)
+
+
+@lower(aten._to_copy.default)
+def _to_copy(
+    graph: Graph, a: Box, *, dtype: Any = None, layout: Any = None, device: Any = None,
+    pin_memory: Any = None, non_blocking: bool = False, memory_format: Any = None,
+) -> Box:  # fmt: skip
+    if device is not None and torch.device(device) != a.device:
+        raise Unsupported("aten._to_copy", "moves between devices")
+    if pin_memory:
+        raise Unsupported("aten._to_copy", "pinned memory")
+    return to_dtype(graph, a, dtype or a.dtype)
+
+
+@lower(aten.clone.default)
+def clone(graph: Graph, a: Box, *, memory_format: Any = None) -> Box:
+    return to_dtype(graph, a, a.dtype)
+
+
+@lower(aten.copy.default)
+def copy(graph: Graph, target: Box, source: Box, non_blocking: bool = False) -> Box:
+    if source.device != target.device:
+        raise Unsupported("aten.copy", "moves between devices")
+    return to_dtype(graph, expand(source, target.size), target.dtype)
+
+
+def full(graph: Graph, size: Any, value: Any, dtype: torch.dtype, device: torch.device) -> Box:
+    """A tensor of one number."""
+    if dtype not in ir.LOOP_DTYPES:
+        raise Unsupported("a constant", f"dtype {dtype}")
+    if isinstance(value, sympy.Basic) and not value.is_integer:
+        raise Unsupported("a constant", "a symbolic float")
+    return ir.pointwise(
+        graph, device, dtype, sizes(size), lambda index: ops.constant(value, dtype), []
+    )
+
+
+def _result(graph: Graph) -> torch.Tensor:
+    assert graph._origin is not None
+    return graph._origin.meta["val"]
+
+
+@lower(
+    aten.full.default, aten.full_like.default, aten.new_full.default, prims.full.default
+)  # fmt: skip
+def full_(graph: Graph, like: Any, *args: Any, **kwargs: Any) -> Box:
+    value = kwargs.get("fill_value", args[-1] if args else None)
+    meta = _result(graph)
+    if graph._origin is not None and graph._origin.target is prims.full.default:
+        value = args[0]
+    elif graph._origin is not None and graph._origin.target is aten.new_full.default:
+        value = args[1]
+    else:
+        value = args[0]
+    if isinstance(value, Box):
+        raise Unsupported("aten.full", "fill value in a tensor")
+    return full(graph, meta.shape, value, meta.dtype, meta.device)
+
+
+@lower(
+    aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default,
+    aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default,
+    aten.empty_strided.default, aten.new_empty_strided.default,
+)  # fmt: skip
+def zeros(graph: Graph, *args: Any, **kwargs: Any) -> Box:
+    """Zeros; uninitialised memory may as well be zero, and then never is memory at all."""
+    meta = _result(graph)
+    return full(graph, meta.shape, 0, meta.dtype, meta.device)
+
+
+@lower(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
+def ones(graph: Graph, *args: Any, **kwargs: Any) -> Box:
+    meta = _result(graph)
+    return full(graph, meta.shape, 1, meta.dtype, meta.device)
+
+
+@lower(aten.scalar_tensor.default)
+def scalar_tensor(graph: Graph, value: Any, **kwargs: Any) -> Box:
+    meta = _result(graph)
+    return full(graph, [], value, meta.dtype, meta.device)
+
+
+@lower(prims.iota.default)
+def iota(
+    graph: Graph, length: Any, *, start: Any, step: Any, dtype: torch.dtype,
+    device: torch.device, requires_grad: bool,
+) -> Box:  # fmt: skip
+    if dtype.is_floating_point:
+        raise Unsupported("prims.iota", "floating point")
+
+    def inner(index: Any) -> Value:
+        return ops.index_expr(index[0] * step + start, dtype)
+
+    meta = _result(graph)
+    return ir.pointwise(graph, meta.device, dtype, sizes([length]), inner, [])
+
+
+@lower(aten.arange.start_step)
+def arange(graph: Graph, start: Any, end: Any, step: Any = 1, **kwargs: Any) -> Box:
+    meta = _result(graph)
+    if any(isinstance(v, float) for v in (start, end, step)) or meta.dtype.is_floating_point:
+        raise Unsupported("aten.arange", "floating point")
+
+    def inner(index: Any) -> Value:
+        return ops.index_expr(index[0] * step + start, meta.dtype)
+
+    return ir.pointwise(graph, meta.device, meta.dtype, sizes(meta.shape), inner, [])
+
+
+# --- activations ---------------------------------------------------------------------------------
+
+
+def _activation(packet: Any, operations: int = 6) -> Callable[..., Any]:
+    def register(function: Callable[..., Value]) -> Callable[..., Value]:
+        @lower(packet)
+        def lowering(graph: Graph, *args: Any, **kwargs: Any) -> Box:
+            boxes = [a for a in args if isinstance(a, Box)]
+            rest = [a for a in args if not isinstance(a, Box)]
+            return elementwise(
+                graph, boxes, _DEFAULT, lambda *v: function(*v, *rest, **kwargs),
+                operations=operations, expensive=True,
+            )  # fmt: skip
+
+        return function
+
+    return register
+
+
+def _c(number: float, like: Value) -> Value:
+    return ops.constant(number, like.dtype)
+
+
+@_activation(aten.gelu.default)
+def gelu(x: Value, approximate: str = "none") -> Value:
+    half = ops.mul(x, _c(0.5, x))
+    if approximate == "tanh":
+        cube = ops.mul(ops.mul(x, x), x)
+        inner = ops.mul(
+            _c(math.sqrt(2 / math.pi), x), ops.add(x, ops.mul(_c(0.044715, x), cube))
+        )
+        return ops.mul(half, ops.add(_c(1, x), ops.tanh(inner)))
+    return ops.mul(half, ops.add(_c(1, x), ops.erf(ops.mul(x, _c(math.sqrt(0.5), x)))))
+
+
+@_activation(aten.gelu_backward.default, 12)
+def gelu_backward(grad: Value, x: Value, approximate: str = "none") -> Value:
+    if approximate == "tanh":
+        beta, kappa = math.sqrt(2 / math.pi), 0.044715
+        square = ops.mul(x, x)
+        inner = ops.mul(_c(beta, x), ops.add(x, ops.mul(_c(kappa, x), ops.mul(square, x))))
+        tanh = ops.tanh(inner)
+        left = ops.mul(_c(0.5, x), x)
+        right = ops.add(_c(1, x), tanh)
+        slope = ops.sub(_c(1, x), ops.mul(tanh, tanh))
+        inner_slope = ops.mul(
+            _c(beta, x), ops.add(_c(1, x), ops.mul(_c(3 * kappa, x), square))
+        )
+        return ops.mul(
+            grad,
+            ops.add(
+                ops.mul(_c(0.5, x), right), ops.mul(ops.mul(left, slope), inner_slope)
+            ),
+        )
+    cdf = ops.mul(_c(0.5, x), ops.add(_c(1, x), ops.erf(ops.mul(x, _c(math.sqrt(0.5), x)))))
+    density = ops.mul(
+        ops.exp(ops.mul(ops.mul(x, x), _c(-0.5, x))), _c(1 / math.sqrt(2 * math.pi), x)
+    )
+    return ops.mul(grad, ops.add(cdf, ops.mul(x, density)))
+
+
+@_activation(aten.silu.default)
+def silu(x: Value) -> Value:
+    return ops.truediv(x, ops.add(_c(1, x), ops.exp(ops.neg(x))))
+
+
+@_activation(aten.silu_backward.default)
+def silu_backward(grad: Value, x: Value) -> Value:
+    s = ops.sigmoid(x)
+    slope = ops.add(_c(1, x), ops.mul(x, ops.sub(_c(1, x), s)))
+    return ops.mul(ops.mul(grad, s), slope)
+
+
+@_activation(aten.sigmoid_backward.default, 3)
+def sigmoid_backward(grad: Value, y: Value) -> Value:
+    return ops.mul(grad, ops.mul(ops.sub(_c(1, y), y), y))
+
+
+@_activation(aten.tanh_backward.default, 3)
+def tanh_backward(grad: Value, y: Value) -> Value:
+    return ops.mul(grad, ops.sub(_c(1, y), ops.mul(y, y)))
+
+
+@_activation(aten.threshold_backward.default, 2)
+def threshold_backward(grad: Value, x: Value, threshold: float) -> Value:
+    return ops.where(ops.le(x, _c(threshold, x)), _c(0, grad), grad)

@@ -1,0 +1,269 @@
+"""Views: no memory moves, only index arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+
+from magpy_like.compiler import indexing
+from magpy_like.compiler.errors import Unsupported
+from magpy_like.compiler.graph import Graph
+from magpy_like.compiler.indexing import Expr, expr
+from magpy_like.compiler.ir import Box, Index, Strided
+from magpy_like.compiler.lowering.registry import aten, canonical_dim, expand, lower, sizes, view_of
+
+
+@lower(aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default)
+def alias(graph: Graph, a: Box) -> Box:
+    return view_of(a, a.size, lambda index: index, lambda window: window)
+
+
+@lower(aten.permute.default)
+def permute(graph: Graph, a: Box, dims: Sequence[int]) -> Box:
+    order = [canonical_dim(d, len(a.size)) for d in dims]
+
+    def reindex(index: Index) -> Index:
+        result: list[Expr] = [sympy.S.Zero] * len(order)
+        for position, dim in enumerate(order):
+            result[dim] = index[position]
+        return result
+
+    def restride(window: Strided) -> Strided:
+        return Strided(
+            window.buffer,
+            [window.size[d] for d in order],
+            [window.stride[d] for d in order],
+            window.offset,
+        )
+
+    return view_of(a, [a.size[d] for d in order], reindex, restride)
+
+
+@lower(aten.t.default)
+def t(graph: Graph, a: Box) -> Box:
+    return permute(graph, a, list(range(len(a.size)))[::-1])
+
+
+@lower(aten.transpose.int)
+def transpose(graph: Graph, a: Box, first: int, second: int) -> Box:
+    order = list(range(len(a.size)))
+    if not order:
+        return alias(graph, a)
+    i, j = canonical_dim(first, len(order)), canonical_dim(second, len(order))
+    order[i], order[j] = order[j], order[i]
+    return permute(graph, a, order)
+
+
+@lower(aten.expand.default)
+def expand_(graph: Graph, a: Box, size: Sequence[Any], *, implicit: bool = False) -> Box:
+    lead = len(size) - len(a.size)
+    full = [
+        a.size[k - lead] if k >= lead and s == -1 else expr(s) for k, s in enumerate(size)
+    ]
+    return expand(a, full)
+
+
+def reshape(a: Box, size: Sequence[Expr]) -> Box:
+    """The same elements in row-major order, shaped ``size``."""
+    size = list(size)
+    if size == a.size:
+        return view_of(a, size, lambda index: index, lambda window: window)
+
+    def restride(window: Strided) -> Strided | None:
+        stride = indexing.reshape_strides(window.size, window.stride, size)
+        return None if stride is None else Strided(window.buffer, size, stride, window.offset)
+
+    return view_of(a, size, indexing.reshape_index(a.size, size), restride)
+
+
+@lower(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+def view(graph: Graph, a: Box, size: Sequence[Any]) -> Box:
+    assert graph._origin is not None
+    return reshape(a, sizes(graph._origin.meta["val"].shape))
+
+
+@lower(aten.unsqueeze.default)
+def unsqueeze(graph: Graph, a: Box, dim: int) -> Box:
+    dim = canonical_dim(dim, len(a.size) + 1)
+    size = [*a.size[:dim], sympy.S.One, *a.size[dim:]]
+
+    def restride(window: Strided) -> Strided:
+        step = window.size[dim] * window.stride[dim] if dim < len(window.size) else sympy.S.One
+        stride = [*window.stride[:dim], step, *window.stride[dim:]]
+        return Strided(window.buffer, size, stride, window.offset)
+
+    return view_of(a, size, lambda index: [*index[:dim], *index[dim + 1 :]], restride)
+
+
+@lower(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def squeeze(graph: Graph, a: Box, dims: Any = None) -> Box:
+    rank = len(a.size)
+    if dims is None:
+        wanted = set(range(rank))
+    else:
+        wanted = {canonical_dim(d, rank) for d in (dims if isinstance(dims, (list, tuple))
+                                                   else [dims])}  # fmt: skip
+    kept = [d for d in range(rank) if d not in wanted or a.size[d] != 1]
+
+    def reindex(index: Index) -> Index:
+        result: list[Expr] = [sympy.S.Zero] * rank
+        for position, dim in enumerate(kept):
+            result[dim] = index[position]
+        return result
+
+    def restride(window: Strided) -> Strided:
+        return Strided(
+            window.buffer,
+            [window.size[d] for d in kept],
+            [window.stride[d] for d in kept],
+            window.offset,
+        )
+
+    return view_of(a, [a.size[d] for d in kept], reindex, restride)
+
+
+def slice_box(a: Box, dim: int, start: Expr, step: Expr, length: Expr) -> Box:
+    """``length`` elements along ``dim`` from ``start``, every ``step``-th."""
+    size = [*a.size[:dim], length, *a.size[dim + 1 :]]
+
+    def reindex(index: Index) -> Index:
+        return [*index[:dim], index[dim] * step + start, *index[dim + 1 :]]
+
+    def restride(window: Strided) -> Strided:
+        stride = list(window.stride)
+        offset = window.offset + start * stride[dim]
+        stride[dim] = stride[dim] * step
+        return Strided(window.buffer, size, stride, offset)
+
+    return view_of(a, size, reindex, restride)
+
+
+def slice_bounds(graph: Graph, size: Expr, start: Any, end: Any) -> tuple[Expr, Expr]:
+    """Python's rule for slice ends, with negative and out-of-range values, on expressions."""
+
+    def clamp(value: Any, default: Expr) -> Expr:
+        if value is None:
+            return default
+        v = expr(value)
+        if v.is_Integer and int(v) >= 2**62:
+            return size
+        if v.is_Integer and v < 0:
+            v = v + size
+        if graph.hint(v) < 0:
+            return sympy.S.Zero
+        if v.is_Integer and size.is_Integer:
+            return min(v, size)
+        return size if graph.hint(v) >= graph.hint(size) else v
+
+    low = clamp(start, sympy.S.Zero)
+    return low, clamp(end, size)
+
+
+@lower(aten.slice.Tensor)
+def slice_(
+    graph: Graph, a: Box, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> Box:
+    assert graph._origin is not None
+    dim = canonical_dim(dim, len(a.size))
+    low, _ = slice_bounds(graph, a.size[dim], start, end)
+    length = expr(graph._origin.meta["val"].shape[dim])
+    return slice_box(a, dim, low, expr(step), length)
+
+
+@lower(aten.select.int)
+def select(graph: Graph, a: Box, dim: int, index: Any) -> Box:
+    dim = canonical_dim(dim, len(a.size))
+    position = expr(index)
+    if graph.hint(position) < 0:
+        position = position + a.size[dim]
+    if not position.is_Integer and not all(s.name.startswith("s") for s in position.free_symbols):
+        raise Unsupported("aten.select", "an index read from a tensor")
+    return squeeze(graph, slice_box(a, dim, position, sympy.S.One, sympy.S.One), dim)
+
+
+@lower(aten.split_with_sizes.default)
+def split_with_sizes(graph: Graph, a: Box, lengths: Sequence[Any], dim: int = 0) -> list[Box]:
+    dim = canonical_dim(dim, len(a.size))
+    pieces, start = [], sympy.S.Zero
+    for length in sizes(lengths):
+        pieces.append(slice_box(a, dim, start, sympy.S.One, length))
+        start = start + length
+    return pieces
+
+
+@lower(aten.split.Tensor)
+def split(graph: Graph, a: Box, length: Any, dim: int = 0) -> list[Box]:
+    assert graph._origin is not None
+    dim = canonical_dim(dim, len(a.size))
+    lengths = [v.shape[dim] for v in graph._origin.meta["val"]]
+    return split_with_sizes(graph, a, lengths, dim)
+
+
+@lower(aten.unbind.int)
+def unbind(graph: Graph, a: Box, dim: int = 0) -> list[Box]:
+    dim = canonical_dim(dim, len(a.size))
+    return [select(graph, a, dim, k) for k in range(int(a.size[dim]))]
+
+
+@lower(aten.unfold.default)
+def unfold(graph: Graph, a: Box, dim: int, length: Any, step: Any) -> Box:
+    assert graph._origin is not None
+    if not a.size:
+        raise Unsupported("aten.unfold", "a 0-d tensor")
+    dim = canonical_dim(dim, len(a.size))
+    size = sizes(graph._origin.meta["val"].shape)
+
+    def reindex(index: Index) -> Index:
+        *rest, last = index
+        return [*rest[:dim], rest[dim] * expr(step) + last, *rest[dim + 1 :]]
+
+    def restride(window: Strided) -> Strided:
+        stride = [*window.stride, window.stride[dim]]
+        stride[dim] = stride[dim] * expr(step)
+        return Strided(window.buffer, size, stride, window.offset)
+
+    return view_of(a, size, reindex, restride)
+
+
+@lower(aten.as_strided.default)
+def as_strided(
+    graph: Graph, a: Box, size: Sequence[Any], stride: Sequence[Any], offset: Any = None
+) -> Box:
+    """On memory only: addresses the buffer under ``a``, whose layout must be eager's."""
+    window = a.realize()
+    assert graph._origin is not None
+    source = graph._origin.args[0].meta["val"]  # type: ignore[union-attr]
+    if [expr(s) for s in source.stride()] != window.stride:
+        raise Unsupported("aten.as_strided", "the layout differs from eager's")
+    base = source.storage_offset()
+    start = window.offset + (sympy.S.Zero if offset is None else expr(offset) - expr(base))
+    new = Strided(window.buffer, sizes(size), sizes(stride), start)
+    return Box(graph, a.dtype, a.device, sizes(size), new)
+
+
+@lower(aten.flip.default)
+def flip(graph: Graph, a: Box, dims: Sequence[int]) -> Box:
+    """A copy read backwards; lazily, so usually no copy."""
+    turned = {canonical_dim(d, len(a.size)) for d in dims}
+
+    def reindex(index: Index) -> Index:
+        return [a.size[d] - 1 - i if d in turned and a.size else i for d, i in enumerate(index)]
+
+    return view_of(a, a.size, reindex, lambda window: None)
+
+
+@lower(aten.repeat.default)
+def repeat(graph: Graph, a: Box, times: Sequence[Any]) -> Box:
+    lead = len(times) - len(a.size)
+    old = [sympy.S.One] * lead + list(a.size)
+    size = [s * n for s, n in zip(old, sizes(times), strict=True)]
+
+    def reindex(index: Index) -> Index:
+        return [
+            sympy.S.Zero if s == 1 else i if n == 1 else indexing.Mod(i, s)
+            for i, s, n in zip(index[lead:], a.size, sizes(times)[lead:], strict=True)
+        ]
+
+    return view_of(a, size, reindex, lambda window: None)

@@ -1,0 +1,361 @@
+"""Which loop nests become one kernel, and in what order everything runs (PyTorch 2, section 4.4).
+
+Greedy, as in the paper: among all pairs that share memory, fuse the best first, by (category,
+bytes saved, distance in the program), until no pair is left. Why a pair was fused or was not is
+kept in :attr:`Schedule.decisions`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+import sympy
+
+from magpy_like.compiler import fusion
+from magpy_like.compiler.codegen.common import Kernel, plan
+from magpy_like.compiler.fusion import Group, try_fuse
+from magpy_like.compiler.graph import Graph
+from magpy_like.compiler.ir import ExternOp, LoopOp, Operation, Strided, strided_leaves
+
+MAX_DISTANCE = 256  # operations apart: farther pairs are not considered, to stay near linear
+
+
+@dataclass
+class Decision:
+    """One pair looked at: the operations of both sides, whether it was fused, and why (not)."""
+
+    first: list[str]
+    second: list[str]
+    fused: bool
+    reason: str
+
+
+@dataclass
+class Schedule:
+    """Kernels and ATen calls in the order they run."""
+
+    steps: list[Kernel | ExternOp]
+    decisions: list[Decision] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Item:
+    """A schedulable unit: a group of loop nests, or one ATen call. Sets of items are bit masks."""
+
+    work: Group | ExternOp
+    position: int
+    before: int = 0  # mask of items that must run earlier, directly
+
+
+class Scheduler:
+    """Schedules the operations of one graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.decisions: list[Decision] = []
+        self._kept = {w.buffer for w in returned_windows(graph)} | graph.mutated_inputs
+
+    def run(self) -> Schedule:
+        operations = self._live(self.graph.operations)
+        items = self._items(operations)
+        self._fuse(items)
+        order = _topological(items)
+        return Schedule(self._steps(order), self.decisions)
+
+    # --- dependencies --------------------------------------------------------------------------
+
+    def _live(self, operations: list[Operation]) -> list[Operation]:
+        """Without what computes only values nobody uses."""
+        needed = set(self._kept)
+        live = []
+        for operation in reversed(operations):
+            effect = isinstance(operation, ExternOp) and (
+                operation.ordered
+                or operation.mutates
+                or any(o is not None and not isinstance(o, str) for o in operation.outputs)
+            )
+            if effect or needed & set(operation.writes) or _can_raise(operation):
+                live.append(operation)
+                needed |= set(operation.reads)
+        return live[::-1]
+
+    def _items(self, operations: list[Operation]) -> dict[int, _Item]:
+        items: dict[int, _Item] = {}
+        writers: dict[str, int] = {}  # buffer -> mask of items that wrote it
+        readers: dict[str, int] = {}
+        alias = _alias_classes(self.graph, operations)
+        ordered = 0
+        for k, operation in enumerate(operations):
+            before = 0
+            for b in operation.reads:
+                before |= writers.get(alias.get(b, b), 0)
+            for b in operation.writes:
+                b = alias.get(b, b)
+                before |= readers.get(b, 0) | (
+                    writers.get(b, 0) if not self._disjoint_parts(b, operation) else 0
+                )
+            if isinstance(operation, ExternOp) and operation.ordered:
+                before |= ordered
+                ordered = 1 << k
+            if isinstance(operation, LoopOp):
+                device = self.graph.buffers[operation.writes[0]].device
+                work: Group | ExternOp = fusion.group_of(operation, k, device)
+            else:
+                work = operation
+                for symbol in _symbols_defined(operation, self.graph):
+                    writers.setdefault(symbol, 1 << k)
+            for symbol in _symbols_used(operation, self.graph):
+                before |= writers.get(symbol, 0)
+            items[k] = _Item(work, k, before & ~(1 << k))
+            for b in operation.reads:
+                b = alias.get(b, b)
+                readers[b] = readers.get(b, 0) | 1 << k
+            for b in operation.writes:
+                b = alias.get(b, b)
+                writers[b] = writers.get(b, 0) | 1 << k
+        return items
+
+    def _disjoint_parts(self, buffer: str, operation: Operation) -> bool:
+        """Do the writers of ``buffer`` write parts that do not overlap (a concatenation)?"""
+        return buffer in self.graph.concatenated and isinstance(operation, LoopOp)
+
+    # --- fusion --------------------------------------------------------------------------------
+
+    def _fuse(self, items: dict[int, _Item]) -> None:
+        """Fuse the best pair until none is left. ``items`` maps bit position to item."""
+        earlier = _closure(items)
+        refused: set[tuple[int, int]] = set()
+        queue: list[tuple[tuple[int, int, int], int, int]] = []
+
+        def offer(k: int) -> None:
+            for other in self._neighbours(items, k):
+                a, b = (k, other) if items[k].position < items[other].position else (other, k)
+                score = self._score(items[a], items[b])
+                if score is not None and (a, b) not in refused:
+                    heapq.heappush(queue, (score, a, b))
+
+        self._users: dict[str, set[int]] = {}
+        for k, item in items.items():
+            if isinstance(item.work, Group):
+                for b in item.work.reads | item.work.writes:
+                    self._users.setdefault(b, set()).add(k)
+        for k in list(items):
+            offer(k)
+        while queue:
+            score, a, b = heapq.heappop(queue)
+            if a not in items or b not in items or (a, b) in refused:
+                continue
+            if self._score(items[a], items[b]) != score:
+                continue  # out of date: one of them has grown, and was offered again
+            if earlier[a] >> b & 1:
+                a, b = b, a
+            fused = self._attempt(items, earlier, a, b)
+            if fused is None:
+                refused |= {(a, b), (b, a)}
+                continue
+            _absorb(items, earlier, a, b, fused)
+            for buffer in fused.reads | fused.writes:
+                users = self._users.setdefault(buffer, set())
+                users.discard(b)
+                users.add(a)
+            refused = {pair for pair in refused if a not in pair}
+            offer(a)
+
+    def _neighbours(self, items: dict[int, _Item], k: int) -> set[int]:
+        work = items[k].work
+        if not isinstance(work, Group):
+            return set()
+        found: set[int] = set()
+        for b in work.reads | work.writes:
+            found |= self._users.get(b, set())
+        return {o for o in found if o != k and o in items
+                and abs(items[o].position - items[k].position) <= MAX_DISTANCE}  # fmt: skip
+
+    def _score(self, a: _Item, b: _Item) -> tuple[int, int, int] | None:
+        """Smaller is better; None when nothing is saved."""
+        if not isinstance(a.work, Group) or not isinstance(b.work, Group):
+            return None
+        shared = (a.work.reads | a.work.writes) & (b.work.reads | b.work.writes)
+        saved = sum(self._bytes(name) for name in shared)
+        if saved == 0:
+            return None
+        category = 0 if bool(a.work.rs) == bool(b.work.rs) else 1
+        if not (a.work.writes & b.work.reads or b.work.writes & a.work.reads):
+            category += 2  # horizontal: saves a read, not a write
+        return (category, -saved, abs(a.position - b.position))
+
+    def _bytes(self, name: str) -> int:
+        buffer = self.graph.buffers[name]
+        return self.graph.hint(buffer.numel()) * buffer.dtype.itemsize
+
+    def _attempt(
+        self, items: dict[int, _Item], earlier: dict[int, int], a: int, b: int
+    ) -> Group | None:
+        first, second = items[a].work, items[b].work
+        assert isinstance(first, Group) and isinstance(second, Group)
+        between: int | None = None
+        if earlier[b] >> a & 1:
+            for k in items:
+                if k not in (a, b) and earlier[k] >> a & 1 and earlier[b] >> k & 1:
+                    between = k
+                    break
+        if between is not None:
+            result: Group | str = f"{_names(items[between].work)} must run between"
+        else:
+            result = try_fuse(first, second)
+        names = [n.name for n in first.nodes], [n.name for n in second.nodes]
+        if isinstance(result, str):
+            self.decisions.append(Decision(*names, False, result))
+            return None
+        shared = (first.reads | first.writes) & (second.reads | second.writes)
+        saved = sum(self._bytes(s) for s in shared)
+        why = f"share {', '.join(sorted(shared))}: {saved} bytes less traffic"
+        self.decisions.append(Decision(*names, True, why))
+        return result
+
+    # --- kernels -------------------------------------------------------------------------------
+
+    def _steps(self, order: list[_Item]) -> list[Kernel | ExternOp]:
+        outside: dict[str, set[int]] = {}
+        for k, item in enumerate(order):
+            for b in item.work.reads:
+                outside.setdefault(b, set()).add(k)
+        dtypes = {name: b.dtype for name, b in self.graph.buffers.items()}
+        steps: list[Kernel | ExternOp] = []
+        for k, item in enumerate(order):
+            if isinstance(item.work, ExternOp):
+                steps.append(item.work)
+                continue
+            group = item.work
+            removable = {
+                b for b in group.writes
+                if b not in self._kept and outside.get(b, set()) <= {k}
+                and self.graph.buffers[b].kind == "computed"
+                and b not in self.graph.concatenated
+            }  # fmt: skip
+            count = sum(isinstance(s, Kernel) for s in steps)
+            steps.append(
+                plan(
+                    f"kernel{count}", group.device, group.nodes, group.xs, group.rs,
+                    group.ranges, dtypes, removable,
+                )  # fmt: skip
+            )
+        return steps
+
+
+def returned_windows(graph: Graph) -> list[Strided]:
+    """The windows that the graph returns."""
+    return strided_leaves(tuple(graph.outputs))
+
+
+def _names(work: Group | ExternOp) -> str:
+    return work.name if isinstance(work, ExternOp) else "+".join(n.name for n in work.nodes)
+
+
+def _can_raise(operation: Operation) -> bool:
+    return isinstance(operation, LoopOp) and bool(operation.body.of("check"))
+
+
+def _symbols_defined(operation: ExternOp, graph: Graph) -> list[str]:
+    """Symbols bound by a call: a number it returns, or a size that only its result tells."""
+    numbers = [str(o) for o in operation.outputs if o is not None and not isinstance(o, str)]
+    sizes = [e for o in operation.outputs if isinstance(o, str) for e in graph.buffers[o].size]
+    return numbers + [e.name for e in sizes if e.is_Symbol and e.name.startswith("u")]
+
+
+def _symbols_used(operation: Operation, graph: Graph) -> set[str]:
+    """Unbacked symbols (numbers read out of tensors) that an operation's sizes depend on."""
+    found: set[str] = set()
+    for name in (*operation.reads, *operation.writes):
+        buffer = graph.buffers[name]
+        for e in (*buffer.size, *buffer.stride):
+            found |= {s.name for s in e.free_symbols}
+    if isinstance(operation, ExternOp):
+        pending = [operation.args, operation.kwargs]
+        while pending:
+            tree = pending.pop()
+            if isinstance(tree, sympy.Basic):
+                found |= {str(s) for s in tree.free_symbols}
+            elif isinstance(tree, dict):
+                pending += list(tree.values())
+            elif isinstance(tree, (tuple, list)):
+                pending += list(tree)
+    else:
+        for value in operation.body.values:
+            for arg in value.args:
+                if hasattr(arg, "free_symbols"):
+                    found |= {s.name for s in arg.free_symbols}
+    return found
+
+
+def _alias_classes(graph: Graph, operations: list[Operation]) -> dict[str, str]:
+    """Buffers that may share memory (results of view operators that ran through ATen) as one."""
+    alias: dict[str, str] = {}
+    for operation in operations:
+        if isinstance(operation, ExternOp):
+            shared = [b for b in (*operation.reads, *operation.writes)
+                      if graph.buffers[b].aliased]  # fmt: skip
+            if any(graph.buffers[o].aliased for o in operation.writes):
+                root = alias.get(shared[0], shared[0])
+                members = {alias.get(b, b) for b in shared}
+                for b in [*alias, *shared]:
+                    if alias.get(b, b) in members:
+                        alias[b] = root
+    return alias
+
+
+def _closure(items: dict[int, _Item]) -> dict[int, int]:
+    """For each item, the mask of all items that must run earlier."""
+    earlier: dict[int, int] = {}
+    for k in sorted(items):
+        mask, direct = 0, items[k].before
+        while direct:
+            low = direct & -direct
+            j = low.bit_length() - 1
+            mask |= low | earlier[j]
+            direct ^= low
+        earlier[k] = mask
+    return earlier
+
+
+def _absorb(
+    items: dict[int, _Item], earlier: dict[int, int], a: int, b: int, fused: Group
+) -> None:
+    """Replace items a and b by one at a."""
+    position = max(items[a].position, items[b].position)
+    before = (items[a].before | items[b].before) & ~(1 << a | 1 << b)
+    items[a] = _Item(fused, position, before)
+    del items[b]
+    mask = (earlier[a] | earlier[b]) & ~(1 << a | 1 << b)
+    earlier[a] = mask
+    del earlier[b]
+    both = 1 << a | 1 << b
+    for k in items:
+        if items[k].before >> b & 1:
+            items[k].before = items[k].before & ~(1 << b) | 1 << a
+        if k != a and earlier[k] & both:
+            earlier[k] = (earlier[k] | mask | 1 << a) & ~(1 << b)
+
+
+def _topological(items: dict[int, _Item]) -> list[_Item]:
+    """Program order as far as dependencies allow."""
+    waiting = {k: item.before for k, item in items.items()}
+    later: dict[int, list[int]] = {}
+    for k, mask in waiting.items():
+        while mask:
+            low = mask & -mask
+            later.setdefault(low.bit_length() - 1, []).append(k)
+            mask ^= low
+    ready = [(items[k].position, k) for k, mask in waiting.items() if not mask]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, k = heapq.heappop(ready)
+        order.append(items[k])
+        for j in later.get(k, []):
+            waiting[j] &= ~(1 << k)
+            if not waiting[j]:
+                heapq.heappush(ready, (items[j].position, j))
+    assert len(order) == len(items), "the schedule has a cycle"
+    return order
