@@ -10,7 +10,7 @@ setup(
     packages=[*CODE, "magpy_like._annotations"],
     package_dir={"magpy_like._annotations": "annotations"},
     package_data={
-        "magpy_like._annotations": ["*.yaml"],
+        "magpy_like._annotations": ["**/*.yaml"],
         "*": ["*.c", "*.cpp", "*.h", "*.html", "py.typed"],
     },
 )
