@@ -1,0 +1,466 @@
+"""One check per kind of claim: run an operation on samples and try to catch the claim lying.
+
+A claim is one sentence of an annotation about one operation. A check gives a verdict: the claim
+held wherever it could be tried, it was refuted (with the inputs that did), or nothing could be
+tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import os
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch import fx
+
+from magpy_like.annotation.schema import Annotation, DataShape, RelationKind, ValueRead
+from magpy_like.annotation.shapes import shape_depends_on_data
+from magpy_like.annotation.verify.relations import Witness, holds
+from magpy_like.annotation.verify.samples import Sample, call
+from magpy_like.annotation.verify.snapshot import (
+    copied,
+    freeze,
+    name_inputs,
+    unrolled,
+)
+from magpy_like.annotation.verify.vary import NOTHING, vary, vary_data
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``ok`` is None when the claim could not be tried."""
+
+    claim: str
+    ok: bool | None
+    detail: str = ""
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    name: str
+    function: Any
+    annotation: Annotation
+    write: bool
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return call(self.function, self.write, args, kwargs)
+
+
+def check(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]:
+    """Verdicts on every claim that the annotation of an operation makes."""
+    if not operation.annotation.pure_closure:
+        return
+    for claim in (
+        repeatable,
+        unchanged_inputs,
+        changed_inputs,
+        unread_inputs,
+        output_relation,
+        operator_node,
+        output_shape,
+    ):
+        yield from claim(operation, samples)
+
+
+def repeatable(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]:
+    """`pure_closure`: equal outputs for equal inputs, whatever happens in between."""
+    annotation = operation.annotation
+    kept = _kept_objects(annotation)
+    tried = False
+    for sample in samples:
+        args, kwargs = sample.make()
+        again = copied((args, kwargs), kept(args, kwargs))
+        first = _outcome(operation, args, kwargs)
+        if annotation.state_read:
+            second = _outcome(operation, *again)
+        elif annotation.as_op_node:
+            with _perturbed(seeds=False, torch_state=False):
+                second = _outcome(operation, *again)
+        else:
+            with _perturbed():
+                second = _outcome(operation, *again)
+        tried = True
+        if first != second:
+            yield Verdict("pure_closure", False, f"a second call differs for {_show(sample)}")
+            return
+    yield Verdict("pure_closure", True if tried else None)
+
+
+def unchanged_inputs(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]:
+    """Inputs that are not `in_place` are as they were."""
+    tried = False
+    for sample in samples:
+        args, kwargs = sample.make()
+        before = _frozen_inputs(args, kwargs)
+        with _same_generators():
+            try:
+                result = operation(args, kwargs)
+            except Exception:
+                continue
+        tried = True
+        for key, frozen in _frozen_inputs(args, kwargs).items():
+            if operation.annotation.input(key).in_place or frozen == before[key]:
+                continue
+            yield Verdict(
+                "not in_place", False, f"input {key} was changed by the call with {_show(sample)}"
+            )
+            return
+        del result
+    yield Verdict("not in_place", True if tried else None)
+
+
+def changed_inputs(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]:
+    """Inputs that are `in_place` are changed by at least one sample (else a warning)."""
+    for key, given in operation.annotation.inputs.items():
+        if not given.in_place:
+            continue
+        verdict: bool | None = None
+        for sample in samples:
+            args, kwargs = sample.make()
+            inputs = _inputs(args, kwargs)
+            if key not in inputs:
+                continue
+            before = freeze(inputs[key])
+            with contextlib.suppress(Exception), _same_generators():
+                operation(args, kwargs)
+            verdict = bool(verdict) or freeze(inputs[key]) != before
+        if verdict is None and isinstance(key, str):
+            continue  # a keyword that this operation need not have, such as `out`
+        yield Verdict(
+            f"in_place[{key}]",
+            True if verdict else None,
+            "" if verdict is not False else "no sample changes it",
+            warning=verdict is False,
+        )
+
+
+def unread_inputs(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]:
+    """`value_read`: what is not read cannot be seen in the output."""
+    annotation = operation.annotation
+    verdicts: dict[int | str, tuple[bool | None, str]] = {}
+    for sample in samples:
+        for key in _inputs(*sample.make()):
+            read = annotation.input(key).value_read
+            if read is ValueRead.ALL or verdicts.get(key, (None, ""))[0] is False:
+                continue
+            verdict = _vary_one(operation, sample, key, read)
+            if verdict is not None or key not in verdicts:
+                verdicts[key] = (verdict, "" if verdict is not False else _show(sample))
+    for key, (ok, shown) in verdicts.items():
+        read = annotation.input(key).value_read
+        detail = f"the output shows more of input {key}: {shown}" if ok is False else ""
+        yield Verdict(f"value_read[{key}]: {read.name}", ok, detail)
+
+
+# Relations under which the output follows what the input holds under one key, which is then kept.
+_KEYED = (
+    RelationKind.ITEM,
+    RelationKind.KEY,
+    RelationKind.ATTRIBUTE,
+    RelationKind.MEMBERSHIP,
+    RelationKind.HAS_ATTRIBUTE,
+)
+# Relations under which the output is all that the operation shows of the input.
+_WHOLE = (
+    RelationKind.LENGTH,
+    RelationKind.DICT,
+    RelationKind.SLOT,
+    RelationKind.CELL,
+    RelationKind.CONTEXT,
+    RelationKind.ITERATION,
+    RelationKind.COPY,
+)
+
+
+def _vary_one(operation: Operation, sample: Sample, key: int | str, read: ValueRead) -> bool | None:
+    args, kwargs = sample.make()
+    value = _inputs(args, kwargs)[key]
+    relation = operation.annotation.output.relation
+    keep = NOTHING
+    if relation is not None and relation.of == key:
+        if relation.kind in _WHOLE and read in (ValueRead.TYPE, ValueRead.IDENTITY):
+            return None
+        if relation.kind in _KEYED:
+            if relation.key is None or relation.key >= len(args):
+                return None
+            keep = args[relation.key]
+            if relation.kind is RelationKind.ITEM and not isinstance(keep, int):
+                return None
+    elif operation.annotation.output.shape_from_data is not DataShape.NEVER:
+        return None
+    own = _kept_objects(operation.annotation)
+    other_args, other_kwargs = copied((args, kwargs), own(args, kwargs))
+    if read in (ValueRead.IDENTITY, ValueRead.ELEMENTS, ValueRead.PAIRS):
+        # What the operation may look at stays who it is, so both runs share it.
+        other_args, other_kwargs = args, kwargs
+    first = _outcome(operation, args, kwargs)
+    if first[0] == "raised":
+        return None
+    try:
+        other = vary(_inputs(other_args, other_kwargs)[key], read, keep)
+    except Exception:
+        return None
+    if other is NOTHING or (
+        read is not ValueRead.IDENTITY and other is value and args is not other_args
+    ):
+        return None
+    if isinstance(key, int):
+        other_args = (*other_args[:key], other, *other_args[key + 1 :])
+    else:
+        other_kwargs = {**other_kwargs, key: other}
+    if read is ValueRead.NONE and type(value) is not type(other):
+        # A Marker is not accepted everywhere; both runs get one.
+        first = _outcome(operation, *_with(sample.make(), key, vary(value, read)))
+        if first[0] == "raised":
+            return None
+    return _outcome(operation, other_args, other_kwargs) == first
+
+
+def _with(inputs: tuple[tuple[Any, ...], dict[str, Any]], key: int | str, value: Any) -> Any:
+    args, kwargs = inputs
+    if isinstance(key, int):
+        return (*args[:key], value, *args[key + 1 :]), kwargs
+    return args, {**kwargs, key: value}
+
+
+def output_relation(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]:
+    """`relation`: the output is the object that the relation leads to."""
+    relation = operation.annotation.output.relation
+    if relation is None:
+        return
+    verdict: bool | None = None
+    for sample in samples:
+        args, kwargs = sample.make()
+        if isinstance(relation.of, int) and relation.of >= len(args):
+            continue
+        witness = Witness(relation, args, kwargs)
+        with _same_generators():
+            try:
+                output = operation(args, kwargs)
+            except Exception:
+                continue
+            held = holds(witness, output, functools.partial(operation, args, kwargs))
+        if held is False:
+            yield Verdict(f"relation: {relation.kind.name}", False, f"not so for {_show(sample)}")
+            return
+        verdict = held if held is not None else verdict
+    yield Verdict(f"relation: {relation.kind.name}", verdict)
+
+
+def operator_node(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]:
+    """`as_op_node`: a graph of this one node, run on equal tensors, gives equal results."""
+    if not operation.annotation.as_op_node:
+        return
+    verdict: bool | None = None
+    for sample in samples:
+        if not _has_tensor(sample.make()):
+            args, kwargs = sample.make()
+            with _same_generators():
+                if not _has_tensor(_quiet(operation, args, kwargs)):
+                    continue
+        args, kwargs = sample.make()
+        graph, tensors = _single_node_graph(operation, *copied((args, kwargs)))
+        with _same_generators():
+            expected = _outcome(operation, args, kwargs, named=False)
+        if expected[0] == "raised":
+            continue
+        with _same_generators():
+            try:
+                actual = ("gave", freeze(unrolled(graph(*tensors))))
+            except Exception as error:
+                yield Verdict("as_op_node", False, f"the node raises {error!r} for {_show(sample)}")
+                return
+        if actual != expected:
+            yield Verdict("as_op_node", False, f"the node differs for {_show(sample)}")
+            return
+        verdict = True
+    yield Verdict("as_op_node", verdict)
+
+
+def output_shape(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]:
+    """Of an operator: other data changes neither the output's metadata nor its plain values."""
+    annotation = operation.annotation
+    if not annotation.as_op_node:
+        return
+    verdict: bool | None = None
+    for sample in samples:
+        args, kwargs = sample.make()
+        if shape_depends_on_data(annotation, args, kwargs):
+            continue
+        expected = _metadata(_quiet(operation, args, kwargs))
+        for key, value in _inputs(*sample.make()).items():
+            if not isinstance(value, torch.Tensor):
+                continue
+            for other in vary_data(value):
+                changed = _with(sample.make(), key, other)
+                try:
+                    with _same_generators():
+                        actual = _metadata(operation(*changed))
+                except Exception:
+                    continue
+                if actual != expected:
+                    yield Verdict(
+                        "shape_from_data",
+                        False,
+                        f"data of input {key} changes more than the output's data: {_show(sample)}",
+                    )
+                    return
+                verdict = True
+    yield Verdict("shape_from_data", verdict)
+
+
+def _metadata(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return (type(value), value.shape, value.dtype, value.layout, value.requires_grad)
+    if isinstance(value, tuple | list):
+        return tuple(map(_metadata, value))
+    if isinstance(value, dict):
+        return {key: _metadata(part) for key, part in value.items()}
+    return freeze(value)
+
+
+def _single_node_graph(
+    operation: Operation, args: Any, kwargs: Any
+) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+    graph = fx.Graph()
+    tensors: list[torch.Tensor] = []
+
+    def placeholders(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+            return graph.placeholder(f"input_{len(tensors)}")
+        return value
+
+    arguments = fx.node.map_aggregate(tuple(args), placeholders)
+    keywords = fx.node.map_aggregate(dict(kwargs), placeholders)
+
+    def node(*args: Any, **kwargs: Any) -> Any:
+        return operation(args, kwargs)
+
+    graph.output(graph.call_function(node, arguments, keywords))
+    return fx.GraphModule(torch.nn.Module(), graph), tensors
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, tuple | list):
+        return any(map(_has_tensor, value))
+    return isinstance(value, dict) and any(map(_has_tensor, value.values()))
+
+
+def _outcome(
+    operation: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any], named: bool = True
+) -> tuple[Any, ...]:
+    """What a call gives or raises, with inputs and what they hold written as names."""
+    names = name_inputs(args, kwargs) if named else {}
+    try:
+        with _same_generators():
+            return ("gave", freeze(unrolled(operation(args, kwargs)), names))
+    except Exception as error:
+        return ("raised", type(error).__name__)
+
+
+def _quiet(operation: Operation, args: Any, kwargs: Any) -> Any:
+    try:
+        return operation(args, kwargs)
+    except Exception:
+        return None
+
+
+def _inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int | str, Any]:
+    return {**dict(enumerate(args)), **kwargs}
+
+
+def _frozen_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int | str, Any]:
+    return {key: freeze(value) for key, value in _inputs(args, kwargs).items()}
+
+
+def _kept_objects(annotation: Annotation) -> Callable[..., Callable[[Any], bool]]:
+    """For ``copied``: inputs whose identity is read are the same object in both runs."""
+
+    def keep(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], bool]:
+        shared = {
+            id(value)
+            for key, value in _inputs(args, kwargs).items()
+            if annotation.input(key).value_read is ValueRead.IDENTITY
+        }
+        return lambda value: id(value) in shared
+
+    return keep
+
+
+@contextlib.contextmanager
+def _same_generators() -> Iterator[None]:
+    """Every call inside draws the same random numbers, and none is missing afterwards."""
+    states = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    try:
+        torch.manual_seed(0)
+        yield
+    finally:
+        random.setstate(states[0])
+        numpy.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+_noise: list[Any] = []
+
+
+@contextlib.contextmanager
+def _perturbed(seeds: bool = True, torch_state: bool = True) -> Iterator[None]:
+    """The same process in another state: everything a pure operation must not look at."""
+    limit = sys.getrecursionlimit()
+    directory, dtype, options = os.getcwd(), torch.get_default_dtype(), numpy.get_printoptions()
+    grad, threads = torch.is_grad_enabled(), torch.get_num_threads()
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        try:
+            _noise[:] = [object() for _ in range(100)]
+            gc.collect(0)
+            os.environ["MAGPY_PERTURBED"] = str(random.random())
+            os.chdir(os.sep)
+            sys.setrecursionlimit(limit + 17)
+            numpy.set_printoptions(precision=2)
+            if seeds:
+                random.seed(12345)
+                numpy.random.seed(12345)
+                torch.manual_seed(12345)
+            if torch_state:
+                torch.set_default_dtype(torch.float64)
+                torch.set_grad_enabled(not grad)
+                torch.set_num_threads(threads + 1)
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.set_grad_enabled(grad)
+            torch.set_default_dtype(dtype)
+            numpy.set_printoptions(**options)
+            sys.setrecursionlimit(limit)
+            os.chdir(directory)
+            del os.environ["MAGPY_PERTURBED"]
+
+
+def _show(sample: Sample) -> str:
+    args, kwargs = sample.make()
+    shown = [_brief(value) for value in args]
+    shown += [f"{key}={_brief(value)}" for key, value in kwargs.items()]
+    return f"({', '.join(shown)})"
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,201 @@
+"""Whether an output is the object that its relation says."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy
+import torch
+
+from magpy_like.annotation.schema import RelationKind, RelationProperty
+
+LIMIT = 20
+_MISSING = object()
+
+
+class Witness:
+    """What a relation leads to, looked up before the operation runs and may change it."""
+
+    def __init__(
+        self, relation: RelationProperty, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        self.relation = relation
+        self.args = args
+        self.source = args[relation.of] if isinstance(relation.of, int) else kwargs.get(relation.of)
+        self.key = self._argument(relation.key)
+        self.default = self._argument(relation.default)
+        self.elements = _elements(self.source)
+        self.inputs = [*args, *kwargs.values()]
+        self.length = len(self.source) if hasattr(type(self.source), "__len__") else None
+        self.expected = self._look_up() if relation.access == "read" else _MISSING
+
+    def _argument(self, position: int | None) -> Any:
+        return _MISSING if position is None or position >= len(self.args) else self.args[position]
+
+    def _look_up(self) -> Any:
+        try:
+            match self.relation.kind:
+                case RelationKind.ITEM | RelationKind.KEY:
+                    return self.source[self.key]
+                case RelationKind.ATTRIBUTE:
+                    return getattr(self.source, self.key)
+                case RelationKind.MEMBERSHIP:
+                    return self.key in self.source
+                case RelationKind.HAS_ATTRIBUTE:
+                    return hasattr(self.source, self.key)
+                case RelationKind.DICT:
+                    return self.source.__dict__
+                case RelationKind.TYPE:
+                    return type(self.source)
+        except Exception:
+            pass
+        return _MISSING
+
+
+def holds(witness: Witness, output: Any, again: Callable[[], Any]) -> bool | None:
+    """None when this call says nothing about the relation."""
+    relation = witness.relation
+    if relation.access == "write":
+        return _written(witness)
+    match relation.kind:
+        case RelationKind.SELF:
+            return output is witness.source
+        case RelationKind.LENGTH:
+            return output == witness.length
+        case RelationKind.MEMBERSHIP | RelationKind.HAS_ATTRIBUTE | RelationKind.TYPE:
+            return output == witness.expected
+        case RelationKind.ITEM | RelationKind.KEY | RelationKind.ATTRIBUTE | RelationKind.DICT:
+            return _looked_up(witness, output)
+        case RelationKind.ARGUMENT:
+            candidates = [*witness.inputs, *itertools.chain(*map(_elements, witness.inputs))]
+            return _among(output, candidates)
+        case RelationKind.ELEMENT:
+            return _among(output, [*witness.elements, *_given(witness.default)])
+        case RelationKind.COPY:
+            return _is_copy(output, [*itertools.chain(*map(_elements, witness.inputs))])
+        case RelationKind.ITERATION:
+            return _iterates(witness, output)
+        case RelationKind.CONSTANT | RelationKind.SLOT | RelationKind.CELL | RelationKind.CONTEXT:
+            return _same_again(output, again)
+    return None
+
+
+def _looked_up(witness: Witness, output: Any) -> bool | None:
+    if isinstance(witness.key, slice):
+        return None
+    if witness.relation.key is None or witness.key is _MISSING:
+        return _among(output, witness.elements)
+    if witness.expected is _MISSING:
+        given = _given(witness.default)
+        return _among(output, given) if given else None
+    if output is witness.expected:
+        return True
+    # Some are made when they are read: bound methods, items of a string or range, views.
+    if isinstance(output, torch.Tensor):
+        return (
+            _equal(output, witness.expected)
+            if isinstance(witness.expected, torch.Tensor)
+            else False
+        )
+    return bool(output == witness.expected)
+
+
+def _written(witness: Witness) -> bool | None:
+    relation = witness.relation
+    value = witness._argument(relation.value)
+    found = _MISSING
+    try:
+        match relation.kind:
+            case RelationKind.ATTRIBUTE:
+                found = getattr(witness.source, witness.key)
+            case RelationKind.ITEM | RelationKind.KEY:
+                if isinstance(witness.key, slice) or isinstance(witness.source, torch.Tensor):
+                    return None
+                found = witness.source[witness.key]
+            case RelationKind.CONTEXT:
+                found = witness.source.get()
+            case _:
+                return None
+    except (AttributeError, LookupError):
+        pass
+    return found is value
+
+
+def _given(value: Any) -> list[Any]:
+    return [] if value is _MISSING else [value]
+
+
+def _among(output: Any, candidates: list[Any]) -> bool:
+    """Numbers that a tensor-free container makes when it is read count when equal."""
+    if any(candidate is output for candidate in candidates):
+        return True
+    return any(
+        type(candidate) is type(output)
+        and not isinstance(output, torch.Tensor)
+        and isinstance(output, int | float | str | bytes)
+        and candidate == output
+        for candidate in candidates
+    )
+
+
+def _is_copy(output: Any, elements: list[Any]) -> bool:
+    parts = _elements(output)
+    return all(_among(part, elements) or isinstance(part, int | str | float) for part in parts)
+
+
+def _iterates(witness: Witness, output: Any) -> bool | None:
+    """What comes out, however it is grouped, is among the elements or made of plain values."""
+    if isinstance(output, Iterator | collections.abc.MappingView):
+        parts = list(itertools.islice(output, LIMIT))
+    else:
+        parts = [output]
+    known = [*witness.elements, *_given(witness.default)]
+    known += list(itertools.chain(*map(_elements, witness.inputs))) + witness.inputs
+    return all(_made_of(part, known) for part in parts)
+
+
+def _made_of(value: Any, known: list[Any]) -> bool:
+    if _among(value, known) or isinstance(value, int | float | complex | str | bytes | type(None)):
+        return True
+    if isinstance(value, tuple | list):
+        return all(_made_of(part, known) for part in value)
+    return isinstance(value, Iterator) or not known
+
+
+def _same_again(output: Any, again: Callable[[], Any]) -> bool | None:
+    try:
+        return again() is output
+    except Exception:
+        return None
+
+
+def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.shape == right.shape and bool((left == right).all())
+
+
+def _elements(value: Any) -> list[Any]:
+    if isinstance(value, torch.Tensor | numpy.ndarray | str | bytes):
+        return list(value) if not isinstance(value, torch.Tensor) else []
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, collections.abc.Mapping):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, list | tuple | set | frozenset | collections.deque | range):
+        return list(value)
+    if isinstance(value, collections.abc.MappingView):
+        return list(value)
+    if isinstance(value, Iterator):
+        return _remaining(value)
+    return []
+
+
+def _remaining(iterator: Iterator[Any]) -> list[Any]:
+    """What an iterator over a container has left, without moving it."""
+    try:
+        _, arguments = iterator.__reduce__()[:2]  # type: ignore[misc]
+        return list(itertools.chain(*map(_elements, arguments)))
+    except Exception:
+        return []

@@ -1,0 +1,246 @@
+"""Values as comparable data: what an object holds, to any depth, and what stands for an input.
+
+``freeze`` turns a value into nested tuples. Two values freeze alike when no operation that looks
+at values could tell them apart. Objects given a name are written as the name, so that results
+can be compared between two runs on different objects.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy
+import torch
+
+ITEMS_OF_AN_ITERATOR = 20
+Names = Mapping[int, tuple[Any, ...]]
+
+_SCALARS = (type(None), bool, int, str, bytes, complex, type(Ellipsis), range)
+_BY_IDENTITY = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+_OPAQUE = (
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.CodeType,
+    torch.dtype,
+    torch.layout,
+    torch.memory_format,
+)
+
+
+class Marker:
+    """A value that nothing can be read from but its identity."""
+
+    __slots__ = ("__weakref__",)
+
+    def __deepcopy__(self, memo: object) -> Marker:
+        return self
+
+
+class Cell:
+    """An object with attributes, for operations on attributes."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+
+def freeze(value: Any, names: Names | None = None) -> Any:
+    """A value as nested tuples; objects in ``names`` (by id) are written as their names."""
+    return _Freezer(names or {}).freeze(value)
+
+
+class _Freezer:
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self.open: dict[int, int] = {}
+
+    def freeze(self, value: Any) -> Any:
+        kind = type(value)
+        if isinstance(value, _SCALARS):
+            return (kind.__name__, repr(value))
+        if isinstance(value, float):
+            return (kind.__name__, value.hex())
+        if id(value) in self.names:
+            return ("input", self.names[id(value)])
+        if isinstance(value, (*_BY_IDENTITY, *_OPAQUE)):
+            return ("object", id(value))
+        if id(value) in self.open:
+            return ("cycle", self.open[id(value)])
+        self.open[id(value)] = len(self.open)
+        try:
+            return (kind.__qualname__, self.contents(value))
+        finally:
+            del self.open[id(value)]
+
+    def contents(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return _tensor(value)
+        if isinstance(value, numpy.ndarray):
+            if value.dtype == object:
+                return ("array", value.shape, tuple(map(self.freeze, value.flat)))
+            return ("array", value.shape, str(value.dtype), value.tobytes())
+        if isinstance(value, numpy.generic):
+            return (str(value.dtype), value.tobytes())
+        if isinstance(value, list | tuple | collections.deque):
+            return (*map(self.freeze, value), self.attributes(value))
+        if isinstance(value, set | frozenset):
+            return (tuple(sorted(map(repr, map(self.freeze, value)))), self.attributes(value))
+        if isinstance(value, dict | types.MappingProxyType):
+            pairs = tuple((self.freeze(k), self.freeze(v)) for k, v in value.items())
+            return (*pairs, self.attributes(value))
+        if isinstance(value, bytearray | memoryview):
+            return bytes(value)
+        if isinstance(value, slice):
+            return tuple(map(self.freeze, (value.start, value.stop, value.step)))
+        if isinstance(value, types.MethodType | types.BuiltinMethodType):
+            return (self.freeze(value.__self__), value.__name__)
+        if isinstance(value, Marker):
+            return "marker"
+        if isinstance(value, BaseException):
+            return (tuple(map(self.freeze, value.args)),)
+        if isinstance(value, Iterator):
+            return self.state_of_iterator(value)
+        return self.state(value)
+
+    def attributes(self, value: Any) -> Any:
+        state = getattr(value, "__dict__", None)
+        return () if not state else tuple((k, self.freeze(v)) for k, v in state.items())
+
+    def state_of_iterator(self, value: Any) -> Any:
+        """Where an iterator stands; it must not be moved by being looked at."""
+        if isinstance(value, types.GeneratorType):
+            frame = value.gi_frame
+            return None if frame is None else frame.f_lasti
+        try:
+            return tuple(map(self.freeze, value.__reduce__()))
+        except Exception:
+            return self.state(value)
+
+    def state(self, value: Any) -> Any:
+        parts = [self.attributes(value)]
+        for base in type(value).__mro__:
+            for name in base.__dict__.get("__slots__", ()):
+                if isinstance(name, str) and hasattr(value, name):
+                    parts.append((name, self.freeze(getattr(value, name))))
+        if len(parts) > 1 or parts[0]:
+            return tuple(parts)
+        try:
+            reduced = value.__reduce_ex__(4)
+        except Exception:
+            text = repr(value)
+            return None if " at 0x" in text else text
+        return tuple(map(self.freeze, reduced)) if isinstance(reduced, tuple) else reduced
+
+
+def _tensor(value: torch.Tensor) -> Any:
+    meta = (tuple(value.shape), str(value.dtype), str(value.device), str(value.layout))
+    if value.layout is not torch.strided or value.device.type == "meta":
+        dense = None if value.device.type == "meta" else value.detach().to_dense()
+        return (*meta, value.requires_grad, None if dense is None else _data(dense))
+    return (*meta, value.stride(), value.requires_grad, _data(value.detach()))
+
+
+def _data(value: torch.Tensor) -> Any:
+    if value.is_quantized:
+        value = value.int_repr()
+    value = value.resolve_conj().resolve_neg()
+    if value.dtype.is_floating_point or value.dtype.is_complex:
+        # All NaNs are one value.
+        value = torch.where(value == value, value, torch.full_like(value, float("nan")))
+    return value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def name_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, tuple[Any, ...]]:
+    """Names for the inputs and what they hold, to a depth of three.
+
+    Only objects that can be told apart by identity get one: a small number or an empty tuple may
+    be anywhere.
+    """
+    names: dict[int, tuple[Any, ...]] = {}
+
+    def visit(value: Any, name: tuple[Any, ...]) -> None:
+        if isinstance(value, (*_SCALARS, float, *_BY_IDENTITY, *_OPAQUE)) or value == ():
+            return
+        names.setdefault(id(value), name)
+        if len(name) >= 4:
+            return
+        for key, part in children(value):
+            visit(part, (*name, key))
+
+    for position, value in enumerate(args):
+        visit(value, (position,))
+    for keyword, value in kwargs.items():
+        visit(value, (keyword,))
+    return names
+
+
+def children(value: Any) -> list[tuple[Any, Any]]:
+    """What a value holds directly, and under which name."""
+    if isinstance(value, torch.Tensor | numpy.ndarray):
+        return []
+    if isinstance(value, dict | types.MappingProxyType):
+        return [(freeze(key), part) for key, part in value.items()]
+    if isinstance(value, list | tuple | set | frozenset | collections.deque):
+        return list(enumerate(value))
+    if isinstance(value, Cell):
+        return list(vars(value).items())
+    return []
+
+
+def unrolled(value: Any) -> Any:
+    """A result in a form that can be looked at: what an iterator gives, instead of an iterator."""
+    if isinstance(value, Iterator):
+        return (type(value).__name__, list(itertools.islice(value, ITEMS_OF_AN_ITERATOR)))
+    return value
+
+
+def copied(value: Any, keep: Callable[[Any], bool] = lambda value: False) -> Any:
+    """An equal copy that shares nothing that could be changed; ``keep`` says what to share."""
+    memo: dict[int, Any] = {}
+
+    def visit(value: Any) -> Any:
+        if id(value) in memo:
+            return memo[id(value)][1]
+        copy = value if keep(value) else _copy(value, visit)
+        memo[id(value)] = (value, copy)
+        return copy
+
+    return visit(value)
+
+
+def _copy(value: Any, visit: Callable[[Any], Any]) -> Any:
+    import copy
+
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        if value._base is not None or not value.is_leaf or value.layout is not torch.strided:
+            result = value.detach().clone()
+        else:
+            result = torch.empty_strided(
+                value.size(), value.stride(), dtype=value.dtype, device=value.device
+            )
+            result.copy_(value.detach()) if not value.is_quantized else None
+            if value.is_quantized:
+                result = value.detach().clone()
+        return result.requires_grad_(value.requires_grad)
+    if kind in (list, tuple, set, frozenset):
+        return kind(map(visit, value))
+    if kind is dict:
+        return {key: visit(part) for key, part in value.items()}
+    if kind is Cell:
+        return Cell(**{key: visit(part) for key, part in vars(value).items()})
+    if isinstance(value, types.GeneratorType | types.ModuleType | types.MethodType | type):
+        return value
+    if kind is types.BuiltinMethodType:
+        return value
+    if kind is types.MappingProxyType:
+        return types.MappingProxyType({key: visit(part) for key, part in value.items()})
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return value
