@@ -1,0 +1,174 @@
+"""What counts as the same after two runs of one program."""
+
+import collections
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from paritybench_runner.compare import difference, tensors_by_path
+
+
+class Box:
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+def module(log):
+    layer = nn.Linear(2, 2)
+    with torch.no_grad():
+        layer.weight.fill_(1)
+        layer.bias.fill_(0)
+    layer.log = log
+    return layer
+
+
+def closure(value):
+    return lambda: value
+
+
+def deque(*items):
+    return collections.deque(items, maxlen=3)
+
+
+SAME = [
+    lambda: torch.arange(3.0),
+    lambda: torch.tensor([float("nan"), float("inf")]),
+    lambda: {"a": [1, 2.5, None], "b": (torch.ones(2), "x")},
+    lambda: deque(torch.ones(1)),
+    lambda: module([1]),
+    lambda: Box(items={1, 2}, nested=Box(x=torch.zeros(2))),
+    lambda: Slotted(torch.ones(2)),
+    lambda: closure(torch.ones(2)),
+    lambda: np.arange(3),
+    lambda: torch.eye(3).to_sparse(),
+    lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8),
+    lambda: torch.empty(2, device="meta"),
+    lambda: Box().__init__,
+]
+
+
+@pytest.mark.parametrize("make", SAME)
+def test_twins_are_the_same(make):
+    assert difference(make(), make()) is None
+
+
+DIFFERENT = {
+    "value": (lambda: torch.zeros(2), lambda: torch.ones(2), "values differ by up to 1"),
+    "integer values": (lambda: torch.tensor([1, 2]), lambda: torch.tensor([1, 3]), "1 of 2"),
+    "nan": (lambda: torch.zeros(1), lambda: torch.full((1,), float("nan")), "values differ"),
+    "dtype": (lambda: torch.zeros(2), lambda: torch.zeros(2).double(), "dtype"),
+    "shape": (lambda: torch.zeros(2), lambda: torch.zeros(1, 2), "shape"),
+    "requires_grad": (
+        lambda: torch.zeros(2),
+        lambda: torch.zeros(2, requires_grad=True),
+        "requires_grad",
+    ),
+    "parameter": (
+        lambda: nn.Parameter(torch.zeros(2)),
+        lambda: torch.zeros(2, requires_grad=True),
+        "Parameter",
+    ),
+    "list for tuple": (lambda: [1], lambda: (1,), "tuple instead of list"),
+    "bool for int": (lambda: 1, lambda: True, "bool instead of int"),
+    "length": (lambda: [1], lambda: [1, 2], "2 items instead of 1"),
+    "deeper": (lambda: {"a": [1, 2]}, lambda: {"a": [1, 3]}, r"result['a'][1]: 3 instead of 2"),
+    "order of keys": (lambda: {"a": 1, "b": 1}, lambda: {"b": 1, "a": 1}, "key"),
+    "set": (lambda: {1}, lambda: {2}, "{2} instead of {1}"),
+    "attribute": (lambda: Box(x=1), lambda: Box(x=2), "result.x: 2 instead of 1"),
+    "attribute missing": (lambda: Box(x=1), lambda: Box(), "result.x: missing"),
+    "attribute too many": (lambda: Box(), lambda: Box(x=1), "result.x: unexpected"),
+    "slot": (lambda: Slotted(1), lambda: Slotted(2), "result.value"),
+    "module's list": (lambda: module([1]), lambda: module([1, 1]), "result.log"),
+    "closure": (lambda: closure(1), lambda: closure(2), "<cell value>"),
+    "array": (lambda: np.zeros(2), lambda: np.ones(2), "values differ"),
+    "array's dtype": (lambda: np.zeros(2), lambda: np.zeros(2, "float32"), "float32"),
+    "float": (lambda: 1.0, lambda: 1.1, "1.1 instead of 1.0"),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_a_difference_is_found_and_named(name):
+    expected, actual, words = DIFFERENT[name]
+    assert words in difference(expected(), actual())
+
+
+def one_list_twice():
+    part = [1]
+    return [part, part]
+
+
+def two_lists():
+    return [[1], [1]]
+
+
+def views_of_one():
+    base = torch.zeros(4)
+    return base[:2], base[2:]
+
+
+def two_tensors():
+    return torch.zeros(2), torch.zeros(2)
+
+
+@pytest.mark.parametrize(
+    "shared, apart", [(one_list_twice, two_lists), (views_of_one, two_tensors)]
+)
+def test_sharing_is_part_of_the_result(shared, apart):
+    assert "shared" in difference(shared(), apart())
+    assert "shared" in difference(apart(), shared())
+    assert difference(shared(), shared()) is None
+
+
+def test_a_result_that_should_be_the_argument_is_told_from_a_copy():
+    one, other = torch.ones(2), torch.ones(2)
+    assert difference((one, one), (other, other)) is None
+    assert "shared" in difference((one, one), (other.clone(), other))
+
+
+def test_cycles_are_followed_once():
+    def ring(value):
+        items = [value]
+        items.append(items)
+        return items
+
+    assert difference(ring(1), ring(1)) is None
+    assert "2 instead of 1" in difference(ring(1), ring(2))
+
+
+def test_gradients_of_leaves_are_compared():
+    def trained(factor):
+        weight = torch.ones(2, requires_grad=True)
+        (weight * factor).sum().backward()
+        return weight
+
+    assert difference(trained(2), trained(2)) is None
+    assert "result.grad" in difference(trained(2), trained(3))
+
+
+def test_a_value_as_close_to_the_exact_one_as_eagers_is_right():
+    exact = torch.full((2,), 1000.0, dtype=torch.float64)
+    eager, other = torch.full((2,), 1000.01), torch.full((2,), 999.99)
+    wrong = torch.full((2,), 1001.0)
+    assert difference(eager, other) is not None
+    assert difference(eager, other, exact=lambda path: exact) is None
+    assert difference(eager, wrong, exact=lambda path: exact) is not None
+
+
+def test_an_exact_value_of_another_computation_excuses_nothing():
+    eager, other = torch.full((2,), 1.0), torch.full((2,), 1.1)
+    unrelated = torch.full((2,), 5.0, dtype=torch.float64)
+    assert difference(eager, other, exact=lambda path: unrelated) is not None
+
+
+def test_tensors_are_listed_by_the_path_a_difference_names():
+    root = {"a": [torch.zeros(1)], "b": Box(x=torch.ones(1))}
+    assert set(tensors_by_path(root)) == {"result['a'][0]", "result['b'].x"}

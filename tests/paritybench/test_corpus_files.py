@@ -1,0 +1,95 @@
+"""Which files and tests a run takes."""
+
+import pytest
+
+from paritybench_runner import corpus
+from paritybench_runner.corpus import CorpusError
+
+NET = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self, size, bias=True):
+        super().__init__()
+        self.layer = torch.nn.Linear(size, 2, bias=bias)
+    def forward(self, x):
+        return self.layer(x)
+TESTCASES = [(Net, lambda: ([3], {"bias": False}), lambda: ([torch.rand(1, 3)], {}), True)]
+"""
+
+
+def names(files):
+    return [path.name for path in files]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("test_b.py", "test_a.py", "helper.py", "test_c.txt"):
+        (tmp_path / name).write_text(NET)
+    return tmp_path
+
+
+def test_files_of_a_folder_are_taken_in_order(folder):
+    assert names(corpus.discover(folder)) == ["test_a.py", "test_b.py"]
+
+
+def test_a_checkout_keeps_its_files_in_generated(folder):
+    (folder / "generated").mkdir()
+    assert corpus.folder_of(folder) == folder / "generated"
+    assert corpus.folder_of(folder / "generated") == folder / "generated"
+
+
+def test_a_list_names_the_files(folder):
+    listing = folder / "list"
+    listing.write_text("# the second\ntest_b.py\n\n")
+    assert names(corpus.discover(folder, listing)) == ["test_b.py"]
+
+
+def test_what_is_missing_is_named(folder, tmp_path_factory):
+    listing = folder / "list"
+    listing.write_text("test_x.py\n")
+    with pytest.raises(CorpusError, match=r"test_x\.py"):
+        corpus.discover(folder, listing)
+    with pytest.raises(CorpusError, match="no such folder"):
+        corpus.folder_of(folder / "nowhere")
+    with pytest.raises(CorpusError, match="no files"):
+        corpus.discover(tmp_path_factory.mktemp("empty"))
+
+
+def test_shards_share_the_files_out_and_stay_when_files_are_added(tmp_path):
+    files = [tmp_path / f"test_{number}.py" for number in range(40)]
+    shards = [corpus.shard(files, f"{part}/3") for part in (1, 2, 3)]
+    assert sorted(sum(shards, [])) == sorted(files)
+    assert all(shards)
+    assert set(corpus.shard(files[:20], "2/3")) <= set(shards[1])
+
+
+@pytest.mark.parametrize("which", ["0/2", "3/2", "a/b", "1"])
+def test_a_shard_that_makes_no_sense_is_refused(which):
+    with pytest.raises(CorpusError, match="i/n"):
+        corpus.shard([], which)
+
+
+def test_a_filter_is_part_of_a_name_or_names_one_test():
+    assert corpus.selects(None, "test_a.py", "Net")
+    assert corpus.selects("test_a", "test_a.py", "Net")
+    assert corpus.selects("Ne", "test_a.py", "Net")
+    assert not corpus.selects("Nets", "test_a.py", "Net")
+    assert corpus.selects("test_a.py::Net", "test_a.py", "Net")
+    assert not corpus.selects("test_a.py::Net", "test_a.py", "Network")
+    assert not corpus.selects("test_a.py::Net", "test_b.py", "Net")
+
+
+def test_a_filter_spares_files_that_cannot_hold_the_test(folder):
+    (folder / "test_b.py").write_text(NET.replace("Net", "Other"))
+    files = corpus.discover(folder)
+    assert names(corpus.wanted_files(files, "Other")) == ["test_b.py"]
+    assert names(corpus.wanted_files(files, "test_a.py::Net")) == ["test_a.py"]
+
+
+def test_loading_a_file_gives_its_tests_and_writes_nothing(folder):
+    before = sorted(folder.rglob("*"))
+    (case,) = corpus.load(folder / "test_a.py")
+    args, kwargs = case.init_arguments()
+    assert case.module == "Net"
+    assert case.build(*args, **kwargs)(*case.forward_arguments()[0]).shape == (1, 2)
+    assert sorted(folder.rglob("*")) == before

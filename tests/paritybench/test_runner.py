@@ -1,0 +1,316 @@
+"""The command, on a corpus whose files crash, hang, eat memory and get results wrong."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+FILES = {
+    "test_good.py": """
+class Good(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+    def forward(self, x):
+        return self.layer(x)
+
+class Refused(nn.Module):
+    def forward(self, x):
+        return sorted([x, x], key=lambda t: 0)[0] + 1
+
+class Dynamic(nn.Module):
+    def forward(self, x):
+        if bool(x.sum() > 0):
+            return x
+        return -x
+
+class FailsInEager(nn.Module):
+    def forward(self, x):
+        return x.no_such_method()
+
+class NoForward(nn.Module):
+    pass
+
+class Unsteady(nn.Module):
+    calls = 0
+    def forward(self, x):
+        Unsteady.calls += 1
+        return x * Unsteady.calls
+
+TESTCASES = tests(Good, Refused, Dynamic, FailsInEager, NoForward, Unsteady)
+""",
+    "test_wrong.py": """
+class WrongValue(nn.Module):
+    def forward(self, x):
+        if torch.jit.is_scripting():
+            x = x + 1
+        return x
+
+class WrongState(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(3))
+    def forward(self, x):
+        if not torch.jit.is_scripting():
+            self.seen += 1
+        return x * 2
+
+class WrongRandomState(nn.Module):
+    def forward(self, x):
+        if torch.jit.is_scripting():
+            return x * 2 + torch.rand(3) * 0
+        return x * 2
+
+class WrongArgument(nn.Module):
+    def forward(self, x):
+        if not torch.jit.is_scripting():
+            x.zero_()
+        return torch.ones(2)
+
+class WrongAliasing(nn.Module):
+    def forward(self, x):
+        return x.clone() if torch.jit.is_scripting() else x
+
+class WrongGradient(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+    def forward(self, x):
+        y = x * self.weight
+        return y + self.weight - self.weight.detach() if torch.jit.is_scripting() else y
+
+TESTCASES = tests(
+    WrongValue, WrongState, WrongRandomState, WrongArgument, WrongAliasing, WrongGradient
+)
+""",
+    "test_dies.py": """
+class Dies(nn.Module):
+    @torch.jit.ignore
+    def die(self, x: torch.Tensor) -> torch.Tensor:
+        os.abort()
+    def forward(self, x):
+        if torch.jit.is_scripting():
+            x = self.die(x)
+        return x + 1
+
+class Raises(nn.Module):
+    @torch.jit.ignore
+    def fail(self, x: torch.Tensor) -> torch.Tensor:
+        raise TypeError("only when compiled")
+    def forward(self, x):
+        if torch.jit.is_scripting():
+            x = self.fail(x)
+        return x + 1
+
+class Hangs(Raises):
+    @torch.jit.ignore
+    def fail(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(1000)
+        return x
+
+class EatsMemory(Raises):
+    @torch.jit.ignore
+    def fail(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.empty(2**40)
+
+class DiesInEager(nn.Module):
+    def forward(self, x):
+        os.kill(os.getpid(), 11)
+
+class Survivor(nn.Module):
+    def forward(self, x):
+        return x + 1
+
+TESTCASES = tests(Dies, Raises, Hangs, EatsMemory, DiesInEager, Survivor)
+""",
+    "test_import_fails.py": "import no_such_library",
+    "test_import_dies.py": "os.abort()",
+    "test_no_tests.py": "",
+}
+HEAD = """
+import os, time
+import torch
+from torch import nn
+
+def tests(*classes):
+    return [(c, lambda: ([], {}), lambda: ([torch.rand(2, 3)], {}), True) for c in classes]
+"""
+
+
+def write(folder, files):
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(HEAD + text)
+    return folder
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "paritybench_runner", *map(str, arguments)]
+
+
+def run(*arguments):
+    return subprocess.run(command(*arguments), capture_output=True, text=True)
+
+
+def lines(out):
+    return [json.loads(text) for text in (out / "results.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    corpus, out = write(folder / "corpus", FILES), folder / "out"
+    options = ("--compilers", "torchscript", "--timeout", 5, "--memory", 30, "--train")
+    result = run("--corpus", corpus, *options, "--out", out)
+    assert result.returncode == 0, result.stderr
+    return corpus, out
+
+
+@pytest.fixture(scope="module")
+def by_name(finished):
+    return {test["module"]: test for line in lines(finished[1]) for test in line["tests"]}
+
+
+def test_every_file_has_one_line(finished):
+    assert sorted(line["file"] for line in lines(finished[1])) == sorted(FILES)
+
+
+def test_a_program_that_compiles_is_one_graph_with_hits_and_times(by_name):
+    found = by_name["Good"]["torchscript"]
+    assert (found["class"], found["graphs"], found["hits"]) == ("one_graph", 1, 2)
+    assert found["first_s"] > found["matched_s"] > 0
+
+
+def test_a_program_that_is_refused_runs_eagerly_for_a_reason(by_name):
+    found = by_name["Refused"]["torchscript"]
+    assert found["class"] == "eager"
+    assert "Lambda" in found["error"]
+
+
+def test_only_the_program_that_reads_a_value_is_dynamic(by_name):
+    dynamic = {name for name, test in by_name.items() if test["eager"].get("reads")}
+    assert dynamic == {"Dynamic"}
+
+
+def test_what_eager_mode_makes_of_a_program_is_told_apart(by_name):
+    assert by_name["FailsInEager"]["eager"]["class"] == "fails"
+    assert "no_such_method" in by_name["FailsInEager"]["eager"]["error"]
+    assert by_name["NoForward"]["eager"]["class"] == "no forward"
+    assert by_name["Unsteady"]["eager"]["deterministic"] is False
+    assert by_name["Good"]["eager"]["deterministic"] is True
+    assert "torchscript" not in by_name["FailsInEager"]
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("WrongValue", "result"),
+        ("WrongState", "module['seen']"),
+        ("WrongRandomState", "random state"),
+        ("WrongArgument", "args[0]"),
+        ("WrongAliasing", "shared"),
+        ("WrongGradient", "module['weight'].grad"),
+    ],
+)
+def test_what_is_wrong_is_found_and_named(by_name, name, words):
+    found = by_name[name]["torchscript"]
+    assert found["class"] == "wrong"
+    assert found["error"].startswith("call 1: ")
+    assert words in found["error"]
+
+
+def test_a_crash_a_hang_and_hunger_cost_only_the_test_itself(by_name):
+    found = {name: test.get("torchscript", {}).get("class") for name, test in by_name.items()}
+    assert found["Dies"] == "crashed"
+    assert "SIGABRT" in by_name["Dies"]["torchscript"]["error"]
+    assert found["Raises"] == "crashed"
+    assert "in the TorchScript interpreter" in by_name["Raises"]["torchscript"]["error"]
+    assert found["Hangs"] == "timeout"
+    assert found["EatsMemory"] == "crashed"
+    assert by_name["DiesInEager"]["eager"]["class"] == "crashed"
+    assert "SIGSEGV" in by_name["DiesInEager"]["eager"]["error"]
+    assert found["Survivor"] == "one_graph"
+
+
+def test_a_file_that_cannot_be_imported_says_why(finished):
+    errors = {line["file"]: line.get("import_error") for line in lines(finished[1])}
+    assert "no_such_library" in errors["test_import_fails.py"]
+    assert "SIGABRT" in errors["test_import_dies.py"]
+    assert errors["test_no_tests.py"] is None
+
+
+def test_summary_and_report_are_written(finished):
+    assert "| torchscript | 3 |" in (finished[1] / "summary.md").read_text()
+    assert "test_dies.py" in (finished[1] / "report.html").read_text()
+
+
+WAITS = """
+import subprocess
+if not os.path.exists("{marker}"):
+    child = subprocess.Popen(["sleep", "1000"])
+    open("{child}.part", "w").write(str(child.pid))
+    os.rename("{child}.part", "{child}")
+    time.sleep(1000)
+TESTCASES = []
+"""
+
+
+def runs(process):
+    """Whether a process is there; one that has ended may still wait to be asked how."""
+    stat = Path(f"/proc/{process}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_run_is_interrupted_cleanly_and_resumed(tmp_path):
+    marker = tmp_path / "go on"
+    files = {"test_a.py": "", "test_b.py": WAITS.format(marker=marker, child=tmp_path / "pid")}
+    corpus, out = write(tmp_path / "corpus", files), tmp_path / "out"
+    options = ("--corpus", corpus, "--compilers", "torchscript", "--out", out)
+    process = subprocess.Popen(command(*options), stderr=subprocess.PIPE, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "pid").exists() or not lines(out):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert b"Stopped after 1 of 2 files" in errors
+    assert b"Traceback" not in errors
+    assert not runs(int((tmp_path / "pid").read_text()))
+    marker.touch()
+    assert run(*options).returncode != 0  # there is a run already
+    assert run(*options, "--resume").returncode == 0
+    assert [line["file"] for line in lines(out)] == ["test_a.py", "test_b.py"]
+
+
+def test_compare_tells_what_changed(finished, tmp_path):
+    worse = tmp_path / "worse"
+    worse.mkdir()
+    for name in ("run.json", "results.jsonl"):
+        text = (finished[1] / name).read_text()
+        (worse / name).write_text(text.replace('"class": "one_graph"', '"class": "split"'))
+    same, changed = run("compare", finished[1], finished[1]), run("compare", finished[1], worse)
+    assert (same.returncode, changed.returncode) == (0, 1)
+    assert "test_good.py::Good" in changed.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--out", "x"], "--corpus"),
+        (["--corpus", "nowhere", "--out", "x"], "no such folder"),
+        (["--corpus", ".", "--compilers", "gcc", "--out", "x"], "magpy, dynamo, torchscript"),
+    ],
+)
+def test_a_command_that_makes_no_sense_is_explained(arguments, words):
+    from click.testing import CliRunner
+
+    from paritybench_runner.cli import main
+
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code != 0
+    assert words in result.output
