@@ -511,7 +511,7 @@ class CppKernel:
         for v in xs:
             self._for(v)
         outer = CppEmitter(self)
-        self._declare_outer_locals()
+        self._declare_locals(scalar=True)
         for phase in kernel.phases:
             if phase.inner:
                 self._row_phase(phase, outer)
@@ -522,19 +522,14 @@ class CppKernel:
         self._report_flags()
         self._close()
 
-    def _declare_outer_locals(self) -> None:
-        self._declare_locals(scalar=True)
-
     def _row_phase(self, phase: Phase, outer: CppEmitter) -> None:
         """One loop over the row: accumulate, then what follows the reductions."""
-        line = self.lines.line
         accumulators = self._accumulators(phase, "")
         if self.split:
             self._split_row_phase(phase, accumulators)
         else:
             self._row_loops(phase, accumulators, None)
         self._after(phase, outer, accumulators)
-        del line
 
     def _accumulators(self, phase: Phase, suffix: str) -> dict[Value, list[tuple[str, Any, str]]]:
         """Declare them: reduction -> [(variable, dtype, kind)], two for kinds with an index."""
@@ -738,11 +733,7 @@ class CppKernel:
         accumulators: dict[Value, list[tuple[str, Any, str]]] = {}
         if phase.inner:
             accumulators = self._accumulators(phase, f"[{TILE}]")
-            for r in self.kernel.rs:
-                self._for(r)
-            self._open_lanes(x)
-            self._row_element(phase, accumulators, {}, "l")
-            self._close(len(self.kernel.rs) + 1)
+            self._column_loops(phase, x, accumulators)
         if phase.outer or any(split_levels(n.body)[2] for n in phase.inner):
             self._open_lanes(x)
             emitter = CppEmitter(self, "l")
@@ -750,6 +741,42 @@ class CppKernel:
             for node in phase.outer:
                 emitter.run(node.body, node.body.values)
             self._close()
+
+
+    def _column_loops(
+        self, phase: Phase, x: Symbol, accumulators: dict[Value, list[tuple[str, Any, str]]]
+    ) -> None:
+        """The reduction loops around one tile; long sums go block by block, as in rows."""
+        rs, ranges, line = self.kernel.rs, self.kernel.ranges, self.lines.line
+        sums = {
+            v: (self.fresh("part"), parts[0][1])
+            for v, parts in accumulators.items()
+            if parts[0][2] == "sum" and parts[0][1].is_floating_point
+        }
+        rows = self.hint(ranges[rs[-1]])
+        blocked = bool(sums) and rows > 16
+        block = min(1024, 1 << (rows.bit_length() // 2))  # about the root: two short sums
+        for r in rs[:-1]:
+            self._for(r)
+        last, end = rs[-1], print_index(ranges[rs[-1]])
+        begin = "0"
+        if blocked:
+            line(f"for (i64 block = 0; block < {end}; block += {block}) {{")
+            self.lines.indent()
+            for part, dtype in sums.values():
+                line(f"{CTYPE[dtype]} {part}[{TILE}] = {{}};")
+            begin, end = "block", f"m_minimum<i64>(block + {block}, {end})"
+        self._for(last, begin, end)
+        self._open_lanes(x)
+        inner = {v: part for v, (part, _) in sums.items()} if blocked else {}
+        self._row_element(phase, accumulators, inner, "l")
+        self._close(2)
+        if blocked:
+            self._open_lanes(x)
+            for v, (part, _) in sums.items():
+                line(f"{accumulators[v][0][0]}[l] += {part}[l];")
+            self._close(2)
+        self._close(len(rs) - 1)
 
 
 def print_unit(kernels: Sequence[tuple[Kernel, Callable[[Expr], int]]]) -> str:
