@@ -1,0 +1,31 @@
+"""magpy_like: makes PyTorch programs fast by monitoring one native run of them."""
+
+from magpy_like.annotation import annotate, load_annotations
+from magpy_like.api import (
+    cache_info,
+    compile,
+    disable,
+    explain,
+    is_compiling,
+    mark_dynamic,
+    reset,
+)
+from magpy_like.errors import AnnotationError, CompileError, FullGraphError, MagpyError
+from magpy_like.records.dispatch import CacheInfo
+
+__all__ = [
+    "AnnotationError",
+    "CacheInfo",
+    "CompileError",
+    "FullGraphError",
+    "MagpyError",
+    "annotate",
+    "cache_info",
+    "compile",
+    "disable",
+    "explain",
+    "is_compiling",
+    "load_annotations",
+    "mark_dynamic",
+    "reset",
+]

@@ -1,0 +1,199 @@
+"""What users call: ``compile``, ``explain``, ``cache_info``, ``reset``, ``disable`` and friends."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import nn
+
+from magpy_like.errors import MagpyError
+from magpy_like.monitor.calls import mark_disabled
+from magpy_like.monitor.run import is_monitoring
+from magpy_like.records.dispatch import CacheInfo, Dispatcher, reset_all
+from magpy_like.records.explanation import Explanation, explain_run
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+class CompiledModule(nn.Module):
+    """A module that runs by records. All but the call itself is the wrapped module's own."""
+
+    def __init__(self, module: nn.Module, dispatcher: Dispatcher) -> None:
+        self.__dict__["_orig_mod"] = module
+        self.__dict__["_magpy"] = dispatcher
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__dict__["_magpy"].call(args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_orig_mod"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.__dict__["_orig_mod"], name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.__dict__["_orig_mod"], name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(self._orig_mod), "_orig_mod"})
+
+    def __len__(self) -> int:
+        return len(cast(Any, self._orig_mod))
+
+    def __getitem__(self, index: Any) -> Any:
+        return cast(Any, self._orig_mod)[index]
+
+    def __iter__(self) -> Any:
+        return iter(cast(Any, self._orig_mod))
+
+    def __contains__(self, key: Any) -> bool:
+        return key in cast(Any, self._orig_mod)
+
+    def __bool__(self) -> bool:
+        return bool(self._orig_mod)
+
+    def __repr__(self) -> str:
+        return repr(self._orig_mod)
+
+    @property
+    def forward(self) -> Callable[..., Any]:  # type: ignore[override]
+        return self._orig_mod.forward
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
+        return _rebuild(copy.deepcopy(self._orig_mod, memo), _settings(self._magpy))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self._orig_mod, _settings(self._magpy))
+
+
+def _settings(dispatcher: Dispatcher) -> dict[str, Any]:
+    names = ("fullgraph", "dynamic", "backend", "mode", "options")
+    return {name: getattr(dispatcher, name) for name in names}
+
+
+def _rebuild(module: nn.Module, settings: dict[str, Any]) -> CompiledModule:
+    return CompiledModule(module, Dispatcher(module, **settings))
+
+
+def compile(
+    target: Any = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | Callable[..., Any] = "magpy",
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Any:
+    """Make a module, function or bound method fast; the arguments are those of ``torch.compile``.
+
+    The first call runs the program natively under the monitor; later calls whose guard holds run
+    the compiled operator graph and the recorded side effects (MagPy, section 3). Without a target
+    it is a decorator.
+
+    Args:
+        fullgraph: raise :class:`FullGraphError` at a split instead of running natively.
+        dynamic: whether sizes may vary without a new record.
+        backend: a name or a callable ``(gm, example_inputs) -> callable``.
+        mode, options: passed to the backend.
+
+    Raises:
+        TypeError: the target is not callable.
+        ValueError: the backend is unknown.
+    """
+    settings = {
+        "fullgraph": fullgraph,
+        "dynamic": dynamic,
+        "backend": backend,
+        "mode": mode,
+        "options": options,
+    }
+    if target is None:
+        return functools.partial(compile, **settings)
+    if isinstance(target, CompiledModule) or hasattr(target, "_magpy_dispatcher"):
+        return target
+    if not callable(target):
+        raise TypeError(f"compile needs a module or function, not a {type(target).__name__}")
+    dispatcher = Dispatcher(target, **settings)
+    if isinstance(target, nn.Module):
+        return CompiledModule(target, dispatcher)
+
+    @functools.wraps(target, updated=())
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        return dispatcher.call(args, kwargs)
+
+    compiled._magpy_dispatcher = dispatcher  # type: ignore[attr-defined]
+    return compiled
+
+
+def _dispatcher(compiled: Any) -> Dispatcher:
+    if isinstance(compiled, CompiledModule):
+        return cast(Dispatcher, compiled.__dict__["_magpy"])
+    found = getattr(compiled, "_magpy_dispatcher", None)
+    if found is None:
+        raise MagpyError(f"{compiled!r} is not something that magpy_like.compile returned")
+    return cast(Dispatcher, found)
+
+
+def cache_info(compiled: Any) -> CacheInfo:
+    """Hits, misses, records and operator graphs of a compiled function or module."""
+    return _dispatcher(compiled).cache_info()
+
+
+def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation:
+    """Run the program once under the monitor and report what a record of it consists of.
+
+    The run is real: it returns nothing, but its side effects happen. ``target`` may be compiled or
+    not.
+    """
+    if isinstance(target, CompiledModule):
+        target = target._orig_mod
+    elif hasattr(target, "_magpy_dispatcher"):
+        target = target._magpy_dispatcher.target
+    return explain_run(target, args, kwargs)
+
+
+def reset(compiled: Any = None) -> None:
+    """Forget all records, of one compiled function or of every one."""
+    if compiled is None:
+        reset_all()
+    else:
+        _dispatcher(compiled).reset()
+
+
+def disable(fn: T) -> T:
+    """A function that is never part of a record: programs split around its calls."""
+
+    @functools.wraps(fn)
+    def disabled(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    mark_disabled(disabled)
+    return cast(T, disabled)
+
+
+def is_compiling() -> bool:
+    """Whether the calling thread is inside a monitor run.
+
+    ``torch.compiler.is_compiling()`` stays false there: the monitored run is an eager run, and a
+    program that asks must take the branch that it takes in eager mode.
+    """
+    return is_monitoring()
+
+
+_dynamic_dimensions: weakref.WeakKeyDictionary[torch.Tensor, set[int]] = weakref.WeakKeyDictionary()
+
+
+def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
+    """Say that a dimension of an input varies between calls (0 is the first, -1 the last).
+
+    Raises:
+        IndexError: the tensor has no such dimension.
+    """
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise IndexError(f"a tensor of {tensor.dim()} dimensions has no dimension {dim}")
+    _dynamic_dimensions.setdefault(tensor, set()).add(dim % tensor.dim())

@@ -1,0 +1,192 @@
+"""What an attribute access looks at, on the way to its result.
+
+``getattr(o, name)`` consults the classes of ``type(o).__mro__``, the instance's dictionary and
+``__getattr__``. Each look is an edge of the RefGraph: found here, or absent there. What happens in
+Python code on the way (properties, ``__getattr__``) is followed by the monitor like any call.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+
+from magpy_like.annotation.schema import RelationKind
+from magpy_like.monitor.recording import Recording, Split
+from magpy_like.native import NULL, lookup_in_type
+from magpy_like.refgraph import Relation, ShadowNode
+
+_HEAP_TYPE = 1 << 9
+_MODULE_GETATTR = torch.nn.Module.__getattr__
+_MODULE_STORES = ("_parameters", "_buffers", "_modules")
+_FUNCTION_SLOTS = {"__defaults__", "__kwdefaults__", "__closure__", "__code__"}
+
+
+def instance_dict(value: Any) -> dict[str, Any] | None:
+    """The dictionary of an instance, or None when it has none."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def read_class(rec: Recording, cls: type, name: str) -> Any:
+    """What the classes of ``cls.__mro__`` hold under ``name``, or NULL."""
+    found = lookup_in_type(cls, name)
+    if cls.__flags__ & _HEAP_TYPE:
+        node = rec.constant(cls)
+        relation = Relation(RelationKind.TYPE, name)
+        if relation not in node.first.refs and relation not in node.written:
+            if found is NULL:
+                rec.absent(node, relation)
+            else:
+                rec.meet(node, relation, found)
+    return found
+
+
+def read_instance(rec: Recording, value: Any, name: str) -> bool:
+    """Look into the instance's own dictionary; whether ``name`` is there."""
+    attributes = instance_dict(value)
+    if attributes is None:
+        return False
+    there = name in attributes
+    node = rec.node(value)
+    if node is not None:
+        relation = Relation(RelationKind.ATTRIBUTE, name)
+        if there:
+            rec.meet(node, relation, attributes[name])
+        else:
+            rec.absent(node, relation)
+    return there
+
+
+def read_attribute(rec: Recording, value: Any, name: str) -> None:
+    """The program is about to evaluate ``value.name``."""
+    cls = type(value)
+    if cls is types.ModuleType or isinstance(value, types.ModuleType):
+        read_module(rec, value, name)
+    elif isinstance(value, type):
+        read_class(rec, value, name)
+    elif cls is super:
+        read_super(rec, value.__thisclass__, value.__self_class__, name)
+    elif cls is types.MethodType:
+        read_method(rec, value)
+    elif cls is types.FunctionType:
+        read_function(rec, value, name)
+    else:
+        read_object(rec, value, name)
+
+
+def read_module(rec: Recording, module: types.ModuleType, name: str) -> None:
+    node = rec.constant(module)
+    relation = Relation(RelationKind.ATTRIBUTE, name)
+    names = module.__dict__
+    if name in names:
+        rec.meet(node, relation, names[name])
+    else:
+        rec.absent(node, relation)
+
+
+def read_super(rec: Recording, cls: type, of: type, name: str) -> None:
+    """``super(cls, obj).name``: what the classes after ``cls`` in the MRO of ``of`` hold."""
+    mro = of.__mro__
+    for base in mro[mro.index(cls) + 1 :]:
+        if name in base.__dict__:
+            relation = Relation(RelationKind.TYPE, (name, cls))
+            rec.meet(rec.constant(of), relation, base.__dict__[name])
+            return
+
+
+def read_method(rec: Recording, method: types.MethodType) -> None:
+    """A bound method from outside leads to its function and receiver."""
+    node = rec.node(method)
+    if node is not None:
+        rec.meet(node, Relation(RelationKind.SLOT, "__func__"), method.__func__)
+        rec.meet(node, Relation(RelationKind.SLOT, "__self__"), method.__self__)
+
+
+def read_function(rec: Recording, function: types.FunctionType, name: str) -> None:
+    node = rec.node(function)
+    if node is None:
+        return
+    if name in _FUNCTION_SLOTS:
+        rec.meet(node, Relation(RelationKind.SLOT, name), getattr(function, name))
+    else:
+        read_instance(rec, function, name)
+
+
+def read_object(rec: Recording, value: Any, name: str) -> None:
+    cls = type(value)
+    if isinstance(lookup_in_type(cls, "__getattribute__"), types.FunctionType):
+        read_class(rec, cls, "__getattribute__")
+        return
+    found = read_class(rec, cls, name)
+    kind = type(found)
+    if kind is property or hasattr(kind, "__set__"):
+        if kind is types.MemberDescriptorType:
+            read_slot(rec, value, name, found)
+        elif name == "__dict__":
+            node = rec.node(value)
+            attributes = instance_dict(value)
+            if node is not None and attributes is not None:
+                rec.meet(node, Relation(RelationKind.DICT), attributes)
+        return
+    if read_instance(rec, value, name) or found is not NULL:
+        return
+    if lookup_in_type(cls, "__getattr__") is _MODULE_GETATTR:
+        read_class(rec, cls, "__getattr__")
+        read_submodule(rec, value, name)
+    elif cls.__flags__ & _HEAP_TYPE:
+        read_class(rec, cls, "__getattr__")
+
+
+def read_slot(rec: Recording, value: Any, name: str, slot: Any) -> None:
+    node = rec.node(value)
+    if node is None:
+        return
+    relation = Relation(RelationKind.SLOT, name)
+    try:
+        rec.meet(node, relation, slot.__get__(value, type(value)))
+    except AttributeError:
+        rec.absent(node, relation)
+
+
+def read_submodule(rec: Recording, module: torch.nn.Module, name: str) -> None:
+    """``nn.Module.__getattr__``: parameters, then buffers, then submodules."""
+    for store in _MODULE_STORES:
+        if not read_instance(rec, module, store):
+            continue
+        entries = module.__dict__[store]
+        node = rec.node(entries)
+        there = name in entries
+        if node is not None:
+            relation = Relation(RelationKind.KEY, name)
+            if there:
+                rec.meet(node, relation, entries[name])
+            else:
+                rec.absent(node, relation)
+        if there:
+            return
+
+
+def node_of_store(rec: Recording, value: Any) -> ShadowNode | None:
+    """The node on which a plain attribute assignment to ``value`` leaves its trace.
+
+    Raises:
+        Split: the variable keeps its attributes where the monitor cannot reproduce them.
+    """
+    node = rec.node(value)
+    if node is None and isinstance(value, type):
+        raise Split(f"sets an attribute of class {value.__qualname__}")
+    return node
+
+
+def native_property(value: Any, name: str) -> Any:
+    """The native descriptor that will compute ``value.name``, or None."""
+    found = lookup_in_type(type(value), name)
+    return found if isinstance(found, types.GetSetDescriptorType) and name not in _KNOWN else None
+
+
+_KNOWN = {"__dict__", "__class__", "__weakref__"}

@@ -1,0 +1,470 @@
+"""Calls: Python functions are followed, native ones are judged by their annotation (Figure 12)."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup, resolve
+from magpy_like.annotation.lookup import NULL as NO_RECEIVER
+from magpy_like.monitor import attributes
+from magpy_like.monitor.recording import CONTAINERS, Recording, Split, elements, plain_key
+from magpy_like.native import NULL, lookup_in_type
+from magpy_like.refgraph import Fact, Relation
+from magpy_like.refgraph.values import is_plain
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., None], Any]
+
+_HEAP_TYPE = 1 << 9
+_APPLY = torch._C._FunctionBase.__dict__["apply"]
+_DEPENDS_ON_NOTHING = {
+    list.append,
+    list.extend,
+    set.add,
+    __import__("collections").deque.append,
+    __import__("collections").deque.appendleft,
+}
+"""Changes that can be repeated on whatever the container holds by then."""
+
+
+class NativeCall:
+    """A call of native code, between the moment it starts and the one its result is there."""
+
+    __slots__ = ("annotation", "args", "kwargs", "on_graph", "operation")
+
+    def __init__(
+        self,
+        annotation: Annotation | None,
+        operation: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        on_graph: bool,
+    ) -> None:
+        self.annotation = annotation
+        self.operation = operation
+        self.args = args
+        self.kwargs = kwargs
+        self.on_graph = on_graph
+
+
+def call(run: MonitorRun, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token | None:
+    """``function(*args, **kwargs)`` is about to run.
+
+    Returns what to do with the result, or None when the call is followed into Python code.
+
+    Raises:
+        Split: the call is dynamic.
+    """
+    rec = run.recording
+    while True:
+        kind = type(function)
+        if kind is types.MethodType:
+            attributes.read_method(rec, function)
+            function, args = function.__func__, (function.__self__, *args)
+        elif isinstance(function, functools.partial):
+            _read_partial(rec, function)
+            kwargs = {**function.keywords, **kwargs}
+            function, args = function.func, (*function.args, *args)
+        else:
+            break
+    if kind is types.FunctionType:
+        if function in _disabled:
+            raise Split(f"calls {describe(function)}, which is disabled")
+        annotation = lookup(function)
+        return None if annotation is None else native(run, annotation, function, args, kwargs)
+    annotation = lookup(function)
+    if annotation is None:
+        operation, receiver = resolve(function)
+        if receiver is not NO_RECEIVER:
+            args = (receiver, *args)
+        if isinstance(operation, types.FunctionType):
+            attributes.read_class(rec, kind, "__call__")
+            annotation = lookup(operation)
+            return None if annotation is None else native(run, annotation, operation, args, kwargs)
+        if operation is not function:
+            annotation = lookup(operation)
+    else:
+        operation = function
+    if annotation is not None:
+        return native(run, annotation, operation, args, kwargs)
+    if isinstance(function, type):
+        return instantiate(run, function)
+    if isinstance(function, torch._C.ScriptFunction | torch.jit.ScriptModule):
+        raise Split("calls a TorchScript function")
+    raise Split(f"calls {describe(function)}, native code without an annotation")
+
+
+def _read_partial(rec: Recording, partial: functools.partial[Any]) -> None:
+    node = rec.node(partial)
+    if node is not None:
+        for name in ("func", "args", "keywords"):
+            rec.meet(node, Relation(RelationKind.SLOT, name), getattr(partial, name))
+
+
+def instantiate(run: MonitorRun, cls: type) -> Token:
+    """A call of a class without an annotation: its Python parts are followed.
+
+    Raises:
+        Split: the class is native, so nothing is known of what its construction does.
+    """
+    rec = run.recording
+    if not cls.__flags__ & _HEAP_TYPE:
+        raise Split(f"calls {describe(cls)}, native code without an annotation")
+    meta = type(cls)
+    if meta is not type:
+        attributes.read_class(rec, meta, "__call__")
+    for name in ("__new__", "__init__"):
+        made = attributes.read_class(rec, cls, name)
+        native_maker = not isinstance(made, types.FunctionType | staticmethod | classmethod)
+        if native_maker and made is not NULL and made not in _KNOWN_MAKERS:
+            owner = next((b for b in cls.__mro__ if name in b.__dict__), cls)
+            if lookup(owner) is None:
+                raise Split(f"calls {describe(cls)}, whose {name} is native code")
+    return _adopt_instance, None
+
+
+_KNOWN_MAKERS = {object.__new__, object.__init__, type.__init__}
+
+
+def _adopt_instance(run: MonitorRun, _: None, result: Any) -> None:
+    run.recording.bear(result)
+
+
+def describe(function: Any) -> str:
+    """A name that a person would use for an operation."""
+    module = getattr(function, "__module__", None)
+    if module is None:
+        module = getattr(getattr(function, "__objclass__", None), "__module__", None)
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return name if module in (None, "builtins") else f"{module}.{name}"
+
+
+def native(
+    run: MonitorRun,
+    annotation: Annotation,
+    operation: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Token:
+    """An annotated operation is about to run (section 5.3.1)."""
+    rec = run.recording
+    on_graph = annotation.as_op_node and not run.opaque
+    if not annotation.as_op_node:
+        if not annotation.pure_closure:
+            raise Split(annotation.reason or f"calls {describe(operation)}")
+        _look_at_tensors(annotation, operation, args, kwargs)
+    for position, value in _inputs(args, kwargs):
+        if is_plain(value):
+            continue
+        wanted = annotation.input(position)
+        if wanted.in_place and not isinstance(value, torch.Tensor):
+            _change(rec, operation, value, args, kwargs, wanted.value_read)
+        elif on_graph:
+            _offer(rec, value)
+        else:
+            rec.visit(value, wanted.value_read)
+    relation = annotation.output.relation
+    if relation is not None and relation.access == "read":
+        _follow(run, annotation, args, kwargs)
+    if annotation.as_op_node:
+        run.opaque += 1
+        if operation is not _APPLY and not (
+            isinstance(operation, types.BuiltinFunctionType) and operation.__name__ == "apply"
+        ):
+            run.suspended += 1
+            return _finish_operator_suspended, NativeCall(annotation, operation, args, kwargs, on_graph)
+        return _finish_operator, NativeCall(annotation, operation, args, kwargs, on_graph)
+    if isinstance(operation, types.FunctionType | functools._lru_cache_wrapper):
+        run.suspended += 1
+        return _finish_suspended, NativeCall(annotation, operation, args, kwargs, False)
+    return _finish_pure, NativeCall(annotation, operation, args, kwargs, False)
+
+
+def _inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[int | str, Any]]:
+    return [*enumerate(args), *kwargs.items()]
+
+
+def _look_at_tensors(
+    annotation: Annotation, operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Section 5.3.1, step 5: a pure operation that reads a tensor's data is dynamic."""
+    for position, value in _inputs(args, kwargs):
+        if annotation.input(position).value_read is ValueRead.ALL and holds_tensor(value):
+            raise Split(
+                annotation.reason or f"{describe(operation)} reads a tensor's value into Python"
+            )
+
+
+def holds_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if not isinstance(value, CONTAINERS):
+        return False
+    return any(holds_tensor(item) for item in elements(value) if not is_plain(item))
+
+
+def _offer(rec: Recording, value: Any) -> None:
+    """An operator looks at its whole argument, however deep its tensors lie."""
+    if isinstance(value, CONTAINERS):
+        rec.visit(value, ValueRead.ALL)
+
+
+def _change(
+    rec: Recording,
+    operation: Any,
+    value: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    read: ValueRead,
+) -> None:
+    node = rec.node(value)
+    if node is None:
+        return
+    if operation in _DEPENDS_ON_NOTHING and not kwargs and not node.rewritten:
+        rec.snapshot(node)
+        rec.refs.in_place(node)
+        arguments = tuple(list(a) if operation is list.extend else a for a in args[1:])
+        rec.replays.append((node, operation, arguments))
+        node.replays.append(operation)
+        return
+    rec.rewrite(node)
+
+
+def _follow(
+    run: MonitorRun, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """The result is a variable that is there already: walk the way that leads to it."""
+    rec = run.recording
+    relation = annotation.output.relation
+    assert relation is not None
+    inputs = dict(_inputs(args, kwargs))
+    source = inputs.get(relation.of)
+    if source is None or relation.of not in inputs:
+        return
+    if relation.kind is RelationKind.ATTRIBUTE and relation.key in inputs:
+        name = inputs[relation.key]
+        if isinstance(name, str):
+            attributes.read_attribute(rec, source, name)
+    elif relation.kind in (RelationKind.ITEM, RelationKind.KEY) and relation.key in inputs:
+        read_item(rec, source, inputs[relation.key])
+    elif relation.kind is RelationKind.MEMBERSHIP and relation.key in inputs:
+        look_for(rec, source, inputs[relation.key])
+    elif relation.kind in (RelationKind.ITERATION, RelationKind.ELEMENT, RelationKind.COPY):
+        iterate(rec, source)
+    elif relation.kind is RelationKind.LENGTH:
+        rec.visit(source, ValueRead.LENGTH)
+
+
+def read_item(rec: Recording, source: Any, key: Any) -> None:
+    """``source[key]`` on a built-in container that was there before; the rest has no parts."""
+    node = rec.node(source)
+    if node is None:
+        return
+    if isinstance(source, dict):
+        relation = Relation(RelationKind.KEY, plain_key(key))
+        if dict.__contains__(source, key):
+            rec.meet(node, relation, dict.__getitem__(source, key))
+        else:
+            rec.absent(node, relation)
+            if hasattr(type(source), "__missing__") and lookup(type(source).__missing__):
+                rec.rewrite(node)
+    elif isinstance(source, list | tuple) and isinstance(key, int):
+        size = len(elements(source)) if isinstance(source, list) else tuple.__len__(source)
+        if not 0 <= key < size:
+            rec.look_at_length(node)
+            key += size
+        if 0 <= key < size:
+            item = list.__getitem__ if isinstance(source, list) else tuple.__getitem__
+            rec.meet(node, Relation(RelationKind.ITEM, key), item(source, key))
+    else:
+        rec.open(node)
+
+
+def look_for(rec: Recording, source: Any, key: Any) -> None:
+    """``key in source``: of a mapping one key, of anything else all elements."""
+    node = rec.node(source)
+    if node is None:
+        return
+    if isinstance(source, dict):
+        plain_key(key)
+        relation = Relation(RelationKind.MEMBERSHIP, key)
+        if node.contents is not None:
+            rec.open(node)
+        elif dict.__contains__(source, key):
+            rec.refs.read(node, relation, True, plain=True)
+        else:
+            rec.absent(node, relation)
+    else:
+        rec.visit(source, ValueRead.ALL)
+
+
+def iterate(rec: Recording, source: Any) -> None:
+    """The elements of ``source`` are about to be handed out.
+
+    Raises:
+        Split: it is an iterator that was there before, whose state no guard can check.
+    """
+    if is_plain(source) or isinstance(source, torch.Tensor):
+        return
+    node = rec.node(source)
+    if node is None:
+        return
+    if isinstance(source, CONTAINERS):
+        rec.open(node)
+    elif isinstance(source, dict_views):
+        raise Split("iterates over a view of a dictionary from outside")
+    elif hasattr(type(source), "__next__") and not isinstance(
+        lookup_in_type(type(source), "__next__"), types.FunctionType
+    ):
+        raise Split(f"advances a {type(source).__qualname__} from outside")
+
+
+dict_views = (type({}.keys()), type({}.values()), type({}.items()))
+
+
+def _finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
+    assert done.annotation is not None
+    run.recording.bear(result)
+
+
+def _finish_suspended(run: MonitorRun, done: NativeCall, result: Any) -> None:
+    run.suspended -= 1
+    _finish_pure(run, done, result)
+
+
+def _finish_operator_suspended(run: MonitorRun, done: NativeCall, result: Any) -> None:
+    run.suspended -= 1
+    _finish_operator(run, done, result)
+
+
+def _finish_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
+    run.opaque -= 1
+    if not done.on_graph or run.opaque:
+        return
+    annotation = done.annotation
+    assert annotation is not None
+    on_tensors = holds_tensor(done.args) or holds_tensor(tuple(done.kwargs.values()))
+    if annotation.global_state or holds_tensor(result):
+        run.recording.operator(done.operation, done.args, done.kwargs, result)
+    elif on_tensors and result is None:
+        run.recording.operator(done.operation, done.args, done.kwargs, result)
+    elif on_tensors and not _about_metadata(result):
+        raise Split(f"{describe(done.operation)} reads a tensor's value into Python")
+
+
+def _about_metadata(result: Any) -> bool:
+    return isinstance(result, torch.dtype | torch.device | torch.Size | torch.layout)
+
+
+def undo(run: MonitorRun, finish: Callable[..., None]) -> None:
+    """The call raised: leave the state that entering it has set."""
+    if finish in (_finish_suspended, _finish_operator_suspended):
+        run.suspended -= 1
+    if finish in (_finish_operator, _finish_operator_suspended):
+        run.opaque -= 1
+
+
+OPERATORS: dict[str, Any] = {
+    "+": operator.add,
+    "&": operator.and_,
+    "//": operator.floordiv,
+    "<<": operator.lshift,
+    "@": operator.matmul,
+    "*": operator.mul,
+    "%": operator.mod,
+    "|": operator.or_,
+    "**": operator.pow,
+    ">>": operator.rshift,
+    "-": operator.sub,
+    "/": operator.truediv,
+    "^": operator.xor,
+    "+=": operator.iadd,
+    "&=": operator.iand,
+    "//=": operator.ifloordiv,
+    "<<=": operator.ilshift,
+    "@=": operator.imatmul,
+    "*=": operator.imul,
+    "%=": operator.imod,
+    "|=": operator.ior,
+    "**=": operator.ipow,
+    ">>=": operator.irshift,
+    "-=": operator.isub,
+    "/=": operator.itruediv,
+    "^=": operator.ixor,
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+"""The function of ``operator`` for the symbol by which ``dis`` writes an instruction."""
+
+
+def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | None:
+    """An operator instruction such as ``a + b``: on tensors a graph node, else the operands' own.
+
+    Python classes answer with special methods, which the monitor follows.
+    """
+    rec = run.recording
+    if any(isinstance(value, torch.Tensor) for value in args):
+        if operation in (operator.contains,):
+            raise Split("looks for a value in a tensor")
+        annotation = lookup(operation)
+        if annotation is None:
+            raise Split(f"applies {operation.__name__} to a tensor")
+        return native(run, annotation, operation, args, {})
+    in_place = operation.__name__.startswith("i") and operation.__name__ in _IN_PLACE
+    for position, value in enumerate(args):
+        if is_plain(value):
+            continue
+        node = rec.node(value)
+        if position == 0 and in_place and node is not None and isinstance(value, list | set | dict):
+            if isinstance(value, list) and operation is operator.iadd:
+                _change(rec, list.extend, value, args, {}, ValueRead.NONE)
+            else:
+                rec.rewrite(node)
+        elif isinstance(value, CONTAINERS):
+            rec.visit(value, ValueRead.ALL)
+            if holds_tensor(value) and operation in _COMPARISONS:
+                raise Split("compares containers that hold tensors")
+        elif node is not None and not type(value).__flags__ & _HEAP_TYPE:
+            rec.visit(value, ValueRead.ALL)
+        for name in _SPECIAL.get(operation, ()):
+            if type(value).__flags__ & _HEAP_TYPE:
+                attributes.read_class(rec, type(value), name)
+    return _finish_pure, NativeCall(_PURE, operation, args, {}, False)
+
+
+_IN_PLACE = {f.__name__ for symbol, f in OPERATORS.items() if symbol.endswith("=") and symbol not in ("<=", "==", "!=", ">=")}
+_COMPARISONS = {operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge}
+_SPECIAL = {
+    function: (f"__{function.__name__.rstrip('_')}__",) for function in OPERATORS.values()
+}
+_PURE = lookup(operator.add)
+
+
+def identify(rec: Recording, left: Any, right: Any) -> None:
+    """``left is right``: two variables from outside that differ must differ again."""
+    if is_plain(left) or is_plain(right) or left is right:
+        return
+    a, b = rec.node(left), rec.node(right)
+    if a is not None and b is not None and not {Fact.IDENTITY} & a.facts & b.facts:
+        rec.distinct.add((min(a.node_id, b.node_id), max(a.node_id, b.node_id)))
+
+
+_disabled: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def mark_disabled(function: Callable[..., Any]) -> None:
+    """Calls of this function are dynamic."""
+    _disabled.add(function)

@@ -1,0 +1,522 @@
+"""One rule per kind of instruction: what it reads and writes (MagPy, section 5.3).
+
+``annotations/opcodes.yaml`` says which instruction is told to which rule. A rule runs before its
+instruction and gets the operand stack, bottom first. It may return a token, ``(finish, payload)``;
+``finish(run, payload, result)`` is called when the instruction has put its result on the stack.
+"""
+
+from __future__ import annotations
+
+import dis
+import opcode
+import operator
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import yaml
+
+from magpy_like.annotation import RelationKind, ValueRead, lookup
+from magpy_like.annotation.location import annotations_dir
+from magpy_like.monitor import attributes, calls
+from magpy_like.monitor.recording import CONTAINERS, Split, plain_key
+from magpy_like.native import NULL
+from magpy_like.refgraph import Relation
+from magpy_like.refgraph.values import is_plain
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., None], Any] | None
+
+_NEW_LOAD_ATTR = sys.version_info >= (3, 12)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An instruction that is about to run: MagPy's ExecutionState (section 5.1)."""
+
+    frame: types.FrameType
+    opcode: int
+    oparg: int
+    offset: int
+    stack: tuple[Any, ...]
+
+    @property
+    def code(self) -> types.CodeType:
+        return self.frame.f_code
+
+    @property
+    def name(self) -> str:
+        """The entry of ``co_names`` that the instruction refers to."""
+        arg = self.oparg
+        op = opcode.opname[self.opcode]
+        if op == "LOAD_GLOBAL" or (op == "LOAD_ATTR" and _NEW_LOAD_ATTR):
+            arg >>= 1
+        elif op == "LOAD_SUPER_ATTR":
+            arg >>= 2
+        return self.code.co_names[arg]
+
+
+def read_argument(run: MonitorRun, step: Step) -> Token:
+    run.read_root_local(step.frame, step.oparg)
+    return None
+
+
+def read_global(run: MonitorRun, step: Step) -> Token:
+    frame = step.frame
+    _read_name(run, step.name, frame.f_globals, frame.f_builtins)
+    return None
+
+
+def _read_name(
+    run: MonitorRun, name: str, names: dict[str, Any], builtins: dict[str, Any]
+) -> None:
+    known = (id(names), name)
+    if known in run.globals_read:
+        return
+    run.globals_read.add(known)
+    rec = run.recording
+    node = rec.constant(names)
+    relation = Relation(RelationKind.GLOBAL, name)
+    if name in names:
+        rec.meet(node, relation, names[name])
+    elif relation not in node.written:
+        rec.absent(node, relation)
+        if name in builtins:
+            rec.meet(rec.constant(builtins), relation, builtins[name])
+
+
+def read_name(run: MonitorRun, step: Step) -> Token:
+    """In a class body: the namespace in the making first, which is the region's own."""
+    frame = step.frame
+    if step.name not in frame.f_locals:
+        _read_name(run, step.name, frame.f_globals, frame.f_builtins)
+    return None
+
+
+def write_global(run: MonitorRun, step: Step) -> Token:
+    rec = run.recording
+    node = rec.constant(step.frame.f_globals)
+    rec.store(node, Relation(RelationKind.GLOBAL, step.name), step.stack[-1])
+    return None
+
+
+def delete_global(run: MonitorRun, step: Step) -> Token:
+    rec = run.recording
+    node = rec.constant(step.frame.f_globals)
+    rec.remove(node, Relation(RelationKind.GLOBAL, step.name))
+    return None
+
+
+def read_cell(run: MonitorRun, step: Step) -> Token:
+    cell = run.cell(step.frame, step.oparg)
+    node = run.recording.node(cell) if cell is not None else None
+    if node is not None:
+        relation = Relation(RelationKind.CELL)
+        try:
+            run.recording.meet(node, relation, cell.cell_contents)
+        except ValueError:
+            run.recording.absent(node, relation)
+    return None
+
+
+def write_cell(run: MonitorRun, step: Step) -> Token:
+    cell = run.cell(step.frame, step.oparg)
+    node = run.recording.node(cell) if cell is not None else None
+    if node is not None:
+        relation = Relation(RelationKind.CELL)
+        if opcode.opname[step.opcode] == "DELETE_DEREF":
+            run.recording.remove(node, relation)
+        else:
+            run.recording.store(node, relation, step.stack[-1])
+    return None
+
+
+def read_attribute(run: MonitorRun, step: Step) -> Token:
+    value = step.stack[-1]
+    name = step.name
+    if isinstance(value, torch.Tensor):
+        return run.read_tensor_attribute(value, name)
+    if type(value) not in run.simple_types:
+        attributes.read_attribute(run.recording, value, name)
+        descriptor = attributes.native_property(value, name)
+        if descriptor is not None:
+            annotation = lookup(descriptor)
+            if annotation is not None:
+                return calls.native(run, annotation, descriptor, (value,), {})
+            if run.recording.node(value) is not None:
+                raise Split(f"reads {type(value).__qualname__}.{name}, native code without an annotation")
+    return None
+
+
+def read_super_attribute(run: MonitorRun, step: Step) -> Token:
+    function, cls, receiver = step.stack[-3:]
+    if function is not super:
+        return calls.call(run, function, (cls, receiver), {})
+    of = receiver if isinstance(receiver, type) else type(receiver)
+    attributes.read_super(run.recording, cls, of, step.name)
+    return None
+
+
+def write_attribute(run: MonitorRun, step: Step) -> Token:
+    value, target = step.stack[-2:]
+    return store_attribute(run, target, step.name, value)
+
+
+def store_attribute(run: MonitorRun, target: Any, name: str, value: Any) -> Token:
+    """``target.name = value`` by the default rules; a ``__setattr__`` in Python is followed."""
+    rec = run.recording
+    cls = type(target)
+    if isinstance(target, torch.Tensor):
+        return run.write_tensor_attribute(target, name, value)
+    setter = attributes.read_class(rec, cls, "__setattr__")
+    if isinstance(setter, types.FunctionType):
+        return None
+    found = attributes.read_class(rec, cls, name)
+    if isinstance(found, property):
+        return None
+    node = attributes.node_of_store(rec, target)
+    if node is None:
+        return None
+    if isinstance(found, types.MemberDescriptorType):
+        rec.store(node, Relation(RelationKind.SLOT, name), value)
+    elif found is not NULL and hasattr(type(found), "__set__"):
+        if isinstance(lookup_set(found), types.FunctionType):
+            return None
+        raise Split(f"sets {cls.__qualname__}.{name}, which native code stores")
+    elif attributes.instance_dict(target) is not None and not isinstance(target, type):
+        rec.store(node, Relation(RelationKind.ATTRIBUTE, name), value)
+    else:
+        raise Split(f"sets an attribute of a {cls.__qualname__}")
+    return None
+
+
+def lookup_set(descriptor: Any) -> Any:
+    return getattr(type(descriptor), "__set__", None)
+
+
+def delete_attribute(run: MonitorRun, step: Step) -> Token:
+    rec = run.recording
+    target = step.stack[-1]
+    if isinstance(target, torch.Tensor):
+        raise Split(f"deletes the attribute {step.name} of a tensor")
+    cls = type(target)
+    if isinstance(attributes.read_class(rec, cls, "__delattr__"), types.FunctionType):
+        return None
+    found = attributes.read_class(rec, cls, step.name)
+    if isinstance(found, property):
+        return None
+    node = attributes.node_of_store(rec, target)
+    if node is not None:
+        slot = isinstance(found, types.MemberDescriptorType)
+        kind = RelationKind.SLOT if slot else RelationKind.ATTRIBUTE
+        attributes.read_instance(rec, target, step.name)
+        rec.remove(node, Relation(kind, step.name))
+    return None
+
+
+def read_item(run: MonitorRun, step: Step) -> Token:
+    source, key = step.stack[-2:]
+    return get_item(run, source, key)
+
+
+def get_item(run: MonitorRun, source: Any, key: Any) -> Token:
+    rec = run.recording
+    if isinstance(source, torch.Tensor):
+        return calls.operate(run, operator.getitem, (source, key))
+    if not is_plain(key):
+        rec.visit(key, ValueRead.ALL)
+        if isinstance(key, torch.Tensor) and not isinstance(
+            attributes.lookup_in_type(type(source), "__getitem__"), types.FunctionType
+        ):
+            if isinstance(source, dict):
+                raise Split("looks up a tensor as a key")
+            raise Split("uses a tensor as an index into a Python container")
+    if isinstance(source, type):
+        annotation = lookup(source)
+        del annotation
+        return None
+    if isinstance(source, CONTAINERS):
+        if type(source) not in CONTAINERS:
+            getter = attributes.read_class(rec, type(source), "__getitem__")
+            if isinstance(getter, types.FunctionType):
+                return None
+        calls.read_item(rec, source, key)
+    elif type(source) not in run.simple_types:
+        attributes.read_class(rec, type(source), "__getitem__")
+        if rec.node(source) is not None and not isinstance(
+            attributes.lookup_in_type(type(source), "__getitem__"), types.FunctionType
+        ):
+            rec.visit(source, ValueRead.ALL)
+    return None
+
+
+def write_item(run: MonitorRun, step: Step) -> Token:
+    value, target, key = step.stack[-3:]
+    return set_item(run, target, key, value)
+
+
+def set_item(run: MonitorRun, target: Any, key: Any, value: Any) -> Token:
+    rec = run.recording
+    if isinstance(target, torch.Tensor):
+        return calls.operate(run, operator.setitem, (target, key, value))
+    setter = attributes.read_class(rec, type(target), "__setitem__")
+    node = rec.node(target)
+    if isinstance(setter, types.FunctionType) or node is None:
+        return None
+    if isinstance(target, dict):
+        rec.store(node, Relation(RelationKind.KEY, plain_key(key)), value)
+    elif isinstance(target, list) and isinstance(key, int) and not node.rewritten:
+        size = len(target)
+        rec.look_at_length(node)
+        rec.store(node, Relation(RelationKind.ITEM, key % size if size else key), value)
+    else:
+        rec.rewrite(node)
+    return None
+
+
+def delete_item(run: MonitorRun, step: Step) -> Token:
+    target, key = step.stack[-2:]
+    rec = run.recording
+    if isinstance(target, torch.Tensor):
+        raise Split("deletes an item of a tensor")
+    remover = attributes.read_class(rec, type(target), "__delitem__")
+    node = rec.node(target)
+    if isinstance(remover, types.FunctionType) or node is None:
+        return None
+    if isinstance(target, dict):
+        calls.read_item(rec, target, key)
+        rec.remove(node, Relation(RelationKind.KEY, plain_key(key)))
+    else:
+        rec.rewrite(node)
+    return None
+
+
+def read_slice(run: MonitorRun, step: Step) -> Token:
+    source, start, stop = step.stack[-3:]
+    return get_item(run, source, slice(start, stop))
+
+
+def write_slice(run: MonitorRun, step: Step) -> Token:
+    value, target, start, stop = step.stack[-4:]
+    return set_item(run, target, slice(start, stop), value)
+
+
+_BINARY = {i: calls.OPERATORS[symbol] for i, (_, symbol) in enumerate(opcode._nb_ops)}  # type: ignore[attr-defined]
+_UNARY = {
+    "UNARY_POSITIVE": operator.pos,
+    "UNARY_NEGATIVE": operator.neg,
+    "UNARY_INVERT": operator.invert,
+}
+
+
+def binary(run: MonitorRun, step: Step) -> Token:
+    return calls.operate(run, _BINARY[step.oparg], step.stack[-2:])
+
+
+def compare(run: MonitorRun, step: Step) -> Token:
+    index = step.oparg >> 4 if sys.version_info >= (3, 12) else step.oparg
+    return calls.operate(run, calls.OPERATORS[dis.cmp_op[index]], step.stack[-2:])
+
+
+def unary(run: MonitorRun, step: Step) -> Token:
+    return calls.operate(run, _UNARY[opcode.opname[step.opcode]], step.stack[-1:])
+
+
+def contains(run: MonitorRun, step: Step) -> Token:
+    item, container = step.stack[-2:]
+    rec = run.recording
+    if isinstance(container, torch.Tensor):
+        raise Split("looks for a value in a tensor")
+    tester = attributes.read_class(rec, type(container), "__contains__")
+    if isinstance(tester, types.FunctionType):
+        return None
+    if not is_plain(item):
+        rec.visit(item, ValueRead.ALL)
+    if isinstance(item, torch.Tensor) and not isinstance(container, dict):
+        if any(isinstance(e, torch.Tensor) for e in container if e is not item):
+            raise Split("compares a tensor with the elements of a container")
+    calls.look_for(rec, container, item)
+    return None
+
+
+def identity(run: MonitorRun, step: Step) -> Token:
+    calls.identify(run.recording, *step.stack[-2:])
+    return None
+
+
+def truth(run: MonitorRun, step: Step) -> Token:
+    value = step.stack[-1]
+    if isinstance(value, torch.Tensor):
+        raise Split("branches on a tensor's value")
+    rec = run.recording
+    if isinstance(value, CONTAINERS):
+        rec.visit(value, ValueRead.LENGTH)
+    elif type(value) not in run.simple_types:
+        for name in ("__bool__", "__len__"):
+            attributes.read_class(rec, type(value), name)
+        node = rec.node(value)
+        if node is not None and not type(value).__flags__ & (1 << 9):
+            rec.visit(value, ValueRead.ALL)
+    return None
+
+
+def iterate(run: MonitorRun, step: Step) -> Token:
+    rec = run.recording
+    value = step.stack[-1]
+    if not is_plain(value) and not isinstance(value, torch.Tensor):
+        if type(value) not in run.simple_types:
+            getter = attributes.read_class(rec, type(value), "__iter__")
+            if isinstance(getter, types.FunctionType):
+                return None
+        calls.iterate(rec, value)
+    return None
+
+
+def format_value(run: MonitorRun, step: Step) -> Token:
+    value = step.stack[-2 if step.oparg & 4 else -1]
+    if not is_plain(value):
+        if calls.holds_tensor(value):
+            raise Split("formats a tensor as text")
+        run.recording.visit(value, ValueRead.ALL)
+    return None
+
+
+def length(run: MonitorRun, step: Step) -> Token:
+    run.recording.visit(step.stack[-1], ValueRead.LENGTH)
+    return None
+
+
+def look_at_type(run: MonitorRun, step: Step) -> Token:
+    run.recording.visit(step.stack[-1], ValueRead.TYPE)
+    return None
+
+
+def match_keys(run: MonitorRun, step: Step) -> Token:
+    subject, keys = step.stack[-2:]
+    getter = attributes.read_class(run.recording, type(subject), "get")
+    if not isinstance(getter, types.FunctionType):
+        for key in keys:
+            calls.read_item(run.recording, subject, key)
+    return None
+
+
+def match_class(run: MonitorRun, step: Step) -> Token:
+    subject, cls, keywords = step.stack[-3:]
+    if isinstance(subject, cls):
+        if step.oparg:
+            attributes.read_attribute(run.recording, cls, "__match_args__")
+        positional = getattr(cls, "__match_args__", ())[: step.oparg]
+        for name in (*positional, *keywords):
+            attributes.read_attribute(run.recording, subject, name)
+    return None
+
+
+def enter_context(run: MonitorRun, step: Step) -> Token:
+    manager = step.stack[-1]
+    rec = run.recording
+    for name in ("__enter__", "__exit__"):
+        method = attributes.read_class(rec, type(manager), name)
+        if method is not NULL and not isinstance(method, types.FunctionType):
+            annotation = lookup(method)
+            if annotation is None or not annotation.pure_closure:
+                raise Split(f"enters a {type(manager).__qualname__}, a native context manager")
+    return None
+
+
+def call(run: MonitorRun, step: Step) -> Token:
+    count = step.oparg
+    stack = step.stack
+    first = stack[-count - 2]
+    if first is NULL:
+        function, args = stack[-count - 1], stack[len(stack) - count :]
+    else:
+        function, args = first, stack[len(stack) - count - 1 :]
+    names = run.keyword_names(step)
+    if names:
+        split = len(args) - len(names)
+        return calls.call(run, function, args[:split], dict(zip(names, args[split:], strict=True)))
+    return calls.call(run, function, args, {})
+
+
+def call_spread(run: MonitorRun, step: Step) -> Token:
+    stack = step.stack
+    if step.oparg & 1:
+        function, args, kwargs = stack[-3:]
+    else:
+        (function, args), kwargs = stack[-2:], {}
+    if type(args) not in (tuple, list) or not isinstance(kwargs, dict):
+        raise Split(f"calls a function with * on a {type(args).__qualname__}")
+    run.recording.visit(args, ValueRead.ELEMENTS)
+    run.recording.visit(kwargs, ValueRead.ELEMENTS)
+    return calls.call(run, function, tuple(args), dict(kwargs))
+
+
+def make_function(run: MonitorRun, step: Step) -> Token:
+    return _adopt_function, None
+
+
+def _adopt_function(run: MonitorRun, _: None, result: Any) -> None:
+    run.recording.bear(result)
+
+
+def import_module(run: MonitorRun, step: Step) -> Token:
+    """An import inside a function: a look at ``sys.modules`` when the module is there already."""
+    level = step.stack[-2]
+    name = step.name
+    if level:
+        package = step.frame.f_globals.get("__package__") or ""
+        parts = package.rsplit(".", level - 1)
+        name = f"{parts[0]}.{name}" if name else parts[0]
+    if name not in sys.modules:
+        raise Split(f"imports {name} for the first time")
+    run.suspended += 1
+    return _finish_import, None
+
+
+def _finish_import(run: MonitorRun, _: None, result: Any) -> None:
+    run.suspended -= 1
+    run.recording.constant(result)
+
+
+def import_name(run: MonitorRun, step: Step) -> Token:
+    module = step.stack[-1]
+    attributes.read_attribute(run.recording, module, step.name)
+    return None
+
+
+def unsupported(run: MonitorRun, step: Step) -> Token:
+    raise Split(f"uses {opcode.opname[step.opcode].lower()} inside a function")
+
+
+def asynchronous(run: MonitorRun, step: Step) -> Token:
+    raise Split("awaits")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The table of ``opcodes.yaml`` for the running interpreter."""
+
+    rules: dict[int, Callable[[MonitorRun, Step], Token]]
+    filter: bytes
+
+
+_WHEN = {"always": 1, "test": 2, "pair": 3, "root": 4}
+
+
+def load_rules() -> Rules:
+    """Read which rule each instruction of this Python version is told to."""
+    with open(annotations_dir() / "opcodes.yaml") as file:
+        table = yaml.safe_load(file)
+    rules = {}
+    interest = bytearray(256)
+    for name, entry in table.items():
+        if name in opcode.opmap:
+            number = opcode.opmap[name]
+            rules[number] = globals()[entry["rule"]]
+            interest[number] = _WHEN[entry.get("when", "always")]
+    return Rules(rules, bytes(interest))

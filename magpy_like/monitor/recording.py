@@ -1,0 +1,302 @@
+"""What one monitor run has learnt: the RefGraph, the operator graph, and how it ended.
+
+The primitives here are the vocabulary in which the rules for instructions and calls are written:
+meet a variable, look into it, change it.
+"""
+
+from __future__ import annotations
+
+import collections
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from magpy_like.annotation.schema import RelationKind, ValueRead
+from magpy_like.monitor.operator_graph import OperatorGraph, UnknownTensor
+from magpy_like.native import TensorCheck
+from magpy_like.refgraph import Fact, RefGraph, Relation, ShadowNode
+from magpy_like.refgraph.values import is_identity, is_plain
+
+CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
+MAPPINGS = (dict, types.MappingProxyType)
+
+
+class Split(Exception):
+    """The program does something here that cannot be part of a record; the text says what."""
+
+
+@dataclass(frozen=True)
+class SplitPoint:
+    """Where a program was cut, and why. ``lineno`` counts from 1."""
+
+    function: str
+    filename: str
+    lineno: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.filename}:{self.lineno} in {self.function}: {self.reason}"
+
+
+class Recording:
+    """The record in the making."""
+
+    def __init__(self) -> None:
+        self.refs = RefGraph()
+        self.operators = OperatorGraph()
+        self.split: SplitPoint | None = None
+        self.distinct: set[tuple[int, int]] = set()
+        """Pairs of nodes that the program found to be different objects."""
+        self.replays: list[tuple[ShadowNode, Callable[..., Any], tuple[Any, ...]]] = []
+        """Changes of outside containers that depend on nothing in them, in program order."""
+        self.tensor_versions: dict[int, int] = {}
+        """torch's own version counters of the tensors from outside, when they were met."""
+        self.grad_mode_at_end: bool | None = None
+        """The grad mode that the program left, if it is another than it found."""
+        self._born: dict[int, Any] = {}
+
+    # --- meeting variables ---------------------------------------------------------------------
+
+    def node(self, value: Any) -> ShadowNode | None:
+        """The node of a variable that was there when the region was entered."""
+        found = self.refs.get_node_by_var(value)
+        return found if found is not None and found.existed else None
+
+    def constant(self, value: Any) -> ShadowNode:
+        """The node of an object that is what it is: a class, a module, a function's globals."""
+        node = self.refs.get_node_by_var(value)
+        if node is None:
+            relation = Relation(RelationKind.CONSTANT, id(value))
+            node = self.refs.read(self.refs.external, relation, value)
+            node.facts.add(Fact.IDENTITY)
+        return node
+
+    def meet(self, source: ShadowNode, relation: Relation, value: Any) -> ShadowNode:
+        """The program got ``value`` by following ``relation`` from ``source``."""
+        if source.contents is not None and source.rewritten:
+            self.open(source)
+            return source
+        plain = is_plain(value)
+        node = self.refs.read(source, relation, value, plain=plain)
+        if node.existed:
+            self._expect(node, value, plain)
+        return node
+
+    def _expect(self, node: ShadowNode, value: Any, plain: bool) -> None:
+        if plain:
+            node.facts.add(Fact.VALUE)
+        elif isinstance(value, torch.Tensor):
+            if Fact.METADATA not in node.facts:
+                node.facts.add(Fact.METADATA)
+                node.first.value = TensorCheck(value)
+                self.tensor_versions[node.node_id] = tensor_version(value)
+        elif is_identity(value):
+            node.facts.add(Fact.IDENTITY)
+        else:
+            node.facts.add(Fact.TYPE)
+
+    def absent(self, source: ShadowNode, relation: Relation) -> None:
+        if not (source.contents is not None and source.rewritten):
+            self.refs.read_absent(source, relation)
+
+    def bear(self, value: Any) -> None:
+        """``value`` was created inside the region."""
+        if is_plain(value) or self.refs.get_node_by_var(value) is not None:
+            return
+        try:
+            self._born[id(value)] = weakref.ref(value)
+        except TypeError:
+            if not isinstance(value, CONTAINERS):
+                self._born[id(value)] = value
+
+    def is_born(self, value: Any) -> bool:
+        held = self._born.get(id(value))
+        return (held() if type(held) is weakref.ref else held) is value and value is not None
+
+    # --- looking into variables ------------------------------------------------------------------
+
+    def visit(self, value: Any, read: ValueRead) -> None:
+        """An operation looked at ``value`` to the depth ``read``."""
+        if read is ValueRead.NONE or is_plain(value) or isinstance(value, torch.Tensor):
+            return
+        node = self.node(value)
+        if node is None:
+            if read is ValueRead.ALL and isinstance(value, CONTAINERS):
+                for item in elements(value):
+                    if not is_plain(item):
+                        self.visit(item, read)
+            return
+        if read is ValueRead.LENGTH:
+            self.look_at_length(node)
+        elif read is ValueRead.KEYS:
+            self.look_at_keys(node)
+        elif read in (ValueRead.ELEMENTS, ValueRead.ALL):
+            self.open(node)
+            if read is ValueRead.ALL and isinstance(value, CONTAINERS):
+                for item in elements(value):
+                    if not is_plain(item):
+                        self.visit(item, read)
+
+    def look_at_length(self, node: ShadowNode) -> None:
+        if node.contents is not None:
+            self.open(node)
+        else:
+            node.facts.add(Fact.LENGTH)
+
+    def look_at_keys(self, node: ShadowNode) -> None:
+        if node.contents is not None or not isinstance(node.variable, dict):
+            self.open(node)
+        else:
+            node.facts.add(Fact.KEYS)
+
+    def open(self, node: ShadowNode) -> None:
+        """Everything that a container held directly is now relied on.
+
+        Raises:
+            Split: the variable has contents that a guard cannot check.
+        """
+        value = node.variable
+        before = value if node.contents is None else node.contents
+        if isinstance(value, dict):
+            node.facts.add(Fact.KEYS)
+            for key, item in dict.items(before):
+                self._keep(node, Relation(RelationKind.KEY, plain_key(key)), item)
+        elif isinstance(value, list | tuple | collections.deque):
+            node.facts.add(Fact.LENGTH)
+            for i, item in enumerate(before):
+                self._keep(node, Relation(RelationKind.ITEM, i), item)
+        elif isinstance(value, set | frozenset):
+            for item in before:
+                plain_key(item)
+            node.facts.add(Fact.VALUE)
+            if node.contents is None:
+                node.contents = set(before)
+        elif isinstance(value, types.MappingProxyType):
+            raise Split("reads all of a mapping proxy")
+        elif not transparent(value):
+            raise Split(f"reads the value of a {type(value).__qualname__} from outside")
+
+    def _keep(self, node: ShadowNode, relation: Relation, item: Any) -> None:
+        """An element of the first version, whatever has become of the container since."""
+        if relation in node.first.refs:
+            return
+        plain = is_plain(item)
+        known = None if plain else self.refs.get_node_by_var(item)
+        child = known or self.refs.add(item, existed=True, plain=plain)
+        for version in node.versions if relation not in node.written else node.versions[:1]:
+            version.refs.setdefault(relation, child.node_id)
+        if child.existed:
+            self._expect(child, item, plain)
+
+    # --- changing variables ----------------------------------------------------------------------
+
+    def snapshot(self, node: ShadowNode) -> None:
+        """Remember a container's contents before its first change."""
+        value = node.variable
+        if node.contents is None:
+            if isinstance(value, dict):
+                node.contents = dict(dict.items(value))
+            elif isinstance(value, list | tuple | collections.deque):
+                node.contents = list(value)
+            elif isinstance(value, set):
+                node.contents = set(value)
+
+    def rewrite(self, node: ShadowNode) -> None:
+        """A container from outside is about to be changed in a way that depends on its contents."""
+        if not isinstance(node.variable, list | dict | set | collections.deque):
+            raise Split(f"changes a {node.type.__qualname__} from outside in native code")
+        self.snapshot(node)
+        self.open(node)
+        node.rewritten = True
+        self.refs.in_place(node)
+
+    def store(self, node: ShadowNode, relation: Relation, value: Any) -> None:
+        """One place of a variable from outside is about to hold ``value``."""
+        self.snapshot(node)
+        if node.rewritten:
+            self.refs.in_place(node)
+        else:
+            self.refs.write(node, relation, value)
+
+    def remove(self, node: ShadowNode, relation: Relation) -> None:
+        self.snapshot(node)
+        if node.rewritten:
+            self.refs.in_place(node)
+        else:
+            self.refs.delete(node, relation)
+
+    # --- operators -------------------------------------------------------------------------------
+
+    def operator(
+        self,
+        operation: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        result: Any,
+    ) -> None:
+        """A tensor operator ran.
+
+        Raises:
+            Split: an input is a tensor of unknown origin.
+        """
+        try:
+            self.operators.add_operator(operation, args, kwargs, result, self.graph_value)
+        except UnknownTensor as problem:
+            raise Split(str(problem)) from None
+
+    def graph_value(self, tensor: torch.Tensor) -> fx.Node:
+        known = self.operators.node_of(tensor)
+        if known is not None:
+            return known
+        node = self.node(tensor)
+        if node is None:
+            raise UnknownTensor("uses a tensor that code outside the monitor's sight has made")
+        return self.operators.add_input(tensor, node.node_id)
+
+
+def tensor_version(tensor: torch.Tensor) -> int:
+    """How often a tensor's data was changed in place; inference tensors do not count."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def elements(value: Any) -> list[Any]:
+    """What a built-in container, or an instance of a subclass, holds directly."""
+    if isinstance(value, dict):
+        return list(dict.values(value))
+    if isinstance(value, list):
+        return list.__getitem__(value, slice(None))
+    if isinstance(value, tuple):
+        return list(tuple.__iter__(value))
+    return list(value)
+
+
+def plain_key(key: Any) -> Any:
+    """A dictionary key or set member that a guard can look for again.
+
+    Raises:
+        Split: it is equal by its own rules, or by an identity that a later call will not share.
+    """
+    if is_plain(key) or is_identity(key) or isinstance(key, types.FunctionType | torch.nn.Module):
+        return key
+    if type(key) in (tuple, frozenset):
+        for item in key:
+            plain_key(item)
+        return key
+    raise Split(f"looks up a {type(key).__qualname__} as a key")
+
+
+def transparent(value: Any) -> bool:
+    """Whether native code that is given a variable learns no more than its type and identity.
+
+    Instances of Python classes answer through methods in Python, which the monitor follows.
+    """
+    return (
+        is_identity(value)
+        or isinstance(value, types.FunctionType | types.MethodType | super)
+        or bool(type(value).__flags__ & (1 << 9))  # a heap type
+    )

@@ -1,0 +1,283 @@
+"""The monitor run: the program runs natively, once, and every instruction is seen (section 3)."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+from magpy_like.annotation import RelationKind, lookup
+from magpy_like.logs import topic
+from magpy_like.monitor import attributes, calls
+from magpy_like.monitor.instructions import Rules, Step, load_rules
+from magpy_like.monitor.recording import Recording, Split, SplitPoint
+from magpy_like.native import NULL, Monitor, frame_function, frame_locals, lookup_in_type
+from magpy_like.refgraph import Relation
+from magpy_like.refgraph.values import PLAIN_TYPES, is_plain
+
+log = topic("monitor")
+
+_PACKAGE = str(Path(__file__).parents[1])
+_ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+_HIDDEN_CODE = {torch.nn.Module.__getattr__.__code__}
+_active = threading.local()
+
+
+def is_monitoring() -> bool:
+    """Whether this thread is inside a monitor run."""
+    return getattr(_active, "run", None) is not None
+
+
+@functools.cache
+def _rules() -> Rules:
+    return load_rules()
+
+
+class MonitorRun:
+    """One native run of ``target(*args, **kwargs)`` under the monitor."""
+
+    simple_types = PLAIN_TYPES | {
+        list, tuple, dict, set, frozenset, slice, types.FunctionType, type(iter([])),
+        type(iter(())), type(iter({})), zip, enumerate, map, filter, reversed,
+    } - {types.FunctionType}  # fmt: skip
+    """Types whose attributes are native and tell nothing that the guard does not know."""
+
+    def __init__(self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
+        self.target, self.args, self.kwargs = target, args, kwargs
+        self.recording = Recording()
+        self.globals_read: set[tuple[int, str]] = set()
+        self.opaque = 0
+        """How many operators are running: what runs inside one is not on the graph itself."""
+        self.suspended = 0
+        """How many calls are running whose Python code is not followed."""
+        self._rules = _rules()
+        self._monitor = Monitor(
+            on_frame=self._on_frame,
+            on_instruction=self._on_instruction,
+            on_result=self._on_result,
+            on_exception=self._on_exception,
+            on_return=None,
+            filter=self._rules.filter,
+        )
+        self._root: dict[int, tuple[int | str, Any]] | None = None
+        self._entered: set[int] = set()
+        self._keep: list[Any] = []
+        self._keywords: dict[types.CodeType, dict[int, tuple[str, ...]]] = {}
+
+    # --- the run ---------------------------------------------------------------------------------
+
+    def run(self) -> Any:
+        """Run the program; what it returns or raises is what it would have without the monitor."""
+        outer = getattr(_active, "run", None)
+        previous = sys.gettrace()
+        frame = sys._getframe()
+        # Python 3.12 delivers instruction events only if some frame has asked for them before.
+        frame.f_trace_opcodes = True
+        frame.f_trace_opcodes = False
+        _active.run = self
+        self._monitor.start()
+        try:
+            return self.target(*self.args, **self.kwargs)
+        finally:
+            self._monitor.stop()
+            sys.settrace(previous)
+            _active.run = outer
+            self._keep.clear()
+
+    def _split(self, frame: types.FrameType, reason: str) -> None:
+        """End the recording here; the program goes on natively."""
+        self._monitor.stop()
+        if self.recording.split is None:
+            code = frame.f_code
+            self.recording.split = SplitPoint(
+                code.co_qualname, code.co_filename, frame.f_lineno or 0, reason
+            )
+
+    def _fail(self, frame: types.FrameType, error: BaseException) -> None:
+        if isinstance(error, Split):
+            self._split(frame, str(error))
+        else:
+            log.debug("the monitor failed", exc_info=error)
+            self._split(frame, f"the monitor could not follow: {type(error).__name__}: {error}")
+
+    # --- events ----------------------------------------------------------------------------------
+
+    def _on_instruction(
+        self, frame: types.FrameType, number: int, oparg: int, offset: int, stack: tuple[Any, ...]
+    ) -> Any:
+        try:
+            return self._rules.rules[number](self, Step(frame, number, oparg, offset, stack))
+        except BaseException as error:
+            self._fail(frame, error)
+            return None
+
+    def _on_result(self, token: Any, frame: types.FrameType, stack: tuple[Any, ...]) -> None:
+        try:
+            finish, payload = token
+            finish(self, payload, stack[-1] if stack else None)
+        except BaseException as error:
+            self._fail(frame, error)
+
+    def _on_exception(self, token: Any, frame: types.FrameType, _: Any) -> None:
+        calls.undo(self, token[0])
+
+    def _on_frame(self, frame: types.FrameType) -> bool:
+        try:
+            return self._enter(frame)
+        except BaseException as error:
+            self._fail(frame, error)
+            return False
+
+    def _enter(self, frame: types.FrameType) -> bool:
+        code = frame.f_code
+        if self.suspended or code in _HIDDEN_CODE or code.co_filename.startswith(_PACKAGE):
+            return False
+        if frame.f_trace_opcodes:
+            return True  # a generator of the region goes on
+        if code.co_flags & _ASYNC:
+            raise Split("is asynchronous")
+        function = frame_function(frame)
+        if self._root is None:
+            self._enter_root(frame, function)
+        if isinstance(function, types.FunctionType):
+            self._enter_function(function)
+        return True
+
+    def _enter_function(self, function: types.FunctionType) -> None:
+        if id(function) in self._entered:
+            return
+        rec = self.recording
+        if rec.is_born(function):
+            return
+        node = rec.node(function) or rec.constant(function)
+        self._entered.add(id(function))
+        self._keep.append(function)
+        for i, cell in enumerate(function.__closure__ or ()):
+            rec.meet(node, Relation(RelationKind.CLOSURE, i), cell)
+        for i, value in enumerate(function.__defaults__ or ()):
+            rec.meet(node, Relation(RelationKind.DEFAULT, i), value)
+        for name, value in (function.__kwdefaults__ or {}).items():
+            rec.meet(node, Relation(RelationKind.DEFAULT, name), value)
+
+    # --- the compiled function's own arguments -----------------------------------------------------
+
+    def _enter_root(self, frame: types.FrameType, function: Any) -> None:
+        """Arguments are read when the program loads them, or at once when it cannot be seen."""
+        self._root = {}
+        self._monitor.set_root(frame)
+        target, bound = self.target, 0
+        if isinstance(target, types.MethodType):
+            self.recording.constant(target.__self__)
+            target, bound = target.__func__, 1
+        elif not isinstance(target, types.FunctionType):
+            self.recording.constant(target)
+        if function is not target:
+            for key, value in (*enumerate(self.args), *self.kwargs.items()):
+                self._read_argument(key, value)
+            return
+        code = frame.f_code
+        names = code.co_varnames[: code.co_argcount]
+        taken: set[int | str] = set()
+        for slot, name in enumerate(names):
+            position = slot - bound
+            if 0 <= position < len(self.args):
+                self._root[slot] = (position, self.args[position])
+                taken.add(position)
+            elif name in self.kwargs:
+                self._root[slot] = (name, self.kwargs[name])
+                taken.add(name)
+        for i in range(code.co_kwonlyargcount):
+            slot = code.co_argcount + i
+            name = code.co_varnames[slot]
+            if name in self.kwargs:
+                self._root[slot] = (name, self.kwargs[name])
+                taken.add(name)
+        for key, value in (*enumerate(self.args), *self.kwargs.items()):
+            if key not in taken:
+                self._read_argument(key, value)
+        for slot, (key, value) in list(self._root.items()):
+            if code.co_varnames[slot] in code.co_cellvars:
+                self._read_argument(key, value)
+                del self._root[slot]
+
+    def read_root_local(self, frame: types.FrameType, slot: int) -> None:
+        """The compiled function loads one of its locals, maybe an argument still."""
+        found = self._root.get(slot) if self._root else None
+        if found is not None:
+            key, value = found
+            del self._root[slot]  # type: ignore[union-attr]
+            if frame_locals(frame)[slot] is value:
+                self._read_argument(key, value)
+
+    def _read_argument(self, key: int | str, value: Any) -> None:
+        relation = Relation(RelationKind.LOCAL, key)
+        self.recording.meet(self.recording.refs.external, relation, value)
+
+    # --- what the rules ask ------------------------------------------------------------------------
+
+    def cell(self, frame: types.FrameType, slot: int) -> types.CellType | None:
+        found = frame_locals(frame)[slot]
+        return found if isinstance(found, types.CellType) else None
+
+    def keyword_names(self, step: Step) -> tuple[str, ...]:
+        """The names of the keyword arguments of a CALL instruction."""
+        found = self._keywords.get(step.code)
+        if found is None:
+            found = self._keywords[step.code] = _keyword_names(step.code)
+        return found.get(step.offset, ())
+
+    def read_tensor_attribute(self, tensor: torch.Tensor, name: str) -> Any:
+        rec = self.recording
+        descriptor = lookup_in_type(type(tensor), name)
+        if isinstance(descriptor, types.GetSetDescriptorType):
+            if name == "grad":
+                return self._read_grad(tensor)
+            annotation = lookup(descriptor)
+            if annotation is None:
+                raise Split(f"reads Tensor.{name}")
+            return calls.native(self, annotation, descriptor, (tensor,), {})
+        if descriptor is NULL or not hasattr(type(descriptor), "__set__"):
+            attributes.read_instance(rec, tensor, name)
+        return None
+
+    def _read_grad(self, tensor: torch.Tensor) -> None:
+        node = self.recording.node(tensor)
+        if node is None:
+            raise Split("reads the gradient of an intermediate tensor")
+        relation = Relation(RelationKind.SLOT, "grad")
+        self.recording.meet(node, relation, tensor.grad)
+
+    def write_tensor_attribute(self, tensor: torch.Tensor, name: str, value: Any) -> Any:
+        raise Split(f"sets the attribute {name} of a tensor")
+
+
+def _keyword_names(code: types.CodeType) -> dict[int, tuple[str, ...]]:
+    import dis
+
+    found: dict[int, tuple[str, ...]] = {}
+    names: tuple[str, ...] = ()
+    start: int | None = None
+    for instruction in dis.get_instructions(code):
+        at = instruction.offset
+        if instruction.opname == "EXTENDED_ARG":
+            start = at if start is None else start
+            continue
+        if instruction.opname == "KW_NAMES":
+            names = code.co_consts[instruction.arg or 0]
+        elif instruction.opname == "CALL":
+            if names:
+                found[at if start is None else start] = names
+            names = ()
+        start = None
+    return found
+
+
+__all__ = ["MonitorRun", "is_monitoring", "is_plain"]

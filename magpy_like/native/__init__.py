@@ -1,0 +1,51 @@
+"""The C++ helper: trace hook, operand stacks, guard checks. Built with the system's compiler on
+first use and kept in the code cache, by Python version and source."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from magpy_like.compiler.runtime.code_cache import compile_cpp, load_extension
+
+_HERE = Path(__file__).parent
+_TORCH = Path(torch.__file__).parent
+
+
+def _build(name: str, *flags: str) -> ModuleType:
+    source = (_HERE / f"{name}.cpp").read_text()
+    include = f"-I{sysconfig.get_paths()['include']}"
+    path = compile_cpp(source, flags=("-O2", "-std=c++20", include, *flags), name=name)
+    return load_extension(path, f"_magpy_{name}")
+
+
+_monitor = _build("monitor")
+
+NULL = _monitor.NULL
+Monitor = _monitor.Monitor
+frame_stack = _monitor.frame_stack
+frame_locals = _monitor.frame_locals
+frame_function = _monitor.frame_function
+frame_set_operand = _monitor.frame_set_operand
+lookup_in_type = _monitor.lookup_in_type
+
+_guards = _build(
+    "guards",
+    f"-I{_TORCH / 'include'}",
+    f"-L{_TORCH / 'lib'}",
+    f"-Wl,-rpath,{_TORCH / 'lib'}",
+    "-lc10",
+    f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+)
+
+ABSENT = _guards.ABSENT
+Watch = _guards.Watch
+TensorCheck = _guards.TensorCheck
+StateCheck = _guards.StateCheck
+
+_probe = torch.empty(0)
+if not _guards.calibrate(_probe, _probe._cdata):
+    raise ImportError("magpy_like does not know how this build of torch lays out its tensors")

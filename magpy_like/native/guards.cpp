@@ -1,0 +1,576 @@
+// Checks that run on every call of a compiled function.
+//
+// `Watch` asks whether objects that the record knows by themselves still hold what they held. A
+// dictionary or class that was not modified answers with one comparison of its version; only what
+// was modified is looked up again. `TensorCheck` compares a tensor's metadata.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <c10/core/AutogradState.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+namespace {
+
+PyObject *absent;         // expected value of a place that must be empty
+PyTypeObject *tensor_type;  // torch._C.TensorBase
+Py_ssize_t impl_offset;   // where a tensor object keeps its TensorImpl
+
+uint64_t version_of(PyObject *dict) {
+#if PY_VERSION_HEX >= 0x030C0000
+  _Py_COMP_DIAG_PUSH
+  _Py_COMP_DIAG_IGNORE_DEPR_DECLS
+  return ((PyDictObject *)dict)->ma_version_tag;
+  _Py_COMP_DIAG_POP
+#else
+  return ((PyDictObject *)dict)->ma_version_tag;
+#endif
+}
+
+// --- tensors -------------------------------------------------------------------------------------
+
+c10::TensorImpl *impl_of(PyObject *tensor) {
+  return *(c10::TensorImpl **)((char *)tensor + impl_offset);
+}
+
+bool is_tensor(PyObject *value) { return PyType_IsSubtype(Py_TYPE(value), tensor_type); }
+
+struct Metadata {
+  PyTypeObject *type;
+  uint64_t keys;
+  c10::ScalarType dtype;
+  c10::Device device{c10::kCPU};
+  bool requires_grad, strided;
+  std::vector<int64_t> sizes, strides;
+  std::vector<bool> any_size;  // dimensions that may have any size, with any stride beyond them
+
+  explicit Metadata(PyObject *tensor) : type(Py_TYPE(tensor)) {
+    c10::TensorImpl *t = impl_of(tensor);
+    keys = t->key_set().raw_repr();
+    dtype = c10::typeMetaToScalarType(t->dtype());
+    device = t->device();
+    requires_grad = t->requires_grad();
+    strided = t->layout() == c10::kStrided;
+    if (strided) {
+      sizes = t->sizes().vec();
+      strides = t->strides().vec();
+    }
+  }
+
+  const char *differs(PyObject *tensor) const {
+    if (Py_TYPE(tensor) != type) return "type";
+    c10::TensorImpl *t = impl_of(tensor);
+    if (t->dtype() != c10::scalarTypeToTypeMeta(dtype)) return "dtype";
+    if (t->device() != device) return "device";
+    if (t->requires_grad() != requires_grad) return "requires_grad";
+    if (t->key_set().raw_repr() != keys) return "layout or dispatch keys";
+    if (strided) {
+      if (!any_size.empty()) {
+        if (t->dim() != (int64_t)sizes.size()) return "number of dimensions";
+        for (size_t i = 0; i < sizes.size(); i++)
+          if (!any_size[i] && t->size(i) != sizes[i]) return "shape";
+        return nullptr;
+      }
+      if (t->sizes() != c10::IntArrayRef(sizes)) return "shape";
+      if (t->strides() != c10::IntArrayRef(strides)) return "strides";
+    }
+    return nullptr;
+  }
+};
+
+struct TensorCheck {
+  PyObject_HEAD
+  Metadata *expected;
+  vectorcallfunc call;
+};
+
+PyObject *tensor_check_call(PyObject *self, PyObject *const *args, size_t n, PyObject *) {
+  if (PyVectorcall_NARGS(n) != 1) {
+    PyErr_SetString(PyExc_TypeError, "expected one value");
+    return nullptr;
+  }
+  if (!is_tensor(args[0])) Py_RETURN_FALSE;
+  return PyBool_FromLong(!((TensorCheck *)self)->expected->differs(args[0]));
+}
+
+PyObject *tensor_check_why(PyObject *self, PyObject *value) {
+  if (!is_tensor(value)) return PyUnicode_FromString("type");
+  const char *what = ((TensorCheck *)self)->expected->differs(value);
+  if (!what) Py_RETURN_NONE;
+  return PyUnicode_FromString(what);
+}
+
+PyObject *tensor_check_new(PyTypeObject *type, PyObject *args, PyObject *) {
+  PyObject *tensor, *dims = nullptr;
+  if (!PyArg_ParseTuple(args, "O|O", &tensor, &dims)) return nullptr;
+  if (!is_tensor(tensor)) {
+    PyErr_SetString(PyExc_TypeError, "expected a tensor");
+    return nullptr;
+  }
+  TensorCheck *self = (TensorCheck *)type->tp_alloc(type, 0);
+  if (!self) return nullptr;
+  self->expected = new Metadata(tensor);
+  self->call = tensor_check_call;
+  if (dims && self->expected->strided) {
+    self->expected->any_size.assign(self->expected->sizes.size(), false);
+    PyObject *it = PyObject_GetIter(dims), *item;
+    if (!it) {
+      Py_DECREF(self);
+      return nullptr;
+    }
+    while ((item = PyIter_Next(it))) {
+      size_t i = PyLong_AsSize_t(item);
+      Py_DECREF(item);
+      if (i < self->expected->any_size.size()) self->expected->any_size[i] = true;
+    }
+    Py_DECREF(it);
+    if (PyErr_Occurred()) {
+      Py_DECREF(self);
+      return nullptr;
+    }
+  }
+  return (PyObject *)self;
+}
+
+void tensor_check_dealloc(PyObject *self) {
+  delete ((TensorCheck *)self)->expected;
+  Py_TYPE(self)->tp_free(self);
+}
+
+// --- watched objects -----------------------------------------------------------------------------
+
+struct Place {
+  PyObject *key;       // owned; null where there is only one place
+  PyObject *expected;  // owned; `absent`: must be empty; null: must be there, whatever it holds
+  bool equal;          // an equal plain value will do
+};
+
+enum Kind { DICT, TYPE, LIST, CELL, FUNCTION, CALLABLE };
+
+struct Watched {
+  Kind kind;
+  PyObject *object;  // owned
+  uint64_t version = 0;
+  Py_ssize_t length = -1;  // of a list, -1: any; of a dictionary, >= 0: places are all its keys in order
+  std::vector<Place> places;
+};
+
+struct Tensor {
+  PyObject *tensor;  // owned
+  Metadata expected;
+};
+
+struct Watch {
+  PyObject_HEAD
+  std::vector<Watched> *watched;
+  std::vector<Tensor> *tensors;
+  PyObject *index;  // id of a watched object -> its position
+  std::string *failed;
+  vectorcallfunc call;
+};
+
+bool matches(const Place &p, PyObject *found) {
+  if (!found) return p.expected == absent;
+  if (p.expected == absent) return false;
+  if (!p.expected || found == p.expected) return true;
+  if (!p.equal || Py_TYPE(found) != Py_TYPE(p.expected)) return false;
+  int same = PyObject_RichCompareBool(found, p.expected, Py_EQ);
+  if (same < 0) PyErr_Clear();
+  if (same == 1 && PyFloat_CheckExact(found))
+    return std::signbit(PyFloat_AS_DOUBLE(found)) == std::signbit(PyFloat_AS_DOUBLE(p.expected));
+  return same == 1;
+}
+
+std::string text(PyObject *object) {
+  PyObject *repr = object ? PyObject_Repr(object) : nullptr;
+  const char *s = repr ? PyUnicode_AsUTF8(repr) : nullptr;
+  std::string out = s ? s : "?";
+  Py_XDECREF(repr);
+  PyErr_Clear();
+  return out.size() > 80 ? out.substr(0, 80) + "…" : out;
+}
+
+bool fail(Watch *w, const Watched &o, const Place *p, PyObject *found) {
+  std::string what;
+  switch (o.kind) {
+    case DICT: what = p ? "entry " + text(p->key) : std::string("the keys of a dictionary"); break;
+    case TYPE: what = std::string(((PyTypeObject *)o.object)->tp_name) + "." + (p ? text(p->key) : ""); break;
+    case LIST: what = p ? "item " + text(p->key) + " of a list" : std::string("the length of a list"); break;
+    case CELL: what = "a closure variable"; break;
+    case FUNCTION: what = text(o.object) + "." + (p ? text(p->key) : ""); break;
+    case CALLABLE: what = text(p ? p->key : nullptr); break;
+  }
+  *w->failed = what + " changed" + (p && found ? ": it is " + text(found) : "");
+  return false;
+}
+
+bool recheck(Watch *w, Watched &o) {
+  switch (o.kind) {
+    case DICT: {
+      if (o.length >= 0) {
+        if (PyDict_GET_SIZE(o.object) != o.length) return fail(w, o, nullptr, nullptr);
+        Py_ssize_t at = 0, i = 0;
+        PyObject *key, *value;
+        size_t ordered = o.places.size() - o.length;  // the keys come last
+        while (PyDict_Next(o.object, &at, &key, &value)) {
+          PyObject *wanted = o.places[ordered + i++].key;
+          if (key != wanted && PyObject_RichCompareBool(key, wanted, Py_EQ) != 1) {
+            PyErr_Clear();
+            return fail(w, o, nullptr, nullptr);
+          }
+        }
+      }
+      for (const Place &p : o.places) {
+        PyObject *found = PyDict_GetItemWithError(o.object, p.key);
+        if (!found) PyErr_Clear();
+        if (!matches(p, found)) return fail(w, o, &p, found);
+      }
+      o.version = version_of(o.object);
+      return true;
+    }
+    case TYPE: {
+      PyTypeObject *t = (PyTypeObject *)o.object;
+      for (const Place &p : o.places) {
+        PyObject *found = _PyType_Lookup(t, p.key);
+        if (!found) PyErr_Clear();
+        if (!matches(p, found)) return fail(w, o, &p, found);
+      }
+      // A tag is only reliable while the type says so; 0 never matches.
+      o.version = PyType_HasFeature(t, Py_TPFLAGS_VALID_VERSION_TAG) ? t->tp_version_tag : 0;
+      return true;
+    }
+    case LIST: {
+      Py_ssize_t n = PyList_GET_SIZE(o.object);
+      if (o.length >= 0 && n != o.length) return fail(w, o, nullptr, nullptr);
+      for (const Place &p : o.places) {
+        Py_ssize_t i = PyLong_AsSsize_t(p.key);
+        PyObject *found = i < n ? PyList_GET_ITEM(o.object, i) : nullptr;
+        if (!matches(p, found)) return fail(w, o, &p, found);
+      }
+      return true;
+    }
+    case CELL: {
+      PyObject *found = PyCell_GET(o.object);
+      return matches(o.places[0], found) || fail(w, o, &o.places[0], found);
+    }
+    case FUNCTION: {
+      PyFunctionObject *f = (PyFunctionObject *)o.object;
+      for (const Place &p : o.places) {
+        bool code = PyUnicode_CompareWithASCIIString(p.key, "__code__") == 0;
+        PyObject *found = code ? f->func_code : f->func_defaults;
+        if (!matches(p, found)) return fail(w, o, &p, found);
+      }
+      return true;
+    }
+    case CALLABLE: {
+      PyObject *result = PyObject_CallNoArgs(o.object);
+      bool good = result && PyObject_IsTrue(result) == 1;
+      if (!result) PyErr_Clear();
+      Py_XDECREF(result);
+      return good || fail(w, o, &o.places[0], nullptr);
+    }
+  }
+  return false;
+}
+
+bool holds(Watch *w) {
+  for (Watched &o : *w->watched) {
+    if (o.kind == DICT) {
+      if (version_of(o.object) == o.version) continue;
+    } else if (o.kind == TYPE) {
+      PyTypeObject *t = (PyTypeObject *)o.object;
+      if (o.version && t->tp_version_tag == o.version && PyType_HasFeature(t, Py_TPFLAGS_VALID_VERSION_TAG))
+        continue;
+    }
+    if (!recheck(w, o)) return false;
+  }
+  for (const Tensor &t : *w->tensors) {
+    const char *what = t.expected.differs(t.tensor);
+    if (what) {
+      *w->failed = std::string("the ") + what + " of a parameter, buffer or known tensor changed";
+      return false;
+    }
+  }
+  return true;
+}
+
+PyObject *watch_call(PyObject *self, PyObject *const *, size_t n, PyObject *) {
+  if (PyVectorcall_NARGS(n) != 0) {
+    PyErr_SetString(PyExc_TypeError, "expected no argument");
+    return nullptr;
+  }
+  return PyBool_FromLong(holds((Watch *)self));
+}
+
+Watched *entry(Watch *w, Kind kind, PyObject *object) {
+  PyObject *id = PyLong_FromVoidPtr(object);
+  if (!id) return nullptr;
+  PyObject *at = PyDict_GetItemWithError(w->index, id);
+  if (!at) {
+    at = PyLong_FromSize_t(w->watched->size());
+    if (!at || PyDict_SetItem(w->index, id, at) < 0) {
+      Py_XDECREF(at);
+      Py_DECREF(id);
+      return nullptr;
+    }
+    Py_DECREF(at);
+    w->watched->push_back({kind, Py_NewRef(object)});
+    Py_DECREF(id);
+    return &w->watched->back();
+  }
+  Py_DECREF(id);
+  return &(*w->watched)[PyLong_AsSize_t(at)];
+}
+
+PyObject *watch_place(PyObject *self, PyObject *args) {
+  PyObject *object, *key, *expected;
+  int equal;
+  if (!PyArg_ParseTuple(args, "OOOp", &object, &key, &expected, &equal)) return nullptr;
+  Kind kind = PyDict_Check(object)   ? DICT
+              : PyType_Check(object) ? TYPE
+              : PyList_Check(object) ? LIST
+              : PyCell_Check(object) ? CELL
+              : PyFunction_Check(object) && PyUnicode_Check(key) &&
+                      PyUnicode_ReadChar(key, 0) == '_' ? FUNCTION
+                                     : CALLABLE;
+  if (kind == CALLABLE && !PyCallable_Check(object)) {
+    PyErr_SetString(PyExc_TypeError, "cannot watch this object");
+    return nullptr;
+  }
+  Watched *o = entry((Watch *)self, kind, object);
+  if (!o) return nullptr;
+  // The ordered keys of a dictionary stay last.
+  size_t tail = kind == DICT && o->length > 0 ? o->length : 0;
+  o->places.insert(o->places.end() - tail,
+                   {Py_NewRef(key), expected == Py_Ellipsis ? nullptr : Py_NewRef(expected), equal != 0});
+  Py_RETURN_NONE;
+}
+
+PyObject *watch_size(PyObject *self, PyObject *args) {
+  PyObject *object, *keys;
+  if (!PyArg_ParseTuple(args, "OO", &object, &keys)) return nullptr;
+  if (PyList_Check(object)) {
+    Watched *o = entry((Watch *)self, LIST, object);
+    if (!o) return nullptr;
+    o->length = PyLong_AsSsize_t(keys);
+    if (PyErr_Occurred()) return nullptr;
+    Py_RETURN_NONE;
+  }
+  if (!PyDict_Check(object) || !PyList_Check(keys)) {
+    PyErr_SetString(PyExc_TypeError, "expected a list and its length, or a dictionary and its keys");
+    return nullptr;
+  }
+  Watched *o = entry((Watch *)self, DICT, object);
+  if (!o) return nullptr;
+  if (o->length < 0) {
+    o->length = PyList_GET_SIZE(keys);
+    for (Py_ssize_t i = 0; i < o->length; i++)
+      o->places.push_back({Py_NewRef(PyList_GET_ITEM(keys, i)), nullptr, false});
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject *watch_tensor(PyObject *self, PyObject *tensor) {
+  if (!is_tensor(tensor)) {
+    PyErr_SetString(PyExc_TypeError, "expected a tensor");
+    return nullptr;
+  }
+  ((Watch *)self)->tensors->push_back({Py_NewRef(tensor), Metadata(tensor)});
+  Py_RETURN_NONE;
+}
+
+PyObject *watch_why(PyObject *self, PyObject *) {
+  Watch *w = (Watch *)self;
+  if (holds(w)) Py_RETURN_NONE;
+  return PyUnicode_DecodeUTF8(w->failed->data(), w->failed->size(), "replace");
+}
+
+PyObject *watch_counts(PyObject *self, PyObject *) {
+  Watch *w = (Watch *)self;
+  size_t places = 0;
+  for (const Watched &o : *w->watched) places += o.places.size();
+  return Py_BuildValue("nnn", w->watched->size(), places, w->tensors->size());
+}
+
+PyObject *watch_new(PyTypeObject *type, PyObject *, PyObject *) {
+  Watch *w = (Watch *)type->tp_alloc(type, 0);
+  if (!w) return nullptr;
+  w->watched = new std::vector<Watched>();
+  w->tensors = new std::vector<Tensor>();
+  w->failed = new std::string();
+  w->index = PyDict_New();
+  w->call = watch_call;
+  return (PyObject *)w;
+}
+
+int watch_traverse(PyObject *self, visitproc visit, void *arg) {
+  Watch *w = (Watch *)self;
+  for (Watched &o : *w->watched) {
+    Py_VISIT(o.object);
+    for (Place &p : o.places) {
+      Py_VISIT(p.key);
+      Py_VISIT(p.expected);
+    }
+  }
+  for (Tensor &t : *w->tensors) Py_VISIT(t.tensor);
+  Py_VISIT(w->index);
+  return 0;
+}
+
+int watch_clear(PyObject *self) {
+  Watch *w = (Watch *)self;
+  std::vector<Watched> watched;
+  watched.swap(*w->watched);
+  std::vector<Tensor> tensors;
+  tensors.swap(*w->tensors);
+  for (Watched &o : watched) {
+    Py_DECREF(o.object);
+    for (Place &p : o.places) {
+      Py_XDECREF(p.key);
+      Py_XDECREF(p.expected);
+    }
+  }
+  for (Tensor &t : tensors) Py_DECREF(t.tensor);
+  Py_CLEAR(w->index);
+  return 0;
+}
+
+void watch_dealloc(PyObject *self) {
+  PyObject_GC_UnTrack(self);
+  watch_clear(self);
+  Watch *w = (Watch *)self;
+  delete w->watched;
+  delete w->tensors;
+  delete w->failed;
+  Py_TYPE(self)->tp_free(self);
+}
+
+// --- torch's global state ------------------------------------------------------------------------
+
+// Grad, inference and multithreading modes, the dispatch keys switched on or off for this thread
+// (autocast, functorch and Python modes among them), and the default dtype.
+struct TorchState {
+  long modes;
+  uint64_t included, excluded;
+  bool operator==(const TorchState &o) const {
+    return modes == o.modes && included == o.included && excluded == o.excluded;
+  }
+};
+
+TorchState current_state() {
+  const c10::AutogradState &a = c10::AutogradState::get_tls_state();
+  c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  return {a.get_grad_mode() | a.get_fw_grad_mode() << 1 | a.get_inference_mode() << 2 |
+              a.get_multithreading_enabled() << 3 |
+              (long)c10::get_default_dtype_as_scalartype() << 8,
+          keys.included_.raw_repr(), keys.excluded_.raw_repr()};
+}
+
+struct StateCheck {
+  PyObject_HEAD
+  TorchState expected;
+  vectorcallfunc call;
+};
+
+PyObject *state_check_call(PyObject *self, PyObject *const *, size_t, PyObject *) {
+  return PyBool_FromLong(current_state() == ((StateCheck *)self)->expected);
+}
+
+PyObject *state_check_new(PyTypeObject *type, PyObject *, PyObject *) {
+  StateCheck *self = (StateCheck *)type->tp_alloc(type, 0);
+  if (!self) return nullptr;
+  self->expected = current_state();
+  self->call = state_check_call;
+  return (PyObject *)self;
+}
+
+// --- module --------------------------------------------------------------------------------------
+
+// Called once with any tensor and the address that torch reports for its TensorImpl.
+PyObject *calibrate(PyObject *, PyObject *args) {
+  PyObject *tensor;
+  unsigned long long address;
+  if (!PyArg_ParseTuple(args, "OK", &tensor, &address)) return nullptr;
+  PyTypeObject *base = Py_TYPE(tensor);
+  while (base->tp_base && base->tp_base != &PyBaseObject_Type) base = base->tp_base;
+  for (Py_ssize_t at = sizeof(PyObject); at + (Py_ssize_t)sizeof(void *) <= base->tp_basicsize; at += sizeof(void *))
+    if (*(unsigned long long *)((char *)tensor + at) == address) {
+      impl_offset = at;
+      tensor_type = base;
+      Py_INCREF(base);
+      Py_RETURN_TRUE;
+    }
+  Py_RETURN_FALSE;
+}
+
+PyMethodDef watch_methods[] = {
+    {"place", watch_place, METH_VARARGS,
+     "(object, key, expected, equal): what a dictionary, class, list or cell must hold. expected: ABSENT "
+     "for nothing, ... for anything. A callable must return true; key then names it."},
+    {"size", watch_size, METH_VARARGS, "(list, length) or (dict, keys in order)"},
+    {"tensor", watch_tensor, METH_O, "A tensor whose metadata must not change."},
+    {"why", watch_why, METH_NOARGS, "What changed, in words, or None."},
+    {"counts", watch_counts, METH_NOARGS, "(objects, places, tensors) watched."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyMethodDef tensor_check_methods[] = {
+    {"why", tensor_check_why, METH_O, "Which part of the metadata differs, or None."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyTypeObject watch_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+PyTypeObject tensor_check_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+PyTypeObject state_check_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
+PyMethodDef module_methods[] = {
+    {"calibrate", calibrate, METH_VARARGS, "(tensor, tensor._cdata): learn how tensors are laid out."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "_magpy_guards", nullptr, -1, module_methods};
+
+bool ready(PyTypeObject &t, const char *name, size_t size, newfunc make, destructor dealloc, size_t call,
+           PyMethodDef *methods) {
+  t.tp_name = name;
+  t.tp_basicsize = size;
+  t.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
+  t.tp_new = make;
+  t.tp_dealloc = dealloc;
+  t.tp_call = PyVectorcall_Call;
+  t.tp_vectorcall_offset = call;
+  t.tp_methods = methods;
+  return true;
+}
+
+void plain_dealloc(PyObject *self) { Py_TYPE(self)->tp_free(self); }
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__magpy_guards(void) {
+  ready(watch_type, "_magpy_guards.Watch", sizeof(Watch), watch_new, watch_dealloc, offsetof(Watch, call),
+        watch_methods);
+  watch_type.tp_flags |= Py_TPFLAGS_HAVE_GC;
+  watch_type.tp_traverse = watch_traverse;
+  watch_type.tp_clear = watch_clear;
+  ready(tensor_check_type, "_magpy_guards.TensorCheck", sizeof(TensorCheck), tensor_check_new,
+        tensor_check_dealloc, offsetof(TensorCheck, call), tensor_check_methods);
+  ready(state_check_type, "_magpy_guards.StateCheck", sizeof(StateCheck), state_check_new, plain_dealloc,
+        offsetof(StateCheck, call), nullptr);
+  if (PyType_Ready(&watch_type) < 0 || PyType_Ready(&tensor_check_type) < 0 ||
+      PyType_Ready(&state_check_type) < 0)
+    return nullptr;
+  PyObject *m = PyModule_Create(&module);
+  if (!m) return nullptr;
+  absent = PyObject_CallFunction((PyObject *)&PyBaseObject_Type, nullptr);
+  if (!absent || PyModule_AddObjectRef(m, "ABSENT", absent) < 0 ||
+      PyModule_AddObjectRef(m, "Watch", (PyObject *)&watch_type) < 0 ||
+      PyModule_AddObjectRef(m, "TensorCheck", (PyObject *)&tensor_check_type) < 0 ||
+      PyModule_AddObjectRef(m, "StateCheck", (PyObject *)&state_check_type) < 0) {
+    Py_DECREF(m);
+    return nullptr;
+  }
+  return m;
+}

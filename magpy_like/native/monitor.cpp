@@ -1,0 +1,384 @@
+// The trace hook of the monitor run.
+//
+// CPython calls `trace` for every event of the monitored thread. It keeps the cheap decisions here
+// (is this instruction of interest? are the operands plain scalars?) and calls up into Python only
+// for instructions that can change the RefGraph. `PyEval_SetTrace` is used rather than a Python
+// trace function because the latter copies all locals into a dictionary at every event.
+#define PY_SSIZE_T_CLEAN
+#define Py_BUILD_CORE
+#include <Python.h>
+#include <frameobject.h>
+#undef Py_BUILD_CORE
+#define Py_BUILD_CORE 1
+#include <internal/pycore_frame.h>
+#include <opcode.h>
+
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+PyObject *null_marker;  // stands for an empty stack slot or an unbound local
+
+_PyInterpreterFrame *internal(PyFrameObject *frame) { return frame->f_frame; }
+
+PyObject *function_of(_PyInterpreterFrame *f) {
+#if PY_VERSION_HEX >= 0x030C0000
+  return f->f_funcobj;
+#else
+  return (PyObject *)f->f_func;
+#endif
+}
+
+int operand_depth(_PyInterpreterFrame *f) { return f->stacktop - f->f_code->co_nlocalsplus; }
+
+PyObject *peek(_PyInterpreterFrame *f, int depth) {
+  return f->stacktop - depth >= f->f_code->co_nlocalsplus ? f->localsplus[f->stacktop - depth] : nullptr;
+}
+
+PyObject *slots(PyObject **from, int count) {
+  PyObject *out = PyTuple_New(count < 0 ? 0 : count);
+  if (!out) return nullptr;
+  for (int i = 0; i < count; i++) {
+    PyObject *v = from[i] ? from[i] : null_marker;
+    Py_INCREF(v);
+    PyTuple_SET_ITEM(out, i, v);
+  }
+  return out;
+}
+
+struct Instruction {
+  unsigned char opcode = 0;
+  bool first = false;  // false for the tail of an EXTENDED_ARG sequence: already announced
+  int oparg = 0;
+};
+
+// What an instruction does to its operands decides which operand types make it uninteresting.
+enum Filter : unsigned char { IGNORE = 0, ALWAYS = 1, TEST = 2, PAIR = 3, ROOT_ONLY = 4 };
+
+bool plain(PyObject *v) {
+  if (!v) return true;
+  PyTypeObject *t = Py_TYPE(v);
+  return v == Py_None || t == &PyBool_Type || t == &PyLong_Type || t == &PyFloat_Type ||
+         t == &PyUnicode_Type || t == &PyBytes_Type || t == &PyComplex_Type || v == Py_Ellipsis;
+}
+
+struct Pending {
+  PyFrameObject *frame;
+  PyObject *token;
+};
+
+struct Monitor {
+  PyObject_HEAD
+  PyObject *on_frame, *on_instruction, *on_result, *on_exception, *on_return;
+  PyFrameObject *root;
+  std::vector<Pending> *pending;
+  std::unordered_map<PyCodeObject *, std::vector<Instruction>> *codes;
+  unsigned char filter[256];
+  bool running;
+  long instructions, announced;
+};
+
+const std::vector<Instruction> &decode(Monitor *m, PyCodeObject *code) {
+  auto found = m->codes->find(code);
+  if (found != m->codes->end()) return found->second;
+  std::vector<Instruction> &out = (*m->codes)[code];
+  Py_INCREF(code);
+  PyObject *bytes = PyCode_GetCode(code);  // without specialisation and instrumentation
+  if (!bytes) {
+    PyErr_Clear();
+    return out;
+  }
+  const unsigned char *b = (const unsigned char *)PyBytes_AS_STRING(bytes);
+  int n = (int)PyBytes_GET_SIZE(bytes) / 2;
+  out.resize(n);
+  for (int i = 0; i < n; i++) {
+    int start = i, arg = b[2 * i + 1];
+    while (b[2 * i] == EXTENDED_ARG && i + 1 < n) {
+      i++;
+      arg = (arg << 8) | b[2 * i + 1];
+    }
+    out[start].opcode = b[2 * i];
+    out[start].oparg = arg;
+    out[start].first = true;
+  }
+  Py_DECREF(bytes);
+  return out;
+}
+
+// The callbacks promise not to raise; should one do so, nothing of it may reach the program.
+void swallow(PyObject *result) {
+  if (!result) PyErr_Clear();
+  Py_XDECREF(result);
+}
+
+void drop(Pending p) {
+  Py_DECREF(p.token);
+}
+
+int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
+  Monitor *m = (Monitor *)self;
+  if (!m->running) return 0;
+  switch (what) {
+    case PyTrace_CALL: {
+      PyObject *verdict = PyObject_CallFunctionObjArgs(m->on_frame, (PyObject *)frame, nullptr);
+      bool follow = verdict && PyObject_IsTrue(verdict) == 1;
+      if (!verdict) PyErr_Clear();
+      Py_XDECREF(verdict);
+      frame->f_trace_opcodes = follow;
+      frame->f_trace_lines = 0;
+      return 0;
+    }
+    case PyTrace_OPCODE: {
+      _PyInterpreterFrame *f = internal(frame);
+      if (!m->pending->empty() && m->pending->back().frame == frame) {
+        Pending p = m->pending->back();
+        m->pending->pop_back();
+        PyObject *stack = slots(f->localsplus + f->f_code->co_nlocalsplus, operand_depth(f));
+        swallow(PyObject_CallFunctionObjArgs(m->on_result, p.token, (PyObject *)frame, stack, nullptr));
+        Py_XDECREF(stack);
+        drop(p);
+        if (!m->running) return 0;
+      }
+      int at = PyFrame_GetLasti(frame) / 2;
+      const std::vector<Instruction> &code = decode(m, f->f_code);
+      m->instructions++;
+      if (at < 0 || at >= (int)code.size() || !code[at].first) return 0;
+      const Instruction &ins = code[at];
+      switch (m->filter[ins.opcode]) {
+        case IGNORE:
+          return 0;
+        case TEST:
+          if (plain(peek(f, 1))) return 0;
+          break;
+        case PAIR:
+          if (plain(peek(f, 1)) && plain(peek(f, 2))) return 0;
+          break;
+        case ROOT_ONLY:
+          if (frame != m->root) return 0;
+          break;
+        default:
+          break;
+      }
+      m->announced++;
+      PyObject *stack = slots(f->localsplus + f->f_code->co_nlocalsplus, operand_depth(f));
+      PyObject *op = PyLong_FromLong(ins.opcode), *oparg = PyLong_FromLong(ins.oparg);
+      PyObject *offset = PyLong_FromLong(at * 2);
+      PyObject *token = PyObject_CallFunctionObjArgs(m->on_instruction, (PyObject *)frame, op, oparg,
+                                                     offset, stack, nullptr);
+      Py_XDECREF(stack);
+      Py_XDECREF(op);
+      Py_XDECREF(oparg);
+      Py_XDECREF(offset);
+      if (!token) {
+        PyErr_Clear();
+      } else if (token == Py_None) {
+        Py_DECREF(token);
+      } else {
+        m->pending->push_back({frame, token});
+      }
+      return 0;
+    }
+    case PyTrace_EXCEPTION:
+      // The instruction that was to have a result has raised instead.
+      if (!m->pending->empty() && m->pending->back().frame == frame) {
+        Pending p = m->pending->back();
+        m->pending->pop_back();
+        swallow(PyObject_CallFunctionObjArgs(m->on_exception, p.token, (PyObject *)frame, arg, nullptr));
+        drop(p);
+      }
+      return 0;
+    case PyTrace_RETURN:
+      while (!m->pending->empty() && m->pending->back().frame == frame) {
+        drop(m->pending->back());
+        m->pending->pop_back();
+      }
+      if (frame->f_trace_opcodes && m->on_return != Py_None)
+        swallow(PyObject_CallFunctionObjArgs(m->on_return, (PyObject *)frame, arg ? arg : null_marker,
+                                             nullptr));
+      return 0;
+    default:
+      return 0;
+  }
+}
+
+PyObject *monitor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+  static const char *names[] = {"on_frame", "on_instruction", "on_result", "on_exception", "on_return", "filter", nullptr};
+  PyObject *frame, *instruction, *result, *exception, *ret;
+  Py_buffer filter;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOy*", (char **)names, &frame, &instruction,
+                                   &result, &exception, &ret, &filter))
+    return nullptr;
+  if (filter.len != 256) {
+    PyBuffer_Release(&filter);
+    PyErr_SetString(PyExc_ValueError, "filter must have one byte for each of the 256 opcodes");
+    return nullptr;
+  }
+  Monitor *m = (Monitor *)type->tp_alloc(type, 0);
+  if (m) {
+    m->on_frame = Py_NewRef(frame);
+    m->on_instruction = Py_NewRef(instruction);
+    m->on_result = Py_NewRef(result);
+    m->on_exception = Py_NewRef(exception);
+    m->on_return = Py_NewRef(ret);
+    m->root = nullptr;
+    m->pending = new std::vector<Pending>();
+    m->codes = new std::unordered_map<PyCodeObject *, std::vector<Instruction>>();
+    memcpy(m->filter, filter.buf, 256);
+    m->running = false;
+  }
+  PyBuffer_Release(&filter);
+  return (PyObject *)m;
+}
+
+void forget(Monitor *m) {
+  std::vector<Pending> pending;
+  pending.swap(*m->pending);
+  for (Pending p : pending) drop(p);
+  std::unordered_map<PyCodeObject *, std::vector<Instruction>> codes;
+  codes.swap(*m->codes);
+  for (auto &c : codes) Py_DECREF(c.first);
+  Py_CLEAR(m->on_frame);
+  Py_CLEAR(m->on_instruction);
+  Py_CLEAR(m->on_result);
+  Py_CLEAR(m->on_exception);
+  Py_CLEAR(m->on_return);
+}
+
+void monitor_dealloc(PyObject *self) {
+  Monitor *m = (Monitor *)self;
+  PyObject_GC_UnTrack(self);
+  forget(m);
+  delete m->pending;
+  delete m->codes;
+  Py_TYPE(self)->tp_free(self);
+}
+
+int monitor_traverse(PyObject *self, visitproc visit, void *arg) {
+  Monitor *m = (Monitor *)self;
+  Py_VISIT(m->on_frame);
+  Py_VISIT(m->on_instruction);
+  Py_VISIT(m->on_result);
+  Py_VISIT(m->on_exception);
+  Py_VISIT(m->on_return);
+  for (Pending p : *m->pending) Py_VISIT(p.token);
+  return 0;
+}
+
+int monitor_clear(PyObject *self) {
+  forget((Monitor *)self);
+  return 0;
+}
+
+PyObject *monitor_start(PyObject *self, PyObject *) {
+  ((Monitor *)self)->running = true;
+  PyEval_SetTrace(trace, self);
+  Py_RETURN_NONE;
+}
+
+// Ends the announcements at once; whoever started the monitor restores the earlier trace function.
+PyObject *monitor_stop(PyObject *self, PyObject *) {
+  ((Monitor *)self)->running = false;
+  Py_RETURN_NONE;
+}
+
+PyObject *monitor_set_root(PyObject *self, PyObject *frame) {
+  ((Monitor *)self)->root = (PyFrameObject *)frame;  // compared, never followed
+  Py_RETURN_NONE;
+}
+
+PyObject *monitor_counts(PyObject *self, PyObject *) {
+  Monitor *m = (Monitor *)self;
+  return Py_BuildValue("ll", m->instructions, m->announced);
+}
+
+PyMethodDef monitor_methods[] = {
+    {"start", monitor_start, METH_NOARGS, "Become the trace function of this thread."},
+    {"stop", monitor_stop, METH_NOARGS, "Announce nothing more."},
+    {"set_root", monitor_set_root, METH_O, "The frame whose reads of its own arguments are announced."},
+    {"counts", monitor_counts, METH_NOARGS, "(instructions seen, instructions announced)."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyTypeObject monitor_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
+bool is_frame(PyObject *frame) {
+  if (PyFrame_Check(frame)) return true;
+  PyErr_SetString(PyExc_TypeError, "expected a frame");
+  return false;
+}
+
+PyObject *frame_stack(PyObject *, PyObject *frame) {
+  if (!is_frame(frame)) return nullptr;
+  _PyInterpreterFrame *f = internal((PyFrameObject *)frame);
+  return slots(f->localsplus + f->f_code->co_nlocalsplus, operand_depth(f));
+}
+
+PyObject *frame_locals(PyObject *, PyObject *frame) {
+  if (!is_frame(frame)) return nullptr;
+  _PyInterpreterFrame *f = internal((PyFrameObject *)frame);
+  return slots(f->localsplus, f->f_code->co_nlocalsplus);
+}
+
+PyObject *frame_function(PyObject *, PyObject *frame) {
+  if (!is_frame(frame)) return nullptr;
+  PyObject *function = function_of(internal((PyFrameObject *)frame));
+  return Py_NewRef(function ? function : Py_None);
+}
+
+// Replaces one operand of a frame that waits in the trace hook; depth 1 is the top of the stack.
+PyObject *frame_set_operand(PyObject *, PyObject *args) {
+  PyObject *frame, *value;
+  int depth;
+  if (!PyArg_ParseTuple(args, "O!iO", &PyFrame_Type, &frame, &depth, &value)) return nullptr;
+  _PyInterpreterFrame *f = internal((PyFrameObject *)frame);
+  if (depth < 1 || depth > operand_depth(f)) {
+    PyErr_SetString(PyExc_IndexError, "no such operand");
+    return nullptr;
+  }
+  PyObject **slot = f->localsplus + f->stacktop - depth;
+  PyObject *old = *slot;
+  *slot = Py_NewRef(value);
+  Py_XDECREF(old);
+  Py_RETURN_NONE;
+}
+
+PyObject *lookup_in_type(PyObject *, PyObject *args) {
+  PyObject *type, *name;
+  if (!PyArg_ParseTuple(args, "O!U", &PyType_Type, &type, &name)) return nullptr;
+  PyObject *found = _PyType_Lookup((PyTypeObject *)type, name);
+  if (!found && PyErr_Occurred()) return nullptr;
+  return Py_NewRef(found ? found : null_marker);
+}
+
+PyMethodDef module_methods[] = {
+    {"frame_stack", frame_stack, METH_O, "The operand stack of a frame, bottom first."},
+    {"frame_locals", frame_locals, METH_O, "Locals, cells and free variables as stored: cells unopened."},
+    {"frame_function", frame_function, METH_O, "The function object that a frame runs."},
+    {"frame_set_operand", frame_set_operand, METH_VARARGS, "(frame, depth, value)"},
+    {"lookup_in_type", lookup_in_type, METH_VARARGS, "(type, name): what the classes of the MRO hold, or NULL."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "_magpy_monitor", nullptr, -1, module_methods};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__magpy_monitor(void) {
+  monitor_type.tp_name = "_magpy_monitor.Monitor";
+  monitor_type.tp_basicsize = sizeof(Monitor);
+  monitor_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
+  monitor_type.tp_new = monitor_new;
+  monitor_type.tp_dealloc = monitor_dealloc;
+  monitor_type.tp_traverse = monitor_traverse;
+  monitor_type.tp_clear = monitor_clear;
+  monitor_type.tp_methods = monitor_methods;
+  if (PyType_Ready(&monitor_type) < 0) return nullptr;
+  PyObject *m = PyModule_Create(&module);
+  if (!m) return nullptr;
+  null_marker = PyObject_CallFunction((PyObject *)&PyBaseObject_Type, nullptr);
+  if (!null_marker || PyModule_AddObjectRef(m, "NULL", null_marker) < 0 ||
+      PyModule_AddObjectRef(m, "Monitor", (PyObject *)&monitor_type) < 0) {
+    Py_DECREF(m);
+    return nullptr;
+  }
+  return m;
+}

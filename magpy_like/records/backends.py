@@ -1,0 +1,52 @@
+"""From the ``backend`` argument of ``compile`` to a function that compiles an operator graph."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+
+def resolve_backend(
+    backend: str | Callable[..., Any], mode: str | None, options: dict[str, Any] | None
+) -> Callable[[fx.GraphModule, Any], Callable[..., Any]]:
+    """A callable ``(graph, example_inputs) -> callable`` for a name or callable.
+
+    Raises:
+        ValueError: no backend of that name is registered with ``torch._dynamo``.
+        TypeError: it is neither a name nor callable.
+    """
+    if callable(backend):
+        extra = {k: v for k, v in (("mode", mode), ("options", options)) if v is not None}
+        return functools.partial(backend, **extra) if extra else backend
+    if not isinstance(backend, str):
+        raise TypeError(f"backend must be a name or a callable, not {type(backend).__name__}")
+    if backend == "eager":
+        return lambda graph, inputs: graph.forward
+    if backend == "magpy":
+        from magpy_like.compiler import compile_fx
+
+        return functools.partial(compile_fx, mode=mode, options=options)
+    import torch._dynamo
+
+    names = torch._dynamo.list_backends(None)
+    if backend not in names:
+        known = ", ".join(sorted({"eager", "magpy", *names}))
+        raise ValueError(f"unknown backend {backend!r}; known are {known}")
+    found = torch._dynamo.lookup_backend(backend)
+    if backend == "inductor" and (mode or options):
+        return functools.partial(_inductor, found, mode, options)
+    return found
+
+
+def _inductor(
+    found: Callable[..., Any], mode: str | None, options: dict[str, Any] | None, graph: Any, inputs: Any
+) -> Any:
+    import torch
+
+    patches = dict(options or {})
+    if mode and mode != "default":
+        patches.update(torch._inductor.list_mode_options(mode))
+    return found(graph, inputs, config_patches=patches)

@@ -1,0 +1,258 @@
+"""Calls of a compiled function: the first record whose guard holds, else a monitor run."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import types
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from magpy_like.errors import FullGraphError
+from magpy_like.logs import topic
+from magpy_like.monitor.recording import Recording, Split, SplitPoint
+from magpy_like.monitor.run import MonitorRun, is_monitoring
+from magpy_like.native import StateCheck
+from magpy_like.records.backends import resolve_backend
+from magpy_like.synthesis.record import Record, synthesise
+
+_records_log = topic("records")
+_guards_log = topic("guards")
+_graph_log = topic("graph")
+_splits_log = topic("splits")
+
+RECORD_LIMIT = 8
+"""Records per compiled function, after which it runs eagerly."""
+SPLIT_LIMIT = 3
+"""Monitor runs that end in a split before the function runs eagerly without further tries."""
+
+_all: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+
+
+class CacheInfo(NamedTuple):
+    """As ``functools`` has it: a hit needed no monitor run; ``graphs`` counts operator graphs."""
+
+    hits: int
+    misses: int
+    records: int
+    graphs: int
+
+
+class Dispatcher:
+    """The records of one compiled function, and the decision what a call runs."""
+
+    def __init__(
+        self,
+        target: Callable[..., Any],
+        *,
+        fullgraph: bool = False,
+        dynamic: bool | None = None,
+        backend: str | Callable[..., Any] = "magpy",
+        mode: str | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        self.target = target
+        self.fullgraph = fullgraph
+        self.dynamic = dynamic
+        self.backend = backend
+        self.mode = mode
+        self.options = options
+        self._compile = resolve_backend(backend, mode, options)
+        self._lock = threading.RLock()
+        self.records: tuple[Record, ...] = ()
+        self.hits = self.misses = self._given_up = 0
+        self.split_points: list[SplitPoint] = []
+        self._eager: str | None = None
+        _all.add(self)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the program on these arguments, by a record if one matches."""
+        if _is_traced():
+            return self.target(*args, **kwargs)
+        for i, record in enumerate(self.records):
+            try:
+                found = record.guard(args, kwargs)
+            except Exception:  # a guard meets objects that the recorded run never saw
+                continue
+            if type(found) is tuple:
+                self.hits += 1
+                if i:
+                    self._promote(record)
+                return record.mock(*found)
+        return self._miss(args, kwargs)
+
+    def _promote(self, record: Record) -> None:
+        """Most recently matched first."""
+        with self._lock:
+            if record in self.records:
+                self.records = (record, *(r for r in self.records if r is not record))
+
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._eager is not None:
+            self.misses += 1
+            return self.target(*args, **kwargs)
+        if self.records and _records_log.isEnabledFor(logging.INFO):
+            for i, why in enumerate(self.why_missed(args, kwargs)):
+                _records_log.info("%s: record %d does not match: %s", self.name, i, why)
+        if len(self.records) >= RECORD_LIMIT:
+            self._give_up(args, kwargs)
+            self.misses += 1
+            return self.target(*args, **kwargs)
+        self.misses += 1
+        return self._monitor(args, kwargs)
+
+    def _give_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        why = self.why_missed(args, kwargs)[:1]
+        self._eager = f"{len(self.records)} records did not match, the last because: {''.join(why)}"
+        warnings.warn(
+            f"magpy_like: {self.name} runs eagerly from now on: {self._eager}", stacklevel=4
+        )
+
+    def why_missed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """For each record, the check that turned these arguments away."""
+        reasons = []
+        for record in self.records:
+            try:
+                found = record.guard(args, kwargs)
+            except Exception as error:
+                reasons.append(f"the guard met something else: {type(error).__name__}: {error}")
+                continue
+            reasons.append(record.why_not(found) if isinstance(found, int) else "it matches")
+        return reasons
+
+    @property
+    def name(self) -> str:
+        target = self.target
+        named = getattr(target, "__qualname__", None)
+        return named if isinstance(named, str) else type(target).__qualname__
+
+    # --- monitor runs ----------------------------------------------------------------------------
+
+    def _monitor(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        at_entry = StateCheck()
+        grad_mode = torch.is_grad_enabled()
+        random_state = torch.get_rng_state()
+        run = MonitorRun(self.target, args, dict(kwargs))
+        result = run.run()
+        rec = run.recording
+        record = None
+        if rec.split is None:
+            rec.operators.effects = not torch.equal(random_state, torch.get_rng_state())
+            try:
+                _note_modes(rec, at_entry, grad_mode)
+                record = self._synthesise(rec, args, kwargs, result, grad_mode)
+            except Split as reason:
+                code = _code_of(self.target)
+                rec.split = SplitPoint(
+                    self.name,
+                    code.co_filename if code else "?",
+                    code.co_firstlineno if code else 0,
+                    str(reason),
+                )
+        if record is not None:
+            self._add(record)
+        else:
+            assert rec.split is not None
+            self._note_split(rec.split)
+        return result
+
+    def _synthesise(
+        self,
+        rec: Recording,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        grad_mode: bool,
+    ) -> Record:
+        try:
+            return synthesise(
+                rec, args, kwargs, result, self._backend, lambda: torch.set_grad_enabled(grad_mode)
+            )
+        except (Split, FullGraphError):
+            raise
+        except Exception as error:
+            _records_log.debug("synthesis failed", exc_info=error)
+            raise Split(f"no record could be made: {type(error).__name__}: {error}") from error
+
+    def _backend(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        if _graph_log.isEnabledFor(logging.INFO):
+            _graph_log.info("%s: operator graph\n%s", self.name, graph.print_readable(False))
+        try:
+            return self._compile(graph, inputs)
+        except Exception as error:
+            if self.fullgraph:
+                raise
+            warnings.warn(
+                f"magpy_like: backend {self.backend!r} could not compile the operator graph of "
+                f"{self.name}; it runs operator by operator: {type(error).__name__}: {error}",
+                stacklevel=2,
+            )
+            return graph
+
+    def _add(self, record: Record) -> None:
+        with self._lock:
+            self.records = (record, *self.records)
+        if _guards_log.isEnabledFor(logging.INFO):
+            _guards_log.info("%s:\n%s\n%s", self.name, "\n".join(record.guards), record.guard_source)
+        _records_log.info("%s: new record, %d in all", self.name, len(self.records))
+        _records_log.debug("%s", record.mock_source)
+
+    def _note_split(self, point: SplitPoint) -> None:
+        _splits_log.info("%s: split at %s", self.name, point)
+        self.split_points.append(point)
+        if self.fullgraph:
+            raise FullGraphError(point.function, point.filename, point.lineno, point.reason)
+        self._given_up += 1
+        if self._given_up >= SPLIT_LIMIT:
+            self._eager = f"it splits at {point}"
+
+    def cache_info(self) -> CacheInfo:
+        graphs = sum(record.graph is not None for record in self.records)
+        return CacheInfo(self.hits, self.misses, len(self.records), graphs)
+
+    def reset(self) -> None:
+        """Forget all records and what was learnt about the program."""
+        with self._lock:
+            self.records = ()
+            self.hits = self.misses = self._given_up = 0
+            self.split_points = []
+            self._eager = None
+
+
+def _is_traced() -> bool:
+    """Whether somebody else watches the program's operators: then it runs as it is written."""
+    return (
+        is_monitoring()
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+def _note_modes(rec: Recording, at_entry: Any, grad_mode: bool) -> None:
+    if at_entry():
+        return
+    left = torch.is_grad_enabled()
+    with torch.set_grad_enabled(grad_mode):
+        if not at_entry():
+            raise Split("leaves torch's global modes changed")
+    rec.grad_mode_at_end = left
+
+
+def _code_of(target: Any) -> types.CodeType | None:
+    if isinstance(target, torch.nn.Module):
+        target = type(target).forward
+    target = getattr(target, "__func__", target)
+    return getattr(target, "__code__", None)
+
+
+def reset_all() -> None:
+    """Forget the records of every compiled function."""
+    for dispatcher in list(_all):
+        dispatcher.reset()
+
+

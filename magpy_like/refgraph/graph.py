@@ -1,0 +1,200 @@
+"""RefGraph, ShadowNode and ShadowVersion (MagPy, Figure 8), with the update rules of section 5.3.2.
+
+A ShadowNode stands for one variable. Heap objects are found again by their ``id``; the graph keeps
+them alive for as long as that could matter. Plain values (numbers, strings, ...) have no identity of
+their own: such a node is known by *where it was read*, that is by the edge that leads to it.
+
+Only the first and the last version of a node are needed for guard and mock, so the versions between
+them keep no edges.
+"""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from magpy_like.annotation.schema import RelationKind
+
+EXTERNAL = 0
+"""The id of the node that stands for everything outside the compiled region (SN #0)."""
+
+ABSENT = -1
+"""The destination of an edge that was followed and led nowhere, such as a missing key."""
+
+
+class Fact(enum.Enum):
+    """What the program relied on about a variable that it met, beyond how it got there."""
+
+    TYPE = "type"
+    VALUE = "value"
+    METADATA = "metadata"  # of a tensor: all but its data
+    LENGTH = "length"
+    KEYS = "keys"  # of a mapping or set, in order
+    IDENTITY = "identity"
+
+
+class Relation(NamedTuple):
+    """The label of an edge: the way from a variable to one that it refers to."""
+
+    kind: RelationKind
+    key: Hashable = None
+
+    def __str__(self) -> str:
+        return self.kind.value if self.key is None else f"{self.kind.value} {self.key!r}"
+
+
+@dataclass(slots=True)
+class ShadowVersion:
+    """A variable between two in-place changes: its value, if plain, and what it refers to."""
+
+    value: Any = None
+    refs: dict[Relation, int] = field(default_factory=dict)
+
+
+class ShadowNode:
+    """One variable of the program.
+
+    ``existed`` says whether it was there when the region was entered. ``facts`` is what the guard
+    has to check of its first version. ``written`` are the relations that the program has set.
+    """
+
+    __slots__ = (
+        "_held",
+        "contents",
+        "existed",
+        "facts",
+        "node_id",
+        "replays",
+        "rewritten",
+        "type",
+        "versions",
+        "written",
+    )
+
+    def __init__(self, node_id: int, value: Any, *, existed: bool) -> None:
+        self.node_id = node_id
+        self.existed = existed
+        self.type = type(value)
+        self._held: Any = weakref.ref(value) if isinstance(value, torch.Tensor) else value
+        self.versions = [ShadowVersion()]
+        self.facts: set[Fact] = set()
+        self.written: dict[Relation, None] = {}
+        self.contents: Any = None
+        """A shallow copy of a container's first version, taken before its first change."""
+        self.replays: list[Any] = []
+        """Changes that depend on nothing in the container, in order."""
+        self.rewritten = False
+        """Whether the container was changed as a whole, so that only its last contents count."""
+
+    @property
+    def variable(self) -> Any:
+        """The variable itself; None for a tensor that is gone."""
+        held = self._held
+        return held() if type(held) is weakref.ref else held
+
+    @property
+    def first(self) -> ShadowVersion:
+        return self.versions[0]
+
+    @property
+    def last(self) -> ShadowVersion:
+        return self.versions[-1]
+
+    @property
+    def changed(self) -> bool:
+        return len(self.versions) > 1
+
+    def __repr__(self) -> str:
+        return f"SN #{self.node_id} {self.type.__name__} v{len(self.versions) - 1}"
+
+
+class RefGraph:
+    """The runtime state of one monitor run, as far as the program has looked at it."""
+
+    def __init__(self) -> None:
+        self.nodes: list[ShadowNode] = [ShadowNode(EXTERNAL, None, existed=True)]
+        self._by_id: dict[int, ShadowNode] = {}
+
+    @property
+    def external(self) -> ShadowNode:
+        return self.nodes[EXTERNAL]
+
+    def __iter__(self) -> Iterator[ShadowNode]:
+        return iter(self.nodes)
+
+    def get_node_by_id(self, node_id: int) -> ShadowNode:
+        return self.nodes[node_id]
+
+    def get_node_by_var(self, variable: Any) -> ShadowNode | None:
+        """The node of a heap object, or None when the program has not met it."""
+        node = self._by_id.get(id(variable))
+        return node if node is not None and node.variable is variable else None
+
+    def add(self, variable: Any, *, existed: bool, plain: bool = False) -> ShadowNode:
+        """A new node. A plain value is not entered under its ``id``."""
+        node = ShadowNode(len(self.nodes), variable, existed=existed)
+        self.nodes.append(node)
+        if plain:
+            node.first.value = variable
+        else:
+            self._by_id[id(variable)] = node
+        return node
+
+    def read(
+        self, source: ShadowNode, relation: Relation, variable: Any, *, plain: bool = False
+    ) -> ShadowNode:
+        """``variable`` was reached from ``source``: update rule "read" (Figure 13a).
+
+        When the last version has the edge, nothing is new. Otherwise the reference has been there
+        from the beginning, so every version gets it; unless the program itself put it there.
+        """
+        found = source.last.refs.get(relation)
+        if found is not None and found != ABSENT:
+            return self.nodes[found]
+        node = None if plain else self.get_node_by_var(variable)
+        ours = relation in source.written or not source.existed
+        if node is None:
+            node = self.add(variable, existed=not ours, plain=plain)
+        if ours:
+            source.last.refs[relation] = node.node_id
+            return node
+        for version in source.versions:
+            version.refs.setdefault(relation, node.node_id)
+        return node
+
+    def read_absent(self, source: ShadowNode, relation: Relation) -> None:
+        """There was nothing at ``relation``, as in ``k not in d``."""
+        if relation not in source.last.refs:
+            for version in source.versions:
+                version.refs.setdefault(relation, ABSENT)
+
+    def write(self, source: ShadowNode, relation: Relation, variable: Any) -> None:
+        """``variable`` was stored at ``relation``: update rule "write". The same object is no change."""
+        node = self.get_node_by_var(variable)
+        if node is not None and source.last.refs.get(relation) == node.node_id:
+            return
+        version = self.in_place(source)
+        if node is None:
+            version.refs.pop(relation, None)
+        else:
+            version.refs[relation] = node.node_id
+        source.written[relation] = None
+
+    def delete(self, source: ShadowNode, relation: Relation) -> None:
+        """What was at ``relation`` was removed."""
+        self.in_place(source).refs[relation] = ABSENT
+        source.written[relation] = None
+
+    def in_place(self, node: ShadowNode) -> ShadowVersion:
+        """The variable was changed: a new version that refers to what the last one referred to."""
+        last = node.last
+        version = ShadowVersion(last.value, dict(last.refs))
+        if len(node.versions) > 1:
+            last.refs = {}
+        node.versions.append(version)
+        return version

@@ -1,0 +1,73 @@
+"""Which values are plain: compared by value, without parts that could change or alias."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+import fractions
+import re
+import types
+import uuid
+from typing import Any
+
+import numpy as np
+import torch
+
+PLAIN_TYPES: frozenset[type] = frozenset(
+    {
+        type(None),
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        type(Ellipsis),
+        type(NotImplemented),
+        range,
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+        torch.Size,
+        torch.finfo,
+        torch.iinfo,
+        datetime.datetime,
+        datetime.date,
+        datetime.time,
+        datetime.timedelta,
+        decimal.Decimal,
+        fractions.Fraction,
+        uuid.UUID,
+        re.Pattern,
+    }
+)
+
+IDENTITY_TYPES: tuple[type, ...] = (
+    type,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.CodeType,
+    staticmethod,
+    classmethod,
+    property,
+    enum.Enum,
+)
+"""Things that are what they are: the guard asks for the same object."""
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is compared by value."""
+    return type(value) in PLAIN_TYPES or isinstance(value, np.generic)
+
+
+def is_identity(value: Any) -> bool:
+    """Whether a value stands for itself, as a class or a built-in function does."""
+    return isinstance(value, IDENTITY_TYPES)

@@ -1,0 +1,453 @@
+"""Guard generation (MagPy, section 4.2): may this record be used for this call?
+
+A guard is a generated function ``guard(args, kwargs)``. It returns the variables that the mock
+needs, as a tuple, or the number of the check that failed; ``reasons[number]`` says it in words.
+What fixed objects hold is left to the native :class:`Watch`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from magpy_like.annotation import RelationKind
+from magpy_like.monitor.recording import Recording, Split
+from magpy_like.native import ABSENT as NOTHING
+from magpy_like.native import StateCheck, TensorCheck, Watch
+from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, Relation, ShadowNode
+from magpy_like.refgraph.values import is_identity, is_plain
+from magpy_like.synthesis.places import Places, expression, lookup
+from magpy_like.synthesis.source import Source, literal
+
+_WATCHED_DIRECTLY = {
+    RelationKind.KEY,
+    RelationKind.GLOBAL,
+    RelationKind.MEMBERSHIP,
+    RelationKind.CELL,
+    RelationKind.ITEM,
+}
+
+
+class GuardBuilder:
+    """Builds the guard of one record, and names the variables that it fetches on the way."""
+
+    def __init__(self, rec: Recording, places: Places, args: tuple[Any, ...], kwargs: dict[str, Any]):
+        self.rec, self.places = rec, places
+        self.args, self.kwargs = args, kwargs
+        self.source = Source()
+        self.watch = Watch()
+        self.reasons: list[str] = []
+        self.readable: list[str] = []
+        self.variables: dict[int, str] = {}
+        """Names of the fetched variables, by node id."""
+        self._labels: dict[int, str] = {}
+        self._watched: set[tuple[int, str]] = set()
+
+    # --- text ------------------------------------------------------------------------------------
+
+    def _check(self, condition: str, reason: str) -> None:
+        """``condition`` must hold, or this record is not for the call."""
+        self.source.emit(f"if not ({condition}): return {len(self.reasons)}")
+        self.reasons.append(reason)
+        self.readable.append(reason)
+
+    def label(self, node: ShadowNode) -> str:
+        """How a person would write the way to a variable."""
+        found = self._labels.get(node.node_id)
+        if found is None:
+            parent, relation = self.places.edges[node.node_id][0]
+            found = self._labels[node.node_id] = self._label(parent, relation, node)
+        return found
+
+    def _label(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> str:
+        kind, key = relation
+        if kind is RelationKind.CONSTANT:
+            value = node.variable
+            name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+            if isinstance(value, dict):
+                return f"{value.get('__name__', 'module')} globals"
+            return name or f"<{type(value).__qualname__}>"
+        if kind is RelationKind.LOCAL:
+            return f"args[{key}]" if isinstance(key, int) else str(key)
+        above = self.label(parent)
+        if kind in (RelationKind.ATTRIBUTE, RelationKind.SLOT):
+            return f"{above}.{key}"
+        if kind is RelationKind.GLOBAL:
+            return f"{key} ({above})"
+        if kind is RelationKind.TYPE:
+            return f"{above}.{key[0] if isinstance(key, tuple) else key}"
+        if kind in (RelationKind.KEY, RelationKind.ITEM):
+            return f"{above}[{key!r}]"
+        if kind is RelationKind.CLOSURE:
+            names = parent.variable.__code__.co_freevars
+            return f"{names[key] if isinstance(key, int) else key} (closure of {above})"
+        if kind is RelationKind.CELL:
+            return above
+        return f"{above} → {relation}"
+
+    # --- building ----------------------------------------------------------------------------------
+
+    def build(self) -> None:
+        emit = self.source.emit
+        emit(f"if not state(): return {len(self.reasons)}")
+        self.source.names["state"] = StateCheck()
+        self.reasons.append("torch's global modes are as they were (grad, inference, autocast, dtype)")
+        keywords = ", ".join(map(repr, self.kwargs))
+        if self.kwargs:
+            self._check(
+                f"len(args) == {len(self.args)} and kwargs.keys() == {{{keywords}}}",
+                f"{len(self.args)} positional arguments, and {keywords}",
+            )
+        else:
+            self._check(
+                f"len(args) == {len(self.args)} and not kwargs",
+                f"{len(self.args)} positional arguments, no keywords",
+            )
+        at = len(self.source.lines)
+        for node in self.places.order:
+            self._node(node)
+        self._distinct()
+        if self.watch.counts()[0] or self.watch.counts()[2]:
+            # Fetched variables hang on fixed ones, so these are looked at first.
+            self.source.lines.insert(at, f"if not watch(): return {len(self.reasons)}")
+            self.source.names["watch"] = self.watch
+            self.watch_reason = len(self.reasons)
+            self.reasons.append("")
+        else:
+            self.watch_reason = -1
+
+    def _node(self, node: ShadowNode) -> None:
+        edges = self.places.edges[node.node_id]
+        fixed = self.places.is_fixed(node)
+        for i, (parent, relation) in enumerate(edges):
+            if fixed:
+                self._fixed_edge(parent, relation, node)
+            elif i == 0:
+                self._fetch(parent, relation, node)
+            else:
+                self._alias(parent, relation, node)
+        if fixed:
+            self._fixed_node(node)
+        for relation, target in node.first.refs.items():
+            if target == ABSENT:
+                self._absent(node, relation)
+
+    def name(self, node: ShadowNode) -> str:
+        """The guard's name for a variable: fetched, or a constant of the record."""
+        if node.node_id in self.variables:
+            return self.variables[node.node_id]
+        return self.source.constant(node.variable, _hint(node.variable))
+
+    def _way(self, parent: ShadowNode, relation: Relation) -> str:
+        if parent.node_id == EXTERNAL:
+            if relation.kind is not RelationKind.LOCAL:
+                raise Split(f"no way to {relation}")
+            key = relation.key
+            return f"args[{key}]" if isinstance(key, int) else f"kwargs[{key!r}]"
+        return expression(self.name(parent), relation, parent.type, self.source.constant)
+
+    # fixed objects ---------------------------------------------------------------------------------
+
+    def _fixed_edge(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
+        """A fixed object must still be where it was met."""
+        if parent.node_id == EXTERNAL:
+            if relation.kind is RelationKind.LOCAL:
+                text = f"{self._way(parent, relation)} is {self.name(node)}"
+                self._check(text, f"{self.label(node)} is the same {node.type.__qualname__}")
+            return
+        if self.places.is_fixed(parent):
+            self._watch(parent, relation, node.variable, equal=False)
+            return
+        text = f"{self._way(parent, relation)} is {self.name(node)}"
+        self._check(text, f"{self.label(node)} is the same {node.type.__qualname__}")
+
+    def _fixed_node(self, node: ShadowNode) -> None:
+        value = node.variable
+        if isinstance(value, torch.Tensor):
+            self.watch.tensor(value)
+            self.readable.append(f"{self.label(node)}: {describe_tensor(value)}, the same object")
+        elif isinstance(value, types.FunctionType):
+            self._once(value, "__code__", value.__code__)
+        elif Fact.KEYS in node.facts or Fact.LENGTH in node.facts or Fact.VALUE in node.facts:
+            self._fixed_extent(node, value)
+
+    def _fixed_extent(self, node: ShadowNode, value: Any) -> None:
+        label = self.label(node)
+        before = value if node.contents is None else node.contents
+        if isinstance(value, dict) and Fact.KEYS in node.facts:
+            self.watch.size(value, list(dict.keys(before)))
+            self.readable.append(f"{label} has {len(before)} keys, the same in the same order")
+        elif isinstance(value, list) and Fact.LENGTH in node.facts:
+            self.watch.size(value, len(before))
+            self.readable.append(f"len({label}) == {len(before)}")
+        elif isinstance(value, set | frozenset) and Fact.VALUE in node.facts:
+            members = frozenset(before)
+            self._call(lambda: value == members, f"{label} has the same members")
+        elif not isinstance(value, tuple | frozenset):
+            size = len(before)
+            self._call(lambda: len(value) == size, f"len({label}) == {size}")
+
+    def _call(self, check: Callable[[], bool], reason: str) -> None:
+        self.watch.place(check, reason, True, False)
+        self.readable.append(reason)
+
+    def _watch(self, parent: ShadowNode, relation: Relation, value: Any, *, equal: bool) -> None:
+        """A place of a fixed object must hold ``value`` (... for anything, NOTHING for nothing)."""
+        owner = parent.variable
+        kind, key = relation
+        if kind is RelationKind.TYPE and isinstance(key, str):
+            self.watch.place(owner, key, value, equal)
+        elif kind is RelationKind.ATTRIBUTE:
+            self.watch.place(object.__getattribute__(owner, "__dict__"), key, value, equal)
+        elif kind is RelationKind.CELL and isinstance(owner, types.CellType):
+            self.watch.place(owner, None, value, equal)
+        elif kind is RelationKind.ITEM and isinstance(owner, tuple):
+            pass  # a tuple cannot change
+        elif kind in _WATCHED_DIRECTLY and isinstance(owner, dict | list):
+            self.watch.place(owner, key, value, equal)
+        elif kind is RelationKind.CLOSURE:
+            pass  # the cells of a function cannot change
+        elif kind is RelationKind.DEFAULT and isinstance(key, int):
+            self._once(owner, "__defaults__", owner.__defaults__)
+        elif kind is RelationKind.DEFAULT:
+            self.watch.place(owner.__kwdefaults__, key, value, equal)
+        elif kind is not RelationKind.DICT:
+            label = f"{self.label(parent)} → {relation}"
+            self.watch.place(_checker(owner, relation, value, equal), label, True, False)
+
+    def _once(self, owner: Any, slot: str, value: Any) -> None:
+        if (id(owner), slot) not in self._watched:
+            self._watched.add((id(owner), slot))
+            self.watch.place(owner, slot, value, False)
+
+    def _absent(self, node: ShadowNode, relation: Relation) -> None:
+        if self.places.is_fixed(node):
+            self._watch(node, relation, NOTHING, equal=False)
+            return
+        name = self.name(node)
+        reason = f"{self.label(node)} has no {relation}"
+        key = relation.key
+        if relation.kind is RelationKind.ATTRIBUTE:
+            self._check(f"{key!r} not in {name}.__dict__", reason)
+        elif relation.kind in (RelationKind.KEY, RelationKind.MEMBERSHIP):
+            where = literal(key) or self.source.constant(key)
+            self._check(f"not dict.__contains__({name}, {where})", reason)
+        else:
+            check = self.source.constant(_missing)
+            self._check(f"{check}({name}, {self.source.constant(relation)})", reason)
+
+    # fetched variables -----------------------------------------------------------------------------
+
+    def _fetch(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
+        if Fact.VALUE in node.facts and is_plain(self._plain(node)):
+            self._value(parent, relation, node)
+            return
+        if self.places.is_fixed(parent) and parent.node_id != EXTERNAL:
+            self._watch(parent, relation, ..., equal=False)
+        elif relation.kind is RelationKind.ATTRIBUTE:
+            self._check(
+                f"{relation.key!r} in {self.name(parent)}.__dict__",
+                f"{self.label(parent)} has an attribute {relation.key}",
+            )
+        elif relation.kind is RelationKind.KEY:
+            where = literal(relation.key) or self.source.constant(relation.key)
+            self._check(
+                f"dict.__contains__({self.name(parent)}, {where})",
+                f"{self.label(parent)} has a key {relation.key!r}",
+            )
+        elif relation.kind is RelationKind.ITEM and Fact.LENGTH not in parent.facts:
+            self._check(
+                f"len({self.name(parent)}) > {relation.key}",
+                f"len({self.label(parent)}) > {relation.key}",
+            )
+        name = self.source.fresh("v")
+        self.source.emit(f"{name} = {self._way(parent, relation)}")
+        self.variables[node.node_id] = name
+        self._contents(name, node)
+
+    def _plain(self, node: ShadowNode) -> Any:
+        return node.first.value
+
+    def _value(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
+        value = self._plain(node)
+        if parent.node_id != EXTERNAL and self.places.is_fixed(parent):
+            if relation.kind is RelationKind.MEMBERSHIP:
+                self._watch(parent, relation, ..., equal=False)
+                return
+            self._watch(parent, relation, value, equal=True)
+            self.readable.append(f"{self._label(parent, relation, node)} == {value!r}")
+            return
+        label = self._label(parent, relation, node)
+        if relation.kind is RelationKind.MEMBERSHIP:
+            where = literal(relation.key) or self.source.constant(relation.key)
+            self._check(
+                f"dict.__contains__({self.name(parent)}, {where})",
+                f"{relation.key!r} in {self.label(parent)}",
+            )
+            return
+        if relation.kind is RelationKind.ATTRIBUTE:
+            way = f"{self.name(parent)}.__dict__.get({relation.key!r}, NOTHING)"
+            self.source.names["NOTHING"] = NOTHING
+        elif relation.kind is RelationKind.KEY:
+            where = literal(relation.key) or self.source.constant(relation.key)
+            way = f"dict.get({self.name(parent)}, {where}, NOTHING)"
+            self.source.names["NOTHING"] = NOTHING
+        else:
+            way = self._way(parent, relation)
+            if relation.kind is RelationKind.ITEM and Fact.LENGTH not in parent.facts:
+                self._check(
+                    f"len({self.name(parent)}) > {relation.key}",
+                    f"len({self.label(parent)}) > {relation.key}",
+                )
+        self._check(self._equals(way, value), f"{label} == {value!r}")
+
+    def _equals(self, way: str, value: Any) -> str:
+        if value is None or value is ... or isinstance(value, bool) or value is NotImplemented:
+            return f"{way} is {value!r}"
+        if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+            return f"{way} is {self.source.constant(value, str(value))}"
+        name = self.source.fresh("x")
+        kind = self.source.constant(type(value), type(value).__name__)
+        text = literal(value) or self.source.constant(value, "value")
+        is_kind = f"type({name} := {way}) is {kind}"
+        if isinstance(value, float | complex) or isinstance(value, np.generic):
+            if value != value or value == 0:
+                return f"{is_kind} and repr({name}) == {repr(value)!r}"
+        return f"{is_kind} and {name} == {text}"
+
+    def _contents(self, name: str, node: ShadowNode) -> None:
+        """What is relied on about a fetched variable itself."""
+        value, label = node.variable, self.label(node)
+        if isinstance(node.type, type) and issubclass(node.type, torch.Tensor):
+            self._tensor(name, node, label)
+            return
+        kind = self.source.constant(node.type, node.type.__name__)
+        self._check(f"type({name}) is {kind}", f"type({label}) is {node.type.__qualname__}")
+        before = value if node.contents is None else node.contents
+        if isinstance(value, types.FunctionType):
+            code = self.source.constant(value.__code__, "code")
+            self._check(f"{name}.__code__ is {code}", f"{label} runs the same code")
+        elif isinstance(value, dict):
+            if Fact.KEYS in node.facts:
+                keys = self.source.constant(list(dict.keys(before)), "keys")
+                self._check(f"list({name}) == {keys}", f"list({label}) == {list(dict.keys(before))!r}")
+            elif Fact.LENGTH in node.facts:
+                self._check(f"len({name}) == {len(before)}", f"len({label}) == {len(before)}")
+        elif isinstance(value, set | frozenset) and Fact.VALUE in node.facts:
+            members = self.source.constant(frozenset(before), "members")
+            self._check(f"{name} == {members}", f"{label} == {set(before)!r}")
+        elif Fact.LENGTH in node.facts:
+            self._check(f"len({name}) == {len(before)}", f"len({label}) == {len(before)}")
+        elif isinstance(value, slice):
+            raise Split("has a slice as an argument")
+        if Fact.VALUE in node.facts and isinstance(value, np.ndarray):
+            raise Split("reads a NumPy array from outside")
+
+    def _tensor(self, name: str, node: ShadowNode, label: str) -> None:
+        tensor = node.variable
+        if tensor is None:
+            raise Split(f"{label} is gone by the end of the region")
+        check = self.source.fresh("tensor")
+        self.source.names[check] = node.first.value or TensorCheck(tensor)
+        self._check(f"{check}({name})", f"{label}: {describe_tensor(tensor)}")
+
+    def _alias(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
+        if Fact.VALUE in node.facts and node.node_id not in self.variables:
+            self._value(parent, relation, node)
+            return
+        if self.places.is_fixed(parent) and parent.node_id != EXTERNAL:
+            self._watch(parent, relation, ..., equal=False)
+        way = self._way(parent, relation)
+        if relation.kind is RelationKind.KEY:
+            where = literal(relation.key) or self.source.constant(relation.key)
+            way = f"dict.get({self.name(parent)}, {where})"
+        elif relation.kind is RelationKind.ATTRIBUTE:
+            way = f"{self.name(parent)}.__dict__.get({relation.key!r})"
+        elif relation.kind is RelationKind.ITEM and Fact.LENGTH not in parent.facts:
+            self._check(f"len({self.name(parent)}) > {relation.key}", f"len({self.label(parent)}) > {relation.key}")
+        self._check(f"{way} is {self.name(node)}", f"{way} is {self.label(node)}")
+
+    def _distinct(self) -> None:
+        """Variables that are changed, or were told apart, must be different objects again."""
+        pairs = set(self.rec.distinct)
+        fetched = [n for n in self.places.order if n.node_id in self.variables and not is_identity(n.variable)]
+        for node in fetched:
+            if not node.changed:
+                continue
+            for other in fetched:
+                if other is not node and other.type is node.type:
+                    a, b = node.node_id, other.node_id
+                    pairs.add((min(a, b), max(a, b)))
+        for a, b in sorted(pairs):
+            left, right = self.rec.refs.get_node_by_id(a), self.rec.refs.get_node_by_id(b)
+            if a in self.variables and b in self.variables:
+                self._check(
+                    f"{self.variables[a]} is not {self.variables[b]}",
+                    f"{self.label(left)} is not {self.label(right)}",
+                )
+            elif a in self.variables or b in self.variables:
+                self._check(
+                    f"{self.name(left)} is not {self.name(right)}",
+                    f"{self.label(left)} is not {self.label(right)}",
+                )
+
+
+def _checker(owner: Any, relation: Relation, value: Any, equal: bool) -> Callable[[], bool]:
+    """A check in Python for the ways that are not worth a native one."""
+
+    def check() -> bool:
+        try:
+            found = lookup(owner, relation)
+        except (LookupError, AttributeError, ValueError, TypeError):
+            return value is NOTHING
+        if value is NOTHING:
+            return False
+        if value is ... or found is value:
+            return True
+        return equal and type(found) is type(value) and bool(found == value)
+
+    return check
+
+
+def _missing(owner: Any, relation: Relation) -> bool:
+    try:
+        lookup(owner, relation)
+    except (LookupError, AttributeError, ValueError, TypeError):
+        return True
+    return False
+
+
+def _hint(value: Any) -> str:
+    name = getattr(value, "__name__", None)
+    return name if isinstance(name, str) else type(value).__name__.lower()
+
+
+def describe_tensor(tensor: torch.Tensor) -> str:
+    """Such as ``float32[2, 3] on cpu, requires grad``."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    grad = ", requires grad" if tensor.requires_grad else ""
+    return f"{dtype}{list(tensor.shape)} on {tensor.device}{grad}"
+
+
+
+
+def same_memory(guard: GuardBuilder, inputs: list[ShadowNode], changed: list[ShadowNode]) -> None:
+    """When inputs are changed in place, the same inputs must share memory as before."""
+    fetched = [n for n in inputs if n.node_id in guard.variables]
+    if len(inputs) < 2 or not any(n in fetched for n in changed):
+        return
+    tensors = [n.variable for n in inputs if n.variable.layout == torch.strided]
+    names = [guard.name(n) for n in inputs if n.variable.layout == torch.strided]
+    check = guard.source.constant(_partition, "memory_of")
+    expected = guard.source.constant(_partition(*tensors), "memory")
+    guard._check(f"{check}({', '.join(names)}) == {expected}", "the tensors share memory as they did")
+
+
+def _partition(*tensors: torch.Tensor) -> tuple[int, ...]:
+    """For each tensor, the first one that lies in the same storage."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(t.untyped_storage()._cdata, i) for i, t in enumerate(tensors))

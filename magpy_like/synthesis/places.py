@@ -1,0 +1,163 @@
+"""From the nodes of the RefGraph to the places where a later call finds the same variables.
+
+A node is *fixed* when the record knows the very object: a class, a module, a submodule, a function.
+Any other variable is *fetched*: each call walks from its arguments, or from a fixed object, to it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from magpy_like.annotation import RelationKind
+from magpy_like.monitor.recording import Recording, Split
+from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, Relation, ShadowNode
+from magpy_like.refgraph.values import is_plain
+
+Edge = tuple[ShadowNode, Relation]
+
+_STORES = ("_parameters", "_buffers")
+
+
+class Places:
+    """Which nodes guard and mock are about, whether each is fixed, and the edges to it."""
+
+    def __init__(self, rec: Recording, unpinned: frozenset[tuple[Any, ...]]) -> None:
+        self.rec = rec
+        self.unpinned = unpinned
+        self.order: list[ShadowNode] = []
+        self.edges: dict[int, list[Edge]] = {}
+        self.fixed: set[int] = set()
+        self._walk()
+
+    def _walk(self) -> None:
+        """Breadth first over the first version, fixed variables before fetched ones."""
+        refs = self.rec.refs
+        first: deque[ShadowNode] = deque([refs.external])
+        later: deque[ShadowNode] = deque()
+        seen = {EXTERNAL}
+        self.fixed.add(EXTERNAL)
+        while first or later:
+            node = (first or later).popleft()
+            if node.node_id != EXTERNAL:
+                self.order.append(node)
+            for relation, target in node.first.refs.items():
+                if target == ABSENT:
+                    continue
+                child = refs.get_node_by_id(target)
+                self.edges.setdefault(target, []).append((node, relation))
+                if target in seen:
+                    continue
+                seen.add(target)
+                if self._is_fixed(node, relation, child):
+                    self.fixed.add(target)
+                    first.append(child)
+                else:
+                    later.append(child)
+        ids = {node.node_id: i for i, node in enumerate(self.order)}
+        self.edges = {n: sorted(e, key=lambda edge: ids.get(edge[0].node_id, -1)) for n, e in self.edges.items()}
+
+    def is_fixed(self, node: ShadowNode) -> bool:
+        return node.node_id in self.fixed
+
+    def _is_fixed(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> bool:
+        if Fact.IDENTITY in node.facts:
+            return True
+        value = node.variable
+        if isinstance(value, torch.nn.Module):
+            return True
+        if Fact.VALUE in node.facts and is_plain(node.first.value) and node.variable is not None:
+            return False
+        if parent.node_id == EXTERNAL or parent.node_id not in self.fixed:
+            return False
+        if isinstance(value, torch.Tensor):
+            return self._is_parameter(parent, relation, value)
+        if relation in parent.written or (id(parent.variable), relation) in self.unpinned:
+            return False
+        return value is not None and not is_plain(value)
+
+    def _is_parameter(self, parent: ShadowNode, relation: Relation, tensor: torch.Tensor) -> bool:
+        """Parameters and buffers that the program does not replace are bound once."""
+        if relation in parent.written or (id(parent.variable), relation) in self.unpinned:
+            return False
+        return any(
+            above.key in _STORES
+            and isinstance(owner.variable, torch.nn.Module)
+            and above.kind is RelationKind.ATTRIBUTE
+            for owner, above in self.edges.get(parent.node_id, ())
+        ) or isinstance(tensor, torch.nn.Parameter)
+
+
+def lookup(parent: Any, relation: Relation) -> Any:
+    """What is at a place now; raises LookupError, AttributeError or ValueError when nothing is."""
+    kind, key = relation
+    if kind is RelationKind.ATTRIBUTE:
+        return object.__getattribute__(parent, "__dict__")[key]
+    if kind in (RelationKind.KEY, RelationKind.GLOBAL, RelationKind.MEMBERSHIP):
+        return dict.__getitem__(parent, key)
+    if kind is RelationKind.ITEM:
+        return _item(parent, key)
+    if kind is RelationKind.CELL:
+        return parent.cell_contents.get() if hasattr(parent, "_var") else parent.cell_contents
+    if kind is RelationKind.CLOSURE:
+        return parent.__closure__[key]
+    if kind is RelationKind.DEFAULT:
+        return (parent.__defaults__ if isinstance(key, int) else parent.__kwdefaults__)[key]
+    if kind is RelationKind.SLOT:
+        return getattr(parent, str(key))
+    if kind is RelationKind.DICT:
+        return object.__getattribute__(parent, "__dict__")
+    if kind is RelationKind.TYPE:
+        return _in_classes(parent, key)
+    raise LookupError(f"no way along {relation}")
+
+
+def _item(parent: Any, index: Any) -> Any:
+    if isinstance(parent, list):
+        return list.__getitem__(parent, index)
+    if isinstance(parent, tuple):
+        return tuple.__getitem__(parent, index)
+    return parent[index]
+
+
+def _in_classes(cls: type, key: Any) -> Any:
+    name, after = key if isinstance(key, tuple) else (key, None)
+    mro = cls.__mro__
+    for base in mro if after is None else mro[mro.index(after) + 1 :]:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    raise LookupError(name)
+
+
+def expression(parent: str, relation: Relation, kind_of: type, constant: Callable[[Any], str]) -> str:
+    """The source text that follows ``relation`` from the variable called ``parent``."""
+    kind, key = relation
+    if kind is RelationKind.ATTRIBUTE:
+        return f"{parent}.__dict__[{key!r}]"
+    if kind in (RelationKind.KEY, RelationKind.GLOBAL):
+        where = repr(key) if isinstance(key, str | int) else constant(key)
+        if kind_of is dict:
+            return f"{parent}[{where}]"
+        return f"dict.__getitem__({parent}, {where})"
+    if kind is RelationKind.ITEM:
+        if kind_of in (list, tuple):
+            return f"{parent}[{key}]"
+        base = next((b.__name__ for b in (list, tuple) if issubclass(kind_of, b)), None)
+        return f"{base}.__getitem__({parent}, {key})" if base else f"{parent}[{key}]"
+    if kind is RelationKind.CELL:
+        return f"{parent}.cell_contents"
+    if kind is RelationKind.CLOSURE:
+        return f"{parent}.__closure__[{key}]"
+    if kind is RelationKind.DEFAULT:
+        store = "__defaults__" if isinstance(key, int) else "__kwdefaults__"
+        return f"{parent}.{store}[{key!r}]"
+    if kind is RelationKind.SLOT:
+        return f"{parent}.{key}"
+    if kind is RelationKind.DICT:
+        return f"{parent}.__dict__"
+    raise Split(f"there is no way back to a variable that was reached by {relation}")
+
+

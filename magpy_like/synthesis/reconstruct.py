@@ -1,0 +1,332 @@
+"""Reconstruction of values: source text that makes again what the program has made.
+
+One mechanism for every kind of object: what was there is named, plain values are written down,
+tensors come from the operator graph, and any other object is created empty by its class and given
+the state that the recorded one has. Each object is made once, so that aliasing comes out the same.
+"""
+
+from __future__ import annotations
+
+import collections
+import copyreg
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from magpy_like.monitor.recording import Recording, Split
+from magpy_like.refgraph import ShadowNode
+from magpy_like.refgraph.values import is_identity, is_plain
+from magpy_like.synthesis.source import Source, literal
+
+_CONTENTS: tuple[tuple[type, str], ...] = (
+    (list, "list.extend({0}, {1})"),
+    (dict, "dict.update({0}, {1})"),
+    (set, "set.update({0}, {1})"),
+    (collections.deque, "{0}.extend({1})"),
+)
+_ITERATORS = (type(iter([])), type(iter(())), type(iter(range(0))), zip, enumerate, reversed)
+
+
+class Reconstruction:
+    """Emits the statements of a mock that rebuild objects, and knows the name of each."""
+
+    def __init__(
+        self,
+        rec: Recording,
+        source: Source,
+        existing: Callable[[ShadowNode], str],
+        output: Callable[[torch.Tensor], str | None],
+    ) -> None:
+        self.rec, self.source = rec, source
+        self._existing = existing
+        self._output = output
+        self._made: dict[int, tuple[Any, str]] = {}
+        self._open: set[int] = set()
+
+    def value(self, value: Any) -> str:
+        """The source text of an expression for ``value``.
+
+        Raises:
+            Split: the value cannot be made outside the run that made it.
+        """
+        text = literal(value)
+        if text is not None:
+            return text
+        if is_plain(value) or is_identity(value):
+            return self.source.constant(value, _name(value))
+        made = self._made.get(id(value))
+        if made is not None:
+            return made[1]
+        if id(value) in self._open:
+            raise Split(f"makes a {type(value).__qualname__} that contains itself")
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        node = self.rec.node(value)
+        if node is not None:
+            return self._remember(value, self._existing(node))
+        return self._make(value)
+
+    def _remember(self, value: Any, name: str) -> str:
+        self._made[id(value)] = (value, name)
+        return name
+
+    def _bind(self, value: Any, text: str, prefix: str = "n") -> str:
+        name = self.source.fresh(prefix)
+        self.source.emit(f"{name} = {text}")
+        return self._remember(value, name)
+
+    def _tensor(self, tensor: torch.Tensor) -> str:
+        output = self._output(tensor)
+        if output is not None:
+            return self._remember(tensor, output)
+        node = self.rec.node(tensor)
+        if node is None:
+            raise Split("leaves a tensor that code outside the monitor's sight has made")
+        return self._remember(tensor, self._existing(node))
+
+    def _make(self, value: Any) -> str:
+        kind = type(value)
+        if kind is tuple:
+            return self._frozen(value, lambda: self.tuple_text(value))
+        if kind is list:
+            return self._list(value)
+        if kind is dict:
+            return self._dict(value)
+        if kind is slice:
+            parts = (value.start, value.stop, value.step)
+            return self._frozen(value, lambda: f"slice({', '.join(map(self.value, parts))})")
+        if kind is set:
+            return self._bind(value, "{" + ", ".join(map(self.value, value)) + "}" if value else "set()")
+        if kind is frozenset:
+            return self._bind(value, f"frozenset({self.tuple_text(value)})")
+        for types_, maker in _MAKERS:
+            if isinstance(value, types_):
+                return maker(self, value)
+        return self._instance(value)
+
+    def _frozen(self, value: Any, text: Callable[[], str]) -> str:
+        """An object whose parts must be there before it is."""
+        self._open.add(id(value))
+        try:
+            return self._bind(value, text())
+        finally:
+            self._open.discard(id(value))
+
+    def tuple_text(self, items: Any) -> str:
+        texts = [self.value(item) for item in items]
+        return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
+
+    def list_text(self, items: Any) -> str:
+        return f"[{', '.join(self.value(item) for item in items)}]"
+
+    def dict_text(self, items: dict[Any, Any]) -> str:
+        pairs = [f"{self.value(k)}: {self.value(v)}" for k, v in dict.items(items)]
+        return "{" + ", ".join(pairs) + "}"
+
+    def _list(self, value: list[Any]) -> str:
+        name = self._bind(value, "[]") if _refers_to_itself(value) else None
+        text = self.list_text(value)
+        if name is None:
+            return self._bind(value, text)
+        self.source.emit(f"{name}.extend({text})")
+        return name
+
+    def _dict(self, value: dict[Any, Any]) -> str:
+        name = self._bind(value, "{}") if _refers_to_itself(value) else None
+        text = self.dict_text(value)
+        if name is None:
+            return self._bind(value, text)
+        self.source.emit(f"{name}.update({text})")
+        return name
+
+    # --- functions -------------------------------------------------------------------------------
+
+    def _function(self, function: types.FunctionType) -> str:
+        if not self.rec.is_born(function):
+            return self._remember(function, self.source.constant(function, function.__name__))
+        make = self.source.constant(types.FunctionType, "FunctionType")
+        code = self.source.constant(function.__code__, "code")
+        names = self.source.constant(function.__globals__, "module_globals")
+        cells = [self.value(cell) for cell in function.__closure__ or ()]
+        closure = f"({', '.join(cells)},)" if cells else "None"
+        defaults = self.value(function.__defaults__)
+        name = self._bind(
+            function, f"{make}({code}, {names}, {function.__name__!r}, {defaults}, {closure})", "f"
+        )
+        if function.__kwdefaults__:
+            self.source.emit(f"{name}.__kwdefaults__ = {self.value(function.__kwdefaults__)}")
+        if function.__dict__:
+            self.source.emit(f"{name}.__dict__.update({self.dict_text(function.__dict__)})")
+        for slot in ("__qualname__", "__doc__", "__module__"):
+            self.source.emit(f"{name}.{slot} = {self.value(getattr(function, slot))}")
+        for cell in function.__closure__ or ():
+            self._fill(cell)
+        return name
+
+    def _cell(self, cell: types.CellType) -> str:
+        make = self.source.constant(types.CellType, "CellType")
+        return self._bind(cell, f"{make}()", "cell")
+
+    def _fill(self, cell: types.CellType) -> None:
+        """Cells are filled after the functions that share them exist, for they may refer to those."""
+        if self.rec.node(cell) is not None or id(cell) in self._open:
+            return
+        self._open.add(id(cell))
+        try:
+            contents = cell.cell_contents
+        except ValueError:
+            return
+        self.source.emit(f"{self.value(cell)}.cell_contents = {self.value(contents)}")
+
+    def _method(self, method: types.MethodType) -> str:
+        make = self.source.constant(types.MethodType, "MethodType")
+        return self._bind(method, f"{make}({self.value(method.__func__)}, {self.value(method.__self__)})")
+
+    def _builtin_method(self, method: Any) -> str:
+        return self._bind(method, f"{self.value(method.__self__)}.{method.__name__}")
+
+    def _partial(self, partial: functools.partial[Any]) -> str:
+        make = self.source.constant(type(partial), type(partial).__name__)
+        args = ", ".join(
+            [self.value(partial.func)]
+            + [self.value(a) for a in partial.args]
+            + [f"**{self.dict_text(partial.keywords)}"]
+        )
+        return self._bind(partial, f"{make}({args})")
+
+    def _iterator(self, iterator: Any) -> str:
+        raise Split(f"leaves a {type(iterator).__qualname__} half-way through")
+
+    def _array(self, array: np.ndarray[Any, Any]) -> str:
+        if not self.rec.is_born(array) or array.dtype.hasobject:
+            raise Split("leaves a NumPy array of unknown origin")
+        return self._bind(array, f"{self.source.constant(array.copy(), 'array')}.copy()")
+
+    def _wrapper(self, value: staticmethod[..., Any] | classmethod[Any, ..., Any]) -> str:
+        make = self.source.constant(type(value), type(value).__name__)
+        return self._bind(value, f"{make}({self.value(value.__func__)})")
+
+    # --- instances -------------------------------------------------------------------------------
+
+    def _instance(self, value: Any) -> str:
+        cls = type(value)
+        if isinstance(value, torch.nn.Module) and not self.rec.is_born(value):
+            return self._remember(value, self.source.constant(value, cls.__name__.lower()))
+        structseq = isinstance(value, tuple) and hasattr(cls, "n_sequence_fields")
+        if not self.rec.is_born(value) and not isinstance(value, _KNOWN_BASES):
+            raise Split(f"leaves a {cls.__qualname__} of unknown origin")
+        class_name = self.source.constant(cls, cls.__name__)
+        if structseq:
+            return self._frozen(value, lambda: f"{class_name}({self.tuple_text(tuple.__iter__(value))})")
+        name = self._empty(value, cls, class_name)
+        state = _instance_dict(value)
+        for base, fill in _CONTENTS:
+            if isinstance(value, base) and len(value):
+                text = self.dict_text(value) if base is dict else self.list_text(_items(value))
+                self.source.emit(fill.format(name, text))
+        if state:
+            self.source.emit(f"{name}.__dict__.update({self.dict_text(state)})")
+        for slot in copyreg._slotnames(cls):  # type: ignore[attr-defined]
+            try:
+                found = getattr(value, slot)
+            except AttributeError:
+                continue
+            setter = self.source.constant(object.__setattr__, "object_setattr")
+            self.source.emit(f"{setter}({name}, {slot!r}, {self.value(found)})")
+        return name
+
+    def _empty(self, value: Any, cls: type, class_name: str) -> str:
+        """The object with nothing in it, made without running ``__init__``."""
+        if isinstance(value, tuple):
+            return self._frozen(
+                value, lambda: f"tuple.__new__({class_name}, {self.tuple_text(tuple.__iter__(value))})"
+            )
+        if isinstance(value, collections.defaultdict):
+            factory = self.value(value.default_factory)
+            name = self._bind(value, f"{class_name}.__new__({class_name})")
+            maker = self.source.constant(collections.defaultdict, "defaultdict")
+            self.source.emit(f"{maker}.__init__({name}, {factory})")
+            return name
+        if isinstance(value, collections.deque):
+            maker = self.source.constant(collections.deque, "deque")
+            name = self._bind(value, f"{maker}.__new__({class_name})")
+            if value.maxlen is not None:
+                self.source.emit(f"{maker}.__init__({name}, (), {value.maxlen})")
+            return name
+        for base in (collections.OrderedDict, dict, list, set, int, float, str, bytes, BaseException):
+            if isinstance(value, base):
+                maker = self.source.constant(base, base.__name__)
+                if base in (int, float, str, bytes):
+                    return self._bind(value, f"{maker}.__new__({class_name}, {base(value)!r})")
+                if base is BaseException:
+                    return self._bind(value, f"{maker}.__new__({class_name}, *{self.tuple_text(value.args)})")
+                return self._bind(value, f"{maker}.__new__({class_name})")
+        if cls.__flags__ & (1 << 9) and _layout(cls) is object:
+            return self._bind(value, f"object.__new__({class_name})")
+        raise Split(f"leaves a {cls.__qualname__}, whose state native code keeps")
+
+
+def _layout(cls: type) -> type:
+    """The native class that lays out the instances of ``cls``."""
+    for base in cls.__mro__:
+        if not base.__flags__ & (1 << 9):
+            return base
+    return object
+
+
+_KNOWN_BASES = (list, dict, set, tuple, collections.deque)
+
+_MAKERS: tuple[tuple[Any, Callable[[Reconstruction, Any], str]], ...] = (
+    (types.FunctionType, Reconstruction._function),
+    (types.CellType, Reconstruction._cell),
+    (types.MethodType, Reconstruction._method),
+    (types.BuiltinMethodType, Reconstruction._builtin_method),
+    (functools.partial, Reconstruction._partial),
+    (_ITERATORS, Reconstruction._iterator),
+    (types.GeneratorType, Reconstruction._iterator),
+    (np.ndarray, Reconstruction._array),
+    ((staticmethod, classmethod), Reconstruction._wrapper),
+)
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, list):
+        return list.__getitem__(value, slice(None))
+    return list(value)
+
+
+def _instance_dict(value: Any) -> dict[str, Any] | None:
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _refers_to_itself(container: Any) -> bool:
+    """Whether a list or dictionary can be reached from its own contents."""
+    seen: set[int] = set()
+    pending = list(container.values() if isinstance(container, dict) else container)
+    while pending:
+        item = pending.pop()
+        if item is container:
+            return True
+        if id(item) in seen or is_plain(item):
+            continue
+        seen.add(id(item))
+        if isinstance(item, dict):
+            pending.extend(dict.values(item))
+        elif isinstance(item, list | tuple | set | frozenset | collections.deque):
+            pending.extend(item)
+        else:
+            pending.extend((_instance_dict(item) or {}).values())
+    return False
+
+
+def _name(value: Any) -> str:
+    name = getattr(value, "__name__", None)
+    return name if isinstance(name, str) else type(value).__name__

@@ -1,0 +1,285 @@
+"""A record: guard, mock and operator graph (MagPy, section 2.2), made from one recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from magpy_like.annotation import RelationKind
+from magpy_like.monitor.recording import Recording, Split, tensor_version
+from magpy_like.refgraph import ABSENT, Relation, ShadowNode
+from magpy_like.refgraph.values import is_plain
+from magpy_like.synthesis.guard import GuardBuilder, same_memory
+from magpy_like.synthesis.places import Places, lookup
+from magpy_like.synthesis.reconstruct import Reconstruction
+from magpy_like.synthesis.source import Source
+
+Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+@dataclass
+class Record:
+    """What a matching call runs instead of the program."""
+
+    guard: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+    mock: Callable[..., Any]
+    graph: fx.GraphModule | None
+    guards: list[str]
+    side_effects: list[str]
+    guard_source: str
+    mock_source: str
+    reasons: list[str]
+    watch: Any = None
+    watch_reason: int = -1
+    example_inputs: list[Any] = field(default_factory=list)
+
+    def why_not(self, failed: int) -> str:
+        """The check that turned a call away, in words."""
+        if failed == self.watch_reason:
+            return self.watch.why() or "something that the program read has changed meanwhile"
+        return f"not {self.reasons[failed]}"
+
+
+class MockBuilder:
+    """Builds the mock: run the operator graph, then make what the program made (section 4.2)."""
+
+    def __init__(self, rec: Recording, places: Places, guard: GuardBuilder) -> None:
+        self.rec, self.places, self.guard = rec, places, guard
+        self.source = Source()
+        self.parameters: dict[int, str] = {}
+        self.outputs: list[fx.Node] = []
+        self._output_names: dict[fx.Node, str] = {}
+        self.side_effects: list[str] = []
+        self.values = Reconstruction(rec, self.source, self.existing, self.output)
+
+    def existing(self, node: ShadowNode) -> str:
+        """The name of a variable that was there before the call."""
+        if self.places.is_fixed(node):
+            return self.source.constant(node.variable, node.type.__name__.lower())
+        name = self.guard.variables.get(node.node_id)
+        if name is None:
+            raise Split(f"leaves a {node.type.__qualname__} that a later call could not find")
+        self.parameters[node.node_id] = name
+        return name
+
+    def output(self, tensor: torch.Tensor) -> str | None:
+        """The name of an output of the operator graph; None for a tensor that was there before."""
+        if self.rec.node(tensor) is not None:
+            return None
+        node = self.rec.operators.node_of(tensor)
+        if node is None:
+            return None
+        name = self._output_names.get(node)
+        if name is None:
+            name = self._output_names[node] = f"out{len(self.outputs)}"
+            self.outputs.append(node)
+        return name
+
+    def result(self, value: Any) -> str:
+        return self.values.value(value)
+
+    # --- side effects ----------------------------------------------------------------------------
+
+    def effects(self) -> None:
+        """Changes to what is outside: the last version of the nodes that were there before."""
+        later: list[str] = []
+        for node in self.places.order:
+            if not node.changed or isinstance(node.variable, torch.Tensor):
+                continue
+            if node.rewritten:
+                later.extend(self._rewrite(node))
+                continue
+            for relation in node.written:
+                later.extend(self._write(node, relation))
+        for node, operation, args in self.rec.replays:
+            if node.rewritten:
+                continue
+            texts = ", ".join(self.values.value(arg) for arg in args)
+            maker = self.source.constant(operation, operation.__name__)
+            later.append(f"{maker}({self.existing(node)}, {texts})")
+            self.side_effects.append(f"{self.guard.label(node)}.{operation.__name__}(…)")
+        for line in later:
+            self.source.emit(line)
+
+    def _write(self, node: ShadowNode, relation: Relation) -> list[str]:
+        owner = self.existing(node)
+        before = node.first.refs.get(relation)
+        try:
+            value = lookup(node.variable, relation)
+        except (LookupError, AttributeError, ValueError):
+            if before == ABSENT:
+                return []
+            self.side_effects.append(f"del {self.guard.label(node)} → {relation}")
+            return [_delete(owner, relation, self.source)]
+        if before is not None and before != ABSENT:
+            first = self.rec.refs.get_node_by_id(before)
+            if first.variable is value and not is_plain(value):
+                return []
+            if is_plain(value) and first.type is type(value) and first.first.value is value:
+                return []
+        self.side_effects.append(f"{self.guard.label(node)} → {relation} = {_short(value)}")
+        return [_assign(owner, relation, self.values.value(value), self.source)]
+
+    def _rewrite(self, node: ShadowNode) -> list[str]:
+        value, before = node.variable, node.contents
+        if _same_contents(value, before):
+            return []
+        name = self.existing(node)
+        self.side_effects.append(f"contents of {self.guard.label(node)}")
+        if isinstance(value, dict):
+            if list(dict.keys(value))[: len(before)] != list(before):
+                return [f"dict.clear({name})", f"dict.update({name}, {self.values.dict_text(value)})"]
+            changed = {k: v for k, v in dict.items(value) if k not in before or before[k] is not v}
+            return [f"dict.update({name}, {self.values.dict_text(changed)})"]
+        if isinstance(value, list):
+            return [f"{name}[:] = {self.values.list_text(value)}"]
+        text = self.values.list_text(value)
+        return [f"{name}.clear()", f"{name}.{'update' if isinstance(value, set) else 'extend'}({text})"]
+
+
+def _same_contents(value: Any, before: Any) -> bool:
+    if len(value) != len(before):
+        return False
+    if isinstance(value, dict):
+        pairs = zip(dict.items(value), before.items(), strict=True)
+        return all(k == l and v is w for (k, v), (l, w) in pairs)
+    if isinstance(value, set):
+        return bool(value == before)
+    return all(a is b for a, b in zip(value, before, strict=True))
+
+
+def _short(value: Any) -> str:
+    return repr(value) if is_plain(value) else f"a {type(value).__qualname__}"
+
+
+def _assign(owner: str, relation: Relation, value: str, source: Source) -> str:
+    kind, key = relation
+    if kind is RelationKind.ATTRIBUTE:
+        return f"{owner}.__dict__[{key!r}] = {value}"
+    if kind is RelationKind.GLOBAL:
+        return f"{owner}[{key!r}] = {value}"
+    if kind is RelationKind.KEY:
+        where = repr(key) if isinstance(key, str | int) else source.constant(key)
+        return f"dict.__setitem__({owner}, {where}, {value})"
+    if kind is RelationKind.ITEM:
+        return f"list.__setitem__({owner}, {key}, {value})"
+    if kind is RelationKind.CELL:
+        return f"{owner}.cell_contents = {value}"
+    if kind is RelationKind.SLOT:
+        setter = source.constant(object.__setattr__, "object_setattr")
+        return f"{setter}({owner}, {key!r}, {value})"
+    raise Split(f"changes something along {relation}")
+
+
+def _delete(owner: str, relation: Relation, source: Source) -> str:
+    kind, key = relation
+    if kind is RelationKind.ATTRIBUTE:
+        return f"{owner}.__dict__.pop({key!r}, None)"
+    if kind is RelationKind.GLOBAL:
+        return f"{owner}.pop({key!r}, None)"
+    if kind is RelationKind.KEY:
+        where = repr(key) if isinstance(key, str | int) else source.constant(key)
+        return f"dict.pop({owner}, {where}, None)"
+    if kind is RelationKind.CELL:
+        return f"del {owner}.cell_contents"
+    if kind is RelationKind.SLOT:
+        remover = source.constant(object.__delattr__, "object_delattr")
+        return f"{remover}({owner}, {key!r})"
+    raise Split(f"removes something along {relation}")
+
+
+def synthesise(
+    rec: Recording,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    result: Any,
+    backend: Backend,
+    entry: Callable[[], Any],
+    unpinned: frozenset[tuple[Any, ...]] = frozenset(),
+) -> Record:
+    """Guard, mock and compiled graph from a recording that reached its end.
+
+    ``entry`` is a context manager factory that puts torch's global state back to what it was when
+    the region was entered, which is the state that the backend must see.
+
+    Raises:
+        Split: something that the program read or made cannot be checked or made again.
+    """
+    places = Places(rec, unpinned)
+    guard = GuardBuilder(rec, places, args, kwargs)
+    with entry():
+        guard.build()
+    mock = MockBuilder(rec, places, guard)
+    returned = mock.result(result)
+    mock.effects()
+    graph, compiled, names, inputs = _compile(rec, places, guard, mock, backend, entry)
+    body = mock.source.lines
+    mock.source.lines = []
+    if graph is not None:
+        call = f"run_graph({', '.join(names)})"
+        targets = ", ".join(f"out{i}" for i in range(len(mock.outputs)))
+        mock.source.names["run_graph"] = compiled
+        mock.source.emit(f"{targets}{',' if len(mock.outputs) == 1 else ''} = {call}" if targets else call)
+    mock.source.lines += [*body, *_modes(rec, mock), f"return {returned}"]
+    parameters = ", ".join(mock.parameters.values())
+    guard.source.emit(f"return ({parameters}{',' if parameters else ''})")
+    return Record(
+        guard=guard.source.build("guard", "args, kwargs"),
+        mock=mock.source.build("mock", parameters),
+        graph=graph,
+        guards=guard.readable,
+        side_effects=mock.side_effects,
+        guard_source=guard.source.text("guard", "args, kwargs"),
+        mock_source=mock.source.text("mock", parameters),
+        reasons=guard.reasons,
+        watch=guard.watch,
+        watch_reason=guard.watch_reason,
+        example_inputs=inputs,
+    )
+
+
+def _modes(rec: Recording, mock: MockBuilder) -> list[str]:
+    """Torch's modes that the program leaves switched."""
+    lines = []
+    if rec.grad_mode_at_end is not None:
+        setter = mock.source.constant(torch._C._set_grad_enabled, "set_grad_enabled")
+        lines.append(f"{setter}({rec.grad_mode_at_end})")
+        mock.side_effects.append(f"grad mode = {rec.grad_mode_at_end}")
+    return lines
+
+
+def _compile(
+    rec: Recording,
+    places: Places,
+    guard: GuardBuilder,
+    mock: MockBuilder,
+    backend: Backend,
+    entry: Callable[[], Any],
+) -> tuple[fx.GraphModule | None, Any, list[str], list[Any]]:
+    """Hand the operator graph to the backend, unless it has nothing that anybody could notice."""
+    operators = rec.operators
+    changed = [
+        node
+        for _, shadow in operators.inputs
+        if (node := rec.refs.get_node_by_id(shadow)).variable is not None
+        and tensor_version(node.variable) != rec.tensor_versions.get(shadow)
+    ]
+    if not operators.operators or not (mock.outputs or changed or operators.effects):
+        return None, None, [], []
+    graph = operators.finish(mock.outputs)
+    nodes = [rec.refs.get_node_by_id(shadow) for _, shadow in operators.inputs]
+    names = [mock.existing(node) for node in nodes]
+    tensors = [node.variable for node in nodes]
+    if any(tensor is None for tensor in tensors):
+        raise Split("an input of the operator graph is gone by the end of the region")
+    if changed:
+        same_memory(guard, nodes, changed)
+    with entry():
+        compiled = backend(graph, tensors)
+    return graph, compiled, names, tensors
+
+
