@@ -151,9 +151,14 @@ class _Comparison:
                 state = "missing" if name in ones else "unexpected"
                 raise _Differs(f"{path}.{name}: {state}")
         for name, value in ones.items():
-            is_table = isinstance(expected, torch.nn.Module) and name in _MODULE_TABLES
-            where = path if is_table else f"{path}.{name}"
-            self.same(where, value, others[name], shared)
+            where, other = f"{path}.{name}", others[name]
+            if isinstance(expected, torch.nn.Module):
+                if name in _MODULE_TABLES:
+                    where = path
+                elif "_hooks" in name and isinstance(value, dict) and isinstance(other, dict):
+                    # Keyed by a number that says how many hooks the process had before.
+                    value, other = tuple(value.values()), tuple(other.values())
+            self.same(where, value, other, shared)
 
     def _function(self, path: str, expected: Any, actual: Any, shared: bool) -> None:
         if expected.__code__ != actual.__code__:

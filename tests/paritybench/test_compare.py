@@ -31,6 +31,12 @@ def module(log):
     return layer
 
 
+def hooked(hook=print):
+    layer = module([])
+    layer.register_forward_hook(hook)
+    return layer
+
+
 def closure(value):
     return lambda: value
 
@@ -45,6 +51,7 @@ SAME = [
     lambda: {"a": [1, 2.5, None], "b": (torch.ones(2), "x")},
     lambda: deque(torch.ones(1)),
     lambda: module([1]),
+    lambda: hooked(),
     lambda: Box(items={1, 2}, nested=Box(x=torch.zeros(2))),
     lambda: Slotted(torch.ones(2)),
     lambda: closure(torch.ones(2)),
@@ -88,6 +95,7 @@ DIFFERENT = {
     "attribute too many": (lambda: Box(), lambda: Box(x=1), "result.x: unexpected"),
     "slot": (lambda: Slotted(1), lambda: Slotted(2), "result.value"),
     "module's list": (lambda: module([1]), lambda: module([1, 1]), "result.log"),
+    "hook": (lambda: hooked(), lambda: hooked(str), "_forward_hooks"),
     "closure": (lambda: closure(1), lambda: closure(2), "<cell value>"),
     "array": (lambda: np.zeros(2), lambda: np.ones(2), "values differ"),
     "array's dtype": (lambda: np.zeros(2), lambda: np.zeros(2, "float32"), "float32"),
