@@ -80,6 +80,7 @@ class Rule:
             random=p.random,
             replay=p.replay,
             reason=p.reason,
+            calls=p.calls,
         )
 
     def error(self, message: str, name: str, line: int) -> AnnotationError:

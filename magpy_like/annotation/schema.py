@@ -4,17 +4,18 @@ An annotation is data. This module holds its shape and the check that turns a ma
 YAML or passed from Python, into an :class:`Annotation`. It knows nothing about files or about the
 objects that are annotated.
 
-Beyond the paper's properties there are five marks, each for something the paper's prose treats
+Beyond the paper's properties there are a few marks, each for something the paper's prose treats
 specially: ``global_state`` (a setter of torch state that belongs in the operator graph),
 ``state_read`` (pure but for process-wide state, which a guard can check by calling again),
 ``random`` (a draw that the mock repeats), ``replay`` (an effect that the mock repeats by calling
-again with the same constants) and ``reason`` (why an operation is dynamic, for ``explain``).
+again with the same constants), ``calls`` (inputs that it calls with parts of the others) and
+``reason`` (why an operation is dynamic, for ``explain``).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -70,6 +71,9 @@ class DataShape(enum.Enum):
     TENSOR_ARGUMENT = "tensor argument"  # repeat_interleave(x, repeats)
 
 
+_ITERATING = (ValueRead.KEYS, ValueRead.ELEMENTS, ValueRead.PAIRS, ValueRead.ALL)
+
+
 @dataclass(frozen=True, slots=True)
 class InputProperty:
     """``ValueRead`` and ``InPlace`` of one input."""
@@ -120,10 +124,16 @@ class Annotation:
     random: bool = False
     replay: bool = False
     reason: str = ""
+    calls: tuple[int | str, ...] = ()
 
     def input(self, position: int | str) -> InputProperty:
         """The property of the input at a position (receiver first) or of a keyword."""
         return self.inputs.get(position, self.default_input)
+
+    def changes(self, position: int | str, value: object) -> bool:
+        """Whether a call may change this input: it is in place, or an iterator that is advanced."""
+        given = self.input(position)
+        return given.in_place or (given.value_read in _ITERATING and isinstance(value, Iterator))
 
     @property
     def dynamic(self) -> bool:
@@ -132,7 +142,7 @@ class Annotation:
 
 
 FLAGS = ("as_op_node", "pure_closure", "global_state", "state_read", "random", "replay")
-PROPERTIES = frozenset((*FLAGS, "inputs", "default_input", "output", "reason"))
+PROPERTIES = frozenset((*FLAGS, "inputs", "default_input", "output", "reason", "calls"))
 
 _VALUE_READS = {read.name: read for read in ValueRead}
 _DATA_SHAPES = {shape.name: shape for shape in DataShape}
@@ -172,6 +182,9 @@ def build(operation: str, raw: Mapping[str, Any], source: str) -> Annotation:
         output=output,
         source=source,
         reason=_typed(raw, "reason", str, default=""),
+        calls=tuple(
+            _position(position, ("calls",)) for position in _typed(raw, "calls", list, default=[])
+        ),
         **flags,
     )
 
@@ -317,7 +330,13 @@ def _typed(
     return value
 
 
-_NAMES = {bool: "true or false", dict: "a mapping", str: "a string", int: "a whole number"}
+_NAMES = {
+    bool: "true or false",
+    dict: "a mapping",
+    str: "a string",
+    list: "a list",
+    int: "a whole number",
+}
 
 
 def _kind(value: Any) -> str:

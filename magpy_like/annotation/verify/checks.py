@@ -13,6 +13,7 @@ import gc
 import os
 import random
 import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,13 +23,21 @@ import numpy
 import torch
 from torch import fx
 
-from magpy_like.annotation.schema import Annotation, DataShape, RelationKind, ValueRead
+from magpy_like.annotation.schema import (
+    Annotation,
+    DataShape,
+    RelationKind,
+    RelationProperty,
+    ValueRead,
+)
 from magpy_like.annotation.shapes import shape_depends_on_data
 from magpy_like.annotation.verify.relations import Witness, holds
 from magpy_like.annotation.verify.samples import Sample, call
 from magpy_like.annotation.verify.snapshot import (
+    children,
     copied,
     freeze,
+    has_value,
     name_inputs,
     unrolled,
 )
@@ -80,7 +89,12 @@ def repeatable(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]
     for sample in samples:
         args, kwargs = sample.make()
         again = copied((args, kwargs), kept(args, kwargs))
+        before = _frozen_inputs(args, kwargs)
         first = _outcome(operation, args, kwargs)
+        if _frozen_inputs(args, kwargs) == before:
+            # What has no value but who it is can be shared, as nothing was done to it.
+            shared = kept(args, kwargs)
+            again = copied((args, kwargs), lambda v, s=shared: s(v) or not has_value(v))
         if annotation.state_read:
             second = _outcome(operation, *again)
         elif annotation.as_op_node:
@@ -101,6 +115,7 @@ def unchanged_inputs(operation: Operation, samples: list[Sample]) -> Iterator[Ve
     tried = False
     for sample in samples:
         args, kwargs = sample.make()
+        inputs = _inputs(args, kwargs)
         before = _frozen_inputs(args, kwargs)
         with _same_generators():
             try:
@@ -109,7 +124,7 @@ def unchanged_inputs(operation: Operation, samples: list[Sample]) -> Iterator[Ve
                 continue
         tried = True
         for key, frozen in _frozen_inputs(args, kwargs).items():
-            if operation.annotation.input(key).in_place or frozen == before[key]:
+            if frozen == before[key] or operation.annotation.changes(key, inputs[key]):
                 continue
             yield Verdict(
                 "not in_place", False, f"input {key} was changed by the call with {_show(sample)}"
@@ -182,48 +197,69 @@ _WHOLE = (
 )
 
 
+# Reads that leave it to those relations what of the input is handed out.
+_HANDED_OUT = (ValueRead.TYPE, ValueRead.IDENTITY, ValueRead.KEYS)
+
+
+# How deep the objects lie that an operation may look at the identity of.
+_DEPTH = {ValueRead.IDENTITY: 0, ValueRead.ELEMENTS: 1, ValueRead.PAIRS: 2}
+
+
+def _parts(value: Any, depth: int | None) -> list[Any]:
+    if depth is None:
+        return []
+    if depth == 0:
+        return [value]
+    return [part for _, child in children(value) for part in _parts(child, depth - 1)]
+
+
+def _calls_native(annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    inputs = _inputs(args, kwargs)
+    return any(
+        not isinstance(inputs.get(key), types.FunctionType | type(None)) for key in annotation.calls
+    )
+
+
 def _vary_one(operation: Operation, sample: Sample, key: int | str, read: ValueRead) -> bool | None:
+    """Whether the output is the same when what is not read of one input is another."""
     args, kwargs = sample.make()
     value = _inputs(args, kwargs)[key]
-    relation = operation.annotation.output.relation
+    annotation = operation.annotation
+    output = annotation.output
     keep = NOTHING
-    if relation is not None and relation.of == key:
-        if relation.kind in _WHOLE and read in (ValueRead.TYPE, ValueRead.IDENTITY):
+    related = None
+    if output.relation is not None and output.relation.of == key:
+        related = output.relation
+        if related.kind in _WHOLE and read in _HANDED_OUT:
             return None
-        if relation.kind in _KEYED:
-            if relation.key is None or relation.key >= len(args):
+        if related.kind in _KEYED:
+            if related.key is None or related.key >= len(args):
                 return None
-            keep = args[relation.key]
-            if relation.kind is RelationKind.ITEM and not isinstance(keep, int):
+            keep = args[related.key]
+            if related.kind is RelationKind.ITEM and not isinstance(keep, int):
                 return None
-    elif operation.annotation.output.shape_from_data is not DataShape.NEVER:
+    elif output.shape_from_data is not DataShape.NEVER:
         return None
-    own = _kept_objects(operation.annotation)
-    other_args, other_kwargs = copied((args, kwargs), own(args, kwargs))
-    if read in (ValueRead.IDENTITY, ValueRead.ELEMENTS, ValueRead.PAIRS):
-        # What the operation may look at stays who it is, so both runs share it.
-        other_args, other_kwargs = args, kwargs
-    first = _outcome(operation, args, kwargs)
+    if annotation.calls and key not in annotation.calls and _calls_native(annotation, args, kwargs):
+        return None  # then the monitor takes the input as read by what is called
+    # What the operation may look at stays who it is, so both runs share it.
+    shared = {id(part) for part in _parts(value, _DEPTH.get(read))}
+    kept = _kept_objects(annotation)(args, kwargs)
+    other_args, other_kwargs = copied((args, kwargs), lambda v: id(v) in shared or kept(v))
+    if read is ValueRead.NONE:
+        # A Marker is not accepted everywhere, so both runs get one.
+        args, kwargs = _with((args, kwargs), key, vary(value, read))
+    first = _outcome(operation, args, kwargs, related=related)
     if first[0] == "raised":
         return None
     try:
         other = vary(_inputs(other_args, other_kwargs)[key], read, keep)
     except Exception:
         return None
-    if other is NOTHING or (
-        read is not ValueRead.IDENTITY and other is value and args is not other_args
-    ):
+    if other is NOTHING:
         return None
-    if isinstance(key, int):
-        other_args = (*other_args[:key], other, *other_args[key + 1 :])
-    else:
-        other_kwargs = {**other_kwargs, key: other}
-    if read is ValueRead.NONE and type(value) is not type(other):
-        # A Marker is not accepted everywhere; both runs get one.
-        first = _outcome(operation, *_with(sample.make(), key, vary(value, read)))
-        if first[0] == "raised":
-            return None
-    return _outcome(operation, other_args, other_kwargs) == first
+    other_args, other_kwargs = _with((other_args, other_kwargs), key, other)
+    return _outcome(operation, other_args, other_kwargs, related=related) == first
 
 
 def _with(inputs: tuple[tuple[Any, ...], dict[str, Any]], key: int | str, value: Any) -> Any:
@@ -360,13 +396,24 @@ def _has_tensor(value: Any) -> bool:
 
 
 def _outcome(
-    operation: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any], named: bool = True
+    operation: Operation,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    named: bool = True,
+    related: RelationProperty | None = None,
 ) -> tuple[Any, ...]:
-    """What a call gives or raises, with inputs and what they hold written as names."""
+    """What a call gives or raises, with inputs and what they hold written as names.
+
+    An output that is what ``related`` leads to is written as just that.
+    """
     names = name_inputs(args, kwargs) if named else {}
+    witness = Witness(related, args, kwargs) if related and related.kind in _KEYED else None
     try:
         with _same_generators():
-            return ("gave", freeze(unrolled(operation(args, kwargs)), names))
+            output = operation(args, kwargs)
+            if witness and holds(witness, output, lambda: None):
+                return ("gave", "what the relation leads to")
+            return ("gave", freeze(unrolled(output), names))
     except Exception as error:
         return ("raised", type(error).__name__)
 

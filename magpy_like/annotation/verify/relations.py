@@ -29,6 +29,7 @@ class Witness:
         self.default = self._argument(relation.default)
         self.elements = _elements(self.source)
         self.inputs = [*args, *kwargs.values()]
+        self.all_elements = [*itertools.chain(*map(_elements, self.inputs))]
         self.length = len(self.source) if hasattr(type(self.source), "__len__") else None
         self.expected = self._look_up() if relation.access == "read" else _MISSING
 
@@ -61,21 +62,22 @@ def holds(witness: Witness, output: Any, again: Callable[[], Any]) -> bool | Non
     if relation.access == "write":
         return _written(witness)
     match relation.kind:
+        case RelationKind.DICT:
+            return output is witness.expected or output == witness.expected
         case RelationKind.SELF:
             return output is witness.source
         case RelationKind.LENGTH:
             return output == witness.length
         case RelationKind.MEMBERSHIP | RelationKind.HAS_ATTRIBUTE | RelationKind.TYPE:
             return output == witness.expected
-        case RelationKind.ITEM | RelationKind.KEY | RelationKind.ATTRIBUTE | RelationKind.DICT:
+        case RelationKind.ITEM | RelationKind.KEY | RelationKind.ATTRIBUTE:
             return _looked_up(witness, output)
         case RelationKind.ARGUMENT:
-            candidates = [*witness.inputs, *itertools.chain(*map(_elements, witness.inputs))]
-            return _among(output, candidates)
+            return _among(output, [*witness.inputs, *witness.all_elements])
         case RelationKind.ELEMENT:
             return _among(output, [*witness.elements, *_given(witness.default)])
         case RelationKind.COPY:
-            return _is_copy(output, [*itertools.chain(*map(_elements, witness.inputs))])
+            return _is_copy(output, witness.all_elements)
         case RelationKind.ITERATION:
             return _iterates(witness, output)
         case RelationKind.CONSTANT | RelationKind.SLOT | RelationKind.CELL | RelationKind.CONTEXT:
@@ -153,7 +155,7 @@ def _iterates(witness: Witness, output: Any) -> bool | None:
     else:
         parts = [output]
     known = [*witness.elements, *_given(witness.default)]
-    known += list(itertools.chain(*map(_elements, witness.inputs))) + witness.inputs
+    known += witness.all_elements + witness.inputs
     return all(_made_of(part, known) for part in parts)
 
 

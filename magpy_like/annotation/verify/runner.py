@@ -98,9 +98,14 @@ def verify_one(operation: Operation, samples: Samples) -> Result:
         operation.write,
         lambda position: annotation.input(position).value_read,
     )
-    verdicts = tuple(check(operation, found))
     problem = "" if found else "no inputs were found that it accepts"
-    return Result(operation.name, annotation.source, verdicts, len(found), problem)
+    verdicts: list[Verdict] = []
+    try:
+        verdicts.extend(check(operation, found))
+    except Exception as error:  # an input or output that cannot be looked at
+        problem = f"its inputs or outputs cannot be compared: {error!r}"
+        verdicts.append(Verdict("pure_closure", None))
+    return Result(operation.name, annotation.source, tuple(verdicts), len(found), problem)
 
 
 def _operations(table: Table, samples: Samples) -> Iterator[Operation]:

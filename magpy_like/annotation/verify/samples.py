@@ -9,6 +9,7 @@ method. What an operation does not accept is thrown away.
 from __future__ import annotations
 
 import builtins
+import collections
 import functools
 import inspect
 import itertools
@@ -28,7 +29,8 @@ from magpy_like.annotation.verify.snapshot import Cell, Marker, copied
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 ATTEMPTS = 500
-SAMPLES = 8
+SAMPLES = 12
+SAMPLES_OF_A_KIND = 3
 OPINFO_SAMPLES = 3
 
 
@@ -136,7 +138,6 @@ def _evaluate_one(text: str, scope: dict[str, Any]) -> Any:
 
 
 def _scope() -> dict[str, Any]:
-    import collections
     import contextvars
     import datetime
     import enum
@@ -174,21 +175,26 @@ def _read_samples() -> dict[str, Any]:
 def _accepted(
     operation: Any, write: bool, candidates: Iterator[Sample], limit: int
 ) -> Iterator[Sample]:
-    """Candidates that do not raise, one for each combination of input types."""
-    seen = set()
+    """Candidates that do not raise, some for each combination of input types."""
+    seen: collections.Counter[Any] = collections.Counter()
+    refused: list[Sample] = []
     for candidate in candidates:
         try:
             args, kwargs = candidate.make()
             kinds = (*map(_kind, args), *((key, _kind(value)) for key, value in kwargs.items()))
-            if kinds in seen:
+            if seen[kinds] == SAMPLES_OF_A_KIND:
                 continue
-            call(operation, write, args, kwargs)
+            if call(operation, write, args, kwargs) is NotImplemented:
+                refused.append(candidate)
+                continue
         except Exception:
             continue
-        seen.add(kinds)
+        seen[kinds] += 1
         yield candidate
-        if len(seen) == limit:
+        if seen.total() == limit:
             return
+    if not seen:  # a comparison that knows no other type, say
+        yield from refused[:limit]
 
 
 def _kind(value: Any) -> Any:
@@ -342,9 +348,9 @@ def _always(*_: Any) -> bool:
 
 _POOL: list[Callable[[], Any]] = [
     *_constants(0, 1, 2, 3, -1, True, False, None, 1.5, -0.25, 2 + 1j),
-    *_constants("a", "key", "b c", "{} {}", "", b"ab", b"c", "1", "utf-8"),
+    *_constants("a", "key", "b c", "{} {}", "", b"ab", b"c", "1", "utf-8", "__class__"),
     *_constants([3, 1, 2], ["b", "a"], [], [[1], [2]], (1, 2), ("a",), (), {1, 2}, {"a"}),
-    *_constants(frozenset((1, 3)), range(3), slice(0, 2), bytearray(b"ab"), [("a", 1)]),
+    *_constants(frozenset((1, 3)), range(3), slice(0, 2), [("a", 1)]),
     *_constants({"a": 1, "key": 2}, {}, {1: [1], 2: [2]}),
     lambda: [Marker(), Marker(), Marker()],
     lambda: (Marker(), Marker()),
@@ -367,6 +373,7 @@ _TENSOR_POOL: list[Callable[[], Any]] = [
     *_constants(0, 1, 2, -1, 0.5, True, (0, 1), (3, 3), (0,), None, torch.float64),
 ]
 _RECEIVERS: list[Callable[[], Any]] = [
+    lambda: bytearray(b"ab"),
     lambda: types.MappingProxyType({"a": Marker(), "key": Marker()}),
     lambda: {"a": 1, "key": Marker()}.keys(),
     lambda: {"a": Marker(), "key": Marker()}.values(),

@@ -20,7 +20,7 @@ ITEMS_OF_AN_ITERATOR = 20
 Names = Mapping[int, tuple[Any, ...]]
 
 _SCALARS = (type(None), bool, int, str, bytes, complex, type(Ellipsis), range)
-_BY_IDENTITY = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+_BY_IDENTITY = (type, types.ModuleType, types.FunctionType)
 _OPAQUE = (
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
@@ -97,12 +97,15 @@ class _Freezer:
             return bytes(value)
         if isinstance(value, slice):
             return tuple(map(self.freeze, (value.start, value.stop, value.step)))
-        if isinstance(value, types.MethodType | types.BuiltinMethodType):
+        if isinstance(value, types.MethodType):
+            return (self.freeze(value.__self__), self.freeze(value.__func__))
+        if isinstance(value, types.BuiltinMethodType | types.MethodWrapperType):
             return (self.freeze(value.__self__), value.__name__)
         if isinstance(value, Marker):
             return "marker"
         if isinstance(value, BaseException):
-            return (tuple(map(self.freeze, value.args)),)
+            links = (value.__cause__, value.__context__, value.__suppress_context__)
+            return (*map(self.freeze, (value.args, *links)), self.attributes(value))
         if isinstance(value, Iterator):
             return self.state_of_iterator(value)
         return self.state(value)
@@ -197,6 +200,12 @@ def unrolled(value: Any) -> Any:
     if isinstance(value, Iterator):
         return (type(value).__name__, list(itertools.islice(value, ITEMS_OF_AN_ITERATOR)))
     return value
+
+
+def has_value(value: Any) -> bool:
+    """Whether an object can be equal to another one; what cannot is who it is."""
+    kind = type(value)
+    return kind.__eq__ is not object.__eq__ or isinstance(value, torch.Tensor)
 
 
 def copied(value: Any, keep: Callable[[Any], bool] = lambda value: False) -> Any:
