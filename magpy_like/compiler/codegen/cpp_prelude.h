@@ -27,6 +27,7 @@ void* PyEval_SaveThread();
 void PyEval_RestoreThread(void*);
 extern PyObject* PyExc_IndexError;
 struct PyMethodDef { const char* name; void* function; int flags; const char* doc; };
+extern PyMethodDef magpy_kernels[];  // one row per kernel, in order
 
 int omp_get_max_threads();
 void* aligned_alloc(unsigned long, unsigned long);
