@@ -26,7 +26,7 @@ EXTRA_DECOMPOSITIONS = [
     aten.batch_norm_backward,
     aten._softmax_backward_data, aten._log_softmax_backward_data,
     aten.nll_loss_forward, aten.nll_loss_backward, aten.addcmul, aten.addcdiv, aten.lerp,
-    aten.embedding_dense_backward, aten.select_backward, aten.slice_backward,
+    aten.select_backward, aten.slice_backward,
     aten.masked_fill, aten.hardtanh_backward, aten.hardswish_backward, aten.leaky_relu_backward,
     aten.elu_backward, aten.softplus_backward, aten.native_dropout_backward, aten.stack,
     aten.std_mean, aten.mse_loss_backward, aten.smooth_l1_loss_backward, aten.huber_loss_backward,
@@ -38,7 +38,7 @@ KEEP = [
     aten.gelu_backward, aten.silu, aten.silu_backward, aten.sigmoid_backward, aten.tanh_backward,
     aten.threshold_backward, aten.native_dropout, aten.bernoulli, aten.rand_like, aten.randn_like,
     aten.randint_like, aten.baddbmm, aten.addmv, aten.uniform, aten.normal,
-    aten._safe_softmax, aten.pixel_shuffle, aten.rrelu_with_noise, aten.exponential,
+    aten._safe_softmax, aten.embedding_dense_backward, aten.pixel_shuffle, aten.rrelu_with_noise, aten.exponential,
 ]  # fmt: skip
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]

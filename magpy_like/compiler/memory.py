@@ -40,7 +40,7 @@ def plan_memory(graph: Graph, schedule: Schedule) -> list[Step]:
         last[b] = len(steps) - 1
     dying: dict[int, list[str]] = {}
     for b, k in last.items():
-        if b not in returned:
+        if b not in returned and graph.buffers[b].kind != "constant":
             dying.setdefault(k, []).append(b)
     pool: dict[tuple[Expr, object, object], list[str]] = {}
     present: set[str] = set()

@@ -342,5 +342,25 @@ def _softmax(log: bool) -> Callable[..., Any]:
     return lowering
 
 
+def _safe_softmax(graph: Graph, a: Box, dim: int, dtype: Any = None) -> Box:
+    """Softmax in which a row of only -inf gives zeros."""
+    if dtype not in (None, a.dtype) or 0 in a.size or not a.size:
+        raise Unsupported("aten._safe_softmax", "conversion, or no elements")
+    axes = reduced_dims(a, dim)
+    a.realize()
+    dead = reduce(
+        graph, a, axes, True, [torch.bool],
+        lambda value, flat: [
+            ops.eq(ops.reduction("max", value), ops.constant(float("-inf"), value.dtype))
+        ],
+    )[0]  # fmt: skip
+    result = softmax(graph, a, dim, False)
+    return elementwise(
+        graph, [dead, result], Kind.DEFAULT,
+        lambda d, x: ops.where(ops.ne(d, ops.constant(0, d.dtype)), ops.constant(0, x.dtype), x),
+    )  # fmt: skip
+
+
 softmax = lower(aten._softmax.default)(_softmax(log=False))
 log_softmax = lower(aten._log_softmax.default)(_softmax(log=True))
+lower(aten._safe_softmax.default)(_safe_softmax)

@@ -1,0 +1,278 @@
+"""Reading and writing at computed indices: gather, index, embedding, scatter, index_put."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from magpy_like.compiler import ir
+from magpy_like.compiler.errors import Unsupported
+from magpy_like.compiler.graph import Graph
+from magpy_like.compiler.indexing import Expr, contiguous_strides
+from magpy_like.compiler.ir import Box, Index
+from magpy_like.compiler.lowering.pointwise import full, to_dtype
+from magpy_like.compiler.lowering.registry import (
+    aten,
+    broadcast_index,
+    broadcast_shapes,
+    canonical_dim,
+    common_device,
+    convert,
+    expand,
+    is_number,
+    lower,
+)
+from magpy_like.compiler.ops import Value, ops
+
+_RANGE = "index out of range"
+_EMBEDDING = "index out of range in self"
+_GATHER = "index out of bounds for a dimension of the indexed tensor"
+
+
+def _need_elements(a: Box, dims: Sequence[int]) -> None:
+    """An index into nothing must raise, and a kernel could only read elsewhere."""
+    if any(a.size[d] == 0 for d in dims):
+        raise Unsupported("indexing", "into a dimension of size 0")
+
+
+@lower(aten.embedding.default)
+def embedding(
+    graph: Graph, weight: Box, indices: Box, padding_idx: int = -1,
+    scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Box:  # fmt: skip
+    _need_elements(weight, [0])
+    rank = len(indices.size)
+
+    def inner(index: Index) -> Value:
+        row = ops.to_dtype(indices.load(index[:rank]), torch.int64)
+        ops.check(ops.ge(row, ops.constant(0, torch.int64)), _EMBEDDING)
+        return weight.load([ops.indirect(row, weight.size[0], _EMBEDDING), *index[rank:]])
+
+    size = [*indices.size, *weight.size[1:]]
+    common_device([weight, indices])
+    return ir.pointwise(
+        graph, weight.device, weight.dtype, size, inner, [weight, indices], operations=6
+    )
+
+
+@lower(aten.index_select.default)
+def index_select(graph: Graph, a: Box, dim: int, indices: Box) -> Box:
+    if not a.size:
+        raise Unsupported("aten.index_select", "a 0-d tensor")
+    dim = canonical_dim(dim, len(a.size))
+    _need_elements(a, [dim])
+    count = indices.size[0] if indices.size else sympy.S.One
+
+    def inner(index: Index) -> Value:
+        at = ops.to_dtype(indices.load([index[dim]] if indices.size else []), torch.int64)
+        ops.check(ops.ge(at, ops.constant(0, torch.int64)), _EMBEDDING)
+        j = ops.indirect(at, a.size[dim], _EMBEDDING)
+        return a.load([*index[:dim], j, *index[dim + 1 :]])
+
+    size = [*a.size[:dim], count, *a.size[dim + 1 :]]
+    return ir.pointwise(graph, a.device, a.dtype, size, inner, [a, indices], operations=6)
+
+
+@lower(aten.gather.default)
+def gather(graph: Graph, a: Box, dim: int, indices: Box, *, sparse_grad: bool = False) -> Box:
+    if not a.size or not indices.size:
+        raise Unsupported("aten.gather", "a 0-d tensor")
+    dim = canonical_dim(dim, len(a.size))
+    _need_elements(a, [dim])
+
+    def inner(index: Index) -> Value:
+        at = ops.to_dtype(indices.load(index), torch.int64)
+        ops.check(ops.ge(at, ops.constant(0, torch.int64)), _GATHER)
+        j = ops.indirect(at, a.size[dim], _GATHER)
+        return a.load([*index[:dim], j, *index[dim + 1 :]])
+
+    return ir.pointwise(
+        graph, a.device, a.dtype, indices.size, inner, [a, indices], operations=6
+    )
+
+
+# --- advanced indexing ----------------------------------------------------------------------------
+
+
+class _Plan:
+    """How ``a[indices]`` is shaped: where the broadcast index dimensions go, and what is left."""
+
+    def __init__(self, a: Box, indices: Sequence[Box | None]) -> None:
+        self.a = a
+        self.given = [(d, i) for d, i in enumerate(indices) if i is not None]
+        if not self.given or any(
+            i.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8)
+            for _, i in self.given
+        ):
+            raise Unsupported("aten.index", "by masks")
+        common_device([a, *(i for _, i in self.given)])
+        _need_elements(a, [d for d, _ in self.given])
+        self.shape = broadcast_shapes(*(i.size for _, i in self.given))
+        dims = [d for d, _ in self.given]
+        adjacent = dims == list(range(dims[0], dims[-1] + 1))
+        self.at = dims[0] if adjacent else 0
+        self.kept = [d for d in range(len(a.size)) if d not in dims]
+        before = [a.size[d] for d in self.kept[: self.at]]
+        after = [a.size[d] for d in self.kept[self.at :]]
+        self.size = [*before, *self.shape, *after]
+
+    def position(self, index: Index) -> list[Expr]:
+        """The element of ``a`` that the result has at ``index``."""
+        rank = len(self.shape)
+        middle = index[self.at : self.at + rank]
+        outside = [*index[: self.at], *index[self.at + rank :]]
+        result: list[Expr] = [sympy.S.Zero] * len(self.a.size)
+        for d, i in zip(self.kept, outside, strict=True):
+            result[d] = i
+        for d, box in self.given:
+            at = box.load(broadcast_index(box, middle))
+            result[d] = ops.indirect(at, self.a.size[d], _GATHER)
+        return result
+
+
+@lower(aten.index.Tensor, aten._unsafe_index.Tensor)
+def index_(graph: Graph, a: Box, indices: Sequence[Box | None]) -> Box:
+    plan = _Plan(a, indices)
+    sources = [a, *(i for _, i in plan.given)]
+    return ir.pointwise(
+        graph, a.device, a.dtype, plan.size, lambda index: a.load(plan.position(index)), sources,
+        operations=6,
+    )  # fmt: skip
+
+
+def _copy_of(graph: Graph, a: Box) -> Box:
+    """Fresh row-major memory with the contents of ``a``, to scatter into."""
+    copy = graph.box(graph.new_buffer(a.dtype, a.device, a.size, contiguous_strides(a.size)))
+    graph.store_into(a, copy)
+    return copy
+
+
+@lower(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(
+    graph: Graph, a: Box, indices: Sequence[Box | None], values: Box, accumulate: bool = False
+) -> Box:
+    given = [i for i in indices if i is not None]
+    if len(given) == 1 and given[0].dtype in (torch.bool, torch.uint8) and not values.size:
+        return _masked_put(graph, a, indices, values, accumulate)
+    plan = _Plan(a, indices)
+    if accumulate and a.dtype == torch.bool:
+        raise Unsupported("aten.index_put", "accumulating bools")
+    if values.dtype != a.dtype or values.device != a.device:
+        raise Unsupported("aten.index_put", "values of another dtype or device")
+    values = expand(values, plan.size)
+    values.realize()
+    result = _copy_of(graph, a)
+    window = result.realize()
+
+    def loops(xs: Sequence[Expr], rs: Sequence[Expr]) -> None:
+        value = values.load(xs)
+        address = window.address(plan.position(xs))
+        ops.store(window.buffer, address, value, "add" if accumulate else None)
+
+    graph.add_loops(plan.size, [], loops)
+    return result
+
+
+def _masked_put(
+    graph: Graph, a: Box, indices: Sequence[Box | None], value: Box, accumulate: bool
+) -> Box:
+    """A bool mask and one number: that is ``where``."""
+    if accumulate or indices[0] is None or indices[0].dtype != torch.bool:
+        raise Unsupported("aten.index_put", "accumulating by mask")
+    mask = indices[0]
+    lead = len(mask.size)
+
+    def inner(index: Index) -> Value:
+        new = convert(value.load([]), value.dtype, a.dtype)
+        return ops.where(mask.load(index[:lead]), new, a.load(index))
+
+    return ir.pointwise(graph, a.device, a.dtype, a.size, inner, [a, mask, value], operations=2)
+
+
+# --- scatter --------------------------------------------------------------------------------------
+
+
+def _scatter(
+    graph: Graph, a: Box, dim: int, indices: Box, source: Box | Any, mode: str | None
+) -> Box:
+    if not a.size or not indices.size or 0 in indices.size:
+        raise Unsupported("scatter", "a 0-d or empty tensor")
+    dim = canonical_dim(dim, len(a.size))
+    _need_elements(a, [dim])
+    if isinstance(source, Box) and source.dtype != a.dtype:
+        raise Unsupported("scatter", "values of another dtype")
+    if a.dtype == torch.bool and mode is not None:
+        raise Unsupported("scatter", "accumulating bools")
+    boxes = [b for b in (a, indices, source) if isinstance(b, Box)]
+    common_device(boxes)
+    for box in boxes[1:]:
+        box.realize()
+    result = _copy_of(graph, a)
+    window = result.realize()
+
+    def loops(xs: Sequence[Expr], rs: Sequence[Expr]) -> None:
+        at = ops.to_dtype(indices.load(xs), torch.int64)
+        ops.check(ops.ge(at, ops.constant(0, torch.int64)), _GATHER)
+        j = ops.indirect(at, a.size[dim], _GATHER)
+        value = source.load(xs) if isinstance(source, Box) else ops.constant(source, a.dtype)
+        address = window.address([*xs[:dim], j, *xs[dim + 1 :]])
+        ops.store(window.buffer, address, value, mode)
+
+    graph.add_loops(indices.size, [], loops)
+    return result
+
+
+@lower(aten.scatter.src, aten.scatter.value)
+def scatter(graph: Graph, a: Box, dim: int, indices: Box, source: Any) -> Box:
+    return _scatter(graph, a, dim, indices, source, None)
+
+
+@lower(aten.scatter_add.default)
+def scatter_add(graph: Graph, a: Box, dim: int, indices: Box, source: Box) -> Box:
+    return _scatter(graph, a, dim, indices, source, "add")
+
+
+@lower(aten.index_add.default)
+def index_add(
+    graph: Graph, a: Box, dim: int, indices: Box, source: Box, *, alpha: Any = 1
+) -> Box:
+    if not a.size or not indices.size or alpha != 1 or source.dtype != a.dtype:
+        raise Unsupported("aten.index_add", "a 0-d tensor, alpha, or another dtype")
+    dim = canonical_dim(dim, len(a.size))
+    given: list[Box | None] = [None] * len(a.size)
+    given[dim] = indices
+    return index_put(graph, a, given, source, True)
+
+
+@lower(aten.embedding_dense_backward.default)
+def embedding_dense_backward(
+    graph: Graph, grad: Box, indices: Box, num_weights: Any, padding_idx: int,
+    scale_grad_by_freq: bool,
+) -> Box:  # fmt: skip
+    """Rows of ``grad`` added up by index; rows of the padding index are left out."""
+    if scale_grad_by_freq or not is_number(num_weights):
+        raise Unsupported("aten.embedding_dense_backward", "scaled by frequency")
+    rank = len(indices.size)
+    size = [sympy.sympify(num_weights), *grad.size[rank:]]
+    if 0 in size or 0 in grad.size:
+        raise Unsupported("aten.embedding_dense_backward", "no elements")
+    wide = to_dtype(graph, grad, torch.float32) if grad.dtype.itemsize == 2 else grad
+    wide.realize()
+    indices.realize()
+    zero = full(graph, size, 0, wide.dtype, grad.device)
+    result = _copy_of(graph, zero)
+    window = result.realize()
+
+    def loops(xs: Sequence[Expr], rs: Sequence[Expr]) -> None:
+        row = ops.to_dtype(indices.load(xs[:rank]), torch.int64)
+        value = wide.load(xs)
+        padding = ops.eq(row, ops.constant(int(padding_idx), torch.int64))
+        value = ops.where(padding, ops.constant(0, value.dtype), value)
+        address = window.address([ops.indirect(row, size[0], _RANGE), *xs[rank:]])
+        ops.store(window.buffer, address, value, "add")
+
+    graph.add_loops(grad.size, [], loops)
+    return result if wide is grad else to_dtype(graph, result, grad.dtype)
