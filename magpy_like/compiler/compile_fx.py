@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
 
+from magpy_like.compiler import describe, passes
 from magpy_like.compiler.aot import aot_compile
 from magpy_like.compiler.codegen import cpp
 from magpy_like.compiler.codegen.common import Kernel
@@ -18,6 +21,7 @@ from magpy_like.compiler.graph import Graph
 from magpy_like.compiler.memory import plan_memory
 from magpy_like.compiler.runtime import code_cache
 from magpy_like.compiler.scheduler import Scheduler
+from magpy_like.compiler.trace import Trace, open_trace
 
 _OPTIONS = {"strict", "trace"}
 KERNELS_PER_UNIT = 8
@@ -45,27 +49,33 @@ def compile_fx(
     if unknown:
         raise CompileError(f"unknown options {sorted(unknown)}; there are {sorted(_OPTIONS)}")
     strict = bool(settings.get("strict", False))
+    trace = open_trace(settings)
+    trace.write("fx", "graph.py", lambda: gm.print_readable(print_output=False))
 
     def stage(kind: str) -> Callable[..., Any]:
         def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            return compile_aten(graph, kind=kind, strict=strict)
+            return compile_aten(graph, kind=kind, strict=strict, trace=trace)
 
         return compiler
 
-    with torch.random.fork_rng(devices=[]):  # compiling never draws from the user's generator
+    with trace.timing("compile"), torch.random.fork_rng(devices=[]):
+        gm = passes.run_captured(gm, example_inputs)
         return aot_compile(
             gm, example_inputs,
             forward=stage("forward"), backward=stage("backward"), inference=stage("inference"),
         )  # fmt: skip
 
 
-def compile_aten(gm: fx.GraphModule, *, kind: str, strict: bool) -> Callable[[list[Any]], Any]:
+def compile_aten(
+    gm: fx.GraphModule, *, kind: str, strict: bool, trace: Trace
+) -> Callable[[list[Any]], Any]:
     """Compile one functional ATen graph (``kind``: forward, backward, inference).
 
     The result takes one list of arguments, which it empties, and returns a tuple.
     """
     try:
-        call = _compile(gm, kind, strict)
+        with _disable_current_modes():  # constants are folded for real, not as fake tensors
+            call = _compile(gm, kind, trace)
     except Unsupported as reason:
         warn_fallback(reason.what, reason.reason, strict=strict)
         call = interpret(gm)
@@ -91,20 +101,31 @@ def interpret(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
     return call
 
 
-def _compile(gm: fx.GraphModule, kind: str, strict: bool) -> Callable[[list[Any]], Any]:
-    graph = Graph(gm).run()
-    schedule = Scheduler(graph).run()
-    steps = plan_memory(graph, schedule)
+def _compile(gm: fx.GraphModule, kind: str, trace: Trace) -> Callable[[list[Any]], Any]:
+    stage = "aten_backward" if kind == "backward" else "aten_forward"
+    trace.write(stage, f"{kind}.py", lambda: gm.print_readable(print_output=False))
+    with trace.timing("passes"):
+        gm = passes.run(gm, inference=kind == "inference")
+    trace.write("passes", f"{kind}.py", lambda: gm.print_readable(print_output=False))
+    with trace.timing("lowering"):
+        graph = Graph(gm).run()
+    trace.write("ir", f"{kind}.txt", lambda: describe.graph(graph))
+    with trace.timing("scheduling"):
+        schedule = Scheduler(graph).run()
+        steps = plan_memory(graph, schedule)
+    trace.write("schedule", f"{kind}.txt", lambda: describe.schedule(schedule))
     kernels = [step.work for step in steps if isinstance(step.work, Kernel)]
     launcher = Launcher(graph, steps)
-    launcher.namespace |= build(kernels, graph, kind)
-    call = launcher.compile()
-    if "output_code" in os.environ.get("MAGPY_LOGS", ""):
-        print(launcher.print())
-    return call
+    source = launcher.print()
+    with trace.timing("kernels"):
+        launcher.namespace |= build(kernels, graph, kind, trace)
+    trace.write("launcher", f"{kind}.py", source)
+    return launcher.compile(source)
 
 
-def build(kernels: Sequence[Kernel], graph: Graph, kind: str) -> dict[str, Callable[..., Any]]:
+def build(
+    kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace
+) -> dict[str, Callable[..., Any]]:
     """Print, compile and load kernels: name -> function of addresses and sizes."""
     others = {k.device.type for k in kernels} - {"cpu"}
     if others:
@@ -120,6 +141,8 @@ def build(kernels: Sequence[Kernel], graph: Graph, kind: str) -> dict[str, Calla
         )
         for unit in units
     ]
+    for source in sources:
+        trace.write("kernels", f"{kind}.cpp", source.source)
     found: dict[str, Callable[..., Any]] = {}
     for path, unit in zip(code_cache.compile_cpp_many(sources), units, strict=True):
         found |= load(path, [k.name for k, _ in unit])
@@ -129,8 +152,6 @@ def build(kernels: Sequence[Kernel], graph: Graph, kind: str) -> dict[str, Calla
 def load(path: Any, names: Sequence[str]) -> dict[str, Callable[..., Any]]:
     """The entries of a translation unit as Python functions, through CPython's stable interface:
     calling one costs what calling a built-in costs."""
-    import ctypes
-
     library = code_cache.load_library(path)
     table = ctypes.addressof(ctypes.c_char.in_dll(library, "magpy_kernels"))
     make = ctypes.pythonapi.PyCFunction_NewEx

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import linecache
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +19,7 @@ from magpy_like.compiler.ir import Buffer, ExternOp, Strided
 from magpy_like.compiler.memory import Step
 
 _printer = PythonPrinter()
+_counter = itertools.count()
 
 
 def print_size(e: Expr) -> str:
@@ -72,10 +75,11 @@ class Launcher:
         self.lines.indent(-1)
         return self.lines.text()
 
-    def compile(self) -> Callable[[list[Any]], Any]:
-        """Print and compile; a traceback into the function shows its source."""
-        source = self.print()
-        exec(compile(source, "<magpy launcher>", "exec"), self.namespace)
+    def compile(self, source: str) -> Callable[[list[Any]], Any]:
+        """Compile what :meth:`print` returned; a traceback into it shows its lines."""
+        filename = f"<magpy launcher {next(_counter)}>"
+        linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+        exec(compile(source, filename, "exec"), self.namespace)
         return self.namespace["call"]
 
     # --- sizes ---------------------------------------------------------------------------------
