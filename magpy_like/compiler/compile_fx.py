@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -58,12 +59,20 @@ def compile_fx(
 
         return compiler
 
-    with trace.timing("compile"), torch.random.fork_rng(devices=[]):
-        gm = passes.run_captured(gm, example_inputs)
-        return aot_compile(
-            gm, example_inputs,
-            forward=stage("forward"), backward=stage("backward"), inference=stage("inference"),
-        )  # fmt: skip
+    captured = gm
+    try:
+        with trace.timing("compile"), torch.random.fork_rng(devices=[]):
+            gm = passes.run_captured(copy.copy(gm), example_inputs)
+            return aot_compile(
+                gm, example_inputs,
+                forward=stage("forward"), backward=stage("backward"), inference=stage("inference"),
+            )  # fmt: skip
+    except CompileError:
+        raise
+    except Exception as error:
+        # A program that eager refuses is refused by eager, with eager's message, when it runs.
+        warn_fallback("a graph", _first_line(error), strict=strict)
+        return captured
 
 
 def compile_aten(
@@ -82,11 +91,16 @@ def compile_aten(
     except code_cache.NoCompilerError as error:
         warn_fallback("every graph", str(error), strict=strict)
         call = interpret(gm)
-    except code_cache.CppCompileError as error:
-        warn_fallback(f"a {kind} graph", str(error), strict=strict)
+    except Exception as error:  # never a crash: a compiler bug costs speed and a warning
+        warn_fallback(f"a {kind} graph", _first_line(error), strict=strict)
         call = interpret(gm)
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def interpret(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:

@@ -212,13 +212,14 @@ class Graph:
         lowering = LOWERINGS.get(node.target)
         name = str(node.target)
         if lowering is not None and self._loopable(node):
-            mark = len(self.operations)
+            # What a lowering stored before it gave up stays: boxes may refer to it, and the
+            # scheduler drops what nobody reads.
             try:
                 result = self._conform(lowering(self, *args, **kwargs), value, name)
                 self.lowered[name] = self.lowered.get(name, 0) + 1
                 return result
             except Unsupported:
-                del self.operations[mark:]
+                pass
         self.fallbacks[name] = self.fallbacks.get(name, 0) + 1
         return self.fallback(node.target, args, kwargs, value)
 
