@@ -177,11 +177,7 @@ def disable(fn: T) -> T:
 
 
 def is_compiling() -> bool:
-    """Whether the calling thread is inside a monitor run.
-
-    ``torch.compiler.is_compiling()`` stays false there: the monitored run is an eager run, and a
-    program that asks must take the branch that it takes in eager mode.
-    """
+    """Whether the calling thread is inside a monitor run; ``torch.compiler.is_compiling()`` agrees."""
     return is_monitoring()
 
 

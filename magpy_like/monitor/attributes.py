@@ -171,6 +171,16 @@ def read_submodule(rec: Recording, module: torch.nn.Module, name: str) -> None:
             return
 
 
+def place_of_attribute(rec: Recording, target: Any, name: str) -> Relation:
+    """Where the default rules keep an attribute of an instance: its dictionary or a slot."""
+    found = read_class(rec, type(target), name)
+    if isinstance(found, types.MemberDescriptorType):
+        return Relation(RelationKind.SLOT, name)
+    if instance_dict(target) is None or isinstance(target, type):
+        raise Split(f"sets an attribute of a {type(target).__qualname__}")
+    return Relation(RelationKind.ATTRIBUTE, name)
+
+
 def node_of_store(rec: Recording, value: Any) -> ShadowNode | None:
     """The node on which a plain attribute assignment to ``value`` leaves its trace.
 

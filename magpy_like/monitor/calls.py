@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import operator
 import types
@@ -14,7 +15,7 @@ import torch
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup, resolve
 from magpy_like.annotation.lookup import NULL as NO_RECEIVER
 from magpy_like.monitor import attributes
-from magpy_like.monitor.recording import CONTAINERS, Recording, Split, elements, plain_key
+from magpy_like.monitor.recording import CONTAINERS, Effect, Recording, Split, elements, plain_key
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.refgraph import Fact, Relation
 from magpy_like.refgraph.values import is_plain
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     Token = tuple[Callable[..., None], Any]
 
 _HEAP_TYPE = 1 << 9
-_APPLY = torch._C._FunctionBase.__dict__["apply"]
+_APPLY = (torch.autograd.Function.apply.__func__, torch._C._FunctionBase.__dict__["apply"])
+"""A custom autograd function is one operator, but its Python code is followed for what it reads."""
 _DEPENDS_ON_NOTHING = {
     list.append,
     list.extend,
@@ -103,6 +105,15 @@ def call(run: MonitorRun, function: Any, args: tuple[Any, ...], kwargs: dict[str
     raise Split(f"calls {describe(function)}, native code without an annotation")
 
 
+def is_followed(function: Any) -> bool:
+    """Whether a call goes on in Python code, so that its arguments need not be known before."""
+    if isinstance(function, types.MethodType):
+        function = function.__func__
+    if isinstance(function, types.FunctionType | type):
+        return lookup(function) is None
+    return False
+
+
 def _read_partial(rec: Recording, partial: functools.partial[Any]) -> None:
     node = rec.node(partial)
     if node is not None:
@@ -157,11 +168,18 @@ def native(
 ) -> Token:
     """An annotated operation is about to run (section 5.3.1)."""
     rec = run.recording
-    on_graph = annotation.as_op_node and not run.opaque
-    if not annotation.as_op_node:
+    on_graph = annotation.as_op_node and not rec.inside
+    if annotation.replay:
+        if rec.inside:
+            raise Effect(f"calls {describe(operation)} inside an operator")
+        rec.calls.append((operation, args, kwargs))
+    elif not annotation.as_op_node:
         if not annotation.pure_closure:
             raise Split(annotation.reason or f"calls {describe(operation)}")
-        _look_at_tensors(annotation, operation, args, kwargs)
+        _look_at_tensors(run, annotation, operation, args, kwargs)
+    written = annotation.output.relation
+    if written is not None and written.access == "write" and _write(run, annotation, args, kwargs):
+        return _finish_pure, NativeCall(annotation, operation, args, kwargs, False)
     for position, value in _inputs(args, kwargs):
         if is_plain(value):
             continue
@@ -176,10 +194,8 @@ def native(
     if relation is not None and relation.access == "read":
         _follow(run, annotation, args, kwargs)
     if annotation.as_op_node:
-        run.opaque += 1
-        if operation is not _APPLY and not (
-            isinstance(operation, types.BuiltinFunctionType) and operation.__name__ == "apply"
-        ):
+        rec.inside += 1
+        if operation not in _APPLY:
             run.suspended += 1
             return _finish_operator_suspended, NativeCall(annotation, operation, args, kwargs, on_graph)
         return _finish_operator, NativeCall(annotation, operation, args, kwargs, on_graph)
@@ -194,14 +210,74 @@ def _inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[int 
 
 
 def _look_at_tensors(
-    annotation: Annotation, operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    run: MonitorRun,
+    annotation: Annotation,
+    operation: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
 ) -> None:
     """Section 5.3.1, step 5: a pure operation that reads a tensor's data is dynamic."""
     for position, value in _inputs(args, kwargs):
-        if annotation.input(position).value_read is ValueRead.ALL and holds_tensor(value):
+        if is_plain(value) or not holds_tensor(value):
+            continue
+        if annotation.input(position).value_read is ValueRead.ALL:
             raise Split(
                 annotation.reason or f"{describe(operation)} reads a tensor's value into Python"
             )
+        if isinstance(value, torch.Tensor) and annotation.input(position).value_read is ValueRead.TYPE:
+            name = getattr(operation, "__name__", "")
+            if name not in _SHAPELESS and run.recording.operators.has_data_shape(value):
+                raise Split("reads a size that depends on a tensor's data")
+
+
+_SHAPELESS = {
+    "dtype", "device", "layout", "dim", "ndim", "ndimension", "is_cuda", "is_cpu", "requires_grad",
+    "is_floating_point", "is_complex", "is_tensor", "get_device", "is_sparse", "is_quantized",
+    "is_nested", "is_mkldnn", "is_meta", "is_mps", "is_leaf", "grad_fn", "element_size", "itemsize",
+    "isinstance", "type", "id", "hash", "hasattr", "callable", "issubclass", "has_torch_function",
+    "has_torch_function_unary", "has_torch_function_variadic", "is_inference", "is_conj", "is_neg",
+    "is_signed",
+}  # fmt: skip
+"""Looks at a tensor that tell nothing about its sizes."""
+
+
+def _write(
+    run: MonitorRun, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bool:
+    """An operation that stores one value at one place, such as ``object.__setattr__``."""
+    rec = run.recording
+    relation = annotation.output.relation
+    assert relation is not None
+    inputs = dict(_inputs(args, kwargs))
+    target = inputs.get(relation.of)
+    key = inputs.get(relation.key) if relation.key is not None else None
+    stores = relation.value is not None and relation.value in inputs
+    value = inputs.get(relation.value) if stores else None
+    if relation.kind is RelationKind.CONTEXT:
+        node = rec.constant(target)
+        place = Relation(RelationKind.CONTEXT)
+        if place not in node.first.refs:
+            rec.meet_context(target)
+        rec.store(node, place, value)
+        return True
+    if isinstance(target, torch.Tensor) or target is None:
+        return False
+    node = rec.node(target)
+    if node is None:
+        return True
+    if relation.kind is RelationKind.ATTRIBUTE and isinstance(key, str):
+        place = attributes.place_of_attribute(rec, target, key)
+    elif relation.kind is RelationKind.KEY and isinstance(target, dict):
+        place = Relation(RelationKind.KEY, plain_key(key))
+    elif relation.kind is RelationKind.CELL:
+        place = Relation(RelationKind.CELL)
+    else:
+        return False
+    if stores:
+        rec.store(node, place, value)
+    else:
+        rec.remove(node, place)
+    return True
 
 
 def holds_tensor(value: Any) -> bool:
@@ -226,6 +302,10 @@ def _change(
     kwargs: Mapping[str, Any],
     read: ValueRead,
 ) -> None:
+    if isinstance(value, contextvars.ContextVar):
+        rec.meet_context(value)
+        rec.store(rec.constant(value), Relation(RelationKind.CONTEXT), args[-1])
+        return
     node = rec.node(value)
     if node is None:
         return
@@ -250,10 +330,21 @@ def _follow(
     source = inputs.get(relation.of)
     if source is None or relation.of not in inputs:
         return
-    if relation.kind is RelationKind.ATTRIBUTE and relation.key in inputs:
+    if relation.kind is RelationKind.CONTEXT:
+        rec.meet_context(source)
+    elif relation.kind is RelationKind.SLOT and annotation.operation.startswith("torch.Tensor"):
+        node = rec.node(source)
+        if node is None:
+            raise Split("reads the gradient or base of an intermediate tensor")
+        name = annotation.operation.rpartition(".")[2]
+        rec.meet(node, Relation(RelationKind.SLOT, name), getattr(source, name))
+    elif relation.kind in _ATTRIBUTES and relation.key in inputs:
         name = inputs[relation.key]
         if isinstance(name, str):
-            attributes.read_attribute(rec, source, name)
+            if isinstance(source, torch.Tensor):
+                run.read_tensor_attribute(source, name)
+            else:
+                attributes.read_attribute(rec, source, name)
     elif relation.kind in (RelationKind.ITEM, RelationKind.KEY) and relation.key in inputs:
         read_item(rec, source, inputs[relation.key])
     elif relation.kind is RelationKind.MEMBERSHIP and relation.key in inputs:
@@ -328,11 +419,14 @@ def iterate(rec: Recording, source: Any) -> None:
         raise Split(f"advances a {type(source).__qualname__} from outside")
 
 
+_ATTRIBUTES = (RelationKind.ATTRIBUTE, RelationKind.HAS_ATTRIBUTE)
 dict_views = (type({}.keys()), type({}.values()), type({}.items()))
 
 
 def _finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
-    assert done.annotation is not None
+    annotation = done.annotation
+    if annotation is not None and annotation.state_read:
+        run.recording.state_reads.append((done.operation, done.args, done.kwargs, result))
     run.recording.bear(result)
 
 
@@ -347,18 +441,21 @@ def _finish_operator_suspended(run: MonitorRun, done: NativeCall, result: Any) -
 
 
 def _finish_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
-    run.opaque -= 1
-    if not done.on_graph or run.opaque:
+    run.recording.inside -= 1
+    if not done.on_graph or run.recording.inside:
         return
     annotation = done.annotation
     assert annotation is not None
     on_tensors = holds_tensor(done.args) or holds_tensor(tuple(done.kwargs.values()))
     if annotation.global_state or holds_tensor(result):
-        run.recording.operator(done.operation, done.args, done.kwargs, result)
+        shape = annotation.output.shape_from_data
+        run.recording.operator(done.operation, done.args, done.kwargs, result, shape)
     elif on_tensors and result is None:
         run.recording.operator(done.operation, done.args, done.kwargs, result)
     elif on_tensors and not _about_metadata(result):
         raise Split(f"{describe(done.operation)} reads a tensor's value into Python")
+    elif not on_tensors:
+        _finish_pure(run, done, result)
 
 
 def _about_metadata(result: Any) -> bool:
@@ -370,7 +467,7 @@ def undo(run: MonitorRun, finish: Callable[..., None]) -> None:
     if finish in (_finish_suspended, _finish_operator_suspended):
         run.suspended -= 1
     if finish in (_finish_operator, _finish_operator_suspended):
-        run.opaque -= 1
+        run.recording.inside -= 1
 
 
 OPERATORS: dict[str, Any] = {

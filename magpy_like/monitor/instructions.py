@@ -450,7 +450,10 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
     else:
         (function, args), kwargs = stack[-2:], {}
     if type(args) not in (tuple, list) or not isinstance(kwargs, dict):
-        raise Split(f"calls a function with * on a {type(args).__qualname__}")
+        # The instruction itself will go through the iterable; only what is followed can wait.
+        if calls.is_followed(function):
+            return calls.call(run, function, (), {})
+        raise Split(f"calls {calls.describe(function)} with * on a {type(args).__qualname__}")
     run.recording.visit(args, ValueRead.ELEMENTS)
     run.recording.visit(kwargs, ValueRead.ELEMENTS)
     return calls.call(run, function, tuple(args), dict(kwargs))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import operator
+import re
+import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
+
+from magpy_like.annotation.schema import DataShape
 
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
@@ -26,6 +31,8 @@ class OperatorGraph:
         self._known: dict[int, tuple[weakref.ref[Any], fx.Node]] = {}
         self.inputs: list[tuple[fx.Node, int]] = []
         """Placeholders and the ids of the ShadowNodes they stand for."""
+        self._data_shapes: set[fx.Node] = set()
+        self._constants: dict[str, Any] = {}
         self.operators = 0
         self.effects = False
         """Whether some operator has an effect beside its result, such as a draw of random numbers."""
@@ -61,14 +68,17 @@ class OperatorGraph:
         kwargs: Mapping[str, Any],
         result: Any,
         resolve: Callable[[torch.Tensor], fx.Node],
+        shape: DataShape = DataShape.NEVER,
     ) -> None:
         """Record that ``operation(*args, **kwargs)`` gave ``result``.
 
         Raises:
             UnknownTensor: a tensor among the inputs has no place in the graph.
         """
-        fx_args = tuple(_to_graph(arg, resolve) for arg in args)
-        fx_kwargs = {name: _to_graph(arg, resolve) for name, arg in kwargs.items()}
+        if isinstance(operation, types.ClassMethodDescriptorType):
+            operation, args = operation.__get__(None, args[0]), args[1:]
+        fx_args = tuple(self._argument(arg, resolve) for arg in args)
+        fx_kwargs = {name: self._argument(arg, resolve) for name, arg in kwargs.items()}
         if isinstance(operation, types.GetSetDescriptorType):
             node = self.graph.call_function(getattr, (fx_args[0], operation.__name__))
         elif isinstance(operation, _METHODS) and issubclass(
@@ -76,9 +86,50 @@ class OperatorGraph:
         ):
             node = self.graph.call_method(operation.__name__, fx_args, fx_kwargs)
         else:
-            node = self.graph.call_function(operation, fx_args, fx_kwargs)
+            if operation.__name__ in _IN_PLACE and not isinstance(fx_args[0], fx.Node):
+                operation = _IN_PLACE[operation.__name__]  # 2.0 += t makes a new tensor
+            node = self.graph.call_function(graph_function(operation), fx_args, fx_kwargs)
         self.operators += 1
+        if _depends_on_data(shape, args, result) or any(
+            source in self._data_shapes for source in node.all_input_nodes
+        ):
+            self._data_shapes.add(node)
         self._adopt(node, result)
+
+    def has_data_shape(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor's sizes may depend on the data of other tensors."""
+        node = self.node_of(tensor)
+        return node is not None and node in self._data_shapes
+
+    def _argument(self, value: Any, resolve: Callable[[torch.Tensor], fx.Node]) -> Any:
+        """An argument as ``torch.fx`` writes it: tensors become nodes, containers are rebuilt."""
+        if isinstance(value, torch.Tensor):
+            return resolve(value)
+        kind = type(value)
+        if kind in _WRITTEN_AS_THEY_ARE:
+            return value
+        if kind is torch.Size or kind is tuple:
+            return tuple(self._argument(item, resolve) for item in value)
+        if kind is list:
+            return [self._argument(item, resolve) for item in value]
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return kind(*(self._argument(item, resolve) for item in value))
+        if kind is dict:
+            return {key: self._argument(item, resolve) for key, item in value.items()}
+        if kind is slice:
+            parts = (value.start, value.stop, value.step)
+            return slice(*(self._argument(part, resolve) for part in parts))
+        if isinstance(value, np.generic):
+            return value.item()
+        if isinstance(value, np.ndarray):
+            value = value.copy()
+        return self._constant(value)
+
+    def _constant(self, value: Any) -> fx.Node:
+        """An object that has no source text hangs on the graph's module."""
+        name = f"constant_{len(self._constants)}"
+        self._constants[name] = value
+        return self.graph.create_node("get_attr", name)
 
     def _adopt(self, node: fx.Node, result: Any) -> None:
         """Learn which tensors an operator has made. One that is known already stays what it was."""
@@ -88,38 +139,78 @@ class OperatorGraph:
         elif isinstance(result, tuple | list):
             for i, item in enumerate(result):
                 if _has_tensor(item):
-                    self._adopt(self.graph.call_function(operator.getitem, (node, i)), item)
+                    part = self.graph.call_function(operator.getitem, (node, i))
+                    if node in self._data_shapes:
+                        self._data_shapes.add(part)
+                    self._adopt(part, item)
 
     def finish(self, outputs: Sequence[fx.Node]) -> fx.GraphModule:
         """The graph with these outputs, as a module."""
         self.graph.output(tuple(outputs))
-        return fx.GraphModule(torch.nn.Module(), self.graph, class_name="OperatorGraph")
+        root = torch.nn.Module()
+        for name, value in self._constants.items():
+            setattr(root, name, value)
+        return fx.GraphModule(root, self.graph, class_name="OperatorGraph")
 
+
+
+_WRITTEN_AS_THEY_ARE = frozenset(
+    {
+        type(None), bool, int, float, complex, str, bytes, type(Ellipsis), torch.dtype,
+        torch.device, torch.layout, torch.memory_format,
+    }
+)  # fmt: skip
+
+_IN_PLACE = {
+    f"i{name}": getattr(operator, word)
+    for name, word in (
+        ("add", "add"), ("and", "and_"), ("floordiv", "floordiv"), ("lshift", "lshift"),
+        ("matmul", "matmul"), ("mul", "mul"), ("mod", "mod"), ("or", "or_"), ("pow", "pow"),
+        ("rshift", "rshift"), ("sub", "sub"), ("truediv", "truediv"), ("xor", "xor"),
+    )
+}  # fmt: skip
+
+
+def _depends_on_data(shape: DataShape, args: Sequence[Any], result: Any) -> bool:
+    """Whether this call's output has sizes that depend on data."""
+    if shape is DataShape.NEVER:
+        return False
+    if shape is DataShape.ALWAYS:
+        return True
+    if shape is DataShape.MASK_INDEX:
+        index = args[1] if len(args) > 1 else None
+        parts = index if isinstance(index, tuple | list) else (index,)
+        return any(
+            isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8)
+            for part in parts
+        )
+    if shape is DataShape.ONE_ARGUMENT:
+        return len(args) == 1
+    return any(isinstance(arg, torch.Tensor) for arg in args[1:])
+
+
+def graph_function(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that ``torch.fx`` can name, for one that lies where its name does not lead to."""
+    module = sys.modules.get(getattr(operation, "__module__", None) or "")
+    if getattr(module, getattr(operation, "__name__", ""), None) is operation:
+        return operation
+    if isinstance(operation, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return operation
+    if getattr(torch, getattr(operation, "__name__", ""), None) is operation:
+        return operation
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return operation(*args, **kwargs)
+
+    owner = getattr(operation, "__self__", None) or getattr(operation, "__objclass__", None)
+    stem = getattr(owner, "__name__", "") or ""
+    name = "_".join(filter(None, (stem, getattr(operation, "__name__", "operator"))))
+    run.__name__ = re.sub(r"\W", "_", name)
+    run.__qualname__ = run.__name__
+    return run
 
 
 def _has_tensor(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return True
     return isinstance(value, tuple | list) and any(map(_has_tensor, value))
-
-
-def _to_graph(value: Any, resolve: Callable[[torch.Tensor], fx.Node]) -> Any:
-    """An argument as ``torch.fx`` writes it: tensors become nodes, containers are rebuilt."""
-    if isinstance(value, torch.Tensor):
-        return resolve(value)
-    kind = type(value)
-    if kind is torch.Size or kind is tuple:
-        return tuple(_to_graph(item, resolve) for item in value)
-    if kind is list:
-        return [_to_graph(item, resolve) for item in value]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return kind(*(_to_graph(item, resolve) for item in value))
-    if kind is dict:
-        return {key: _to_graph(item, resolve) for key, item in value.items()}
-    if kind is slice:
-        return slice(
-            _to_graph(value.start, resolve),
-            _to_graph(value.stop, resolve),
-            _to_graph(value.step, resolve),
-        )
-    return value

@@ -7,6 +7,7 @@ meet a variable, look into it, change it.
 from __future__ import annotations
 
 import collections
+import contextvars
 import types
 import weakref
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.annotation.schema import RelationKind, ValueRead
+from magpy_like.annotation.schema import DataShape, RelationKind, ValueRead
 from magpy_like.monitor.operator_graph import OperatorGraph, UnknownTensor
 from magpy_like.native import TensorCheck
 from magpy_like.refgraph import Fact, RefGraph, Relation, ShadowNode
@@ -28,6 +29,10 @@ MAPPINGS = (dict, types.MappingProxyType)
 
 class Split(Exception):
     """The program does something here that cannot be part of a record; the text says what."""
+
+
+class Effect(Split):
+    """An operator's own Python code changes something outside: running it again would do so twice."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,18 @@ class Recording:
         self.refs = RefGraph()
         self.operators = OperatorGraph()
         self.split: SplitPoint | None = None
+        self.inside = 0
+        """How many operators are running: what runs inside one is not on the graph itself."""
+        self.runs_as_is: str | None = None
+        """Why the operator graph must not be compiled: an operator in it is dynamic inside."""
         self.distinct: set[tuple[int, int]] = set()
         """Pairs of nodes that the program found to be different objects."""
         self.replays: list[tuple[ShadowNode, Callable[..., Any], tuple[Any, ...]]] = []
         """Changes of outside containers that depend on nothing in them, in program order."""
+        self.calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+        """Calls that the mock repeats, such as those of a logger."""
+        self.state_reads: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = []
+        """Calls that look at process-wide state, with what they gave."""
         self.tensor_versions: dict[int, int] = {}
         """torch's own version counters of the tensors from outside, when they were met."""
         self.grad_mode_at_end: bool | None = None
@@ -100,6 +113,14 @@ class Recording:
         else:
             node.facts.add(Fact.TYPE)
 
+    def meet_context(self, variable: contextvars.ContextVar[Any]) -> None:
+        """The program looked at a context variable."""
+        node, relation = self.constant(variable), Relation(RelationKind.CONTEXT)
+        try:
+            self.meet(node, relation, variable.get())
+        except LookupError:
+            self.absent(node, relation)
+
     def absent(self, source: ShadowNode, relation: Relation) -> None:
         if not (source.contents is not None and source.rewritten):
             self.refs.read_absent(source, relation)
@@ -126,21 +147,23 @@ class Recording:
             return
         node = self.node(value)
         if node is None:
-            if read is ValueRead.ALL and isinstance(value, CONTAINERS):
+            if read in (ValueRead.ALL, ValueRead.PAIRS) and isinstance(value, CONTAINERS):
+                deeper = read if read is ValueRead.ALL else ValueRead.ELEMENTS
                 for item in elements(value):
                     if not is_plain(item):
-                        self.visit(item, read)
+                        self.visit(item, deeper)
             return
         if read is ValueRead.LENGTH:
             self.look_at_length(node)
         elif read is ValueRead.KEYS:
             self.look_at_keys(node)
-        elif read in (ValueRead.ELEMENTS, ValueRead.ALL):
+        elif read in (ValueRead.ELEMENTS, ValueRead.PAIRS, ValueRead.ALL):
             self.open(node)
-            if read is ValueRead.ALL and isinstance(value, CONTAINERS):
+            if read is not ValueRead.ELEMENTS and isinstance(value, CONTAINERS):
+                deeper = read if read is ValueRead.ALL else ValueRead.ELEMENTS
                 for item in elements(value):
                     if not is_plain(item):
-                        self.visit(item, read)
+                        self.visit(item, deeper)
 
     def look_at_length(self, node: ShadowNode) -> None:
         if node.contents is not None:
@@ -196,7 +219,13 @@ class Recording:
     # --- changing variables ----------------------------------------------------------------------
 
     def snapshot(self, node: ShadowNode) -> None:
-        """Remember a container's contents before its first change."""
+        """Remember a container's contents before its first change.
+
+        Raises:
+            Effect: the change happens inside an operator.
+        """
+        if self.inside:
+            raise Effect(f"changes a {node.type.__qualname__} from outside inside an operator")
         value = node.variable
         if node.contents is None:
             if isinstance(value, dict):
@@ -238,6 +267,7 @@ class Recording:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         result: Any,
+        shape: DataShape = DataShape.NEVER,
     ) -> None:
         """A tensor operator ran.
 
@@ -245,7 +275,7 @@ class Recording:
             Split: an input is a tensor of unknown origin.
         """
         try:
-            self.operators.add_operator(operation, args, kwargs, result, self.graph_value)
+            self.operators.add_operator(operation, args, kwargs, result, self.graph_value, shape)
         except UnknownTensor as problem:
             raise Split(str(problem)) from None
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from magpy_like.annotation import RelationKind, lookup
 from magpy_like.logs import topic
 from magpy_like.monitor import attributes, calls
 from magpy_like.monitor.instructions import Rules, Step, load_rules
-from magpy_like.monitor.recording import Recording, Split, SplitPoint
+from magpy_like.monitor.recording import Effect, Recording, Split, SplitPoint
 from magpy_like.native import NULL, Monitor, frame_function, frame_locals, lookup_in_type
 from magpy_like.refgraph import Relation
 from magpy_like.refgraph.values import PLAIN_TYPES, is_plain
@@ -34,6 +35,29 @@ _active = threading.local()
 def is_monitoring() -> bool:
     """Whether this thread is inside a monitor run."""
     return getattr(_active, "run", None) is not None
+
+
+_compiling_lock = threading.Lock()
+_compiling_count = 0
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    """``torch.compiler.is_compiling()`` is true meanwhile, as programs expect of a compiled region.
+
+    The flag is one for all threads, so it stays up until the last of them is done.
+    """
+    global _compiling_count
+    with _compiling_lock:
+        _compiling_count += 1
+        torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        with _compiling_lock:
+            _compiling_count -= 1
+            if not _compiling_count:
+                torch.compiler._is_compiling_flag = False
 
 
 @functools.cache
@@ -54,8 +78,6 @@ class MonitorRun:
         self.target, self.args, self.kwargs = target, args, kwargs
         self.recording = Recording()
         self.globals_read: set[tuple[int, str]] = set()
-        self.opaque = 0
-        """How many operators are running: what runs inside one is not on the graph itself."""
         self.suspended = 0
         """How many calls are running whose Python code is not followed."""
         self._rules = _rules()
@@ -83,14 +105,15 @@ class MonitorRun:
         frame.f_trace_opcodes = True
         frame.f_trace_opcodes = False
         _active.run = self
-        self._monitor.start()
-        try:
-            return self.target(*self.args, **self.kwargs)
-        finally:
-            self._monitor.stop()
-            sys.settrace(previous)
-            _active.run = outer
-            self._keep.clear()
+        with _compiling():
+            self._monitor.start()
+            try:
+                return self.target(*self.args, **self.kwargs)
+            finally:
+                self._monitor.stop()
+                sys.settrace(previous)
+                _active.run = outer
+                self._keep.clear()
 
     def _split(self, frame: types.FrameType, reason: str) -> None:
         """End the recording here; the program goes on natively."""
@@ -102,7 +125,10 @@ class MonitorRun:
             )
 
     def _fail(self, frame: types.FrameType, error: BaseException) -> None:
-        if isinstance(error, Split):
+        if isinstance(error, Split) and self.recording.inside and not isinstance(error, Effect):
+            # The operator as a whole stays on the graph, but has to run as it is.
+            self.recording.runs_as_is = f"{frame.f_code.co_qualname} {error}"
+        elif isinstance(error, Split):
             self._split(frame, str(error))
         else:
             log.debug("the monitor failed", exc_info=error)
@@ -255,8 +281,16 @@ class MonitorRun:
         relation = Relation(RelationKind.SLOT, "grad")
         self.recording.meet(node, relation, tensor.grad)
 
-    def write_tensor_attribute(self, tensor: torch.Tensor, name: str, value: Any) -> Any:
-        raise Split(f"sets the attribute {name} of a tensor")
+    def write_tensor_attribute(self, tensor: torch.Tensor, name: str, value: Any) -> None:
+        """Attributes that Python keeps in the tensor's dictionary; torch's own are operators' work."""
+        descriptor = lookup_in_type(type(tensor), name)
+        if descriptor is not NULL and hasattr(type(descriptor), "__set__"):
+            if isinstance(descriptor, property):
+                return
+            raise Split(f"sets Tensor.{name}")
+        node = self.recording.node(tensor)
+        if node is not None:
+            self.recording.store(node, Relation(RelationKind.ATTRIBUTE, name), value)
 
 
 def _keyword_names(code: types.CodeType) -> dict[int, tuple[str, ...]]:

@@ -327,6 +327,12 @@ Watched *entry(Watch *w, Kind kind, PyObject *object) {
   return &(*w->watched)[PyLong_AsSize_t(at)];
 }
 
+// The places of a function that are watched; any other function is a check to be called.
+bool names_slot(PyObject *key) {
+  return PyUnicode_Check(key) && (PyUnicode_CompareWithASCIIString(key, "__code__") == 0 ||
+                                  PyUnicode_CompareWithASCIIString(key, "__defaults__") == 0);
+}
+
 PyObject *watch_place(PyObject *self, PyObject *args) {
   PyObject *object, *key, *expected;
   int equal;
@@ -335,8 +341,7 @@ PyObject *watch_place(PyObject *self, PyObject *args) {
               : PyType_Check(object) ? TYPE
               : PyList_Check(object) ? LIST
               : PyCell_Check(object) ? CELL
-              : PyFunction_Check(object) && PyUnicode_Check(key) &&
-                      PyUnicode_ReadChar(key, 0) == '_' ? FUNCTION
+              : PyFunction_Check(object) && names_slot(key) ? FUNCTION
                                      : CALLABLE;
   if (kind == CALLABLE && !PyCallable_Check(object)) {
     PyErr_SetString(PyExc_TypeError, "cannot watch this object");

@@ -69,6 +69,7 @@ class ShadowNode:
         "existed",
         "facts",
         "node_id",
+        "plain",
         "replays",
         "rewritten",
         "type",
@@ -76,9 +77,10 @@ class ShadowNode:
         "written",
     )
 
-    def __init__(self, node_id: int, value: Any, *, existed: bool) -> None:
+    def __init__(self, node_id: int, value: Any, *, existed: bool, plain: bool = False) -> None:
         self.node_id = node_id
         self.existed = existed
+        self.plain = plain
         self.type = type(value)
         self._held: Any = weakref.ref(value) if isinstance(value, torch.Tensor) else value
         self.versions = [ShadowVersion()]
@@ -137,7 +139,7 @@ class RefGraph:
 
     def add(self, variable: Any, *, existed: bool, plain: bool = False) -> ShadowNode:
         """A new node. A plain value is not entered under its ``id``."""
-        node = ShadowNode(len(self.nodes), variable, existed=existed)
+        node = ShadowNode(len(self.nodes), variable, existed=existed, plain=plain)
         self.nodes.append(node)
         if plain:
             node.first.value = variable

@@ -7,6 +7,7 @@ What fixed objects hold is left to the native :class:`Watch`.
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -111,6 +112,7 @@ class GuardBuilder:
         for node in self.places.order:
             self._node(node)
         self._distinct()
+        self._state_reads()
         if self.watch.counts()[0] or self.watch.counts()[2]:
             # Fetched variables hang on fixed ones, so these are looked at first.
             self.source.lines.insert(at, f"if not watch(): return {len(self.reasons)}")
@@ -243,7 +245,7 @@ class GuardBuilder:
     # fetched variables -----------------------------------------------------------------------------
 
     def _fetch(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
-        if Fact.VALUE in node.facts and is_plain(self._plain(node)):
+        if node.plain:
             self._value(parent, relation, node)
             return
         if self.places.is_fixed(parent) and parent.node_id != EXTERNAL:
@@ -269,11 +271,8 @@ class GuardBuilder:
         self.variables[node.node_id] = name
         self._contents(name, node)
 
-    def _plain(self, node: ShadowNode) -> Any:
-        return node.first.value
-
     def _value(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
-        value = self._plain(node)
+        value = node.first.value
         if parent.node_id != EXTERNAL and self.places.is_fixed(parent):
             if relation.kind is RelationKind.MEMBERSHIP:
                 self._watch(parent, relation, ..., equal=False)
@@ -356,7 +355,7 @@ class GuardBuilder:
         self._check(f"{check}({name})", f"{label}: {describe_tensor(tensor)}")
 
     def _alias(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
-        if Fact.VALUE in node.facts and node.node_id not in self.variables:
+        if node.plain:
             self._value(parent, relation, node)
             return
         if self.places.is_fixed(parent) and parent.node_id != EXTERNAL:
@@ -370,6 +369,24 @@ class GuardBuilder:
         elif relation.kind is RelationKind.ITEM and Fact.LENGTH not in parent.facts:
             self._check(f"len({self.name(parent)}) > {relation.key}", f"len({self.label(parent)}) > {relation.key}")
         self._check(f"{way} is {self.name(node)}", f"{way} is {self.label(node)}")
+
+    def _state_reads(self) -> None:
+        """Process-wide state is looked at again by the calls that looked at it."""
+        seen: set[Any] = set()
+        for operation, args, kwargs, result in self.rec.state_reads:
+            if operation in _COVERED or not (is_plain(result) or is_identity(result)):
+                continue
+            if not all(is_plain(arg) for arg in (*args, *kwargs.values())):
+                continue
+            known = (operation, args, tuple(kwargs.items()))
+            if known in seen:
+                continue
+            seen.add(known)
+            again = functools.partial(operation, *args, **kwargs)
+            if again() == result:
+                text = ", ".join(map(repr, args))
+                reason = f"{operation.__name__}({text}) == {result!r}"
+                self._call(functools.partial(_gives, again, result), reason)
 
     def _distinct(self) -> None:
         """Variables that are changed, or were told apart, must be different objects again."""
@@ -394,6 +411,14 @@ class GuardBuilder:
                     f"{self.name(left)} is not {self.name(right)}",
                     f"{self.label(left)} is not {self.label(right)}",
                 )
+
+
+_COVERED = {torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype}
+"""Looks at state that the check of torch's modes covers."""
+
+
+def _gives(call: Callable[[], Any], result: Any) -> bool:
+    return bool(call() == result)
 
 
 def _checker(owner: Any, relation: Relation, value: Any, equal: bool) -> Callable[[], bool]:

@@ -15,7 +15,6 @@ import torch
 from magpy_like.annotation import RelationKind
 from magpy_like.monitor.recording import Recording, Split
 from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, Relation, ShadowNode
-from magpy_like.refgraph.values import is_plain
 
 Edge = tuple[ShadowNode, Relation]
 
@@ -69,7 +68,7 @@ class Places:
         value = node.variable
         if isinstance(value, torch.nn.Module):
             return True
-        if Fact.VALUE in node.facts and is_plain(node.first.value) and node.variable is not None:
+        if node.plain:
             return False
         if parent.node_id == EXTERNAL or parent.node_id not in self.fixed:
             return False
@@ -77,7 +76,7 @@ class Places:
             return self._is_parameter(parent, relation, value)
         if relation in parent.written or (id(parent.variable), relation) in self.unpinned:
             return False
-        return value is not None and not is_plain(value)
+        return value is not None
 
     def _is_parameter(self, parent: ShadowNode, relation: Relation, tensor: torch.Tensor) -> bool:
         """Parameters and buffers that the program does not replace are bound once."""
@@ -101,7 +100,9 @@ def lookup(parent: Any, relation: Relation) -> Any:
     if kind is RelationKind.ITEM:
         return _item(parent, key)
     if kind is RelationKind.CELL:
-        return parent.cell_contents.get() if hasattr(parent, "_var") else parent.cell_contents
+        return parent.cell_contents
+    if kind is RelationKind.CONTEXT:
+        return parent.get()
     if kind is RelationKind.CLOSURE:
         return parent.__closure__[key]
     if kind is RelationKind.DEFAULT:
@@ -149,6 +150,8 @@ def expression(parent: str, relation: Relation, kind_of: type, constant: Callabl
         return f"{base}.__getitem__({parent}, {key})" if base else f"{parent}[{key}]"
     if kind is RelationKind.CELL:
         return f"{parent}.cell_contents"
+    if kind is RelationKind.CONTEXT:
+        return f"{parent}.get()"
     if kind is RelationKind.CLOSURE:
         return f"{parent}.__closure__[{key}]"
     if kind is RelationKind.DEFAULT:

@@ -82,7 +82,10 @@ class Reconstruction:
     def _tensor(self, tensor: torch.Tensor) -> str:
         output = self._output(tensor)
         if output is not None:
-            return self._remember(tensor, output)
+            self._remember(tensor, output)
+            if tensor.__dict__:
+                self.source.emit(f"{output}.__dict__.update({self.dict_text(tensor.__dict__)})")
+            return output
         node = self.rec.node(tensor)
         if node is None:
             raise Split("leaves a tensor that code outside the monitor's sight has made")
@@ -224,10 +227,12 @@ class Reconstruction:
             return self._frozen(value, lambda: f"{class_name}({self.tuple_text(tuple.__iter__(value))})")
         name = self._empty(value, cls, class_name)
         state = _instance_dict(value)
-        for base, fill in _CONTENTS:
-            if isinstance(value, base) and len(value):
-                text = self.dict_text(value) if base is dict else self.list_text(_items(value))
-                self.source.emit(fill.format(name, text))
+        if isinstance(value, collections.OrderedDict):
+            put = self.source.constant(collections.OrderedDict.__setitem__, "OrderedDict_setitem")
+            for key, item in dict.items(value):
+                self.source.emit(f"{put}({name}, {self.value(key)}, {self.value(item)})")
+        else:
+            self._fill_container(value, name)
         if state:
             self.source.emit(f"{name}.__dict__.update({self.dict_text(state)})")
         for slot in copyreg._slotnames(cls):  # type: ignore[attr-defined]
@@ -238,6 +243,12 @@ class Reconstruction:
             setter = self.source.constant(object.__setattr__, "object_setattr")
             self.source.emit(f"{setter}({name}, {slot!r}, {self.value(found)})")
         return name
+
+    def _fill_container(self, value: Any, name: str) -> None:
+        for base, fill in _CONTENTS:
+            if isinstance(value, base) and base.__len__(value):
+                text = self.dict_text(value) if base is dict else self.list_text(_items(value))
+                self.source.emit(fill.format(name, text))
 
     def _empty(self, value: Any, cls: type, class_name: str) -> str:
         """The object with nothing in it, made without running ``__init__``."""

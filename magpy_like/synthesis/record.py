@@ -88,7 +88,7 @@ class MockBuilder:
         """Changes to what is outside: the last version of the nodes that were there before."""
         later: list[str] = []
         for node in self.places.order:
-            if not node.changed or isinstance(node.variable, torch.Tensor):
+            if not node.changed:
                 continue
             if node.rewritten:
                 later.extend(self._rewrite(node))
@@ -102,6 +102,12 @@ class MockBuilder:
             maker = self.source.constant(operation, operation.__name__)
             later.append(f"{maker}({self.existing(node)}, {texts})")
             self.side_effects.append(f"{self.guard.label(node)}.{operation.__name__}(…)")
+        for operation, arguments, keywords in self.rec.calls:
+            maker = self.source.constant(operation, operation.__name__)
+            texts = [self.values.value(arg) for arg in arguments]
+            texts += [f"{name}={self.values.value(arg)}" for name, arg in keywords.items()]
+            later.append(f"{maker}({', '.join(texts)})")
+            self.side_effects.append(f"{operation.__name__}(…)")
         for line in later:
             self.source.emit(line)
 
@@ -169,6 +175,8 @@ def _assign(owner: str, relation: Relation, value: str, source: Source) -> str:
         return f"list.__setitem__({owner}, {key}, {value})"
     if kind is RelationKind.CELL:
         return f"{owner}.cell_contents = {value}"
+    if kind is RelationKind.CONTEXT:
+        return f"{owner}.set({value})"
     if kind is RelationKind.SLOT:
         setter = source.constant(object.__setattr__, "object_setattr")
         return f"{setter}({owner}, {key!r}, {value})"
@@ -278,6 +286,8 @@ def _compile(
         raise Split("an input of the operator graph is gone by the end of the region")
     if changed:
         same_memory(guard, nodes, changed)
+    if rec.runs_as_is:
+        return graph, graph.forward, names, tensors
     with entry():
         compiled = backend(graph, tensors)
     return graph, compiled, names, tensors
