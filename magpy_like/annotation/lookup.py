@@ -9,6 +9,7 @@ and bound to objects of those modules that are imported by then; the others foll
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import types
@@ -20,6 +21,9 @@ from typing import Any, Final
 from magpy_like.annotation.loader import Rule, is_pattern, read_rules
 from magpy_like.annotation.schema import Annotation, SchemaError, build
 from magpy_like.errors import AnnotationError
+
+
+_log = logging.getLogger(__name__)
 
 
 class _Null:
@@ -50,9 +54,14 @@ def annotation_directory() -> Path:
 
 
 class Table:
-    """Annotations by the identity of the operation; holds every operation it knows."""
+    """Annotations by the identity of the operation; holds every operation it knows.
 
-    def __init__(self) -> None:
+    A name that does not exist is an error in a ``strict`` table. The table that programs use is
+    not strict with the shipped files: another version of a library may lack a function.
+    """
+
+    def __init__(self, strict: bool = True) -> None:
+        self._strict = strict
         self._reads: dict[int, tuple[object, Annotation]] = {}
         self._writes: dict[int, tuple[object, Annotation]] = {}
         self._instances: dict[type, Annotation] = {}
@@ -111,9 +120,13 @@ class Table:
             rules, sets = read_rules(path, self._sets)
             self._sets.update(sets)
             self._exact.clear()
-            for rule in rules:
-                if not self._bind(rule):
-                    raise rule.error("no such module is imported", *_first(rule))
+            strict, self._strict = self._strict, True
+            try:
+                for rule in rules:
+                    if not self._bind(rule):
+                        raise rule.error("no such module is imported", *_first(rule))
+            finally:
+                self._strict = strict
             self._exact.clear()
 
     def load_directory(self, directory: Path) -> None:
@@ -151,7 +164,7 @@ class Table:
             if owner is not _ABSENT:
                 owners.append((path.rstrip("?"), owner))
             elif not path.endswith("?"):
-                raise rule.error("no such namespace", path, _first(rule)[1])
+                self._unknown(rule.error("no such namespace", path, _first(rule)[1]))
         for name, line in rule.names:
             if is_pattern(name):
                 self._bind_pattern(rule, owners, name, line)
@@ -167,7 +180,7 @@ class Table:
             if isinstance(kind, type):
                 self._instances[kind] = rule.annotation(name.rstrip("?"), line)
             elif not name.endswith("?"):
-                raise rule.error("no such type", name, line)
+                self._unknown(rule.error("no such type", name, line))
         return True
 
     def _bind_name(
@@ -184,7 +197,9 @@ class Table:
             found = True
             self._put(rule, f"{path}.{name}", operation, write, line, exact=True)
         if owners and not found and not written.endswith("?"):
-            raise rule.error(f"unknown function: {owners[0][0]} has no {name}", written, line)
+            self._unknown(
+                rule.error(f"unknown function: {owners[0][0]} has no {name}", written, line)
+            )
 
     def _bind_pattern(
         self, rule: Rule, owners: list[tuple[str, object]], pattern: str, line: int
@@ -198,6 +213,11 @@ class Table:
                 operation = _member(owner, name)
                 if operation is not _ABSENT and _kind(operation) in rule.kinds:
                     self._put(rule, f"{path}.{name}", operation, write, line, exact=False)
+
+    def _unknown(self, error: AnnotationError) -> None:
+        if self._strict:
+            raise error
+        _log.warning("skipped an annotation: %s", error)
 
     def _put(
         self, rule: Rule, name: str, operation: object, write: bool, line: int, *, exact: bool
@@ -222,7 +242,7 @@ class Table:
                 self._reads[id(accessor)] = (accessor, annotation)
 
 
-_TABLE: Final = Table()
+_TABLE: Final = Table(strict=False)
 
 
 def lookup(operation: object, write: bool = False) -> Annotation | None:

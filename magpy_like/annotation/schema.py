@@ -68,6 +68,7 @@ class DataShape(enum.Enum):
     ALWAYS = "always"  # nonzero, unique
     MASK_INDEX = "mask index"  # x[mask]
     ONE_ARGUMENT = "one argument"  # where(condition)
+    SIZE_NOT_GIVEN = "size not given"  # one_hot(x), one_hot(x, -1)
     TENSOR_ARGUMENT = "tensor argument"  # repeat_interleave(x, repeats)
 
 

@@ -25,6 +25,9 @@ def shape_depends_on_data(
             return True
         case DataShape.ONE_ARGUMENT:
             return len(args) + len(kwargs) == 1
+        case DataShape.SIZE_NOT_GIVEN:
+            sizes = (*args[1:], *kwargs.values())
+            return not sizes or any(isinstance(size, int) and size < 0 for size in sizes)
         case DataShape.TENSOR_ARGUMENT:
             if kwargs.get("output_size") is not None:
                 return False

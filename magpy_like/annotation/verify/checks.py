@@ -60,6 +60,7 @@ class Operation:
     function: Any
     annotation: Annotation
     write: bool
+    unspecified: bool = False  # the numbers in its output mean nothing, as those of torch.empty
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return call(self.function, self.write, args, kwargs)
@@ -89,16 +90,18 @@ def repeatable(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]
     for sample in samples:
         args, kwargs = sample.make()
         again = copied((args, kwargs), kept(args, kwargs))
+        if any(isinstance(value, Iterator) for value in _inputs(args, kwargs).values()):
+            again = sample.make()  # not every iterator can be copied
         before = _frozen_inputs(args, kwargs)
         first = _outcome(operation, args, kwargs)
         if _frozen_inputs(args, kwargs) == before:
             # What has no value but who it is can be shared, as nothing was done to it.
             shared = kept(args, kwargs)
             again = copied((args, kwargs), lambda v, s=shared: s(v) or not has_value(v))
-        if annotation.state_read:
+        if annotation.state_read or annotation.global_state:
             second = _outcome(operation, *again)
         elif annotation.as_op_node:
-            with _perturbed(seeds=False, torch_state=False):
+            with _perturbed(seeds=False):
                 second = _outcome(operation, *again)
         else:
             with _perturbed():
@@ -145,10 +148,13 @@ def changed_inputs(operation: Operation, samples: list[Sample]) -> Iterator[Verd
             inputs = _inputs(args, kwargs)
             if key not in inputs:
                 continue
-            before = freeze(inputs[key])
-            with contextlib.suppress(Exception), _same_generators():
-                operation(args, kwargs)
-            verdict = bool(verdict) or freeze(inputs[key]) != before
+            verdict = bool(verdict) or _changes(operation, args, kwargs, inputs[key])
+            if not verdict and isinstance(inputs[key], torch.Tensor):
+                # Some keep what is positive or small, such as abs_ and frac_.
+                args, kwargs = sample.make()
+                with contextlib.suppress(Exception), torch.no_grad():
+                    _inputs(args, kwargs)[key].mul_(-3.7).sub_(0.3)
+                    verdict = _changes(operation, args, kwargs, _inputs(args, kwargs)[key])
         if verdict is None and isinstance(key, str):
             continue  # a keyword that this operation need not have, such as `out`
         yield Verdict(
@@ -159,9 +165,18 @@ def changed_inputs(operation: Operation, samples: list[Sample]) -> Iterator[Verd
         )
 
 
+def _changes(operation: Operation, args: Any, kwargs: Any, value: Any) -> bool:
+    before = freeze(value)
+    with contextlib.suppress(Exception), _same_generators():
+        operation(args, kwargs)
+    return bool(freeze(value) != before)
+
+
 def unread_inputs(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]:
     """`value_read`: what is not read cannot be seen in the output."""
     annotation = operation.annotation
+    if annotation.state_read:
+        return  # what the guard asks for again may change with the input
     verdicts: dict[int | str, tuple[bool | None, str]] = {}
     for sample in samples:
         for key in _inputs(*sample.make()):
@@ -312,7 +327,9 @@ def operator_node(operation: Operation, samples: list[Sample]) -> Iterator[Verdi
             continue
         with _same_generators():
             try:
-                actual = ("gave", freeze(unrolled(graph(*tensors))))
+                output = graph(*tensors)
+                frozen = _metadata(output) if operation.unspecified else freeze(unrolled(output))
+                actual = ("gave", frozen)
             except Exception as error:
                 yield Verdict("as_op_node", False, f"the node raises {error!r} for {_show(sample)}")
                 return
@@ -411,11 +428,20 @@ def _outcome(
     try:
         with _same_generators():
             output = operation(args, kwargs)
+            if operation.unspecified:
+                return ("gave", _metadata(output))
             if witness and holds(witness, output, lambda: None):
                 return ("gave", "what the relation leads to")
+            if _outlives(operation.annotation):
+                return ("gave", id(output))
             return ("gave", freeze(unrolled(output), names))
     except Exception as error:
         return ("raised", type(error).__name__)
+
+
+def _outlives(annotation: Annotation) -> bool:
+    relation = annotation.output.relation
+    return relation is not None and relation.kind is RelationKind.CONSTANT
 
 
 def _quiet(operation: Operation, args: Any, kwargs: Any) -> Any:
@@ -464,11 +490,10 @@ _noise: list[Any] = []
 
 
 @contextlib.contextmanager
-def _perturbed(seeds: bool = True, torch_state: bool = True) -> Iterator[None]:
-    """The same process in another state: everything a pure operation must not look at."""
+def _perturbed(seeds: bool = True) -> Iterator[None]:
+    """The same process in another state, but for what every guard checks (grad mode, dtype)."""
     limit = sys.getrecursionlimit()
-    directory, dtype, options = os.getcwd(), torch.get_default_dtype(), numpy.get_printoptions()
-    grad, threads = torch.is_grad_enabled(), torch.get_num_threads()
+    directory, options = os.getcwd(), numpy.get_printoptions()
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         try:
             _noise[:] = [object() for _ in range(100)]
@@ -481,15 +506,8 @@ def _perturbed(seeds: bool = True, torch_state: bool = True) -> Iterator[None]:
                 random.seed(12345)
                 numpy.random.seed(12345)
                 torch.manual_seed(12345)
-            if torch_state:
-                torch.set_default_dtype(torch.float64)
-                torch.set_grad_enabled(not grad)
-                torch.set_num_threads(threads + 1)
             yield
         finally:
-            torch.set_num_threads(threads)
-            torch.set_grad_enabled(grad)
-            torch.set_default_dtype(dtype)
             numpy.set_printoptions(**options)
             sys.setrecursionlimit(limit)
             os.chdir(directory)

@@ -79,6 +79,8 @@ def holds(witness: Witness, output: Any, again: Callable[[], Any]) -> bool | Non
         case RelationKind.COPY:
             return _is_copy(output, witness.all_elements)
         case RelationKind.ITERATION:
+            if isinstance(witness.source, Iterator) and not witness.elements:
+                return None  # it does not say what it has left
             return _iterates(witness, output)
         case RelationKind.CONSTANT | RelationKind.SLOT | RelationKind.CELL | RelationKind.CONTEXT:
             return _same_again(output, again)
@@ -156,6 +158,7 @@ def _iterates(witness: Witness, output: Any) -> bool | None:
         parts = [output]
     known = [*witness.elements, *_given(witness.default)]
     known += witness.all_elements + witness.inputs
+    known += [*itertools.chain(*map(_elements, witness.all_elements))]
     return all(_made_of(part, known) for part in parts)
 
 
@@ -195,9 +198,12 @@ def _elements(value: Any) -> list[Any]:
 
 
 def _remaining(iterator: Iterator[Any]) -> list[Any]:
-    """What an iterator over a container has left, without moving it."""
+    """What an iterator has left, without moving it, and what it knows besides."""
     try:
-        _, arguments = iterator.__reduce__()[:2]  # type: ignore[misc]
-        return list(itertools.chain(*map(_elements, arguments)))
+        _, *state = iterator.__reduce__()  # type: ignore[misc]
     except Exception:
         return []
+    found = list(itertools.chain(*map(_elements, state)))
+    for _ in range(2):  # iterators of iterators, arguments in tuples
+        found += itertools.chain(*map(_elements, found))
+    return found

@@ -114,7 +114,7 @@ def _operations(table: Table, samples: Samples) -> Iterator[Operation]:
         name = annotation.operation
         if (name, write) not in names:  # a property and its getter are one operation
             names.add((name, write))
-            yield Operation(name, function, annotation, write)
+            yield Operation(name, function, annotation, write, name in samples.unspecified)
     for kind, annotation in table.instance_types().items():
         for text in samples.instances.get(f"{kind.__module__}.{kind.__qualname__}", ()):
             instance = eval(text, samples.scope)

@@ -61,6 +61,7 @@ class Samples:
         self.written: dict[str, list[str]] = written.get("operations", {})
         self.receivers: dict[str, list[str]] = written.get("receivers", {})
         self.instances: dict[str, list[str]] = written.get("instances", {})
+        self.unspecified: dict[str, str] = written.get("unspecified", {})
 
     def prepare(self) -> None:
         """Read what is costly to read now, before processes are forked."""

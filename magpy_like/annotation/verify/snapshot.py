@@ -26,7 +26,6 @@ _OPAQUE = (
     types.WrapperDescriptorType,
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
-    types.CodeType,
     torch.dtype,
     torch.layout,
     torch.memory_format,
@@ -101,6 +100,8 @@ class _Freezer:
             return (self.freeze(value.__self__), self.freeze(value.__func__))
         if isinstance(value, types.BuiltinMethodType | types.MethodWrapperType):
             return (self.freeze(value.__self__), value.__name__)
+        if isinstance(value, types.CodeType):
+            return hash(value)
         if isinstance(value, Marker):
             return "marker"
         if isinstance(value, BaseException):
