@@ -1,0 +1,188 @@
+"""The model zoo on the CPU against eager and Inductor: `python -m benchmarks.cpu`.
+
+Steady state: eager, `torch.compile` and `magpy_like.compile` take turns in one process; medians,
+ratios, and their geometric mean. First call: every sample in a process and with caches of its own,
+imports warmed up before, so that what is timed is capture and compilation. Goals: at least
+Inductor's speed in the steady state, at most half of its time in the first call.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+import torch
+from torch.utils import _pytree as pytree
+
+import magpy_like as magpy
+from benchmarks.common import geometric_mean, machine, measure, seconds, table
+from tests.models import ZOO
+
+COMPILERS: dict[str, Callable[..., Any]] = {
+    "eager": lambda target: target,
+    "inductor": torch.compile,
+    "magpy": magpy.compile,
+    # Our compiler behind Dynamo's capture, to tell the two halves apart.
+    "magpy-backend": lambda target: torch.compile(target, backend="magpy"),
+}
+MODES = ("inference", "training")
+CALLS = 100  # for the figure that includes the first call
+
+
+def prepared(name: str, mode: str, compiler: str, batch: int, size: Any) -> Callable[[], Any]:
+    """A call of the compiled model: a forward pass, or a training step without the optimizer."""
+    zoo = ZOO[name]
+    model = zoo.make(seed=0, size=size)
+    args, kwargs = zoo.inputs(model, seed=1, batch=batch)
+    if mode == "training":
+        model.train()
+    compiled = COMPILERS[compiler](model)
+
+    def infer() -> Any:
+        with torch.no_grad():
+            return compiled(*args, **kwargs)
+
+    def train() -> None:
+        model.zero_grad(set_to_none=True)
+        zoo.loss(compiled(*args, **kwargs)).backward()
+
+    return infer if mode == "inference" else train
+
+
+def first_call(name: str, mode: str, compiler: str, batch: int, size: str) -> float:
+    """Seconds of the first call, in a new process with empty caches."""
+    words = ["--models", name, "--modes", mode, "--compilers", compiler]
+    words += ["--batch", str(batch), "--size", size, "--one-first-call"]
+    with tempfile.TemporaryDirectory() as place:
+        caches = {"TORCHINDUCTOR_CACHE_DIR": f"{place}/i", "MAGPY_CACHE_DIR": f"{place}/m"}
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.cpu", *words],
+            env={**os.environ, **caches},
+            capture_output=True,
+            text=True,
+        )
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr.strip().splitlines()[-1])
+    return float(done.stdout.split()[-1])
+
+
+def time_first_call(name: str, mode: str, compiler: str, batch: int, size: str) -> float:
+    # Imports and one-time set-up of the compiler are not what is measured.
+    small = torch.ones(8, requires_grad=mode == "training")
+    out = COMPILERS[compiler](lambda x: (x * 2).sum())(small)
+    if mode == "training":
+        out.backward()
+    call = prepared(name, mode, compiler, batch, size)
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def steady(
+    name: str, mode: str, compilers: Sequence[str], batch: int, size: str, rounds: int
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Median seconds per call by compiler, and the errors of those that failed."""
+    torch.compiler.reset()
+    magpy.reset()
+    calls, errors = {}, {}
+    for compiler in compilers:
+        try:
+            call = prepared(name, mode, compiler, batch, size)
+            call()
+            calls[compiler] = call
+        except Exception as error:
+            errors[compiler] = "".join(traceback.format_exception_only(error)).strip()
+    timing = measure(calls, rounds=rounds)
+    return {compiler: timing.median(compiler) for compiler in calls}, errors
+
+
+def wrong(name: str, mode: str, compiler: str, batch: int, size: str) -> bool:
+    """Whether the compiled model gives another loss or output than eager. A speed means nothing
+    then. Dropout is off in inference; in training, random numbers make the comparison moot."""
+    if mode == "training":
+        return False
+    expected = pytree.tree_leaves(prepared(name, mode, "eager", batch, size)())
+    actual = pytree.tree_leaves(prepared(name, mode, compiler, batch, size)())
+    pairs = [(a, e) for a, e in zip(actual, expected, strict=True) if isinstance(e, torch.Tensor)]
+    return not all(torch.allclose(a, e, rtol=1e-2, atol=1e-3, equal_nan=True) for a, e in pairs)
+
+
+@click.command()
+@click.option("--models", default=",".join(ZOO), help="Names, separated by commas.")
+@click.option("--modes", default=",".join(MODES), show_default=True)
+@click.option("--compilers", default="eager,inductor,magpy", show_default=True)
+@click.option("--batch", default=4, show_default=True, help="Samples per call.")
+@click.option("--size", default="real", type=click.Choice(["real", "small"]), show_default=True)
+@click.option("--rounds", default=11, show_default=True, help="Samples of the steady state.")
+@click.option("--first-rounds", default=1, show_default=True, help="Samples of the first call.")
+@click.option("--one-first-call", is_flag=True, hidden=True)
+def main(
+    models: str,
+    modes: str,
+    compilers: str,
+    batch: int,
+    size: str,
+    rounds: int,
+    first_rounds: int,
+    one_first_call: bool,
+) -> None:
+    """Prints, per model and mode, eager's time and each compiler's speed-up over it."""
+    names, wanted = models.split(","), compilers.split(",")
+    if one_first_call:
+        print(time_first_call(names[0], modes, wanted[0], batch, size))
+        return
+    others = [c for c in wanted if c != "eager"]
+    print(f"{size} models, batch {batch} ({machine()})")
+    for mode in modes.split(","):
+        rows, speed, first, total = [], {}, {}, {}
+        for name in names:
+            if mode == "training" and not ZOO[name].trains:
+                continue
+            medians, errors = steady(name, mode, wanted, batch, size, rounds)
+            row = [name, seconds(medians["eager"])]
+            for compiler in others:
+                if compiler in errors or wrong(name, mode, compiler, batch, size):
+                    print(f"{name}, {compiler}: {errors.get(compiler, 'wrong result')}")
+                    row += ["-", "-", "-"]
+                    continue
+                samples = [
+                    first_call(name, mode, compiler, batch, size) for _ in range(first_rounds)
+                ]
+                begin = sorted(samples)[len(samples) // 2]
+                key = (name, compiler)
+                speed[key] = medians["eager"] / medians[compiler]
+                first[key] = begin
+                total[key] = CALLS * medians["eager"] / (begin + (CALLS - 1) * medians[compiler])
+                row += [f"{speed[key]:.2f}x", seconds(begin), f"{total[key]:.2f}x"]
+            rows.append(row)
+            click.echo("  ".join(row), err=True)  # progress
+        header = ["model", "eager"]
+        for compiler in others:
+            header += [compiler, "first call", f"{CALLS} calls"]
+        print(f"\n{mode}\n")
+        print(table(header, rows))
+        for compiler in others:
+            mine = [value for (_, c), value in speed.items() if c == compiler]
+            if mine:
+                print(f"{compiler}: {geometric_mean(mine):.3f}x eager over {len(mine)} models")
+        for compiler in others:
+            shared = [n for n in names if {(n, compiler), (n, "inductor")} <= speed.keys()]
+            if compiler != "inductor" and shared:
+                ratio = [speed[n, compiler] / speed[n, "inductor"] for n in shared]
+                cold = [first[n, compiler] / first[n, "inductor"] for n in shared]
+                with_first = [total[n, compiler] / total[n, "inductor"] for n in shared]
+                print(
+                    f"{compiler} / inductor over {len(shared)} models: "
+                    f"speed {geometric_mean(ratio):.3f} (goal 1), "
+                    f"first call {geometric_mean(cold):.3f} (goal 0.5), "
+                    f"speed over {CALLS} calls {geometric_mean(with_first):.3f}"
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Bandwidth of single kernels: `python -m benchmarks.kernels`.
+
+Each function reads its inputs and writes its outputs once if it is fused as it should be; a plain
+copy that moves the same number of bytes takes turns with it. Goal: within 15 % of the copy.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+import torch
+import torch.nn.functional as F
+from torch.utils import _pytree as pytree
+
+import magpy_like as magpy
+from benchmarks.common import geometric_mean, machine, measure, seconds, table
+
+GOAL = 1 / 1.15
+
+
+def suite(scale: int, device: str) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """Name to function and inputs; `scale` rows of 1024 features, or their like."""
+
+    def randn(*size: int) -> torch.Tensor:
+        return torch.randn(*size, device=device)
+
+    features = 1024
+    weight, bias = randn(features), randn(features)
+    channels = 64
+    mean, variance = torch.zeros(channels, device=device), torch.ones(channels, device=device)
+    pixels = scale * features // (channels * 32 * 32)
+    labels = torch.randint(0, features, (scale,), device=device)
+    return {
+        "GELU": (F.gelu, (randn(scale, features),)),
+        "layer norm": (
+            lambda x, w, b: F.layer_norm(x, (features,), w, b),
+            (randn(scale, features), weight, bias),
+        ),
+        "softmax": (lambda x: x.softmax(-1), (randn(scale, features),)),
+        "batch norm, training": (
+            lambda x, w, b: F.batch_norm(x, mean, variance, w, b, training=True),
+            (randn(pixels, channels, 32, 32), randn(channels), randn(channels)),
+        ),
+        "cross entropy": (F.cross_entropy, (randn(scale, features), labels)),
+        "transposed add": (lambda x, y: x + y.t(), (randn(4096, scale), randn(scale, 4096))),
+        "cat": (
+            lambda x, y: torch.cat([x, y * 2], 1),
+            (randn(scale, features), randn(scale, features)),
+        ),
+    }
+
+
+def moved(inputs: Any, outputs: Any) -> int:
+    """Bytes of all inputs and outputs, each counted once."""
+    tensors = pytree.tree_leaves((inputs, outputs))
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+@click.command()
+@click.option("--scale", default=16384, show_default=True, help="Rows of 1024 floats.")
+@click.option("--rounds", default=15, show_default=True, help="Samples per candidate.")
+@click.option("--device", default="cpu", type=click.Choice(["cpu", "cuda"]), show_default=True)
+@click.option("--inductor/--no-inductor", default=True, show_default=True)
+@torch.no_grad()
+def main(scale: int, rounds: int, device: str, inductor: bool) -> None:
+    """Prints the share of copy bandwidth that eager, Inductor and our kernels reach."""
+    rows, shares = [], []
+    for name, (function, inputs) in suite(scale, device).items():
+        torch.compiler.reset()
+        magpy.reset()
+        size = moved(inputs, function(*inputs))
+        source = torch.ones(size // 8, device=device)
+        target = torch.empty_like(source)
+        compiled = {"eager": function, "magpy": magpy.compile(function)}
+        if inductor:
+            compiled["inductor"] = torch.compile(function)
+        calls: dict[str, Callable[[], Any]] = {
+            label: functools.partial(call, *inputs) for label, call in compiled.items()
+        }
+        calls["copy"] = functools.partial(target.copy_, source)
+        timing = measure(calls, rounds=rounds)
+        share = {label: timing.ratio("copy", label) for label in compiled}
+        shares.append(share["magpy"])
+        copy = timing.median("copy")
+        rows.append(
+            (
+                name,
+                f"{size / 2**20:.0f} MiB",
+                f"{size / copy / 1e9:.1f} GB/s",
+                seconds(timing.median("magpy")),
+                *(f"{share[label]:.2f}" for label in compiled),
+                "yes" if share["magpy"] >= GOAL else "no",
+            )
+        )
+        click.echo("  ".join(rows[-1]), err=True)  # progress
+    print(f"Share of the bandwidth of a copy of the same bytes ({machine()})\n")
+    header = ("kernel", "moves", "copy", "time", *compiled, f"at least {GOAL:.2f}")
+    print(table(header, rows))
+    print(f"\ngeometric mean {geometric_mean(shares):.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Every operator of torch's OpInfo database, compiled, gives what eager gives."""
+
+import json
+import zlib
+
+import pytest
+import torch
+
+from magpy_like.compiler import compile_fx
+from tests.compiler.opinfo import coverage, harness
+
+NAMES = sorted(harness.operators())
+# A part of the sweep that any change is tried on: the same operators every time.
+SOME = [name for name in NAMES if zlib.crc32(name.encode()) % 9 == 0]
+SOME_SAMPLES = 4
+
+
+def check(name, dtype, *, gradient=False, limit=None):
+    op = harness.operators()[name]
+    if dtype not in op.dtypes or (gradient and not op.supports_autograd):
+        return
+    _, problems = harness.sweep(op, dtype, compile_fx, gradient=gradient, limit=limit)
+    if problems:
+        shown = "\n".join(map(str, problems[:10]))
+        pytest.fail(f"{len(problems)} samples differ from eager's:\n{shown}", pytrace=False)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_some_operators_in_some_dtypes(name):
+    check(name, torch.float32, limit=SOME_SAMPLES)
+    check(name, torch.float32, gradient=True, limit=SOME_SAMPLES)
+    # One more dtype, another one for each operator.
+    others = [d for d in harness.FORWARD_DTYPES[1:] if d in harness.operators()[name].dtypes]
+    if others:
+        check(name, others[zlib.crc32(name.encode()) // 9 % len(others)], limit=SOME_SAMPLES)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", harness.FORWARD_DTYPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_operator_forward(name, dtype):
+    check(name, dtype)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", NAMES)
+def test_every_operator_gradients(name):
+    check(name, torch.float32, gradient=True)
+
+
+# --- the list of operators ---------------------------------------------------------------------
+
+
+def regressions(names):
+    """Operators that the committed list says run without fallback, and that do not."""
+    listed = {name: row for name, row in coverage.committed().items() if name in names}
+    found = []
+    for name, row in coverage.survey(sorted(listed)).items():
+        for column in ("forward", "gradient"):
+            if column in row and row[column]["status"] == "fallback":
+                before = set(listed[name].get(column, {}).get("through ATen", ()))
+                if new := set(row[column]["through ATen"]) - before:
+                    found.append(f"{name} ({column}): {sorted(new)}")
+    return found
+
+
+def test_some_operators_run_as_the_list_says():
+    assert regressions(set(SOME[::3])) == []
+
+
+@pytest.mark.full
+def test_all_operators_run_as_the_list_says():
+    assert regressions(set(NAMES)) == []
+
+
+def test_the_figures_are_those_of_the_list():
+    text = json.loads(coverage.LIST.read_text())
+    assert text["figures"] == coverage.figures(text["operators"])
+
+
+def test_at_least_85_percent_run_without_fallback():
+    assert coverage.figures(coverage.committed())["forward"]["without fallback"] >= 0.85
+
+
+# --- the harness itself ------------------------------------------------------------------------
+
+
+def broken(change):
+    """A compiler whose graphs give wrong results."""
+
+    def compiler(gm, inputs):
+        return lambda *args: [change(out) for out in gm(*args)]
+
+    return compiler
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda out: out + 1e-3, "not close"),
+        (lambda out: out.double(), "dtype"),
+        (lambda out: out.flatten()[: out.numel() // 2], "shape"),
+        (lambda out: out.t().contiguous().t() if out.dim() == 2 else out, "stride"),
+        (lambda out: 1 / 0, "ZeroDivisionError"),
+    ],
+    ids=["value", "dtype", "shape", "stride", "error"],
+)
+def test_the_harness_sees_what_is_wrong(change, what):
+    op = harness.operators()["exp"]
+    ran, problems = harness.sweep(op, torch.float32, broken(change), limit=6)
+    assert ran == 3
+    assert problems
+    assert all(what in problem.what for problem in problems)
+
+
+def test_the_harness_sees_a_wrong_gradient():
+    def compiler(gm, inputs):
+        # Values as they should be, gradients doubled.
+        return lambda *args: [2 * out - out.detach() for out in gm(*args)]
+
+    _, problems = harness.sweep(
+        harness.operators()["exp"], torch.float32, compiler, gradient=True, limit=2
+    )
+    assert problems
+    assert all(problem.gradient for problem in problems)
+
+
+def test_the_harness_passes_eager_itself():
+    for name in ("softmax", "nn.functional.max_pool2d", "nn.functional.dropout", "index_put"):
+        op = harness.operators()[name]
+        for gradient in (False, True):
+            ran, problems = harness.sweep(
+                op, torch.float32, lambda gm, inputs: gm, gradient=gradient, limit=4
+            )
+            assert ran == 4
+            assert not problems
