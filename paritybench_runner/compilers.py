@@ -1,6 +1,7 @@
 """The compilers a corpus can be run through, each behind the same few calls."""
 
 import dataclasses
+import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -230,3 +231,9 @@ def first_line(error: BaseException) -> str:
     lines = [" ".join(line.split()) for line in str(error).splitlines()]
     text = " ".join([line for line in lines if line][:4])
     return f"{type(error).__name__}: {text}"[:300]
+
+
+def place_of(error: BaseException) -> str:
+    """Where an exception was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""

@@ -21,7 +21,14 @@ import torch
 from torch.utils import _pytree
 
 from paritybench_runner.compare import difference, tensors_by_path
-from paritybench_runner.compilers import Capture, Compiler, FreshCall, Refused, first_line
+from paritybench_runner.compilers import (
+    Capture,
+    Compiler,
+    FreshCall,
+    Refused,
+    first_line,
+    place_of,
+)
 from paritybench_runner.corpus import Case
 from paritybench_runner.dynamism import ValueReads
 
@@ -123,6 +130,7 @@ class Outcome:
 
     result: Any = None
     error: Exception | None = None
+    where: str = ""
     random_state: tuple[Any, ...] = ()
     seconds: float = 0.0
 
@@ -147,6 +155,7 @@ def run(function: Callable[..., Any], call: Call, seed: int, program: Program) -
             _backward(outcome.result)
     except Exception as error:
         # What the frames hold must not live as long as the outcome.
+        outcome.where = place_of(error)
         outcome.error = error.with_traceback(None)
     outcome.random_state = _random_state(program.device)
     return outcome
@@ -177,6 +186,7 @@ class InStep:
     seconds: list[float] = dataclasses.field(default_factory=list)
     difference: str | None = None
     error: Exception | None = None
+    where: str = ""
     eager_error: Exception | None = None
 
 
@@ -214,7 +224,7 @@ def in_step(
         actual = run(compiled, actual_call, seed, program)
         steps.seconds.append(actual.seconds)
         if actual.error is not None and expected.error is None:
-            steps.error = actual.error
+            steps.error, steps.where = actual.error, actual.where
             return steps
         if compare:
             steps.difference = _difference(
@@ -323,7 +333,7 @@ def evaluate_compiler(
         except Refused as refusal:
             return {"class": "eager", "error": str(refusal)}
         except Exception as error:
-            return {"class": "crashed", "error": first_line(error)}
+            return {"class": "crashed", "error": first_line(error), "where": place_of(error)}
         compile_seconds = time.perf_counter() - start
         steps = in_step(
             program,
@@ -334,7 +344,11 @@ def evaluate_compiler(
             compare=eager["deterministic"],
         )
         if steps.error is not None:
-            return {"class": "crashed", "error": first_line(steps.error)}
+            return {
+                "class": "crashed",
+                "error": first_line(steps.error),
+                "where": steps.where,
+            }
         if steps.difference is not None:
             return {"class": "wrong", "error": steps.difference}
         hits = compiled.hits()
@@ -345,7 +359,8 @@ def evaluate_compiler(
         try:
             capture = compiler.capture(program.fresh())
         except Exception as error:
-            return {"class": "crashed", "error": f"while explaining: {first_line(error)}"}
+            text = f"while explaining: {first_line(error)}"
+            return {"class": "crashed", "error": text, "where": place_of(error)}
         return {
             "class": _class_of(capture),
             **result,

@@ -189,7 +189,8 @@ def groups(lines: Iterable[dict[str, Any]], compiler: str) -> list[Group]:
     examples: dict[tuple[str, str], str] = {}
     for test in tests(lines, compiler):
         for reason in test.reasons:
-            key = test.klass, reason_group(reason)
+            # A reason that names the program's own class is the same one for another class.
+            key = test.klass, reason_group(reason.replace(test.module, "Module"))
             members.setdefault(key, {})[test.file, test.module] = test
             examples.setdefault(key, _with_place(reason, test))
     found = [
@@ -200,7 +201,8 @@ def groups(lines: Iterable[dict[str, Any]], compiler: str) -> list[Group]:
 
 
 def _with_place(reason: str, test: Test) -> str:
-    for split in test.detail.get("splits", ()):
-        if split["reason"] == reason and split["where"]:
-            return f"{reason} ({split['where']})"
-    return reason
+    places = [
+        split["where"] for split in test.detail.get("splits", ()) if split["reason"] == reason
+    ]
+    place = next(filter(None, [*places, test.detail.get("where")]), None)
+    return f"{reason} ({place})" if place else reason
