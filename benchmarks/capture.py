@@ -36,6 +36,9 @@ def compare(
         "dynamo": partial(prepare, torch.compiler.reset, torch.compile),
         "eager": lambda: partial(model, *args, **kwargs),
     }
+    report = magpy.explain(model, *args, **kwargs)
+    if report.graph_count != 1 or report.split_points:
+        raise SystemExit(f"this program was not captured as one graph:\n{report}")
     measure_once(makers, rounds=1)  # imports and tables that are loaded on first use
     return measure_once(makers, rounds=rounds)
 

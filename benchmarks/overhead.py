@@ -40,6 +40,11 @@ def compare(
     magpy.reset()
     ours = magpy.compile(target, backend=constant_backend)
     dynamos = torch.compile(target, backend=constant_backend)
+    for _ in range(2):
+        ours(*args, **kwargs)
+    info = magpy.cache_info(ours)
+    if (info.hits, info.graphs) != (1, 1):
+        raise SystemExit(f"the second call was not matched by a record with one graph: {info}")
     return measure(
         {"magpy": lambda: ours(*args, **kwargs), "dynamo": lambda: dynamos(*args, **kwargs)},
         rounds=rounds,
