@@ -88,6 +88,9 @@ def call(run: MonitorRun, function: Any, args: tuple[Any, ...], kwargs: dict[str
         operation, receiver = resolve(function)
         if receiver is not NO_RECEIVER:
             args = (receiver, *args)
+            bound = rec.node(function)
+            if bound is not None:
+                rec.meet(bound, Relation(RelationKind.SLOT, "__self__"), receiver)
         if isinstance(operation, types.FunctionType):
             attributes.read_class(rec, kind, "__call__")
             annotation = lookup(operation)
@@ -118,7 +121,10 @@ def _read_partial(rec: Recording, partial: functools.partial[Any]) -> None:
     node = rec.node(partial)
     if node is not None:
         for name in ("func", "args", "keywords"):
-            rec.meet(node, Relation(RelationKind.SLOT, name), getattr(partial, name))
+            part = getattr(partial, name)
+            rec.meet(node, Relation(RelationKind.SLOT, name), part)
+            if name != "func":
+                rec.visit(part, ValueRead.ELEMENTS)
 
 
 def instantiate(run: MonitorRun, cls: type) -> Token:
@@ -539,7 +545,7 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
         for name in _SPECIAL.get(operation, ()):
             if type(value).__flags__ & _HEAP_TYPE:
                 attributes.read_class(rec, type(value), name)
-    return _finish_pure, NativeCall(_PURE, operation, args, {}, False)
+    return _finish_pure, NativeCall(None, operation, args, {}, False)
 
 
 _IN_PLACE = {f.__name__ for symbol, f in OPERATORS.items() if symbol.endswith("=") and symbol not in ("<=", "==", "!=", ">=")}
@@ -547,7 +553,6 @@ _COMPARISONS = {operator.lt, operator.le, operator.eq, operator.ne, operator.gt,
 _SPECIAL = {
     function: (f"__{function.__name__.rstrip('_')}__",) for function in OPERATORS.values()
 }
-_PURE = lookup(operator.add)
 
 
 def identify(rec: Recording, left: Any, right: Any) -> None:

@@ -65,6 +65,26 @@ def _rules() -> Rules:
     return load_rules()
 
 
+def _seen_entry(target: Callable[..., Any]) -> Callable[..., Any]:
+    """``target`` itself, or a Python function that calls it, so that the call can be watched."""
+    called = target.__func__ if isinstance(target, types.MethodType) else target
+    if not isinstance(called, types.FunctionType):
+        called = lookup_in_type(type(target), "__call__")
+    if isinstance(called, types.FunctionType):
+        return target
+    namespace: dict[str, Any] = {}
+    exec(_ENTRY, namespace)
+    entry: Callable[..., Any] = namespace["enter"](target)
+    return entry
+
+
+_ENTRY = compile(
+    "def enter(target):\n    return lambda *args, **kwargs: target(*args, **kwargs)",
+    "<magpy_like entry>",
+    "exec",
+)
+
+
 class MonitorRun:
     """One native run of ``target(*args, **kwargs)`` under the monitor."""
 
@@ -75,7 +95,7 @@ class MonitorRun:
     """Types whose attributes are native and tell nothing that the guard does not know."""
 
     def __init__(self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
-        self.target, self.args, self.kwargs = target, args, kwargs
+        self.target, self.args, self.kwargs = _seen_entry(target), args, kwargs
         self.recording = Recording()
         self.globals_read: set[tuple[int, str]] = set()
         self.suspended = 0

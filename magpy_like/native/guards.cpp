@@ -262,7 +262,9 @@ bool recheck(Watch *w, Watched &o) {
       PyFunctionObject *f = (PyFunctionObject *)o.object;
       for (const Place &p : o.places) {
         bool code = PyUnicode_CompareWithASCIIString(p.key, "__code__") == 0;
-        PyObject *found = code ? f->func_code : f->func_defaults;
+        bool keyword = PyUnicode_CompareWithASCIIString(p.key, "__kwdefaults__") == 0;
+        PyObject *found = code ? f->func_code : keyword ? f->func_kwdefaults : f->func_defaults;
+        if (!found) found = Py_None;
         if (!matches(p, found)) return fail(w, o, &p, found);
       }
       return true;
@@ -330,7 +332,8 @@ Watched *entry(Watch *w, Kind kind, PyObject *object) {
 // The places of a function that are watched; any other function is a check to be called.
 bool names_slot(PyObject *key) {
   return PyUnicode_Check(key) && (PyUnicode_CompareWithASCIIString(key, "__code__") == 0 ||
-                                  PyUnicode_CompareWithASCIIString(key, "__defaults__") == 0);
+                                  PyUnicode_CompareWithASCIIString(key, "__defaults__") == 0 ||
+                                  PyUnicode_CompareWithASCIIString(key, "__kwdefaults__") == 0);
 }
 
 PyObject *watch_place(PyObject *self, PyObject *args) {

@@ -216,6 +216,7 @@ class GuardBuilder:
         elif kind is RelationKind.DEFAULT and isinstance(key, int):
             self._once(owner, "__defaults__", owner.__defaults__)
         elif kind is RelationKind.DEFAULT:
+            self._once(owner, "__kwdefaults__", owner.__kwdefaults__)
             self.watch.place(owner.__kwdefaults__, key, value, equal)
         elif kind is not RelationKind.DICT:
             label = f"{self.label(parent)} → {relation}"

@@ -1,0 +1,582 @@
+"""Calls of every kind are followed: functions, methods, classes, C functions that call back."""
+
+import functools
+import math
+import operator
+
+import torch
+
+import magpy_like as magpy
+from tests.programs import Twins, check, check_made, check_right, load, matrix, one, tensor
+
+SCALE = 2.0
+
+
+def double(x):
+    return x * SCALE
+
+
+def test_function_calls_function():
+    def program(x, n):
+        return double(x) + n
+
+    check(program, lambda: (tensor(1, 2), 3), other=[lambda: (tensor(1, 2), 4)])
+
+
+def test_positional_keyword_and_collected_arguments():
+    def inner(a, b=2, *rest, c, d=5, **more):
+        return a * b + sum(rest) + c * d + sum(more.values())
+
+    def program(x, *args, **kwargs):
+        return inner(x, *args, c=1.0, **kwargs)
+
+    check(
+        program,
+        lambda: (tensor(1, 2), 3, 4),
+        keyword={"e": 5, "d": 1},
+        other=[lambda: (tensor(1, 2), 3, 5), lambda: (tensor(1, 2), 3), lambda: (tensor(1, 2), 3, 4, 5)],
+    )
+
+
+def test_keyword_of_the_compiled_call_must_match():
+    def program(x, *, factor=2):
+        return x * factor
+
+    twins = check(program, one(), keyword={"factor": 3})
+    twins.call(one(), keyword={"factor": 4}, hit=False)
+    twins.call(one(), keyword={}, hit=False)
+    twins.call(one(), keyword={"factor": 3}, hit=True)
+
+
+def test_defaults_belong_to_the_function():
+    def make():
+        def inner(x, factor=2.0, *, shift=1.0):
+            return x * factor + shift
+
+        def program(x):
+            return inner(x)
+
+        program.inner = inner
+        return program
+
+    def new_default(p):
+        p.inner.__defaults__ = (3.0,)
+
+    def new_keyword_default(p):
+        p.inner.__kwdefaults__ = {"shift": 5.0}
+
+    def keyword_default_in_place(p):
+        p.inner.__kwdefaults__["shift"] = 6.0
+
+    check_made(make, one(), changes=[new_default, new_keyword_default, keyword_default_in_place])
+
+
+def test_mutable_default_keeps_what_it_is_given():
+    def make():
+        def program(x, seen=[]):
+            seen.append(1)
+            return x * len(seen)
+
+        return program
+
+    twins = Twins(make)
+    for _ in range(4):
+        twins.call(one())
+
+
+def test_default_of_the_compiled_function():
+    def make():
+        def program(x, factor=2.0):
+            return x * factor
+
+        return program
+
+    def change(p):
+        p.__defaults__ = (4.0,)
+
+    check_made(make, one(), changes=[change])
+
+
+COMPILED = magpy.compile(double, backend="eager")
+
+
+class Affine:
+    def __init__(self, scale):
+        self.scale = scale
+
+    def __call__(self, x):
+        return self.forward(x)
+
+    def forward(self, x):
+        return x * self.scale
+
+    @classmethod
+    def unit(cls, x):
+        return x / cls.size
+
+    @staticmethod
+    def shift(x):
+        return x + 1
+
+    size = 2.0
+
+
+class Shifted(Affine):
+    def __init__(self, scale, by):
+        super().__init__(scale)
+        self.by = by
+
+    def forward(self, x):
+        return super().forward(x) + self.by
+
+
+def test_bound_method():
+    def change(p):
+        p.__self__.scale = 5.0
+
+    check_made(lambda: Affine(2.0).forward, one(), changes=[change])
+
+
+def test_callable_instance():
+    def change(p):
+        p.scale = 5.0
+
+    check_made(lambda: Affine(2.0), one(), changes=[change])
+
+
+def test_super_and_inheritance():
+    def scale(p):
+        p.scale = 5.0
+
+    def by(p):
+        p.by = 3
+
+    check_made(lambda: Shifted(2.0, 1.0), one(), changes=[scale, by])
+
+
+def test_static_and_class_methods(monkeypatch):
+    def program(x):
+        return Affine.shift(x) + Shifted.unit(x) + Affine(3.0).unit(x)
+
+    check_made(lambda: program, one(), changes=[lambda p: monkeypatch.setattr(Affine, "size", 4.0)])
+
+
+def test_method_of_a_class_that_is_replaced_must_miss(monkeypatch):
+    def program(x):
+        return Shifted(2.0, 1.0)(x)
+
+    def patched(self, x):
+        return x - self.scale
+
+    check_made(
+        lambda: program, one(), changes=[lambda p: monkeypatch.setattr(Affine, "forward", patched)]
+    )
+
+
+def test_method_that_a_subclass_gets_later_must_miss(monkeypatch):
+    def program(x):
+        return Shifted(2.0, 1.0)(x)
+
+    def patched(self, x):
+        return x - 7
+
+    change = lambda p: monkeypatch.setattr(Shifted, "__call__", patched, raising=False)
+    check_made(lambda: program, one(), changes=[change])
+
+
+def test_method_in_the_instance_must_miss():
+    def change(p):
+        p.forward = lambda x: x - 3
+
+    check_made(lambda: Affine(2.0), one(), changes=[change])
+
+
+def test_global_function_that_is_replaced_must_miss(monkeypatch):
+    def program(x):
+        return double(x)
+
+    change = lambda p: monkeypatch.setitem(globals(), "double", lambda x: x * 7)
+    check_made(lambda: program, one(), changes=[change])
+
+
+def test_code_of_a_function_that_is_replaced_must_miss():
+    def make():
+        def inner(x):
+            return x + 1
+
+        def program(x):
+            return inner(x)
+
+        program.inner = inner
+        return program
+
+    def other(x):
+        return x + 2
+
+    def change(p):
+        p.inner.__code__ = other.__code__
+
+    check_made(make, one(), changes=[change])
+
+
+def test_code_of_the_compiled_function_that_is_replaced_must_miss():
+    def make():
+        def program(x):
+            return x + 1
+
+        return program
+
+    def other(x):
+        return x + 2
+
+    def change(p):
+        p.__code__ = other.__code__
+
+    check_made(make, one(), changes=[change])
+
+
+def test_global_value_that_changes_must_miss(monkeypatch):
+    def program(x):
+        return double(x)
+
+    check_made(
+        lambda: program, one(), changes=[lambda p: monkeypatch.setitem(globals(), "SCALE", 3.0)]
+    )
+
+
+def test_builtin_that_is_shadowed_by_a_global_must_miss(monkeypatch):
+    def program(x, values):
+        return x * len(values)
+
+    change = lambda p: monkeypatch.setitem(globals(), "len", lambda v: 10)
+    check_made(lambda: program, lambda: (tensor(1), [1, 2]), changes=[change])
+
+
+def test_module_attribute_that_is_replaced_must_miss(monkeypatch):
+    def program(x):
+        return functools.helper(x)
+
+    monkeypatch.setattr(functools, "helper", lambda x: x + 1, raising=False)
+    change = lambda p: monkeypatch.setattr(functools, "helper", lambda x: x + 2)
+    check_made(lambda: program, one(), changes=[change])
+
+
+def test_torch_function_that_is_replaced_must_miss(monkeypatch):
+    def program(x):
+        return torch.relu(x)
+
+    original = torch.relu
+    change = lambda p: monkeypatch.setattr(torch, "relu", lambda x: original(x) + 1)
+    check_made(lambda: program, one(), changes=[change])
+
+
+def test_partial():
+    def inner(a, b, c=1):
+        return a * b + c
+
+    def make():
+        part = functools.partial(inner, b=2.0)
+        outer = functools.partial(part, c=3.0)
+
+        def program(x):
+            return outer(x)
+
+        return program
+
+    check_made(make, one())
+
+
+def test_partial_as_an_argument():
+    def inner(a, b):
+        return a * b
+
+    def program(f, x):
+        return f(x)
+
+    check(
+        program,
+        lambda: (functools.partial(inner, b=2.0), tensor(1, 2)),
+        other=[lambda: (functools.partial(inner, b=3.0), tensor(1, 2))],
+    )
+
+
+def test_compiled_partial():
+    def inner(values, x):
+        return x * values["scale"]
+
+    check_made(
+        lambda: functools.partial(inner, {"scale": 2}),
+        one(),
+        changes=[lambda p: p.args[0].update(scale=3)],
+    )
+
+
+def test_lambda_as_an_argument():
+    def program(f, x):
+        return f(x)
+
+    def make(n):
+        return lambda: ((lambda x: x * n), tensor(1, 2))
+
+    check(program, make(2), other=[make(3)])
+
+
+def test_map_filter_sorted_and_friends_call_back():
+    limit = [0.0]
+
+    def program(xs, scale):
+        scaled = list(map(lambda t: t * scale, xs))
+        kept = list(filter(lambda t: t.dim() > limit[0], scaled))
+        order = sorted(range(len(kept)), key=lambda i: -kept[i].shape[0])
+        first = min(order, key=lambda i: kept[i].numel())
+        total = functools.reduce(lambda a, b: a.sum() + b.sum(), [kept[i] for i in order])
+        return total, kept[first], order, sum(t.sum() for t in kept), any(map(callable, kept))
+
+    check(
+        program,
+        lambda: ([tensor(1, 2), tensor(3), tensor(1, 2, 3)], 2),
+        other=[
+            lambda: ([tensor(1, 2), tensor(3), tensor(1, 2, 3)], 3),
+            lambda: ([tensor(1, 2), tensor(3)], 2),
+            lambda: ([tensor(1, 2), tensor(3, 4, 5), tensor(1)], 2),
+        ],
+    )
+
+
+def test_tensors_sorted_by_a_key():
+    def program(xs):
+        return sorted(xs, key=lambda t: -t.shape[0]), min(xs, key=len)
+
+    check_right(
+        lambda: program,
+        lambda: ([tensor(1, 2), tensor(3), tensor(1, 2, 3)],),
+        lambda: ([tensor(1), tensor(3, 4)],),
+    )
+
+
+def test_tensors_sorted_by_their_values_are_not_remembered():
+    def program(xs):
+        return sorted(xs, key=lambda t: t), max(xs, key=lambda t: t * 2)
+
+    check_right(
+        lambda: program,
+        lambda: ([tensor(2), tensor(3), tensor(1)],),
+        lambda: ([tensor(1), tensor(2), tensor(3)],),
+    )
+
+
+def test_c_functions_of_operator_walk_attributes():
+    def program(a, items):
+        get = operator.attrgetter("scale")
+        return operator.itemgetter(1)(items) * get(a) + operator.methodcaller("forward", items[0])(a)
+
+    check_right(
+        lambda: program,
+        lambda: (Affine(2.0), [tensor(1), tensor(2)]),
+        lambda: (Affine(3.0), [tensor(1), tensor(2)]),
+    )
+
+
+def test_sort_by_a_key_from_outside():
+    def program(x, rows):
+        order = sorted(rows, key=operator.itemgetter("rank"))
+        return x * order[0]["weight"]
+
+    check(
+        program,
+        lambda: (tensor(1, 2), [{"rank": 2, "weight": 5}, {"rank": 1, "weight": 7}]),
+        other=[
+            lambda: (tensor(1, 2), [{"rank": 0, "weight": 5}, {"rank": 1, "weight": 7}]),
+            lambda: (tensor(1, 2), [{"rank": 2, "weight": 5}, {"rank": 1, "weight": 8}]),
+        ],
+    )
+
+
+def test_decorators():
+    def scaled(by):
+        def decorate(f):
+            @functools.wraps(f)
+            def wrapper(*args, **kwargs):
+                return f(*args, **kwargs) * by
+
+            return wrapper
+
+        return decorate
+
+    def make():
+        @scaled(3.0)
+        def inner(x):
+            return x + 1
+
+        def program(x):
+            @scaled(2.0)
+            def local(x):
+                return inner(x) - 1
+
+            return local(x)
+
+        program.inner = inner
+        return program
+
+    def change(p):
+        p.inner.__closure__[0].cell_contents = 5.0
+
+    check_made(make, one(), changes=[change])
+
+
+def test_cached_function():
+    @functools.lru_cache
+    def table(n):
+        return [n * 2.0]
+
+    def program(x, n):
+        return x * table(n)[0]
+
+    check(program, lambda: (tensor(1), 3), other=[lambda: (tensor(1), 4)])
+
+
+def test_singledispatch():
+    @functools.singledispatch
+    def kind(x):
+        return 1.0
+
+    @kind.register
+    def _(x: int):
+        return 2.0
+
+    def program(x, n):
+        return x * kind(n)
+
+    check_right(lambda: program, lambda: (tensor(1), 3), lambda: (tensor(1), "a"))
+
+
+def test_native_target_is_guarded_on_its_arguments():
+    check(math.sqrt, lambda: (4.0,), other=[lambda: (9.0,)])
+    check(operator.mul, lambda: (tensor(1, 2), 3), other=[lambda: (tensor(1, 2), 4)])
+    check(sorted, lambda: ([3, 1],), other=[lambda: ([5, 4],), lambda: ([3, 1, 2],)])
+
+
+def test_bound_native_method_leads_to_its_receiver():
+    def make():
+        log, table = [], {"scale": 2.0}
+        push, get = log.append, table.get
+
+        def program(x):
+            push("called")
+            return x * get("scale")
+
+        program.log, program.table = log, table
+        return program
+
+    check_made(make, one(), changes=[lambda p: p.table.update(scale=3.0)])
+
+
+def test_class_made_inside():
+    def program(x, n):
+        class Local:
+            factor = n
+
+            def scale(self, x):
+                return x * self.factor
+
+        return Local().scale(x)
+
+    check(program, lambda: (tensor(1, 2), 3), other=[lambda: (tensor(1, 2), 4)])
+
+
+def test_class_made_by_type():
+    def program(x, n):
+        cls = type("Made", (Affine,), {"extra": n})
+        return cls(2.0)(x) * cls.extra
+
+    check(program, lambda: (tensor(1, 2), 3), other=[lambda: (tensor(1, 2), 4)])
+
+
+def test_recursion():
+    def power(x, n):
+        return x if n == 1 else x * power(x, n - 1)
+
+    check(power, lambda: (tensor(1, 2), 3), other=[lambda: (tensor(1, 2), 4)])
+
+
+def test_import_inside():
+    def program(x):
+        import math
+        from operator import mul
+
+        return mul(x, math.pi)
+
+    check_made(lambda: program, one())
+
+
+def test_import_of_a_name_that_changes_must_miss(monkeypatch):
+    import tests.programs as module
+
+    monkeypatch.setattr(module, "factor", 2.0, raising=False)
+
+    def program(x):
+        from tests.programs import factor
+
+        return x * factor
+
+    change = lambda p: monkeypatch.setattr(module, "factor", 3.0)
+    check_made(lambda: program, one(), changes=[change])
+
+
+def test_getattr_and_hasattr_by_name():
+    def program(a, name, x):
+        if hasattr(a, "missing"):
+            x = x + 100
+        return x * getattr(a, name) + getattr(a, "absent", 3)
+
+    def other():
+        a = Affine(2.0)
+        a.missing = 1
+        return a, "scale", tensor(1)
+
+    def another():
+        a = Affine(2.0)
+        a.absent = 1
+        return a, "scale", tensor(1)
+
+    check(
+        program,
+        lambda: (Affine(2.0), "scale", tensor(1)),
+        other=[other, another, lambda: (Affine(2.0), "size", tensor(1))],
+    )
+
+
+def test_nested_compiled_functions_are_one_record():
+    def program(x):
+        return COMPILED(x) + 1
+
+    twins = Twins(lambda: program)
+    twins.call(one(), hit=False)
+    twins.call(one(), hit=True)
+    assert magpy.cache_info(twins.compiled).graphs == 1
+
+
+def test_call_of_a_loaded_module_reads_its_own_globals():
+    make = load("import torch\nFACTOR = 2.0\ndef program(x):\n    return x * FACTOR\n")
+
+    def change(p):
+        p.__globals__["FACTOR"] = 3.0
+
+    check_made(make, one(), changes=[change])
+
+
+def test_matrix_program_of_many_calls():
+    def layer(x, w):
+        return torch.relu(x @ w)
+
+    def program(x, ws):
+        for w in ws:
+            x = layer(x, w)
+        return x
+
+    check(
+        program,
+        lambda: (matrix(2, 3), [matrix(3, 3, grad=True), matrix(3, 2)]),
+        other=[lambda: (matrix(2, 3), [matrix(3, 3)])],
+        backward=True,
+    )
