@@ -22,7 +22,6 @@ from magpy_like.annotation.loader import Rule, is_pattern, read_rules
 from magpy_like.annotation.schema import Annotation, SchemaError, build
 from magpy_like.errors import AnnotationError
 
-
 _log = logging.getLogger(__name__)
 
 
@@ -65,7 +64,8 @@ class Table:
         self._reads: dict[int, tuple[object, Annotation]] = {}
         self._writes: dict[int, tuple[object, Annotation]] = {}
         self._instances: dict[type, Annotation] = {}
-        self._exact: set[tuple[int, bool]] = set()
+        self._bound: dict[tuple[int, bool], bool] = {}  # what this round bound, and how
+        self._replaced: set[tuple[int, bool]] = set()  # by the user: the files come after
         self._sets: dict[str, Any] = {}
         self._pending: list[Rule] = []
         self._modules_seen = 0
@@ -112,6 +112,7 @@ class Table:
         with self._lock:
             entries = self._writes if write else self._reads
             entries[id(operation)] = (operation, annotation)
+            self._replaced.add((id(operation), write))
 
     def load(self, path: Path) -> None:
         """Read one file of a user; replaces what earlier files say."""
@@ -119,15 +120,15 @@ class Table:
         with self._lock:
             rules, sets = read_rules(path, self._sets)
             self._sets.update(sets)
-            self._exact.clear()
-            strict, self._strict = self._strict, True
+            files, strict, replaced = self._bound, self._strict, self._replaced
+            self._bound, self._strict, self._replaced = {}, True, set()
             try:
                 for rule in rules:
                     if not self._bind(rule):
                         raise rule.error("no such module is imported", *_first(rule))
             finally:
-                self._strict = strict
-            self._exact.clear()
+                replaced.update(self._bound)
+                self._bound, self._strict, self._replaced = files, strict, replaced
 
     def load_directory(self, directory: Path) -> None:
         """Read all files of a directory, the shared sets first."""
@@ -224,18 +225,17 @@ class Table:
     ) -> None:
         """Exact names come before patterns, wherever they stand; earlier rules before later."""
         entries = self._writes if write else self._reads
-        key = id(operation)
-        known = entries.get(key)
-        if known is not None and (key, write) in self._exact:
-            if exact and not _same(known[1], rule.properties):
-                raise rule.error(f"duplicate: also annotated at {known[1].source}", name, line)
+        key = (id(operation), write)
+        if key in self._replaced:
             return
-        if known is not None and not exact:
+        if key in self._bound and (self._bound[key] or not exact):
+            known = entries[id(operation)][1]
+            if exact and not _same(known, rule.properties):
+                raise rule.error(f"duplicate: also annotated at {known.source}", name, line)
             return
-        if exact:
-            self._exact.add((key, write))
+        self._bound[key] = exact
         annotation = rule.annotation(name, line)
-        entries[key] = (operation, annotation)
+        entries[id(operation)] = (operation, annotation)
         if isinstance(operation, property):
             accessor = operation.fset if write else operation.fget
             if accessor is not None:

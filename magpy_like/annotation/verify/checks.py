@@ -90,11 +90,12 @@ def repeatable(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]
     for sample in samples:
         args, kwargs = sample.make()
         again = copied((args, kwargs), kept(args, kwargs))
-        if any(isinstance(value, Iterator) for value in _inputs(args, kwargs).values()):
+        iterators = any(isinstance(value, Iterator) for value in _inputs(args, kwargs).values())
+        if iterators:
             again = sample.make()  # not every iterator can be copied
         before = _frozen_inputs(args, kwargs)
         first = _outcome(operation, args, kwargs)
-        if _frozen_inputs(args, kwargs) == before:
+        if not iterators and _frozen_inputs(args, kwargs) == before:
             # What has no value but who it is can be shared, as nothing was done to it.
             shared = kept(args, kwargs)
             again = copied((args, kwargs), lambda v, s=shared: s(v) or not has_value(v))
@@ -375,6 +376,8 @@ def output_shape(operation: Operation, samples: list[Sample]) -> Iterator[Verdic
 def _metadata(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return (type(value), value.shape, value.dtype, value.layout, value.requires_grad)
+    if isinstance(value, numpy.ndarray):
+        return (type(value), value.shape, value.dtype)
     if isinstance(value, tuple | list):
         return tuple(map(_metadata, value))
     if isinstance(value, dict):

@@ -118,6 +118,8 @@ def _written(witness: Witness) -> bool | None:
             case RelationKind.ITEM | RelationKind.KEY:
                 if isinstance(witness.key, slice) or isinstance(witness.source, torch.Tensor):
                     return None
+                if relation.value is None and not isinstance(witness.source, dict):
+                    return None  # another element has taken its place
                 found = witness.source[witness.key]
             case RelationKind.CONTEXT:
                 found = witness.source.get()
@@ -192,12 +194,12 @@ def _elements(value: Any) -> list[Any]:
         return list(value)
     if isinstance(value, collections.abc.MappingView):
         return list(value)
-    if isinstance(value, Iterator):
+    if isinstance(value, Iterator) or type(value).__module__ == "itertools":
         return _remaining(value)
     return []
 
 
-def _remaining(iterator: Iterator[Any]) -> list[Any]:
+def _remaining(iterator: Any) -> list[Any]:
     """What an iterator has left, without moving it, and what it knows besides."""
     try:
         _, *state = iterator.__reduce__()  # type: ignore[misc]

@@ -168,7 +168,9 @@ def name_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, t
     names: dict[int, tuple[Any, ...]] = {}
 
     def visit(value: Any, name: tuple[Any, ...]) -> None:
-        if isinstance(value, (*_SCALARS, float, *_BY_IDENTITY, *_OPAQUE)) or value == ():
+        if isinstance(value, (*_SCALARS, float, numpy.generic, *_BY_IDENTITY, *_OPAQUE)):
+            return
+        if isinstance(value, tuple) and not value:
             return
         names.setdefault(id(value), name)
         if len(name) >= 4:
@@ -246,7 +248,7 @@ def _copy(value: Any, visit: Callable[[Any], Any]) -> Any:
         return Cell(**{key: visit(part) for key, part in vars(value).items()})
     if isinstance(value, types.GeneratorType | types.ModuleType | types.MethodType | type):
         return value
-    if kind is types.BuiltinMethodType:
+    if kind is types.BuiltinMethodType or isinstance(value, numpy.dtype | numpy.generic):
         return value
     if kind is types.MappingProxyType:
         return types.MappingProxyType({key: visit(part) for key, part in value.items()})
