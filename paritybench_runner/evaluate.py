@@ -211,9 +211,11 @@ def in_step(
     """
     steps = InStep()
     eager = program.twin()
+    expected_first, actual_first = program.call(CALL_SEEDS[0]), program.call(CALL_SEEDS[0])
     vars(eager).update(marks or {})
     for number, seed in enumerate(CALL_SEEDS, start=1):
-        expected_call, actual_call = program.call(seed), program.call(seed)
+        expected_call = _with_modules_of(expected_first, program.call(seed))
+        actual_call = _with_modules_of(actual_first, program.call(seed))
         if program.train:
             eager.zero_grad()
             module.zero_grad()
@@ -236,6 +238,19 @@ def in_step(
             steps.difference = f"call {number}: {steps.difference}"
             return steps
     return steps
+
+
+def _with_modules_of(first: Call, call: Call) -> Call:
+    """A call with the modules among the first one's arguments: a program keeps its modules."""
+    modules, as_first = _pytree.tree_flatten(first)
+    leaves, as_call = _pytree.tree_flatten(call)
+    if as_first != as_call:
+        return call
+    kept = [
+        old if isinstance(old, torch.nn.Module) else new
+        for old, new in zip(modules, leaves, strict=True)
+    ]
+    return _pytree.tree_unflatten(kept, as_call)
 
 
 Left = tuple[Outcome, Call, Any]  # what a call left behind: outcome, arguments, module state

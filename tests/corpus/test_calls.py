@@ -181,6 +181,17 @@ class FunctionTable(nn.Module):
         return x
 
 
+class TakesModule(nn.Module):
+    """A residual connection around a module it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x, sublayer):
+        return x + sublayer(self.norm(x))
+
+
 class MakesObjects(nn.Module):
     class Accumulator:
         __slots__ = ("total", "count")
@@ -231,5 +242,6 @@ TESTCASES = [
         lambda: ([torch.rand(4)], {}),
         False,
     ),
+    (TakesModule, lambda: ([], {}), lambda: ([torch.rand(2, 4), nn.Linear(4, 4)], {}), False),
     (MakesObjects, lambda: ([], {}), lambda: ([torch.rand(3, 4)], {}), False),
 ]
