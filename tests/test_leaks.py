@@ -1,0 +1,153 @@
+"""Neither calls nor resets nor dead models leave anything behind."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+import magpy_like as magpy
+from tests.memory import bytes_left, census
+from tests.models import ZOO
+
+
+@pytest.fixture(autouse=True)
+def _forget_everything():
+    magpy.reset()
+    yield
+    magpy.reset()
+
+
+class Tracked(torch.Tensor):
+    """A tensor that can be told from all others in the census of Python objects."""
+
+
+class Logged(torch.nn.Module):
+    """Module state, a container and a closure: each kind of object that a mock builds."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.last = None
+
+    def forward(self, x):
+        y = torch.relu(self.linear(x))
+        self.last = y
+        return {"y": y, "later": lambda z: z + y}
+
+
+def repeat(action, times):
+    for _ in range(times):
+        action()
+
+
+def no_leak(action, times):
+    """`action` may fill caches at first; after that, `times` more add nothing."""
+    repeat(action, 3)
+    before = census()
+    assert bytes_left(lambda: repeat(action, times)) == 0
+    assert census() <= before
+
+
+def test_1000_matched_calls():
+    model = Logged()
+    fast = magpy.compile(model, backend="eager")
+
+    def call():
+        fast(torch.ones(2, 4))
+        model.last = None
+
+    no_leak(call, 1000)
+    assert magpy.cache_info(fast).hits > 1000
+
+
+def test_1000_calls_of_every_shape():
+    fast = magpy.compile(Logged(), backend="eager")
+    sizes = [1 + i % 40 for i in range(1000)]
+    for size in sizes[:40]:
+        fast(torch.ones(size, 4))
+    fast(torch.ones(1, 4))
+    before = census()
+    for size in sizes:
+        fast(torch.ones(size, 4))
+    fast(torch.ones(1, 4))
+    assert census() <= before
+
+
+def test_100_resets():
+    model = Logged()
+
+    def capture_anew():
+        fast = magpy.compile(model, backend="eager")
+        fast(torch.ones(2, 4))
+        fast(torch.ones(2, 4))
+        model.last = None
+        magpy.reset()
+
+    no_leak(capture_anew, 100)
+
+
+def test_100_explanations():
+    model = Logged()
+
+    def explain():
+        magpy.explain(model, torch.ones(2, 4))
+        model.last = None
+
+    no_leak(explain, 100)
+
+
+@pytest.mark.parametrize("name", ["ResNet-18", "BERT", "BlockDrop"])
+def test_a_deleted_model_is_gone(name):
+    entry = ZOO[name]
+    model = entry.make(seed=0)
+    fast = magpy.compile(model, backend="eager")
+    for seed in range(2):
+        args, kwargs = entry.inputs(model, seed, batch=2)
+        fast(*args, **kwargs)
+    alive = [weakref.ref(thing) for thing in (model, *model.parameters(), *model.buffers())]
+    del model, fast, args, kwargs
+    gc.collect()
+    assert [ref() for ref in alive if ref() is not None] == []
+
+
+def test_inputs_results_and_intermediates_die_with_the_call():
+    dead = []
+
+    def program(x):
+        y = (x + 1).as_subclass(Tracked)
+        dead.append(weakref.ref(y))
+        return y * 2
+
+    plain = lambda x: (x + 1) * 2
+    fast = magpy.compile(plain, backend="eager")
+    for _ in range(3):
+        x = torch.ones(2)
+        out = fast(x)
+        refs = weakref.ref(x), weakref.ref(out)
+        del x, out
+        assert [ref() for ref in refs] == [None, None]
+
+    watched = magpy.compile(program, backend="eager")
+    watched(torch.ones(2))
+    assert [ref() for ref in dead] == [None]
+
+
+def test_an_exception_in_a_monitored_run_keeps_no_frame():
+    class Marker:
+        pass
+
+    alive = []
+
+    def program(x):
+        marker = Marker()
+        alive.append(weakref.ref(marker))
+        y = x + 1
+        raise ValueError(y.shape)
+
+    fast = magpy.compile(program, backend="eager")
+    for _ in range(3):
+        with pytest.raises(ValueError):
+            fast(torch.ones(2))
+    gc.collect()
+    assert [ref() for ref in alive if ref() is not None] == []
