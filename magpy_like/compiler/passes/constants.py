@@ -30,6 +30,8 @@ from magpy_like.compiler.passes.graphs import (
 LARGEST_COMPUTED = 1 << 20  # elements; beyond, the compile time is not worth it
 LARGEST_KEPT = 1 << 14  # bytes of a constant; a larger one costs more to read than to compute
 
+_FOLDED = "folded"  # marks, in a node's meta, a tensor made here: nobody else can write it
+
 _FACTORIES = (
     {aten.full.default, aten.zeros.default, aten.ones.default, aten.scalar_tensor.default}
     | {aten.arange.default, aten.arange.start, aten.arange.start_step, aten.eye.default}
@@ -70,7 +72,7 @@ def fold(gm: GraphModule, frozen: Collection[str] = ()) -> bool:
 def _constant_nodes(gm: GraphModule, frozen: Collection[str]) -> set[Node]:
     found: set[Node] = set()
     for node in gm.graph.nodes:
-        if node.op == "get_attr" and node.target in frozen:
+        if node.op == "get_attr" and (node.target in frozen or _FOLDED in node.meta):
             found.add(node)
         elif is_pure(node) and _is_small_cpu(node):
             inputs = node.all_input_nodes
@@ -128,7 +130,7 @@ def _as_constant(
     gm.register_buffer(name, result.detach().clone(memory_format=torch.preserve_format), False)
     with gm.graph.inserting_before(node):
         new = gm.graph.get_attr(name)
-    new.meta["val"] = node.meta["val"]
+    new.meta |= {"val": node.meta["val"], _FOLDED: True}
     return new
 
 

@@ -1,12 +1,11 @@
 """Rewrites of an ATen graph by pattern, as a table: operator at the root -> rewriting functions.
 
 A rewriting function looks at a node and either returns the node to put in its place or None. All
-compute what eager computes up to rounding, for every input including NaN and infinities.
+compute what eager computes up to rounding, NaN and infinite inputs included.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +31,7 @@ def rewrite(gm: GraphModule, *, inference: bool) -> bool:
     """Apply the table once to every node, in order; whether anything changed."""
     changed = False
     for node in list(gm.graph.nodes):
-        if not is_pure(node) and node.target is not operator.getitem:
+        if not is_pure(node):
             continue
         for rule in TABLE.get(node.target, ()):
             if rule in _INFERENCE_ONLY and not inference:
@@ -173,27 +172,33 @@ def _shape(node: Any) -> list[Any] | None:
 
 # Scaling the weights at every call pays when there are this many times fewer of them than outputs.
 WEIGHTS_PER_OUTPUT = 4
-_EVAL_BATCH_NORM = aten._native_batch_norm_legit_no_training.default
 
 
-def batch_norm_into_convolution(node: Node) -> Node | None:
-    """In inference, ``batch_norm(conv(x, w, b))`` is ``conv(x, w * s, (b - mean) * s + shift)``.
+def channel_arithmetic_into_convolution(node: Node) -> Node | None:
+    """Sums, differences and products by channel after a convolution go into its weights.
 
-    The scaled weights are computed by the graph, from the weights as they are at each call, so
-    nothing has to be promised about them. Where the caller does promise (``frozen``), constant
-    folding finds that they depend on constants alone and computes them once.
+    That is what batch norm is in inference: ``conv(x, w, b) * s + t`` becomes
+    ``conv(x, w * s, b * s + t)``. The new weights are computed by the graph, from the weights as
+    they are at each call, so nothing has to be promised about them. Where the caller does promise
+    (``frozen``), constant folding finds that they depend on constants alone and computes them
+    once. As with matrix products, what a compiled loop reads anyway it may as well scale.
     """
-    norm, index = node.args
-    if index != 0 or not isinstance(norm, Node) or norm.target is not _EVAL_BATCH_NORM:
+    if not (_needs_own_kernel(node) and _is_float(node)):
         return None
-    conv, scale, shift, mean, variance, _, eps = norm.args
-    if len(norm.users) != 1 or not _only_user(conv, aten.convolution.default) or not eps:
+    steps: list[tuple[Any, Node]] = []  # from the result back to the convolution
+    conv: Any = node
+    while conv.target in (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor):
+        operands = _value_and_channels(conv)
+        if operands is None or (conv is not node and len(conv.users) != 1):
+            return None
+        steps.append((conv.target, operands[1]))
+        conv = operands[0]
+    if not _only_user(conv, aten.convolution.default):
         return None
-    assert isinstance(conv, Node)
     x, weight, bias, *_, transposed, _, _ = conv.args
-    given = [n for n in (weight, bias, scale, shift, mean, variance) if n is not None]
     kernel, result = tensor(weight), tensor(node)
-    if transposed or kernel is None or result is None or not _one_dtype(x, *given):
+    vectors = [vector for _, vector in steps]
+    if transposed or kernel is None or result is None or not _one_dtype(node, x, weight, *vectors):
         return None
     if result.dtype not in (torch.float32, torch.float64) or not _few(kernel, result, weight):
         return None
@@ -201,16 +206,43 @@ def batch_norm_into_convolution(node: Node) -> Node | None:
     def call(target: Any, *args: Any) -> Node:
         return insert(node.graph, target, *args, like=node)
 
-    factor = call(aten.rsqrt.default, call(aten.add.Tensor, variance, eps))
+    scale, shift = None, bias
+    others = [d for d in range(kernel.dim()) if d != 1]
+    for target, vector in reversed(steps):
+        missing = kernel.dim() - tensor(vector).dim()  # type: ignore[union-attr]
+        ones = [d - missing for d in others if d >= missing]
+        vector = call(aten.squeeze.dims, vector, ones)
+        if target is aten.mul.Tensor:
+            scale = vector if scale is None else call(target, scale, vector)
+            shift = shift and call(target, shift, vector)
+        elif shift is None:
+            shift = call(aten.neg.default, vector) if target is aten.sub.Tensor else vector
+        else:
+            shift = call(target, shift, vector)
     if scale is not None:
-        factor = call(aten.mul.Tensor, factor, scale)
-    column = call(aten.view.default, factor, [-1] + [1] * (kernel.dim() - 1))
-    new_weight = call(aten.mul.Tensor, weight, column)
-    centre = call(aten.neg.default, mean) if bias is None else call(aten.sub.Tensor, bias, mean)
-    new_bias = call(aten.mul.Tensor, centre, factor)
-    if shift is not None:
-        new_bias = call(aten.add.Tensor, new_bias, shift)
-    return call(aten.convolution.default, x, new_weight, new_bias, *conv.args[3:])
+        column = call(aten.view.default, scale, [-1] + [1] * (kernel.dim() - 1))
+        weight = call(aten.mul.Tensor, weight, column)
+    return call(aten.convolution.default, x, weight, shift, *conv.args[3:])
+
+
+def _value_and_channels(node: Node) -> tuple[Node, Node] | None:
+    """The two operands if one has an element per channel (dimension 1) of the result."""
+    operands, result = _plain_operands(node), tensor(node)
+    if operands is None or result is None or result.dim() < 3:
+        return None
+    by_channel = [1, result.shape[1]] + [1] * (result.dim() - 2)
+    for value, vector in (operands, operands[::-1]):
+        size = _shape(vector)
+        if (
+            size is None
+            or len(size) < result.dim() - 1
+            or not same_sizes(size, by_channel[result.dim() - len(size) :])
+        ):
+            continue
+        if same_sizes(_shape(value) or [], result.shape):
+            subtracted_from = node.target is aten.sub.Tensor and value is not operands[0]
+            return None if subtracted_from else (value, vector)
+    return None
 
 
 def _few(kernel: torch.Tensor, result: torch.Tensor, weight: Any) -> bool:
@@ -222,12 +254,13 @@ def _few(kernel: torch.Tensor, result: torch.Tensor, weight: Any) -> bool:
     return kernel.numel() * WEIGHTS_PER_OUTPUT <= result.numel()
 
 
-_INFERENCE_ONLY = {batch_norm_into_convolution}
+_INFERENCE_ONLY = {channel_arithmetic_into_convolution}
 
 TABLE: dict[Any, tuple[Rewrite, ...]] = {
-    aten.add.Tensor: (add_of_product,),
+    aten.add.Tensor: (add_of_product, channel_arithmetic_into_convolution),
+    aten.sub.Tensor: (channel_arithmetic_into_convolution,),
+    aten.mul.Tensor: (channel_arithmetic_into_convolution,),
     aten.addmm.default: (sum_out_of_addmm,),
     aten.reciprocal.default: (reciprocal_of_root,),
     aten.div.Tensor: (reciprocal_of_root, division_by_root),
-    operator.getitem: (batch_norm_into_convolution,),
 }
