@@ -1,6 +1,7 @@
 """The command line."""
 
 import platform
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -116,8 +117,10 @@ def _run(
     ]
     limits = Limits(timeout, None if device == "cuda" else int(memory * _GIB))
     interrupted = False
+    # However the run is told to stop, files' processes end and what is done is summed up.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with Supervisor(limits, jobs) as supervisor, _Bar(len(files), compilers) as bar:
+        with Supervisor(limits, jobs, compilers) as supervisor, _Bar(len(files), compilers) as bar:
             for line in writer.done:
                 bar.count(line)
             for line in supervisor.run(todo):

@@ -56,9 +56,15 @@ FreshCall = Callable[[], tuple[torch.nn.Module, list[Any], dict[str, Any]]]
 
 
 class Compiler(Protocol):
-    """What the runner needs of a compiler."""
+    """What the runner needs of a compiler.
+
+    Attributes:
+        name: what `--compilers` calls it.
+        imports: modules that take long to import.
+    """
 
     name: str
+    imports: tuple[str, ...]
 
     def compile(self, module: torch.nn.Module) -> Compiled:
         """Compiles; raises `Refused` when the compiler does not take the program at all."""
@@ -77,6 +83,7 @@ class Magpy:
     """magpy_like, through its public names."""
 
     name = "magpy"
+    imports: tuple[str, ...] = ("magpy_like",)
 
     def __init__(self, backend: str) -> None:
         import magpy_like
@@ -120,6 +127,7 @@ class Dynamo:
     """`torch.compile`: whole with `fullgraph=True`, else counted without."""
 
     name = "dynamo"
+    imports: tuple[str, ...] = ("torch._dynamo",)
 
     def __init__(self, backend: str) -> None:
         import torch._dynamo
@@ -185,6 +193,7 @@ class TorchScript:
     """`torch.jit.script`."""
 
     name = "torchscript"
+    imports: tuple[str, ...] = ()
 
     def __init__(self, backend: str) -> None:
         pass  # TorchScript has one of its own
@@ -221,7 +230,7 @@ class _Scripted:
         return max(self._calls - 1, 0)
 
 
-COMPILERS: dict[str, Callable[[str], Compiler]] = {
+COMPILERS: dict[str, type[Magpy | Dynamo | TorchScript]] = {
     compiler.name: compiler for compiler in (Magpy, Dynamo, TorchScript)
 }
 

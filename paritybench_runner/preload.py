@@ -1,6 +1,6 @@
 """Imported once by the process that the processes of all files are forked from.
 
-Importing PyTorch, its compilers and the libraries that nearly every program imports takes longer
+Importing PyTorch and the libraries that nearly every program imports takes longer
 than most files take to run.
 """
 
@@ -14,14 +14,12 @@ import torch
 from paritybench_runner import evaluate, shims  # noqa: F401 - for every file's process
 
 _LIBRARIES = (
-    "magpy_like",
     "matplotlib",
     "numpy",
     "pandas",
     "scipy.sparse",
     "scipy.stats",
     "sklearn.metrics",
-    "torch._dynamo",
     "torch.utils.tensorboard",
     "torchvision.datasets",
 )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from paritybench_runner.compilers import COMPILERS
 from paritybench_runner.worker import EAGER, Event, Job, main
 
 # After so many time-outs the rest of a file is given up.
@@ -49,10 +50,11 @@ class Stopped(Exception):
 class Supervisor:
     """Runs files, `jobs` at a time; as a context manager, leaves no process behind."""
 
-    def __init__(self, limits: Limits, jobs: int = 1) -> None:
+    def __init__(self, limits: Limits, jobs: int = 1, compilers: tuple[str, ...] = ()) -> None:
         self.limits = limits
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["paritybench_runner.preload"])
+        imports = [module for name in compilers for module in COMPILERS[name].imports]
+        self._context.set_forkserver_preload([*imports, "paritybench_runner.preload"])
         with mock.patch.dict(os.environ, _ENVIRONMENT):
             resource_tracker.ensure_running()
             forkserver.ensure_running()

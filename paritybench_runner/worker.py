@@ -3,9 +3,12 @@
 import contextlib
 import dataclasses
 import faulthandler
+import multiprocessing.connection
 import os
 import resource
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -116,6 +119,7 @@ def main(
         memory: limit of the address space in bytes, or None.
     """
     os.setsid()  # so that the file's processes can be ended together
+    threading.Thread(target=_end_with_runner, daemon=True).start()
     os.chdir(folder)
     _redirect(os.path.join(folder, "stderr"))
     faulthandler.enable()
@@ -129,6 +133,14 @@ def main(
     channel.close()
     # Threads and exit handlers of whatever was imported must not keep the process.
     os._exit(0)
+
+
+def _end_with_runner() -> None:
+    """Ends the file's processes when the runner was killed and cannot do it."""
+    runner = multiprocessing.parent_process()
+    if runner is not None:
+        multiprocessing.connection.wait([runner.sentinel])
+        os.killpg(0, signal.SIGKILL)
 
 
 def _redirect(stderr: str) -> None:

@@ -8,6 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from paritybench_runner.cli import main
 
 FILES = {
     "test_good.py": """
@@ -265,26 +268,44 @@ def runs(process):
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_a_run_is_interrupted_cleanly_and_resumed(tmp_path):
-    marker = tmp_path / "go on"
-    files = {"test_a.py": "", "test_b.py": WAITS.format(marker=marker, child=tmp_path / "pid")}
-    corpus, out = write(tmp_path / "corpus", files), tmp_path / "out"
+def started(tmp_path):
+    """A run that has done one file and is in a second one, which has started a process."""
+    waits = WAITS.format(marker=tmp_path / "go on", child=tmp_path / "pid")
+    corpus, out = (
+        write(tmp_path / "corpus", {"test_a.py": "", "test_b.py": waits}),
+        tmp_path / "out",
+    )
     options = ("--corpus", corpus, "--compilers", "torchscript", "--out", out)
     process = subprocess.Popen(command(*options), stderr=subprocess.PIPE, start_new_session=True)
+    wait_until(lambda: (tmp_path / "pid").exists() and lines(out))
+    return process, int((tmp_path / "pid").read_text()), options
+
+
+def wait_until(condition):
     deadline = time.monotonic() + 60
-    while not (tmp_path / "pid").exists() or not lines(out):
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_a_run_is_stopped_cleanly_and_resumed(tmp_path):
+    process, child, options = started(tmp_path)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Stopped after 1 of 2 files" in errors
     assert b"Traceback" not in errors
-    assert not runs(int((tmp_path / "pid").read_text()))
-    marker.touch()
-    assert run(*options).returncode != 0  # there is a run already
+    assert not runs(child)
+    (tmp_path / "go on").touch()
     assert run(*options, "--resume").returncode == 0
-    assert [line["file"] for line in lines(out)] == ["test_a.py", "test_b.py"]
+    assert [line["file"] for line in lines(tmp_path / "out")] == ["test_a.py", "test_b.py"]
+
+
+def test_nothing_outlives_a_runner_that_was_killed(tmp_path):
+    process, child, _ = started(tmp_path)
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not runs(child))
 
 
 def test_compare_tells_what_changed(finished, tmp_path):
@@ -293,9 +314,12 @@ def test_compare_tells_what_changed(finished, tmp_path):
     for name in ("run.json", "results.jsonl"):
         text = (finished[1] / name).read_text()
         (worse / name).write_text(text.replace('"class": "one_graph"', '"class": "split"'))
-    same, changed = run("compare", finished[1], finished[1]), run("compare", finished[1], worse)
-    assert (same.returncode, changed.returncode) == (0, 1)
-    assert "test_good.py::Good" in changed.stdout
+    same, changed = (
+        CliRunner().invoke(main, ["compare", str(finished[1]), str(other)])
+        for other in (finished[1], worse)
+    )
+    assert (same.exit_code, changed.exit_code) == (0, 1)
+    assert "test_good.py::Good" in changed.output
 
 
 @pytest.mark.parametrize(
@@ -307,10 +331,6 @@ def test_compare_tells_what_changed(finished, tmp_path):
     ],
 )
 def test_a_command_that_makes_no_sense_is_explained(arguments, words):
-    from click.testing import CliRunner
-
-    from paritybench_runner.cli import main
-
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code != 0
     assert words in result.output
