@@ -393,7 +393,8 @@ def _inherited(kind: type, name: str) -> object:
 
 
 def _kind(operation: object) -> str:
-    if isinstance(operation, _NATIVE):
+    # Cython has a type of its own for functions, in every library that was built with it.
+    if isinstance(operation, _NATIVE) or type(operation).__name__ == "cython_function_or_method":
         return "native"
     if isinstance(operation, type):
         return "class"

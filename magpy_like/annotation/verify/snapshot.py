@@ -40,6 +40,9 @@ class Marker:
     def __deepcopy__(self, memo: object) -> Marker:
         return self
 
+    def __repr__(self) -> str:
+        return "Marker()"
+
 
 class Cell:
     """An object with attributes, for operations on attributes."""

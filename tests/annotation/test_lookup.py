@@ -1,0 +1,326 @@
+"""From what the program calls to the annotation of the operation."""
+
+import builtins
+import collections
+import functools
+import logging
+import math
+import operator
+import random
+import subprocess
+import sys
+import time
+import weakref
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from magpy_like.annotation import NULL, RelationKind, ValueRead, annotate, lookup, resolve
+from magpy_like.annotation.lookup import Table, annotation_directory, load_annotations
+from magpy_like.annotation.shapes import shape_depends_on_data
+
+ITEMS = [1]
+TENSOR = torch.ones(2)
+GETTER = operator.itemgetter(0)
+CACHED = functools.lru_cache(len)
+RANDOM = random.Random(0)
+
+
+@pytest.mark.parametrize(
+    ("call", "operation", "receiver"),
+    [
+        (len, len, NULL),
+        (list, list, NULL),
+        (ITEMS.append, list.append, ITEMS),
+        (ITEMS.__len__, list.__len__, ITEMS),
+        (list.append, list.append, NULL),
+        (TENSOR.relu, torch.Tensor.relu, TENSOR),
+        (TENSOR.add_, torch.Tensor.add_, TENSOR),
+        (torch.relu, torch.relu, NULL),
+        (torch._C._nn.gelu, torch._C._nn.gelu, NULL),
+        (dict.fromkeys, dict.__dict__["fromkeys"], dict),
+        (collections.Counter.fromkeys, collections.Counter.fromkeys.__func__, collections.Counter),
+        (object.__new__, object.__new__, NULL),
+        (list.mro, type.__dict__["mro"], list),
+        (GETTER, operator.itemgetter.__call__, GETTER),
+        (RANDOM.random, random.Random.__mro__[1].random, RANDOM),
+        (RANDOM.choice, random.Random.choice, RANDOM),
+        (torch.ops.aten.relu.default, torch.ops.aten.relu.default, NULL),
+        (numpy.add, numpy.add, NULL),
+        (CACHED, CACHED, NULL),
+    ],
+)
+def test_resolves_to_the_operation_and_its_receiver(call, operation, receiver) -> None:
+    found, bound = resolve(call)
+    assert found is operation
+    assert bound is receiver
+
+
+def test_resolves_a_partial_to_itself() -> None:
+    partial = functools.partial(len, [])
+    assert resolve(partial) == (partial, NULL)
+
+
+def test_resolves_what_super_reaches_not_what_the_class_overrides() -> None:
+    class Sub(dict):
+        def get(self, key):
+            return resolve(super().get)
+
+        def __getitem__(self, key):
+            return resolve(super().__getitem__)
+
+    sub = Sub()
+    assert sub.get(1) == (dict.get, sub)
+    assert sub[1] == (dict.__getitem__, sub)
+
+
+def test_resolves_a_method_to_the_class_that_defines_it() -> None:
+    ordered = collections.OrderedDict()
+    assert resolve(ordered.pop)[0] is collections.OrderedDict.pop
+    assert resolve(ordered.get)[0] is dict.get
+
+
+def test_an_instance_with_a_python_call_resolves_to_it() -> None:
+    class Callable:
+        def __call__(self) -> None: ...
+
+    instance = Callable()
+    assert resolve(instance) == (Callable.__call__, instance)
+
+
+def test_the_paper_s_example_of_input_properties() -> None:
+    """MagPy, section 5.2: list.append changes the list and only moves the value."""
+    append = lookup(list.append)
+    assert append.pure_closure
+    assert append.input(0).in_place
+    assert not append.input(1).in_place
+    assert append.input(1).value_read is ValueRead.NONE
+    assert lookup(math.sin).input(0).value_read is ValueRead.ALL
+
+
+def test_relations_name_the_way_to_an_existing_object() -> None:
+    relation = lookup(dict.get).output.relation
+    assert (relation.kind, relation.of, relation.key, relation.default) == (
+        RelationKind.KEY, 0, 1, 2,
+    )  # fmt: skip
+    assert lookup(getattr).output.relation.kind is RelationKind.ATTRIBUTE
+    written = lookup(setattr).output.relation
+    assert (written.access, written.value) == ("write", 2)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [torch.relu, torch.Tensor.relu, torch.cat, torch.zeros, torch._C._nn.linear,
+     torch.ops.aten.relu.default, torch.ops.aten.relu, torch.Tensor.T, torch.Tensor.__getitem__,
+     operator.add, torch.autograd.Function.apply.__func__],
+)  # fmt: skip
+def test_tensor_operators_are_nodes(operation) -> None:
+    assert lookup(operation).as_op_node
+
+
+@pytest.mark.parametrize(
+    "operation", [torch.Tensor.add_, torch.relu_, torch.Tensor.copy_, torch.Tensor.__iadd__]
+)
+def test_in_place_operators_change_their_receiver_and_give_it(operation) -> None:
+    annotation = lookup(operation)
+    assert annotation.as_op_node
+    assert annotation.input(0).in_place
+    assert annotation.output.relation.kind is RelationKind.SELF
+
+
+def test_out_is_changed() -> None:
+    assert lookup(torch.add).input("out").in_place
+
+
+def test_running_statistics_are_changed() -> None:
+    assert lookup(torch.batch_norm).input(3).in_place
+    assert lookup(torch.batch_norm).input(4).in_place
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [torch.Tensor.size, torch.Tensor.dim, torch.Tensor.stride, torch.Tensor.numel,
+     torch.Tensor.is_contiguous, torch.Tensor.shape, torch.Tensor.dtype, torch.Tensor.device,
+     torch.is_tensor, torch.is_floating_point, isinstance, callable],
+)  # fmt: skip
+def test_metadata_reads_no_data(operation) -> None:
+    annotation = lookup(operation)
+    assert annotation.pure_closure
+    assert not annotation.as_op_node
+    assert annotation.input(0).value_read in (ValueRead.NONE, ValueRead.TYPE)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [print, input, open, eval, torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.numpy,
+     torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__int__, torch.Tensor.data_ptr,
+     torch.Tensor.backward, torch.Tensor.register_hook, torch.manual_seed, time.time],
+)  # fmt: skip
+def test_what_splits_says_why(operation) -> None:
+    annotation = lookup(operation)
+    assert annotation.dynamic
+    assert annotation.reason
+
+
+def test_draws_can_be_repeated_and_seeds_cannot() -> None:
+    for draw in (random.Random.choice, random.Random.randint, numpy.random.RandomState.randn):
+        assert lookup(draw).random
+    assert lookup(resolve(random.seed)[0]).dynamic
+    assert lookup(resolve(numpy.random.seed)[0]).dynamic
+
+
+def test_state_setters_are_nodes_and_getters_are_asked_again() -> None:
+    assert lookup(torch._C._set_grad_enabled).global_state
+    assert lookup(torch.set_autocast_enabled).global_state
+    assert lookup(torch.is_grad_enabled).state_read
+    assert lookup(torch._C._get_cudnn_enabled).state_read
+
+
+def test_a_consumed_iterator_counts_as_changed() -> None:
+    assert lookup(sum).changes(0, iter([1]))
+    assert not lookup(sum).changes(0, [1])
+    assert not lookup(list.append).changes(1, iter([1]))
+
+
+def test_what_calls_back_says_which_input_it_calls() -> None:
+    assert lookup(map).calls == (0,)
+    assert lookup(sorted).calls == ("key",)
+    assert lookup(functools.reduce).calls == (0,)
+
+
+def test_reading_and_assigning_a_property_are_two_operations() -> None:
+    assert lookup(torch.Tensor.real).as_op_node
+    assert not lookup(torch.Tensor.real).input(0).in_place
+    assert lookup(torch.Tensor.real, write=True).input(0).in_place
+    assert lookup(torch.Tensor.shape, write=True) is None
+
+
+def test_shapes_that_depend_on_data_are_known() -> None:
+    x, mask = torch.ones(3), torch.tensor([True, False, True])
+    getitem = lookup(torch.Tensor.__getitem__)
+    assert shape_depends_on_data(getitem, (x, mask), {})
+    assert shape_depends_on_data(getitem, (x, (None, mask)), {})
+    assert not shape_depends_on_data(getitem, (x, torch.tensor([0, 1])), {})
+    assert not shape_depends_on_data(getitem, (x, True), {})
+    assert shape_depends_on_data(lookup(torch.nonzero), (x,), {})
+    assert shape_depends_on_data(lookup(torch.where), (mask,), {})
+    assert not shape_depends_on_data(lookup(torch.where), (mask, x, x), {})
+    interleave = lookup(torch.repeat_interleave)
+    assert shape_depends_on_data(interleave, (x, torch.tensor([1, 2, 3])), {})
+    assert not shape_depends_on_data(interleave, (x, 2), {})
+    assert not shape_depends_on_data(interleave, (x, x.long()), {"output_size": 3})
+    one_hot = lookup(torch._C._nn.one_hot)
+    assert shape_depends_on_data(one_hot, (x.long(),), {})
+    assert not shape_depends_on_data(one_hot, (x.long(), 4), {})
+
+
+def test_python_functions_are_not_annotated_unless_someone_did() -> None:
+    def function() -> None: ...
+
+    assert lookup(function) is None
+    annotate(function, pure_closure=True, inputs={0: "TYPE"}, outputs={"relation": "SELF"})
+    annotation = lookup(function)
+    assert annotation.input(0).value_read is ValueRead.TYPE
+    assert annotation.output.relation.kind is RelationKind.SELF
+    assert Path(annotation.source.rpartition(":")[0]) == Path(__file__)
+
+
+def test_annotated_objects_are_kept_so_that_no_other_takes_their_place() -> None:
+    def function() -> None: ...
+
+    annotate(function, pure_closure=True)
+    reference = weakref.ref(function)
+    del function
+    assert lookup(reference()).pure_closure
+
+
+def test_looking_up_does_not_keep_what_is_not_annotated() -> None:
+    def function() -> None: ...
+
+    lookup(function)
+    reference = weakref.ref(function)
+    del function
+    assert reference() is None
+
+
+def test_a_user_s_file_comes_before_the_shipped_ones(tmp_path: Path) -> None:
+    path = tmp_path / "user.yaml"
+    path.write_text(
+        "operations:\n  - namespace: math\n    rules:\n"
+        "      - {names: ['erf*'], is: dynamic, reason: mine}\n"
+    )
+    table = Table()
+    table.load_directory(annotation_directory())
+    table.load(path)
+    assert table.lookup(math.erf).reason == "mine"
+    assert table.lookup(math.erfc).reason == "mine"
+    assert table.lookup(math.sin).pure_closure
+
+
+def test_load_annotations_is_seen_by_lookup(tmp_path: Path) -> None:
+    path = tmp_path / "user.yaml"
+    path.write_text(
+        "operations:\n  - namespace: logging\n    rules:\n"
+        "      - {names: [makeLogRecord], pure_closure: false, reason: mine}\n"
+    )
+    load_annotations(path)
+    assert lookup(logging.makeLogRecord).reason == "mine"
+
+
+def test_modules_imported_later_are_annotated_then(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "imported_later.py").write_text("def f(): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "a.yaml").write_text(
+        "operations:\n  - namespace: imported_later\n    rules:\n"
+        "      - {names: [f], pure_closure: true}\n"
+    )
+    table = Table()
+    table.load_directory(tmp_path)
+    import imported_later
+
+    assert table.lookup(imported_later.f).pure_closure
+
+
+NATIVE = (
+    type(len), type(list.append), type(list.__len__), type(dict.__dict__["fromkeys"]), type
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "namespace",
+    [builtins, list, dict, set, frozenset, tuple, str, bytes, bytearray, int, float, complex, bool,
+     range, slice, collections.deque, collections.OrderedDict, collections.defaultdict, math,
+     operator, time, torch._C._VariableFunctionsClass, torch._C._nn, torch._C._linalg,
+     torch._C.TensorBase],
+    ids=lambda namespace: namespace.__name__,
+)  # fmt: skip
+def test_every_native_operation_of_a_namespace_is_annotated(namespace) -> None:
+    names = dir(namespace) if not isinstance(namespace, type) else list(vars(namespace))
+    missing = []
+    for name in names:
+        member = vars(namespace).get(name)
+        member = member.__func__ if isinstance(member, staticmethod) else member
+        if isinstance(member, NATIVE) and lookup(member) is None:
+            missing.append(name)
+    known = {"copyright", "credits", "exit", "quit", "license", "help", "__loader__"}
+    assert set(missing) <= known | {"__class_getitem__"}
+
+
+def test_loading_all_annotations_takes_less_than_150_ms() -> None:
+    program = (
+        "import time, torch, magpy_like.annotation.loader\n"
+        "from magpy_like.annotation.lookup import Table, annotation_directory\n"
+        "times = []\n"
+        "for _ in range(3):\n"
+        "    start = time.process_time()\n"
+        "    Table().load_directory(annotation_directory())\n"
+        "    times.append(time.process_time() - start)\n"
+        "print(min(times))\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert float(answer.stdout) < 0.150
