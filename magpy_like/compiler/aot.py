@@ -38,7 +38,8 @@ KEEP = [
     aten.gelu_backward, aten.silu, aten.silu_backward, aten.sigmoid_backward, aten.tanh_backward,
     aten.threshold_backward, aten.native_dropout, aten.bernoulli, aten.rand_like, aten.randn_like,
     aten.randint_like, aten.baddbmm, aten.addmv, aten.uniform, aten.normal,
-    aten._safe_softmax, aten.embedding_dense_backward, aten.pixel_shuffle, aten.rrelu_with_noise, aten.exponential,
+    aten._safe_softmax, aten.embedding_dense_backward, aten.pixel_shuffle,
+    aten.rrelu_with_noise, aten.exponential,
 ]  # fmt: skip
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]

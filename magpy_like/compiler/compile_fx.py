@@ -99,6 +99,9 @@ def compile_aten(
 
 
 def _first_line(error: Exception) -> str:
+    if isinstance(error, code_cache.CppCompileError):
+        wrong = [s for s in error.diagnostics.splitlines() if "error" in s]
+        return f"the C++ compiler refused its kernels: {wrong[0] if wrong else error.diagnostics}"
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 

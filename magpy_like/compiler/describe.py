@@ -28,9 +28,7 @@ def body(b: Body) -> str:
     for k, value in enumerate(b.values):
         names[value] = f"%{k}"
         note = f"  # index {symbols[value]}" if value in symbols else ""
-        lines.append(
-            f"    %{k}: {str(value.dtype)[6:]} = {value.op}({show(value.args)}){note}"
-        )
+        lines.append(f"    %{k}: {str(value.dtype)[6:]} = {value.op}({show(value.args)}){note}")
     return "\n".join(lines)
 
 

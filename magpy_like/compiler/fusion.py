@@ -90,6 +90,8 @@ def _conflict(group: Group, first: set[str], second: set[str]) -> str | None:
                     written = index
                 elif index != written:
                     return f"{buffer} is touched at {written} and at {index}"
+        if group.rs and _read_around(group.nodes, buffer):
+            return f"{buffer} is read before and after it is updated"
     # A per-element value is there only once its loop ran; results of the loop cannot feed
     # an earlier iteration. Phases order that; nodes outside the loop cannot read per element.
     per_element = {
@@ -104,6 +106,13 @@ def _conflict(group: Group, first: set[str], second: set[str]) -> str | None:
             if not node.inner and node.reads & per_element:
                 return "read outside the reduction loops that write it"
     return None
+
+
+def _read_around(nodes: Sequence[Node], buffer: str) -> bool:
+    """Is a buffer read by nodes before one that writes it, and by nodes after?"""
+    writer = next(k for k, n in enumerate(nodes) if buffer in n.writes)
+    before = any(buffer in n.reads for n in nodes[: writer + 1])
+    return before and any(buffer in n.reads for n in nodes[writer + 1 :])
 
 
 def _alignments(first: Group, second: Group) -> Iterator[Group]:
@@ -221,5 +230,3 @@ def _combined(
     nodes = [*moved, *host.nodes] if swapped else [*host.nodes, *moved]
     key = max(host.key, guest.key)
     return Group(nodes, host.device, host.xs, host.rs, dict(host.ranges), key)
-
-

@@ -207,7 +207,7 @@ class Graph:
             return value
         if getattr(node.target, "__name__", "") == "getitem":
             source, index = node.args
-            return self._env[source][index]  # type: ignore[index]
+            return self._env[source][index]
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: self._env[n])
         lowering = LOWERINGS.get(node.target)
         name = str(node.target)
@@ -226,8 +226,7 @@ class Graph:
     def _defines_symbol(self, node: fx.Node, number: Expr) -> bool:
         """Does this node read a number out of a tensor?"""
         return any(isinstance(a.meta.get("val"), torch.Tensor) for a in node.all_input_nodes) and (
-            not isinstance(node.target, torch._ops.OpOverload)
-            or "sym_" not in node.target.name()
+            not isinstance(node.target, torch._ops.OpOverload) or "sym_" not in node.target.name()
         )
 
     def _loopable(self, node: fx.Node) -> bool:
@@ -263,8 +262,9 @@ class Graph:
         """Call ``target`` through ATen; ``value`` is its fake result."""
         schema = getattr(target, "_schema", None)
         mutated = _mutated_arguments(schema, args, kwargs)
-        if mutated:
-            self.realize_all()
+        for box in mutated:
+            if isinstance(box, Box):
+                self.settle(box.realize().buffer)
         args, kwargs = self._extern_arguments((args, kwargs))
         mutates = [s.buffer for s in ir.strided_leaves(_mutated_arguments(schema, args, kwargs))]
         self.mutated_inputs.update(mutates)
@@ -339,12 +339,11 @@ class Graph:
                     source = source.data.base
                 source.realize()
 
-    def realize_all(self) -> None:
-        """Store every lazy box: what they read is about to be overwritten."""
+    def settle(self, buffer: str) -> None:
+        """Store every lazy box that reads ``buffer``, which is about to be overwritten."""
         for box in self._lazy:
-            if isinstance(box.data, Computed):
+            if isinstance(box.data, Computed) and buffer in box.cost().reads:
                 box.realize()
-        self._lazy = []
 
     # --- results -------------------------------------------------------------------------------
 

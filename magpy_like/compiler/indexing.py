@@ -8,15 +8,17 @@ where SymPy's ``floor`` and ``Mod`` are slow.
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 import torch
 
-Expr = sympy.Expr
-Symbol = sympy.Symbol
+# SymPy carries no types that a checker could use.
+Expr: TypeAlias = Any
+Symbol: TypeAlias = Any
 
 
 class Div(sympy.Function):
@@ -159,7 +161,7 @@ def simplify(e: Expr, ranges: Mapping[Symbol, Expr]) -> Expr:
         a, b = simplify(e.args[0], ranges), simplify(e.args[1], ranges)
         return simplify_div(a, b, ranges) if isinstance(e, Div) else simplify_mod(a, b, ranges)
     if e.args and e.has(Div, Mod):
-        return e.func(*(simplify(f, ranges) if isinstance(f, Expr) else f for f in e.args))
+        return e.func(*(simplify(f, ranges) if isinstance(f, sympy.Expr) else f for f in e.args))
     return e
 
 
@@ -372,7 +374,7 @@ def reshape_strides(
     result: list[Expr] = [sympy.S.One] * len(new)
     for left, right in groups:
         live = [i for i in left if old[i] != 1]
-        for a, b in zip(live, live[1:], strict=False):
+        for a, b in itertools.pairwise(live):
             if strides[a] != strides[b] * old[b]:
                 return None
         step = strides[live[-1]] if live else sympy.S.One

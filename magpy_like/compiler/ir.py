@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 import sympy
 import torch
 
-from magpy_like.compiler.indexing import product
+from magpy_like.compiler.indexing import Expr, product
 from magpy_like.compiler.ops import Body, Value, ops
 
 if TYPE_CHECKING:
     from magpy_like.compiler.graph import Graph
 
-Expr = sympy.Expr
 Index = Sequence[Expr]
 
 #: dtypes the loop IR computes; operators on others run through ATen.

@@ -19,9 +19,7 @@ from typing import Any
 import sympy
 import torch
 
-from magpy_like.compiler.indexing import simplify
-
-Expr = sympy.Expr
+from magpy_like.compiler.indexing import Expr, Symbol, simplify
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -76,9 +74,12 @@ ELEMENTWISE: dict[str, tuple[int, str]] = {
 
 #: Operations whose cost makes computing them twice worse than storing the result.
 EXPENSIVE = frozenset(
-    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh "
-    "acosh atanh erf erfc lgamma sigmoid pow hypot fmod remainder floordiv truncdiv".split()
-)
+    (
+        "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin",
+        "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc",
+        "lgamma", "sigmoid", "pow", "hypot", "fmod", "remainder", "floordiv", "truncdiv",
+    )
+)  # fmt: skip
 
 #: Reductions: name -> number of results. ``argmin``/``argmax`` take (value, flat index) and give
 #: the index of the first extremum, NaN being the most extreme; ``welford`` takes a value and gives
@@ -126,11 +127,11 @@ class Body:
     ``ranges`` has the size of every loop variable.
     """
 
-    xs: list[sympy.Symbol]
-    rs: list[sympy.Symbol]
-    ranges: dict[sympy.Symbol, Expr]
+    xs: list[Symbol]
+    rs: list[Symbol]
+    ranges: dict[Symbol, Expr]
     values: list[Value] = field(default_factory=list)
-    indirect: dict[sympy.Symbol, Value] = field(default_factory=dict)
+    indirect: dict[Symbol, Value] = field(default_factory=dict)
 
     def of(self, op: str) -> list[Value]:
         """The values made by ``op``, in order."""
@@ -141,10 +142,10 @@ class Body:
 
     def remap(
         self,
-        mapping: Mapping[sympy.Symbol, Expr],
-        xs: Sequence[sympy.Symbol],
-        rs: Sequence[sympy.Symbol],
-        ranges: Mapping[sympy.Symbol, Expr],
+        mapping: Mapping[Symbol, Expr],
+        xs: Sequence[Symbol],
+        rs: Sequence[Symbol],
+        ranges: Mapping[Symbol, Expr],
     ) -> Body:
         """The same body over other loops: each old loop variable becomes an expression."""
         body = Body(list(xs), list(rs), dict(ranges))
@@ -178,7 +179,11 @@ class Recorder:
 
     def _emit(self, op: str, args: tuple[Any, ...], dtype: torch.dtype, outer: bool) -> Value:
         # 1, 1.0 and True are equal and hash alike, and so are 0.0 and -0.0: hence the repr.
-        key = (op, tuple(a if isinstance(a, (Value, sympy.Basic)) else repr(a) for a in args), dtype)
+        key = (
+            op,
+            tuple(a if isinstance(a, (Value, sympy.Basic)) else repr(a) for a in args),
+            dtype,
+        )
         if op in ("reduction", "scan"):
             key = (op, args, dtype)
         value = self._seen.get(key)
@@ -255,7 +260,7 @@ class Recorder:
             condition = self.logical_or(self.logical_not(self._masks[-1]), condition)
         self._pure("check", (condition, message), torch.bool)
 
-    def indirect(self, index: Value, size: Any, message: str | None = None) -> sympy.Symbol:
+    def indirect(self, index: Value, size: Any, message: str | None = None) -> Symbol:
         """A symbol for a computed index into a dimension of ``size``; negative counts from the end.
 
         With ``message``, an index outside [-size, size) raises IndexError(message), with
@@ -285,9 +290,7 @@ class Recorder:
         result = self._emit("reduction", (kind, values), dtype, True)
         if REDUCTIONS[kind] == 1:
             return result
-        return tuple(
-            self._emit("item", (result, k), dtype, True) for k in range(REDUCTIONS[kind])
-        )
+        return tuple(self._emit("item", (result, k), dtype, True) for k in range(REDUCTIONS[kind]))
 
     def scan(self, kind: str, value: Value) -> Value:
         """Running combination along the innermost loop."""
@@ -342,8 +345,8 @@ def record(
 
 def _loop_variables(
     prefix: str, sizes: Sequence[Expr]
-) -> tuple[list[tuple[sympy.Symbol, Expr]], list[Expr]]:
-    loops: list[tuple[sympy.Symbol, Expr]] = []
+) -> tuple[list[tuple[Symbol, Expr]], list[Expr]]:
+    loops: list[tuple[Symbol, Expr]] = []
     args: list[Expr] = []
     for size in sizes:
         if size == 1:
@@ -355,6 +358,6 @@ def _loop_variables(
     return loops, args
 
 
-def loop_symbol(prefix: str, k: int) -> sympy.Symbol:
+def loop_symbol(prefix: str, k: int) -> Symbol:
     """The k-th loop variable of a family."""
     return sympy.Symbol(f"{prefix}{k}", integer=True, nonnegative=True)

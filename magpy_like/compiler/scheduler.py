@@ -138,8 +138,8 @@ class Scheduler:
         self._users: dict[str, set[int]] = {}
         for k, item in items.items():
             if isinstance(item.work, Group):
-                for b in item.work.reads | item.work.writes:
-                    self._users.setdefault(b, set()).add(k)
+                for name in item.work.reads | item.work.writes:
+                    self._users.setdefault(name, set()).add(k)
         for k in list(items):
             offer(k)
         while queue:
@@ -155,8 +155,8 @@ class Scheduler:
                 refused |= {(a, b), (b, a)}
                 continue
             _absorb(items, earlier, a, b, fused)
-            for buffer in fused.reads | fused.writes:
-                users = self._users.setdefault(buffer, set())
+            for name in fused.reads | fused.writes:
+                users = self._users.setdefault(name, set())
                 users.discard(b)
                 users.add(a)
             refused = {pair for pair in refused if a not in pair}
@@ -235,12 +235,17 @@ class Scheduler:
                 and b not in self.graph.concatenated
             }  # fmt: skip
             count = sum(isinstance(s, Kernel) for s in steps)
-            steps.append(
-                plan(
-                    f"kernel{count}", group.device, group.nodes, group.xs, group.rs,
-                    group.ranges, dtypes, removable,
-                )  # fmt: skip
+            kernel = plan(
+                f"kernel{count}",
+                group.device,
+                group.nodes,
+                group.xs,
+                group.rs,
+                group.ranges,
+                dtypes,
+                removable,
             )
+            steps.append(kernel)
         return steps
 
 
@@ -319,9 +324,7 @@ def _closure(items: dict[int, _Item]) -> dict[int, int]:
     return earlier
 
 
-def _absorb(
-    items: dict[int, _Item], earlier: dict[int, int], a: int, b: int, fused: Group
-) -> None:
+def _absorb(items: dict[int, _Item], earlier: dict[int, int], a: int, b: int, fused: Group) -> None:
     """Replace items a and b by one at a."""
     position = max(items[a].position, items[b].position)
     before = (items[a].before | items[b].before) & ~(1 << a | 1 << b)

@@ -17,6 +17,7 @@ Buffers in ``removed`` are not stored at all: nobody outside the kernel reads th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,13 +105,14 @@ def plan(
     xs, rs, ranges, nodes = _tidy_loops(xs, rs, ranges, nodes)
     kernel = Kernel(name, device, xs, rs, ranges, _arrange(nodes), {})
     place = _places(kernel.phases)
-    written = set(place)
+    written: set[str] = set()  # so far: a buffer updated in place is read before, too
     for node in nodes:
         for buffer in node.reads & written:
             kernel.forward[buffer] = _wider(
                 kernel.forward.get(buffer), _forwarding(place[buffer], place_of(kernel, node))
             )
-    kernel.removed = {b for b in written & removable}
+        written |= node.writes
+    kernel.removed = written & removable
     _collect_arguments(kernel, nodes, dtypes)
     return kernel
 
@@ -152,17 +154,20 @@ def _arrange(nodes: Sequence[Node]) -> list[Phase]:
 
     A node of the reduction loops may share a phase with those that feed it element by element; a
     result of a reduction is there one phase later for them, in the same phase for outer nodes.
-    Writing a buffer that an earlier node reads (in place) keeps program order within a phase.
+    A buffer that is updated in place is written after every earlier node has read it.
     """
     ready_inner: dict[str, int] = {}  # buffer -> first phase whose inner nodes may read it
     ready_outer: dict[str, int] = {}
-    last_read: dict[str, int] = {}
+    last_read: dict[str, tuple[int, bool]] = {}  # buffer -> (phase, by an outer node)
     phases: list[Phase] = []
     for node in nodes:
         ready = ready_inner if node.inner else ready_outer
         k = max(
             [ready.get(b, 0) for b in node.reads]
-            + [last_read.get(b, 0) for b in node.writes]
+            + [
+                last_read[b][0] + (last_read[b][1] and node.inner)
+                for b in node.writes & last_read.keys()
+            ]
             + [ready.get(b, 0) for b in node.writes],
             default=0,
         )
@@ -170,7 +175,7 @@ def _arrange(nodes: Sequence[Node]) -> list[Phase]:
             phases.append(Phase())
         (phases[k].inner if node.inner else phases[k].outer).append(node)
         for b in node.reads:
-            last_read[b] = max(last_read.get(b, 0), k)
+            last_read[b] = max(last_read.get(b, (0, False)), (k, not node.inner))
         for store in node.body.of("store"):
             per_element = node.inner and not store.outer
             ready_inner[store.args[0]] = k if per_element else k + 1
@@ -221,8 +226,8 @@ def _tidy_loops(
         rs = [v for v in rs if v not in mapping]
         nodes = [_over(n, mapping, xs, rs, ranges) for n in nodes]
     # Printers and caches like x0, x1, ... r0, r1, ...
-    rename = {v: Symbol(f"x{k}", integer=True, nonnegative=True) for k, v in enumerate(xs)}
-    rename |= {v: Symbol(f"r{k}", integer=True, nonnegative=True) for k, v in enumerate(rs)}
+    rename = {v: sympy.Symbol(f"x{k}", integer=True, nonnegative=True) for k, v in enumerate(xs)}
+    rename |= {v: sympy.Symbol(f"r{k}", integer=True, nonnegative=True) for k, v in enumerate(rs)}
     if any(a != b for a, b in rename.items()):
         nodes = [
             _over(n, rename, [rename[v] for v in xs], [rename[v] for v in rs],
@@ -277,11 +282,11 @@ def _division_points(
             if indexing.divides(chain[-1], d) is not None and indexing.divides(d, ranges[v]):
                 chain.append(d)
         chain.append(ranges[v])
-        sizes = [indexing.divides(a, b) for a, b in zip(chain, chain[1:], strict=False)]
+        sizes = [indexing.divides(a, b) for a, b in itertools.pairwise(chain)]
         sizes = [s for s in sizes if s is not None and s != 1]
         if len(sizes) > 1:
             split[v] = sizes[::-1]
-    return split  # type: ignore[return-value]
+    return split
 
 
 def _collect_arguments(
@@ -360,7 +365,7 @@ class Emitter:
         for value in values:
             self.names[value] = self._emit(value, rename)
             if value in indirect:
-                rename[indirect[value]] = Symbol(str(self.names[value]), integer=True)
+                rename[indirect[value]] = sympy.Symbol(str(self.names[value]), integer=True)
 
     def _emit(self, value: Value, rename: Mapping[Symbol, Expr]) -> Any:
         args = tuple(self._arg(a, rename) for a in value.args)

@@ -25,7 +25,6 @@ from magpy_like.compiler.codegen.common import (
     Emitter,
     Kernel,
     Lines,
-    Node,
     Phase,
     split_levels,
 )
@@ -103,7 +102,7 @@ def print_number(number: Any, dtype: torch.dtype) -> str:
         return "true" if number else "false"
     if dtype.is_floating_point:
         if number != number:
-            return f"({ctype})__builtin_nan(\"\")"
+            return f'({ctype})__builtin_nan("")'
         if number in (float("inf"), float("-inf")):
             return f"({ctype}){'-' if number < 0 else ''}__builtin_inf()"
         return f"({ctype}){float(number)!r}"
@@ -270,7 +269,7 @@ class CppKernel:
         rs = self.kernel.rs
         position = indexing.flatten(list(rs), [self.kernel.ranges[r] for r in rs])
         if self.columns:
-            position = position * TILE + Symbol("l", integer=True)
+            position = position * TILE + sympy.Symbol("l", integer=True)
         return position
 
     # --- choosing ------------------------------------------------------------------------------
@@ -288,17 +287,15 @@ class CppKernel:
                     if v.op not in ("load", "store"):
                         continue
                     form = indexing.coefficients(v.args[1], (*kernel.xs, *kernel.rs))
-                    if form is None:
-                        continue
+                    if form is None or not form[0].keys() & set(kernel.rs):
+                        continue  # once per outer iteration: no say
                     steps, _ = form
                     votes += steps.get(x) == 1
                     votes -= steps.get(r) == 1
         return votes > 0
 
     def _has(self, *kinds: str) -> bool:
-        return any(
-            v.args[0] in kinds for n in self.kernel.nodes() for v in n.body.of("reduction")
-        )
+        return any(v.args[0] in kinds for n in self.kernel.nodes() for v in n.body.of("reduction"))
 
     # --- printing ------------------------------------------------------------------------------
 
@@ -437,10 +434,13 @@ class CppKernel:
             self._close(len(xs))
             self._report_flags()
             return
+        if len(xs) == 1:
+            self._declare_flags()  # shared: the loop itself reduces them
         line(f"#pragma omp parallel{condition}")
         line("{")
         self.lines.indent()
-        self._declare_flags()
+        if len(xs) > 1:
+            self._declare_flags()
         if len(xs) == 1:
             line(f"#pragma omp for simd schedule(static){self._flag_clause()}")
             self._for(xs[0])
@@ -455,8 +455,11 @@ class CppKernel:
             self._for(xs[-1])
         element()
         self._close(len(xs))
-        self._report_flags()
+        if len(xs) > 1:
+            self._report_flags()
         self._close()
+        if len(xs) == 1:
+            self._report_flags()
 
     def _flag_clause(self) -> str:
         return f" reduction(|:{', '.join(self._flags())})" if self._flags() else ""
@@ -473,7 +476,9 @@ class CppKernel:
 
     def _scratch_rows(self) -> list[str]:
         return [
-            b for b, kind in self.kernel.forward.items() if kind == "row" and b in self.kernel.removed
+            b
+            for b, kind in self.kernel.forward.items()
+            if kind == "row" and b in self.kernel.removed
         ]
 
     def _open_scratch(self) -> None:
@@ -743,7 +748,6 @@ class CppKernel:
                 emitter.run(node.body, node.body.values)
             self._close()
 
-
     def _column_loops(
         self, phase: Phase, x: Symbol, accumulators: dict[Value, list[tuple[str, Any, str]]]
     ) -> None:
@@ -787,5 +791,3 @@ def print_unit(kernels: Sequence[tuple[Kernel, Callable[[Expr], int]]]) -> str:
     rows = [f'    {{"{k.name}", (void*)py_{k.name}, 0x80, nullptr}},' for k, _ in kernels]
     parts.append("PyMethodDef magpy_kernels[] = {\n" + "\n".join(rows) + "\n};\n")
     return "\n".join(parts)
-
-

@@ -175,9 +175,7 @@ class Launcher:
 
     def _window(self, window: Strided) -> str:
         buffer = self.graph.buffers[window.buffer]
-        whole = (
-            window.size == buffer.size and window.stride == buffer.stride and window.offset == 0
-        )
+        whole = window.size == buffer.size and window.stride == buffer.stride and window.offset == 0
         if whole:
             return buffer.name
         return (

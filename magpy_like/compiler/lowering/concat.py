@@ -20,7 +20,7 @@ from magpy_like.compiler.lowering.registry import (
     lower,
     sizes,
 )
-from magpy_like.compiler.lowering.view import reshape, slice_box, slice_bounds
+from magpy_like.compiler.lowering.view import reshape, slice_bounds, slice_box
 from magpy_like.compiler.ops import Value, ops
 
 
@@ -32,9 +32,7 @@ def cat(graph: Graph, tensors: Sequence[Box], dim: int = 0) -> Box:
     parts = [t for t in tensors if not (len(t.size) == 1 and t.size[0] == 0 and meta.dim() != 1)]
     common_device(list(tensors))
     dim = canonical_dim(dim, meta.dim())
-    buffer = graph.new_buffer(
-        meta.dtype, tensors[0].device, sizes(meta.shape), dense_stride(meta)
-    )
+    buffer = graph.new_buffer(meta.dtype, tensors[0].device, sizes(meta.shape), dense_stride(meta))
     graph.concatenated.add(buffer.name)
     whole = graph.box(buffer)
     start: Expr = sympy.S.Zero
@@ -67,9 +65,7 @@ def constant_pad_nd(graph: Graph, a: Box, pad: Sequence[Any], value: Any = 0) ->
             if graph.hint(p) > 0:
                 tests.append(ops.ge(ops.index_expr(i, torch.int64), ops.constant(0, torch.int64)))
             if graph.hint(q) > 0:
-                tests.append(
-                    ops.lt(ops.index_expr(i, torch.int64), ops.index_expr(s, torch.int64))
-                )
+                tests.append(ops.lt(ops.index_expr(i, torch.int64), ops.index_expr(s, torch.int64)))
             for test in tests:
                 inside = test if inside is None else ops.logical_and(inside, test)
         if inside is None:

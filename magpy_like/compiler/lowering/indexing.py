@@ -89,9 +89,7 @@ def gather(graph: Graph, a: Box, dim: int, indices: Box, *, sparse_grad: bool = 
         j = ops.indirect(at, a.size[dim], _GATHER)
         return a.load([*index[:dim], j, *index[dim + 1 :]])
 
-    return ir.pointwise(
-        graph, a.device, a.dtype, indices.size, inner, [a, indices], operations=6
-    )
+    return ir.pointwise(graph, a.device, a.dtype, indices.size, inner, [a, indices], operations=6)
 
 
 # --- advanced indexing ----------------------------------------------------------------------------
@@ -236,9 +234,7 @@ def scatter_add(graph: Graph, a: Box, dim: int, indices: Box, source: Box) -> Bo
 
 
 @lower(aten.index_add.default)
-def index_add(
-    graph: Graph, a: Box, dim: int, indices: Box, source: Box, *, alpha: Any = 1
-) -> Box:
+def index_add(graph: Graph, a: Box, dim: int, indices: Box, source: Box, *, alpha: Any = 1) -> Box:
     if not a.size or not indices.size or alpha != 1 or source.dtype != a.dtype:
         raise Unsupported("aten.index_add", "a 0-d tensor, alpha, or another dtype")
     dim = canonical_dim(dim, len(a.size))

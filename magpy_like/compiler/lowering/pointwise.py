@@ -141,9 +141,7 @@ def div_mode(graph: Graph, a: Any, b: Any, *, rounding_mode: str | None = None) 
     if _is_integral(graph, a, b) and not _nonzero_divisor(b):
         raise Unsupported("aten.div", "integer divisor may be zero")
     name = {"floor": "floordiv", "trunc": "truncdiv"}[rounding_mode]
-    return elementwise(
-        graph, [a, b], _DEFAULT, lambda x, y: getattr(ops, name)(x, y), operations=6
-    )
+    return elementwise(graph, [a, b], _DEFAULT, lambda x, y: getattr(ops, name)(x, y), operations=6)
 
 
 @lower(aten.floor_divide)
@@ -155,9 +153,7 @@ def floor_divide(graph: Graph, a: Any, b: Any) -> Box:
 def remainder(graph: Graph, a: Any, b: Any) -> Box:
     if _is_integral(graph, a, b) and not _nonzero_divisor(b):
         raise Unsupported("aten.remainder", "integer divisor may be zero")
-    return elementwise(
-        graph, [a, b], _DEFAULT, lambda x, y: ops.remainder(x, y), expensive=True
-    )
+    return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.remainder(x, y), expensive=True)
 
 
 @lower(aten.fmod)
@@ -225,9 +221,7 @@ _rounding(aten.round.default, "round")
 
 @lower(aten.relu)
 def relu(graph: Graph, a: Box) -> Box:
-    return elementwise(
-        graph, [a], _DEFAULT, lambda x: ops.maximum(x, ops.constant(0, x.dtype))
-    )
+    return elementwise(graph, [a], _DEFAULT, lambda x: ops.maximum(x, ops.constant(0, x.dtype)))
 
 
 def _predicate(packet: Any, name: str) -> None:
@@ -256,8 +250,7 @@ def _logical(packet: Any, name: str) -> None:
     def lowering(graph: Graph, *args: Any) -> Box:
         def function(*values: Value) -> Value:
             truths = [
-                v if v.dtype == torch.bool else ops.ne(v, ops.constant(0, v.dtype))
-                for v in values
+                v if v.dtype == torch.bool else ops.ne(v, ops.constant(0, v.dtype)) for v in values
             ]
             return getattr(ops, name)(*truths)
 
@@ -383,6 +376,22 @@ def copy(graph: Graph, target: Box, source: Box, non_blocking: bool = False) -> 
     return to_dtype(graph, expand(source, target.size), target.dtype)
 
 
+@lower(aten.copy_.default)
+def copy_(graph: Graph, target: Box, source: Box, non_blocking: bool = False) -> Box:
+    """Update an input of the graph; whatever still wants its old contents is stored first."""
+    window = target.strided()
+    if window is None or source.device != target.device:
+        raise Unsupported("aten.copy_", "to something computed, or to another device")
+    graph.settle(window.buffer)
+    new = to_dtype(graph, expand(source, target.size), target.dtype)
+    if window.buffer in source.cost().reads:
+        new.stride_hint = source.stride_hint
+        new.realize()  # the scheduler fuses both steps where every element reads only itself
+    graph.store_into(new, target)
+    graph.mutated_inputs.add(window.buffer)
+    return target
+
+
 def full(graph: Graph, size: Any, value: Any, dtype: torch.dtype, device: torch.device) -> Box:
     """A tensor of one number."""
     if dtype not in ir.LOOP_DTYPES:
@@ -494,9 +503,7 @@ def gelu(x: Value, approximate: str = "none") -> Value:
     half = ops.mul(x, _c(0.5, x))
     if approximate == "tanh":
         cube = ops.mul(ops.mul(x, x), x)
-        inner = ops.mul(
-            _c(math.sqrt(2 / math.pi), x), ops.add(x, ops.mul(_c(0.044715, x), cube))
-        )
+        inner = ops.mul(_c(math.sqrt(2 / math.pi), x), ops.add(x, ops.mul(_c(0.044715, x), cube)))
         return ops.mul(half, ops.add(_c(1, x), ops.tanh(inner)))
     return ops.mul(half, ops.add(_c(1, x), ops.erf(ops.mul(x, _c(math.sqrt(0.5), x)))))
 
@@ -511,14 +518,10 @@ def gelu_backward(grad: Value, x: Value, approximate: str = "none") -> Value:
         left = ops.mul(_c(0.5, x), x)
         right = ops.add(_c(1, x), tanh)
         slope = ops.sub(_c(1, x), ops.mul(tanh, tanh))
-        inner_slope = ops.mul(
-            _c(beta, x), ops.add(_c(1, x), ops.mul(_c(3 * kappa, x), square))
-        )
+        inner_slope = ops.mul(_c(beta, x), ops.add(_c(1, x), ops.mul(_c(3 * kappa, x), square)))
         return ops.mul(
             grad,
-            ops.add(
-                ops.mul(_c(0.5, x), right), ops.mul(ops.mul(left, slope), inner_slope)
-            ),
+            ops.add(ops.mul(_c(0.5, x), right), ops.mul(ops.mul(left, slope), inner_slope)),
         )
     cdf = ops.mul(_c(0.5, x), ops.add(_c(1, x), ops.erf(ops.mul(x, _c(math.sqrt(0.5), x)))))
     density = ops.mul(

@@ -319,17 +319,13 @@ def _softmax(log: bool) -> Callable[..., Any]:
         wide = to_dtype(graph, a, compute_dtype(a.dtype))
         largest = amax(graph, wide, axes, True)
         shifted = elementwise(graph, [wide, largest], Kind.DEFAULT, lambda x, m: ops.sub(x, m))
-        powers = elementwise(
-            graph, [shifted], Kind.DEFAULT, lambda x: ops.exp(x), expensive=True
-        )
+        powers = elementwise(graph, [shifted], Kind.DEFAULT, lambda x: ops.exp(x), expensive=True)
         if log:
             (total,) = reduce(
                 graph, powers, axes, True, [wide.dtype],
                 lambda value, flat: [ops.log(ops.reduction("sum", value))],
             )  # fmt: skip
-            result = elementwise(
-                graph, [shifted, total], Kind.DEFAULT, lambda x, s: ops.sub(x, s)
-            )
+            result = elementwise(graph, [shifted, total], Kind.DEFAULT, lambda x, s: ops.sub(x, s))
         else:
             powers.stride_hint = a.stride_hint
             powers.realize()  # kept in a row of scratch between the last two phases

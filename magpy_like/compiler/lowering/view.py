@@ -59,9 +59,7 @@ def transpose(graph: Graph, a: Box, first: int, second: int) -> Box:
 @lower(aten.expand.default)
 def expand_(graph: Graph, a: Box, size: Sequence[Any], *, implicit: bool = False) -> Box:
     lead = len(size) - len(a.size)
-    full = [
-        a.size[k - lead] if k >= lead and s == -1 else expr(s) for k, s in enumerate(size)
-    ]
+    full = [a.size[k - lead] if k >= lead and s == -1 else expr(s) for k, s in enumerate(size)]
     return expand(a, full)
 
 
@@ -234,7 +232,7 @@ def as_strided(
     """On memory only: addresses the buffer under ``a``, whose layout must be eager's."""
     window = a.realize()
     assert graph._origin is not None
-    source = graph._origin.args[0].meta["val"]  # type: ignore[union-attr]
+    source = graph._origin.args[0].meta["val"]
     if [expr(s) for s in source.stride()] != window.stride:
         raise Unsupported("aten.as_strided", "the layout differs from eager's")
     base = source.storage_offset()
