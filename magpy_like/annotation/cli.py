@@ -1,7 +1,5 @@
 """The command ``magpy annotations``."""
 
-from __future__ import annotations
-
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path

@@ -9,6 +9,7 @@ and bound to objects of those modules that are imported by then; the others foll
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import threading
@@ -268,7 +269,7 @@ def resolve(function: object) -> tuple[Any, Any]:
         return owner.__dict__[function.__name__], function.__self__  # type: ignore[attr-defined]
     if kind is types.FunctionType or isinstance(function, (type, *_NATIVE)):
         return function, NULL
-    if _TABLE.lookup(function) is not None or _is_partial(function):
+    if isinstance(function, functools.partial) or _TABLE.lookup(function) is not None:
         return function, NULL
     call = _inherited(kind, "__call__")
     return (function, NULL) if call is _ABSENT else (call, function)
@@ -299,11 +300,6 @@ def _resolve_builtin(function: Any) -> tuple[Any, Any]:
     return function, NULL
 
 
-def _is_partial(function: object) -> bool:
-    functools = sys.modules.get("functools")
-    return functools is not None and isinstance(function, functools.partial)
-
-
 def annotate(
     fn: Callable[..., Any],
     *,
@@ -324,9 +320,9 @@ def annotate(
     frame = sys._getframe(1)
     source = f"{frame.f_code.co_filename}:{frame.f_lineno}"
     name = getattr(fn, "__qualname__", repr(fn))
-    place = {"file": frame.f_code.co_filename, "line": frame.f_lineno}
+    refuse = functools.partial(AnnotationError, file=frame.f_code.co_filename, line=frame.f_lineno)
     if not callable(fn) and not isinstance(fn, _PROPERTY):
-        raise AnnotationError("expected a function, method or class", key=name, **place)
+        raise refuse("expected a function, method or class", key=name)
     given = {
         "pure_closure": pure_closure,
         "as_op_node": as_op_node,
@@ -338,7 +334,7 @@ def annotate(
         annotation = build(name, raw, source)
     except SchemaError as error:
         path = ".".join(str(step) for step in error.path)
-        raise AnnotationError(error.message, key=path, **place) from None
+        raise refuse(error.message, key=path) from None
     _TABLE.add(resolve(fn)[0], annotation)
 
 

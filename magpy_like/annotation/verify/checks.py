@@ -89,7 +89,7 @@ def repeatable(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]
     tried = False
     for sample in samples:
         args, kwargs = sample.make()
-        again = copied((args, kwargs), kept(args, kwargs))
+        again: Any = copied((args, kwargs), kept(args, kwargs))
         iterators = any(isinstance(value, Iterator) for value in _inputs(args, kwargs).values())
         if iterators:
             again = sample.make()  # not every iterator can be copied
@@ -99,17 +99,21 @@ def repeatable(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]
         if not iterators and _frozen_inputs(args, kwargs) == before:
             # What has no value but who it is can be shared, as nothing was done to it.
             shared = kept(args, kwargs)
-            again = copied((args, kwargs), lambda v, s=shared: s(v) or not has_value(v))
+            again = copied((args, kwargs), functools.partial(_kept_or_valueless, shared))
         if annotation.state_read or annotation.global_state:
             second = _outcome(operation, *again)
         else:
             with _perturbed():
-                second = _outcome(operation, *again, seeded=seeded)
+                second = _outcome(operation, again[0], again[1], seeded=seeded)
         tried = True
         if first != second:
             yield Verdict("pure_closure", False, f"a second call differs for {_show(sample)}")
             return
     yield Verdict("pure_closure", True if tried else None)
+
+
+def _kept_or_valueless(kept: Callable[[Any], bool], value: Any) -> bool:
+    return kept(value) or not has_value(value)
 
 
 def unchanged_inputs(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]:
@@ -291,7 +295,7 @@ def output_relation(operation: Operation, samples: list[Sample]) -> Iterator[Ver
     verdict: bool | None = None
     for sample in samples:
         args, kwargs = sample.make()
-        if isinstance(relation.of, int) and relation.of >= len(args):
+        if relation.of not in _inputs(args, kwargs):
             continue
         witness = Witness(relation, args, kwargs)
         with _same_generators():
@@ -454,7 +458,9 @@ def _quiet(operation: Operation, args: Any, kwargs: Any) -> Any:
 
 
 def _inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int | str, Any]:
-    return {**dict(enumerate(args)), **kwargs}
+    inputs: dict[int | str, Any] = dict(enumerate(args))
+    inputs.update(kwargs)
+    return inputs
 
 
 def _frozen_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int | str, Any]:

@@ -24,7 +24,8 @@ class Witness:
     ) -> None:
         self.relation = relation
         self.args = args
-        self.source = args[relation.of] if isinstance(relation.of, int) else kwargs.get(relation.of)
+        holders: Any = args if isinstance(relation.of, int) else kwargs
+        self.source = holders[relation.of]
         self.key = self._argument(relation.key)
         self.default = self._argument(relation.default)
         self.elements = _elements(self.source)
@@ -155,7 +156,7 @@ def _is_copy(output: Any, elements: list[Any]) -> bool:
 def _iterates(witness: Witness, output: Any) -> bool | None:
     """What comes out, however it is grouped, is among the elements or made of plain values."""
     if isinstance(output, Iterator | collections.abc.MappingView):
-        parts = list(itertools.islice(output, LIMIT))
+        parts = list(itertools.islice(output, LIMIT))  # type: ignore[arg-type]
     else:
         parts = [output]
     known = [*witness.elements, *_given(witness.default)]
@@ -193,7 +194,7 @@ def _elements(value: Any) -> list[Any]:
     if isinstance(value, list | tuple | set | frozenset | collections.deque | range):
         return list(value)
     if isinstance(value, collections.abc.MappingView):
-        return list(value)
+        return [*value]  # type: ignore[misc]
     if isinstance(value, Iterator) or type(value).__module__ == "itertools":
         return _remaining(value)
     return []
@@ -202,7 +203,7 @@ def _elements(value: Any) -> list[Any]:
 def _remaining(iterator: Any) -> list[Any]:
     """What an iterator has left, without moving it, and what it knows besides."""
     try:
-        _, *state = iterator.__reduce__()  # type: ignore[misc]
+        _, *state = iterator.__reduce__()
     except Exception:
         return []
     found = list(itertools.chain(*map(_elements, state)))
