@@ -109,7 +109,7 @@ class Program:
         seed_everything(seed)
         args, kwargs = self.case.forward_arguments()
         args, kwargs = _pytree.tree_map_only(
-            torch.Tensor, lambda tensor: tensor.to(self.device), (args, kwargs)
+            (torch.Tensor, torch.nn.Module), lambda value: value.to(self.device), (args, kwargs)
         )
         return list(args), kwargs
 
