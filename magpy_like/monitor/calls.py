@@ -89,7 +89,7 @@ def call(run: MonitorRun, function: Any, args: tuple[Any, ...], kwargs: dict[str
         if receiver is not NO_RECEIVER:
             args = (receiver, *args)
             bound = rec.node(function)
-            if bound is not None:
+            if bound is not None and receiver is not function:
                 rec.meet(bound, Relation(RelationKind.SLOT, "__self__"), receiver)
         if isinstance(operation, types.FunctionType):
             attributes.read_class(rec, kind, "__call__")
@@ -227,6 +227,8 @@ def _look_at_tensors(
         if is_plain(value) or not holds_tensor(value):
             continue
         if annotation.input(position).value_read is ValueRead.ALL:
+            if getattr(operation, "__objclass__", None) in _HASHED and isinstance(value, torch.Tensor):
+                continue  # tensors hash and compare by identity there
             raise Split(
                 annotation.reason or f"{describe(operation)} reads a tensor's value into Python"
             )
@@ -236,6 +238,7 @@ def _look_at_tensors(
                 raise Split("reads a size that depends on a tensor's data")
 
 
+_HASHED = (set, frozenset, dict)
 _SHAPELESS = {
     "dtype", "device", "layout", "dim", "ndim", "ndimension", "is_cuda", "is_cpu", "requires_grad",
     "is_floating_point", "is_complex", "is_tensor", "get_device", "is_sparse", "is_quantized",
@@ -265,6 +268,9 @@ def _write(
         if place not in node.first.refs:
             rec.meet_context(target)
         rec.store(node, place, value)
+        return True
+    if isinstance(target, torch.Tensor) and isinstance(key, str):
+        run.write_tensor_attribute(target, key, value)
         return True
     if isinstance(target, torch.Tensor) or target is None:
         return False
@@ -433,6 +439,8 @@ def _finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
     annotation = done.annotation
     if annotation is not None and annotation.state_read:
         run.recording.state_reads.append((done.operation, done.args, done.kwargs, result))
+    if any(isinstance(value, torch.Tensor) for value in (*done.args, *done.kwargs.values())):
+        run.account()
     run.recording.bear(result)
 
 
@@ -448,6 +456,7 @@ def _finish_operator_suspended(run: MonitorRun, done: NativeCall, result: Any) -
 
 def _finish_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
     run.recording.inside -= 1
+    run.account()
     if not done.on_graph or run.recording.inside:
         return
     annotation = done.annotation
@@ -465,7 +474,7 @@ def _finish_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
 
 
 def _about_metadata(result: Any) -> bool:
-    return isinstance(result, torch.dtype | torch.device | torch.Size | torch.layout)
+    return isinstance(result, torch.dtype | torch.device | torch.Size | torch.layout | str)
 
 
 def undo(run: MonitorRun, finish: Callable[..., None]) -> None:
@@ -474,6 +483,7 @@ def undo(run: MonitorRun, finish: Callable[..., None]) -> None:
         run.suspended -= 1
     if finish in (_finish_operator, _finish_operator_suspended):
         run.recording.inside -= 1
+        run.account()
 
 
 OPERATORS: dict[str, Any] = {

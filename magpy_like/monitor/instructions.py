@@ -12,6 +12,7 @@ import opcode
 import operator
 import sys
 import types
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,8 @@ from magpy_like.annotation import RelationKind, ValueRead, lookup
 from magpy_like.annotation.location import annotations_dir
 from magpy_like.monitor import attributes, calls
 from magpy_like.monitor.recording import CONTAINERS, Split, plain_key
-from magpy_like.native import NULL
+from magpy_like.monitor.polyfills import polyfill
+from magpy_like.native import NULL, frame_set_operand
 from magpy_like.refgraph import Relation
 from magpy_like.refgraph.values import is_plain
 
@@ -337,7 +339,7 @@ def contains(run: MonitorRun, step: Step) -> Token:
         return None
     if not is_plain(item):
         rec.visit(item, ValueRead.ALL)
-    if isinstance(item, torch.Tensor) and not isinstance(container, dict):
+    if isinstance(item, torch.Tensor) and isinstance(container, list | tuple | deque):
         if any(isinstance(e, torch.Tensor) for e in container if e is not item):
             raise Split("compares a tensor with the elements of a container")
     calls.look_for(rec, container, item)
@@ -437,10 +439,17 @@ def call(run: MonitorRun, step: Step) -> Token:
     else:
         function, args = first, stack[len(stack) - count - 1 :]
     names = run.keyword_names(step)
+    kwargs: dict[str, Any] = {}
     if names:
         split = len(args) - len(names)
-        return calls.call(run, function, args[:split], dict(zip(names, args[split:], strict=True)))
-    return calls.call(run, function, args, {})
+        kwargs = dict(zip(names, args[split:], strict=True))
+        args = args[:split]
+    if first is NULL:
+        instead = polyfill(function, args, kwargs)
+        if instead is not None:
+            frame_set_operand(step.frame, count + 1, instead)
+            return None
+    return calls.call(run, function, args, kwargs)
 
 
 def call_spread(run: MonitorRun, step: Step) -> Token:
@@ -454,6 +463,10 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
         if calls.is_followed(function):
             return calls.call(run, function, (), {})
         raise Split(f"calls {calls.describe(function)} with * on a {type(args).__qualname__}")
+    instead = polyfill(function, tuple(args), kwargs)
+    if instead is not None:
+        frame_set_operand(step.frame, 3 if step.oparg & 1 else 2, instead)
+        return None
     run.recording.visit(args, ValueRead.ELEMENTS)
     run.recording.visit(kwargs, ValueRead.ELEMENTS)
     return calls.call(run, function, tuple(args), dict(kwargs))

@@ -7,7 +7,7 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from magpy_like.annotation.schema import DataShape
+from magpy_like.refgraph.values import is_identity, is_plain
 
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
@@ -33,6 +34,8 @@ class OperatorGraph:
         """Placeholders and the ids of the ShadowNodes they stand for."""
         self._data_shapes: set[fx.Node] = set()
         self._constants: dict[str, Any] = {}
+        self.arrays: list[tuple[Any, Any]] = []
+        """NumPy arrays that tensors share memory with, and copies of what they held."""
         self.operators = 0
         self.effects = False
         """Whether some operator has an effect beside its result, such as a draw of random numbers."""
@@ -77,6 +80,10 @@ class OperatorGraph:
         """
         if isinstance(operation, types.ClassMethodDescriptorType):
             operation, args = operation.__get__(None, args[0]), args[1:]
+        if any(isinstance(arg, np.ndarray) for arg in args) and isinstance(result, torch.Tensor):
+            if not any(isinstance(arg, torch.Tensor) for arg in (*args, *kwargs.values())):
+                self._adopt_array(args, result)
+                return
         fx_args = tuple(self._argument(arg, resolve) for arg in args)
         fx_kwargs = {name: self._argument(arg, resolve) for name, arg in kwargs.items()}
         if isinstance(operation, types.GetSetDescriptorType):
@@ -90,9 +97,11 @@ class OperatorGraph:
                 operation = _IN_PLACE[operation.__name__]  # 2.0 += t makes a new tensor
             node = self.graph.call_function(graph_function(operation), fx_args, fx_kwargs)
         self.operators += 1
-        if _depends_on_data(shape, args, result) or any(
-            source in self._data_shapes for source in node.all_input_nodes
-        ):
+        from_data = any(source in self._data_shapes for source in node.all_input_nodes)
+        if from_data and type(result) in (tuple, list):
+            # torch does not say whether the length of a plain sequence comes from a size.
+            raise UnknownTensor("makes as many tensors as a size says that depends on data")
+        if from_data or _depends_on_data(shape, args, result):
             self._data_shapes.add(node)
         self._adopt(node, result)
 
@@ -123,7 +132,18 @@ class OperatorGraph:
             return value.item()
         if isinstance(value, np.ndarray):
             value = value.copy()
+        elif not is_plain(value) and not is_identity(value) and _may_change(value):
+            raise UnknownTensor(f"gives a {kind.__qualname__} to a tensor operator")
+        if isinstance(value, Iterator):
+            raise UnknownTensor(f"hands a {type(value).__qualname__} to an operator")
         return self._constant(value)
+
+    def _adopt_array(self, args: Sequence[Any], result: torch.Tensor) -> None:
+        """A tensor made from a NumPy array is a constant, as the array is; each run gets its own."""
+        self.operators += 1
+        self.arrays += [(arg, arg.copy()) for arg in args if isinstance(arg, np.ndarray)]
+        node = self.graph.call_method("clone", (self._constant(result.detach().clone()),))
+        self.know(result, node)
 
     def _constant(self, value: Any) -> fx.Node:
         """An object that has no source text hangs on the graph's module."""
@@ -149,9 +169,17 @@ class OperatorGraph:
         self.graph.output(tuple(outputs))
         root = torch.nn.Module()
         for name, value in self._constants.items():
-            setattr(root, name, value)
+            if isinstance(value, torch.Tensor):
+                root.register_buffer(name, value)
+            else:
+                setattr(root, name, value)
         return fx.GraphModule(root, self.graph, class_name="OperatorGraph")
 
+
+
+def _may_change(value: Any) -> bool:
+    """Whether an argument could be something else at the next call, or lead to tensors."""
+    return isinstance(value, set | frozenset) or hasattr(type(value), "__iter__")
 
 
 _WRITTEN_AS_THEY_ARE = frozenset(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import functools
 import types
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
@@ -24,7 +26,8 @@ from magpy_like.refgraph import Fact, RefGraph, Relation, ShadowNode
 from magpy_like.refgraph.values import is_identity, is_plain
 
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
-MAPPINGS = (dict, types.MappingProxyType)
+_GUARDED_BYTES = 1 << 16
+"""The largest NumPy array whose contents are compared at every call."""
 
 
 class Split(Exception):
@@ -67,11 +70,13 @@ class Recording:
         """Calls that the mock repeats, such as those of a logger."""
         self.state_reads: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = []
         """Calls that look at process-wide state, with what they gave."""
+        self.data_replaced: dict[int, None] = {}
+        """The tensors from outside that were given other data."""
         self.tensor_versions: dict[int, int] = {}
         """torch's own version counters of the tensors from outside, when they were met."""
         self.grad_mode_at_end: bool | None = None
         """The grad mode that the program left, if it is another than it found."""
-        self._born: dict[int, Any] = {}
+        self._born: dict[int, Callable[[], Any]] = {}
 
     # --- meeting variables ---------------------------------------------------------------------
 
@@ -133,11 +138,11 @@ class Recording:
             self._born[id(value)] = weakref.ref(value)
         except TypeError:
             if not isinstance(value, CONTAINERS):
-                self._born[id(value)] = value
+                self._born[id(value)] = functools.partial(_identity, value)
 
     def is_born(self, value: Any) -> bool:
         held = self._born.get(id(value))
-        return (held() if type(held) is weakref.ref else held) is value and value is not None
+        return held is not None and held() is value
 
     # --- looking into variables ------------------------------------------------------------------
 
@@ -199,10 +204,19 @@ class Recording:
             node.facts.add(Fact.VALUE)
             if node.contents is None:
                 node.contents = set(before)
+        elif isinstance(value, np.ndarray):
+            self._open_array(node, value)
         elif isinstance(value, types.MappingProxyType):
             raise Split("reads all of a mapping proxy")
         elif not transparent(value):
             raise Split(f"reads the value of a {type(value).__qualname__} from outside")
+
+    def _open_array(self, node: ShadowNode, array: np.ndarray[Any, Any]) -> None:
+        if array.nbytes > _GUARDED_BYTES or array.dtype.hasobject:
+            raise Split(f"reads a NumPy array of {array.nbytes} bytes from outside")
+        node.facts.add(Fact.VALUE)
+        if node.contents is None:
+            node.contents = array.copy()
 
     def _keep(self, node: ShadowNode, relation: Relation, item: Any) -> None:
         """An element of the first version, whatever has become of the container since."""
@@ -279,6 +293,20 @@ class Recording:
         except UnknownTensor as problem:
             raise Split(str(problem)) from None
 
+    def replace_data(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """``tensor.data = value``: from here on the tensor is another value of the graph.
+
+        Raises:
+            Split: gradients flow through the tensor, which the exchange would cut off.
+        """
+        node = self.node(tensor)
+        if tensor.requires_grad or value.requires_grad or node is None:
+            raise Split("sets the data of a tensor that takes part in gradients")
+        if self.inside:
+            raise Effect("sets the data of a tensor inside an operator")
+        self.operators.know(tensor, self.graph_value(value))
+        self.data_replaced[node.node_id] = None
+
     def graph_value(self, tensor: torch.Tensor) -> fx.Node:
         known = self.operators.node_of(tensor)
         if known is not None:
@@ -287,6 +315,10 @@ class Recording:
         if node is None:
             raise UnknownTensor("uses a tensor that code outside the monitor's sight has made")
         return self.operators.add_input(tensor, node.node_id)
+
+
+def _identity(value: Any) -> Any:
+    return value
 
 
 def tensor_version(tensor: torch.Tensor) -> int:

@@ -17,10 +17,19 @@ import torch
 
 from magpy_like.annotation import RelationKind, lookup
 from magpy_like.logs import topic
-from magpy_like.monitor import attributes, calls
+from magpy_like.monitor import attributes, calls, polyfills
 from magpy_like.monitor.instructions import Rules, Step, load_rules
 from magpy_like.monitor.recording import Effect, Recording, Split, SplitPoint
-from magpy_like.native import NULL, Monitor, frame_function, frame_locals, lookup_in_type
+from magpy_like.native import (
+    NULL,
+    Monitor,
+    dispatch_counter,
+    frame_function,
+    frame_locals,
+    lookup_in_type,
+    start_counting,
+    stop_counting,
+)
 from magpy_like.refgraph import Relation
 from magpy_like.refgraph.values import PLAIN_TYPES, is_plain
 
@@ -107,6 +116,7 @@ class MonitorRun:
             on_result=self._on_result,
             on_exception=self._on_exception,
             on_return=None,
+            on_hidden=self._on_hidden,
             filter=self._rules.filter,
         )
         self._root: dict[int, tuple[int | str, Any]] | None = None
@@ -126,14 +136,22 @@ class MonitorRun:
         frame.f_trace_opcodes = False
         _active.run = self
         with _compiling():
-            self._monitor.start()
+            counting = start_counting()
+            self._monitor.start(dispatch_counter())
             try:
                 return self.target(*self.args, **self.kwargs)
             finally:
                 self._monitor.stop()
+                stop_counting(counting)
                 sys.settrace(previous)
                 _active.run = outer
-                self._keep.clear()
+                self._close()
+
+    def _close(self) -> None:
+        """Let go of the program: the monitor and its callbacks refer to each other."""
+        self._keep.clear()
+        self._root = None
+        del self._monitor, self.args, self.kwargs
 
     def _split(self, frame: types.FrameType, reason: str) -> None:
         """End the recording here; the program goes on natively."""
@@ -175,6 +193,15 @@ class MonitorRun:
     def _on_exception(self, token: Any, frame: types.FrameType, _: Any) -> None:
         calls.undo(self, token[0])
 
+    def _on_hidden(self, frame: types.FrameType) -> None:
+        """Torch has dispatched operators that no instruction or call has told of."""
+        if not self.recording.inside:
+            self._split(frame, "runs native code that applies tensor operators out of sight")
+
+    def account(self) -> None:
+        """The operators that torch has dispatched up to now are on the graph."""
+        self._monitor.account()
+
     def _on_frame(self, frame: types.FrameType) -> bool:
         try:
             return self._enter(frame)
@@ -184,8 +211,10 @@ class MonitorRun:
 
     def _enter(self, frame: types.FrameType) -> bool:
         code = frame.f_code
-        if self.suspended or code in _HIDDEN_CODE or code.co_filename.startswith(_PACKAGE):
+        if self.suspended or code in _HIDDEN_CODE:
             return False
+        if code.co_filename.startswith(_PACKAGE):
+            return code in polyfills.CODE
         if frame.f_trace_opcodes:
             return True  # a generator of the region goes on
         if code.co_flags & _ASYNC:
@@ -306,6 +335,9 @@ class MonitorRun:
         descriptor = lookup_in_type(type(tensor), name)
         if descriptor is not NULL and hasattr(type(descriptor), "__set__"):
             if isinstance(descriptor, property):
+                return
+            if name == "data" and isinstance(value, torch.Tensor):
+                self.recording.replace_data(tensor, value)
                 return
             raise Split(f"sets Tensor.{name}")
         node = self.recording.node(tensor)

@@ -46,6 +46,20 @@ Watch = _guards.Watch
 TensorCheck = _guards.TensorCheck
 StateCheck = _guards.StateCheck
 
+_dispatch = _build(
+    "dispatch",
+    f"-I{_TORCH / 'include'}",
+    f"-L{_TORCH / 'lib'}",
+    f"-Wl,-rpath,{_TORCH / 'lib'}",
+    "-ltorch_cpu",
+    "-lc10",
+    f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+)
+
+start_counting = _dispatch.start
+stop_counting = _dispatch.stop
+dispatch_counter = _dispatch.counter
+
 _probe = torch.empty(0)
 if not _guards.calibrate(_probe, _probe._cdata):
     raise ImportError("magpy_like does not know how this build of torch lays out its tensors")

@@ -70,7 +70,9 @@ struct Pending {
 
 struct Monitor {
   PyObject_HEAD
-  PyObject *on_frame, *on_instruction, *on_result, *on_exception, *on_return;
+  PyObject *on_frame, *on_instruction, *on_result, *on_exception, *on_return, *on_hidden;
+  const unsigned long long *dispatched;  // how many operators torch has dispatched on this thread
+  unsigned long long accounted;          // how many of them the monitor was told of
   PyFrameObject *root;
   std::vector<Pending> *pending;
   std::unordered_map<PyCodeObject *, std::vector<Instruction>> *codes;
@@ -140,6 +142,11 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
         drop(p);
         if (!m->running) return 0;
       }
+      if (m->dispatched && *m->dispatched != m->accounted) {
+        m->accounted = *m->dispatched;
+        swallow(PyObject_CallFunctionObjArgs(m->on_hidden, (PyObject *)frame, nullptr));
+        if (!m->running) return 0;
+      }
       int at = PyFrame_GetLasti(frame) / 2;
       const std::vector<Instruction> &code = decode(m, f->f_code);
       m->instructions++;
@@ -203,11 +210,11 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
 }
 
 PyObject *monitor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  static const char *names[] = {"on_frame", "on_instruction", "on_result", "on_exception", "on_return", "filter", nullptr};
-  PyObject *frame, *instruction, *result, *exception, *ret;
+  static const char *names[] = {"on_frame", "on_instruction", "on_result", "on_exception", "on_return", "on_hidden", "filter", nullptr};
+  PyObject *frame, *instruction, *result, *exception, *ret, *hidden;
   Py_buffer filter;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOy*", (char **)names, &frame, &instruction,
-                                   &result, &exception, &ret, &filter))
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOy*", (char **)names, &frame, &instruction,
+                                   &result, &exception, &ret, &hidden, &filter))
     return nullptr;
   if (filter.len != 256) {
     PyBuffer_Release(&filter);
@@ -221,6 +228,9 @@ PyObject *monitor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     m->on_result = Py_NewRef(result);
     m->on_exception = Py_NewRef(exception);
     m->on_return = Py_NewRef(ret);
+    m->on_hidden = Py_NewRef(hidden);
+    m->dispatched = nullptr;
+    m->accounted = 0;
     m->root = nullptr;
     m->pending = new std::vector<Pending>();
     m->codes = new std::unordered_map<PyCodeObject *, std::vector<Instruction>>();
@@ -243,6 +253,7 @@ void forget(Monitor *m) {
   Py_CLEAR(m->on_result);
   Py_CLEAR(m->on_exception);
   Py_CLEAR(m->on_return);
+  Py_CLEAR(m->on_hidden);
 }
 
 void monitor_dealloc(PyObject *self) {
@@ -261,6 +272,7 @@ int monitor_traverse(PyObject *self, visitproc visit, void *arg) {
   Py_VISIT(m->on_result);
   Py_VISIT(m->on_exception);
   Py_VISIT(m->on_return);
+  Py_VISIT(m->on_hidden);
   for (Pending p : *m->pending) Py_VISIT(p.token);
   return 0;
 }
@@ -270,8 +282,12 @@ int monitor_clear(PyObject *self) {
   return 0;
 }
 
-PyObject *monitor_start(PyObject *self, PyObject *) {
-  ((Monitor *)self)->running = true;
+PyObject *monitor_start(PyObject *self, PyObject *counter) {
+  Monitor *m = (Monitor *)self;
+  m->dispatched = (const unsigned long long *)PyLong_AsVoidPtr(counter);
+  if (!m->dispatched && PyErr_Occurred()) return nullptr;
+  m->accounted = *m->dispatched;
+  m->running = true;
   PyEval_SetTrace(trace, self);
   Py_RETURN_NONE;
 }
@@ -279,6 +295,13 @@ PyObject *monitor_start(PyObject *self, PyObject *) {
 // Ends the announcements at once; whoever started the monitor restores the earlier trace function.
 PyObject *monitor_stop(PyObject *self, PyObject *) {
   ((Monitor *)self)->running = false;
+  Py_RETURN_NONE;
+}
+
+// The monitor knows of every operator that was dispatched up to now.
+PyObject *monitor_account(PyObject *self, PyObject *) {
+  Monitor *m = (Monitor *)self;
+  if (m->dispatched) m->accounted = *m->dispatched;
   Py_RETURN_NONE;
 }
 
@@ -293,7 +316,9 @@ PyObject *monitor_counts(PyObject *self, PyObject *) {
 }
 
 PyMethodDef monitor_methods[] = {
-    {"start", monitor_start, METH_NOARGS, "Become the trace function of this thread."},
+    {"start", monitor_start, METH_O,
+     "Become the trace function of this thread; the argument is the address of its dispatch count."},
+    {"account", monitor_account, METH_NOARGS, "All operators dispatched so far are known."},
     {"stop", monitor_stop, METH_NOARGS, "Announce nothing more."},
     {"set_root", monitor_set_root, METH_O, "The frame whose reads of its own arguments are announced."},
     {"counts", monitor_counts, METH_NOARGS, "(instructions seen, instructions announced)."},

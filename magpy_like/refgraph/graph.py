@@ -65,6 +65,7 @@ class ShadowNode:
 
     __slots__ = (
         "_held",
+        "_weak",
         "contents",
         "existed",
         "facts",
@@ -82,7 +83,8 @@ class ShadowNode:
         self.existed = existed
         self.plain = plain
         self.type = type(value)
-        self._held: Any = weakref.ref(value) if isinstance(value, torch.Tensor) else value
+        self._weak = isinstance(value, torch.Tensor)
+        self._held: Any = weakref.ref(value) if self._weak else value
         self.versions = [ShadowVersion()]
         self.facts: set[Fact] = set()
         self.written: dict[Relation, None] = {}
@@ -96,8 +98,7 @@ class ShadowNode:
     @property
     def variable(self) -> Any:
         """The variable itself; None for a tensor that is gone."""
-        held = self._held
-        return held() if type(held) is weakref.ref else held
+        return self._held() if self._weak else self._held
 
     @property
     def first(self) -> ShadowVersion:

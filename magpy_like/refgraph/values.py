@@ -59,6 +59,8 @@ IDENTITY_TYPES: tuple[type, ...] = (
     classmethod,
     property,
     enum.Enum,
+    np.ufunc,
+    type(np.sum),
 )
 """Things that are what they are: the guard asks for the same object."""
 

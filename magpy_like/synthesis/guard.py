@@ -186,6 +186,8 @@ class GuardBuilder:
         elif isinstance(value, list) and Fact.LENGTH in node.facts:
             self.watch.size(value, len(before))
             self.readable.append(f"len({label}) == {len(before)}")
+        elif isinstance(value, np.ndarray):
+            self._call(functools.partial(_same_array, value, before), f"{label} holds what it held")
         elif isinstance(value, set | frozenset) and Fact.VALUE in node.facts:
             members = frozenset(before)
             self._call(lambda: value == members, f"{label} has the same members")
@@ -345,7 +347,8 @@ class GuardBuilder:
         elif isinstance(value, slice):
             raise Split("has a slice as an argument")
         if Fact.VALUE in node.facts and isinstance(value, np.ndarray):
-            raise Split("reads a NumPy array from outside")
+            same, array = self.source.constant(_same_array, "same_array"), self.source.constant(before, "array")
+            self._check(f"{same}({name}, {array})", f"{label} holds what it held")
 
     def _tensor(self, name: str, node: ShadowNode, label: str) -> None:
         tensor = node.variable
@@ -416,6 +419,14 @@ class GuardBuilder:
 
 _COVERED = {torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype}
 """Looks at state that the check of torch's modes covers."""
+
+
+def _same_array(array: Any, expected: np.ndarray[Any, Any]) -> bool:
+    return (
+        array.dtype == expected.dtype
+        and array.shape == expected.shape
+        and array.tobytes() == expected.tobytes()
+    )
 
 
 def _gives(call: Callable[[], Any], result: Any) -> bool:

@@ -71,8 +71,9 @@ class MockBuilder:
         if self.rec.node(tensor) is not None:
             return None
         node = self.rec.operators.node_of(tensor)
-        if node is None:
-            return None
+        return None if node is None else self.graph_output(node)
+
+    def graph_output(self, node: fx.Node) -> str:
         name = self._output_names.get(node)
         if name is None:
             name = self._output_names[node] = f"out{len(self.outputs)}"
@@ -95,6 +96,12 @@ class MockBuilder:
                 continue
             for relation in node.written:
                 later.extend(self._write(node, relation))
+        for shadow in self.rec.data_replaced:
+            node = self.rec.refs.get_node_by_id(shadow)
+            value = self.rec.operators.node_of(node.variable)
+            assert value is not None
+            later.append(f"{self.existing(node)}.data = {self.graph_output(value)}")
+            self.side_effects.append(f"{self.guard.label(node)}.data = …")
         for node, operation, args in self.rec.replays:
             if node.rewritten:
                 continue
@@ -278,6 +285,8 @@ def _compile(
     ]
     if not operators.operators or not (mock.outputs or changed or operators.effects):
         return None, None, [], []
+    if any(array.tobytes() != before.tobytes() for array, before in operators.arrays):
+        raise Split("changes a NumPy array whose memory a tensor shares")
     graph = operators.finish(mock.outputs)
     nodes = [rec.refs.get_node_by_id(shadow) for _, shadow in operators.inputs]
     names = [mock.existing(node) for node in nodes]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
+import keyword
 import linecache
 import re
 import types
 from collections.abc import Callable
 from typing import Any
+
+
+_RESERVED = {*dir(builtins), "args", "kwargs", "state", "watch", "run_graph", "NOTHING"}
 
 
 class Source:
@@ -30,6 +35,8 @@ class Source:
         name = self._constants.get(id(value))
         if name is None:
             stem = re.sub(r"\W", "_", hint)
+            if stem in _RESERVED or keyword.iskeyword(stem):
+                stem = f"{stem}_"
             name = stem if stem.isidentifier() and stem not in self.names else self.fresh(f"{stem}_")
             while name in self.names:
                 name = self.fresh(f"{stem}_")

@@ -1,0 +1,148 @@
+"""Python in place of native code that would run tensor operators out of the monitor's sight.
+
+``sum`` over a generator adds tensors in C, one by one. When such a function is about to be called
+on something that can yield tensors, the monitor puts the function of the same behaviour from here
+on the operand stack instead, and follows it like any Python code.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import operator
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+_MISSING = object()
+
+
+def _sum(iterable: Iterable[Any], /, start: Any = 0) -> Any:
+    total = start
+    for item in iterable:
+        total = total + item
+    return total
+
+
+def _prod(iterable: Iterable[Any], /, *, start: Any = 1) -> Any:
+    total = start
+    for item in iterable:
+        total = total * item
+    return total
+
+
+def _reduce(function: Callable[..., Any], iterable: Iterable[Any], initial: Any = _MISSING, /) -> Any:
+    items = iter(iterable)
+    if initial is _MISSING:
+        for value in items:
+            break
+        else:
+            raise TypeError("reduce() of empty iterable with no initial value")
+    else:
+        value = initial
+    for item in items:
+        value = function(value, item)
+    return value
+
+
+def _map(function: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
+    for items in zip(*iterables):  # noqa: B905 (as map does)
+        yield function(*items)
+
+
+def _starmap(function: Callable[..., Any], iterable: Iterable[Any], /) -> Iterator[Any]:
+    for items in iterable:
+        yield function(*items)
+
+
+def _accumulate(iterable: Iterable[Any], func: Any = operator.add, *, initial: Any = None) -> Iterator[Any]:
+    items = iter(iterable)
+    total = initial
+    if initial is None:
+        for total in items:
+            break
+        else:
+            return
+    yield total
+    for item in items:
+        total = func(total, item)
+        yield total
+
+
+def _checkpoint(
+    function: Callable[..., Any],
+    *args: Any,
+    use_reentrant: Any = None,
+    context_fn: Any = None,
+    determinism_check: Any = None,
+    debug: Any = None,
+    early_stop: Any = None,
+    preserve_rng_state: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """What to keep for the backward pass is the compiler's choice, made for the whole graph."""
+    return function(*args, **kwargs)
+
+
+def _consumes_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    return bool(args) and may_yield_tensors(args[0])
+
+
+def _runs_native(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a function that is to be called on each item does its work out of sight."""
+    return bool(args) and not isinstance(args[0], types.FunctionType | types.MethodType | type | str)
+
+
+def _accumulates(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    return bool(args) and may_yield_tensors(args[0])
+
+
+def _plain_checkpoint(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    return "context_fn" not in kwargs
+
+
+Applies = Callable[[tuple[Any, ...], Mapping[str, Any]], bool]
+
+_POLYFILLS: dict[Any, tuple[Applies, Callable[..., Any]]] = {
+    sum: (_consumes_tensors, _sum),
+    math.prod: (_consumes_tensors, _prod),
+    functools.reduce: (_runs_native, _reduce),
+    map: (_runs_native, _map),
+    itertools.starmap: (_runs_native, _starmap),
+    itertools.accumulate: (_accumulates, _accumulate),
+    torch.utils.checkpoint.checkpoint: (_plain_checkpoint, _checkpoint),
+}
+
+
+def polyfill(
+    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Callable[..., Any] | None:
+    """The function to call instead, or None when native code does nothing that must be seen."""
+    try:
+        found = _POLYFILLS.get(function)
+    except TypeError:  # not hashable
+        return None
+    return found[1] if found is not None and found[0](args, kwargs) else None
+
+
+def may_yield_tensors(iterable: Any) -> bool:
+    """Whether going through ``iterable`` can give a tensor, as far as can be told without doing so."""
+    if isinstance(iterable, range | str | bytes):
+        return False
+    if isinstance(iterable, list | tuple | set | frozenset):
+        return any(isinstance(item, torch.Tensor) for item in iterable)
+    if isinstance(iterable, dict):
+        return any(isinstance(item, torch.Tensor) for item in dict.keys(iterable))
+    return True
+
+
+CODE = {
+    function.__code__
+    for _, function in _POLYFILLS.values()
+    if isinstance(function, types.FunctionType)
+}
+"""The code objects that the monitor follows although they belong to this package."""
