@@ -1,0 +1,82 @@
+"""Run a program through Dynamo and this compiler, strictly, and hold it against eager."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable
+
+import torch
+
+from magpy_like.compiler import dynamo_backend
+from magpy_like.compiler.codegen.common import Kernel
+from magpy_like.compiler.compile_fx import compile_fx
+from magpy_like.compiler.graph import Graph
+from magpy_like.compiler.scheduler import Schedule, Scheduler
+
+
+def compiled(function: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
+    """``function`` compiled as one graph; anything the compiler cannot take is an error."""
+    torch._dynamo.reset()
+    return torch.compile(
+        function,
+        backend=dynamo_backend,
+        fullgraph=True,
+        dynamic=dynamic,
+        options={"strict": True},
+    )
+
+
+def same(function: Callable[..., Any], *args: Any, dynamic: bool | None = None, **kw: Any) -> None:
+    """Results, strides and argument contents afterwards equal eager's."""
+    mine, theirs = copy.deepcopy(args), copy.deepcopy(args)
+    got, wanted = compiled(function, dynamic=dynamic)(*mine), function(*theirs)
+    torch.testing.assert_close(got, wanted, equal_nan=True, **kw)
+    torch.testing.assert_close(mine, theirs, equal_nan=True, **kw)
+    for a, b in zip(tensors(got), tensors(wanted), strict=True):
+        assert a.stride() == b.stride()
+
+
+def same_gradients(function: Callable[..., Any], *args: torch.Tensor) -> None:
+    """Forward, and the gradient of every argument under one random upstream gradient."""
+    mine = [a.detach().clone().requires_grad_() for a in args]
+    theirs = [a.detach().clone().requires_grad_() for a in args]
+    torch.manual_seed(0)
+    got = compiled(function)(*mine)
+    torch.manual_seed(0)
+    wanted = function(*theirs)
+    torch.testing.assert_close(got, wanted)
+    upstream = torch.randn_like(wanted)
+    got.backward(upstream)
+    wanted.backward(upstream)
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    return [t for t in torch.utils._pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
+
+
+def schedule(function: Callable[..., Any], *args: Any) -> Schedule:
+    """The schedule of the inference graph of ``function``."""
+    found: list[Schedule] = []
+    original = Scheduler.run
+
+    def run(self: Scheduler) -> Schedule:
+        found.append(original(self))
+        return found[-1]
+
+    Scheduler.run = run  # type: ignore[method-assign]
+    try:
+        with torch.no_grad():
+            compiled(function)(*args)
+    finally:
+        Scheduler.run = original  # type: ignore[method-assign]
+    (result,) = found
+    return result
+
+
+def kernels(function: Callable[..., Any], *args: Any) -> list[Kernel]:
+    return [step for step in schedule(function, *args).steps if isinstance(step, Kernel)]
+
+
+__all__ = ["Graph", "compile_fx", "compiled", "kernels", "same", "same_gradients", "schedule"]

@@ -1,0 +1,55 @@
+"""Address arithmetic means what it says: checked against numbers."""
+
+import itertools
+
+import sympy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magpy_like.compiler import indexing
+from magpy_like.compiler.indexing import Div, Mod
+from magpy_like.compiler.ops import loop_symbol
+
+X, Y, Z = (loop_symbol("x", k) for k in range(3))
+
+
+def value(e, at):
+    return int(e.xreplace({v: sympy.Integer(n) for v, n in at.items()}))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(1, 4), min_size=3, max_size=3),
+    st.lists(st.integers(0, 8), min_size=3, max_size=3),
+    st.integers(1, 12),
+    st.integers(1, 6),
+)
+def test_simplifying_a_division_keeps_its_value(sizes, steps, divisor, modulus):
+    ranges = dict(zip((X, Y, Z), map(sympy.Integer, sizes)))
+    flat = sum(v * s for v, s in zip((X, Y, Z), steps))
+    for e in (Div(flat, divisor), Mod(flat, modulus), Mod(Div(flat, divisor), modulus) * 3 + Y):
+        simple = indexing.simplify(sympy.sympify(e), ranges)
+        for point in itertools.product(*map(range, sizes)):
+            at = dict(zip((X, Y, Z), point))
+            assert value(simple, at) == value(sympy.sympify(e), at)
+
+
+def test_splitting_and_rejoining_a_loop_leaves_no_division():
+    ranges = {X: sympy.Integer(6), Y: sympy.Integer(4)}
+    flat = indexing.flatten([X, Y], [6, 4])
+    assert [indexing.simplify(c, ranges) for c in indexing.unflatten(flat, [6, 4])] == [X, Y]
+    assert indexing.simplify(Div(X, 4) * 4 + Mod(X, 4), ranges) == X
+
+
+def test_reshaping_symbolic_sizes_needs_no_division_between_equal_groups():
+    s = sympy.Symbol("s0", integer=True, positive=True)
+    reindex = indexing.reshape_index(
+        [s, sympy.Integer(12)], [s, sympy.Integer(3), sympy.Integer(4)]
+    )
+    assert reindex([X, Y, Z]) == [X, 4 * Y + Z]
+
+
+def test_strides_survive_a_reshape_exactly_when_memory_allows():
+    i = sympy.Integer
+    assert indexing.reshape_strides([i(2), i(12)], [i(12), i(1)], [i(2), i(3), i(4)]) == [12, 4, 1]
+    assert indexing.reshape_strides([i(2), i(12)], [i(1), i(2)], [i(24)]) is None

@@ -1,0 +1,178 @@
+"""Whole programs, forward: values, strides, aliasing and mutation equal eager's."""
+
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.compiler.programs import compiled, same
+
+# The package's attribute of that name is the function.
+module = sys.modules["magpy_like.compiler.compile_fx"]
+X = torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
+SPECIAL = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -2.5, 0.7])
+
+
+def test_a_chain_of_elementwise_operators():
+    same(lambda x: (x * 2 + 1).relu() - x.exp() / 3, X)
+
+
+def test_views_are_index_arithmetic():
+    same(lambda x: x[1:5, ::3].t().reshape(-1).flip(0) + 1, X)
+    same(lambda x: x.relu().view(3, 4, 5).permute(2, 0, 1).reshape(10, 6) * 2, X)
+    same(lambda x: x.unsqueeze(1).expand(6, 3, 10).unbind(1)[2] + x.narrow(1, 0, 1), X)
+
+
+def test_inputs_of_any_layout():
+    same(lambda x, y: (x + y, y * 2), X.t(), torch.randn(10, 1).expand(10, 6))
+    same(lambda x, y: x * y, X[:, 3:5], torch.randn(12).as_strided((6, 2), (1, 2)))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (1, 1)])
+def test_degenerate_shapes(shape):
+    same(lambda x: (x + 1, x.sum(), x * x.new_ones(shape)), torch.randn(shape))
+
+
+def test_special_values_propagate_as_in_eager():
+    a, b = SPECIAL.repeat(8), SPECIAL.repeat_interleave(8)
+    same(
+        lambda x, y: (
+            torch.maximum(x, y), torch.fmin(x, y), x.max(), x.argmax(), x.relu(), x.clamp(-1, 1),
+            x.sign(), x.round(), x % y, torch.fmod(x, y), torch.floor_divide(x, y), x**y,
+            torch.signbit(x), torch.copysign(x, y), x.isnan(), x / y, x.sigmoid(), x.amin(),
+        ),
+        a, b,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_integers_wrap_around(dtype):
+    info = torch.iinfo(dtype)
+    x = torch.tensor([info.min, info.max, 0, 1, 7, 100], dtype=dtype)
+    same(lambda x: (x + x, x * 3, -x, x // 3, x % 3, x << 2, x >> 1, ~x, x.sum(), x / 3), x)
+
+
+def test_bool_arithmetic():
+    a, b = torch.tensor([True, True, False, False]), torch.tensor([True, False, True, False])
+    same(lambda x, y: (x + y, x * y, x & y, x ^ y, ~x, x < y, x.any(), x.all(), x.sum()), a, b)
+
+
+def test_dtypes_promote_as_in_eager():
+    i, h = torch.arange(10), torch.randn(10).half()
+    same(lambda x, i, h: (x + i, i / 2, h * 2.5, h + x[0], i + 1.5, i == h), X, i, h)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision(dtype):
+    x = X.to(dtype)
+    same(lambda x: (x.exp(), x.sum(1), x.softmax(-1), x.amax(0), x.float() * 2), x)
+    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    same(lambda x: (x.float(), x.float().to(dtype), (x * 1)), every)
+
+
+@pytest.mark.parametrize("dim", [0, 1, (0, 2), None])
+def test_reductions(dim):
+    x = torch.randn(5, 7, 33)
+    dims = (0, 1, 2) if dim is None else dim
+    same(lambda x: (x.sum(dims), x.mean(dims), x.amax(dims), x.var(dims), x.std(dims)), x)
+    one = dim if isinstance(dim, int) else 2
+    same(lambda x: (x.argmax(one), x.min(one), x.prod(one), (x > 2).any(one)), x)
+
+
+def test_a_large_sum_is_shared_among_threads_and_accurate():
+    x = torch.rand(3, 300_000)
+    same(lambda x: (x.sum(), x.sum(1), x.t().sum(0), (x * 2).mean()), x)
+
+
+def test_normalisations():
+    x = torch.randn(4, 6, 8, 8)
+    w, b = torch.randn(6), torch.randn(6)
+    same(lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True), x, w, b)
+    same(lambda x, w, b: F.group_norm(x, 3, w, b), x, w, b)
+    same(lambda x: F.layer_norm(x, (8, 8)).softmax(1).log_softmax(-1), x)
+    last = x.to(memory_format=torch.channels_last)
+    same(lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True).relu(), last, w, b)
+
+
+def test_concatenation_and_padding():
+    same(lambda x: torch.cat([x, x * 2, x[:, :1]], 1), X)
+    same(lambda x: torch.stack([x.exp(), x.t().t()]) + torch.cat([x, x]).view(2, 6, 10), X)
+    same(lambda x: F.pad(x, (1, 2, -1, 3), value=7.0) * 2, X)
+
+
+def test_computed_indices():
+    i, j = torch.randint(-6, 6, (3, 4)), torch.randint(0, 6, (3, 4))
+    same(lambda x, i, j: (x[i], x[:, i], x[i, i], F.embedding(j, x)), X, i, j)
+    same(lambda x, i: torch.gather(x, 1, i), X, j)
+    same(lambda x, i: x.index_put((i[0],), x[:4], accumulate=True), X, i)
+    same(lambda x, i: torch.zeros(6, 10).scatter_add(1, i, x[:3, :4]), X, j)
+    same(lambda x, i: x.masked_fill(x > 0, -1.0) + torch.where(x > 0, x, 2), X, i)
+
+
+def test_an_index_out_of_range_raises():
+    f = compiled(lambda w, i: F.embedding(i, w))
+    with pytest.raises(IndexError, match="out of range"):
+        f(X, torch.tensor([3, 25]))
+
+
+def test_inputs_are_updated_in_place():
+    def update(x, y):
+        z = x.exp()
+        x.add_(1)
+        w = x * y
+        x.mul_(z)
+        y[1:3].zero_()
+        return z + 1, w, x.sum()
+
+    same(update, X, torch.randn(6, 10))
+    same(lambda x: x.copy_(x.flip(0)), X)
+    same(lambda x: x.copy_(x.t() + x), torch.randn(5, 5))
+    same(lambda x: x.sub_(x.mean(1, keepdim=True)).softmax(0), X)
+
+
+def test_results_alias_as_in_eager():
+    def f(x):
+        y = x * 2
+        return y, y, y.view(-1), x, x.t()
+
+    x = X.clone()
+    y, again, flat, same_x, turned = compiled(f)(x)
+    assert y is again or y.data_ptr() == again.data_ptr()
+    assert flat.data_ptr() == y.data_ptr()
+    assert same_x is x
+    assert turned.data_ptr() == x.data_ptr() and turned.stride() == x.t().stride()
+
+
+def test_operators_without_a_lowering_run_through_aten_one_by_one():
+    same(lambda x: torch.linalg.qr((x @ x.t()).exp() + 1)[1].abs() + x.cumsum(0)[:, :6].sin(), X)
+    same(lambda x: torch.fft.rfft(x * 2).abs() + 1, X)
+
+
+def test_random_numbers_are_eagers():
+    def f(x):
+        return F.dropout(x, 0.4) + torch.rand_like(x) * torch.randn(6, 1), torch.randint(9, (3,))
+
+    torch.manual_seed(3)
+    got = compiled(f)(X)
+    after = torch.rand(1)
+    torch.manual_seed(3)
+    torch.testing.assert_close(got, f(X))
+    assert torch.equal(after, torch.rand(1))
+
+
+def test_one_compilation_serves_every_size(monkeypatch):
+    graphs = []
+    compile_aten = module.compile_aten
+    monkeypatch.setattr(
+        module, "compile_aten", lambda gm, **kw: graphs.append(gm) or compile_aten(gm, **kw)
+    )
+
+    def f(x, y):
+        return (x.softmax(-1) @ y).transpose(0, 1).reshape(-1) + x.sum(), torch.cat([x, x + 1], 1)
+
+    g = compiled(f, dynamic=True)
+    for n, m in ((5, 7), (9, 3), (40, 21)):
+        x, y = torch.randn(n, m), torch.randn(m, 4)
+        torch.testing.assert_close(g(x, y), f(x, y))
+    assert len(graphs) == 1

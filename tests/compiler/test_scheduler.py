@@ -1,0 +1,54 @@
+"""What is fused, what is not, and that the reason is kept."""
+
+import torch
+import torch.nn.functional as F
+
+from tests.compiler.programs import kernels, schedule
+
+X = torch.randn(32, 64)
+
+
+def test_an_elementwise_chain_is_one_kernel():
+    assert len(kernels(lambda x: (x * 2 + 1).sin().exp() - x, X)) == 1
+
+
+def test_softmax_is_one_kernel_and_its_row_never_leaves_it():
+    (kernel,) = kernels(lambda x: x.softmax(-1), X)
+    assert len(kernel.phases) == 3
+    assert kernel.outputs and len(kernel.removed) == 3
+
+
+def test_layer_norm_with_what_surrounds_it_is_one_kernel():
+    w = torch.randn(64)
+    (kernel,) = kernels(lambda x, w: F.gelu(F.layer_norm(x + 1, (64,), w)) * 2, X, w)
+    assert len(kernel.outputs) == 1
+
+
+def test_producers_join_a_reduction_read_through_a_view():
+    assert len(kernels(lambda x: (x.exp().view(32, 8, 8) * 2).sum((1, 2)), X)) == 1
+
+
+def test_independent_readers_of_one_input_share_a_kernel():
+    assert len(kernels(lambda x: (x.exp(), x.sin(), x.sum(1)), X)) == 1
+
+
+def test_a_neighbours_value_is_not_there_in_the_same_iteration():
+    plan = schedule(lambda x: (lambda y: y + y.flip(1))(x.exp()), X)
+    assert len(plan.steps) == 2
+    assert any("is touched at" in d.reason for d in plan.decisions if not d.fused)
+
+
+def test_an_aten_call_in_between_keeps_kernels_apart():
+    plan = schedule(lambda x: (x + 1) @ (x * 2).t() + 3, X)
+    assert len(plan.steps) == 3
+
+
+def test_concatenation_writes_straight_into_the_result():
+    plan = kernels(lambda x: torch.cat([x.exp(), x.sin()], 1), X)
+    assert {b for k in plan for b in k.outputs} == set(plan[0].outputs)
+    assert not any(k.removed for k in plan)
+
+
+def test_every_fusion_says_what_it_saves():
+    decisions = schedule(lambda x: x.softmax(-1), X).decisions
+    assert any(d.fused and "bytes less traffic" in d.reason for d in decisions)

@@ -1,0 +1,48 @@
+"""Gradients equal eager's."""
+
+import torch
+import torch.nn.functional as F
+
+from tests.compiler.programs import same_gradients
+
+
+def test_layer_norm_with_affine_parameters():
+    same_gradients(
+        lambda x, w, b: F.layer_norm(x, (30,), w, b), torch.randn(4, 10, 30), torch.randn(30),
+        torch.randn(30),
+    )  # fmt: skip
+
+
+def test_attention_written_out():
+    def attention(x, w):
+        q, k, v = (x @ w).chunk(3, -1)
+        return F.dropout((q @ k.transpose(-1, -2) / 4).softmax(-1), 0.1) @ v
+
+    same_gradients(attention, torch.randn(2, 9, 8), torch.randn(8, 24))
+
+
+def test_batch_norm_in_training():
+    same_gradients(
+        lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True).relu(),
+        torch.randn(4, 8, 10, 10), torch.rand(8) + 0.5, torch.randn(8),
+    )  # fmt: skip
+
+
+def test_embedding_and_cross_entropy():
+    ids, labels = torch.randint(0, 20, (4, 5)), torch.randint(0, 7, (20,))
+    same_gradients(
+        lambda w, p: F.cross_entropy(F.gelu(F.embedding(ids, w) @ p).view(20, 7), labels),
+        torch.randn(20, 6), torch.randn(6, 7),
+    )  # fmt: skip
+
+
+def test_convolution_and_pooling():
+    same_gradients(
+        lambda x, w: F.adaptive_avg_pool2d(F.max_pool2d(F.conv2d(x, w, padding=1).tanh(), 2), 1),
+        torch.randn(2, 3, 8, 8), torch.randn(5, 3, 3, 3),
+    )  # fmt: skip
+
+
+def test_some_arguments_need_no_gradient():
+    fixed = torch.randn(5, 5)
+    same_gradients(lambda x: (x * fixed).sum(0).sigmoid() * fixed[0], torch.randn(5, 5))
