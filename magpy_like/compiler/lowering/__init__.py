@@ -1,6 +1,14 @@
 """Lowerings: the table from ATen operators to loop IR, one module per family."""
 
-from magpy_like.compiler.lowering import concat, indexing, pointwise, random, reduction, view
+from magpy_like.compiler.lowering import (
+    concat,
+    indexing,
+    pointwise,
+    pooling,
+    random,
+    reduction,
+    view,
+)
 from magpy_like.compiler.lowering.registry import LOWERINGS
 
-__all__ = ["LOWERINGS", "concat", "indexing", "pointwise", "random", "reduction", "view"]
+__all__ = ["LOWERINGS", "concat", "indexing", "pointwise", "pooling", "random", "reduction", "view"]
