@@ -242,3 +242,20 @@ def _has_tensor(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return True
     return isinstance(value, tuple | list) and any(map(_has_tensor, value))
+
+
+class _ReplaceData(torch.autograd.Function):
+    """The value of one tensor with the gradient of another."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return grad, None
+
+
+def replace_data(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """``tensor`` after ``tensor.data = value``: gradients still flow to where they did."""
+    return _ReplaceData.apply(tensor, value.detach())  # type: ignore[no-any-return]

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from magpy_like.annotation.schema import DataShape, RelationKind, ValueRead
-from magpy_like.monitor.operator_graph import OperatorGraph, UnknownTensor
+from magpy_like.monitor.operator_graph import OperatorGraph, UnknownTensor, replace_data
 from magpy_like.native import TensorCheck
 from magpy_like.refgraph import Fact, RefGraph, Relation, ShadowNode
 from magpy_like.refgraph.values import is_identity, is_plain
@@ -297,14 +297,17 @@ class Recording:
         """``tensor.data = value``: from here on the tensor is another value of the graph.
 
         Raises:
-            Split: gradients flow through the tensor, which the exchange would cut off.
+            Split: the tensor is one of the program's own intermediate values.
         """
         node = self.node(tensor)
-        if tensor.requires_grad or value.requires_grad or node is None:
-            raise Split("sets the data of a tensor that takes part in gradients")
+        if node is None:
+            raise Split("sets the data of an intermediate tensor")
         if self.inside:
             raise Effect("sets the data of a tensor inside an operator")
-        self.operators.know(tensor, self.graph_value(value))
+        before, after = self.graph_value(tensor), self.graph_value(value)
+        if tensor.requires_grad:
+            after = self.operators.graph.call_function(replace_data, (before, after))
+        self.operators.know(tensor, after)
         self.data_replaced[node.node_id] = None
 
     def graph_value(self, tensor: torch.Tensor) -> fx.Node:

@@ -134,6 +134,7 @@ class MonitorRun:
         # Python 3.12 delivers instruction events only if some frame has asked for them before.
         frame.f_trace_opcodes = True
         frame.f_trace_opcodes = False
+        del frame  # a frame that refers to itself would keep its callers' variables alive
         _active.run = self
         with _compiling():
             counting = start_counting()
@@ -330,19 +331,20 @@ class MonitorRun:
         relation = Relation(RelationKind.SLOT, "grad")
         self.recording.meet(node, relation, tensor.grad)
 
-    def write_tensor_attribute(self, tensor: torch.Tensor, name: str, value: Any) -> None:
+    def write_tensor_attribute(self, tensor: torch.Tensor, name: str, value: Any) -> Any:
         """Attributes that Python keeps in the tensor's dictionary; torch's own are operators' work."""
         descriptor = lookup_in_type(type(tensor), name)
         if descriptor is not NULL and hasattr(type(descriptor), "__set__"):
             if isinstance(descriptor, property):
-                return
+                return None
             if name == "data" and isinstance(value, torch.Tensor):
                 self.recording.replace_data(tensor, value)
-                return
+                return calls.tensor_operation((tensor, value))
             raise Split(f"sets Tensor.{name}")
         node = self.recording.node(tensor)
         if node is not None:
             self.recording.store(node, Relation(RelationKind.ATTRIBUTE, name), value)
+        return None
 
 
 def _keyword_names(code: types.CodeType) -> dict[int, tuple[str, ...]]:

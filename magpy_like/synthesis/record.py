@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,7 +35,6 @@ class Record:
     reasons: list[str]
     watch: Any = None
     watch_reason: int = -1
-    example_inputs: list[Any] = field(default_factory=list)
 
     def why_not(self, failed: int) -> str:
         """The check that turned a call away, in words."""
@@ -253,7 +252,6 @@ def synthesise(
         reasons=guard.reasons,
         watch=guard.watch,
         watch_reason=guard.watch_reason,
-        example_inputs=inputs,
     )
 
 
