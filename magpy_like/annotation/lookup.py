@@ -9,7 +9,9 @@ and bound to objects of those modules that are imported by then; the others foll
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import logging
 import sys
 import threading
@@ -134,6 +136,10 @@ class Table:
     def load_directory(self, directory: Path) -> None:
         """Read all files of a directory, the shared sets first."""
         self._loaded = True
+        with _no_collection():
+            self._load_files(directory)
+
+    def _load_files(self, directory: Path) -> None:
         for path in sorted(directory.glob("*.yaml")):
             if path.name in _OTHER_SCHEMAS:
                 continue
@@ -345,6 +351,18 @@ def load_annotations(path: str | Path) -> None:
     line and key, for an entry that cannot be used as written.
     """
     _TABLE.load(Path(path))
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """What is loaded stays, so that looking for garbage in it takes longer than loading it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Missing:
