@@ -38,7 +38,7 @@ class GuardBuilder:
 
     def __init__(self, rec: Recording, places: Places, args: tuple[Any, ...], kwargs: dict[str, Any]):
         self.rec, self.places = rec, places
-        self.args, self.kwargs = args, kwargs
+        self._positional, self._keywords = len(args), list(kwargs)
         self.source = Source()
         self.watch = Watch()
         self.reasons: list[str] = []
@@ -97,16 +97,16 @@ class GuardBuilder:
         emit(f"if not state(): return {len(self.reasons)}")
         self.source.names["state"] = StateCheck()
         self.reasons.append("torch's global modes are as they were (grad, inference, autocast, dtype)")
-        keywords = ", ".join(map(repr, self.kwargs))
-        if self.kwargs:
+        keywords = ", ".join(map(repr, self._keywords))
+        if self._keywords:
             self._check(
-                f"len(args) == {len(self.args)} and kwargs.keys() == {{{keywords}}}",
-                f"{len(self.args)} positional arguments, and {keywords}",
+                f"len(args) == {self._positional} and kwargs.keys() == {{{keywords}}}",
+                f"{self._positional} positional arguments, and {keywords}",
             )
         else:
             self._check(
-                f"len(args) == {len(self.args)} and not kwargs",
-                f"{len(self.args)} positional arguments, no keywords",
+                f"len(args) == {self._positional} and not kwargs",
+                f"{self._positional} positional arguments, no keywords",
             )
         at = len(self.source.lines)
         for node in self.places.order:

@@ -70,6 +70,11 @@ class Reconstruction:
             return self._remember(value, self._existing(node))
         return self._make(value)
 
+    def forget(self) -> None:
+        """Let go of the recorded run's objects, and of the mock builder that this belongs to."""
+        self._made.clear()
+        del self._existing, self._output
+
     def _remember(self, value: Any, name: str) -> str:
         self._made[id(value)] = (value, name)
         return name

@@ -239,6 +239,7 @@ def synthesise(
         mock.source.names["run_graph"] = compiled
         mock.source.emit(f"{targets}{',' if len(mock.outputs) == 1 else ''} = {call}" if targets else call)
     mock.source.lines += [*body, *_modes(rec, mock), f"return {returned}"]
+    mock.values.forget()
     parameters = ", ".join(mock.parameters.values())
     guard.source.emit(f"return ({parameters}{',' if parameters else ''})")
     return Record(
