@@ -149,9 +149,17 @@ def build(
         raise Unsupported("a graph", f"no printer for device {others.pop()}")
     if not kernels:
         return {}
-    count = -(-len(kernels) // KERNELS_PER_UNIT)
+    names: dict[str, str] = {}  # text -> function; kernels of one text share it
+    origins: dict[str, list[str]] = {}
+    entry: dict[str, str] = {}
+    for kernel in kernels:
+        text = cpp.print_function(kernel, graph.hint)
+        function = entry[kernel.name] = names.setdefault(text, kernel.name)
+        origins.setdefault(function, []).extend(kernel.origins)
+    functions = [(name, text, origins[name]) for text, name in names.items()]
+    count = -(-len(functions) // KERNELS_PER_UNIT)
     count = min(count, len(os.sched_getaffinity(0)))
-    units = [[(k, graph.hint) for k in kernels[n::count]] for n in range(count)]
+    units = [functions[n::count] for n in range(count)]
     sources = [
         code_cache.CppSource(
             cpp.print_unit(unit), f"magpy_{kind}", cpp.FLAGS, {"cpp_prelude.h": cpp.PRELUDE}
@@ -162,8 +170,8 @@ def build(
         trace.write("kernels", f"{kind}.cpp", source.source)
     found: dict[str, Callable[..., Any]] = {}
     for path, unit in zip(code_cache.compile_cpp_many(sources), units, strict=True):
-        found |= load(path, [k.name for k, _ in unit])
-    return found
+        found |= load(path, [name for name, *_ in unit])
+    return {name: found[function] for name, function in entry.items()}
 
 
 def load(path: Any, names: Sequence[str]) -> dict[str, Callable[..., Any]]:

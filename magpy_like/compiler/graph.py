@@ -366,6 +366,9 @@ class Graph:
         same = all(
             a == b or s == 1 for a, b, s in zip(window.stride, stride, box.size, strict=True)
         )
+        # A constant is the graph's own: a caller that writes to what it got must not reach it.
+        if self.buffers[window.buffer].kind == "constant":
+            same = False
         if not same and 0 not in box.size:
             layout = dense_stride(value)
             if layout is not None:

@@ -377,7 +377,9 @@ class Emitter:
             return None
         if value.op == "load" and args[0] in self._stored:
             return self._stored[args[0]]
-        key = (value.op, value.dtype, *map(str, args))
+        # Names and expressions hash; numbers by repr, since 0.0 == -0.0 and 1 == True.
+        exact = (a if isinstance(a, (str, sympy.Basic)) else repr(a) for a in args)
+        key = (value.op, value.dtype, *exact)
         name = self._known.get(key)
         if name is None:
             if value.op == "load":

@@ -13,6 +13,7 @@ The code of one element is scalar; what is chosen here is which loop becomes the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from magpy_like.compiler.ops import LOW_PRECISION, Value, compute_dtype
 GRAIN = 16384  # elements of work below which a second thread costs more than it brings
 BLOCK = 4096  # elements summed before their sum is added to the total: bounds rounding error
 TILE = 256  # columns per tile, at most
+MAX_SCRATCH = 65536  # rows of a tile that may be kept between phases (64 MiB of float32)
 
 PRELUDE = (Path(__file__).parent / "cpp_prelude.h").read_text()
 FLAGS = (
@@ -292,7 +294,8 @@ class CppKernel:
                     steps, _ = form
                     votes += steps.get(x) == 1
                     votes -= steps.get(r) == 1
-        return votes > 0
+        rows = self.hint(kernel.size(kernel.rs))
+        return votes > 0 and not (self._scratch_rows() and rows > MAX_SCRATCH)
 
     def _has(self, *kinds: str) -> bool:
         return any(v.args[0] in kinds for n in self.kernel.nodes() for v in n.body.of("reduction"))
@@ -314,8 +317,6 @@ class CppKernel:
             *(f"const i64 {s.name}" for s in kernel.size_symbols),
         ]
         line = self.lines.line
-        for origin in kernel.origins:
-            line(f"// {origin}")
         line(f"static int {kernel.name}({', '.join(arguments)}) {{")
         self.lines.indent()
         if kernel.messages:
@@ -784,10 +785,28 @@ class CppKernel:
         self._close(len(rs) - 1)
 
 
-def print_unit(kernels: Sequence[tuple[Kernel, Callable[[Expr], int]]]) -> str:
-    """A translation unit with the given kernels and its table of entries for Python."""
+def print_function(kernel: Kernel, hint: Callable[[Expr], int]) -> str:
+    """A kernel and its entry, named ``NAME``, with buffers named in order of appearance.
+
+    So kernels that do the same to different buffers (the layers of a model) have one text.
+    """
+    text = CppKernel(kernel, hint).print()
+    order: dict[str, str] = {}
+
+    def rename(match: re.Match[str]) -> str:
+        return order.setdefault(match[0], f"p{len(order)}")
+
+    text = re.sub(r"(?<![A-Za-z0-9])(?:buf|arg|const)\d+\b", rename, text)
+    return re.sub(rf"\b(py_)?{kernel.name}\b", r"\1NAME", text)
+
+
+def print_unit(functions: Sequence[tuple[str, str, Sequence[str]]]) -> str:
+    """A translation unit of (name, text of :func:`print_function`, origins), and the table of
+    entries for Python, in order."""
     parts = ['#include "cpp_prelude.h"\n']
-    parts += [CppKernel(kernel, hint).print() for kernel, hint in kernels]
-    rows = [f'    {{"{k.name}", (void*)py_{k.name}, 0x80, nullptr}},' for k, _ in kernels]
+    for name, text, origins in functions:
+        parts.append("".join(f"// {origin}\n" for origin in origins))
+        parts.append(re.sub(r"\b(py_)?NAME\b", rf"\1{name}", text))
+    rows = [f'    {{"{name}", (void*)py_{name}, 0x80, nullptr}},' for name, *_ in functions]
     parts.append("PyMethodDef magpy_kernels[] = {\n" + "\n".join(rows) + "\n};\n")
     return "\n".join(parts)

@@ -364,7 +364,7 @@ def _to_copy(
     return to_dtype(graph, a, dtype or a.dtype)
 
 
-@lower(aten.clone.default)
+@lower(aten.clone.default, aten.lift_fresh_copy.default)
 def clone(graph: Graph, a: Box, *, memory_format: Any = None) -> Box:
     return to_dtype(graph, a, a.dtype)
 

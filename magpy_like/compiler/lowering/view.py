@@ -15,7 +15,7 @@ from magpy_like.compiler.ir import Box, Index, Strided
 from magpy_like.compiler.lowering.registry import aten, canonical_dim, expand, lower, sizes, view_of
 
 
-@lower(aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default)
+@lower(aten.alias.default, aten.detach.default)
 def alias(graph: Graph, a: Box) -> Box:
     return view_of(a, a.size, lambda index: index, lambda window: window)
 
