@@ -35,7 +35,13 @@ def instance_dict(value: Any) -> dict[str, Any] | None:
 def read_class(rec: Recording, cls: type, name: str) -> Any:
     """What the classes of ``cls.__mro__`` hold under ``name``, or NULL."""
     found = lookup_in_type(cls, name)
-    if cls.__flags__ & _HEAP_TYPE:
+    if rec.is_born(cls):
+        for base in cls.__mro__:
+            if not rec.is_born(base):
+                read_class(rec, base, name)
+            elif name in base.__dict__:
+                break
+    elif cls.__flags__ & _HEAP_TYPE:
         node = rec.constant(cls)
         relation = Relation(RelationKind.TYPE, name)
         if relation not in node.first.refs and relation not in node.written:
@@ -93,9 +99,12 @@ def read_super(rec: Recording, cls: type, of: type, name: str) -> None:
     """``super(cls, obj).name``: what the classes after ``cls`` in the MRO of ``of`` hold."""
     mro = of.__mro__
     for base in mro[mro.index(cls) + 1 :]:
+        if rec.is_born(of) and not rec.is_born(base):
+            read_class(rec, base, name)
         if name in base.__dict__:
-            relation = Relation(RelationKind.TYPE, (name, cls))
-            rec.meet(rec.constant(of), relation, base.__dict__[name])
+            if not rec.is_born(of):
+                relation = Relation(RelationKind.TYPE, (name, cls))
+                rec.meet(rec.constant(of), relation, base.__dict__[name])
             return
 
 

@@ -56,7 +56,9 @@ class Reconstruction:
         text = literal(value)
         if text is not None:
             return text
-        if is_plain(value) or is_identity(value):
+        if is_plain(value) or (is_identity(value) and not _is_bound(value)):
+            if self.rec.is_born(value if isinstance(value, type) else type(value)):
+                raise Split("leaves a class that it has made")
             return self.source.constant(value, _name(value))
         made = self._made.get(id(value))
         if made is not None:
@@ -222,6 +224,8 @@ class Reconstruction:
 
     def _instance(self, value: Any) -> str:
         cls = type(value)
+        if self.rec.is_born(cls):
+            raise Split("leaves an instance of a class that it has made")
         if isinstance(value, torch.nn.Module) and not self.rec.is_born(value):
             return self._remember(value, self.source.constant(value, cls.__name__.lower()))
         structseq = isinstance(value, tuple) and hasattr(cls, "n_sequence_fields")
@@ -307,6 +311,13 @@ _MAKERS: tuple[tuple[Any, Callable[[Reconstruction, Any], str]], ...] = (
     (np.ndarray, Reconstruction._array),
     ((staticmethod, classmethod), Reconstruction._wrapper),
 )
+
+
+def _is_bound(value: Any) -> bool:
+    """Whether a native function belongs to an object that is not a module or class."""
+    if not isinstance(value, types.BuiltinMethodType | types.MethodWrapperType):
+        return False
+    return not isinstance(value.__self__, type | types.ModuleType | None)
 
 
 def _items(value: Any) -> list[Any]:
