@@ -531,7 +531,7 @@ def load_rules() -> Rules:
     rules = {}
     interest = bytearray(256)
     for name, entry in table.items():
-        if name in opcode.opmap:
+        if opcode.opmap.get(name, 256) < 256:  # pseudo-instructions of the compiler are above
             number = opcode.opmap[name]
             rules[number] = globals()[entry["rule"]]
             interest[number] = _WHEN[entry.get("when", "always")]

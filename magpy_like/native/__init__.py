@@ -18,7 +18,10 @@ _TORCH = Path(torch.__file__).parent
 def _build(name: str, *flags: str) -> ModuleType:
     source = (_HERE / f"{name}.cpp").read_text()
     include = f"-I{sysconfig.get_paths()['include']}"
-    path = compile_cpp(source, flags=("-O2", "-std=c++20", include, *flags), name=name)
+    headers = {header.name: header.read_text() for header in _HERE.glob("*.h")}
+    path = compile_cpp(
+        source, flags=("-O2", "-std=c++20", include, *flags), name=name, headers=headers
+    )
     return load_extension(path, f"_magpy_{name}")
 
 

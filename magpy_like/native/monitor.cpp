@@ -13,6 +13,8 @@
 #include <internal/pycore_frame.h>
 #include <opcode.h>
 
+#include "stack_depth.h"
+
 #include <unordered_map>
 #include <vector>
 
@@ -30,10 +32,9 @@ PyObject *function_of(_PyInterpreterFrame *f) {
 #endif
 }
 
-int operand_depth(_PyInterpreterFrame *f) { return f->stacktop - f->f_code->co_nlocalsplus; }
-
 PyObject *peek(_PyInterpreterFrame *f, int depth) {
-  return f->stacktop - depth >= f->f_code->co_nlocalsplus ? f->localsplus[f->stacktop - depth] : nullptr;
+  int count = operand_depth(f);
+  return depth <= count ? stack_base(f)[count - depth] : nullptr;
 }
 
 PyObject *slots(PyObject **from, int count) {
@@ -136,7 +137,7 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
       if (!m->pending->empty() && m->pending->back().frame == frame) {
         Pending p = m->pending->back();
         m->pending->pop_back();
-        PyObject *stack = slots(f->localsplus + f->f_code->co_nlocalsplus, operand_depth(f));
+        PyObject *stack = slots(stack_base(f), operand_depth(f));
         swallow(PyObject_CallFunctionObjArgs(m->on_result, p.token, (PyObject *)frame, stack, nullptr));
         Py_XDECREF(stack);
         drop(p);
@@ -168,7 +169,7 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
           break;
       }
       m->announced++;
-      PyObject *stack = slots(f->localsplus + f->f_code->co_nlocalsplus, operand_depth(f));
+      PyObject *stack = slots(stack_base(f), operand_depth(f));
       PyObject *op = PyLong_FromLong(ins.opcode), *oparg = PyLong_FromLong(ins.oparg);
       PyObject *offset = PyLong_FromLong(at * 2);
       PyObject *token = PyObject_CallFunctionObjArgs(m->on_instruction, (PyObject *)frame, op, oparg,
@@ -335,7 +336,7 @@ bool is_frame(PyObject *frame) {
 PyObject *frame_stack(PyObject *, PyObject *frame) {
   if (!is_frame(frame)) return nullptr;
   _PyInterpreterFrame *f = internal((PyFrameObject *)frame);
-  return slots(f->localsplus + f->f_code->co_nlocalsplus, operand_depth(f));
+  return slots(stack_base(f), operand_depth(f));
 }
 
 PyObject *frame_locals(PyObject *, PyObject *frame) {
@@ -360,7 +361,7 @@ PyObject *frame_set_operand(PyObject *, PyObject *args) {
     PyErr_SetString(PyExc_IndexError, "no such operand");
     return nullptr;
   }
-  PyObject **slot = f->localsplus + f->stacktop - depth;
+  PyObject **slot = stack_base(f) + operand_depth(f) - depth;
   PyObject *old = *slot;
   *slot = Py_NewRef(value);
   Py_XDECREF(old);

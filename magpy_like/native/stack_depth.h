@@ -1,0 +1,134 @@
+// How many operands lie on a frame's stack.
+//
+// CPython 3.12.0 to 3.12.2 do not store the stack pointer in the frame before they call the trace
+// function. There, the depth at each instruction is derived from the code: by the stack effect of
+// every instruction, along jumps and into exception handlers. Elsewhere the frame knows.
+#pragma once
+#define STACK_POINTER_IS_STORED !(PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030C03F0)
+
+#if STACK_POINTER_IS_STORED
+
+inline int operand_depth(_PyInterpreterFrame *f) { return f->stacktop - f->f_code->co_nlocalsplus; }
+
+#else
+
+#include <unordered_map>
+#include <vector>
+
+namespace stack_depth {
+
+struct Handler {
+  int start, end, target, depth;
+};
+
+inline int varint(const unsigned char *&p) {
+  int value = *p & 63;
+  while (*p & 64) {
+    p++;
+    value = (value << 6) | (*p & 63);
+  }
+  p++;
+  return value;
+}
+
+inline std::vector<Handler> handlers(PyCodeObject *code) {
+  std::vector<Handler> out;
+  const unsigned char *p = (const unsigned char *)PyBytes_AS_STRING(code->co_exceptiontable);
+  const unsigned char *end = p + PyBytes_GET_SIZE(code->co_exceptiontable);
+  while (p < end) {
+    int start = varint(p), size = varint(p), target = varint(p), packed = varint(p);
+    // What the handler finds: the kept operands, perhaps the offset, and the exception.
+    out.push_back({start, start + size, target, (packed >> 1) + (packed & 1) + 1});
+  }
+  return out;
+}
+
+inline bool is_jump(int opcode) {
+  switch (opcode) {
+    case JUMP_FORWARD: case JUMP_BACKWARD: case JUMP_BACKWARD_NO_INTERRUPT: case FOR_ITER: case SEND:
+    case POP_JUMP_IF_FALSE: case POP_JUMP_IF_TRUE: case POP_JUMP_IF_NONE: case POP_JUMP_IF_NOT_NONE:
+      return true;
+    default:
+      return false;
+  }
+}
+
+inline bool ends(int opcode) {
+  switch (opcode) {
+    case JUMP_FORWARD: case JUMP_BACKWARD: case JUMP_BACKWARD_NO_INTERRUPT: case RETURN_VALUE:
+    case RETURN_CONST: case RAISE_VARARGS: case RERAISE:
+      return true;
+    default:
+      return false;
+  }
+}
+
+inline std::vector<int> depths(PyCodeObject *code) {
+  PyObject *bytes = PyCode_GetCode(code);
+  if (!bytes) {
+    PyErr_Clear();
+    return {};
+  }
+  const unsigned char *b = (const unsigned char *)PyBytes_AS_STRING(bytes);
+  int n = (int)PyBytes_GET_SIZE(bytes) / 2;
+  std::vector<int> depth(n, -1);
+  std::vector<Handler> table = handlers(code);
+  std::vector<int> work;
+  auto reach = [&](int at, int d) {
+    if (at >= 0 && at < n && depth[at] < 0) {
+      depth[at] = d;
+      work.push_back(at);
+    }
+  };
+  reach(0, 0);
+  while (!work.empty()) {
+    int at = work.back();
+    work.pop_back();
+    int d = depth[at], i = at, arg = b[2 * i + 1];
+    while (b[2 * i] == EXTENDED_ARG && i + 1 < n) {
+      i++;
+      depth[i] = d;
+      arg = (arg << 8) | b[2 * i + 1];
+    }
+    int op = b[2 * i];
+    for (const Handler &h : table)
+      if (i >= h.start && i < h.end) reach(h.target, h.depth);
+    int next = i + 1;
+    while (next < n && b[2 * next] == CACHE) next++;
+    int effect_arg = op >= HAVE_ARGUMENT ? arg : 0;
+    if (op == RETURN_GENERATOR) {
+      reach(next, d + 1);
+    } else if (is_jump(op)) {
+      bool back = op == JUMP_BACKWARD || op == JUMP_BACKWARD_NO_INTERRUPT;
+      int target = next + (back ? -arg : arg);
+      // An exhausted FOR_ITER leaves iterator and a placeholder for END_FOR; SEND leaves the same.
+      int after = d + PyCompile_OpcodeStackEffectWithJump(op, effect_arg, 1);
+      if (op == FOR_ITER) after = d + 1;
+      if (op == SEND) after = d;
+      reach(target, after);
+      if (!ends(op)) reach(next, d + PyCompile_OpcodeStackEffectWithJump(op, effect_arg, 0));
+    } else if (!ends(op)) {
+      reach(next, d + PyCompile_OpcodeStackEffectWithJump(op, effect_arg, 0));
+    }
+  }
+  Py_DECREF(bytes);
+  return depth;
+}
+
+}  // namespace stack_depth
+
+inline int operand_depth(_PyInterpreterFrame *f) {
+  // Codes are kept: one that died could give its address, and so its depths, to another.
+  static auto *known = new std::unordered_map<PyCodeObject *, std::vector<int>>();
+  auto found = known->find(f->f_code);
+  if (found == known->end()) {
+    Py_INCREF(f->f_code);
+    found = known->emplace(f->f_code, stack_depth::depths(f->f_code)).first;
+  }
+  int at = _PyInterpreterFrame_LASTI(f);
+  return at >= 0 && at < (int)found->second.size() && found->second[at] > 0 ? found->second[at] : 0;
+}
+
+#endif
+
+inline PyObject **stack_base(_PyInterpreterFrame *f) { return f->localsplus + f->f_code->co_nlocalsplus; }
