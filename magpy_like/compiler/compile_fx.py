@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from magpy_like.compiler import describe, passes
@@ -62,17 +63,32 @@ def compile_fx(
     captured = gm
     try:
         with trace.timing("compile"), torch.random.fork_rng(devices=[]):
-            gm = passes.run_captured(copy.copy(gm), example_inputs)
-            return aot_compile(
+            gm = passes.run_captured(fx.GraphModule(gm, copy.deepcopy(gm.graph)), example_inputs)
+            gm, restore = _flat_outputs(gm)
+            call = aot_compile(
                 gm, example_inputs,
                 forward=stage("forward"), backward=stage("backward"), inference=stage("inference"),
             )  # fmt: skip
+        return call if restore is None else lambda *args: restore(call(*args))
     except CompileError:
         raise
     except Exception as error:
         # A program that eager refuses is refused by eager, with eager's message, when it runs.
         warn_fallback("a graph", _first_line(error), strict=strict)
         return captured
+
+
+def _flat_outputs(
+    gm: fx.GraphModule,
+) -> tuple[fx.GraphModule, Callable[[Any], Any] | None]:
+    """The graph with a flat tuple of results, as AOTAutograd wants it, and the way back."""
+    output = gm.graph.output_node()
+    leaves, structure = pytree.tree_flatten(output.args[0])
+    if isinstance(output.args[0], tuple) and len(leaves) == len(output.args[0]):
+        return gm, None
+    output.args = (tuple(leaves),)
+    gm.recompile()
+    return gm, lambda results: pytree.tree_unflatten(list(results), structure)
 
 
 def compile_aten(

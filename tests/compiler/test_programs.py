@@ -161,6 +161,12 @@ def test_small_windows_pool_as_in_eager():
     same(lambda x: F.avg_pool2d(x, (3, 2), 2, 1, count_include_pad=False), x)
 
 
+def test_a_graph_may_return_any_structure():
+    for f in (lambda x: x * 2, lambda x: {"a": [x + 1, None], "b": (x.sum(),)}):
+        gm = torch.fx.symbolic_trace(f)
+        torch.testing.assert_close(module.compile_fx(gm, [X], options={"strict": True})(X), f(X))
+
+
 def test_operators_without_a_lowering_run_through_aten_one_by_one():
     same(lambda x: torch.linalg.qr((x @ x.t()).exp() + 1)[1].abs() + x.cumsum(0)[:, :6].sin(), X)
     same(lambda x: torch.fft.rfft(x * 2).abs() + 1, X)

@@ -20,7 +20,7 @@ from magpy_like.compiler.ops import Value, compute_dtype, ops
 MAX_WINDOW = 25  # elements; a larger window is a loop, and ATen has that loop
 
 
-def _per_dim(value: Sequence[int] | int, count: int, default: Sequence[int] = ()) -> list[int]:
+def _per_dim(value: Any, count: int, default: Sequence[int] = ()) -> list[int]:
     """A pooling parameter as one int per spatial dimension."""
     listed = list(value) if isinstance(value, (list, tuple)) else [value]
     if not listed:
