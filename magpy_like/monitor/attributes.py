@@ -141,14 +141,51 @@ def read_object(rec: Recording, value: Any, name: str) -> None:
             attributes = instance_dict(value)
             if node is not None and attributes is not None:
                 rec.meet(node, Relation(RelationKind.DICT), attributes)
+        elif kind not in _KNOWN_PROPERTIES:
+            _read_natively(rec, value, name, kind)
         return
-    if read_instance(rec, value, name) or found is not NULL:
+    if read_instance(rec, value, name):
+        return
+    if found is not NULL:
+        _read_natively(rec, value, name, kind)
         return
     if lookup_in_type(cls, "__getattr__") is _MODULE_GETATTR:
         read_class(rec, cls, "__getattr__")
         read_submodule(rec, value, name)
     elif cls.__flags__ & _HEAP_TYPE:
         read_class(rec, cls, "__getattr__")
+
+
+_BINDING = {
+    types.FunctionType,
+    types.MethodType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+    classmethod,
+    staticmethod,
+    type,
+}
+"""Descriptors that give a function or what they hold, and look at nothing of the instance."""
+_KNOWN_PROPERTIES = {property, types.GetSetDescriptorType}
+
+
+def _read_natively(rec: Recording, value: Any, name: str, kind: type) -> None:
+    """A descriptor of class ``kind``, such as a field of a named tuple, computes the attribute.
+
+    Raises:
+        Split: what it looks at is not known.
+    """
+    node = rec.node(value)
+    getter = lookup_in_type(kind, "__get__")
+    if node is None or getter is NULL or kind in _BINDING:
+        return
+    if isinstance(getter, types.FunctionType):
+        return  # followed
+    if not isinstance(value, tuple):
+        raise Split(f"reads {type(value).__qualname__}.{name}, which native code computes")
+    rec.open(node)
 
 
 def read_slot(rec: Recording, value: Any, name: str, slot: Any) -> None:

@@ -344,6 +344,8 @@ def _follow(
         return
     if relation.kind is RelationKind.CONTEXT:
         rec.meet_context(source)
+    elif relation.kind is RelationKind.DICT:
+        attributes.read_attribute(rec, source, "__dict__")
     elif relation.kind is RelationKind.SLOT and annotation.operation.startswith("torch.Tensor"):
         node = rec.node(source)
         if node is None:

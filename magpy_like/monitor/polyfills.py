@@ -94,7 +94,9 @@ def _consumes_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 def _runs_native(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether a function that is to be called on each item does its work out of sight."""
-    return bool(args) and not isinstance(args[0], types.FunctionType | types.MethodType | type | str)
+    if not args or isinstance(args[0], types.FunctionType | types.MethodType | type | str):
+        return False
+    return any(may_yield_tensors(iterable) for iterable in args[1:])
 
 
 def _accumulates(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

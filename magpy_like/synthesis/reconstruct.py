@@ -238,7 +238,7 @@ class Reconstruction:
         state = _instance_dict(value)
         if isinstance(value, collections.OrderedDict):
             put = self.source.constant(collections.OrderedDict.__setitem__, "OrderedDict_setitem")
-            for key, item in dict.items(value):
+            for key, item in collections.OrderedDict.items(value):
                 self.source.emit(f"{put}({name}, {self.value(key)}, {self.value(item)})")
         else:
             self._fill_container(value, name)
