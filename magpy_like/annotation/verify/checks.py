@@ -85,6 +85,8 @@ def check(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]:
 def repeatable(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]:
     """`pure_closure`: equal outputs for equal inputs, whatever happens in between."""
     annotation = operation.annotation
+    if annotation.global_state:
+        return  # it is there for its effect
     kept = _kept_objects(annotation)
     tried = False
     for sample in samples:
@@ -100,7 +102,7 @@ def repeatable(operation: Operation, samples: list[Sample]) -> Iterator[Verdict]
             # What has no value but who it is can be shared, as nothing was done to it.
             shared = kept(args, kwargs)
             again = copied((args, kwargs), functools.partial(_kept_or_valueless, shared))
-        if annotation.state_read or annotation.global_state:
+        if annotation.state_read:
             second = _outcome(operation, *again)
         else:
             with _perturbed():

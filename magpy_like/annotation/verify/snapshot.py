@@ -8,6 +8,7 @@ can be compared between two runs on different objects.
 from __future__ import annotations
 
 import collections
+import contextvars
 import itertools
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ ITEMS_OF_AN_ITERATOR = 20
 Names = Mapping[int, tuple[Any, ...]]
 
 _SCALARS = (type(None), bool, int, str, bytes, complex, type(Ellipsis), range)
-_BY_IDENTITY = (type, types.ModuleType, types.FunctionType)
+_BY_IDENTITY = (type, types.ModuleType)
 _OPAQUE = (
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
@@ -82,6 +83,10 @@ class _Freezer:
     def contents(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return _tensor(value)
+        if isinstance(value, types.CellType):
+            return self.freeze(value.cell_contents)
+        if isinstance(value, contextvars.ContextVar):
+            return (value.name, self.freeze(value.get(None)))
         if isinstance(value, numpy.ndarray):
             if value.dtype == object:
                 return ("array", value.shape, tuple(map(self.freeze, value.flat)))
@@ -105,6 +110,8 @@ class _Freezer:
             return (self.freeze(value.__self__), value.__name__)
         if isinstance(value, types.CodeType):
             return hash(value)
+        if isinstance(value, types.FunctionType):
+            return (hash(value.__code__), id(value.__closure__))
         if isinstance(value, Marker):
             return "marker"
         if isinstance(value, BaseException):
@@ -149,7 +156,14 @@ def _tensor(value: torch.Tensor) -> Any:
     if value.layout is not torch.strided or value.device.type == "meta":
         dense = None if value.device.type == "meta" else value.detach().to_dense()
         return (*meta, value.requires_grad, None if dense is None else _data(dense))
-    return (*meta, value.stride(), value.requires_grad, _data(value.detach()))
+    grad = value.grad if value.is_leaf else None
+    return (
+        *meta,
+        value.stride(),
+        value.requires_grad,
+        _data(value.detach()),
+        None if grad is None else _tensor(grad),
+    )
 
 
 def _data(value: torch.Tensor) -> Any:
@@ -233,15 +247,14 @@ def _copy(value: Any, visit: Callable[[Any], Any]) -> Any:
 
     kind = type(value)
     if isinstance(value, torch.Tensor):
-        if value._base is not None or not value.is_leaf or value.layout is not torch.strided:
+        strided = value.layout is torch.strided and not value.is_quantized
+        if value._base is not None or not value.is_leaf or not strided:
             result = value.detach().clone()
         else:
             result = torch.empty_strided(
                 value.size(), value.stride(), dtype=value.dtype, device=value.device
             )
-            result.copy_(value.detach()) if not value.is_quantized else None
-            if value.is_quantized:
-                result = value.detach().clone()
+            result.copy_(value.detach())
         return result.requires_grad_(value.requires_grad)
     if kind in (list, tuple, set, frozenset):
         return kind(map(visit, value))
