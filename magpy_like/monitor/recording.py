@@ -203,7 +203,7 @@ class Recording:
                 plain_key(item)
             node.facts.add(Fact.VALUE)
             if node.contents is None:
-                node.contents = set(before)
+                node.contents = tuple(before)
         elif isinstance(value, np.ndarray):
             self._open_array(node, value)
         elif isinstance(value, types.MappingProxyType):
@@ -243,11 +243,11 @@ class Recording:
         value = node.variable
         if node.contents is None:
             if isinstance(value, dict):
-                node.contents = dict(dict.items(value))
+                node.contents = dict(contents_of(value))
             elif isinstance(value, list | tuple | collections.deque):
                 node.contents = list(value)
             elif isinstance(value, set):
-                node.contents = set(value)
+                node.contents = tuple(value)
 
     def rewrite(self, node: ShadowNode) -> None:
         """A container from outside is about to be changed in a way that depends on its contents."""
@@ -327,6 +327,13 @@ def _identity(value: Any) -> Any:
 def tensor_version(tensor: torch.Tensor) -> int:
     """How often a tensor's data was changed in place; inference tensors do not count."""
     return -1 if tensor.is_inference() else tensor._version
+
+
+def contents_of(mapping: dict[Any, Any]) -> Any:
+    """The entries in the order in which the mapping hands them out."""
+    if isinstance(mapping, collections.OrderedDict):
+        return collections.OrderedDict.items(mapping)
+    return dict.items(mapping)
 
 
 def elements(value: Any) -> list[Any]:

@@ -219,7 +219,8 @@ bool recheck(Watch *w, Watched &o) {
         size_t ordered = o.places.size() - o.length;  // the keys come last
         while (PyDict_Next(o.object, &at, &key, &value)) {
           PyObject *wanted = o.places[ordered + i++].key;
-          if (key != wanted && PyObject_RichCompareBool(key, wanted, Py_EQ) != 1) {
+          if (key != wanted &&
+              (Py_TYPE(key) != Py_TYPE(wanted) || PyObject_RichCompareBool(key, wanted, Py_EQ) != 1)) {
             PyErr_Clear();
             return fail(w, o, nullptr, nullptr);
           }

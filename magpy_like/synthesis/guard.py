@@ -7,9 +7,10 @@ What fixed objects hold is left to the native :class:`Watch`.
 
 from __future__ import annotations
 
+import collections
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -181,6 +182,9 @@ class GuardBuilder:
         label = self.label(node)
         before = value if node.contents is None else node.contents
         if isinstance(value, dict) and Fact.KEYS in node.facts:
+            keys = ordered_keys(before)
+            if isinstance(value, collections.OrderedDict):  # its order is not that of a dict
+                self._call(lambda: same_keys(ordered_keys(value), keys), f"{label}: {keys!r}")
             self.watch.size(value, list(dict.keys(before)))
             self.readable.append(f"{label} has {len(before)} keys, the same in the same order")
         elif isinstance(value, list) and Fact.LENGTH in node.facts:
@@ -189,8 +193,8 @@ class GuardBuilder:
         elif isinstance(value, np.ndarray):
             self._call(functools.partial(_same_array, value, before), f"{label} holds what it held")
         elif isinstance(value, set | frozenset) and Fact.VALUE in node.facts:
-            members = frozenset(before)
-            self._call(lambda: value == members, f"{label} has the same members")
+            members = list(before)
+            self._call(lambda: same_keys(value, members), f"{label} has the same members")
         elif not isinstance(value, tuple | frozenset):
             size = len(before)
             self._call(lambda: len(value) == size, f"len({label}) == {size}")
@@ -335,13 +339,11 @@ class GuardBuilder:
             self._check(f"{name}.__code__ is {code}", f"{label} runs the same code")
         elif isinstance(value, dict):
             if Fact.KEYS in node.facts:
-                keys = self.source.constant(list(dict.keys(before)), "keys")
-                self._check(f"list({name}) == {keys}", f"list({label}) == {list(dict.keys(before))!r}")
+                self._keys(f"{self.source.constant(ordered_keys)}({name})", ordered_keys(before), label)
             elif Fact.LENGTH in node.facts:
                 self._check(f"len({name}) == {len(before)}", f"len({label}) == {len(before)}")
         elif isinstance(value, set | frozenset) and Fact.VALUE in node.facts:
-            members = self.source.constant(frozenset(before), "members")
-            self._check(f"{name} == {members}", f"{label} == {set(before)!r}")
+            self._keys(name, list(before), label)
         elif Fact.LENGTH in node.facts:
             self._check(f"len({name}) == {len(before)}", f"len({label}) == {len(before)}")
         elif isinstance(value, slice):
@@ -349,6 +351,10 @@ class GuardBuilder:
         if Fact.VALUE in node.facts and isinstance(value, np.ndarray):
             same, array = self.source.constant(_same_array, "same_array"), self.source.constant(before, "array")
             self._check(f"{same}({name}, {array})", f"{label} holds what it held")
+
+    def _keys(self, way: str, keys: list[Any], label: str) -> None:
+        same = self.source.constant(same_keys, "same_keys")
+        self._check(f"{same}({way}, {self.source.constant(keys, 'keys')})", f"list({label}) == {keys!r}")
 
     def _tensor(self, name: str, node: ShadowNode, label: str) -> None:
         tensor = node.variable
@@ -415,6 +421,24 @@ class GuardBuilder:
                     f"{self.name(left)} is not {self.name(right)}",
                     f"{self.label(left)} is not {self.label(right)}",
                 )
+
+
+def ordered_keys(mapping: dict[Any, Any]) -> list[Any]:
+    """The keys in the order in which the mapping hands them out."""
+    kind = collections.OrderedDict if isinstance(mapping, collections.OrderedDict) else dict
+    return list(kind.keys(mapping))
+
+
+def same_keys(found: Iterable[Any], expected: list[Any]) -> bool:
+    """Whether keys or members are the same in the same order; 1, 1.0 and True are not the same."""
+    keys = list(found)
+    return len(keys) == len(expected) and all(map(_same_key, keys, expected))
+
+
+def _same_key(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    return same_keys(a, list(b)) if type(a) is tuple else bool(a == b)
 
 
 _COVERED = {torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import fx
 
 from magpy_like.annotation import RelationKind
-from magpy_like.monitor.recording import Recording, Split, tensor_version
+from magpy_like.monitor.recording import Recording, Split, contents_of, tensor_version
 from magpy_like.refgraph import ABSENT, Relation, ShadowNode
 from magpy_like.refgraph.values import is_plain
 from magpy_like.synthesis.guard import GuardBuilder, same_memory
@@ -126,7 +127,7 @@ class MockBuilder:
             if before == ABSENT:
                 return []
             self.side_effects.append(f"del {self.guard.label(node)} → {relation}")
-            return [_delete(owner, relation, self.source)]
+            return [_delete(owner, relation, self.source, node.type)]
         if before is not None and before != ABSENT:
             first = self.rec.refs.get_node_by_id(before)
             if first.variable is value and not is_plain(value):
@@ -134,7 +135,7 @@ class MockBuilder:
             if is_plain(value) and first.type is type(value) and first.first.value is value:
                 return []
         self.side_effects.append(f"{self.guard.label(node)} → {relation} = {_short(value)}")
-        return [_assign(owner, relation, self.values.value(value), self.source)]
+        return [_assign(owner, relation, self.values.value(value), self.source, node.type)]
 
     def _rewrite(self, node: ShadowNode) -> list[str]:
         value, before = node.variable, node.contents
@@ -142,25 +143,33 @@ class MockBuilder:
             return []
         name = self.existing(node)
         self.side_effects.append(f"contents of {self.guard.label(node)}")
+        base = self.source.constant(native_base(node.type), native_base(node.type).__name__)
         if isinstance(value, dict):
-            if list(dict.keys(value))[: len(before)] != list(before):
-                return [f"dict.clear({name})", f"dict.update({name}, {self.values.dict_text(value)})"]
-            changed = {k: v for k, v in dict.items(value) if k not in before or before[k] is not v}
-            return [f"dict.update({name}, {self.values.dict_text(changed)})"]
-        if isinstance(value, list):
-            return [f"{name}[:] = {self.values.list_text(value)}"]
+            entries = dict(contents_of(value))
+            if list(entries)[: len(before)] != list(before):
+                text = self.values.dict_text(entries)
+                return [f"{base}.clear({name})", f"{base}.update({name}, {text})"]
+            changed = {k: v for k, v in entries.items() if k not in before or before[k] is not v}
+            return [f"{base}.update({name}, {self.values.dict_text(changed)})"]
         text = self.values.list_text(value)
-        return [f"{name}.clear()", f"{name}.{'update' if isinstance(value, set) else 'extend'}({text})"]
+        fill = "update" if isinstance(value, set) else "extend"
+        return [f"{base}.clear({name})", f"{base}.{fill}({name}, {text})"]
+
+
+def native_base(cls: type) -> type:
+    """The native container whose own methods change the instances of ``cls``."""
+    bases = (collections.OrderedDict, dict, list, set, collections.deque)
+    return next(base for base in bases if issubclass(cls, base))
 
 
 def _same_contents(value: Any, before: Any) -> bool:
     if len(value) != len(before):
         return False
     if isinstance(value, dict):
-        pairs = zip(dict.items(value), before.items(), strict=True)
+        pairs = zip(contents_of(value), before.items(), strict=True)
         return all(k == l and v is w for (k, v), (l, w) in pairs)
     if isinstance(value, set):
-        return bool(value == before)
+        return bool(value == set(before))
     return all(a is b for a, b in zip(value, before, strict=True))
 
 
@@ -168,7 +177,7 @@ def _short(value: Any) -> str:
     return repr(value) if is_plain(value) else f"a {type(value).__qualname__}"
 
 
-def _assign(owner: str, relation: Relation, value: str, source: Source) -> str:
+def _assign(owner: str, relation: Relation, value: str, source: Source, owned_by: type) -> str:
     kind, key = relation
     if kind is RelationKind.ATTRIBUTE:
         return f"{owner}.__dict__[{key!r}] = {value}"
@@ -176,7 +185,8 @@ def _assign(owner: str, relation: Relation, value: str, source: Source) -> str:
         return f"{owner}[{key!r}] = {value}"
     if kind is RelationKind.KEY:
         where = repr(key) if isinstance(key, str | int) else source.constant(key)
-        return f"dict.__setitem__({owner}, {where}, {value})"
+        base = source.constant(native_base(owned_by), native_base(owned_by).__name__)
+        return f"{base}.__setitem__({owner}, {where}, {value})"
     if kind is RelationKind.ITEM:
         return f"list.__setitem__({owner}, {key}, {value})"
     if kind is RelationKind.CELL:
@@ -189,7 +199,7 @@ def _assign(owner: str, relation: Relation, value: str, source: Source) -> str:
     raise Split(f"changes something along {relation}")
 
 
-def _delete(owner: str, relation: Relation, source: Source) -> str:
+def _delete(owner: str, relation: Relation, source: Source, owned_by: type) -> str:
     kind, key = relation
     if kind is RelationKind.ATTRIBUTE:
         return f"{owner}.__dict__.pop({key!r}, None)"
@@ -197,7 +207,8 @@ def _delete(owner: str, relation: Relation, source: Source) -> str:
         return f"{owner}.pop({key!r}, None)"
     if kind is RelationKind.KEY:
         where = repr(key) if isinstance(key, str | int) else source.constant(key)
-        return f"dict.pop({owner}, {where}, None)"
+        base = source.constant(native_base(owned_by), native_base(owned_by).__name__)
+        return f"{base}.pop({owner}, {where}, None)"
     if kind is RelationKind.CELL:
         return f"del {owner}.cell_contents"
     if kind is RelationKind.SLOT:
