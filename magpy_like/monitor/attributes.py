@@ -130,7 +130,13 @@ def read_object(rec: Recording, value: Any, name: str) -> None:
     cls = type(value)
     if isinstance(lookup_in_type(cls, "__getattribute__"), types.FunctionType):
         read_class(rec, cls, "__getattribute__")
-        return
+    else:
+        read_by_default_rules(rec, value, name)
+
+
+def read_by_default_rules(rec: Recording, value: Any, name: str) -> None:
+    """What ``object.__getattribute__(value, name)`` looks at, and ``__getattr__`` after it."""
+    cls = type(value)
     found = read_class(rec, cls, name)
     kind = type(found)
     if kind is property or hasattr(kind, "__set__"):
@@ -217,11 +223,21 @@ def read_submodule(rec: Recording, module: torch.nn.Module, name: str) -> None:
             return
 
 
-def place_of_attribute(rec: Recording, target: Any, name: str) -> Relation:
-    """Where the default rules keep an attribute of an instance: its dictionary or a slot."""
+def place_of_attribute(rec: Recording, target: Any, name: str) -> Relation | None:
+    """Where the default rules keep an attribute of an instance: its dictionary or a slot.
+
+    None when a descriptor decides in Python, which the monitor follows.
+
+    Raises:
+        Split: native code keeps it.
+    """
     found = read_class(rec, type(target), name)
     if isinstance(found, types.MemberDescriptorType):
         return Relation(RelationKind.SLOT, name)
+    if found is not NULL and hasattr(type(found), "__set__"):
+        if isinstance(found, property) or isinstance(type(found).__set__, types.FunctionType):
+            return None
+        raise Split(f"sets {type(target).__qualname__}.{name}, which native code stores")
     if instance_dict(target) is None or isinstance(target, type):
         raise Split(f"sets an attribute of a {type(target).__qualname__}")
     return Relation(RelationKind.ATTRIBUTE, name)

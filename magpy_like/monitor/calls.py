@@ -7,7 +7,7 @@ import functools
 import operator
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,8 +26,13 @@ if TYPE_CHECKING:
     Token = tuple[Callable[..., None], Any]
 
 _HEAP_TYPE = 1 << 9
-_APPLY = (torch.autograd.Function.apply.__func__, torch._C._FunctionBase.__dict__["apply"])
-"""A custom autograd function is one operator, but its Python code is followed for what it reads."""
+_FOLLOWED = (
+    torch.autograd.Function.apply.__func__,
+    torch._C._FunctionBase.__dict__["apply"],
+    torch._functorch.vmap.vmap_impl,
+)
+"""A custom autograd function, or one that is vmapped, is one operator, but its Python code is
+followed for what it reads."""
 _DEPENDS_ON_NOTHING = {
     list.append,
     list.extend,
@@ -105,6 +110,8 @@ def call(run: MonitorRun, function: Any, args: tuple[Any, ...], kwargs: dict[str
         return instantiate(run, function)
     if isinstance(function, torch._C.ScriptFunction | torch.jit.ScriptModule):
         raise Split("calls a TorchScript function")
+    if rec.inside and str(getattr(function, "__module__", "")).startswith("torch."):
+        return None  # the operator's own machinery
     raise Split(f"calls {describe(function)}, native code without an annotation")
 
 
@@ -175,6 +182,8 @@ def native(
     """An annotated operation is about to run (section 5.3.1)."""
     rec = run.recording
     on_graph = annotation.as_op_node and not rec.inside
+    if rec.inside:
+        _look_inside(rec, args, kwargs)
     if annotation.replay:
         if rec.inside:
             raise Effect(f"calls {describe(operation)} inside an operator")
@@ -201,7 +210,9 @@ def native(
         _follow(run, annotation, args, kwargs)
     if annotation.as_op_node:
         rec.inside += 1
-        if operation not in _APPLY:
+        if on_graph:
+            rec.given = {id(tensor) for tensor in tensors_in((args, kwargs))}
+        if operation not in _FOLLOWED:
             run.suspended += 1
             return _finish_operator_suspended, NativeCall(annotation, operation, args, kwargs, on_graph)
         return _finish_operator, NativeCall(annotation, operation, args, kwargs, on_graph)
@@ -209,6 +220,32 @@ def native(
         run.suspended += 1
         return _finish_suspended, NativeCall(annotation, operation, args, kwargs, False)
     return _finish_pure, NativeCall(annotation, operation, args, kwargs, False)
+
+
+def _look_inside(rec: Recording, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """A tensor that reaches an operator's Python code by another way than its arguments.
+
+    Raises:
+        Effect: the graph has made it, so running the operator again would use an old one.
+        Split: it was there before; the operator finds it again only if it runs as it is.
+    """
+    for tensor in tensors_in((args, kwargs)):
+        if id(tensor) in rec.given:
+            continue
+        if rec.node(tensor) is not None:
+            raise Split("uses a tensor from outside that is none of the operator's arguments")
+        if rec.operators.node_of(tensor) is not None:
+            raise Effect("uses a tensor that is none of the operator's arguments inside an operator")
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested built-in containers."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, CONTAINERS):
+        for item in elements(value):
+            if not is_plain(item):
+                yield from tensors_in(item)
 
 
 def _inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[int | str, Any]]:
@@ -278,7 +315,10 @@ def _write(
     if node is None:
         return True
     if relation.kind is RelationKind.ATTRIBUTE and isinstance(key, str):
-        place = attributes.place_of_attribute(rec, target, key)
+        found = attributes.place_of_attribute(rec, target, key)
+        if found is None:
+            return False
+        place = found
     elif relation.kind is RelationKind.KEY and isinstance(target, dict):
         place = Relation(RelationKind.KEY, plain_key(key))
     elif relation.kind is RelationKind.CELL:
@@ -357,6 +397,8 @@ def _follow(
         if isinstance(name, str):
             if isinstance(source, torch.Tensor):
                 run.read_tensor_attribute(source, name)
+            elif annotation.operation.endswith("object.__getattribute__"):
+                attributes.read_by_default_rules(rec, source, name)
             else:
                 attributes.read_attribute(rec, source, name)
     elif relation.kind in (RelationKind.ITEM, RelationKind.KEY) and relation.key in inputs:

@@ -159,7 +159,8 @@ def read_super_attribute(run: MonitorRun, step: Step) -> Token:
     function, cls, receiver = step.stack[-3:]
     if function is not super:
         return calls.call(run, function, (cls, receiver), {})
-    of = receiver if isinstance(receiver, type) else type(receiver)
+    bound_to_class = isinstance(receiver, type) and issubclass(receiver, cls)
+    of = receiver if bound_to_class else type(receiver)
     attributes.read_super(run.recording, cls, of, step.name)
     return None
 

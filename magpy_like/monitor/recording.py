@@ -60,6 +60,8 @@ class Recording:
         self.split: SplitPoint | None = None
         self.inside = 0
         """How many operators are running: what runs inside one is not on the graph itself."""
+        self.given: set[int] = set()
+        """The ids of the tensors that the running operator was given."""
         self.runs_as_is: str | None = None
         """Why the operator graph must not be compiled: an operator in it is dynamic inside."""
         self.distinct: set[tuple[int, int]] = set()
@@ -76,6 +78,8 @@ class Recording:
         """torch's own version counters of the tensors from outside, when they were met."""
         self.grad_mode_at_end: bool | None = None
         """The grad mode that the program left, if it is another than it found."""
+        self.kept: list[torch.Tensor] = []
+        """The inputs of the operator graph: the backend needs them even if the program lets go."""
         self._born: dict[int, Callable[[], Any]] = {}
 
     # --- meeting variables ---------------------------------------------------------------------
@@ -317,6 +321,7 @@ class Recording:
         node = self.node(tensor)
         if node is None:
             raise UnknownTensor("uses a tensor that code outside the monitor's sight has made")
+        self.kept.append(tensor)
         return self.operators.add_input(tensor, node.node_id)
 
 
