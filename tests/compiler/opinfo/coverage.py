@@ -6,7 +6,8 @@ The list is committed as ``coverage.json`` and says for each operator:
 - ``decomposed``: it becomes other operators, all of them lowered (or library calls, see below);
 - ``fallback``: at least one call runs through ATen; which, is listed;
 - ``library``: the operator itself belongs to a category that may call ATen (``CATEGORIES``);
-- ``no graph``: nothing to compile: it returns no tensor, or sizes that depend on values.
+- ``no graph``: nothing to compile: it returns no tensor, or depends on values in its sizes or
+  its flow, so that AOTAutograd cannot trace it (samples of other operators that do are skipped).
 
 A call to a library operator from inside another operator (``cdist`` multiplies matrices) is no
 fallback. Shapes and dtypes that decide are those of the samples: float32, or the operator's first
@@ -24,6 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
 
 from magpy_like.compiler.aot import aot_compile
 from magpy_like.compiler.compile_fx import interpret
@@ -32,7 +37,7 @@ from magpy_like.compiler.graph import Graph
 from tests.compiler.opinfo import harness
 
 LIST = Path(__file__).with_name("coverage.json")
-SAMPLES = 6  # of each operator
+SAMPLES = 4  # of each operator
 
 # What the issue lets call ATen, by OpInfo name. Prefixes linalg. and sparse. hold simple things
 # too (cross, diagonal, vecdot, vector_norm, vander, matrix norms): only those named here count.
@@ -79,8 +84,7 @@ def classify(op: Any, *, gradient: bool) -> dict[str, Any] | None:
         for case in itertools.islice(harness.cases(op, dtype, requires_grad=gradient), SAMPLES):
             graph = harness.captured([case]) if harness.runs_eagerly(case, gradient) else None
             if graph is not None:
-                captured += 1
-                _lower(graph, case.inputs, gradient, lowered, fallbacks)
+                captured += _lower(graph, case.inputs, gradient, lowered, fallbacks)
     if not captured:
         return None
     fallen = {name: n for name, n in sorted(fallbacks.items()) if not _LIBRARY.match(name)}
@@ -96,7 +100,9 @@ def _lower(
     gradient: bool,
     lowered: collections.Counter[str],
     fallbacks: collections.Counter[str],
-) -> None:
+) -> bool:
+    """Count what the operators of ``graph`` become; false if sizes or flow depend on values."""
+
     def stage(gm: torch.fx.GraphModule, _: Any) -> Any:
         try:
             made = Graph(gm).run()
@@ -115,8 +121,11 @@ def _lower(
             outputs = call(*fresh)
             if gradient:  # the backward is compiled when it is first needed
                 torch.autograd.backward([out.sum() for out in outputs if out.requires_grad])
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        return False
     except Exception as error:
         fallbacks[f"the graph ({type(error).__name__})"] += 1
+    return True
 
 
 def survey(names: list[str]) -> dict[str, dict[str, Any]]:
