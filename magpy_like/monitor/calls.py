@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils.checkpoint
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup, resolve
 from magpy_like.annotation.lookup import NULL as NO_RECEIVER
@@ -30,6 +31,7 @@ _FOLLOWED = (
     torch.autograd.Function.apply.__func__,
     torch._C._FunctionBase.__dict__["apply"],
     torch._functorch.vmap.vmap_impl,
+    torch.utils.checkpoint.checkpoint,
 )
 """A custom autograd function, or one that is vmapped, is one operator, but its Python code is
 followed for what it reads."""
@@ -317,7 +319,7 @@ def _write(
     if relation.kind is RelationKind.ATTRIBUTE and isinstance(key, str):
         found = attributes.place_of_attribute(rec, target, key)
         if found is None:
-            return False
+            return True
         place = found
     elif relation.kind is RelationKind.KEY and isinstance(target, dict):
         place = Relation(RelationKind.KEY, plain_key(key))

@@ -100,6 +100,8 @@ class Recording:
 
     def meet(self, source: ShadowNode, relation: Relation, value: Any) -> ShadowNode:
         """The program got ``value`` by following ``relation`` from ``source``."""
+        if source.replays:
+            self.settle(source)
         if source.contents is not None and source.rewritten:
             self.open(source)
             return source
@@ -131,6 +133,8 @@ class Recording:
             self.absent(node, relation)
 
     def absent(self, source: ShadowNode, relation: Relation) -> None:
+        if source.replays:
+            self.settle(source)
         if not (source.contents is not None and source.rewritten):
             self.refs.read_absent(source, relation)
 
@@ -192,11 +196,13 @@ class Recording:
         Raises:
             Split: the variable has contents that a guard cannot check.
         """
+        if node.replays:
+            self.settle(node)
         value = node.variable
         before = value if node.contents is None else node.contents
         if isinstance(value, dict):
             node.facts.add(Fact.KEYS)
-            for key, item in dict.items(before):
+            for key, item in items_of(before):
                 self._keep(node, Relation(RelationKind.KEY, plain_key(key)), item)
         elif isinstance(value, list | tuple | collections.deque):
             node.facts.add(Fact.LENGTH)
@@ -247,11 +253,18 @@ class Recording:
         value = node.variable
         if node.contents is None:
             if isinstance(value, dict):
-                node.contents = dict(contents_of(value))
+                node.contents = dict(items_of(value))
             elif isinstance(value, list | tuple | collections.deque):
                 node.contents = list(value)
             elif isinstance(value, set):
                 node.contents = tuple(value)
+
+    def settle(self, node: ShadowNode) -> None:
+        """A container that was only added to is looked at now: what it held at first counts after all."""
+        self.replays = [entry for entry in self.replays if entry[0] is not node]
+        node.replays = []
+        node.rewritten = True
+        self.open(node)
 
     def rewrite(self, node: ShadowNode) -> None:
         """A container from outside is about to be changed in a way that depends on its contents."""
@@ -264,6 +277,8 @@ class Recording:
 
     def store(self, node: ShadowNode, relation: Relation, value: Any) -> None:
         """One place of a variable from outside is about to hold ``value``."""
+        if node.replays:
+            self.settle(node)
         self.snapshot(node)
         if node.rewritten:
             self.refs.in_place(node)
@@ -271,6 +286,8 @@ class Recording:
             self.refs.write(node, relation, value)
 
     def remove(self, node: ShadowNode, relation: Relation) -> None:
+        if node.replays:
+            self.settle(node)
         self.snapshot(node)
         if node.rewritten:
             self.refs.in_place(node)
@@ -334,13 +351,6 @@ def tensor_version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def contents_of(mapping: dict[Any, Any]) -> Any:
-    """The entries in the order in which the mapping hands them out."""
-    if isinstance(mapping, collections.OrderedDict):
-        return collections.OrderedDict.items(mapping)
-    return dict.items(mapping)
-
-
 def elements(value: Any) -> list[Any]:
     """What a built-in container, or an instance of a subclass, holds directly."""
     if isinstance(value, dict):
@@ -350,6 +360,13 @@ def elements(value: Any) -> list[Any]:
     if isinstance(value, tuple):
         return list(tuple.__iter__(value))
     return list(value)
+
+
+def items_of(mapping: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """Keys and values in the order that iterating gives, whatever a subclass makes of it."""
+    if isinstance(mapping, collections.OrderedDict):  # keeps an order of its own
+        return list(collections.OrderedDict.items(mapping))
+    return list(dict.items(mapping))
 
 
 def plain_key(key: Any) -> Any:

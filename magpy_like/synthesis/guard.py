@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from magpy_like.annotation import RelationKind
-from magpy_like.monitor.recording import Recording, Split
+from magpy_like.monitor.recording import Recording, Split, items_of
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import StateCheck, TensorCheck, Watch
 from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, Relation, ShadowNode
@@ -185,7 +185,8 @@ class GuardBuilder:
             keys = ordered_keys(before)
             if isinstance(value, collections.OrderedDict):  # its order is not that of a dict
                 self._call(lambda: same_keys(ordered_keys(value), keys), f"{label}: {keys!r}")
-            self.watch.size(value, list(dict.keys(before)))
+            else:
+                self.watch.size(value, keys)
             self.readable.append(f"{label} has {len(before)} keys, the same in the same order")
         elif isinstance(value, list) and Fact.LENGTH in node.facts:
             self.watch.size(value, len(before))
@@ -398,11 +399,25 @@ class GuardBuilder:
                 reason = f"{operation.__name__}({text}) == {result!r}"
                 self._call(functools.partial(_gives, again, result), reason)
 
+    def _not_fixed(self, node: ShadowNode, fixed: list[ShadowNode]) -> None:
+        """A fetched variable must not be a fixed one under another name, if either is changed."""
+        others = [n.variable for n in fixed if node.changed or n.changed]
+        if others:
+            known = self.source.constant({id(v): v for v in others}, "known_objects")
+            name, label = self.name(node), self.label(node)
+            self._check(f"id({name}) not in {known}", f"{label} is not what the program knows otherwise")
+
     def _distinct(self) -> None:
         """Variables that are changed, or were told apart, must be different objects again."""
         pairs = set(self.rec.distinct)
         fetched = [n for n in self.places.order if n.node_id in self.variables and not is_identity(n.variable)]
+        fixed = [
+            n
+            for n in self.places.order
+            if self.places.is_fixed(n) and not isinstance(n.variable, torch.Tensor)
+        ]
         for node in fetched:
+            self._not_fixed(node, [n for n in fixed if n.type is node.type])
             if not node.changed:
                 continue
             for other in fetched:
@@ -425,8 +440,7 @@ class GuardBuilder:
 
 def ordered_keys(mapping: dict[Any, Any]) -> list[Any]:
     """The keys in the order in which the mapping hands them out."""
-    kind = collections.OrderedDict if isinstance(mapping, collections.OrderedDict) else dict
-    return list(kind.keys(mapping))
+    return [key for key, _ in items_of(mapping)]
 
 
 def same_keys(found: Iterable[Any], expected: list[Any]) -> bool:

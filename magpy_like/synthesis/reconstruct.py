@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from magpy_like.monitor.recording import Recording, Split
+from magpy_like.monitor.recording import Recording, Split, items_of
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.values import is_identity, is_plain
 from magpy_like.synthesis.source import Source, literal
@@ -134,7 +134,7 @@ class Reconstruction:
         return f"[{', '.join(self.value(item) for item in items)}]"
 
     def dict_text(self, items: dict[Any, Any]) -> str:
-        pairs = [f"{self.value(k)}: {self.value(v)}" for k, v in dict.items(items)]
+        pairs = [f"{self.value(k)}: {self.value(v)}" for k, v in items_of(items)]
         return "{" + ", ".join(pairs) + "}"
 
     def _list(self, value: list[Any]) -> str:

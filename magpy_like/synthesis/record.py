@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from magpy_like.annotation import RelationKind
-from magpy_like.monitor.recording import Recording, Split, contents_of, tensor_version
+from magpy_like.monitor.recording import Recording, Split, items_of, tensor_version
 from magpy_like.refgraph import ABSENT, Relation, ShadowNode
 from magpy_like.refgraph.values import is_plain
 from magpy_like.synthesis.guard import GuardBuilder, same_memory
@@ -145,7 +145,7 @@ class MockBuilder:
         self.side_effects.append(f"contents of {self.guard.label(node)}")
         base = self.source.constant(native_base(node.type), native_base(node.type).__name__)
         if isinstance(value, dict):
-            entries = dict(contents_of(value))
+            entries = dict(items_of(value))
             if list(entries)[: len(before)] != list(before):
                 text = self.values.dict_text(entries)
                 return [f"{base}.clear({name})", f"{base}.update({name}, {text})"]
@@ -166,7 +166,7 @@ def _same_contents(value: Any, before: Any) -> bool:
     if len(value) != len(before):
         return False
     if isinstance(value, dict):
-        pairs = zip(contents_of(value), before.items(), strict=True)
+        pairs = zip(items_of(value), before.items(), strict=True)
         return all(k == l and v is w for (k, v), (l, w) in pairs)
     if isinstance(value, set):
         return bool(value == set(before))
