@@ -165,8 +165,14 @@ struct Tensor {
   Metadata expected;
 };
 
+struct Typed {
+  PyObject *object;    // owned
+  PyTypeObject *type;  // owned
+};
+
 struct Watch {
   PyObject_HEAD
+  std::vector<Typed> *typed;
   std::vector<Watched> *watched;
   std::vector<Tensor> *tensors;
   PyObject *index;  // id of a watched object -> its position
@@ -292,6 +298,11 @@ bool holds(Watch *w) {
     }
     if (!recheck(w, o)) return false;
   }
+  for (const Typed &t : *w->typed)
+    if (Py_TYPE(t.object) != t.type) {
+      *w->failed = std::string("the class of a ") + t.type->tp_name + " changed";
+      return false;
+    }
   for (const Tensor &t : *w->tensors) {
     const char *what = t.expected.differs(t.tensor);
     if (what) {
@@ -393,6 +404,12 @@ PyObject *watch_tensor(PyObject *self, PyObject *tensor) {
   Py_RETURN_NONE;
 }
 
+PyObject *watch_type_of(PyObject *self, PyObject *object) {
+  PyTypeObject *type = Py_TYPE(object);
+  ((Watch *)self)->typed->push_back({Py_NewRef(object), (PyTypeObject *)Py_NewRef((PyObject *)type)});
+  Py_RETURN_NONE;
+}
+
 PyObject *watch_why(PyObject *self, PyObject *) {
   Watch *w = (Watch *)self;
   if (holds(w)) Py_RETURN_NONE;
@@ -411,6 +428,7 @@ PyObject *watch_new(PyTypeObject *type, PyObject *, PyObject *) {
   if (!w) return nullptr;
   w->watched = new std::vector<Watched>();
   w->tensors = new std::vector<Tensor>();
+  w->typed = new std::vector<Typed>();
   w->failed = new std::string();
   w->index = PyDict_New();
   w->call = watch_call;
@@ -427,6 +445,10 @@ int watch_traverse(PyObject *self, visitproc visit, void *arg) {
     }
   }
   for (Tensor &t : *w->tensors) Py_VISIT(t.tensor);
+  for (Typed &t : *w->typed) {
+    Py_VISIT(t.object);
+    Py_VISIT(t.type);
+  }
   Py_VISIT(w->index);
   return 0;
 }
@@ -437,6 +459,8 @@ int watch_clear(PyObject *self) {
   watched.swap(*w->watched);
   std::vector<Tensor> tensors;
   tensors.swap(*w->tensors);
+  std::vector<Typed> typed;
+  typed.swap(*w->typed);
   for (Watched &o : watched) {
     Py_DECREF(o.object);
     for (Place &p : o.places) {
@@ -445,6 +469,10 @@ int watch_clear(PyObject *self) {
     }
   }
   for (Tensor &t : tensors) Py_DECREF(t.tensor);
+  for (Typed &t : typed) {
+    Py_DECREF(t.object);
+    Py_DECREF(t.type);
+  }
   Py_CLEAR(w->index);
   return 0;
 }
@@ -455,6 +483,7 @@ void watch_dealloc(PyObject *self) {
   Watch *w = (Watch *)self;
   delete w->watched;
   delete w->tensors;
+  delete w->typed;
   delete w->failed;
   Py_TYPE(self)->tp_free(self);
 }
@@ -523,6 +552,7 @@ PyMethodDef watch_methods[] = {
      "for nothing, ... for anything. A callable must return true; key then names it."},
     {"size", watch_size, METH_VARARGS, "(list, length) or (dict, keys in order)"},
     {"tensor", watch_tensor, METH_O, "A tensor whose metadata must not change."},
+    {"type", watch_type_of, METH_O, "An object that must stay of the class that it is of."},
     {"why", watch_why, METH_NOARGS, "What changed, in words, or None."},
     {"counts", watch_counts, METH_NOARGS, "(objects, places, tensors) watched."},
     {nullptr, nullptr, 0, nullptr}};

@@ -59,6 +59,7 @@ IDENTITY_TYPES: tuple[type, ...] = (
     classmethod,
     property,
     enum.Enum,
+    torch.Generator,
     np.ufunc,
     type(np.sum),
 )

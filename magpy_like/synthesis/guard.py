@@ -170,6 +170,8 @@ class GuardBuilder:
 
     def _fixed_node(self, node: ShadowNode) -> None:
         value = node.variable
+        if node.type.__flags__ & (1 << 9) and not isinstance(value, type):
+            self.watch.type(value)  # an instance may be given another class
         if isinstance(value, torch.Tensor):
             self.watch.tensor(value)
             self.readable.append(f"{self.label(node)}: {describe_tensor(value)}, the same object")
@@ -523,6 +525,11 @@ def same_memory(guard: GuardBuilder, inputs: list[ShadowNode], changed: list[Sha
 
 
 def _partition(*tensors: torch.Tensor) -> tuple[int, ...]:
-    """For each tensor, the first one that lies in the same storage."""
-    first: dict[int, int] = {}
-    return tuple(first.setdefault(t.untyped_storage()._cdata, i) for i, t in enumerate(tensors))
+    """For each tensor, the first one that lies in the same storage, and how far from there."""
+    first: dict[int, tuple[int, int]] = {}
+    places: list[int] = []
+    for i, t in enumerate(tensors):
+        offset = t.storage_offset()
+        found, start = first.setdefault(t.untyped_storage()._cdata, (i, offset))
+        places += (found, offset - start)
+    return tuple(places)

@@ -1,0 +1,784 @@
+"""Tensors wherever they live: arguments, attributes, containers, closures, globals, parameters."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import magpy_like as magpy
+from tests.compare import assert_same
+from tests.programs import Twins, check, check_made, check_right, load, matrix, one, tensor
+
+# --- what a guard asks of a tensor ---------------------------------------------------------------
+
+OTHERS = {
+    "shape": lambda: torch.ones(4),
+    "dimensions": lambda: torch.ones(3, 1),
+    "dtype": lambda: torch.ones(3, dtype=torch.float64),
+    "strides": lambda: torch.ones(6)[::2],
+    "gradient": lambda: torch.ones(3, requires_grad=True),
+    "class": lambda: nn.Parameter(torch.ones(3), requires_grad=False),
+    "layout": lambda: torch.ones(3).to_sparse(),
+    "device": lambda: torch.ones(3, device="meta"),
+    "not a tensor": lambda: 3.0,
+    "array": lambda: np.ones(3),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_tensor_of_another_kind_must_miss(name):
+    def program(x):
+        return x * 2
+
+    check(program, lambda: (torch.ones(3),), other=[lambda: (OTHERS[name](),)])
+
+
+def test_values_are_not_guarded():
+    def program(x):
+        return x.relu() + x.sum()
+
+    twins = check(program, one())
+    for i in range(3):
+        twins.call(one(i, -i, 7), hit=True)
+
+
+# --- in-place ------------------------------------------------------------------------------------
+
+IN_PLACE = {
+    "operator": lambda x, y: x.__iadd__(y),
+    "method": lambda x, y: x.mul_(2).add_(y),
+    "item": lambda x, y: x.__setitem__(0, y[1]),
+    "slice": lambda x, y: x.__setitem__(slice(1, None), 0),
+    "mask": lambda x, y: x.__setitem__(x > 0, 5),
+    "view": lambda x, y: x.view(-1).add_(1),
+    "row": lambda x, y: x[0].fill_(3),
+    "transposed": lambda x, y: x.t().mul_(y.sum()),
+    "view then read": lambda x, y: (x.view(-1)[0].zero_(), x + 1),
+    "copy": lambda x, y: x.copy_(y * 2),
+    "out": lambda x, y: torch.add(x, y, out=x),
+    "functional": lambda x, y: F.relu(x, inplace=True),
+    "returned view": lambda x, y: (x[0], x[:, 1:], x.add_(1)),
+    "changed after the view": lambda x, y: _view_then_change(x, y),
+    "foreach": lambda x, y: torch._foreach_add_([x, y], 1),
+    "index": lambda x, y: x.index_add_(0, torch.tensor([0]), y[:1]),
+    "chunks": lambda x, y: [c.add_(i) for i, c in enumerate(x.chunk(2, 1))],
+    "init": lambda x, y: nn.init.constant_(x, 4.0),
+}  # fmt: skip
+
+
+def _view_then_change(x, y):
+    row = x[0]
+    x += y
+    return row, row * 2, x
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_in_place_change_of_an_argument(name):
+    def program(x, y):
+        before = x.sum()
+        return before, IN_PLACE[name](x, y)
+
+    twins = Twins(lambda: program)
+    for i in range(4):
+        twins.call(lambda: (matrix(2, 2) + i, matrix(2, 2)), hit=i > 0, why=f"call {i}")
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_in_place_change_of_a_tensor_from_a_closure(name):
+    def make():
+        kept = {"x": matrix(2, 2)}
+
+        def program(y):
+            return IN_PLACE[name](kept["x"], y)
+
+        return program
+
+    twins = Twins(make)
+    for i in range(4):
+        twins.call(lambda: (matrix(2, 2) + 1,), why=f"call {i}")
+
+
+def test_in_place_change_of_an_intermediate_that_is_kept():
+    def program(x):
+        y = x * 2
+        view = y[0]
+        y.add_(1)
+        return view, y, [y]
+
+    check(program, lambda: (matrix(2, 2),))
+
+
+def test_statement_forms_of_in_place_change():
+    def program(x, y, n):
+        x += y
+        x[0] *= 2
+        x[:, 1] -= n
+        y **= 2
+        alias = x
+        alias @= torch.eye(2)
+        return alias is x
+
+    check(
+        program,
+        lambda: (matrix(2, 2), matrix(2, 2), 3),
+        other=[lambda: (matrix(2, 2), matrix(2, 2), 4)],
+    )
+
+
+# --- aliasing between arguments ------------------------------------------------------------------
+
+SHARED = {
+    "same tensor": lambda: (lambda t: (t, t))(matrix(2, 2)),
+    "apart": lambda: (matrix(2, 2), matrix(2, 2)),
+    "same memory": lambda: (lambda t: (t, t.view(2, 2)))(matrix(2, 2)),
+    "overlapping": lambda: (lambda t: (t[:2], t[1:]))(matrix(3, 2)),
+    "halves": lambda: (lambda t: (t[:2], t[2:]))(matrix(4, 2)),
+    "detached": lambda: (lambda t: (t, t.detach()))(matrix(2, 2)),
+    "nested": lambda: (lambda t: (t, t[:]))(matrix(2, 2)),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("recorded", SHARED)
+def test_arguments_that_share_memory_are_recorded_one_way_and_called_the_other(recorded, backend):
+    def program(x, y):
+        x.add_(1)
+        y.mul_(2)
+        return x + y, x is y, x
+
+    twins = Twins(lambda: program, backend=backend)
+    twins.call(SHARED[recorded], hit=False)
+    for name, shared in SHARED.items():
+        twins.call(shared, why=name)
+    for name, shared in SHARED.items():
+        twins.call(shared, why=f"{name} again")
+
+
+def test_same_tensor_twice_without_a_change():
+    def program(x, y):
+        return [x, y], x + y
+
+    same = lambda: (lambda t: (t, t))(tensor(1, 2))
+    check_right(lambda: program, lambda: (tensor(1, 2), tensor(3, 4)), same)
+    check_right(lambda: program, same, lambda: (tensor(1, 2), tensor(3, 4)))
+
+
+def test_identity_of_tensors_steers_the_program():
+    def program(x, y):
+        return x * 2 if x is y else x + y
+
+    same = lambda: (lambda t: (t, t))(tensor(1, 2))
+    apart = lambda: (tensor(1, 2), tensor(3, 4))
+    check(program, apart, other=[same])
+    check(program, same, other=[apart])
+
+
+def test_output_aliases_the_input_or_itself():
+    def program(x):
+        y = x.view(-1)
+        z = x + 1
+        return x, y, z, z[0], z.t(), [z, y]
+
+    check(program, lambda: (matrix(2, 3),))
+
+
+# --- where tensors live --------------------------------------------------------------------------
+
+
+def test_tensor_in_a_closure_is_used_and_replaced():
+    def make():
+        weight = tensor(1, 2, 3)
+        table = {"w": [tensor(4, 5, 6)]}
+
+        def program(x):
+            return x * weight + table["w"][0]
+
+        program.table = table
+        return program
+
+    def rebind(p):
+        p.__closure__[p.__code__.co_freevars.index("weight")].cell_contents = torch.ones(3, 3)
+
+    def other_shape(p):
+        p.table["w"][0] = torch.ones(3, 1)
+
+    check_made(make, one(), changes=[rebind, other_shape])
+
+
+def test_tensor_in_a_closure_that_is_exchanged_is_used_anew():
+    def make():
+        table = {"w": tensor(1, 2, 3)}
+
+        def program(x):
+            return x * table["w"]
+
+        program.table = table
+        return program
+
+    twins = Twins(make)
+    for i in range(4):
+        twins.change(lambda p: p.table.update(w=tensor(i, i, i)))
+        twins.call(one())
+
+
+def test_tensor_in_a_global_is_used_and_changed():
+    make = load("""
+import torch
+weight = torch.ones(3)
+def program(x):
+    global weight
+    y = x * weight
+    weight = weight + 1
+    return y
+""")
+    twins = Twins(make)
+    for i in range(5):
+        twins.call(one())
+        assert_same(twins.target.__globals__["weight"], twins.eager.__globals__["weight"])
+
+
+def test_attributes_of_tensors():
+    def program(x, n):
+        x.tag = n
+        y = x * 2
+        y.tag = ["made", n]
+        return y, x.tag, hasattr(x, "other"), getattr(x, "tag")
+
+    check(program, lambda: (tensor(1, 2), 3), other=[lambda: (tensor(1, 2), 4)])
+
+    def tagged(n):
+        x = tensor(1, 2)
+        x.scale = n
+        return (x,)
+
+    def reader(x):
+        return x * x.scale
+
+    check(reader, lambda: tagged(2), other=[lambda: tagged(3)])
+
+
+def test_metadata_that_steers_the_program():
+    def program(x):
+        if x.dim() == 2 and x.shape[1] > 2 and x.dtype == torch.float32 and not x.requires_grad:
+            return x.reshape(x.size(0) * x.size(1)), x.numel(), x.stride(), x.is_contiguous()
+        return x, x.ndim, x.itemsize
+
+    check(
+        program,
+        lambda: (matrix(2, 3),),
+        other=[lambda: (matrix(3, 2),), lambda: (matrix(2, 3).double(),), lambda: (matrix(2, 3).t(),)],
+    )
+
+
+def test_constant_tensors_made_inside_are_new_each_time():
+    def program(x):
+        made = torch.zeros(3)
+        also = torch.tensor([1.0, 2, 3])
+        return x + made + also, made, also
+
+    twins = check(program, one())
+    first = twins.compiled(tensor(1, 2, 3))
+    first[1].add_(100)
+    first[2].add_(100)
+    assert_same(twins.compiled(tensor(1, 2, 3)), twins.eager(tensor(1, 2, 3)))
+
+
+def test_tensor_returned_from_a_closure_is_that_tensor():
+    def make():
+        kept = tensor(1, 2)
+
+        def program(x):
+            return kept, x + kept
+
+        return program
+
+    twins = check_made(make, lambda: (tensor(1, 2),))
+    assert twins.compiled(tensor(1, 2))[0] is twins.compiled(tensor(1, 2))[0]
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_gradients_reach_arguments_parameters_and_closures(backend):
+    def make():
+        weight = matrix(3, 3, grad=True)
+        layer = nn.Linear(3, 2)
+        with torch.no_grad():
+            layer.weight.copy_(matrix(2, 3))
+            layer.bias.zero_()
+
+        def program(x, scale):
+            hidden = torch.relu(x @ weight)
+            return layer(hidden) * scale, hidden.detach(), hidden.sum()
+
+        return program
+
+    twins = Twins(make, backend=backend)
+    for i in range(3):
+        twins.call(lambda: (matrix(2, 3, grad=True), 2), backward=True, hit=i > 0)
+    twins.call(lambda: (matrix(2, 3), 2), backward=True, hit=False)
+
+
+def test_detach_and_requires_grad_inside():
+    def program(x):
+        y = (x * 2).detach().requires_grad_()
+        z = y * 3
+        return x + 1, y, z
+
+    check(program, lambda: (matrix(2, 2, grad=True),), backward=True)
+
+
+def test_argument_that_is_made_to_require_gradients():
+    def program(x):
+        x.requires_grad_()
+        return x * 2
+
+    check_right(lambda: program, one())
+
+
+def test_grad_attribute_is_read_and_written():
+    def program(x):
+        y = x * 2 if x.grad is None else x * x.grad
+        return y
+
+    def with_gradient(v):
+        def inputs():
+            x = tensor(1, 2, grad=True)
+            x.grad = tensor(v, v)
+            return (x,)
+
+        return inputs
+
+    check_right(lambda: program, with_gradient(2), lambda: (tensor(1, 2, grad=True),), with_gradient(3))
+
+    def zero(x):
+        x.grad = None
+        return x * 2
+
+    check_right(lambda: zero, with_gradient(2), lambda: (tensor(1, 2, grad=True),))
+
+
+def test_backward_inside_the_program():
+    def program(x):
+        loss = (x * x).sum()
+        loss.backward()
+        (g,) = torch.autograd.grad((x * 3).sum(), x)
+        return loss.detach(), x.grad, g
+
+    check_right(lambda: program, lambda: (matrix(2, 2, grad=True),))
+
+
+def test_hooks_on_tensors():
+    seen = []
+
+    def program(x):
+        y = x * 2
+        y.register_hook(lambda g: seen.append(1) or g * 3)
+        return y.sum()
+
+    check_right(lambda: program, lambda: (matrix(2, 2, grad=True),))
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.factor * 10, None
+
+
+def test_autograd_function():
+    def program(x, factor):
+        return Double.apply(x, factor) + 1
+
+    check(
+        program,
+        lambda: (matrix(2, 2, grad=True), 3),
+        other=[lambda: (matrix(2, 2, grad=True), 4)],
+        backward=True,
+    )
+
+
+# --- global state of torch -----------------------------------------------------------------------
+
+
+def test_grad_mode_of_the_caller_is_guarded():
+    def program(x):
+        return x * 2, torch.is_grad_enabled()
+
+    twins = Twins(lambda: program)
+    inputs = lambda: (matrix(2, 2, grad=True),)
+    twins.call(inputs, hit=False)
+    with torch.no_grad():
+        twins.call(inputs, hit=False)
+        twins.call(inputs, hit=True)
+    twins.call(inputs, hit=True)
+    with torch.inference_mode():
+        twins.call(inputs, hit=False)
+        twins.call(inputs, hit=True)
+    twins.call(inputs, hit=True)
+
+
+def test_default_dtype_is_guarded():
+    def program(n):
+        return torch.ones(n) * 2
+
+    twins = Twins(lambda: program)
+    twins.call(lambda: (3,), hit=False)
+    torch.set_default_dtype(torch.float64)
+    try:
+        twins.call(lambda: (3,), hit=False)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    twins.call(lambda: (3,), hit=True)
+
+
+def test_default_device_is_guarded():
+    def program(n):
+        return torch.ones(n)
+
+    twins = Twins(lambda: program)
+    twins.call(lambda: (3,), hit=False)
+    with torch.device("meta"):
+        eager, actual = twins.eager(3), twins.compiled(3)
+    assert eager.device == actual.device
+    twins.call(lambda: (3,))
+
+
+def test_autocast_of_the_caller_is_guarded():
+    def program(x):
+        return x @ x
+
+    twins = Twins(lambda: program)
+    twins.call(lambda: (matrix(2, 2),), hit=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        twins.call(lambda: (matrix(2, 2),), hit=False)
+        twins.call(lambda: (matrix(2, 2),))
+    with torch.autocast("cpu", dtype=torch.float16):
+        twins.call(lambda: (matrix(2, 2),))
+    twins.call(lambda: (matrix(2, 2),), hit=True)
+
+
+def test_modes_inside_the_program():
+    @torch.no_grad()
+    def decorated(x):
+        return x * 3
+
+    def program(x):
+        with torch.no_grad():
+            a = x * 2
+            with torch.enable_grad():
+                b = x * 3
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            c = x @ x
+        with torch.set_grad_enabled(False):
+            d = x + 1
+        return a, b, c, d, decorated(x), torch.is_grad_enabled()
+
+    check(program, lambda: (matrix(2, 2, grad=True),), backward=True)
+
+
+def test_inference_mode_inside_the_program():
+    def program(x):
+        with torch.inference_mode():
+            y = x * 2
+        return y, y.is_inference()
+
+    check_right(lambda: program, lambda: (matrix(2, 2),))
+
+
+def test_grad_mode_that_is_left_changed():
+    def program(x):
+        y = x * 2
+        torch.set_grad_enabled(False)
+        return y, x * 3
+
+    try:
+        for f in (program, magpy.compile(program, backend="eager")):
+            for _ in range(3):
+                torch.set_grad_enabled(True)
+                y, z = f(matrix(2, 2, grad=True))
+                assert y.requires_grad and not z.requires_grad
+                assert not torch.is_grad_enabled()
+    finally:
+        torch.set_grad_enabled(True)
+
+
+def test_default_dtype_that_is_left_changed():
+    def program(x):
+        torch.set_default_dtype(torch.float64)
+        return x + torch.ones(3)
+
+    try:
+        for f in (program, magpy.compile(program, backend="eager")):
+            for _ in range(3):
+                torch.set_default_dtype(torch.float32)
+                assert f(tensor(1, 2, 3)).dtype == torch.float64
+                assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_deterministic_and_thread_settings_that_are_read():
+    def program(x):
+        return x * torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+
+    twins = Twins(lambda: program)
+    twins.call(one())
+    torch.use_deterministic_algorithms(True)
+    try:
+        twins.call(one())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    twins.call(one())
+
+
+def test_function_mode_of_the_caller_sees_the_operators():
+    seen = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    compiled = magpy.compile(lambda x: x * 2 + 1, backend="eager")
+    compiled(tensor(1))
+    compiled(tensor(1))
+    with Mode():
+        compiled(tensor(1))
+    assert seen
+
+
+# --- random numbers ------------------------------------------------------------------------------
+
+
+def test_dropout_draws_as_eager_does():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+
+    def program(x):
+        return model(x) + torch.rand(8) + torch.randn_like(x), torch.randperm(4)
+
+    twins = check(program, lambda: (matrix(4, 8),))
+    torch.manual_seed(3)
+    first = [twins.compiled(matrix(4, 8))[0] for _ in range(2)]
+    torch.manual_seed(3)
+    again = [twins.eager(matrix(4, 8))[0] for _ in range(2)]
+    assert_same(first, again)
+    assert not torch.equal(first[0], first[1])
+
+
+def test_generator_that_is_passed():
+    def program(x, g):
+        return x + torch.rand(3, generator=g)
+
+    compiled = magpy.compile(program, backend="eager")
+    kept = torch.Generator(), torch.Generator()
+    for seed in (1, 1, 2):
+        for g in kept:
+            g.manual_seed(seed)
+        assert_same(compiled(tensor(1, 2, 3), kept[0]), program(tensor(1, 2, 3), kept[1]))
+    other = torch.Generator().manual_seed(5)
+    expected = program(tensor(1, 2, 3), torch.Generator().manual_seed(5))
+    assert_same(compiled(tensor(1, 2, 3), other), expected)
+
+
+def test_seed_set_inside():
+    def program(x):
+        torch.manual_seed(7)
+        return x + torch.rand(3)
+
+    check_right(lambda: program, one())
+
+
+# --- modules -------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(2)])
+        self.table = nn.ModuleDict({"relu": nn.ReLU(), "tanh": nn.Tanh()})
+        self.scale = nn.Parameter(torch.ones(4))
+        self.register_buffer("shift", torch.zeros(4))
+        self.kind = "relu"
+
+    def forward(self, x):
+        x = self.norm(self.first(x))
+        for layer in self.layers:
+            x = self.table[self.kind](layer(x)) * self.scale + self.shift
+        return F.dropout(x, 0.5, self.training)
+
+
+def net():
+    torch.manual_seed(1)
+    return Net()
+
+
+def replace_layer(m):
+    torch.manual_seed(2)
+    m.layers[1] = nn.Linear(4, 4)
+
+
+def add_layer(m):
+    torch.manual_seed(2)
+    m.layers.append(nn.Linear(4, 4))
+
+
+def freeze(m):
+    m.scale.requires_grad_(False)
+
+
+def forward_hook(m):
+    torch.utils.hooks.RemovableHandle.next_id = 10_000  # hooks are kept by number
+    m.layers[0].register_forward_hook(lambda mod, args, out: out * 2)
+
+
+def forward_pre_hook(m):
+    torch.utils.hooks.RemovableHandle.next_id = 20_000
+    m.register_forward_pre_hook(lambda mod, args: (args[0] + 1,))
+
+
+def own_forward(m):
+    m.layers[0].forward = lambda x: x * 2
+
+
+def new_parameter(m):
+    m.scale = nn.Parameter(torch.full((4,), 2.0))
+
+
+def new_buffer(m):
+    m.shift = torch.ones(4)
+
+
+def none_buffer(m):
+    m.shift = torch.ones(1)
+
+
+MODULE_CHANGES = {
+    "eval": lambda m: m.eval(),
+    "submodule eval": lambda m: m.norm.eval(),
+    "plain attribute": lambda m: setattr(m, "kind", "tanh"),
+    "new parameter": new_parameter,
+    "replaced layer": replace_layer,
+    "added layer": add_layer,
+    "frozen": freeze,
+    "forward hook": forward_hook,
+    "forward pre-hook": forward_pre_hook,
+    "own forward": own_forward,
+    "momentum": lambda m: setattr(m.norm, "momentum", 0.5),
+    "another class": lambda m: setattr(m.table["relu"], "__class__", nn.Tanh),
+    "renamed activation": lambda m: m.table.update({"relu": nn.GELU()}),
+    "bias removed": lambda m: setattr(m.first, "bias", None),
+}
+
+
+@pytest.mark.parametrize("name", MODULE_CHANGES)
+def test_change_of_a_module_must_miss(name):
+    check_made(net, lambda: (matrix(4, 3),), changes=[MODULE_CHANGES[name]], backward=True)
+
+
+SEEN_CHANGES = {
+    "buffer replaced": new_buffer,
+    "buffer of another shape": none_buffer,
+    "data in place": lambda m: m.scale.data.mul_(3),
+    "data replaced": lambda m: setattr(m.scale, "data", torch.full((4,), 5.0)),
+    "loaded": lambda m: m.load_state_dict({k: v * 2 for k, v in m.state_dict().items()}),
+    "half and back": lambda m: m.half().float(),
+    "double": lambda m: m.double().float(),
+    "gradients dropped": lambda m: m.zero_grad(),
+    "train again": lambda m: m.train(),
+    "data of another layout": lambda m: setattr(m.first.weight, "data", m.first.weight.data.t().clone().t()),
+}
+
+
+@pytest.mark.parametrize("name", SEEN_CHANGES)
+def test_change_of_a_modules_data_is_seen(name):
+    twins = Twins(net)
+    for _ in range(2):
+        twins.call(lambda: (matrix(4, 3),), backward=True)
+    twins.change(SEEN_CHANGES[name])
+    for i in range(2):
+        twins.call(lambda: (matrix(4, 3),), backward=True, why=f"after {i}")
+
+
+def test_other_dtype_of_a_model():
+    twins = Twins(net)
+    twins.call(lambda: (matrix(4, 3),), hit=False)
+    twins.change(lambda m: m.double())
+    twins.call(lambda: (matrix(4, 3).double(),), hit=False)
+    twins.call(lambda: (matrix(4, 3).double(),), hit=True)
+
+
+def test_batch_norm_counts_and_averages_at_every_call():
+    twins = Twins(net)
+    for i in range(4):
+        twins.call(lambda: (matrix(4, 3) * i,), hit=i > 0, backward=True)
+    assert twins.target.norm.num_batches_tracked == 4
+
+
+def test_global_module_hook_must_miss():
+    from torch.nn.modules import module
+
+    twins = Twins(net)
+    twins.call(lambda: (matrix(4, 3),))
+    twins.call(lambda: (matrix(4, 3),), hit=True)
+    handle = module.register_module_forward_hook(lambda m, args, out: out * 2)
+    try:
+        twins.call(lambda: (matrix(4, 3),), hit=False)
+    finally:
+        handle.remove()
+    twins.call(lambda: (matrix(4, 3),), hit=True)
+
+
+def test_two_instances_do_not_share_a_record():
+    a, b = net(), net()
+    with torch.no_grad():
+        b.scale.mul_(3)
+
+    def program(m, x):
+        return m(x)
+
+    compiled = magpy.compile(program, backend="eager")
+    for m in (a, b, a, b):
+        m.eval()
+        assert_same(compiled(m, matrix(4, 3)), m(matrix(4, 3)))
+
+
+def test_copy_of_a_compiled_model_has_parameters_of_its_own():
+    compiled = magpy.compile(net().eval(), backend="eager")
+    compiled(matrix(4, 3))
+    twin = copy.deepcopy(compiled)
+    with torch.no_grad():
+        twin.scale.mul_(3)
+    assert_same(twin(matrix(4, 3)), twin._orig_mod(matrix(4, 3)))
+    assert_same(compiled(matrix(4, 3)), compiled._orig_mod(matrix(4, 3)))
+
+
+def test_weight_sharing():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+            with torch.no_grad():
+                self.a.weight.copy_(matrix(3, 3))
+                self.b.weight.copy_(matrix(3, 3) * 2)
+                self.a.bias.zero_()
+                self.b.bias.zero_()
+            self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return self.b(self.a(x))
+
+    def untie(m):
+        m.b.weight = nn.Parameter(matrix(3, 3) * 3)
+
+    check_made(Tied, lambda: (matrix(2, 3),), changes=[untie], backward=True)
