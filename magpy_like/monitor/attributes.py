@@ -7,6 +7,7 @@ Python code on the way (properties, ``__getattr__``) is followed by the monitor 
 
 from __future__ import annotations
 
+import functools
 import types
 from typing import Any
 
@@ -171,6 +172,7 @@ _BINDING = {
     types.ClassMethodDescriptorType,
     classmethod,
     staticmethod,
+    functools._lru_cache_wrapper,
     type,
 }
 """Descriptors that give a function or what they hold, and look at nothing of the instance."""

@@ -88,6 +88,9 @@ def call(run: MonitorRun, function: Any, args: tuple[Any, ...], kwargs: dict[str
     if kind is types.FunctionType:
         if function in _disabled:
             raise Split(f"calls {describe(function)}, which is disabled")
+        if function is torch.nn.Module.__getattr__ and len(args) == 2:
+            attributes.read_submodule(rec, *args)
+            return None
         annotation = lookup(function)
         return None if annotation is None else native(run, annotation, function, args, kwargs)
     annotation = lookup(function)
@@ -121,6 +124,8 @@ def is_followed(function: Any) -> bool:
     """Whether a call goes on in Python code, so that its arguments need not be known before."""
     if isinstance(function, types.MethodType):
         function = function.__func__
+    if isinstance(function, torch.nn.Module):
+        function = lookup_in_type(type(function), "__call__")
     if isinstance(function, types.FunctionType | type):
         return lookup(function) is None
     return False
@@ -507,7 +512,11 @@ def _finish_operator_suspended(run: MonitorRun, done: NativeCall, result: Any) -
 
 def _finish_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
     run.recording.inside -= 1
-    run.account()
+    _record_operator(run, done, result)
+    run.account()  # recording one may itself copy a constant tensor
+
+
+def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
     if not done.on_graph or run.recording.inside:
         return
     annotation = done.annotation

@@ -459,7 +459,7 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
         function, args, kwargs = stack[-3:]
     else:
         (function, args), kwargs = stack[-2:], {}
-    if type(args) not in (tuple, list) or not isinstance(kwargs, dict):
+    if not isinstance(args, tuple | list) or not isinstance(kwargs, dict):
         # The instruction itself will go through the iterable; only what is followed can wait.
         if calls.is_followed(function):
             return calls.call(run, function, (), {})

@@ -84,8 +84,55 @@ def _checkpoint(
     preserve_rng_state: Any = None,
     **kwargs: Any,
 ) -> Any:
-    """What to keep for the backward pass is the compiler's choice, made for the whole graph."""
+    """Without gradients there is nothing to keep for a backward pass, nor to compute again in it."""
     return function(*args, **kwargs)
+
+
+def _attrgetter(getter: operator.attrgetter[Any]) -> Callable[[Any], Any]:
+    paths = [name.split(".") for name in getter.__reduce__()[1]]
+
+    def attrgetter(value: Any) -> Any:
+        found = []
+        for path in paths:
+            item = value
+            for name in path:
+                item = getattr(item, name)
+            found.append(item)
+        return found[0] if len(found) == 1 else tuple(found)
+
+    return attrgetter
+
+
+def _itemgetter(getter: operator.itemgetter[Any]) -> Callable[[Any], Any]:
+    keys = getter.__reduce__()[1]
+
+    def itemgetter(value: Any) -> Any:
+        found = []
+        for key in keys:
+            found.append(value[key])
+        return found[0] if len(found) == 1 else tuple(found)
+
+    return itemgetter
+
+
+def _methodcaller(caller: operator.methodcaller) -> Callable[[Any], Any]:
+    make, arguments = caller.__reduce__()[:2]
+    if isinstance(make, functools.partial):  # with keyword arguments
+        name, args, keywords = make.args[0], arguments, make.keywords
+    else:
+        name, args, keywords = arguments[0], arguments[1:], {}
+
+    def methodcaller(value: Any) -> Any:
+        return getattr(value, name)(*args, **keywords)
+
+    return methodcaller
+
+
+_GETTERS: dict[type, Callable[[Any], Callable[[Any], Any]]] = {
+    operator.attrgetter: _attrgetter,
+    operator.itemgetter: _itemgetter,
+    operator.methodcaller: _methodcaller,
+}
 
 
 def _consumes_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -104,7 +151,7 @@ def _accumulates(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _plain_checkpoint(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    return "context_fn" not in kwargs
+    return not torch.is_grad_enabled() and "context_fn" not in kwargs
 
 
 Applies = Callable[[tuple[Any, ...], Mapping[str, Any]], bool]
@@ -124,6 +171,9 @@ def polyfill(
     function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[..., Any] | None:
     """The function to call instead, or None when native code does nothing that must be seen."""
+    getter = _GETTERS.get(type(function))
+    if getter is not None:
+        return getter(function)
     try:
         found = _POLYFILLS.get(function)
     except TypeError:  # not hashable
@@ -146,5 +196,10 @@ CODE = {
     function.__code__
     for _, function in _POLYFILLS.values()
     if isinstance(function, types.FunctionType)
+} | {
+    constant
+    for maker in _GETTERS.values()
+    for constant in maker.__code__.co_consts
+    if isinstance(constant, types.CodeType) and not constant.co_name.startswith("<")
 }
 """The code objects that the monitor follows although they belong to this package."""
