@@ -40,6 +40,8 @@ KEEP = [
     aten.randint_like, aten.baddbmm, aten.addmv, aten.uniform, aten.normal,
     aten._safe_softmax, aten.embedding_dense_backward, aten.pixel_shuffle,
     aten.rrelu_with_noise, aten.exponential,
+    # The decomposition computes the result only, not the log-sum-exp that its backward reads.
+    aten._scaled_dot_product_flash_attention_for_cpu,
 ]  # fmt: skip
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]

@@ -46,3 +46,11 @@ def test_convolution_and_pooling():
 def test_some_arguments_need_no_gradient():
     fixed = torch.randn(5, 5)
     same_gradients(lambda x: (x * fixed).sum(0).sigmoid() * fixed[0], torch.randn(5, 5))
+
+
+def test_fused_attention():
+    def attention(x, w):
+        q, k, v = (t.view(2, 9, 2, 4).transpose(1, 2) for t in (x @ w).chunk(3, -1))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 9, 8)
+
+    same_gradients(attention, torch.randn(2, 9, 8), torch.randn(8, 24))

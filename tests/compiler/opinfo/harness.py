@@ -137,11 +137,15 @@ def _is_random(graph: torch.fx.GraphModule) -> bool:
 
 
 def runs_eagerly(case: Case, gradient: bool) -> bool:
+    """Does eager take this sample, and its backward too where a gradient is asked for?"""
     try:
         outputs = case.call(fresh(case.inputs))
+        roots = [out for out in outputs if out.requires_grad]
+        if gradient and roots:  # some gradients are refused: eigenvectors have no fixed phase
+            torch.autograd.backward(roots, [_cotangent(out) for out in roots])
     except Exception:
         return False
-    return bool(outputs) and (not gradient or any(out.requires_grad for out in outputs))
+    return bool(outputs) and (not gradient or bool(roots))
 
 
 def fresh(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
