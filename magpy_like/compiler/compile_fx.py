@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from magpy_like.compiler import describe, passes
 from magpy_like.compiler.aot import aot_compile
-from magpy_like.compiler.codegen import cpp
+from magpy_like.compiler.codegen import cpp, special
 from magpy_like.compiler.codegen.common import Kernel
 from magpy_like.compiler.codegen.launcher import Launcher
 from magpy_like.compiler.errors import CompileError, Unsupported, warn_fallback
@@ -176,6 +176,8 @@ def build(
     count = -(-len(functions) // KERNELS_PER_UNIT)
     count = min(count, len(os.sched_getaffinity(0)))
     units = [functions[n::count] for n in range(count)]
+    if any(special.uses_special(text) for text in names):
+        special.load_special()
     sources = [
         code_cache.CppSource(
             cpp.print_unit(unit), f"magpy_{kind}", cpp.FLAGS, {"cpp_prelude.h": cpp.PRELUDE}

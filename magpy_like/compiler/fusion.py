@@ -34,11 +34,13 @@ class Group:
     reads: set[str] = field(default_factory=set)
     writes: set[str] = field(default_factory=set)
     scatters: bool = False
+    scans: bool = False
 
     def __post_init__(self) -> None:
         for node in self.nodes:
             self.reads |= node.reads
             self.writes |= node.writes
+            self.scans |= bool(node.body.of("scan"))
             for store in node.body.of("store"):
                 symbols = store.args[1].free_symbols
                 if store.args[3] is not None or symbols & set(node.body.indirect):
@@ -66,6 +68,8 @@ def try_fuse(first: Group, second: Group) -> Group | str:
         return "different devices"
     if first.scatters or second.scatters:
         return "a scatter's addresses are not known"
+    if (first.scans or second.scans) and max(len(first.rs), len(second.rs)) > 1:
+        return "a scan's loop is the order of its elements"
     if len(first.nodes) + len(second.nodes) > MAX_NODES:
         return "the kernel would be too large"
     reason = "loop sizes differ"

@@ -48,7 +48,7 @@ ELEMENTWISE: dict[str, tuple[int, str]] = {
     "maximum": (2, _SAME), "minimum": (2, _SAME),  # NaN if either is
     "fmax": (2, _SAME), "fmin": (2, _SAME),  # the other one if one is NaN
     "pow": (2, _SAME), "copysign": (2, _SAME), "nextafter": (2, _SAME), "hypot": (2, _SAME),
-    "reciprocal": (1, _SAME),
+    "reciprocal": (1, _SAME), "gcd": (2, _SAME), "lcm": (2, _SAME),  # integers
     # float functions
     "exp": (1, _SAME), "exp2": (1, _SAME), "expm1": (1, _SAME),
     "log": (1, _SAME), "log2": (1, _SAME), "log10": (1, _SAME), "log1p": (1, _SAME),
@@ -72,12 +72,33 @@ ELEMENTWISE: dict[str, tuple[int, str]] = {
     "where": (3, _SAME),
 }  # fmt: skip
 
+#: Special functions of floats: name -> number of arguments. A printer that cannot reach a library
+#: of them has none of these, so a lowering uses them on the CPU only. ``polygamma`` and the
+#: polynomials take (x, n).
+SPECIAL: dict[str, int] = {
+    "digamma": 1, "polygamma": 2, "igamma": 2, "igammac": 2, "zeta": 2,
+    "erfinv": 1, "erfcx": 1, "ndtri": 1, "log_ndtr": 1,
+    "i0": 1, "i0e": 1, "i1": 1, "i1e": 1, "airy_ai": 1,
+    "bessel_j0": 1, "bessel_j1": 1, "bessel_y0": 1, "bessel_y1": 1, "spherical_bessel_j0": 1,
+    "modified_bessel_i0": 1, "modified_bessel_i1": 1,
+    "modified_bessel_k0": 1, "modified_bessel_k1": 1,
+    "scaled_modified_bessel_k0": 1, "scaled_modified_bessel_k1": 1,
+    "chebyshev_polynomial_t": 2, "chebyshev_polynomial_u": 2,
+    "chebyshev_polynomial_v": 2, "chebyshev_polynomial_w": 2,
+    "shifted_chebyshev_polynomial_t": 2, "shifted_chebyshev_polynomial_u": 2,
+    "shifted_chebyshev_polynomial_v": 2, "shifted_chebyshev_polynomial_w": 2,
+    "hermite_polynomial_h": 2, "hermite_polynomial_he": 2,
+    "laguerre_polynomial_l": 2, "legendre_polynomial_p": 2,
+}  # fmt: skip
+ELEMENTWISE |= {f"special_{name}": (count, _SAME) for name, count in SPECIAL.items()}
+
 #: Operations whose cost makes computing them twice worse than storing the result.
 EXPENSIVE = frozenset(
     (
         "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin",
         "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc",
         "lgamma", "sigmoid", "pow", "hypot", "fmod", "remainder", "floordiv", "truncdiv",
+        "gcd", "lcm", *(f"special_{name}" for name in SPECIAL),
     )
 )  # fmt: skip
 
@@ -89,8 +110,10 @@ REDUCTIONS: dict[str, int] = {
     "argmax": 1, "argmin": 1, "welford": 3,
 }  # fmt: skip
 
-#: Scans along the last loop: running (inclusive) results with the same loop as the store.
-SCANS = ("sum", "prod", "max", "min", "logsumexp")
+#: Scans along the reduction loops, in order: running (inclusive) results, one per element. Sums and
+#: products of floats accumulate in double precision. ``argmax``/``argmin`` take (value, index) and
+#: give the index of the last extremum so far, NaN being the most extreme.
+SCANS = ("sum", "prod", "max", "min", "logsumexp", "argmax", "argmin")
 
 
 @dataclass(eq=False, slots=True)
@@ -106,7 +129,7 @@ class Value:
     ``round_to``  (value, low precision dtype): float32 rounded to that dtype's values
     ``bitcast``   (value,)
     ``reduction`` (kind, values): over all reduction loops
-    ``scan``      (kind, value): over the innermost loop
+    ``scan``      (kind, value), or (kind, value, index): along the reduction loops
     ``item``      (reduction, k): its k-th result, for kinds with several
     ``check``     (condition, message key): raise IndexError where the bool condition is false
     ``outer`` says that the value exists once per iteration of the outer loops (after the
@@ -292,9 +315,10 @@ class Recorder:
             return result
         return tuple(self._emit("item", (result, k), dtype, True) for k in range(REDUCTIONS[kind]))
 
-    def scan(self, kind: str, value: Value) -> Value:
-        """Running combination along the innermost loop."""
-        return self._emit("scan", (kind, value), value.dtype, False)
+    def scan(self, kind: str, value: Value, *index: Value) -> Value:
+        """Running combination along the reduction loops: a value per element."""
+        dtype = index[0].dtype if index else value.dtype
+        return self._emit("scan", (kind, value, *index), dtype, False)
 
     def store(self, buffer: str, index: Any, value: Value, mode: str | None = None) -> None:
         """Write ``value``, converted to the buffer's dtype."""

@@ -82,6 +82,11 @@ template <class T> INLINE T m_maximum(T a, T b) { return (a > b) | (a != a) ? a 
 template <class T> INLINE T m_minimum(T a, T b) { return (a < b) | (a != a) ? a : b; }
 template <class T> INLINE T m_fmax(T a, T b) { return (a >= b) | (b != b) ? a : b; }
 template <class T> INLINE T m_fmin(T a, T b) { return (a <= b) | (b != b) ? a : b; }
+template <class T> INLINE T log_add_exp(T a, T b) {
+    T low = m_minimum(a, b), high = m_maximum(a, b);
+    bool same_infinity = (low == high) & (high - high != 0);
+    return same_infinity ? high : high + m_log1p(m_exp(low - high));
+}
 // Is (a, i) a better extremum than (b, j)? NaN is best; ties go to the smaller index.
 template <class T> INLINE bool greater_first(T a, i64 i, T b, i64 j) {
     bool an = a != a, bn = b != b;
@@ -115,6 +120,20 @@ template <class T> INLINE T float_floordiv(T a, T b) {
 template <class T> INLINE T float_remainder(T a, T b) {
     T mod = m_fmod(a, b);
     return (mod != 0) & ((b < 0) != (mod < 0)) ? mod + b : mod;
+}
+template <class T> INLINE T m_gcd(T a, T b) {
+    a = m_abs(a);
+    b = m_abs(b);
+    while (a != 0) {
+        T c = a;
+        a = b % a;
+        b = c;
+    }
+    return b;
+}
+template <class T> INLINE T m_lcm(T a, T b) {
+    T g = m_gcd(a, b);
+    return g == 0 ? T(0) : m_abs(T(a / g * b));
 }
 // Shifts by a negative or too large amount: 0, or the sign.
 template <class T> INLINE T shift_left(T a, T b) {

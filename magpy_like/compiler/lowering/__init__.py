@@ -7,8 +7,13 @@ from magpy_like.compiler.lowering import (
     pooling,
     random,
     reduction,
+    scan,
+    special,
     view,
 )
 from magpy_like.compiler.lowering.registry import LOWERINGS
 
-__all__ = ["LOWERINGS", "concat", "indexing", "pointwise", "pooling", "random", "reduction", "view"]
+__all__ = [
+    "LOWERINGS", "concat", "indexing", "pointwise", "pooling", "random", "reduction", "scan",
+    "special", "view",
+]  # fmt: skip

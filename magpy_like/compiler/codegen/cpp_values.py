@@ -1,0 +1,234 @@
+"""How values are written in C++: types, numbers, index expressions and operations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magpy_like.compiler import indexing
+from magpy_like.compiler.codegen.common import Emitter
+from magpy_like.compiler.errors import Unsupported
+from magpy_like.compiler.indexing import Expr
+from magpy_like.compiler.ops import LOW_PRECISION, Value
+
+if TYPE_CHECKING:
+    from magpy_like.compiler.codegen.cpp import CppKernel
+
+CTYPE = {
+    torch.bool: "bool", torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16",
+    torch.int32: "i32", torch.int64: "i64", torch.float32: "f32", torch.float64: "f64",
+    torch.bfloat16: "bf16", torch.float16: "f16",
+}  # fmt: skip
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "eq": "==", "ne": "!=", "lt": "<",
+    "le": "<=", "gt": ">", "ge": ">=", "logical_and": "&", "logical_or": "|",
+    "logical_xor": "!=", "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^",
+}  # fmt: skip
+_TEMPLATE = {
+    "neg": "-{0}", "square": "{0} * {0}", "logical_not": "!{0}", "isnan": "{0} != {0}",
+    "isinf": "m_abs({0}) == (decltype({0}))__builtin_inf()", "reciprocal": "1 / {0}",
+    "rsqrt": "1 / m_sqrt({0})", "where": "{0} ? {1} : {2}", "fma": "{0} * {1} + {2}",
+    "shift_left": "shift_left({0}, {1})", "shift_right": "shift_right({0}, {1})",
+}  # fmt: skip
+
+
+def print_index(e: Expr) -> str:
+    """An index expression in C++, in 64-bit integers."""
+    if e.is_Integer:
+        return str(int(e)) if abs(int(e)) < 2**31 else f"{int(e)}ll"
+    if e.is_Symbol:
+        return str(e.name)
+    if e.is_Add:
+        return "(" + " + ".join(print_index(a) for a in e.args) + ")"
+    if e.is_Mul:
+        return "(" + " * ".join(print_index(a) for a in e.args) + ")"
+    if e.is_Pow and e.exp.is_Integer and e.exp > 0:
+        return "(" + " * ".join([print_index(e.base)] * int(e.exp)) + ")"
+    name = type(e).__name__
+    args = [print_index(a) for a in e.args] if name not in ("Pow",) else []
+    if name in ("Div", "CleanDiv", "IntTrueDiv"):
+        return f"({args[0]} / {args[1]})"
+    if name == "Mod" and isinstance(e, indexing.Mod):
+        return f"({args[0]} % {args[1]})"
+    if name == "FloorDiv":
+        return f"int_floordiv<i64>({args[0]}, {args[1]})"
+    if name in ("Mod", "PythonMod"):
+        return f"int_remainder<i64>({args[0]}, {args[1]})"
+    if name == "ModularIndexing":
+        return f"int_remainder<i64>(int_floordiv<i64>({args[0]}, {args[1]}), {args[2]})"
+    if name in ("Max", "Min"):
+        result = args[0]
+        for a in args[1:]:
+            result = f"m_{name.lower()}imum<i64>({result}, {a})"
+        return result
+    raise Unsupported("a size expression", f"{e} has no C++ form")
+
+
+def print_number(number: Any, dtype: torch.dtype) -> str:
+    """A Python number as a C++ constant of ``dtype``."""
+    ctype = CTYPE[dtype]
+    if dtype == torch.bool:
+        return "true" if number else "false"
+    if dtype.is_floating_point:
+        if number != number:
+            return f'({ctype})__builtin_nan("")'
+        if number in (float("inf"), float("-inf")):
+            return f"({ctype}){'-' if number < 0 else ''}__builtin_inf()"
+        return f"({ctype}){float(number)!r}"
+    value = int(number)
+    if value == -(2**63):
+        return "(i64)(-9223372036854775807ll - 1)"
+    return f"({ctype}){value}{'ll' if abs(value) >= 2**31 else ''}"
+
+
+def identity(kind: str, dtype: torch.dtype) -> str:
+    """The neutral element of a reduction."""
+    if kind in ("sum", "any"):
+        return print_number(0, dtype)
+    if kind == "prod":
+        return print_number(1, dtype)
+    low = kind in ("max", "argmax")
+    if dtype == torch.bool:
+        return "false" if low else "true"
+    if dtype.is_floating_point:
+        return print_number(float("-inf") if low else float("inf"), dtype)
+    info = torch.iinfo(dtype)
+    return print_number(info.min if low else info.max, dtype)
+
+
+def combine(kind: str, a: str, b: str) -> str:
+    """``a`` reduced with ``b``; not for the kinds that carry an index."""
+    if kind in ("sum", "prod"):
+        return f"{a} {'+' if kind == 'sum' else '*'} {b}"
+    return f"{a} | {b}" if kind == "any" else f"m_{kind}imum({a}, {b})"
+
+
+def clause(kind: str, dtype: torch.dtype) -> str:
+    """The OpenMP reduction operator."""
+    if kind in ("max", "min"):
+        return f"nan{kind}" if dtype.is_floating_point else kind if dtype != torch.bool else (
+            "||" if kind == "max" else "&&")  # fmt: skip
+    return {"sum": "+", "prod": "*", "any": "||"}[kind]
+
+
+def scan_dtype(kind: str, dtype: torch.dtype) -> torch.dtype:
+    """What a scan accumulates in: eager's running sums and products of floats are in double."""
+    return torch.float64 if kind in ("sum", "prod") and dtype == torch.float32 else dtype
+
+
+def scan_start(kind: str, dtype: torch.dtype) -> str:
+    """The value of a scan's accumulator before the first element."""
+    return identity("max" if kind == "logsumexp" else kind, dtype)
+
+
+class CppEmitter(Emitter):
+    """Prints values as C++ statements. ``lane`` is the index into per-tile arrays, if any."""
+
+    def __init__(self, printer: CppKernel, lane: str | None = None) -> None:
+        super().__init__(printer.kernel)
+        self.printer = printer
+        self.lane = lane
+        self.accumulators: dict[Value, str] = {}
+        self.raises: list[int] = []
+
+    def _define(self, text: str, dtype: torch.dtype) -> str:
+        name = self.printer.fresh("t")
+        self.printer.lines.line(f"const {CTYPE[dtype]} {name} = {text};")
+        return name
+
+    def _emit(self, value: Value, rename: Any) -> Any:
+        if value.op == "scan":
+            return self._scan(value, [self.names[a] for a in value.args[1:]])
+        return super()._emit(value, rename)
+
+    def _scan(self, value: Value, args: list[Any]) -> str:
+        """One step of a running combination; its accumulator was declared before the loop."""
+        at = f"[{self.lane}]" if self.lane is not None else ""
+        names = [name + at for name in self.printer.scans[value]]
+        kind, dtype = value.args[0], value.args[1].dtype
+        if kind in ("argmax", "argmin"):
+            better = self.printer.fresh("better")
+            compare = ">=" if kind == "argmax" else "<="
+            line = self.printer.lines.line
+            test = f"({args[0]} != {args[0]}) | ({args[0]} {compare} {names[0]})"
+            line(f"const bool {better} = {test};")
+            line(f"{names[0]} = {better} ? {args[0]} : {names[0]};")
+            line(f"{names[1]} = {better} ? {args[1]} : {names[1]};")
+            return self._define(names[1], value.dtype)
+        wide = CTYPE[scan_dtype(kind, dtype)]
+        new = f"log_add_exp({names[0]}, ({wide}){args[0]})"
+        if kind != "logsumexp":
+            new = combine(kind, names[0], f"({wide}){args[0]}")
+        self.printer.lines.line(f"{names[0]} = {new};")
+        return self._define(f"({CTYPE[dtype]}){names[0]}", value.dtype)
+
+    def load(self, buffer: str, index: Expr, mask: Any, dtype: torch.dtype) -> str:
+        place = self.printer.place(buffer, index, self.lane)
+        text = f"widen({place})" if self.kernel.dtypes[buffer] in LOW_PRECISION else place
+        if mask is not None:
+            text = f"{mask} ? {text} : {CTYPE[dtype]}(0)"
+        return self._define(text, dtype)
+
+    def store(self, buffer: str, index: Expr, name: Any, dtype: torch.dtype, mode: Any) -> None:
+        target = self.kernel.dtypes[buffer]
+        text = str(name)
+        if target in LOW_PRECISION:
+            text = f"narrow<{CTYPE[target]}>({text})"
+        elif target != dtype:
+            text = f"({CTYPE[target]}){text}"
+        for place in self.printer.stores(buffer, index, self.lane):
+            if mode == "add":
+                old = f"widen({place})" if target in LOW_PRECISION else place
+                total = f"{old} + {name}"
+                if target in LOW_PRECISION:
+                    total = f"narrow<{CTYPE[target]}>({total})"
+                self.printer.lines.line(f"{place} = {total};")
+            else:
+                self.printer.lines.line(f"{place} = {text};")
+
+    def as_loaded(self, buffer: str, name: Any, dtype: torch.dtype) -> Any:
+        return name  # lowerings convert before storing; low precision stays unrounded in flight
+
+    def operation(
+        self, op: str, args: tuple[Any, ...], dtype: torch.dtype, dtypes: list[torch.dtype]
+    ) -> Any:
+        if op == "constant":
+            return print_number(args[0], dtype)
+        if op == "index_expr":
+            return self._define(f"({CTYPE[dtype]}){print_index(args[0])}", dtype)
+        if op == "to_dtype":
+            if dtype == torch.bool:
+                return self._define(f"{args[0]} != 0", dtype)
+            if dtypes[0].is_floating_point and not dtype.is_floating_point:
+                wide = "i64" if dtype != torch.int64 else CTYPE[dtype]
+                return self._define(f"({CTYPE[dtype]})({wide}){args[0]}", dtype)
+            return self._define(f"({CTYPE[dtype]}){args[0]}", dtype)
+        if op == "round_to":
+            return self._define(f"widen(narrow<{CTYPE[args[1]]}>({args[0]}))", dtype)
+        if op == "bitcast":
+            return self._define(f"bitcast<{CTYPE[dtype]}>({args[0]})", dtype)
+        if op == "check":
+            code = self.kernel.messages.index(args[1]) + 1
+            self.printer.lines.line(f"bad{code} |= !{args[0]};")
+            return None
+        if op in ("floordiv", "remainder"):
+            kind = "float" if dtype.is_floating_point else "int"
+            return self._define(f"{kind}_{op}({args[0]}, {args[1]})", dtype)
+        if op == "truncdiv":
+            text = f"{args[0]} / {args[1]}"
+            return self._define(f"m_trunc({text})" if dtype.is_floating_point else text, dtype)
+        if op == "fmod" and not dtype.is_floating_point:
+            return self._define(f"{args[0]} % {args[1]}", dtype)
+        if op == "bitwise_not":
+            return self._define(f"{'!' if dtype == torch.bool else '~'}{args[0]}", dtype)
+        if op in _INFIX:
+            return self._define(f"{args[0]} {_INFIX[op]} {args[1]}", dtype)
+        if op in _TEMPLATE:
+            return self._define(_TEMPLATE[op].format(*args), dtype)
+        if op == "item":
+            raise Unsupported(op, "the C++ printer has no such operation")
+        ctype = CTYPE[dtypes[0]]
+        joined = ", ".join(f"({ctype}){a}" for a in args)
+        return self._define(f"m_{op}({joined})", dtype)
