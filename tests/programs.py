@@ -72,7 +72,9 @@ class Twins:
             _backward(actual)
         self.eager_keeps.append(eager)
         self.compiled_keeps.append(actual)
-        assert_same((actual, args, self.target), (eager, eager_args, self.eager), what=why or "call")
+        assert_same(
+            (actual, args, self.target), (eager, eager_args, self.eager), what=why or "call"
+        )
         assert_same(
             _gradients(actual, args, self.target), _gradients(eager, eager_args, self.eager)
         )

@@ -34,7 +34,11 @@ def test_positional_keyword_and_collected_arguments():
         program,
         lambda: (tensor(1, 2), 3, 4),
         keyword={"e": 5, "d": 1},
-        other=[lambda: (tensor(1, 2), 3, 5), lambda: (tensor(1, 2), 3), lambda: (tensor(1, 2), 3, 4, 5)],
+        other=[
+            lambda: (tensor(1, 2), 3, 5),
+            lambda: (tensor(1, 2), 3),
+            lambda: (tensor(1, 2), 3, 4, 5),
+        ],
     )
 
 
@@ -368,7 +372,9 @@ def test_tensors_sorted_by_their_values_are_not_remembered():
 def test_c_functions_of_operator_walk_attributes():
     def program(a, items):
         get = operator.attrgetter("scale")
-        return operator.itemgetter(1)(items) * get(a) + operator.methodcaller("forward", items[0])(a)
+        return operator.itemgetter(1)(items) * get(a) + operator.methodcaller("forward", items[0])(
+            a
+        )
 
     check_right(
         lambda: program,

@@ -224,7 +224,9 @@ def test_exception_of_a_tensor_operator_that_is_caught():
         except RuntimeError:
             return x.sum()
 
-    check_right(lambda: program, lambda: (matrix(2, 3), matrix(2, 3)), lambda: (matrix(2, 3), matrix(3, 2)))
+    check_right(
+        lambda: program, lambda: (matrix(2, 3), matrix(2, 3)), lambda: (matrix(2, 3), matrix(3, 2))
+    )
 
 
 def test_finally_else_and_reraise():

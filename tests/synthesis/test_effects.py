@@ -10,7 +10,17 @@ import torch
 from torch import nn
 
 from tests.compare import assert_same
-from tests.programs import Twins, check, check_made, check_right, load, matrix, namespace, one, tensor
+from tests.programs import (
+    Twins,
+    check,
+    check_made,
+    check_right,
+    load,
+    matrix,
+    namespace,
+    one,
+    tensor,
+)
 
 
 class Box:
@@ -101,7 +111,9 @@ def test_write_to_an_argument(name):
 
     twins = Twins(lambda: program)
     for i in range(3):
-        twins.call(lambda: (fresh_state(), tensor(i, 2)), hit=None if i == 0 else True, why=f"call {i}")
+        twins.call(
+            lambda: (fresh_state(), tensor(i, 2)), hit=None if i == 0 else True, why=f"call {i}"
+        )
 
 
 @pytest.mark.parametrize("name", WRITES)

@@ -269,7 +269,11 @@ def test_metadata_that_steers_the_program():
     check(
         program,
         lambda: (matrix(2, 3),),
-        other=[lambda: (matrix(3, 2),), lambda: (matrix(2, 3).double(),), lambda: (matrix(2, 3).t(),)],
+        other=[
+            lambda: (matrix(3, 2),),
+            lambda: (matrix(2, 3).double(),),
+            lambda: (matrix(2, 3).t(),),
+        ],
     )
 
 
@@ -353,7 +357,9 @@ def test_grad_attribute_is_read_and_written():
 
         return inputs
 
-    check_right(lambda: program, with_gradient(2), lambda: (tensor(1, 2, grad=True),), with_gradient(3))
+    check_right(
+        lambda: program, with_gradient(2), lambda: (tensor(1, 2, grad=True),), with_gradient(3)
+    )
 
     def zero(x):
         x.grad = None
@@ -696,7 +702,9 @@ SEEN_CHANGES = {
     "double": lambda m: m.double().float(),
     "gradients dropped": lambda m: m.zero_grad(),
     "train again": lambda m: m.train(),
-    "data of another layout": lambda m: setattr(m.first.weight, "data", m.first.weight.data.t().clone().t()),
+    "data of another layout": lambda m: setattr(
+        m.first.weight, "data", m.first.weight.data.t().clone().t()
+    ),
 }
 
 
