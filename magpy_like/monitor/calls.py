@@ -15,7 +15,7 @@ import torch.utils.checkpoint
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup, resolve
 from magpy_like.annotation.lookup import NULL as NO_RECEIVER
-from magpy_like.monitor import attributes
+from magpy_like.monitor import attributes, lifted
 from magpy_like.monitor.recording import CONTAINERS, Effect, Recording, Split, elements, plain_key
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.refgraph import Fact, Relation
@@ -191,6 +191,10 @@ def native(
     on_graph = annotation.as_op_node and not rec.inside
     if rec.inside:
         _look_inside(rec, args, kwargs)
+    if annotation.random and not rec.inside:
+        return _draw(run, operation, args, kwargs)
+    if run.lifted and run.lifted.any(args) and not kwargs and lifted.computes(operation, args):
+        return _finish_computed, (operation, args)
     if annotation.replay:
         if rec.inside:
             raise Effect(f"calls {describe(operation)} inside an operator")
@@ -203,9 +207,11 @@ def native(
     if written is not None and written.access == "write" and _write(run, annotation, args, kwargs):
         return _finish_pure, NativeCall(annotation, operation, args, kwargs, False)
     for position, value in _inputs(args, kwargs):
+        wanted = annotation.input(position)
+        if run.lifted and not on_graph and wanted.value_read not in _LIKE_TYPES:
+            run.lifted.settle(value)
         if is_plain(value):
             continue
-        wanted = annotation.input(position)
         if wanted.in_place and not isinstance(value, torch.Tensor):
             _change(rec, operation, value, args, kwargs, wanted.value_read)
         elif on_graph:
@@ -227,6 +233,43 @@ def native(
         run.suspended += 1
         return _finish_suspended, NativeCall(annotation, operation, args, kwargs, False)
     return _finish_pure, NativeCall(annotation, operation, args, kwargs, False)
+
+
+_LIKE_TYPES = (ValueRead.NONE, ValueRead.TYPE)
+"""Looks at a number that tell no more than the guard on its type."""
+
+
+def _draw(
+    run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Token:
+    """A random number of Python's: the mock draws again, by the same call."""
+    run.lifted.settle((args, tuple(kwargs.values())))
+    for arg in args[:1]:
+        if not is_plain(arg):
+            run.recording.constant(arg)
+    if isinstance(operation, types.FunctionType):
+        run.suspended += 1
+        return _finish_draw_suspended, (operation, args, kwargs)
+    return _finish_draw, (operation, args, kwargs)
+
+
+def _finish_draw(run: MonitorRun, drawn: tuple[Any, ...], result: Any) -> Any:
+    if not lifted.is_number(result):
+        raise Split(f"draws a random {type(result).__qualname__}")
+    return run.lifted.draw(*drawn, result)
+
+
+def _finish_draw_suspended(run: MonitorRun, drawn: tuple[Any, ...], result: Any) -> Any:
+    run.suspended -= 1
+    return _finish_draw(run, drawn, result)
+
+
+def _finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+    operation, operands = payload
+    if lifted.is_number(result):
+        return run.lifted.compute(operation, operands, result)
+    run.lifted.settle(operands)
+    return None
 
 
 def _look_inside(rec: Recording, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -454,7 +497,7 @@ def look_for(rec: Recording, source: Any, key: Any) -> None:
         if node.contents is not None:
             rec.open(node)
         elif dict.__contains__(source, key):
-            rec.refs.read(node, relation, True, plain=True)
+            rec.refs.read(node, relation, True, plain=True).facts.add(Fact.VALUE)
         else:
             rec.absent(node, relation)
     else:
@@ -539,7 +582,7 @@ def _about_metadata(result: Any) -> bool:
 
 def undo(run: MonitorRun, finish: Callable[..., None]) -> None:
     """The call raised: leave the state that entering it has set."""
-    if finish in (_finish_suspended, _finish_operator_suspended):
+    if finish in (_finish_suspended, _finish_operator_suspended, _finish_draw_suspended):
         run.suspended -= 1
     if finish in (_finish_operator, _finish_operator_suspended):
         run.recording.inside -= 1

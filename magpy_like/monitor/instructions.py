@@ -24,6 +24,7 @@ from magpy_like.annotation import RelationKind, ValueRead, lookup
 from magpy_like.annotation.location import annotations_dir
 from magpy_like.monitor import attributes, calls
 from magpy_like.monitor.recording import CONTAINERS, Split, plain_key
+from magpy_like.monitor.lifted import ARITHMETIC, is_number
 from magpy_like.monitor.polyfills import polyfill
 from magpy_like.native import NULL, frame_set_operand
 from magpy_like.refgraph import Relation
@@ -70,15 +71,20 @@ def read_argument(run: MonitorRun, step: Step) -> Token:
 
 def read_global(run: MonitorRun, step: Step) -> Token:
     frame = step.frame
-    _read_name(run, step.name, frame.f_globals, frame.f_builtins)
-    return None
+    names = frame.f_globals
+    _read_name(run, step.name, names, frame.f_builtins)
+    relation = Relation(RelationKind.GLOBAL, step.name)
+    found = names.get(step.name)
+    if not is_number(found):
+        return None
+    return run.lift_read(step, names, run.recording.node(names), relation, found)
 
 
 def _read_name(
     run: MonitorRun, name: str, names: dict[str, Any], builtins: dict[str, Any]
 ) -> None:
     known = (id(names), name)
-    if known in run.globals_read:
+    if known in run.globals_read and not is_number(names.get(name)):
         return
     run.globals_read.add(known)
     rec = run.recording
@@ -120,9 +126,12 @@ def read_cell(run: MonitorRun, step: Step) -> Token:
     if node is not None:
         relation = Relation(RelationKind.CELL)
         try:
-            run.recording.meet(node, relation, cell.cell_contents)
+            found = cell.cell_contents
         except ValueError:
             run.recording.absent(node, relation)
+            return None
+        run.recording.meet(node, relation, found)
+        return run.lift_read(step, cell, node, relation, found)
     return None
 
 
@@ -152,7 +161,14 @@ def read_attribute(run: MonitorRun, step: Step) -> Token:
                 return calls.native(run, annotation, descriptor, (value,), {})
             if run.recording.node(value) is not None:
                 raise Split(f"reads {type(value).__qualname__}.{name}, native code without an annotation")
+        return _lift_attribute(run, step, value, name)
     return None
+
+
+def _lift_attribute(run: MonitorRun, step: Step, value: Any, name: str) -> Token:
+    found = (attributes.instance_dict(value) or {}).get(name)
+    node = run.recording.node(value)
+    return run.lift_read(step, value, node, Relation(RelationKind.ATTRIBUTE, name), found)
 
 
 def read_super_attribute(run: MonitorRun, step: Step) -> Token:
@@ -224,10 +240,10 @@ def delete_attribute(run: MonitorRun, step: Step) -> Token:
 
 def read_item(run: MonitorRun, step: Step) -> Token:
     source, key = step.stack[-2:]
-    return get_item(run, source, key)
+    return get_item(run, source, key, step)
 
 
-def get_item(run: MonitorRun, source: Any, key: Any) -> Token:
+def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -> Token:
     rec = run.recording
     if isinstance(source, torch.Tensor):
         return calls.operate(run, operator.getitem, (source, key))
@@ -249,6 +265,10 @@ def get_item(run: MonitorRun, source: Any, key: Any) -> Token:
             if isinstance(getter, types.FunctionType):
                 return None
         calls.read_item(rec, source, key)
+        if isinstance(source, dict) and is_plain(key) and dict.__contains__(source, key):
+            relation = Relation(RelationKind.KEY, key)
+            found = dict.__getitem__(source, key)
+            return run.lift_read(step, source, rec.node(source), relation, found) if step else None
     elif type(source) not in run.simple_types:
         attributes.read_class(rec, type(source), "__getitem__")
         if rec.node(source) is not None and not isinstance(
@@ -512,6 +532,68 @@ def unsupported(run: MonitorRun, step: Step) -> Token:
 
 def asynchronous(run: MonitorRun, step: Step) -> Token:
     raise Split("awaits")
+
+
+# --- what instructions do to lifted numbers -----------------------------------------------------
+
+
+def _finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+    operation, operands = payload
+    return run.lifted.compute(operation, operands, result) if is_number(result) else None
+
+
+def _compute(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Token:
+    if not run.lifted.any(operands):
+        return None
+    if operation in ARITHMETIC and all(is_number(operand) for operand in operands):
+        return _finish_computed, (operation, operands)
+    if any(isinstance(operand, torch.Tensor) for operand in operands):
+        return None  # an input of the operator graph
+    run.lifted.settle(operands)
+    return None
+
+
+def _compute_binary(run: MonitorRun, step: Step) -> Token:
+    return _compute(run, _BINARY[step.oparg], step.stack[-2:])
+
+
+def _compute_unary(run: MonitorRun, step: Step) -> Token:
+    return _compute(run, _UNARY[opcode.opname[step.opcode]], step.stack[-1:])
+
+
+def _settle_operands(first: int, last: int | None = None) -> Callable[[MonitorRun, Step], Token]:
+    def settle(run: MonitorRun, step: Step) -> Token:
+        for value in step.stack[first:last]:
+            if is_number(value) or isinstance(value, slice):
+                run.lifted.settle(value)
+        return None
+
+    return settle
+
+
+def _settled_by() -> dict[int, Callable[[MonitorRun, Step], Token]]:
+    """What instructions do with lifted numbers on the stack, where it is more than moving them."""
+    one, two, three = _settle_operands(-1), _settle_operands(-2), _settle_operands(-3)
+    table: dict[str, Callable[[MonitorRun, Step], Token]] = {
+        "BINARY_OP": _compute_binary,
+        "UNARY_POSITIVE": _compute_unary,
+        "UNARY_NEGATIVE": _compute_unary,
+        "UNARY_INVERT": _compute_unary,
+        "STORE_SUBSCR": _settle_operands(-1),
+        "STORE_SLICE": _settle_operands(-2),
+        "BINARY_SLICE": _settle_operands(-2),
+        "MATCH_CLASS": three,
+    }
+    for name in ("COMPARE_OP", "CONTAINS_OP", "IS_OP", "BINARY_SUBSCR", "DELETE_SUBSCR",
+                 "FORMAT_VALUE", "MATCH_KEYS"):  # fmt: skip
+        table[name] = two
+    for name in opcode.opmap:
+        if "JUMP_IF" in name or name in ("UNARY_NOT", "LOAD_ATTR", "LOAD_METHOD", "GET_LEN"):
+            table[name] = one
+    return {opcode.opmap[name]: rule for name, rule in table.items() if opcode.opmap.get(name, 256) < 256}
+
+
+SETTLED_BY = _settled_by()
 
 
 @dataclass(frozen=True)

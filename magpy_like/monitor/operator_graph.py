@@ -30,8 +30,11 @@ class OperatorGraph:
     def __init__(self) -> None:
         self.graph = fx.Graph()
         self._known: dict[int, tuple[weakref.ref[Any], fx.Node]] = {}
-        self.inputs: list[tuple[fx.Node, int]] = []
-        """Placeholders and the ids of the ShadowNodes they stand for."""
+        self.inputs: list[tuple[fx.Node, Any]] = []
+        """Placeholders, each with the id of the ShadowNode of a tensor, or a lifted number."""
+        self.expression: Callable[[Any], Any] = lambda value: None
+        """Gives the expression of a lifted number, None for any other value."""
+        self._numbers: dict[int, fx.Node] = {}
         self._data_shapes: set[fx.Node] = set()
         self._constants: dict[str, Any] = {}
         self.arrays: list[tuple[Any, Any]] = []
@@ -50,6 +53,21 @@ class OperatorGraph:
 
     def add_input(self, tensor: torch.Tensor, shadow_id: int) -> fx.Node:
         """A placeholder for a tensor that was there when the region was entered."""
+        node = self._placeholder(shadow_id)
+        self.know(tensor, node)
+        return node
+
+    def _number(self, value: Any) -> fx.Node | None:
+        """A placeholder for a lifted number, or None for a constant."""
+        expression = self.expression(value)
+        if expression is None:
+            return None
+        node = self._numbers.get(id(value))
+        if node is None:
+            node = self._numbers[id(value)] = self._placeholder(value)
+        return node
+
+    def _placeholder(self, source: Any) -> fx.Node:
         first = next(iter(self.graph.nodes), None)
         last = self.inputs[-1][0] if self.inputs else None
         if last is not None:
@@ -60,8 +78,7 @@ class OperatorGraph:
             where = self.graph.inserting_after()
         with where:
             node = self.graph.placeholder(f"input_{len(self.inputs)}")
-        self.inputs.append((node, shadow_id))
-        self.know(tensor, node)
+        self.inputs.append((node, source))
         return node
 
     def add_operator(
@@ -115,6 +132,8 @@ class OperatorGraph:
         if isinstance(value, torch.Tensor):
             return resolve(value)
         kind = type(value)
+        if kind is int or kind is float:
+            return self._number(value) or value
         if kind in _WRITTEN_AS_THEY_ARE:
             return value
         if kind is torch.Size or kind is tuple:

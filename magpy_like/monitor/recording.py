@@ -22,7 +22,7 @@ from torch import fx
 from magpy_like.annotation.schema import DataShape, RelationKind, ValueRead
 from magpy_like.monitor.operator_graph import OperatorGraph, UnknownTensor, replace_data
 from magpy_like.native import TensorCheck
-from magpy_like.refgraph import Fact, RefGraph, Relation, ShadowNode
+from magpy_like.refgraph import ABSENT, Fact, RefGraph, Relation, ShadowNode
 from magpy_like.refgraph.values import is_identity, is_plain
 
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
@@ -58,6 +58,8 @@ class Recording:
         self.refs = RefGraph()
         self.operators = OperatorGraph()
         self.split: SplitPoint | None = None
+        self.lifted: Any = None
+        """The lifted numbers of the run, once it has begun."""
         self.inside = 0
         """How many operators are running: what runs inside one is not on the graph itself."""
         self.given: set[int] = set()
@@ -113,7 +115,8 @@ class Recording:
 
     def _expect(self, node: ShadowNode, value: Any, plain: bool) -> None:
         if plain:
-            node.facts.add(Fact.VALUE)
+            if self.lifted is None or node.node_id not in self.lifted.nodes:
+                node.facts.add(Fact.VALUE)
         elif isinstance(value, torch.Tensor):
             if Fact.METADATA not in node.facts:
                 node.facts.add(Fact.METADATA)
@@ -231,6 +234,10 @@ class Recording:
     def _keep(self, node: ShadowNode, relation: Relation, item: Any) -> None:
         """An element of the first version, whatever has become of the container since."""
         if relation in node.first.refs:
+            child_id = node.first.refs[relation]
+            if child_id != ABSENT and self.refs.get_node_by_id(child_id).plain:
+                # A number that is lifted elsewhere was looked at here.
+                self.refs.get_node_by_id(child_id).facts.add(Fact.VALUE)
             return
         plain = is_plain(item)
         known = None if plain else self.refs.get_node_by_var(item)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import inspect
+import opcode
 import sys
 import threading
 import types
@@ -18,7 +20,8 @@ import torch
 from magpy_like.annotation import RelationKind, lookup
 from magpy_like.logs import topic
 from magpy_like.monitor import attributes, calls, polyfills
-from magpy_like.monitor.instructions import Rules, Step, load_rules
+from magpy_like.monitor.instructions import SETTLED_BY, Rules, Step, load_rules
+from magpy_like.monitor.lifted import LiftedNumbers, is_number
 from magpy_like.monitor.recording import Effect, Recording, Split, SplitPoint
 from magpy_like.native import (
     NULL,
@@ -26,15 +29,22 @@ from magpy_like.native import (
     dispatch_counter,
     frame_function,
     frame_locals,
+    frame_set_local,
+    frame_set_operand,
     lookup_in_type,
     start_counting,
     stop_counting,
 )
-from magpy_like.refgraph import Relation
+from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import PLAIN_TYPES, is_plain
 
 log = topic("monitor")
 
+_PASSES_THROUGH = {
+    "CALL", "CALL_FUNCTION_EX", "LOAD_ATTR", "LOAD_METHOD", "BINARY_SUBSCR", "BINARY_OP",
+    "FOR_ITER", "SEND", "UNARY_NEGATIVE", "UNARY_POSITIVE", "UNARY_INVERT", "RETURN_VALUE",
+}  # fmt: skip
+"""Instructions that leave what a Python function returns to them on the stack as it is."""
 _PACKAGE = str(Path(__file__).parents[1])
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 _HIDDEN_CODE = {torch.nn.Module.__getattr__.__code__}
@@ -103,9 +113,20 @@ class MonitorRun:
     } - {types.FunctionType}  # fmt: skip
     """Types whose attributes are native and tell nothing that the guard does not know."""
 
-    def __init__(self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
+    def __init__(
+        self,
+        target: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        varying: frozenset[Any] = frozenset(),
+    ) -> None:
+        """``varying`` are the places (see :func:`place_of`) whose numbers are lifted when read."""
         self.target, self.args, self.kwargs = _seen_entry(target), args, kwargs
         self.recording = Recording()
+        self.lifted = LiftedNumbers(self.recording)
+        self.recording.lifted = self.lifted
+        self.recording.operators.expression = self.lifted.expression
+        self.varying = varying
         self.globals_read: set[tuple[int, str]] = set()
         self.suspended = 0
         """How many calls are running whose Python code is not followed."""
@@ -115,13 +136,15 @@ class MonitorRun:
             on_instruction=self._on_instruction,
             on_result=self._on_result,
             on_exception=self._on_exception,
-            on_return=None,
+            on_return=self._on_return,
             on_hidden=self._on_hidden,
             filter=self._rules.filter,
         )
         self._root: dict[int, tuple[int | str, Any]] | None = None
         self._entered: set[int] = set()
         self._keep: list[Any] = []
+        self._settled_reads: set[int] = set()
+        self._updates: dict[types.CodeType, set[int]] = {}
         self._keywords: dict[types.CodeType, dict[int, tuple[str, ...]]] = {}
 
     # --- the run ---------------------------------------------------------------------------------
@@ -179,7 +202,12 @@ class MonitorRun:
         self, frame: types.FrameType, number: int, oparg: int, offset: int, stack: tuple[Any, ...]
     ) -> Any:
         try:
-            return self._rules.rules[number](self, Step(frame, number, oparg, offset, stack))
+            step = Step(frame, number, oparg, offset, stack)
+            if self.lifted and number in SETTLED_BY:
+                done = SETTLED_BY[number](self, step)
+                if done is not None:
+                    return done
+            return self._rules.rules[number](self, step)
         except BaseException as error:
             self._fail(frame, error)
             return None
@@ -187,12 +215,27 @@ class MonitorRun:
     def _on_result(self, token: Any, frame: types.FrameType, stack: tuple[Any, ...]) -> None:
         try:
             finish, payload = token
-            finish(self, payload, stack[-1] if stack else None)
+            instead = finish(self, payload, stack[-1] if stack else None)
+            if instead is not None:
+                frame_set_operand(frame, 1, instead)
+                self._monitor.watch_numbers()
         except BaseException as error:
             self._fail(frame, error)
 
     def _on_exception(self, token: Any, frame: types.FrameType, _: Any) -> None:
         calls.undo(self, token[0])
+
+    def _on_return(self, frame: types.FrameType, value: Any) -> None:
+        """A lifted number that a Python function gives to native code is looked at there."""
+        caller = frame.f_back
+        if not self.lifted.any((value,)) or caller is None:
+            return
+        try:
+            at = opcode.opname[caller.f_code.co_code[caller.f_lasti]]
+            if self._monitor.waits(caller) or at not in _PASSES_THROUGH:
+                self.lifted.settle(value)
+        except BaseException as error:
+            self._fail(frame, error)
 
     def _on_hidden(self, frame: types.FrameType) -> None:
         """Torch has dispatched operators that no instruction or call has told of."""
@@ -291,11 +334,44 @@ class MonitorRun:
             key, value = found
             del self._root[slot]  # type: ignore[union-attr]
             if frame_locals(frame)[slot] is value:
-                self._read_argument(key, value)
+                node = self._read_argument(key, value)
+                if is_number(value) and ("argument", key) in self.varying:
+                    frame_set_local(frame, slot, self.lifted.read(node, value))
+                    self._monitor.watch_numbers()
 
-    def _read_argument(self, key: int | str, value: Any) -> None:
+    def _read_argument(self, key: int | str, value: Any) -> ShadowNode:
         relation = Relation(RelationKind.LOCAL, key)
-        self.recording.meet(self.recording.refs.external, relation, value)
+        return self.recording.meet(self.recording.refs.external, relation, value)
+
+    def lift_read(self, step: Step, owner: Any, node: ShadowNode | None, relation: Relation, value: Any) -> Any:
+        """Whether a number that is about to be read is lifted: what to do when it was.
+
+        It is when it varied between calls, or when the program is about to change it in place,
+        as in ``self.step += 1``.
+        """
+        if node is None or not is_number(value) or relation in node.written:
+            return None
+        target = node.first.refs.get(relation)
+        if target is None or target == ABSENT:
+            return None
+        child = self.recording.refs.get_node_by_id(target)
+        if not child.existed or not child.plain:
+            return None
+        lifted = child.node_id in self.lifted.nodes
+        if not lifted and Fact.VALUE in child.facts and child.node_id in self._settled_reads:
+            return None
+        if lifted or place_of(owner, relation) in self.varying or self.is_updated(step):
+            return _finish_lift, (child, value)
+        self._settled_reads.add(child.node_id)
+        return None
+
+    def is_updated(self, step: Step) -> bool:
+        """Whether the value read by this instruction goes into an in-place operator next."""
+        code = step.code
+        found = self._updates.get(code)
+        if found is None:
+            found = self._updates[code] = _in_place_reads(code)
+        return step.offset in found
 
     # --- what the rules ask ------------------------------------------------------------------------
 
@@ -347,9 +423,35 @@ class MonitorRun:
         return None
 
 
-def _keyword_names(code: types.CodeType) -> dict[int, tuple[str, ...]]:
-    import dis
+def place_of(owner: Any, relation: Relation) -> tuple[Any, ...]:
+    """A place outside, as far as it can be told from one run to the next."""
+    return (id(owner), relation)
 
+
+def _finish_lift(run: MonitorRun, payload: tuple[ShadowNode, Any], result: Any) -> Any:
+    node, value = payload
+    return run.lifted.read(node, value) if result is value else None
+
+
+_READS = {"LOAD_ATTR", "LOAD_GLOBAL", "LOAD_DEREF", "BINARY_SUBSCR"}
+_FIRST_IN_PLACE = next(i for i, (name, _) in enumerate(opcode._nb_ops) if "INPLACE" in name)  # type: ignore[attr-defined]
+
+
+def _in_place_reads(code: types.CodeType) -> set[int]:
+    """Offsets of the reads whose value is the left operand of ``+=`` and the like."""
+    found: set[int] = set()
+    recent: list[dis.Instruction] = []
+    for instruction in dis.get_instructions(code):
+        name = instruction.opname
+        if name == "BINARY_OP" and (instruction.arg or 0) >= _FIRST_IN_PLACE and len(recent) >= 2:
+            if recent[-1].opname.startswith("LOAD_") and recent[-2].opname in _READS:
+                found.add(recent[-2].offset)
+        if name not in ("CACHE", "EXTENDED_ARG"):
+            recent = [*recent[-1:], instruction]
+    return found
+
+
+def _keyword_names(code: types.CodeType) -> dict[int, tuple[str, ...]]:
     found: dict[int, tuple[str, ...]] = {}
     names: tuple[str, ...] = ()
     start: int | None = None

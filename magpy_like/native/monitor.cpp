@@ -79,6 +79,7 @@ struct Monitor {
   std::unordered_map<PyCodeObject *, std::vector<Instruction>> *codes;
   unsigned char filter[256];
   bool running;
+  bool numbers;  // plain numbers count too: some are lifted
   long instructions, announced;
 };
 
@@ -157,10 +158,10 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
         case IGNORE:
           return 0;
         case TEST:
-          if (plain(peek(f, 1))) return 0;
+          if (!m->numbers && plain(peek(f, 1))) return 0;
           break;
         case PAIR:
-          if (plain(peek(f, 1)) && plain(peek(f, 2))) return 0;
+          if (!m->numbers && plain(peek(f, 1)) && plain(peek(f, 2))) return 0;
           break;
         case ROOT_ONLY:
           if (frame != m->root) return 0;
@@ -311,6 +312,17 @@ PyObject *monitor_set_root(PyObject *self, PyObject *frame) {
   Py_RETURN_NONE;
 }
 
+// Whether native code that an instruction of this frame has called is still running.
+PyObject *monitor_waits(PyObject *self, PyObject *frame) {
+  Monitor *m = (Monitor *)self;
+  return PyBool_FromLong(!m->pending->empty() && (PyObject *)m->pending->back().frame == frame);
+}
+
+PyObject *monitor_watch_numbers(PyObject *self, PyObject *) {
+  ((Monitor *)self)->numbers = true;
+  Py_RETURN_NONE;
+}
+
 PyObject *monitor_counts(PyObject *self, PyObject *) {
   Monitor *m = (Monitor *)self;
   return Py_BuildValue("ll", m->instructions, m->announced);
@@ -322,6 +334,8 @@ PyMethodDef monitor_methods[] = {
     {"account", monitor_account, METH_NOARGS, "All operators dispatched so far are known."},
     {"stop", monitor_stop, METH_NOARGS, "Announce nothing more."},
     {"set_root", monitor_set_root, METH_O, "The frame whose reads of its own arguments are announced."},
+    {"waits", monitor_waits, METH_O, "Whether a frame waits for the result of native code."},
+    {"watch_numbers", monitor_watch_numbers, METH_NOARGS, "Announce instructions on plain numbers too."},
     {"counts", monitor_counts, METH_NOARGS, "(instructions seen, instructions announced)."},
     {nullptr, nullptr, 0, nullptr}};
 
@@ -368,6 +382,46 @@ PyObject *frame_set_operand(PyObject *, PyObject *args) {
   Py_RETURN_NONE;
 }
 
+// A number that shares its identity with no other, not even a small one.
+PyObject *fresh_number(PyObject *, PyObject *value) {
+  if (PyFloat_CheckExact(value)) return PyFloat_FromDouble(PyFloat_AS_DOUBLE(value));
+  if (!PyLong_CheckExact(value)) {
+    PyErr_SetString(PyExc_TypeError, "expected an int or a float");
+    return nullptr;
+  }
+  PyLongObject *from = (PyLongObject *)value;
+#if PY_VERSION_HEX >= 0x030C0000
+  Py_ssize_t digits = (Py_ssize_t)(from->long_value.lv_tag >> 3);
+  PyLongObject *to = _PyLong_New(digits);
+  if (!to) return nullptr;
+  for (Py_ssize_t i = 0; i < (digits ? digits : 1); i++)
+    to->long_value.ob_digit[i] = digits ? from->long_value.ob_digit[i] : 0;
+  to->long_value.lv_tag = from->long_value.lv_tag;
+#else
+  Py_ssize_t size = Py_SIZE(from), digits = size < 0 ? -size : size;
+  PyLongObject *to = _PyLong_New(digits);
+  if (!to) return nullptr;
+  for (Py_ssize_t i = 0; i < (digits ? digits : 1); i++) to->ob_digit[i] = digits ? from->ob_digit[i] : 0;
+  Py_SET_SIZE(to, size);
+#endif
+  return (PyObject *)to;
+}
+
+PyObject *frame_set_local(PyObject *, PyObject *args) {
+  PyObject *frame, *value;
+  int slot;
+  if (!PyArg_ParseTuple(args, "O!iO", &PyFrame_Type, &frame, &slot, &value)) return nullptr;
+  _PyInterpreterFrame *f = internal((PyFrameObject *)frame);
+  if (slot < 0 || slot >= f->f_code->co_nlocalsplus) {
+    PyErr_SetString(PyExc_IndexError, "no such local");
+    return nullptr;
+  }
+  PyObject *old = f->localsplus[slot];
+  f->localsplus[slot] = Py_NewRef(value);
+  Py_XDECREF(old);
+  Py_RETURN_NONE;
+}
+
 PyObject *lookup_in_type(PyObject *, PyObject *args) {
   PyObject *type, *name;
   if (!PyArg_ParseTuple(args, "O!U", &PyType_Type, &type, &name)) return nullptr;
@@ -381,6 +435,8 @@ PyMethodDef module_methods[] = {
     {"frame_locals", frame_locals, METH_O, "Locals, cells and free variables as stored: cells unopened."},
     {"frame_function", frame_function, METH_O, "The function object that a frame runs."},
     {"frame_set_operand", frame_set_operand, METH_VARARGS, "(frame, depth, value)"},
+    {"fresh_number", fresh_number, METH_O, "An equal int or float with an identity of its own."},
+    {"frame_set_local", frame_set_local, METH_VARARGS, "(frame, slot, value)"},
     {"lookup_in_type", lookup_in_type, METH_VARARGS, "(type, name): what the classes of the MRO hold, or NULL."},
     {nullptr, nullptr, 0, nullptr}};
 

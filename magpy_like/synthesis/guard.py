@@ -22,6 +22,7 @@ from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import StateCheck, TensorCheck, Watch
 from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import is_identity, is_plain
+from magpy_like.synthesis import numbers
 from magpy_like.synthesis.places import Places, expression, lookup
 from magpy_like.synthesis.source import Source, literal
 
@@ -114,6 +115,7 @@ class GuardBuilder:
             self._node(node)
         self._distinct()
         self._state_reads()
+        self._conditions()
         if self.watch.counts()[0] or self.watch.counts()[2]:
             # Fetched variables hang on fixed ones, so these are looked at first.
             self.source.lines.insert(at, f"if not watch(): return {len(self.reasons)}")
@@ -255,7 +257,7 @@ class GuardBuilder:
     # fetched variables -----------------------------------------------------------------------------
 
     def _fetch(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
-        if node.plain:
+        if node.plain and Fact.VALUE in node.facts:
             self._value(parent, relation, node)
             return
         if self.places.is_fixed(parent) and parent.node_id != EXTERNAL:
@@ -408,6 +410,18 @@ class GuardBuilder:
             known = self.source.constant({id(v): v for v in others}, "known_objects")
             name, label = self.name(node), self.label(node)
             self._check(f"id({name}) not in {known}", f"{label} is not what the program knows otherwise")
+
+    def _conditions(self) -> None:
+        """Lifted numbers that the program has looked at must give the same again."""
+        for expression, value in self.rec.lifted.conditions if self.rec.lifted else ():
+            way = numbers.text(expression, self.name_of_number, self.source.constant)
+            self._check(self._equals(way, value), f"{way} == {value!r}")
+
+    def name_of_number(self, node: ShadowNode) -> str:
+        """A lifted number that was looked at as a whole as well is a constant after all."""
+        if Fact.VALUE in node.facts:
+            return literal(node.first.value) or self.source.constant(node.first.value, "value")
+        return self.name(node)
 
     def _distinct(self) -> None:
         """Variables that are changed, or were told apart, must be different objects again."""

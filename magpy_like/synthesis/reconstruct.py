@@ -20,6 +20,7 @@ import torch
 from magpy_like.monitor.recording import Recording, Split, items_of
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.values import is_identity, is_plain
+from magpy_like.synthesis import numbers
 from magpy_like.synthesis.source import Source, literal
 
 _CONTENTS: tuple[tuple[type, str], ...] = (
@@ -53,6 +54,9 @@ class Reconstruction:
         Raises:
             Split: the value cannot be made outside the run that made it.
         """
+        expression = self.rec.lifted.expression(value) if self.rec.lifted else None
+        if expression is not None:
+            return numbers.text(expression, self._existing, self.source.constant)
         text = literal(value)
         if text is not None:
             return text

@@ -58,6 +58,8 @@ class MockBuilder:
 
     def existing(self, node: ShadowNode) -> str:
         """The name of a variable that was there before the call."""
+        if node.plain and node.node_id not in self.guard.variables:
+            return self.guard.name_of_number(node)
         if self.places.is_fixed(node):
             return self.source.constant(node.variable, node.type.__name__.lower())
         name = self.guard.variables.get(node.node_id)
@@ -82,6 +84,14 @@ class MockBuilder:
 
     def result(self, value: Any) -> str:
         return self.values.value(value)
+
+    def draw(self) -> None:
+        """Draw Python's random numbers again, in the program's order."""
+        for i, (operation, args, kwargs) in enumerate(self.rec.lifted.draws if self.rec.lifted else ()):
+            function = self.source.constant(operation, operation.__name__)
+            texts = [self.values.value(arg) for arg in args]
+            texts += [f"{name}={self.values.value(arg)}" for name, arg in kwargs.items()]
+            self.source.emit(f"draw{i} = {function}({', '.join(texts)})")
 
     # --- side effects ----------------------------------------------------------------------------
 
@@ -244,6 +254,7 @@ def synthesise(
     graph, compiled, names, inputs = _compile(rec, places, guard, mock, backend, entry)
     body = mock.source.lines
     mock.source.lines = []
+    mock.draw()
     if graph is not None:
         call = f"run_graph({', '.join(names)})"
         targets = ", ".join(f"out{i}" for i in range(len(mock.outputs)))
@@ -290,7 +301,9 @@ def _compile(
     changed = [
         node
         for _, shadow in operators.inputs
-        if (node := rec.refs.get_node_by_id(shadow)).variable is not None
+        if isinstance(shadow, int)
+        and not operators.expression(shadow)
+        and (node := rec.refs.get_node_by_id(shadow)).variable is not None
         and tensor_version(node.variable) != rec.tensor_versions.get(shadow)
     ]
     if not operators.operators or not (mock.outputs or changed or operators.effects):
@@ -298,17 +311,25 @@ def _compile(
     if any(array.tobytes() != before.tobytes() for array, before in operators.arrays):
         raise Split("changes a NumPy array whose memory a tensor shares")
     graph = operators.finish(mock.outputs)
-    nodes = [rec.refs.get_node_by_id(shadow) for _, shadow in operators.inputs]
-    names = [mock.existing(node) for node in nodes]
-    tensors = [node.variable for node in nodes]
-    if any(tensor is None for tensor in tensors):
-        raise Split("an input of the operator graph is gone by the end of the region")
+    nodes, names, inputs = [], [], []
+    for _, source in operators.inputs:
+        if operators.expression(source) is not None:
+            names.append(mock.values.value(source))
+            inputs.append(source)
+            continue
+        node = rec.refs.get_node_by_id(source)
+        if node.variable is None:
+            raise Split("an input of the operator graph is gone by the end of the region")
+        nodes.append(node)
+        names.append(mock.existing(node))
+        inputs.append(node.variable)
     if changed:
         same_memory(guard, nodes, changed)
-    if rec.runs_as_is:
-        return graph, graph.forward, names, tensors
+    if rec.runs_as_is or len(inputs) > len(nodes):
+        # Backends take a number for a constant, so a graph with lifted numbers runs as it is.
+        return graph, graph.forward, names, inputs
     with entry():
-        compiled = backend(graph, tensors)
-    return graph, compiled, names, tensors
+        compiled = backend(graph, inputs)
+    return graph, compiled, names, inputs
 
 

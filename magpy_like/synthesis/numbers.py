@@ -1,0 +1,32 @@
+"""Source text of the expressions that lifted numbers are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from magpy_like.monitor.calls import OPERATORS
+from magpy_like.monitor.lifted import Computed, Draw, Read
+from magpy_like.refgraph import ShadowNode
+from magpy_like.synthesis.source import literal
+
+_SYMBOLS = {function: symbol.removesuffix("=") for symbol, function in OPERATORS.items() if symbol not in ("<", "<=", "==", "!=", ">", ">=")}
+_SIGNS = {"neg": "-", "pos": "+", "invert": "~"}
+
+
+def text(expression: Any, name: Callable[[ShadowNode], str], constant: Callable[[Any], str]) -> str:
+    """Python source for an expression; ``name`` gives the variable that holds a number read."""
+    if isinstance(expression, Read):
+        return name(expression.node)
+    if isinstance(expression, Draw):
+        return f"draw{expression.index}"
+    if not isinstance(expression, Computed):
+        return literal(expression) or constant(expression)
+    operands = [text(operand, name, constant) for operand in expression.operands]
+    symbol = _SYMBOLS.get(expression.operation)
+    if symbol is not None:
+        return f"({operands[0]} {symbol} {operands[1]})"
+    sign = _SIGNS.get(expression.operation.__name__)
+    if sign is not None and len(operands) == 1:
+        return f"({sign}{operands[0]})"
+    return f"{constant(expression.operation)}({', '.join(operands)})"
