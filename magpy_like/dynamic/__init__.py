@@ -1,0 +1,1 @@
+"""Programs that are not static: split points and what follows them."""
