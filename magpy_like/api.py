@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
-import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from magpy_like.errors import MagpyError
 from magpy_like.monitor.calls import mark_disabled
@@ -181,7 +181,7 @@ def is_compiling() -> bool:
     return is_monitoring()
 
 
-_dynamic_dimensions: weakref.WeakKeyDictionary[torch.Tensor, set[int]] = weakref.WeakKeyDictionary()
+_dynamic_dimensions = WeakIdKeyDictionary()  # tensors do not compare as keys should
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:

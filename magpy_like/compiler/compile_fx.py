@@ -6,6 +6,7 @@ import copy
 import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from magpy_like.compiler import describe, passes
 from magpy_like.compiler.aot import aot_compile
-from magpy_like.compiler.codegen import cpp, special
+from magpy_like.compiler.codegen import cpp, special, triton
 from magpy_like.compiler.codegen.common import Kernel
 from magpy_like.compiler.codegen.launcher import Launcher
 from magpy_like.compiler.errors import CompileError, Unsupported, warn_fallback
@@ -145,6 +146,9 @@ def _compile(gm: fx.GraphModule, kind: str, trace: Trace) -> Callable[[list[Any]
     trace.write("ir", f"{kind}.txt", lambda: describe.graph(graph))
     with trace.timing("scheduling"):
         schedule = Scheduler(graph).run()
+        for work in schedule.steps:
+            if isinstance(work, Kernel) and work.device.type in PRINTERS:
+                PRINTERS[work.device.type].settle(work, graph.hint)
         steps = plan_memory(graph, schedule)
     trace.write("schedule", f"{kind}.txt", lambda: describe.schedule(schedule))
     kernels = [step.work for step in steps if isinstance(step.work, Kernel)]
@@ -160,11 +164,21 @@ def build(
     kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace
 ) -> dict[str, Callable[..., Any]]:
     """Print, compile and load kernels: name -> function of addresses and sizes."""
-    others = {k.device.type for k in kernels} - {"cpu"}
-    if others:
-        raise Unsupported("a graph", f"no printer for device {others.pop()}")
-    if not kernels:
-        return {}
+    by_device: dict[str, list[Kernel]] = {}
+    for kernel in kernels:
+        by_device.setdefault(kernel.device.type, []).append(kernel)
+    found: dict[str, Callable[..., Any]] = {}
+    for device, part in by_device.items():
+        if device not in PRINTERS:
+            raise Unsupported("a graph", f"no printer for device {device}")
+        found |= PRINTERS[device].build(part, graph, kind, trace)
+    return found
+
+
+def build_cpp(
+    kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace
+) -> dict[str, Callable[..., Any]]:
+    """:func:`build` for the CPU."""
     names: dict[str, str] = {}  # text -> function; kernels of one text share it
     origins: dict[str, list[str]] = {}
     entry: dict[str, str] = {}
@@ -202,3 +216,19 @@ def load(path: Any, names: Sequence[str]) -> dict[str, Callable[..., Any]]:
     make.restype = ctypes.py_object
     size = 4 * ctypes.sizeof(ctypes.c_void_p)  # a PyMethodDef
     return {name: make(table + k * size, None, None) for k, name in enumerate(names)}
+
+
+@dataclass(frozen=True)
+class Printer:
+    """A printer: ``settle(kernel, hint)`` may change a plan before memory is planned, ``build``
+    prints, compiles and loads (see :func:`build`)."""
+
+    settle: Callable[[Kernel, Callable[[Any], int]], None]
+    build: Callable[..., dict[str, Callable[..., Any]]]
+
+
+#: Device type -> the printer for its kernels.
+PRINTERS = {
+    "cpu": Printer(lambda kernel, hint: None, build_cpp),
+    "cuda": Printer(triton.settle, triton.build),
+}

@@ -89,9 +89,9 @@ def _call_function_ex(
 ) -> Suspended | None:
     below, operands = _split(state.stack, 3 + (instruction.arg & 1))
     args, keywords = operands[2], operands[3] if instruction.arg & 1 else {}
-    if type(args) is not tuple or type(keywords) is not dict:
+    if type(args) not in (tuple, list) or type(keywords) is not dict:
         return None  # the instruction itself iterates
-    return _called(below, operands[1], args, keywords, callee)
+    return _called(below, operands[1], tuple(args), keywords, callee)
 
 
 def _called(

@@ -35,6 +35,12 @@ _FOLLOWED = (
 )
 """A custom autograd function, or one that is vmapped, is one operator, but its Python code is
 followed for what it reads."""
+_RUNS_AS_IS = {
+    torch.autograd.grad: "takes gradients inside",
+    torch.Tensor.requires_grad_: "changes which tensors take part in gradients",
+    torch._C.TensorBase.__dict__["_make_subclass"].__func__: "makes a parameter",
+}
+"""Operators that no graph compiler takes as they are meant; the graph runs one by one then."""
 _DEPENDS_ON_NOTHING = {
     list.append,
     list.extend,
@@ -223,6 +229,8 @@ def native(
         _follow(run, annotation, args, kwargs)
     if annotation.as_op_node:
         rec.inside += 1
+        if on_graph and operation in _RUNS_AS_IS:
+            rec.runs_as_is = f"{describe(operation)} {_RUNS_AS_IS[operation]}"
         if on_graph:
             rec.given = {id(tensor) for tensor in tensors_in((args, kwargs))}
         if operation not in _FOLLOWED:
@@ -533,6 +541,11 @@ def _finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
     annotation = done.annotation
     if annotation is not None and annotation.state_read:
         run.recording.state_reads.append((done.operation, done.args, done.kwargs, result))
+    relation = None if annotation is None else annotation.output.relation
+    if relation is not None and relation.kind is RelationKind.CONSTANT:
+        run.account()
+        if not is_plain(result) and run.recording.node(result) is None:
+            run.recording.keep(result)
     if any(isinstance(value, torch.Tensor) for value in (*done.args, *done.kwargs.values())):
         run.account()
     run.recording.bear(result)

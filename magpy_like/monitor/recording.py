@@ -66,6 +66,8 @@ class Recording:
         """The ids of the tensors that the running operator was given."""
         self.runs_as_is: str | None = None
         """Why the operator graph must not be compiled: an operator in it is dynamic inside."""
+        self.cached: list[Any] = []
+        """Tensors that a cache keeps, held until the record holds them."""
         self.distinct: set[tuple[int, int]] = set()
         """Pairs of nodes that the program found to be different objects."""
         self.replays: list[tuple[ShadowNode, Callable[..., Any], tuple[Any, ...]]] = []
@@ -99,6 +101,13 @@ class Recording:
             node = self.refs.read(self.refs.external, relation, value)
             node.facts.add(Fact.IDENTITY)
         return node
+
+    def keep(self, value: Any) -> None:
+        """A cached result: the same object at every call from now on."""
+        node = self.constant(value)
+        if isinstance(value, torch.Tensor):
+            self._expect(node, value, False)
+            self.cached.append(value)
 
     def meet(self, source: ShadowNode, relation: Relation, value: Any) -> ShadowNode:
         """The program got ``value`` by following ``relation`` from ``source``."""

@@ -67,6 +67,8 @@ class Dispatcher:
         self.hits = self.misses = self._given_up = 0
         self.split_points: list[SplitPoint] = []
         self._eager: str | None = None
+        self.varying: set[Any] = set()
+        """Places whose numbers have caused misses: later monitor runs lift them."""
         _all.add(self)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -136,7 +138,7 @@ class Dispatcher:
         at_entry = StateCheck()
         grad_mode = torch.is_grad_enabled()
         random_state = torch.get_rng_state()
-        run = MonitorRun(self.target, args, dict(kwargs))
+        run = MonitorRun(self.target, args, dict(kwargs), frozenset(self.varying))
         result = run.run()
         rec = run.recording
         record = None
@@ -195,11 +197,23 @@ class Dispatcher:
 
     def _add(self, record: Record) -> None:
         with self._lock:
+            self._note_varying(record)
             self.records = (record, *self.records)
         if _guards_log.isEnabledFor(logging.INFO):
             _guards_log.info("%s:\n%s\n%s", self.name, "\n".join(record.guards), record.guard_source)
         _records_log.info("%s: new record, %d in all", self.name, len(self.records))
         _records_log.debug("%s", record.mock_source)
+
+    def _note_varying(self, record: Record) -> None:
+        """Numbers that differ between records, or that the program itself counts up, vary."""
+        if self.dynamic is False:
+            return
+        self.varying |= record.rewritten
+        for other in self.records:
+            for place, value in record.numbers.items():
+                before = other.numbers.get(place, value)
+                if type(before) is type(value) and before != value:
+                    self.varying.add(place)
 
     def _note_split(self, point: SplitPoint) -> None:
         _splits_log.info("%s: split at %s", self.name, point)
@@ -220,6 +234,7 @@ class Dispatcher:
             self.records = ()
             self.hits = self.misses = self._given_up = 0
             self.split_points = []
+            self.varying = set()
             self._eager = None
 
 

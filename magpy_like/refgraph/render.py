@@ -35,7 +35,7 @@ def to_text(graph: RefGraph) -> str:
 
 
 def to_dot(graph: RefGraph) -> str:
-    """A description for ``dot``: a record per ShadowNode with a field per version, edges between."""
+    """A description for ``dot``: a record per ShadowNode, a field per version, edges between."""
     lines = ["digraph RefGraph {", "  rankdir=LR;", "  node [shape=record];"]
     for node in graph:
         versions = "|".join(f"<v{number}> v{number}" for number, _ in _shown(node))

@@ -12,7 +12,9 @@ from torch import fx
 
 from magpy_like.annotation import RelationKind
 from magpy_like.monitor.recording import Recording, Split, items_of, tensor_version
-from magpy_like.refgraph import ABSENT, Relation, ShadowNode
+from magpy_like.monitor.lifted import is_number
+from magpy_like.monitor.run import place_of
+from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import is_plain
 from magpy_like.synthesis.guard import GuardBuilder, same_memory
 from magpy_like.synthesis.places import Places, lookup
@@ -34,6 +36,10 @@ class Record:
     guard_source: str
     mock_source: str
     reasons: list[str]
+    numbers: dict[Any, Any]
+    """What the guard expects of numbers, by the place that they are read from."""
+    rewritten: frozenset[Any]
+    """The places whose numbers the program itself replaces by others."""
     watch: Any = None
     watch_reason: int = -1
 
@@ -262,6 +268,7 @@ def synthesise(
         mock.source.emit(f"{targets}{',' if len(mock.outputs) == 1 else ''} = {call}" if targets else call)
     mock.source.lines += [*body, *_modes(rec, mock), f"return {returned}"]
     mock.values.forget()
+    numbers, rewritten = _numbers(places)
     parameters = ", ".join(mock.parameters.values())
     guard.source.emit(f"return ({parameters}{',' if parameters else ''})")
     return Record(
@@ -273,9 +280,34 @@ def synthesise(
         guard_source=guard.source.text("guard", "args, kwargs"),
         mock_source=mock.source.text("mock", parameters),
         reasons=guard.reasons,
+        numbers=numbers,
+        rewritten=rewritten,
         watch=guard.watch,
         watch_reason=guard.watch_reason,
     )
+
+
+def _numbers(places: Places) -> tuple[dict[Any, Any], frozenset[Any]]:
+    """The numbers that the guard compares, and the places where the program left another."""
+    numbers, rewritten = {}, set()
+    for node in places.order:
+        value = node.first.value
+        if not (node.plain and Fact.VALUE in node.facts and is_number(value)):
+            continue
+        parent, relation = places.edges[node.node_id][0]
+        if relation.kind is RelationKind.MEMBERSHIP:
+            continue
+        outside = parent.node_id == EXTERNAL
+        place = ("argument", relation.key) if outside else place_of(parent.variable, relation)
+        numbers[place] = value
+        if relation in parent.written:
+            try:
+                now = lookup(parent.variable, relation)
+            except (LookupError, AttributeError, ValueError):
+                continue
+            if type(now) is type(value) and now != value:
+                rewritten.add(place)
+    return numbers, frozenset(rewritten)
 
 
 def _modes(rec: Recording, mock: MockBuilder) -> list[str]:

@@ -24,8 +24,10 @@ def _lower_special(name: str) -> None:
             raise Unsupported(name, "its kernel calls a library of the CPU")
         if name == "polygamma":
             args = args[::-1]  # ATen takes (n, x)
-        function = getattr(ops, f"special_{name}")
-        return elementwise(graph, args, Kind.INT_TO_FLOAT, lambda *v: function(*v), expensive=True)
+        return elementwise(
+            graph, args, Kind.INT_TO_FLOAT, lambda *v: getattr(ops, f"special_{name}")(*v),
+            expensive=True,
+        )  # fmt: skip
 
 
 for _name in SPECIAL:
