@@ -1,0 +1,143 @@
+"""Triton kernels on the CPU: the printer's text through Triton's own interpreter.
+
+The interpreter has no CUDA mathematical library and reduces element by element; both are supplied
+here, by PyTorch's functions and by combining halves. What is tested is the text that the printer
+wrote, operator by operator, as the compiler would see it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import importlib.util
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.errors import InterpreterError
+
+from magpy_like.compiler.codegen import triton_prelude
+from magpy_like.compiler.runtime import triton_launch
+from magpy_like.compiler.runtime.triton_launch import TritonSource
+
+UNUSUAL = {"nearbyint": torch.round, "pow": torch.pow}
+
+
+def _function(name: str) -> Any:
+    operator = UNUSUAL.get(name) or getattr(torch, name)
+
+    def call(*args: Any) -> Any:
+        arrays = np.broadcast_arrays(*(a.handle.data for a in args))
+        result = operator(*(torch.from_numpy(np.array(a)) for a in arrays)).numpy()
+        first = (
+            next(a for a in args if a.handle.data.shape == arrays[0].shape)
+            if any(a.handle.data.shape == arrays[0].shape for a in args)
+            else args[0]
+        )
+        scalar = args[0].dtype
+        kind = (
+            tl.block_type(scalar, list(result.shape))
+            if first.type.is_block() or (result.ndim > 1)
+            else scalar
+        )
+        return tl.core.tensor(interpreter.TensorHandle(result, scalar), kind)
+
+    return call
+
+
+class _Libdevice(types.ModuleType):
+    fma = staticmethod(lambda a, b, c: a * b + c)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _function(name)
+
+
+LIBDEVICE = _Libdevice("libdevice")
+
+
+def _halves(self: Any, values: tuple[Any, ...]) -> list[Any]:
+    """Reduce by combining the two halves of the axis until one element is left."""
+    parts = [v.handle.data for v in values]
+    dtypes = [v.dtype for v in values]
+    axis = self.axis
+    while parts[0].shape[axis] > 1:
+        middle = parts[0].shape[axis] // 2
+        low = [self.to_tensor(np.take(p, range(middle), axis), t) for p, t in zip(parts, dtypes)]
+        high = [
+            self.to_tensor(np.take(p, range(middle, 2 * middle), axis), t)
+            for p, t in zip(parts, dtypes)
+        ]
+        combined = self.combine_fn(*low, *high)
+        combined = combined if isinstance(combined, tuple) else (combined,)
+        parts = [c.handle.data for c in combined]
+    if not self.keep_dims:
+        parts = [np.squeeze(p, axis) for p in parts]
+    return [self.to_tensor(p, t) for p, t in zip(parts, dtypes)]
+
+
+@contextlib.contextmanager
+def _interpreted() -> Iterator[None]:
+    builder = interpreter.interpreter_builder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton, "jit", interpreter.InterpretedFunction)
+        patch.setattr(interpreter.ReduceOps, "generic_reduce", _halves)
+        # What compile_kernel asks for.
+        options = dataclasses.replace(builder.options, debug=True, sanitize_overflow=False)
+        patch.setattr(builder, "options", options)
+        yield
+
+
+def _prelude() -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location("interpreted_prelude", triton_prelude.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.libdevice = LIBDEVICE
+    return module
+
+
+def _pointer(address: int, dtype: torch.dtype) -> torch.Tensor:
+    memory = (ctypes.c_char * dtype.itemsize).from_address(address)
+    return torch.frombuffer(memory, dtype=dtype)
+
+
+class Interpreted:
+    """What ``triton_launch.Loaded`` is, on the CPU. A failed check raises IndexError."""
+
+    prelude: types.ModuleType | None = None
+
+    def __init__(self, source: TritonSource) -> None:
+        self.source = source
+
+    def __call__(self, *args: int) -> None:
+        count = len(self.source.pointers)
+        sizes = args[count:]
+        grid = self.source.function_of_sizes(self.source.grid)(*sizes)
+        wide = bool(self.source.function_of_sizes(self.source.wide)(*sizes))
+        with _interpreted():
+            if Interpreted.prelude is None:
+                Interpreted.prelude = _prelude()
+            names = {"triton": triton, "tl": tl, "libdevice": LIBDEVICE}
+            function = triton_launch.define(
+                self.source, wide, names | {"prelude": Interpreted.prelude}
+            )
+            pointers = [_pointer(a, t) for a, t in zip(args, self.source.pointers)]
+            try:
+                if grid:
+                    function.run(*pointers, *sizes, grid=(grid,), warmup=False)
+            except InterpreterError as error:
+                if "AssertionError" in str(error):
+                    raise IndexError("index out of range") from error
+                raise
+
+
+def load_many(wanted: Sequence[Any]) -> list[Interpreted]:
+    return [Interpreted(source) for source, _, _ in wanted]
