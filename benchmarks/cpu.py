@@ -7,6 +7,7 @@ Inductor's speed in the steady state, at most half of its time in the first call
 """
 
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,8 +35,11 @@ MODES = ("inference", "training")
 CALLS = 100  # for the figure that includes the first call
 
 
-def prepared(name: str, mode: str, compiler: str, batch: int, size: Any) -> Callable[[], Any]:
-    """A call of the compiled model: a forward pass, or a training step without the optimizer."""
+def prepared(
+    name: str, mode: str, compiler: str, batch: int, size: Any
+) -> tuple[Callable[[], Any], Any]:
+    """A call of the compiled model (a forward pass, or a training step without the optimizer),
+    and the compiled model."""
     zoo = ZOO[name]
     model = zoo.make(seed=0, size=size)
     args, kwargs = zoo.inputs(model, seed=1, batch=batch)
@@ -51,7 +55,7 @@ def prepared(name: str, mode: str, compiler: str, batch: int, size: Any) -> Call
         model.zero_grad(set_to_none=True)
         zoo.loss(compiled(*args, **kwargs)).backward()
 
-    return infer if mode == "inference" else train
+    return (infer if mode == "inference" else train), compiled
 
 
 def first_call(name: str, mode: str, compiler: str, batch: int, size: str) -> float:
@@ -77,7 +81,7 @@ def time_first_call(name: str, mode: str, compiler: str, batch: int, size: str) 
     out = COMPILERS[compiler](lambda x: (x * 2).sum())(small)
     if mode == "training":
         out.backward()
-    call = prepared(name, mode, compiler, batch, size)
+    call, _ = prepared(name, mode, compiler, batch, size)
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin
@@ -92,8 +96,11 @@ def steady(
     calls, errors = {}, {}
     for compiler in compilers:
         try:
-            call = prepared(name, mode, compiler, batch, size)
+            call, compiled = prepared(name, mode, compiler, batch, size)
             call()
+            if compiler == "magpy" and not magpy.cache_info(compiled).records:
+                errors[compiler] = "nothing was compiled"
+                continue
             calls[compiler] = call
         except Exception as error:
             errors[compiler] = "".join(traceback.format_exception_only(error)).strip()
@@ -106,8 +113,8 @@ def wrong(name: str, mode: str, compiler: str, batch: int, size: str) -> bool:
     then. Dropout is off in inference; in training, random numbers make the comparison moot."""
     if mode == "training":
         return False
-    expected = pytree.tree_leaves(prepared(name, mode, "eager", batch, size)())
-    actual = pytree.tree_leaves(prepared(name, mode, compiler, batch, size)())
+    expected = pytree.tree_leaves(prepared(name, mode, "eager", batch, size)[0]())
+    actual = pytree.tree_leaves(prepared(name, mode, compiler, batch, size)[0]())
     pairs = [(a, e) for a, e in zip(actual, expected, strict=True) if isinstance(e, torch.Tensor)]
     return not all(torch.allclose(a, e, rtol=1e-2, atol=1e-3, equal_nan=True) for a, e in pairs)
 
@@ -146,14 +153,19 @@ def main(
             medians, errors = steady(name, mode, wanted, batch, size, rounds)
             row = [name, seconds(medians["eager"])]
             for compiler in others:
-                if compiler in errors or wrong(name, mode, compiler, batch, size):
-                    print(f"{name}, {compiler}: {errors.get(compiler, 'wrong result')}")
+                samples: list[float] = []
+                try:
+                    if compiler not in errors and wrong(name, mode, compiler, batch, size):
+                        errors[compiler] = "wrong result"
+                    while compiler not in errors and len(samples) < first_rounds:
+                        samples.append(first_call(name, mode, compiler, batch, size))
+                except Exception as error:
+                    errors[compiler] = str(error)
+                if compiler in errors:
+                    print(f"{name}, {compiler}: {errors[compiler]}")
                     row += ["-", "-", "-"]
                     continue
-                samples = [
-                    first_call(name, mode, compiler, batch, size) for _ in range(first_rounds)
-                ]
-                begin = sorted(samples)[len(samples) // 2]
+                begin = statistics.median(samples)
                 key = (name, compiler)
                 speed[key] = medians["eager"] / medians[compiler]
                 first[key] = begin
