@@ -1,9 +1,15 @@
-"""Pooling over small windows, unrolled: one masked load per window element."""
+"""Pooling and its gradients over small windows, unrolled: one masked load per window element.
+
+A gradient is a gather as well: each input element adds up the outputs whose windows hold it. So
+nothing is scattered, and every loop is parallel.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -12,12 +18,12 @@ import torch
 from magpy_like.compiler import ir
 from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.graph import Graph
-from magpy_like.compiler.indexing import Expr, flatten
+from magpy_like.compiler.indexing import Div, Expr, expr, flatten
 from magpy_like.compiler.ir import Box, Index
 from magpy_like.compiler.lowering.registry import aten, lower, sizes
 from magpy_like.compiler.ops import Value, compute_dtype, ops
 
-MAX_WINDOW = 25  # elements; a larger window is a loop, and ATen has that loop
+MAX_WINDOW = 64  # elements; a larger window is a loop, and ATen has that loop
 
 
 def _per_dim(value: Any, count: int, default: Sequence[int] = ()) -> list[int]:
@@ -28,122 +34,354 @@ def _per_dim(value: Any, count: int, default: Sequence[int] = ()) -> list[int]:
     return [int(v) for v in listed] * (count if len(listed) == 1 else 1)
 
 
-class _Window:
-    """The elements of the input under one output element: positions, and which are inside."""
-
-    def __init__(
-        self, a: Box, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]
-    ) -> None:
-        elements = 1
-        for k in kernel:
-            elements *= k
-        if elements > MAX_WINDOW or 0 in a.size:
-            raise Unsupported("pooling", "a large window, or no elements")
-        self.a, self.kernel, self.stride = a, kernel, stride
-        self.padding, self.dilation = padding, dilation
-        self.spatial = a.size[len(a.size) - len(kernel) :]
-
-    def elements(self, index: Index) -> list[tuple[list[Expr], Value | None]]:
-        """(position in the input, inside or None when it always is), in row-major order."""
-        rank = len(self.kernel)
-        lead, outer = list(index[: len(index) - rank]), index[len(index) - rank :]
-        found = []
-        for offsets in itertools.product(*map(range, self.kernel)):
-            at = [
-                o * s - p + k * d
-                for o, s, p, k, d in zip(
-                    outer, self.stride, self.padding, offsets, self.dilation, strict=True
-                )
-            ]
-            inside: Value | None = None
-            for position, size in zip(at, self.spatial, strict=True):
-                i = ops.index_expr(position, torch.int64)
-                test = ops.logical_and(
-                    ops.ge(i, ops.constant(0, torch.int64)),
-                    ops.lt(i, ops.index_expr(size, torch.int64)),
-                )
-                inside = test if inside is None else ops.logical_and(inside, test)
-            found.append(([*lead, *at], inside))
-        return found
-
-    def load(self, position: list[Expr], inside: Value | None, other: float) -> Value:
-        if inside is None:
-            return self.a.load(position)
-        return ops.masked(inside, lambda: self.a.load(position), other)
+def _integer(e: Any) -> Value:
+    return ops.index_expr(e, torch.int64)
 
 
-@lower(aten.max_pool2d_with_indices.default)
-def max_pool2d_with_indices(
-    graph: Graph, a: Box, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> list[Box]:  # fmt: skip
-    """(maximum, its flat position in the plane). The last NaN of a window wins, as in eager."""
+def _all(tests: Sequence[Value]) -> Value | None:
+    """Their conjunction; None stands for no test."""
+    result: Value | None = None
+    for test in tests:
+        result = test if result is None else ops.logical_and(result, test)
+    return result
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How one spatial dimension of ``size`` is pooled to ``out``.
+
+    ``element(o, k)`` is the k-th position under output ``o``, with tests that it is one;
+    ``holder(h, j)`` is the j-th output whose window may hold position ``h``, with tests.
+    ``counted(o)`` says how many elements an average divides by.
+    """
+
+    size: Expr
+    out: Expr
+    elements: int
+    holders: int
+    element: Callable[[Expr, int], tuple[Expr, list[Value]]]
+    holder: Callable[[Expr, int], tuple[Expr, list[Value]]]
+    counted: Callable[[Expr], Value]
+
+
+def _fixed(
+    size: Expr, out: Expr, kernel: int, stride: int, padding: int, dilation: int = 1,
+    *, count_padding: bool = True,
+) -> Axis:  # fmt: skip
+    """Windows of one size at regular distances."""
+
+    def element(o: Expr, k: int) -> tuple[Expr, list[Value]]:
+        at = o * stride - padding + k * dilation
+        tests = []
+        if padding and k * dilation < padding:
+            tests.append(ops.ge(_integer(at), _integer(sympy.S.Zero)))
+        last = (out - 1) * stride - padding + k * dilation
+        if not (last.is_Integer and size.is_Integer and last < size):
+            tests.append(ops.lt(_integer(at), _integer(size)))
+        return at, tests
+
+    def holder(h: Expr, j: int) -> tuple[Expr, list[Value]]:
+        o = Div(h + padding, sympy.Integer(stride)) - j
+        at = _integer(o)
+        offset = _integer(h + padding - o * stride)
+        tests = [ops.ge(at, _integer(sympy.S.Zero)), ops.lt(at, _integer(out)),
+                 ops.lt(offset, _integer(sympy.Integer(kernel)))]  # fmt: skip
+        return o, tests
+
+    def counted(o: Expr) -> Value:
+        start = _integer(o * stride - padding)
+        end = ops.minimum(ops.add(start, _integer(sympy.Integer(kernel))), _integer(size + padding))
+        if not count_padding:
+            start = ops.maximum(start, _integer(sympy.S.Zero))
+            end = ops.minimum(end, _integer(size))
+        return ops.sub(end, start)
+
+    return Axis(size, out, kernel, -(-kernel // stride), element, holder, counted)
+
+
+def _adaptive(size: Expr, out: Expr) -> Axis:
+    """Windows that share ``size`` positions out among ``out`` outputs."""
+    if not (size.is_Integer and out.is_Integer):
+        raise Unsupported("adaptive pooling", "symbolic sizes")
+    exact = int(size) % int(out) == 0
+
+    def bounds(o: Expr) -> tuple[Expr, Expr]:
+        return Div(o * size, out), Div((o + 1) * size + out - 1, out)
+
+    def element(o: Expr, k: int) -> tuple[Expr, list[Value]]:
+        start, end = bounds(o)
+        at = start + k
+        return at, [] if exact else [ops.lt(_integer(at), _integer(end))]
+
+    def holder(h: Expr, j: int) -> tuple[Expr, list[Value]]:
+        o = Div(h * out, size) + j
+        if exact:
+            return o, []
+        inside = ops.minimum(_integer(o), _integer(out - 1))
+        start = ops.floordiv(ops.mul(inside, _integer(size)), _integer(out))
+        tests = [ops.lt(_integer(o), _integer(out)), ops.le(start, _integer(h))]
+        return o, tests
+
+    def counted(o: Expr) -> Value:
+        start, end = bounds(o)
+        return _integer(end - start)
+
+    elements = int(size) // int(out) if exact else math.ceil(int(size) / int(out)) + 1
+    holders = 1 if exact else math.ceil(int(out) / int(size)) + 1
+    return Axis(size, out, elements, holders, element, holder, counted)
+
+
+def _under(axes: Sequence[Axis], index: Index) -> Iterator[tuple[list[Expr], Value | None]]:
+    """(position in the input, is it one) for the window at ``index``, in row-major order."""
+    lead, outer = list(index[: len(index) - len(axes)]), index[len(index) - len(axes) :]
+    for offsets in itertools.product(*(range(a.elements) for a in axes)):
+        found = [a.element(o, k) for a, o, k in zip(axes, outer, offsets, strict=True)]
+        yield [*lead, *(at for at, _ in found)], _all([t for _, tests in found for t in tests])
+
+
+def _over(axes: Sequence[Axis], index: Index) -> Iterator[tuple[list[Expr], Value | None]]:
+    """(index of an output, does its window hold the position ``index``)."""
+    lead, outer = list(index[: len(index) - len(axes)]), index[len(index) - len(axes) :]
+    for offsets in itertools.product(*(range(a.holders) for a in axes)):
+        found = [a.holder(h, j) for a, h, j in zip(axes, outer, offsets, strict=True)]
+        yield [*lead, *(at for at, _ in found)], _all([t for _, tests in found for t in tests])
+
+
+def _where(inside: Value | None, body: Callable[[], Value], other: float) -> Value:
+    return body() if inside is None else ops.masked(inside, body, other)
+
+
+def _check(a: Box, count: int) -> None:
+    if count > MAX_WINDOW or 0 in a.size or not a.dtype.is_floating_point:
+        raise Unsupported("pooling", "a large window, integers, or no elements")
+
+
+def _meta(graph: Graph) -> Any:
     assert graph._origin is not None
-    if not a.dtype.is_floating_point:
-        raise Unsupported("max_pool2d", "of integers")
-    kernel = _per_dim(kernel, 2)
-    window = _Window(
-        a, kernel, _per_dim(stride, 2, kernel), _per_dim(padding, 2), _per_dim(dilation, 2)
-    )
-    size = sizes(graph._origin.meta["val"][0].shape)
+    return graph._origin.meta["val"]
+
+
+# --- maximum --------------------------------------------------------------------------------------
+
+
+def _max_pool(graph: Graph, a: Box, axes: Sequence[Axis]) -> list[Box]:
+    """(maximum, its flat position among the pooled dimensions). The last NaN of a window wins."""
+    count = math.prod(axis.elements for axis in axes)
+    _check(a, count)
+    size = sizes(_meta(graph)[0].shape)
+    low = float("-inf")
     a.realize()
 
     def best(index: Index) -> tuple[Value, Value]:
-        low = float("-inf")
         top = ops.constant(low, a.dtype)
         where = ops.constant(0, torch.int64)
         seen = ops.constant(False, torch.bool)
-        for position, inside in window.elements(index):
-            assert inside is not None
-            value = window.load(position, inside, low)
+        for position, inside in _under(axes, index):
+            value = _where(inside, lambda p=position: a.load(p), low)  # type: ignore[misc]
             better = ops.logical_or(ops.gt(value, top), ops.isnan(value))
-            better = ops.logical_and(inside, ops.logical_or(better, ops.logical_not(seen)))
-            flat = flatten(position[-2:], window.spatial)
+            better = ops.logical_or(better, ops.logical_not(seen))
+            if inside is not None:
+                better = ops.logical_and(inside, better)
+            flat = flatten(position[len(position) - len(axes) :], [axis.size for axis in axes])
             top = ops.where(better, value, top)
-            where = ops.where(better, ops.index_expr(flat, torch.int64), where)
-            seen = ops.logical_or(seen, inside)
+            where = ops.where(better, _integer(flat), where)
+            seen = ops.logical_or(seen, better)
         return top, where
 
-    cost = 6 * kernel[0] * kernel[1]
-    values = ir.pointwise(
-        graph, a.device, a.dtype, size, lambda i: best(i)[0], [a], operations=cost, expensive=True
-    )
-    places = ir.pointwise(
-        graph, a.device, torch.int64, size, lambda i: best(i)[1], [a], operations=cost,
+    return [
+        ir.pointwise(
+            graph, a.device, dtype, size, lambda index, k=k: best(index)[k], [a],  # type: ignore[misc]
+            operations=6 * count, expensive=True,
+        )
+        for k, dtype in enumerate((a.dtype, torch.int64))
+    ]  # fmt: skip
+
+
+def _max_pool_nd(rank: int) -> Callable[..., list[Box]]:
+    def lowering(
+        graph: Graph, a: Box, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> list[Box]:  # fmt: skip
+        out = sizes(_meta(graph)[0].shape)[-rank:]
+        kernel = _per_dim(kernel, rank)
+        parameters = zip(
+            a.size[-rank:], out, kernel, _per_dim(stride, rank, kernel), _per_dim(padding, rank),
+            _per_dim(dilation, rank), strict=True,
+        )  # fmt: skip
+        return _max_pool(graph, a, [_fixed(*p) for p in parameters])
+
+    return lowering
+
+
+lower(aten.max_pool2d_with_indices.default)(_max_pool_nd(2))
+lower(aten.max_pool3d_with_indices.default)(_max_pool_nd(3))
+
+
+def _adaptive_max_pool(graph: Graph, a: Box, out: Sequence[Any]) -> list[Box]:
+    rank = len(out)
+    axes = [_adaptive(s, expr(o)) for s, o in zip(a.size[-rank:], out, strict=True)]
+    return _max_pool(graph, a, axes)
+
+
+lower(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)(_adaptive_max_pool)
+
+
+def _max_backward(graph: Graph, grad: Box, a: Box, indices: Box, axes: Sequence[Axis]) -> Box:
+    count = math.prod(axis.holders for axis in axes)
+    _check(a, count)
+    compute = compute_dtype(a.dtype)
+    grad.realize()
+    indices.realize()
+
+    def inner(index: Index) -> Value:
+        here = _integer(flatten(index[len(index) - len(axes) :], [axis.size for axis in axes]))
+        total = ops.constant(0, compute)
+        for output, inside in _over(axes, index):
+            chosen = _where(inside, lambda o=output: indices.load(o), -1)  # type: ignore[misc]
+            test = ops.eq(chosen, here)
+            total = ops.add(total, _where(test, lambda o=output: grad.load(o), 0))  # type: ignore[misc]
+        return total
+
+    return ir.pointwise(
+        graph, a.device, a.dtype, a.size, inner, [grad, indices], operations=6 * count,
         expensive=True,
     )  # fmt: skip
-    return [values, places]
 
 
-@lower(aten.avg_pool2d.default)
-def avg_pool2d(
-    graph: Graph, a: Box, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
-    count_include_pad: bool = True, divisor_override: int | None = None,
-) -> Box:  # fmt: skip
-    assert graph._origin is not None
-    kernel, padding = _per_dim(kernel, 2), _per_dim(padding, 2)
-    padded = any(padding)
-    if not a.dtype.is_floating_point or ceil_mode:
-        raise Unsupported("avg_pool2d", "of integers, or windows that hang over")
-    window = _Window(a, kernel, _per_dim(stride, 2, kernel), padding, [1, 1])
-    size = sizes(graph._origin.meta["val"].shape)
+def _max_pool_backward(rank: int) -> Callable[..., Box]:
+    def lowering(
+        graph: Graph, grad: Box, a: Box, kernel: Any, stride: Any, padding: Any, dilation: Any,
+        ceil_mode: bool, indices: Box,
+    ) -> Box:  # fmt: skip
+        if set(_per_dim(dilation, rank)) != {1}:
+            raise Unsupported("the gradient of pooling", "dilated windows")
+        kernel = _per_dim(kernel, rank)
+        parameters = zip(
+            a.size[-rank:], grad.size[-rank:], kernel, _per_dim(stride, rank, kernel),
+            _per_dim(padding, rank), strict=True,
+        )  # fmt: skip
+        return _max_backward(graph, grad, a, indices, [_fixed(*p) for p in parameters])
+
+    return lowering
+
+
+lower(aten.max_pool2d_with_indices_backward.default)(_max_pool_backward(2))
+lower(aten.max_pool3d_with_indices_backward.default)(_max_pool_backward(3))
+
+
+@lower(aten.adaptive_max_pool2d_backward.default, aten.adaptive_max_pool3d_backward.default)
+def _adaptive_max_pool_backward(graph: Graph, grad: Box, a: Box, indices: Box) -> Box:
+    rank = 2 if graph._origin and "2d" in str(graph._origin.target) else 3
+    axes = [_adaptive(*p) for p in zip(a.size[-rank:], grad.size[-rank:], strict=True)]
+    return _max_backward(graph, grad, a, indices, axes)
+
+
+# --- average --------------------------------------------------------------------------------------
+
+
+def _divisor(axes: Sequence[Axis], index: Index, override: int | None, compute: Any) -> Value:
+    if override:
+        return ops.constant(override, compute)
+    outer = index[len(index) - len(axes) :]
+    count = axes[0].counted(outer[0])
+    for axis, o in zip(axes[1:], outer[1:], strict=True):
+        count = ops.mul(count, axis.counted(o))
+    return ops.to_dtype(count, compute)
+
+
+def _average(graph: Graph, a: Box, axes: Sequence[Axis], override: int | None = None) -> Box:
+    count = math.prod(axis.elements for axis in axes)
+    _check(a, count)
     compute = compute_dtype(a.dtype)
     a.realize()
 
     def inner(index: Index) -> Value:
         total = ops.constant(0, compute)
-        count = ops.constant(0, compute)
-        for position, inside in window.elements(index):
-            total = ops.add(total, window.load(position, inside if padded else None, 0))
-            if inside is not None:
-                count = ops.add(count, ops.to_dtype(inside, compute))
-        if divisor_override:
-            count = ops.constant(divisor_override, compute)
-        elif count_include_pad or not padded:
-            count = ops.constant(sympy.Integer(kernel[0] * kernel[1]), compute)
-        return ops.truediv(total, count)
+        for position, inside in _under(axes, index):
+            value = _where(inside, lambda p=position: a.load(p), 0)  # type: ignore[misc]
+            total = ops.add(total, value)
+        return ops.truediv(total, _divisor(axes, index, override, compute))
+
+    size = sizes(_meta(graph).shape)
+    return ir.pointwise(
+        graph, a.device, a.dtype, size, inner, [a], operations=4 * count, expensive=True
+    )
+
+
+def _average_backward(
+    graph: Graph, grad: Box, a: Box, axes: Sequence[Axis], override: int | None = None
+) -> Box:
+    count = math.prod(axis.holders for axis in axes)
+    _check(a, count)
+    compute = compute_dtype(a.dtype)
+    grad.realize()
+
+    def inner(index: Index) -> Value:
+        total = ops.constant(0, compute)
+        for output, inside in _over(axes, index):
+            value = _where(inside, lambda o=output: grad.load(o), 0)  # type: ignore[misc]
+            share = ops.truediv(value, _divisor(axes, output, override, compute))
+            if inside is not None:  # outside, the divisor may be 0
+                share = ops.where(inside, share, ops.constant(0, compute))
+            total = ops.add(total, share)
+        return total
 
     return ir.pointwise(
-        graph, a.device, a.dtype, size, inner, [a], operations=4 * kernel[0] * kernel[1],
-        expensive=True,
+        graph, a.device, a.dtype, a.size, inner, [grad], operations=6 * count, expensive=True
+    )
+
+
+def _average_axes(
+    rank: int, size: Sequence[Expr], out: Sequence[Expr], kernel: Any, stride: Any, padding: Any,
+    count_include_pad: bool,
+) -> list[Axis]:  # fmt: skip
+    kernel = _per_dim(kernel, rank)
+    parameters = zip(
+        size[-rank:], out[-rank:], kernel, _per_dim(stride, rank, kernel), _per_dim(padding, rank),
+        strict=True,
     )  # fmt: skip
+    return [_fixed(*p, count_padding=count_include_pad) for p in parameters]
+
+
+def _avg_pool(rank: int) -> Callable[..., Box]:
+    def lowering(
+        graph: Graph, a: Box, kernel: Any, stride: Any = (), padding: Any = 0,
+        ceil_mode: bool = False, count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Box:  # fmt: skip
+        out = sizes(_meta(graph).shape)
+        axes = _average_axes(rank, a.size, out, kernel, stride, padding, count_include_pad)
+        return _average(graph, a, axes, divisor_override)
+
+    return lowering
+
+
+def _avg_pool_backward(rank: int) -> Callable[..., Box]:
+    def lowering(
+        graph: Graph, grad: Box, a: Box, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
+        count_include_pad: bool, divisor_override: int | None,
+    ) -> Box:  # fmt: skip
+        axes = _average_axes(rank, a.size, grad.size, kernel, stride, padding, count_include_pad)
+        return _average_backward(graph, grad, a, axes, divisor_override)
+
+    return lowering
+
+
+lower(aten.avg_pool2d.default)(_avg_pool(2))
+lower(aten.avg_pool3d.default)(_avg_pool(3))
+lower(aten.avg_pool2d_backward.default)(_avg_pool_backward(2))
+lower(aten.avg_pool3d_backward.default)(_avg_pool_backward(3))
+
+
+@lower(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default)
+def _adaptive_avg_pool(graph: Graph, a: Box, out: Sequence[Any]) -> Box:
+    rank = len(out)
+    axes = [_adaptive(s, expr(o)) for s, o in zip(a.size[-rank:], out, strict=True)]
+    return _average(graph, a, axes)
+
+
+@lower(aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default)
+def _adaptive_avg_pool_backward(graph: Graph, grad: Box, a: Box) -> Box:
+    rank = 2 if graph._origin and "2d" in str(graph._origin.target) else 3
+    axes = [_adaptive(*p) for p in zip(a.size[-rank:], grad.size[-rank:], strict=True)]
+    return _average_backward(graph, grad, a, axes)

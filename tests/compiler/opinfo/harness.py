@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
+
+from magpy_like.compiler import errors
 
 Compiler = Callable[[torch.fx.GraphModule, Sequence[torch.Tensor]], Callable[..., Sequence[Any]]]
 
@@ -189,15 +192,21 @@ def _difference(op: Any, batch: Sequence[Case], compiler: Compiler, gradient: bo
     graph = captured(batch)
     assert graph is not None
     inputs = [t for case in batch for t in case.inputs]
+    errors._warned.clear()  # each warning comes once; here it counts every time
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             compiled = compiler(graph, fresh(inputs))
             actual = _run(lambda *args: compiled(*args), fresh(inputs), gradient)
             if _is_random(graph):
                 again = _run(lambda *args: compiled(*args), fresh(inputs), gradient)
     except Exception as error:
         return f"raises {type(error).__name__}: {str(error).strip()[:400]}"
+
+    for warning in caught:
+        # The right result from ATen hides that the compiler failed, rather than declined.
+        if re.search(r"graph runs through ATen: \w+Error", str(warning.message)):
+            return f"warns: {warning.message}"
 
     def eager(*tensors: torch.Tensor) -> list[torch.Tensor]:
         rest = iter(tensors)
