@@ -252,6 +252,8 @@ def node_of_store(rec: Recording, value: Any) -> ShadowNode | None:
         Split: the variable keeps its attributes where the monitor cannot reproduce them.
     """
     node = rec.node(value)
+    if isinstance(value, type) and not value.__flags__ & _HEAP_TYPE:
+        return None  # refused by Python itself
     if node is None and isinstance(value, type):
         raise Split(f"sets an attribute of class {value.__qualname__}")
     return node

@@ -197,6 +197,9 @@ def native(
     on_graph = annotation.as_op_node and not rec.inside
     if rec.inside:
         _look_inside(rec, args, kwargs)
+    if operation in _ITEMS and not rec.inside and len(args) == 1 and not kwargs:
+        if isinstance(args[0], torch.Tensor):
+            return _finish_item, (operation, args)
     if annotation.random and not rec.inside:
         return _draw(run, operation, args, kwargs)
     if run.lifted and run.lifted.any(args) and not kwargs and lifted.computes(operation, args):
@@ -241,6 +244,20 @@ def native(
         run.suspended += 1
         return _finish_suspended, NativeCall(annotation, operation, args, kwargs, False)
     return _finish_pure, NativeCall(annotation, operation, args, kwargs, False)
+
+
+_ITEMS = {
+    int, float, torch.Tensor.item, torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.__index__
+}  # fmt: skip
+"""Ways to read a tensor's only value as a number."""
+
+
+def _finish_item(run: MonitorRun, read: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+    if not lifted.is_number(result):
+        raise Split(f"reads a tensor's value into Python, as a {type(result).__name__}")
+    number = run.lifted.item(*read, result)
+    run.account()
+    return number
 
 
 _LIKE_TYPES = (ValueRead.NONE, ValueRead.TYPE)

@@ -25,7 +25,7 @@ from magpy_like.annotation.location import annotations_dir
 from magpy_like.monitor import attributes, calls
 from magpy_like.monitor.recording import CONTAINERS, Split, plain_key
 from magpy_like.monitor.lifted import ARITHMETIC, is_number
-from magpy_like.monitor.polyfills import polyfill
+from magpy_like.monitor.polyfills import polyfill, spread
 from magpy_like.native import NULL, frame_set_operand
 from magpy_like.refgraph import Relation
 from magpy_like.refgraph.values import is_plain
@@ -480,10 +480,10 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
     else:
         (function, args), kwargs = stack[-2:], {}
     if not isinstance(args, tuple | list) or not isinstance(kwargs, dict):
-        # The instruction itself will go through the iterable; only what is followed can wait.
-        if calls.is_followed(function):
-            return calls.call(run, function, (), {})
-        raise Split(f"calls {calls.describe(function)} with * on a {type(args).__qualname__}")
+        # The instruction itself will go through the iterable; a function in between sees the rest.
+        if not calls.is_followed(function):
+            frame_set_operand(step.frame, 3 if step.oparg & 1 else 2, spread(function))
+        return None
     instead = polyfill(function, tuple(args), kwargs)
     if instead is not None:
         frame_set_operand(step.frame, 3 if step.oparg & 1 else 2, instead)
@@ -563,12 +563,18 @@ def _compute_unary(run: MonitorRun, step: Step) -> Token:
 
 def _settle_operands(first: int, last: int | None = None) -> Callable[[MonitorRun, Step], Token]:
     def settle(run: MonitorRun, step: Step) -> Token:
+        if any(isinstance(value, torch.Tensor) for value in step.stack[-4:]):
+            if opcode.opname[step.opcode] in _ON_TENSORS:
+                return None  # indices of a tensor are inputs of the operator graph
         for value in step.stack[first:last]:
             if is_number(value) or isinstance(value, slice):
                 run.lifted.settle(value)
         return None
 
     return settle
+
+
+_ON_TENSORS = {"BINARY_SUBSCR", "STORE_SUBSCR", "BINARY_SLICE", "STORE_SLICE"}
 
 
 def _settled_by() -> dict[int, Callable[[MonitorRun, Step], Token]]:

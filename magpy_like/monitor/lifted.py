@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from torch import fx
+
 from magpy_like.monitor.recording import CONTAINERS, Recording, Split, elements
 from magpy_like.native import fresh_number
 from magpy_like.refgraph import Fact, ShadowNode
@@ -43,7 +45,14 @@ class Computed:
     operands: tuple[Any, ...]
 
 
-Expression = Read | Draw | Computed
+@dataclass(frozen=True, eq=False)
+class InGraph:
+    """A number that the operator graph computes, from a tensor's value."""
+
+    node: fx.Node
+
+
+Expression = Read | Draw | Computed | InGraph
 
 NUMBERS = (int, float)
 
@@ -89,7 +98,15 @@ class LiftedNumbers:
 
     def compute(self, operation: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> Any:
         parts = tuple(self.expression(operand) or operand for operand in operands)
+        if any(isinstance(part, InGraph) for part in parts):
+            node = self.rec.operators.compute(operation, operands)
+            return self.lift(value, InGraph(node))
         return self.lift(value, Computed(operation, parts))
+
+    def item(self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Any:
+        """A tensor's value became a number: it stays one of the graph."""
+        self.rec.runs_as_is = "a tensor's value becomes a number"
+        return self.lift(value, InGraph(self.rec.item(operation, args)))
 
     def any(self, values: tuple[Any, ...]) -> bool:
         return any(id(value) in self._known for value in values)
@@ -105,6 +122,8 @@ class LiftedNumbers:
             if expression is None:
                 continue
             if not _known_at_entry(expression):
+                if isinstance(expression, InGraph):
+                    raise Split("a tensor's value, read as a number, steers the program")
                 raise Split("a random number steers the program")
             if not any(known is expression for known, _ in self.conditions):
                 self.conditions.append((expression, value))
@@ -123,7 +142,7 @@ def _numbers_in(value: Any, depth: int = 4) -> Iterator[Any]:
 def _known_at_entry(expression: Any) -> bool:
     if isinstance(expression, Computed):
         return all(_known_at_entry(operand) for operand in expression.operands)
-    return not isinstance(expression, Draw)
+    return not isinstance(expression, Draw | InGraph)
 
 
 ARITHMETIC = {

@@ -36,6 +36,7 @@ class OperatorGraph:
         """Gives the expression of a lifted number, None for any other value."""
         self._numbers: dict[int, fx.Node] = {}
         self._data_shapes: set[fx.Node] = set()
+        self._scalars: set[fx.Node] = set()
         self._constants: dict[str, Any] = {}
         self.arrays: list[tuple[Any, Any]] = []
         """NumPy arrays that tensors share memory with, and copies of what they held."""
@@ -57,14 +58,41 @@ class OperatorGraph:
         self.know(tensor, node)
         return node
 
+    def scalar(
+        self,
+        operation: Callable[..., Any],
+        args: Sequence[Any],
+        resolve: Callable[[torch.Tensor], fx.Node],
+    ) -> fx.Node:
+        """A number that is read from a tensor, such as ``t.item()``."""
+        self.operators += 1
+        tensor = resolve(args[0])
+        if isinstance(operation, type):
+            node = self.graph.call_function(operation, (tensor,))
+        else:
+            node = self.graph.call_method(operation.__name__, (tensor,))
+        self._scalars.add(node)
+        return node
+
+    def compute(self, operation: Callable[..., Any], operands: Sequence[Any]) -> fx.Node:
+        """Arithmetic on numbers of the graph."""
+        parts = tuple(self._number(operand) or operand for operand in operands)
+        operation = _IN_PLACE.get(operation.__name__, operation)
+        node = self.graph.call_function(graph_function(operation), parts)
+        self._scalars.add(node)
+        return node
+
     def _number(self, value: Any) -> fx.Node | None:
-        """A placeholder for a lifted number, or None for a constant."""
+        """The graph's node for a lifted number, or None for a constant."""
         expression = self.expression(value)
         if expression is None:
             return None
+        if isinstance(getattr(expression, "node", None), fx.Node):
+            return expression.node  # type: ignore[no-any-return]
         node = self._numbers.get(id(value))
         if node is None:
             node = self._numbers[id(value)] = self._placeholder(value)
+            self._scalars.add(node)
         return node
 
     def _placeholder(self, source: Any) -> fx.Node:
@@ -114,13 +142,18 @@ class OperatorGraph:
                 operation = _IN_PLACE[operation.__name__]  # 2.0 += t makes a new tensor
             node = self.graph.call_function(graph_function(operation), fx_args, fx_kwargs)
         self.operators += 1
-        from_data = any(source in self._data_shapes for source in node.all_input_nodes)
+        from_data = any(source in self._data_shapes for source in node.all_input_nodes) or (
+            self._takes_number(node) and operation.__name__ not in _KEEPS_SHAPE
+        )
         if from_data and type(result) in (tuple, list):
             # torch does not say whether the length of a plain sequence comes from a size.
             raise UnknownTensor("makes as many tensors as a size says that depends on data")
         if from_data or _depends_on_data(shape, args, result):
             self._data_shapes.add(node)
         self._adopt(node, result)
+
+    def _takes_number(self, node: fx.Node) -> bool:
+        return any(source in self._scalars for source in node.all_input_nodes)
 
     def has_data_shape(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's sizes may depend on the data of other tensors."""
@@ -207,6 +240,19 @@ _WRITTEN_AS_THEY_ARE = frozenset(
         torch.device, torch.layout, torch.memory_format,
     }
 )  # fmt: skip
+
+_KEEPS_SHAPE = frozenset(
+    name + end
+    for name in (
+        "add", "sub", "rsub", "mul", "truediv", "floordiv", "div", "mod", "pow", "remainder", "fmod",
+        "lt", "le", "gt", "ge", "eq", "ne", "clamp", "clamp_min", "clamp_max", "masked_fill", "fill",
+        "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "lerp", "addcmul",
+        "addcdiv", "where", "dropout", "leaky_relu", "elu", "full_like", "and", "or", "xor",
+        "setitem", "copy", "zero", "threshold", "softmax", "hardtanh",
+    )
+    for end in ("", "_")
+)  # fmt: skip
+"""Operators whose output has the same shape whatever a number among the inputs is."""
 
 _IN_PLACE = {
     f"i{name}": getattr(operator, word)

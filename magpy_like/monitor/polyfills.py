@@ -128,6 +128,15 @@ def _methodcaller(caller: operator.methodcaller) -> Callable[[Any], Any]:
     return methodcaller
 
 
+def spread(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, to be called with arguments that are only known once an iterable was used up."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
+
+
 _GETTERS: dict[type, Callable[[Any], Callable[[Any], Any]]] = {
     operator.attrgetter: _attrgetter,
     operator.itemgetter: _itemgetter,
@@ -198,7 +207,7 @@ CODE = {
     if isinstance(function, types.FunctionType)
 } | {
     constant
-    for maker in _GETTERS.values()
+    for maker in (spread, *_GETTERS.values())
     for constant in maker.__code__.co_consts
     if isinstance(constant, types.CodeType) and not constant.co_name.startswith("<")
 }

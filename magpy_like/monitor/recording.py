@@ -347,6 +347,13 @@ class Recording:
         self.operators.know(tensor, after)
         self.data_replaced[node.node_id] = None
 
+    def item(self, operation: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
+        """The graph's node for a number read from a tensor."""
+        try:
+            return self.operators.scalar(operation, args, self.graph_value)
+        except UnknownTensor as problem:
+            raise Split(str(problem)) from None
+
     def graph_value(self, tensor: torch.Tensor) -> fx.Node:
         known = self.operators.node_of(tensor)
         if known is not None:

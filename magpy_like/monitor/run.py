@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import gc
 import inspect
 import opcode
 import sys
@@ -161,15 +162,28 @@ class MonitorRun:
         _active.run = self
         with _compiling():
             counting = start_counting()
+            gc.callbacks.insert(0, self._suspend)
+            gc.callbacks.append(self._resume)
             self._monitor.start(dispatch_counter())
             try:
                 return self.target(*self.args, **self.kwargs)
             finally:
                 self._monitor.stop()
+                gc.callbacks.remove(self._suspend)
+                gc.callbacks.remove(self._resume)
                 stop_counting(counting)
                 sys.settrace(previous)
                 _active.run = outer
                 self._close()
+
+    def _suspend(self, phase: str, info: dict[str, int]) -> None:
+        """The garbage collector's callbacks run in the middle of a program and are no part of it."""
+        if getattr(_active, "run", None) is self:
+            self.suspended += 1
+
+    def _resume(self, phase: str, info: dict[str, int]) -> None:
+        if getattr(_active, "run", None) is self:
+            self.suspended -= 1
 
     def _close(self) -> None:
         """Let go of the program: the monitor and its callbacks refer to each other."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import fx
+
 from magpy_like.monitor.calls import OPERATORS
-from magpy_like.monitor.lifted import Computed, Draw, Read
+from magpy_like.monitor.lifted import Computed, Draw, InGraph, Read
 from magpy_like.refgraph import ShadowNode
 from magpy_like.synthesis.source import literal
 
@@ -14,15 +16,27 @@ _SYMBOLS = {function: symbol.removesuffix("=") for symbol, function in OPERATORS
 _SIGNS = {"neg": "-", "pos": "+", "invert": "~"}
 
 
-def text(expression: Any, name: Callable[[ShadowNode], str], constant: Callable[[Any], str]) -> str:
-    """Python source for an expression; ``name`` gives the variable that holds a number read."""
+def text(
+    expression: Any,
+    name: Callable[[ShadowNode], str],
+    constant: Callable[[Any], str],
+    output: Callable[[fx.Node], str] | None = None,
+) -> str:
+    """Python source for an expression.
+
+    ``name`` gives the variable that holds a number read outside, ``output`` that of a number which
+    the operator graph gives.
+    """
+    if isinstance(expression, InGraph):
+        assert output is not None
+        return output(expression.node)
     if isinstance(expression, Read):
         return name(expression.node)
     if isinstance(expression, Draw):
         return f"draw{expression.index}"
     if not isinstance(expression, Computed):
         return literal(expression) or constant(expression)
-    operands = [text(operand, name, constant) for operand in expression.operands]
+    operands = [text(operand, name, constant, output) for operand in expression.operands]
     symbol = _SYMBOLS.get(expression.operation)
     if symbol is not None:
         return f"({operands[0]} {symbol} {operands[1]})"

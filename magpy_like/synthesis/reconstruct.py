@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import fx
 
 from magpy_like.monitor.recording import Recording, Split, items_of
 from magpy_like.refgraph import ShadowNode
@@ -41,10 +42,12 @@ class Reconstruction:
         source: Source,
         existing: Callable[[ShadowNode], str],
         output: Callable[[torch.Tensor], str | None],
+        scalar: Callable[[fx.Node], str],
     ) -> None:
         self.rec, self.source = rec, source
         self._existing = existing
         self._output = output
+        self._scalar = scalar
         self._made: dict[int, tuple[Any, str]] = {}
         self._open: set[int] = set()
 
@@ -56,7 +59,7 @@ class Reconstruction:
         """
         expression = self.rec.lifted.expression(value) if self.rec.lifted else None
         if expression is not None:
-            return numbers.text(expression, self._existing, self.source.constant)
+            return numbers.text(expression, self._existing, self.source.constant, self._scalar)
         text = literal(value)
         if text is not None:
             return text
@@ -79,7 +82,7 @@ class Reconstruction:
     def forget(self) -> None:
         """Let go of the recorded run's objects, and of the mock builder that this belongs to."""
         self._made.clear()
-        del self._existing, self._output
+        del self._existing, self._output, self._scalar
 
     def _remember(self, value: Any, name: str) -> str:
         self._made[id(value)] = (value, name)

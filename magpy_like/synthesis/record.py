@@ -60,7 +60,9 @@ class MockBuilder:
         self.outputs: list[fx.Node] = []
         self._output_names: dict[fx.Node, str] = {}
         self.side_effects: list[str] = []
-        self.values = Reconstruction(rec, self.source, self.existing, self.output)
+        self.values = Reconstruction(
+            rec, self.source, self.existing, self.output, self.graph_output
+        )
 
     def existing(self, node: ShadowNode) -> str:
         """The name of a variable that was there before the call."""
@@ -148,7 +150,8 @@ class MockBuilder:
             first = self.rec.refs.get_node_by_id(before)
             if first.variable is value and not is_plain(value):
                 return []
-            if is_plain(value) and first.type is type(value) and first.first.value is value:
+            guarded = first.plain and Fact.VALUE in first.facts
+            if guarded and first.type is type(value) and first.first.value is value:
                 return []
         self.side_effects.append(f"{self.guard.label(node)} → {relation} = {_short(value)}")
         return [_assign(owner, relation, self.values.value(value), self.source, node.type)]

@@ -1,0 +1,202 @@
+"""Which record a call runs, what happens when none fits, and what is told about it."""
+
+import logging
+import warnings
+
+import pytest
+import torch
+
+import magpy_like as magpy
+from magpy_like.records.dispatch import RECORD_LIMIT
+from tests.compare import assert_same
+from tests.programs import Twins, matrix, tensor
+
+
+def scale(x, n):
+    return x * n
+
+
+@magpy.disable
+def native(x):
+    return x + 1
+
+
+def dispatcher(fast):
+    return fast._magpy_dispatcher
+
+
+def test_records_are_kept_for_each_way_a_program_runs():
+    fast = magpy.compile(scale, backend="eager")
+    for n in (2, 3, 2, 3, 2):
+        assert_same(fast(tensor(1, 2), n), tensor(n, 2 * n))
+    assert magpy.cache_info(fast) == magpy.CacheInfo(hits=3, misses=2, records=2, graphs=2)
+
+
+def test_record_that_matched_last_is_tried_first():
+    fast = magpy.compile(scale, backend="eager")
+    fast(tensor(1), 2)
+    fast(tensor(1), 3)
+    newest, older = dispatcher(fast).records
+    fast(tensor(1), 2)
+    assert dispatcher(fast).records == (older, newest)
+
+
+def test_program_without_operators_has_a_record_without_a_graph():
+    fast = magpy.compile(lambda n: [n, n + 1], backend="eager")
+    assert [fast(1), fast(1), fast(2)] == [[1, 2], [1, 2], [2, 3]]
+    assert magpy.cache_info(fast) == (1, 2, 2, 0)
+
+
+def test_limit_of_records_gives_one_warning_and_runs_eagerly():
+    def scale(x, name):
+        return x * len(name)
+
+    fast = magpy.compile(scale, backend="eager")
+    x = tensor(1, 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for n in range(RECORD_LIMIT + 4):
+            assert_same(fast(x, "a" * n), scale(x, "a" * n))
+    told = [w for w in caught if "magpy_like" in str(w.message)]
+    assert len(told) == 1
+    text = str(told[0].message)
+    assert "scale" in text and "eagerly" in text and "args[1]" in text
+    info = magpy.cache_info(fast)
+    assert info.records == RECORD_LIMIT and info.hits == 0
+    assert_same(fast(x, "aaa"), scale(x, "aaa"))
+    assert magpy.cache_info(fast).hits == 1, "records that are there still serve"
+
+
+MISSES = {
+    "a value": (lambda: (tensor(1), 2), lambda: (tensor(1), 3), "args[1] == 2"),
+    "a type": (lambda: (tensor(1), 2), lambda: (tensor(1), 2.0), "args[1] == 2"),
+    "a shape": (lambda: (tensor(1), 2), lambda: (tensor(1, 2), 2), "args[0]: float32[1]"),
+    "a dtype": (lambda: (tensor(1), 2), lambda: (tensor(1).double(), 2), "args[0]: float32[1]"),
+    "a count": (lambda: (tensor(1), 2), lambda: (tensor(1),), "2 positional arguments"),
+}
+
+
+@pytest.mark.parametrize("name", MISSES)
+def test_miss_has_a_reason_in_words(name):
+    recorded, called, reason = MISSES[name]
+    fast = magpy.compile(lambda x, n=2: x * n, backend="eager")
+    fast(*recorded())
+    (why,) = dispatcher(fast).why_missed(called(), {})
+    assert reason in why and why.startswith("not ")
+
+
+def test_miss_over_a_modules_state_has_a_reason():
+    model = torch.nn.Dropout(0.5)
+    fast = magpy.compile(model, backend="eager")
+    fast(matrix())
+    model.eval()
+    (why,) = fast._magpy.why_missed((matrix(),), {})
+    assert "training" in why and "False" in why
+
+
+def test_miss_over_torchs_modes_has_a_reason():
+    fast = magpy.compile(scale, backend="eager")
+    fast(tensor(1), 2)
+    with torch.no_grad():
+        (why,) = dispatcher(fast).why_missed((tensor(1), 2), {})
+    assert "grad" in why
+
+
+def test_split_that_repeats_ends_the_tries():
+    def reads(x):
+        return x * x.sum().tolist()
+
+    fast = magpy.compile(reads, backend="eager")
+    for i in range(6):
+        assert_same(fast(tensor(i, 2)), reads(tensor(i, 2)))
+    info = magpy.cache_info(fast)
+    assert (info.hits, info.misses, info.records) == (0, 6, 0)
+
+
+def test_backend_gets_the_graph_and_example_inputs_and_its_result_is_used():
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append((graph, [tuple(t.shape) for t in inputs]))
+        return lambda *args: tuple(out + 100 for out in graph(*args))
+
+    fast = magpy.compile(lambda x, y: x * 2 + y, backend=backend)
+    assert_same(fast(tensor(1), tensor(2)), tensor(4))
+    assert_same(fast(tensor(1), tensor(2)), tensor(104))
+    ((graph, shapes),) = seen
+    assert isinstance(graph, torch.fx.GraphModule) and shapes == [(1,), (1,)]
+
+
+def test_mode_and_options_reach_a_backend_that_takes_them():
+    seen = {}
+
+    def backend(graph, inputs, *, mode=None, options=None):
+        seen.update(mode=mode, options=options)
+        return graph
+
+    fast = magpy.compile(scale, backend=backend, mode="fast", options={"a": 1})
+    fast(tensor(1), 2)
+    assert seen == {"mode": "fast", "options": {"a": 1}}
+
+
+def test_backend_that_fails_is_told_of_and_the_program_runs():
+    def backend(graph, inputs):
+        raise RuntimeError("cannot compile this")
+
+    fast = magpy.compile(scale, backend=backend)
+    with pytest.warns(UserWarning, match="cannot compile this"):
+        fast(tensor(1), 2)
+    assert_same(fast(tensor(1), 2), tensor(2))
+
+
+def test_backend_that_fails_is_an_error_under_fullgraph():
+    def backend(graph, inputs):
+        raise RuntimeError("cannot compile this")
+
+    fast = magpy.compile(scale, backend=backend, fullgraph=True)
+    with pytest.raises(magpy.FullGraphError, match="cannot compile this"):
+        fast(tensor(1), 2)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_named_backends_give_eagers_results(backend):
+    twins = Twins(lambda: torch.nn.functional.gelu, backend=backend)
+    for _ in range(3):
+        twins.call(lambda: (matrix(grad=True),), backward=True)
+
+
+def test_unknown_backend_is_named_with_those_that_exist():
+    with pytest.raises(ValueError, match="no_such_backend.*eager"):
+        magpy.compile(scale, backend="no_such_backend")
+    with pytest.raises(TypeError, match="int"):
+        magpy.compile(scale, backend=3)
+
+
+def test_guard_that_meets_an_object_it_cannot_read_is_a_miss():
+    class Hostile:
+        def __len__(self):
+            raise RuntimeError("do not look")
+
+        def __getattr__(self, name):
+            raise RuntimeError("do not look")
+
+    def first(items, x):
+        return x * 2 if isinstance(items, Hostile) else x * items[0]
+
+    fast = magpy.compile(first, backend="eager")
+    for items in ([2], Hostile(), [2], None, [3]):
+        if items is None:
+            with pytest.raises(TypeError):
+                fast(items, tensor(1))
+        else:
+            assert_same(fast(items, tensor(1)), first(items, tensor(1)))
+
+
+def test_new_record_and_miss_are_logged(caplog):
+    logging.getLogger("magpy_like.records").setLevel(logging.INFO)
+    caplog.set_level(logging.INFO, logger="magpy_like.records")
+    fast = magpy.compile(scale, backend="eager")
+    fast(tensor(1), 2)
+    fast(tensor(1), 3)
+    text = caplog.text
+    assert "new record" in text and "does not match" in text and "args[1] == 2" in text

@@ -1,0 +1,384 @@
+"""The public functions, as the README promises them."""
+
+import copy
+import io
+import logging
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import magpy_like as magpy
+from tests.compare import assert_same
+from tests.programs import matrix, tensor
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("shift", torch.ones(3))
+        self.note = "original"
+
+    def forward(self, x, factor=2.0):
+        return self.layer(x) * factor + self.shift
+
+    def double(self_or_type, *args):
+        return super().double(*args)
+
+    def extra(self, x):
+        return x + self.shift
+
+
+@magpy.disable
+def native(x):
+    return x + 1
+
+
+def compiled_net():
+    torch.manual_seed(0)
+    return magpy.compile(Net(), backend="eager")
+
+
+# --- compile -------------------------------------------------------------------------------------
+
+
+def test_compile_as_a_decorator_with_and_without_arguments():
+    @magpy.compile
+    def plain(x):
+        "What it does."
+        return x + 1
+
+    @magpy.compile(backend="eager", fullgraph=True)
+    def configured(x):
+        return x + 2
+
+    assert plain.__name__ == "plain" and plain.__doc__ == "What it does."
+    for _ in range(2):
+        assert_same(plain(tensor(1)), tensor(2))
+        assert_same(configured(tensor(1)), tensor(3))
+    assert magpy.cache_info(configured).hits == 1
+
+
+def test_compile_of_a_bound_method_and_of_a_method_in_a_class():
+    class Model:
+        def __init__(self):
+            self.scale = 2
+
+        @magpy.compile(backend="eager")
+        def forward(self, x):
+            return x * self.scale
+
+        def other(self, x):
+            return x + self.scale
+
+    a, b = Model(), Model()
+    b.scale = 5
+    for model in (a, b, a, b):
+        assert_same(Model.forward(model, tensor(1)), tensor(model.scale))
+    fast = magpy.compile(a.other, backend="eager")
+    assert_same([fast(tensor(1)), fast(tensor(1))], [tensor(3), tensor(3)])
+    a.scale = 7
+    assert_same(fast(tensor(1)), tensor(8))
+
+
+def test_compiled_method_is_bound_like_a_method():
+    class Model:
+        @magpy.compile(backend="eager")
+        def forward(self, x):
+            return x * 2
+
+    assert_same(Model().forward(tensor(1)), tensor(2))
+
+
+def test_compile_of_a_compiled_target_is_the_same():
+    fast = compiled_net()
+    assert magpy.compile(fast) is fast
+    function = magpy.compile(len, backend="eager")
+    assert magpy.compile(function) is function
+
+
+def test_compile_of_what_cannot_be_called():
+    with pytest.raises(TypeError, match="int"):
+        magpy.compile(3)
+
+
+# --- the compiled module -------------------------------------------------------------------------
+
+
+def test_compiled_module_is_a_module_with_the_state_of_the_original():
+    fast = compiled_net()
+    original = fast._orig_mod
+    assert isinstance(fast, nn.Module)
+    assert fast.state_dict().keys() == original.state_dict().keys()
+    assert [id(p) for p in fast.parameters()] == [id(p) for p in original.parameters()]
+    assert dict(fast.named_modules()).keys() >= {"layer"}
+    assert fast.note == "original" and fast.extra(tensor(1, 2, 3)).shape == (3,)
+    fast.note = "changed"
+    fast.fresh = nn.Linear(2, 2)
+    assert original.note == "changed" and "fresh" in original._modules
+    del fast.fresh
+    assert not hasattr(original, "fresh")
+    assert repr(fast) == repr(original) and "layer" in dir(fast)
+
+
+def test_train_eval_to_and_freeze_pass_through():
+    fast = compiled_net()
+    assert fast.eval() is fast or fast.eval() is fast._orig_mod
+    assert not fast.training and not fast._orig_mod.layer.training
+    fast.train()
+    assert fast._orig_mod.layer.training
+    fast.to(torch.float64)
+    assert fast._orig_mod.layer.weight.dtype == torch.float64
+    fast.requires_grad_(False)
+    assert not any(p.requires_grad for p in fast._orig_mod.parameters())
+    assert_same(fast(matrix().double()), fast._orig_mod(matrix().double()))
+
+
+def test_state_dict_loads():
+    fast, other = compiled_net(), Net()
+    fast(matrix())
+    result = fast.load_state_dict(other.state_dict())
+    assert not result.missing_keys
+    assert_same(fast(matrix()), other(matrix()))
+
+
+def test_keyword_and_default_arguments_of_forward():
+    fast = compiled_net()
+    original = fast._orig_mod
+    assert_same(fast(matrix(), factor=3.0), original(matrix(), factor=3.0))
+    assert_same(fast(matrix(), 3.0), original(matrix(), 3.0))
+    assert_same(fast(matrix()), original(matrix()))
+    assert_same(fast(x=matrix()), original(x=matrix()))
+
+
+def test_deepcopy_is_independent_and_compiled():
+    fast = compiled_net()
+    fast(matrix())
+    twin = copy.deepcopy(fast)
+    with torch.no_grad():
+        twin.layer.weight.zero_()
+    assert not torch.equal(twin(matrix()), fast(matrix()))
+    assert_same(twin(matrix()), twin._orig_mod(matrix()))
+    assert magpy.cache_info(twin).hits == 1
+
+
+def test_pickle_keeps_state_and_settings():
+    fast = compiled_net()
+    fast(matrix())
+    twin = pickle.loads(pickle.dumps(fast))
+    assert_same(twin(matrix()), fast._orig_mod(matrix()))
+    assert twin._magpy.backend == "eager"
+    buffer = io.BytesIO()
+    torch.save(fast, buffer)
+    buffer.seek(0)
+    assert_same(torch.load(buffer, weights_only=False)(matrix()), fast(matrix()))
+
+
+def test_compiled_modules_inside_modules():
+    model = nn.Sequential(nn.Linear(3, 3), magpy.compile(nn.ReLU(), backend="eager"))
+    fast = magpy.compile(model, backend="eager")
+    for _ in range(3):
+        assert_same(fast(matrix()), model(matrix()))
+    assert len(list(model.parameters())) == 2
+
+
+def test_sequence_access_passes_through():
+    fast = magpy.compile(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), backend="eager")
+    assert len(fast) == 2 and isinstance(fast[1], nn.ReLU) and len(list(fast)) == 2 and bool(fast)
+
+
+def test_hooks_on_the_compiled_module_run():
+    fast = compiled_net()
+    fast(matrix())
+    fast.register_forward_hook(lambda module, args, out: out * 0)
+    for _ in range(2):
+        assert_same(fast(matrix()), fast._orig_mod(matrix()))
+        assert fast(matrix()).abs().sum() == 0
+
+
+def test_training_steps_with_an_optimizer():
+    def train(model):
+        torch.manual_seed(0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = []
+        for i in range(4):
+            optimizer.zero_grad()
+            loss = model(matrix() + i).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return losses, dict(model.state_dict())
+
+    torch.manual_seed(0)
+    eager = train(Net())
+    fast = compiled_net()
+    assert_same(train(fast), eager)
+    assert magpy.cache_info(fast).hits == 3
+
+
+# --- explain -------------------------------------------------------------------------------------
+
+
+def test_explain_of_a_whole_program():
+    log = []
+
+    def program(x, n):
+        log.append(n)
+        return torch.relu(x) * n
+
+    report = magpy.explain(program, tensor(1, -2), 3)
+    assert report.graph_count == len(report.graphs) == 1
+    assert isinstance(report.graphs[0], torch.fx.GraphModule)
+    assert report.split_points == []
+    assert any("args[1] == 3" in guard for guard in report.guards)
+    assert any("float32[2]" in guard for guard in report.guards)
+    assert any("append" in effect for effect in report.side_effects)
+    assert "def guard(" in report.source and "def mock(" in report.source
+    text = str(report)
+    assert "2 operators" in text and "split points: none" in text
+    assert log == [3], "the run is real"
+
+
+def test_explain_of_a_program_that_splits():
+    def program(x):
+        y = x + 1
+        return y * y.sum().tolist()
+
+    report = magpy.explain(program, tensor(1, 2))
+    (point,) = report.split_points
+    assert point.function.endswith("program")
+    assert point.filename == __file__
+    assert point.lineno == program.__code__.co_firstlineno + 2
+    assert "native" in point.reason and "disabled" in point.reason
+    assert f"{point.filename}:{point.lineno}" in str(report)
+
+
+def test_explain_takes_compiled_targets_and_leaves_their_records_alone():
+    fast = compiled_net()
+    fast(matrix())
+    before = magpy.cache_info(fast)
+    assert magpy.explain(fast, matrix()).graph_count == 1
+    assert magpy.cache_info(fast) == before
+    function = magpy.compile(lambda x: x + 1, backend="eager")
+    assert magpy.explain(function, tensor(1)).graph_count == 1
+
+
+# --- the rest ------------------------------------------------------------------------------------
+
+
+def test_fullgraph_names_function_place_and_reason():
+    def inner(x):
+        return native(x.sum())
+
+    def program(x):
+        return x * inner(x)
+
+    fast = magpy.compile(program, fullgraph=True, backend="eager")
+    with pytest.raises(magpy.FullGraphError) as caught:
+        fast(tensor(1, 2))
+    text = str(caught.value)
+    assert "inner" in text and f"{__file__}:{inner.__code__.co_firstlineno + 1}" in text
+    assert "native" in text and "disabled" in text
+    assert isinstance(caught.value, magpy.MagpyError)
+
+
+def test_fullgraph_of_a_whole_program_is_silent():
+    fast = magpy.compile(lambda x: x * 2, fullgraph=True, backend="eager")
+    assert_same([fast(tensor(1)), fast(tensor(1))], [tensor(2), tensor(2)])
+
+
+def test_cache_info_of_something_else():
+    with pytest.raises(magpy.MagpyError, match="compile"):
+        magpy.cache_info(len)
+
+
+def test_reset_of_one_and_of_all():
+    one, two = (magpy.compile(lambda x: x + 1, backend="eager") for _ in range(2))
+    for fast in (one, two):
+        fast(tensor(1))
+        fast(tensor(1))
+    magpy.reset(one)
+    assert magpy.cache_info(one) == (0, 0, 0, 0) and magpy.cache_info(two) == (1, 1, 1, 1)
+    magpy.reset()
+    assert magpy.cache_info(two) == (0, 0, 0, 0)
+    assert_same(two(tensor(1)), tensor(2))
+    assert magpy.cache_info(two) == (0, 1, 1, 1)
+
+
+def test_disabled_function_runs_natively_at_every_call():
+    calls = []
+
+    @magpy.disable
+    def counted(x):
+        "Counts."
+        calls.append(1)
+        return x + len(calls)
+
+    fast = magpy.compile(lambda x: counted(x * 2), backend="eager")
+    results = [fast(tensor(1)) for _ in range(3)]
+    assert_same(results, [tensor(3), tensor(4), tensor(5)])
+    assert counted.__name__ == "counted" and counted.__doc__ == "Counts."
+    reason = magpy.explain(lambda x: counted(x), tensor(1)).split_points[0].reason
+    assert "counted" in reason and "disabled" in reason
+
+
+def test_mark_dynamic_accepts_dimensions_that_exist():
+    x = matrix(2, 3)
+    magpy.mark_dynamic(x, 0)
+    magpy.mark_dynamic(x, -1)
+    with pytest.raises(IndexError, match="2 dimensions"):
+        magpy.mark_dynamic(x, 2)
+    assert_same(magpy.compile(lambda t: t * 2, backend="eager")(x), x * 2)
+
+
+def test_annotate_lets_a_user_declare_a_native_function():
+    import _bisect
+
+    def program(x, n):
+        return x * _bisect.bisect_right([1, 2, 3], n)
+
+    magpy.annotate(_bisect.bisect_right, pure_closure=True)
+    fast = magpy.compile(program, backend="eager")
+    for n in (1, 1, 2):
+        assert_same(fast(tensor(1), n), program(tensor(1), n))
+    assert magpy.cache_info(fast).hits == 1
+
+
+def test_errors_are_one_family():
+    assert issubclass(magpy.FullGraphError, magpy.MagpyError)
+    assert issubclass(magpy.AnnotationError, magpy.MagpyError)
+
+
+LOGGED = """
+import torch, magpy_like as magpy
+def program(x, n):
+    return x * n
+fast = magpy.compile(program, backend="eager")
+fast(torch.ones(2), 2); fast(torch.ones(2), 3)
+def splits(x):
+    return x.tolist()
+magpy.compile(splits, backend="eager")(torch.ones(1))
+"""
+
+
+def test_magpy_logs_in_the_environment():
+    environment = {**os.environ, "MAGPY_LOGS": "guards,graph,records,splits"}
+    done = subprocess.run(
+        [sys.executable, "-c", LOGGED], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    text = done.stderr + done.stdout
+    assert "args[1] == 2" in text  # guards
+    assert "operator graph" in text and "new record" in text and "does not match" in text
+    assert "split at" in text and "in splits" in text
+
+
+def test_loggers_follow_the_logging_module(caplog):
+    caplog.set_level(logging.INFO, logger="magpy_like")
+    magpy.compile(lambda x: x.tolist(), backend="eager")(tensor(1))
+    assert any("split at" in record.getMessage() for record in caplog.records)
