@@ -27,7 +27,10 @@ def compiled(function: Callable[..., Any], *, dynamic: bool | None = None) -> Ca
 
 
 def same(function: Callable[..., Any], *args: Any, dynamic: bool | None = None, **kw: Any) -> None:
-    """Results, strides and argument contents afterwards equal eager's."""
+    """Results, strides and argument contents afterwards equal eager's, on the default device."""
+    args = torch.utils._pytree.tree_map_only(
+        torch.Tensor, lambda t: t.to(torch.get_default_device()), args
+    )
     mine, theirs = copy.deepcopy(args), copy.deepcopy(args)
     got, wanted = compiled(function, dynamic=dynamic)(*mine), function(*theirs)
     torch.testing.assert_close(got, wanted, equal_nan=True, **kw)

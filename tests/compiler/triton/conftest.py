@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from magpy_like.compiler.runtime import triton_launch
+from tests.compiler import test_programs
 from tests.compiler.triton import interpreter
 
 
@@ -12,6 +13,8 @@ from tests.compiler.triton import interpreter
 def printed(monkeypatch, device):
     """Kernels go through the Triton printer, whatever the device."""
     module = sys.modules["magpy_like.compiler.compile_fx"]
-    if device.type == "cpu":
+    if device.type == "cuda":
+        monkeypatch.setattr(test_programs, "X", test_programs.X.to(device))
+    else:
         monkeypatch.setitem(module.PRINTERS, "cpu", module.PRINTERS["cuda"])
         monkeypatch.setattr(triton_launch, "load_many", interpreter.load_many)

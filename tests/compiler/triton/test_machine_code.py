@@ -1,0 +1,110 @@
+"""Kernels compile to machine code for a GPU that is not there, and use it well."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+from triton.backends.compiler import GPUTarget
+
+from magpy_like.compiler.aot import decompositions
+from magpy_like.compiler.codegen import triton as printer
+from magpy_like.compiler.codegen.common import Kernel
+from magpy_like.compiler.graph import Graph
+from magpy_like.compiler.runtime.triton_launch import compile_kernel
+from magpy_like.compiler.scheduler import Scheduler
+
+HOPPER = GPUTarget("cuda", 90, 32)
+
+
+def flat(function):
+    return lambda *args: tuple(pytree.tree_leaves(function(*args)))
+
+
+def sources(function, *shapes, dtype=torch.float32):
+    """The Triton sources of the kernels of ``function`` of CUDA tensors of these shapes."""
+    with FakeTensorMode():
+        args = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
+        gm = make_fx(flat(function), decomposition_table=decompositions())(*args)
+    graph = Graph(gm).run()
+    assert not graph.fallbacks
+    found = [step for step in Scheduler(graph).run().steps if isinstance(step, Kernel)]
+    for kernel in found:
+        printer.settle(kernel, graph.hint)
+    return [printer.print_function(k, graph) for k in found]
+
+
+def ptx(source, **facts):
+    facts = {"wide": False, "aligned": True} | facts
+    kernel = compile_kernel(source, HOPPER, **facts)
+    assert kernel.asm["cubin"][:4] == b"\x7fELF"
+    return kernel.asm["ptx"]
+
+
+X = (512, 1024)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_memory_is_read_and_written_16_bytes_at_a_time(dtype):
+    (source,) = sources(lambda x: F.gelu(x) * 2, X, dtype=dtype)
+    text = ptx(source)
+    wide = r"global\.(v4\.b32|v2\.b64)"
+    assert re.search("ld." + wide, text) and re.search("st." + wide, text)
+    assert not re.search("ld." + wide, ptx(source, aligned=False))
+
+
+def test_a_transposed_read_goes_through_shared_memory():
+    (source,) = sources(lambda x, y: x + y.t(), X, (1024, 512))
+    text = ptx(source)
+    assert "ld.shared" in text and not re.search(r"ld\.global\.b32", text)
+
+
+def test_a_row_of_softmax_is_read_once():
+    (source,) = sources(lambda x: x.softmax(-1), X)
+    assert source.text.count("tl.load") == 1
+
+
+def test_a_long_row_is_walked_along():
+    (source,) = sources(lambda x: x.softmax(-1), (4, 100_000))
+    assert source.text.count("for start in range") == 3
+    ptx(source)
+
+
+def test_products_are_rounded_before_they_are_added():
+    (source,) = sources(lambda x: x * 3 + 1, X)
+    assert "fma.rn.f32" not in ptx(source)
+
+
+def test_positions_beyond_32_bits_are_computed_in_64():
+    (source,) = sources(lambda x: x + 1, (2**31,), dtype=torch.int8)
+    assert source.function_of_sizes(source.wide)()
+    ptx(source, wide=True)
+
+
+PROGRAMS = {
+    "every reduction": lambda x: (
+        x.sum(1), x.amax(0), x.argmin(1), x.prod(1), (x > 0).any(0), x.var(0), x.std()
+    ),
+    "computed indices": lambda x: (
+        torch.ops.aten.index(x, [x.select(1, 0).long() % 4]), x.gather(1, x.long().clamp(0, 9))
+    ),
+    "scatter": lambda x: torch.zeros_like(x).scatter_add(1, x.long().clamp(0, 9), x),
+    "small integers": lambda x: (x.to(torch.int8).amax(1), x.to(torch.uint8) >> 1, x.bool().any()),
+    "mathematics": lambda x: (
+        torch.erfc(x) + torch.lgamma(x) + torch.atan2(x, x + 1) + x.pow(2.5) + x.fmod(3) + x % 2
+    ),
+    "three permutations": lambda x: (
+        x.view(8, 64, 1024).permute(2, 0, 1) + x.view(1024, 64, 8).permute(0, 2, 1)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_compiles(name):
+    found = sources(PROGRAMS[name], X)
+    assert found
+    for source in found:
+        ptx(source)
