@@ -1,0 +1,132 @@
+"""Kernels and whole models on one GPU: `python -m benchmarks.gpu`.
+
+Kernels: the share of a plain copy's bandwidth, as in `benchmarks.kernels`, at a size that fills a
+large card. Models: speed-ups over eager, next to Inductor's, with `magpy.compile` and with this
+compiler behind Dynamo's capture.
+"""
+
+import functools
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import click
+import torch
+from torch.utils import _pytree as pytree
+
+import magpy_like as magpy
+from benchmarks.common import geometric_mean, machine, measure, seconds, table
+from benchmarks.kernels import GOAL, moved, suite
+from tests.models import ZOO
+
+COMPILERS: dict[str, Callable[..., Any]] = {
+    "eager": lambda target: target,
+    "inductor": torch.compile,
+    "magpy": magpy.compile,
+    "magpy-backend": lambda target: torch.compile(target, backend="magpy"),
+}
+
+
+def first_error() -> str:
+    return traceback.format_exc().strip().splitlines()[-1]
+
+
+@torch.no_grad()
+def kernels(scale: int, rounds: int, compilers: list[str]) -> None:
+    rows, shares = [], []
+    for name, (function, inputs) in suite(scale, "cuda").items():
+        torch.compiler.reset()
+        magpy.reset()
+        expected = function(*inputs)
+        size = moved(inputs, expected)
+        source = torch.ones(size // 8, device="cuda")
+        calls: dict[str, Callable[[], Any]] = {"copy": source.clone}
+        for label in compilers:
+            call = functools.partial(COMPILERS[label](function), *inputs)
+            try:
+                torch.testing.assert_close(call(), expected, rtol=1e-3, atol=1e-3)
+                calls[label] = call
+            except Exception:
+                click.echo(f"{name}, {label}: {first_error()}", err=True)
+        del expected
+        timing = measure(calls, rounds=rounds)
+        share = {label: timing.ratio("copy", label) for label in calls}
+        cells = [f"{share[label]:.2f}" if label in share else "-" for label in compilers]
+        rows.append([name, f"{size / 2**20:.0f} MiB", seconds(timing.median("copy")), *cells])
+        shares += [share[c] for c in share if c.startswith("magpy")][:1]
+        click.echo("  ".join(rows[-1]), err=True)  # progress
+    print(f"Share of the bandwidth of a copy of the same bytes, goal {GOAL:.2f}\n")
+    print(table(["kernel", "moves", "copy", *compilers], rows))
+    if shares:
+        print(f"\ngeometric mean {geometric_mean(shares):.2f}\n")
+
+
+def call_of(name: str, mode: str, compiler: str, batch: int) -> Callable[[], Any]:
+    """A forward pass, or a training step without the optimizer, on the GPU."""
+    zoo = ZOO[name]
+    model = zoo.make(seed=0, size="real").cuda()
+    args, kwargs = zoo.inputs(model, seed=1, batch=batch)
+    if mode == "training":
+        model.train()
+    compiled = COMPILERS[compiler](model)
+
+    def infer() -> Any:
+        with torch.no_grad():
+            return compiled(*args, **kwargs)
+
+    def train() -> None:
+        model.zero_grad(set_to_none=True)
+        zoo.loss(compiled(*args, **kwargs)).backward()
+
+    return infer if mode == "inference" else train
+
+
+def close(actual: Any, expected: Any) -> bool:
+    pairs = zip(pytree.tree_leaves(actual), pytree.tree_leaves(expected), strict=True)
+    tensors = [(a, e) for a, e in pairs if isinstance(e, torch.Tensor)]
+    return all(torch.allclose(a, e, rtol=1e-2, atol=1e-2, equal_nan=True) for a, e in tensors)
+
+
+def models(names: list[str], modes: list[str], batch: int, rounds: int, wanted: list[str]) -> None:
+    rows = []
+    for mode in modes:
+        for name in names:
+            torch.compiler.reset()
+            magpy.reset()
+            calls = {}
+            expected = call_of(name, mode, "eager", batch)() if mode == "inference" else None
+            for label in wanted:
+                try:
+                    call = call_of(name, mode, label, batch)
+                    result = call()
+                    if mode == "inference" and not close(result, expected):
+                        raise ValueError("wrong result")
+                    calls[label] = call
+                except Exception:
+                    click.echo(f"{name}, {mode}, {label}: {first_error()}", err=True)
+            timing = measure(calls, rounds=rounds)
+            speed = [f"{timing.ratio('eager', c):.2f}x" if c in calls else "-" for c in wanted[1:]]
+            rows.append([f"{name}, {mode}", seconds(timing.median("eager")), *speed])
+            click.echo("  ".join(rows[-1]), err=True)  # progress
+    print("Speed over eager\n")
+    print(table(["model", "eager", *wanted[1:]], rows))
+
+
+@click.command()
+@click.option("--scale", default=131072, show_default=True, help="Rows of 1024 floats; 0: none.")
+@click.option("--names", default="BERT,ResNet-101", show_default=True, help="Empty: no models.")
+@click.option("--modes", default="inference,training", show_default=True)
+@click.option("--compilers", default="eager,inductor,magpy,magpy-backend", show_default=True)
+@click.option("--batch", default=16, show_default=True)
+@click.option("--rounds", default=11, show_default=True)
+def main(scale: int, names: str, modes: str, compilers: str, batch: int, rounds: int) -> None:
+    """Prints the kernels' share of copy bandwidth, then the models' speed over eager."""
+    print(machine(), "\n")
+    if scale:
+        kernels(scale, rounds, [c for c in compilers.split(",") if c != "magpy-backend"])
+    if names:
+        models(names.split(","), modes.split(","), batch, rounds, compilers.split(","))
+
+
+if __name__ == "__main__":
+    main()
