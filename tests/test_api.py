@@ -254,7 +254,7 @@ def test_explain_of_a_program_that_splits():
     assert point.function.endswith("program")
     assert point.filename == __file__
     assert point.lineno == program.__code__.co_firstlineno + 2
-    assert "native" in point.reason and "disabled" in point.reason
+    assert "value" in point.reason
     assert f"{point.filename}:{point.lineno}" in str(report)
 
 

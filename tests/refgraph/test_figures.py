@@ -127,7 +127,7 @@ def test_lazily_read_relation_belongs_to_every_version():
     assert all("length" in edges(x, version) for version in (0, -1))
 
 
-# --- the same program under the monitor ------------------------------------------------------------
+# --- the same program under the monitor ---------------------------------------------------------
 
 
 def line_2(x, y, z):
@@ -201,7 +201,7 @@ def test_figures_11c_and_11d_the_generated_guard_and_mock_behave_as_the_program(
     twins.call(lambda: ((torch.ones(3, 3),), 2.0, 3.0), hit=False)
 
 
-# --- renderings ------------------------------------------------------------------------------------
+# --- renderings ----------------------------------------------------------------------------------
 
 
 def test_text_shows_nodes_versions_and_edges():

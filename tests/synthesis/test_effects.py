@@ -1,8 +1,6 @@
 """Changes to what is outside happen again at every matched call, in place, on the same objects."""
 
-import collections
 import logging
-import types
 from collections import Counter, OrderedDict, UserDict, defaultdict, deque
 
 import pytest
@@ -13,7 +11,6 @@ from tests.compare import assert_same
 from tests.programs import (
     Twins,
     check,
-    check_made,
     check_right,
     load,
     matrix,

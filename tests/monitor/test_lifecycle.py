@@ -1,0 +1,345 @@
+"""The monitor is a guest: trace functions, threads and exceptions stay the program's own."""
+
+import gc
+import sys
+import threading
+import weakref
+
+import pytest
+import torch
+
+import magpy_like as magpy
+from tests.compare import assert_same
+from tests.programs import collect, matrix, tensor
+
+
+def program(x):
+    return helper(x) * 2
+
+
+def helper(x):
+    return x + 1
+
+
+def compiled(function=program, **settings):
+    return magpy.compile(function, **{"backend": "eager", **settings})
+
+
+@pytest.fixture
+def tracing():
+    previous = sys.gettrace()
+    yield
+    sys.settrace(previous)
+
+
+def test_earlier_trace_function_is_put_back(tracing):
+    events = []
+
+    def tracer(frame, event, arg):
+        events.append((event, frame.f_code.co_name))
+        return tracer
+
+    fast = compiled()
+    sys.settrace(tracer)
+    fast(tensor(1))
+    assert sys.gettrace() is tracer
+    fast(tensor(1))
+    assert sys.gettrace() is tracer
+    events.clear()
+    helper(tensor(1))
+    sys.settrace(None)
+    assert ("call", "helper") in events and ("return", "helper") in events
+
+
+def test_earlier_trace_function_is_put_back_when_the_program_raises(tracing):
+    def fails(x):
+        raise KeyError("no")
+
+    def tracer(frame, event, arg):
+        return tracer
+
+    fast = compiled(fails)
+    sys.settrace(tracer)
+    with pytest.raises(KeyError):
+        fast(tensor(1))
+    assert sys.gettrace() is tracer
+
+
+def test_no_trace_function_stays_no_trace_function(tracing):
+    sys.settrace(None)
+    fast = compiled()
+    fast(tensor(1))
+    assert sys.gettrace() is None
+
+
+def test_line_tracer_of_the_caller_goes_on_after_the_call(tracing):
+    lines = []
+
+    def tracer(frame, event, arg):
+        if frame.f_code.co_name == "caller":
+            lines.append((event, frame.f_lineno))
+            return tracer
+        return None
+
+    def caller(fast):
+        before = 1
+        result = fast(tensor(1))
+        after = 2
+        return result
+
+    fast = compiled()
+    sys.settrace(tracer)
+    caller(fast)
+    sys.settrace(None)
+    first = caller.__code__.co_firstlineno
+    seen = [line - first for event, line in lines if event == "line"]
+    assert seen == [1, 2, 3, 4]
+
+
+def test_profile_function_sees_the_program():
+    calls = []
+    fast = compiled()
+    sys.setprofile(lambda frame, event, arg: calls.append((event, frame.f_code.co_name)))
+    try:
+        result = fast(tensor(1))
+    finally:
+        sys.setprofile(None)
+    assert ("call", "helper") in calls
+    assert_same(result, program(tensor(1)))
+
+
+def test_program_that_sets_a_trace_function_itself(tracing):
+    def tracer(frame, event, arg):
+        return None
+
+    def meddles(x):
+        sys.settrace(tracer)
+        y = x + 1
+        sys.settrace(None)
+        return y * 2
+
+    fast = compiled(meddles)
+    for _ in range(3):
+        assert_same(fast(tensor(1, 2)), meddles(tensor(1, 2)))
+
+
+def test_program_that_looks_at_its_frames():
+    def looks(x):
+        return sys._getframe().f_code.co_name, x * len(locals())
+
+    fast = compiled(looks)
+    for _ in range(3):
+        assert_same(fast(tensor(1, 2)), looks(tensor(1, 2)))
+
+
+def test_exception_has_the_programs_traceback():
+    def fails(x):
+        return helper(x)[7]
+
+    fast = compiled(fails)
+    for _ in range(2):
+        with pytest.raises(IndexError) as caught:
+            fast(tensor(1))
+        names = [entry.name for entry in caught.traceback]
+        assert names[-1] == "fails"
+
+
+def test_two_threads_call_one_function():
+    fast = compiled()
+    errors = []
+    start = threading.Barrier(2)
+
+    def work(offset):
+        start.wait()
+        try:
+            for i in range(30):
+                x = torch.full((1 + (i + offset) % 3,), float(i))
+                assert_same(fast(x), program(x))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    info = magpy.cache_info(fast)
+    assert 3 <= info.records <= 6 and info.hits >= 50
+
+
+def test_threads_with_functions_of_their_own():
+    def other(x):
+        return helper(x) - 3
+
+    errors = []
+
+    def work(function):
+        try:
+            fast = compiled(function)
+            for i in range(10):
+                assert_same(fast(tensor(i, 2)), function(tensor(i, 2)))
+            assert magpy.cache_info(fast).hits == 9
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(f,)) for f in (program, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+def test_thread_started_by_the_program_is_not_monitored():
+    def starts(x):
+        out = []
+        thread = threading.Thread(target=lambda: out.append(x + 1))
+        thread.start()
+        thread.join()
+        return out[0]
+
+    fast = compiled(starts)
+    for _ in range(3):
+        assert_same(fast(tensor(1)), tensor(2))
+
+
+def test_compiled_function_calls_a_compiled_function():
+    inner = compiled(helper)
+
+    def outer(x):
+        return inner(x) * inner(x)
+
+    fast = compiled(outer)
+    for i in range(3):
+        assert_same(fast(tensor(i, 2)), outer(tensor(i, 2)))
+    assert magpy.cache_info(fast) == (2, 1, 1, 1)
+
+
+def test_function_that_compiles_itself_inside():
+    def outer(x):
+        fast = compiled(helper)
+        return fast(x) + fast(x)
+
+    fast = compiled(outer)
+    for _ in range(3):
+        assert_same(fast(tensor(1, 2)), tensor(4, 6))
+
+
+def test_recursion_through_the_compiled_function():
+    def countdown(x, n):
+        return x if n == 0 else fast(x + n, n - 1)
+
+    fast = compiled(countdown)
+    for n in (3, 3, 2, 4):
+        assert_same(fast(tensor(1), n), tensor(1 + n * (n + 1) // 2))
+
+
+def test_is_compiling_is_true_in_the_region_only():
+    seen = []
+
+    def looks(x):
+        seen.append((magpy.is_compiling(), torch.compiler.is_compiling()))
+        return x
+
+    assert not magpy.is_compiling()
+    compiled(looks)(tensor(1))
+    assert seen == [(True, True)] or seen == [(False, True)]
+    assert not magpy.is_compiling() and not torch.compiler.is_compiling()
+
+
+def test_monitor_run_keeps_no_argument_or_result_alive():
+    fast = compiled()
+    x = torch.ones(3)
+    y = fast(x)
+    kept = weakref.ref(x), weakref.ref(y)
+    del x, y
+    collect()
+    assert [r() for r in kept] == [None, None]
+
+
+def test_record_lets_a_deleted_model_go():
+    model = torch.nn.Linear(3, 3)
+    fast = compiled(model)
+    fast(matrix(2, 3))
+    fast(matrix(2, 3))
+    kept = weakref.ref(model), weakref.ref(model.weight)
+    del model, fast
+    collect()
+    assert [r() for r in kept] == [None, None]
+
+
+def test_object_with_finaliser_runs_it_as_often_as_eager():
+    class Closing:
+        closed = 0
+
+        def __del__(self):
+            Closing.closed += 1
+
+    def makes(x):
+        thing = Closing()
+        return x + 1
+
+    counts = []
+    for f in (makes, compiled(makes)):
+        Closing.closed = 0
+        f(tensor(1))
+        gc.collect()
+        counts.append(Closing.closed)
+    assert counts == [1, 1]
+
+
+def test_callback_of_the_garbage_collector_is_no_part_of_the_program():
+    import time
+
+    collections = []
+
+    def notice(phase, info):
+        collections.append((phase, time.perf_counter()))
+
+    def allocates(x):
+        return x + len([[i] for i in range(3000)])
+
+    fast = compiled(allocates)
+    gc.callbacks.append(notice)
+    try:
+        fast(tensor(1))
+    finally:
+        gc.callbacks.remove(notice)
+    assert collections, "nothing was shown: no collection has happened"
+    assert_same(fast(tensor(1)), allocates(tensor(1)))
+    assert magpy.cache_info(fast).hits == 1
+
+
+def test_keyboard_interrupt_passes_through():
+    def interrupted(x):
+        raise KeyboardInterrupt
+
+    fast = compiled(interrupted)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            fast(tensor(1))
+
+
+def test_generator_that_outlives_the_run_goes_on_without_the_monitor():
+    def steps(x):
+        for i in range(3):
+            yield x + i
+
+    fast = compiled(steps)
+    for _ in range(2):
+        assert_same(list(fast(tensor(1))), list(steps(tensor(1))))
+
+
+def test_deep_recursion_error_is_the_programs():
+    def endless(x):
+        return endless(x)
+
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(300)
+    try:
+        with pytest.raises(RecursionError):
+            compiled(endless)(tensor(1))
+    finally:
+        sys.setrecursionlimit(limit)
+    assert_same(compiled()(tensor(1)), program(tensor(1)))
