@@ -101,6 +101,9 @@ class Graph:
         if any(s == 0 for s in sizes):
             return
         body = record(sizes, reduction_sizes, function, lambda b: self.buffers[b].dtype)
+        for store in body.of("store"):
+            if store.args[3] is not None:
+                check_accumulating(self.buffers[store.args[0]], store.args[3])
         name = f"op{len(self.operations)}"
         self.operations.append(LoopOp(name, body, self._origins()))
 
@@ -231,11 +234,13 @@ class Graph:
 
     def _loopable(self, node: fx.Node) -> bool:
         """Are all tensors of this node strided, of dtypes that loops compute, on one device?"""
+        devices = set()
         for value in _tensors([node.meta.get("val"), *(a.meta.get("val") for a in
                                                        node.all_input_nodes)]):  # fmt: skip
             if value.dtype not in ir.LOOP_DTYPES or value.layout != torch.strided:
                 return False
-        return True
+            devices.add(value.device)
+        return len(devices) <= 1
 
     def _conform(self, result: Any, value: Any, name: str) -> Any:
         """Hold a lowering to what the operator's meta function says: sizes, dtype, layout."""
@@ -376,6 +381,20 @@ class Graph:
                 self.store_into(box, copy)
                 window = copy.realize()
         return Strided(window.buffer, box.size, stride if same else window.stride, window.offset)
+
+
+#: What a GPU adds to memory in one step. Low precision would round at every step.
+ATOMIC_DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64)
+
+
+def check_accumulating(buffer: Buffer, mode: str) -> None:
+    """Raise Unsupported where many threads cannot combine values in one place of ``buffer``."""
+    if buffer.device.type == "cpu":
+        return
+    if mode != "add" or buffer.dtype not in ATOMIC_DTYPES:
+        raise Unsupported("a scatter", f"{mode} of {buffer.dtype} on {buffer.device.type}")
+    if torch.are_deterministic_algorithms_enabled() and buffer.dtype.is_floating_point:
+        raise Unsupported("a scatter", "the order of its sums is not fixed")
 
 
 def dense_stride(value: torch.Tensor) -> list[Expr] | None:

@@ -110,6 +110,8 @@ class TritonEmitter(Emitter):
         place = self.printer.address(buffer, index, self.printer.varies(index), wanted)
         guard = self.printer.mask(wanted, None)
         line = self.printer.lines.line
+        if mode not in (None, "add"):
+            raise Unsupported("a scatter", f"the Triton printer cannot {mode} in memory")
         if mode == "add":
             guard = f", mask={guard}" if guard else ""
             line(f'tl.atomic_add({place}, {value}{guard}, sem="relaxed")')
@@ -305,7 +307,7 @@ class TritonKernel:
     ) -> str:
         """A block of pointers that has the shape of a value along ``wanted``."""
         offset = print_index(index)
-        if any(a.name in wanted - axes for a in self.tiling.axes) or (wanted and not axes):
+        if wanted - axes or not axes:  # a block even where it is one number
             offset = f"{offset} + tl.full({self.shape(wanted)}, 0, tl.int32)"
         return f"{buffer} + ({offset})"
 

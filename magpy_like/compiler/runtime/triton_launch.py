@@ -23,6 +23,7 @@ import torch
 from magpy_like.compiler.errors import Unsupported
 
 ALIGNMENT = 16  # bytes: the widest load
+MAX_WORKERS = 16
 
 _POINTER = {
     torch.bool: "*i1", torch.uint8: "*u8", torch.int8: "*i8", torch.int16: "*i16",
@@ -112,11 +113,9 @@ class Loaded:
         self._variants: dict[tuple[bool, bool], Callable[..., None]] = {}
         self._fixed = None if source.sizes else (self._grid(), bool(self._wide()))
 
-    def prepare(self, sizes: Sequence[int]) -> None:
-        """Compile the variant that aligned pointers and these sizes need."""
-        wide = self._fixed[1] if self._fixed else bool(self._wide(*sizes))
-        with torch.cuda.device(self.index):
-            compile_kernel(self.source, _target(self.index), wide=wide, aligned=True)
+    def variant(self, sizes: Sequence[int]) -> tuple[bool, bool]:
+        """(positions in 64 bits, aligned pointers), as calls with these sizes mostly need."""
+        return (self._fixed[1] if self._fixed else bool(self._wide(*sizes))), True
 
     def __call__(self, *args: int) -> None:
         if torch._C._cuda_getDevice() != self.index:
@@ -132,19 +131,25 @@ class Loaded:
         aligned = not functools.reduce(operator.or_, args[: self._count]) & (ALIGNMENT - 1)
         launch = self._variants.get((wide, aligned))
         if launch is None:
-            launch = self._variants[wide, aligned] = self._load(wide, aligned)
+            launch = self.load((wide, aligned), self.compile(wide, aligned))
         launch(grid, torch._C._cuda_getCurrentRawStream(self.index), args)
         return None
 
-    def _load(self, wide: bool, aligned: bool) -> Callable[..., None]:
-        kernel = compile_kernel(self.source, _target(self.index), wide=wide, aligned=aligned)
-        run = kernel.run  # loads the code on the current device
-        function, metadata = kernel.function, kernel.packed_metadata
+    def compile(self, wide: bool, aligned: bool) -> Any:
+        """One variant as machine code; touches no device."""
+        return compile_kernel(self.source, _target(self.index), wide=wide, aligned=aligned)
 
-        def launch(grid: int, stream: int, args: tuple[int, ...]) -> None:
+    def load(self, variant: tuple[bool, bool], kernel: Any) -> Callable[..., None]:
+        """Put a compiled variant on the device. What may fail fails here, not at a launch."""
+        with torch.cuda.device(self.index):
+            run = kernel.run
+            function, metadata = kernel.function, kernel.packed_metadata
+
+        def launch_on(grid: int, stream: int, args: tuple[int, ...]) -> None:
             run(grid, 1, 1, stream, function, metadata, None, None, None, *args)
 
-        return launch
+        self._variants[variant] = launch_on
+        return launch_on
 
 
 @functools.cache
@@ -164,12 +169,16 @@ def load_many(
     except ImportError:
         raise Unsupported("every graph with CUDA tensors", "Triton is not installed") from None
     loaded = [Loaded(source, device) for source, device, _ in wanted]
+    variants = [k.variant(sizes) for k, (_, _, sizes) in zip(loaded, wanted, strict=True)]
+    if not loaded:
+        return []
+
+    for kernel in loaded:
+        _target(kernel.index)
     # Triton's passes and ptxas run outside Python's lock.
-    workers = min(len(loaded), len(os.sched_getaffinity(0)), 16)
-    if loaded:
-        for device in {k.index for k in loaded}:
-            _target(device)
-        with ThreadPoolExecutor(workers, thread_name_prefix="magpy-triton") as pool:
-            sizes = [s for _, _, s in wanted]
-            list(pool.map(lambda pair: pair[0].prepare(pair[1]), zip(loaded, sizes, strict=True)))
+    workers = min(len(loaded), len(os.sched_getaffinity(0)), MAX_WORKERS)
+    with ThreadPoolExecutor(workers, thread_name_prefix="magpy-triton") as pool:
+        compiled = list(pool.map(lambda k, variant: k.compile(*variant), loaded, variants))
+    for kernel, variant, code in zip(loaded, variants, compiled, strict=True):
+        kernel.load(variant, code)
     return loaded
