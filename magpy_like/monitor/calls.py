@@ -19,7 +19,7 @@ from magpy_like.monitor import attributes, lifted
 from magpy_like.monitor.recording import CONTAINERS, Effect, Recording, Split, elements, plain_key
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.refgraph import Fact, Relation
-from magpy_like.refgraph.values import is_plain
+from magpy_like.refgraph.values import is_identity, is_plain
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -31,7 +31,6 @@ _FOLLOWED = (
     torch.autograd.Function.apply.__func__,
     torch._C._FunctionBase.__dict__["apply"],
     torch._functorch.vmap.vmap_impl,
-    torch.utils.checkpoint.checkpoint,
 )
 """A custom autograd function, or one that is vmapped, is one operator, but its Python code is
 followed for what it reads."""
@@ -39,6 +38,7 @@ _RUNS_AS_IS = {
     torch.autograd.grad: "takes gradients inside",
     torch.Tensor.requires_grad_: "changes which tensors take part in gradients",
     torch._C.TensorBase.__dict__["_make_subclass"].__func__: "makes a parameter",
+    torch.utils.checkpoint.checkpoint: "runs its function again in the backward pass",
 }
 """Operators that no graph compiler takes as they are meant; the graph runs one by one then."""
 _DEPENDS_ON_NOTHING = {
@@ -234,6 +234,7 @@ def native(
         rec.inside += 1
         if on_graph and operation in _RUNS_AS_IS:
             rec.runs_as_is = f"{describe(operation)} {_RUNS_AS_IS[operation]}"
+            _look_at_functions(rec, args)
         if on_graph:
             rec.given = {id(tensor) for tensor in tensors_in((args, kwargs))}
         if operation not in _FOLLOWED:
@@ -311,6 +312,22 @@ def _look_inside(rec: Recording, args: tuple[Any, ...], kwargs: Mapping[str, Any
             raise Split("uses a tensor from outside that is none of the operator's arguments")
         if rec.operators.node_of(tensor) is not None:
             raise Effect("uses a tensor that is none of the operator's arguments inside an operator")
+
+
+def _look_at_functions(rec: Recording, args: tuple[Any, ...]) -> None:
+    """Functions that an operator calls, now and at every later call, must not keep this run's values.
+
+    Raises:
+        Split: one was made in the region and refers to something else that was.
+    """
+    for function in args:
+        if isinstance(function, types.FunctionType) and rec.is_born(function):
+            kept = [cell.cell_contents for cell in function.__closure__ or ()]
+            kept += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+            for value in kept:
+                plain = is_plain(value) or is_identity(value)
+                if not plain and rec.node(value) is None:
+                    raise Split("gives an operator a function that refers to the region's own values")
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

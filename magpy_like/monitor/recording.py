@@ -11,7 +11,7 @@ import contextvars
 import functools
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +86,10 @@ class Recording:
         """The inputs of the operator graph: the backend needs them even if the program lets go."""
         self._born: dict[int, Callable[[], Any]] = {}
 
+    def release(self) -> None:
+        """Let go of the program once a record is made; the parts refer to each other."""
+        self.__init__()  # type: ignore[misc]
+
     # --- meeting variables ---------------------------------------------------------------------
 
     def node(self, value: Any) -> ShadowNode | None:
@@ -154,6 +158,8 @@ class Recording:
         """``value`` was created inside the region."""
         if is_plain(value) or self.refs.get_node_by_var(value) is not None:
             return
+        if isinstance(value, Iterator):
+            return  # would keep alive what it goes through, and is never made again
         try:
             self._born[id(value)] = weakref.ref(value)
         except TypeError:

@@ -155,11 +155,13 @@ class Dispatcher:
                     code.co_firstlineno if code else 0,
                     str(reason),
                 )
+        split = rec.split
+        rec.release()
         if record is not None:
             self._add(record)
         else:
-            assert rec.split is not None
-            self._note_split(rec.split)
+            assert split is not None
+            self._note_split(split)
         return result
 
     def _synthesise(
