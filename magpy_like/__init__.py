@@ -11,7 +11,7 @@ from magpy_like.api import (
     reset,
 )
 from magpy_like.errors import AnnotationError, CompileError, FullGraphError, MagpyError
-from magpy_like.records.dispatch import CacheInfo
+from magpy_like.records.interface import CacheInfo
 
 __all__ = [
     "AnnotationError",

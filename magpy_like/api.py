@@ -12,10 +12,8 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from magpy_like.errors import MagpyError
-from magpy_like.monitor.calls import mark_disabled
-from magpy_like.monitor.run import is_monitoring
-from magpy_like.records.dispatch import CacheInfo, Dispatcher, reset_all
-from magpy_like.records.explanation import Explanation, explain_run
+from magpy_like.monitor.split import is_monitoring, mark_disabled
+from magpy_like.records.interface import CacheInfo, Explanation, make_dispatcher, reset_all
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -23,7 +21,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 class CompiledModule(nn.Module):
     """A module that runs by records. All but the call itself is the wrapped module's own."""
 
-    def __init__(self, module: nn.Module, dispatcher: Dispatcher) -> None:
+    def __init__(self, module: nn.Module, dispatcher: Any) -> None:
         self.__dict__["_orig_mod"] = module
         self.__dict__["_magpy"] = dispatcher
 
@@ -71,13 +69,13 @@ class CompiledModule(nn.Module):
         return _rebuild, (self._orig_mod, _settings(self._magpy))
 
 
-def _settings(dispatcher: Dispatcher) -> dict[str, Any]:
+def _settings(dispatcher: Any) -> dict[str, Any]:
     names = ("fullgraph", "dynamic", "backend", "mode", "options")
     return {name: getattr(dispatcher, name) for name in names}
 
 
 def _rebuild(module: nn.Module, settings: dict[str, Any]) -> CompiledModule:
-    return CompiledModule(module, Dispatcher(module, **settings))
+    return CompiledModule(module, make_dispatcher(module, **settings))
 
 
 def compile(
@@ -118,7 +116,7 @@ def compile(
         return target
     if not callable(target):
         raise TypeError(f"compile needs a module or function, not a {type(target).__name__}")
-    dispatcher = Dispatcher(target, **settings)
+    dispatcher = make_dispatcher(target, **settings)
     if isinstance(target, nn.Module):
         return CompiledModule(target, dispatcher)
 
@@ -130,18 +128,18 @@ def compile(
     return compiled
 
 
-def _dispatcher(compiled: Any) -> Dispatcher:
+def _dispatcher(compiled: Any) -> Any:
     if isinstance(compiled, CompiledModule):
-        return cast(Dispatcher, compiled.__dict__["_magpy"])
+        return compiled.__dict__["_magpy"]
     found = getattr(compiled, "_magpy_dispatcher", None)
     if found is None:
         raise MagpyError(f"{compiled!r} is not something that magpy_like.compile returned")
-    return cast(Dispatcher, found)
+    return found
 
 
 def cache_info(compiled: Any) -> CacheInfo:
     """Hits, misses, records and operator graphs of a compiled function or module."""
-    return _dispatcher(compiled).cache_info()
+    return cast(CacheInfo, _dispatcher(compiled).cache_info())
 
 
 def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation:
@@ -154,7 +152,8 @@ def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation:
         target = target._orig_mod
     elif hasattr(target, "_magpy_dispatcher"):
         target = target._magpy_dispatcher.target
-    return explain_run(target, args, kwargs)
+    dispatcher = make_dispatcher(target, backend="eager")
+    return cast(Explanation, dispatcher.explain(args, kwargs))
 
 
 def reset(compiled: Any = None) -> None:

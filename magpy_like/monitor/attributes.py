@@ -14,14 +14,18 @@ from typing import Any
 import torch
 
 from magpy_like.annotation.schema import RelationKind
-from magpy_like.monitor.recording import Recording, Split
+from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.split import Split
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.refgraph import Relation, ShadowNode
 
 _HEAP_TYPE = 1 << 9
 _MODULE_GETATTR = torch.nn.Module.__getattr__
 _MODULE_STORES = ("_parameters", "_buffers", "_modules")
-_FUNCTION_SLOTS = {"__defaults__", "__kwdefaults__", "__closure__", "__code__"}
+_FUNCTION_SLOTS = {
+    "__defaults__", "__kwdefaults__", "__closure__", "__code__", "__name__", "__qualname__",
+    "__doc__", "__module__", "__annotations__",
+}  # fmt: skip
 
 
 def instance_dict(value: Any) -> dict[str, Any] | None:
@@ -75,6 +79,8 @@ def read_attribute(rec: Recording, value: Any, name: str) -> None:
     if cls is types.ModuleType or isinstance(value, types.ModuleType):
         read_module(rec, value, name)
     elif isinstance(value, type):
+        if name == "__dict__" and value.__flags__ & _HEAP_TYPE and not rec.is_born(value):
+            raise Split(f"looks at every name of class {value.__qualname__}")
         read_class(rec, value, name)
     elif cls is super:
         read_super(rec, value.__thisclass__, value.__self_class__, name)
@@ -123,6 +129,8 @@ def read_function(rec: Recording, function: types.FunctionType, name: str) -> No
         return
     if name in _FUNCTION_SLOTS:
         rec.meet(node, Relation(RelationKind.SLOT, name), getattr(function, name))
+    elif name == "__dict__":
+        rec.meet(node, Relation(RelationKind.DICT), function.__dict__)
     else:
         read_instance(rec, function, name)
 
@@ -148,7 +156,7 @@ def read_by_default_rules(rec: Recording, value: Any, name: str) -> None:
             attributes = instance_dict(value)
             if node is not None and attributes is not None:
                 rec.meet(node, Relation(RelationKind.DICT), attributes)
-        elif kind not in _KNOWN_PROPERTIES:
+        elif kind not in _KNOWN_PROPERTIES or not _is_followed(found):
             _read_natively(rec, value, name, kind)
         return
     if read_instance(rec, value, name):
@@ -177,6 +185,11 @@ _BINDING = {
 }
 """Descriptors that give a function or what they hold, and look at nothing of the instance."""
 _KNOWN_PROPERTIES = {property, types.GetSetDescriptorType}
+
+
+def _is_followed(found: Any) -> bool:
+    """Whether the getter of a property, if it is one, is Python code."""
+    return not isinstance(found, property) or isinstance(found.fget, types.FunctionType | None)
 
 
 def _read_natively(rec: Recording, value: Any, name: str, kind: type) -> None:

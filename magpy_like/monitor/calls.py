@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import _abc  # type: ignore[import-not-found]
+import abc
 import contextvars
+import copy
 import functools
 import operator
 import types
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,8 @@ import torch.utils.checkpoint
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup, resolve
 from magpy_like.annotation.lookup import NULL as NO_RECEIVER
 from magpy_like.monitor import attributes, lifted
-from magpy_like.monitor.recording import CONTAINERS, Effect, Recording, Split, elements, plain_key
+from magpy_like.monitor.recording import CONTAINERS, Recording, elements, plain_key
+from magpy_like.monitor.split import Effect, Split, is_disabled
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.refgraph import Fact, Relation
 from magpy_like.refgraph.values import is_identity, is_plain
@@ -92,7 +95,7 @@ def call(run: MonitorRun, function: Any, args: tuple[Any, ...], kwargs: dict[str
         else:
             break
     if kind is types.FunctionType:
-        if function in _disabled:
+        if is_disabled(function):
             raise Split(f"calls {describe(function)}, which is disabled")
         if function is torch.nn.Module.__getattr__ and len(args) == 2:
             attributes.read_submodule(rec, *args)
@@ -107,6 +110,8 @@ def call(run: MonitorRun, function: Any, args: tuple[Any, ...], kwargs: dict[str
             bound = rec.node(function)
             if bound is not None and receiver is not function:
                 rec.meet(bound, Relation(RelationKind.SLOT, "__self__"), receiver)
+            elif bound is not None and not isinstance(operation, types.FunctionType):
+                bound.facts.add(Fact.IDENTITY)  # what a native instance does depends on its state
         if isinstance(operation, types.FunctionType):
             attributes.read_class(rec, kind, "__call__")
             annotation = lookup(operation)
@@ -215,6 +220,8 @@ def native(
     written = annotation.output.relation
     if written is not None and written.access == "write" and _write(run, annotation, args, kwargs):
         return _finish_pure, NativeCall(annotation, operation, args, kwargs, False)
+    if annotation.calls:
+        _look_at_callbacks(rec, annotation, args, kwargs)
     for position, value in _inputs(args, kwargs):
         wanted = annotation.input(position)
         if run.lifted and not on_graph and wanted.value_read not in _LIKE_TYPES:
@@ -242,6 +249,8 @@ def native(
             return _finish_operator_suspended, NativeCall(annotation, operation, args, kwargs, on_graph)
         return _finish_operator, NativeCall(annotation, operation, args, kwargs, on_graph)
     if isinstance(operation, types.FunctionType | functools._lru_cache_wrapper):
+        for value in (*args, *kwargs.values()):
+            _look_at_instance(rec, operation, value)
         run.suspended += 1
         return _finish_suspended, NativeCall(annotation, operation, args, kwargs, False)
     return _finish_pure, NativeCall(annotation, operation, args, kwargs, False)
@@ -344,6 +353,38 @@ def _inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[int 
     return [*enumerate(args), *kwargs.items()]
 
 
+def _look_at_callbacks(
+    rec: Recording, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Native code that is called with parts of the other inputs looks at them out of sight.
+
+    Raises:
+        Split: it may change them, or look at more than a guard on the inputs covers.
+    """
+    inputs = _inputs(args, kwargs)
+    for position, function in inputs:
+        if position not in annotation.calls or is_followed(function):
+            continue
+        if function is not None and not _only_looks(function):
+            raise Split(f"hands {describe(function)} to native code that calls it")
+        for other, value in inputs:
+            if other != position:
+                rec.visit(value, ValueRead.ALL)
+
+
+def _only_looks(function: Any) -> bool:
+    """Whether native code is known to depend on the contents of its arguments alone."""
+    if isinstance(function, operator.itemgetter):
+        return True
+    found = lookup(function)
+    if found is None or not found.pure_closure or found.state_read or found.calls:
+        return found is not None and found.as_op_node
+    if any(given.in_place for given in (found.default_input, *found.inputs.values())):
+        return False
+    relation = found.output.relation
+    return relation is None or (relation.access == "read" and relation.kind not in _ATTRIBUTES)
+
+
 def _look_at_tensors(
     run: MonitorRun,
     annotation: Annotation,
@@ -432,6 +473,24 @@ def holds_tensor(value: Any) -> bool:
     return any(holds_tensor(item) for item in elements(value) if not is_plain(item))
 
 
+def _look_at_instance(rec: Recording, operation: Any, value: Any) -> None:
+    """Code that is not followed may look at any attribute of an instance, or keep it as a key.
+
+    Raises:
+        Split: a copy of an instance shows all that is in it.
+    """
+    node = None if is_plain(value) else rec.node(value)
+    if node is None or isinstance(value, (*CONTAINERS, torch.Tensor)) or is_identity(value):
+        return
+    if isinstance(operation, functools._lru_cache_wrapper):
+        node.facts.add(Fact.IDENTITY)
+    elif operation in _COPIES and not isinstance(value, types.FunctionType):
+        raise Split(f"copies a {type(value).__qualname__} from outside")
+
+
+_COPIES = (copy.copy, copy.deepcopy)
+
+
 def _offer(rec: Recording, value: Any) -> None:
     """An operator looks at its whole argument, however deep its tensors lie."""
     if isinstance(value, CONTAINERS):
@@ -453,7 +512,8 @@ def _change(
     node = rec.node(value)
     if node is None:
         return
-    if operation in _DEPENDS_ON_NOTHING and not kwargs and not node.rewritten:
+    repeats = operation in _DEPENDS_ON_NOTHING and not kwargs and not node.rewritten
+    if repeats and (operation is not list.extend or isinstance(args[1], list | tuple)):
         rec.snapshot(node)
         rec.refs.in_place(node)
         arguments = tuple(list(a) if operation is list.extend else a for a in args[1:])
@@ -478,6 +538,13 @@ def _follow(
         rec.meet_context(source)
     elif relation.kind is RelationKind.DICT:
         attributes.read_attribute(rec, source, "__dict__")
+    elif relation.kind is RelationKind.CELL and isinstance(source, types.CellType):
+        cell = rec.node(source)
+        if cell is not None:
+            try:
+                rec.meet(cell, Relation(RelationKind.CELL), source.cell_contents)
+            except ValueError:
+                rec.absent(cell, Relation(RelationKind.CELL))
     elif relation.kind is RelationKind.SLOT and annotation.operation.startswith("torch.Tensor"):
         node = rec.node(source)
         if node is None:
@@ -571,6 +638,10 @@ _ATTRIBUTES = (RelationKind.ATTRIBUTE, RelationKind.HAS_ATTRIBUTE)
 dict_views = (type({}.keys()), type({}.values()), type({}.items()))
 
 
+_ASKS_REGISTRY = (_abc._abc_instancecheck, _abc._abc_subclasscheck)  # type: ignore[attr-defined]
+"""What they answer changes when a class is registered with an abstract one."""
+
+
 def _finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
     annotation = done.annotation
     if annotation is not None and annotation.state_read:
@@ -580,6 +651,9 @@ def _finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
         run.account()
         if not is_plain(result) and run.recording.node(result) is None:
             run.recording.keep(result)
+    if done.operation in _ASKS_REGISTRY:
+        token = abc.get_cache_token()
+        run.recording.state_reads.append((abc.get_cache_token, (), {}, token))
     if any(isinstance(value, torch.Tensor) for value in (*done.args, *done.kwargs.values())):
         run.account()
     run.recording.bear(result)
@@ -722,11 +796,3 @@ def identify(rec: Recording, left: Any, right: Any) -> None:
     a, b = rec.node(left), rec.node(right)
     if a is not None and b is not None and not {Fact.IDENTITY} & a.facts & b.facts:
         rec.distinct.add((min(a.node_id, b.node_id), max(a.node_id, b.node_id)))
-
-
-_disabled: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def mark_disabled(function: Callable[..., Any]) -> None:
-    """Calls of this function are dynamic."""
-    _disabled.add(function)

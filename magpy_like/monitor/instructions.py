@@ -23,7 +23,8 @@ import yaml
 from magpy_like.annotation import RelationKind, ValueRead, lookup
 from magpy_like.annotation.location import annotations_dir
 from magpy_like.monitor import attributes, calls
-from magpy_like.monitor.recording import CONTAINERS, Split, plain_key
+from magpy_like.monitor.recording import CONTAINERS, plain_key
+from magpy_like.monitor.split import Split
 from magpy_like.monitor.lifted import ARITHMETIC, is_number
 from magpy_like.monitor.polyfills import polyfill, spread
 from magpy_like.native import NULL, frame_set_operand

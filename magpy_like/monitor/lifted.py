@@ -17,7 +17,8 @@ from typing import Any
 
 from torch import fx
 
-from magpy_like.monitor.recording import CONTAINERS, Recording, Split, elements
+from magpy_like.monitor.recording import CONTAINERS, Recording, elements
+from magpy_like.monitor.split import Split
 from magpy_like.native import fresh_number
 from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.refgraph.values import is_plain

@@ -12,7 +12,6 @@ import functools
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from torch import fx
 
 from magpy_like.annotation.schema import DataShape, RelationKind, ValueRead
 from magpy_like.monitor.operator_graph import OperatorGraph, UnknownTensor, replace_data
+from magpy_like.monitor.split import Effect, Split, SplitPoint
 from magpy_like.native import TensorCheck
 from magpy_like.refgraph import ABSENT, Fact, RefGraph, Relation, ShadowNode
 from magpy_like.refgraph.values import is_identity, is_plain
@@ -28,27 +28,6 @@ from magpy_like.refgraph.values import is_identity, is_plain
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 _GUARDED_BYTES = 1 << 16
 """The largest NumPy array whose contents are compared at every call."""
-
-
-class Split(Exception):
-    """The program does something here that cannot be part of a record; the text says what."""
-
-
-class Effect(Split):
-    """An operator's own Python code changes something outside: running it again would do so twice."""
-
-
-@dataclass(frozen=True)
-class SplitPoint:
-    """Where a program was cut, and why. ``lineno`` counts from 1."""
-
-    function: str
-    filename: str
-    lineno: int
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.filename}:{self.lineno} in {self.function}: {self.reason}"
 
 
 class Recording:

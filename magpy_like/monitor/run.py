@@ -23,7 +23,8 @@ from magpy_like.logs import topic
 from magpy_like.monitor import attributes, calls, polyfills
 from magpy_like.monitor.instructions import SETTLED_BY, Rules, Step, load_rules
 from magpy_like.monitor.lifted import LiftedNumbers, is_number
-from magpy_like.monitor.recording import Effect, Recording, Split, SplitPoint
+from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.split import Effect, Split, SplitPoint, active
 from magpy_like.native import (
     NULL,
     Monitor,
@@ -49,12 +50,6 @@ _PASSES_THROUGH = {
 _PACKAGE = str(Path(__file__).parents[1])
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 _HIDDEN_CODE = {torch.nn.Module.__getattr__.__code__}
-_active = threading.local()
-
-
-def is_monitoring() -> bool:
-    """Whether this thread is inside a monitor run."""
-    return getattr(_active, "run", None) is not None
 
 
 _compiling_lock = threading.Lock()
@@ -152,14 +147,14 @@ class MonitorRun:
 
     def run(self) -> Any:
         """Run the program; what it returns or raises is what it would have without the monitor."""
-        outer = getattr(_active, "run", None)
+        outer = getattr(active, "run", None)
         previous = sys.gettrace()
         frame = sys._getframe()
         # Python 3.12 delivers instruction events only if some frame has asked for them before.
         frame.f_trace_opcodes = True
         frame.f_trace_opcodes = False
         del frame  # a frame that refers to itself would keep its callers' variables alive
-        _active.run = self
+        active.run = self
         with _compiling():
             counting = start_counting()
             gc.callbacks.insert(0, self._suspend)
@@ -173,16 +168,16 @@ class MonitorRun:
                 gc.callbacks.remove(self._resume)
                 stop_counting(counting)
                 sys.settrace(previous)
-                _active.run = outer
+                active.run = outer
                 self._close()
 
     def _suspend(self, phase: str, info: dict[str, int]) -> None:
         """The garbage collector's callbacks run in the middle of a program and are no part of it."""
-        if getattr(_active, "run", None) is self:
+        if getattr(active, "run", None) is self:
             self.suspended += 1
 
     def _resume(self, phase: str, info: dict[str, int]) -> None:
-        if getattr(_active, "run", None) is self:
+        if getattr(active, "run", None) is self:
             self.suspended -= 1
 
     def _close(self) -> None:
@@ -484,4 +479,3 @@ def _keyword_names(code: types.CodeType) -> dict[int, tuple[str, ...]]:
     return found
 
 
-__all__ = ["MonitorRun", "is_monitoring", "is_plain"]

@@ -8,16 +8,18 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from magpy_like.errors import FullGraphError
 from magpy_like.logs import topic
-from magpy_like.monitor.recording import Recording, Split, SplitPoint
-from magpy_like.monitor.run import MonitorRun, is_monitoring
+from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.split import Split, SplitPoint, is_monitoring
+from magpy_like.monitor.run import MonitorRun
 from magpy_like.native import StateCheck
 from magpy_like.records.backends import resolve_backend
+from magpy_like.records.interface import CacheInfo, Explanation
 from magpy_like.synthesis.record import Record, synthesise
 
 _records_log = topic("records")
@@ -31,15 +33,6 @@ SPLIT_LIMIT = 3
 """Monitor runs that end in a split before the function runs eagerly without further tries."""
 
 _all: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
-
-
-class CacheInfo(NamedTuple):
-    """As ``functools`` has it: a hit needed no monitor run; ``graphs`` counts operator graphs."""
-
-    hits: int
-    misses: int
-    records: int
-    graphs: int
 
 
 class Dispatcher:
@@ -229,6 +222,18 @@ class Dispatcher:
     def cache_info(self) -> CacheInfo:
         graphs = sum(record.graph is not None for record in self.records)
         return CacheInfo(self.hits, self.misses, len(self.records), graphs)
+
+    def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
+        """Run the program once and report what its record consists of."""
+        self.call(args, kwargs)
+        report = Explanation(split_points=list(self.split_points))
+        for record in self.records:
+            if record.graph is not None:
+                report.graphs.append(record.graph)
+            report.guards += record.guards
+            report.side_effects += record.side_effects
+            report.source += f"{record.guard_source}\n{record.mock_source}"
+        return report
 
     def reset(self) -> None:
         """Forget all records and what was learnt about the program."""

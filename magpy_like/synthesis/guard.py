@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from magpy_like.annotation import RelationKind
-from magpy_like.monitor.recording import Recording, Split, items_of
+from magpy_like.monitor.recording import Recording, items_of
+from magpy_like.monitor.split import Split
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import StateCheck, TensorCheck, Watch
 from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, Relation, ShadowNode
@@ -185,6 +186,9 @@ class GuardBuilder:
     def _fixed_extent(self, node: ShadowNode, value: Any) -> None:
         label = self.label(node)
         before = value if node.contents is None else node.contents
+        if isinstance(value, collections.defaultdict):
+            factory = value.default_factory
+            self._call(lambda: value.default_factory is factory, f"{label} makes the same defaults")
         if isinstance(value, dict) and Fact.KEYS in node.facts:
             keys = ordered_keys(before)
             if isinstance(value, collections.OrderedDict):  # its order is not that of a dict
@@ -325,9 +329,12 @@ class GuardBuilder:
         kind = self.source.constant(type(value), type(value).__name__)
         text = literal(value) or self.source.constant(value, "value")
         is_kind = f"type({name} := {way}) is {kind}"
-        if isinstance(value, float | complex) or isinstance(value, np.generic):
+        if isinstance(value, float) or isinstance(value, np.generic):
             if value != value or value == 0:
                 return f"{is_kind} and repr({name}) == {repr(value)!r}"
+        elif not isinstance(value, int | str | bytes | torch.device):
+            # 0j and -0j, or two empty ranges, are equal and yet not the same.
+            return f"{is_kind} and repr({name}) == {repr(value)!r} and {name} == {text}"
         return f"{is_kind} and {name} == {text}"
 
     def _contents(self, name: str, node: ShadowNode) -> None:
@@ -339,10 +346,15 @@ class GuardBuilder:
         kind = self.source.constant(node.type, node.type.__name__)
         self._check(f"type({name}) is {kind}", f"type({label}) is {node.type.__qualname__}")
         before = value if node.contents is None else node.contents
+        if isinstance(value, collections.deque):
+            self._check(f"{name}.maxlen == {value.maxlen}", f"{label}.maxlen == {value.maxlen}")
         if isinstance(value, types.FunctionType):
             code = self.source.constant(value.__code__, "code")
             self._check(f"{name}.__code__ is {code}", f"{label} runs the same code")
         elif isinstance(value, dict):
+            if isinstance(value, collections.defaultdict):
+                factory = self.source.constant(value.default_factory, "factory")
+                self._check(f"{name}.default_factory is {factory}", f"{label} makes the same defaults")
             if Fact.KEYS in node.facts:
                 self._keys(f"{self.source.constant(ordered_keys)}({name})", ordered_keys(before), label)
             elif Fact.LENGTH in node.facts:

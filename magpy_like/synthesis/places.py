@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from magpy_like.annotation import RelationKind
-from magpy_like.monitor.recording import Recording, Split
+from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.split import Split
 from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, Relation, ShadowNode
 
 Edge = tuple[ShadowNode, Relation]

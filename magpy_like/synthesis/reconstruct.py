@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import fx
 
-from magpy_like.monitor.recording import Recording, Split, items_of
+from magpy_like.monitor.recording import Recording, items_of
+from magpy_like.monitor.split import Split
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.values import is_identity, is_plain
 from magpy_like.synthesis import numbers

@@ -11,7 +11,8 @@ import torch
 from torch import fx
 
 from magpy_like.annotation import RelationKind
-from magpy_like.monitor.recording import Recording, Split, items_of, tensor_version
+from magpy_like.monitor.recording import Recording, items_of, tensor_version
+from magpy_like.monitor.split import Split
 from magpy_like.monitor.lifted import is_number
 from magpy_like.monitor.run import place_of
 from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, Relation, ShadowNode

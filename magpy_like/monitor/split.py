@@ -1,0 +1,51 @@
+"""Where and why a recording ends, and what code asks for that."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+class Split(Exception):
+    """The program does something here that cannot be part of a record; the text says what."""
+
+
+class Effect(Split):
+    """An operator's own Python code changes something outside: running it again would do so twice."""
+
+
+@dataclass(frozen=True)
+class SplitPoint:
+    """Where a program was cut, and why. ``lineno`` counts from 1."""
+
+    function: str
+    filename: str
+    lineno: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.filename}:{self.lineno} in {self.function}: {self.reason}"
+
+
+_disabled: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def mark_disabled(function: Callable[..., Any]) -> None:
+    """Calls of this function are never part of a record."""
+    _disabled.add(function)
+
+
+def is_disabled(function: Callable[..., Any]) -> bool:
+    return function in _disabled
+
+
+active = threading.local()
+"""Holds, as ``run``, the monitor run that the thread is in."""
+
+
+def is_monitoring() -> bool:
+    """Whether this thread is inside a monitor run."""
+    return getattr(active, "run", None) is not None

@@ -1,0 +1,117 @@
+"""What the public functions need of a compiled function, with or without a monitor.
+
+The monitor needs a C++ compiler once. Where there is none, programs run eagerly and say so.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from magpy_like.errors import CompileError
+from magpy_like.monitor.split import SplitPoint
+
+
+class CacheInfo(NamedTuple):
+    """As ``functools`` has it: a hit needed no monitor run; ``graphs`` counts operator graphs."""
+
+    hits: int
+    misses: int
+    records: int
+    graphs: int
+
+
+@dataclass
+class Explanation:
+    """Graphs, guards, side effects, split points and generated source of one program run."""
+
+    graphs: list[torch.fx.GraphModule] = field(default_factory=list)
+    split_points: list[SplitPoint] = field(default_factory=list)
+    guards: list[str] = field(default_factory=list)
+    side_effects: list[str] = field(default_factory=list)
+    source: str = ""
+
+    @property
+    def graph_count(self) -> int:
+        return len(self.graphs)
+
+    def __str__(self) -> str:
+        lines = []
+        for i, graph in enumerate(self.graphs):
+            operators = sum(n.op.startswith("call") for n in graph.graph.nodes)
+            inputs = sum(n.op == "placeholder" for n in graph.graph.nodes)
+            lines.append(f"graph {i}: {operators} operators, {inputs} tensors in")
+        if not self.graphs:
+            lines.append("no operator graph")
+        lines.append(_listed("split points", self.split_points))
+        lines.append(_listed("guards", self.guards))
+        lines.append(_listed("side effects", self.side_effects))
+        return "\n".join(lines)
+
+
+def _listed(title: str, items: list[Any], most: int = 20) -> str:
+    lines = [f"{title}: {len(items) or 'none'}"]
+    lines += [f"  {item}" for item in items[:most]]
+    if len(items) > most:
+        lines.append(f"  … and {len(items) - most} more")
+    return "\n".join(lines)
+
+
+class Eager:
+    """Stands for a dispatcher where the monitor cannot be built: every call runs the program."""
+
+    def __init__(self, target: Callable[..., Any], reason: str, **settings: Any) -> None:
+        self.target = target
+        self.reason = reason
+        for name, value in settings.items():
+            setattr(self, name, value)
+        self.misses = 0
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.misses += 1
+        return self.target(*args, **kwargs)
+
+    def cache_info(self) -> CacheInfo:
+        return CacheInfo(0, self.misses, 0, 0)
+
+    def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
+        self.target(*args, **kwargs)
+        return Explanation(split_points=[SplitPoint("everything", "?", 0, self.reason)])
+
+    def reset(self) -> None:
+        self.misses = 0
+
+
+@functools.cache
+def _no_monitor() -> str | None:
+    """Why the monitor cannot run here; None when it can. Warns the first time."""
+    try:
+        import magpy_like.native  # noqa: F401 (builds the helper)
+    except (CompileError, ImportError, OSError) as error:
+        reason = str(error)
+        warnings.warn(f"magpy_like: programs run eagerly: {reason}", stacklevel=5)
+        return reason
+    return None
+
+
+def make_dispatcher(target: Callable[..., Any], **settings: Any) -> Any:
+    """The dispatcher of a compiled function, or one that always runs it."""
+    reason = _no_monitor()
+    if reason is not None:
+        return Eager(target, reason, **settings)
+    from magpy_like.records.dispatch import Dispatcher
+
+    return Dispatcher(target, **settings)
+
+
+def reset_all() -> None:
+    """Forget the records of every compiled function."""
+    if _no_monitor() is None:
+        from magpy_like.records.dispatch import reset_all as reset_dispatchers
+
+        reset_dispatchers()
