@@ -31,6 +31,9 @@ EXTRA_DECOMPOSITIONS = [
     aten.elu_backward, aten.softplus_backward, aten.native_dropout_backward, aten.stack,
     aten.std_mean, aten.mse_loss_backward, aten.smooth_l1_loss_backward, aten.huber_loss_backward,
     aten.baddbmm, aten.diagonal_backward, aten.trace,
+    aten.elu, aten.hardtanh, aten.leaky_relu, aten.ldexp,
+    aten.dist, aten.grid_sampler_2d,
+    aten.as_strided_copy, aten.narrow_copy, aten.permute_copy, aten.unbind_copy, aten.view_copy,
 ]  # fmt: skip
 
 #: In torch's core set, but lowered or called as they are.
@@ -38,7 +41,7 @@ KEEP = [
     aten.gelu_backward, aten.silu, aten.silu_backward, aten.sigmoid_backward, aten.tanh_backward,
     aten.threshold_backward, aten.native_dropout, aten.bernoulli, aten.rand_like, aten.randn_like,
     aten.randint_like, aten.baddbmm, aten.addmv, aten.uniform, aten.normal,
-    aten._safe_softmax, aten.embedding_dense_backward, aten.pixel_shuffle,
+    aten._safe_softmax, aten.embedding_dense_backward,
     aten.rrelu_with_noise, aten.exponential,
     # The decomposition computes the result only, not the log-sum-exp that its backward reads.
     aten._scaled_dot_product_flash_attention_for_cpu,

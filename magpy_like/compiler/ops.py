@@ -122,7 +122,8 @@ class Value:
 
     ``op`` is a key of ELEMENTWISE or one of
     ``load``      (buffer, index, mask or None): ``dtype`` is the compute dtype
-    ``store``     (buffer, index, value, mode): mode None, or "add" for an accumulating scatter
+    ``store``     (buffer, index, value, mode): mode None, or for an accumulating scatter
+                  "add", "mul", "max" or "min"
     ``constant``  (Python number,)
     ``index_expr`` (expression,)
     ``to_dtype``  (value,): C conversion, as eager's
@@ -305,7 +306,15 @@ class Recorder:
         return symbol
 
     def reduction(self, kind: str, *values: Value) -> Any:
-        """Combine over the reduction loops; one Value, or a tuple for kinds with several."""
+        """Combine over the reduction loops; one Value, or a tuple for kinds with several.
+
+        Over no loops (all of size 1) the result is the one element.
+        """
+        if not self.body.rs:
+            if kind == "welford":
+                zero, one = (self.constant(n, values[0].dtype) for n in (0, 1))
+                return values[0], zero, one
+            return values[-1]  # of argmin and argmax the index
         if kind in ("argmax", "argmin"):
             dtype = torch.int64
         else:
@@ -317,6 +326,8 @@ class Recorder:
 
     def scan(self, kind: str, value: Value, *index: Value) -> Value:
         """Running combination along the reduction loops: a value per element."""
+        if not self.body.rs:
+            return index[0] if index else value
         dtype = index[0].dtype if index else value.dtype
         return self._emit("scan", (kind, value, *index), dtype, False)
 

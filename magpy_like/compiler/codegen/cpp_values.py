@@ -179,9 +179,9 @@ class CppEmitter(Emitter):
         elif target != dtype:
             text = f"({CTYPE[target]}){text}"
         for place in self.printer.stores(buffer, index, self.lane):
-            if mode == "add":
+            if mode is not None:
                 old = f"widen({place})" if target in LOW_PRECISION else place
-                total = f"{old} + {name}"
+                total = combine({"add": "sum", "mul": "prod"}.get(mode, mode), old, str(name))
                 if target in LOW_PRECISION:
                     total = f"narrow<{CTYPE[target]}>({total})"
                 self.printer.lines.line(f"{place} = {total};")

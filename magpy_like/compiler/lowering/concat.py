@@ -12,7 +12,7 @@ from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.graph import Graph, dense_stride
 from magpy_like.compiler.indexing import Expr
 from magpy_like.compiler.ir import Box, Computed, Cost, Index, pointwise
-from magpy_like.compiler.lowering.pointwise import to_dtype
+from magpy_like.compiler.lowering.pointwise import clone, full, to_dtype
 from magpy_like.compiler.lowering.registry import (
     aten,
     canonical_dim,
@@ -73,7 +73,7 @@ def constant_pad_nd(graph: Graph, a: Box, pad: Sequence[Any], value: Any = 0) ->
         return ops.masked(inside, lambda: a.load(position), value)
 
     if 0 in a.size:
-        raise Unsupported("aten.constant_pad_nd", "of an empty tensor")
+        return full(graph, size, value, a.dtype, a.device)
     return pointwise(graph, a.device, a.dtype, size, inner, [a], operations=4)
 
 
@@ -113,10 +113,33 @@ def slice_scatter(
 ) -> Box:  # fmt: skip
     dim = canonical_dim(dim, len(a.size))
     low, _ = slice_bounds(graph, a.size[dim], start, end)
-    if 0 in source.size or source.device != a.device:
-        raise Unsupported("aten.slice_scatter", "an empty slice, or another device")
+    if source.device != a.device:
+        raise Unsupported("aten.slice_scatter", "another device")
+    if 0 in source.size:
+        return clone(graph, a)
     part = source if source.dtype == a.dtype else to_dtype(graph, source, a.dtype)
     return _overlay(graph, a, dim, low, sympy.sympify(step), part)
+
+
+@lower(aten.diagonal_scatter.default)
+def diagonal_scatter(
+    graph: Graph, a: Box, source: Box, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Box:
+    rank = len(a.size)
+    first, second = canonical_dim(dim1, rank), canonical_dim(dim2, rank)
+    if source.device != a.device or 0 in source.size or source.dtype != a.dtype:
+        raise Unsupported("aten.diagonal_scatter", "another device or dtype, or no elements")
+
+    def inner(index: Index) -> Value:
+        i, j = (ops.index_expr(index[d], torch.int64) for d in (first, second))
+        inside = ops.eq(ops.sub(j, i), ops.constant(int(offset), torch.int64))
+        rest = [index[d] for d in range(rank) if d not in (first, second)]
+        position = [*rest, index[first] - max(-int(offset), 0)]
+        value = ops.masked(inside, lambda: source.load(position), 0)
+        return ops.where(inside, value, a.load(index))
+
+    cost = a.cost() + source.cost() + Cost(4, False, frozenset())
+    return Box(graph, a.dtype, a.device, list(a.size), Computed(inner, cost))
 
 
 @lower(aten.select_scatter.default)

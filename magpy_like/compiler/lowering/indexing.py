@@ -13,18 +13,21 @@ from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.graph import Graph
 from magpy_like.compiler.indexing import Expr, contiguous_strides
 from magpy_like.compiler.ir import Box, Index
-from magpy_like.compiler.lowering.pointwise import full, to_dtype
+from magpy_like.compiler.lowering.pointwise import clone, full, to_dtype
 from magpy_like.compiler.lowering.registry import (
+    Kind,
     aten,
     broadcast_index,
     broadcast_shapes,
     canonical_dim,
     common_device,
     convert,
+    elementwise,
     expand,
     is_number,
     lower,
 )
+from magpy_like.compiler.lowering.view import reshape, squeeze, unsqueeze
 from magpy_like.compiler.ops import Value, ops
 
 _RANGE = "index out of range"
@@ -61,7 +64,7 @@ def embedding(
 @lower(aten.index_select.default)
 def index_select(graph: Graph, a: Box, dim: int, indices: Box) -> Box:
     if not a.size:
-        raise Unsupported("aten.index_select", "a 0-d tensor")
+        return squeeze(graph, index_select(graph, unsqueeze(graph, a, 0), 0, indices))
     dim = canonical_dim(dim, len(a.size))
     _need_elements(a, [dim])
     count = indices.size[0] if indices.size else sympy.S.One
@@ -79,7 +82,8 @@ def index_select(graph: Graph, a: Box, dim: int, indices: Box) -> Box:
 @lower(aten.gather.default)
 def gather(graph: Graph, a: Box, dim: int, indices: Box, *, sparse_grad: bool = False) -> Box:
     if not a.size or not indices.size:
-        raise Unsupported("aten.gather", "a 0-d tensor")
+        a, indices = (b if b.size else unsqueeze(graph, b, 0) for b in (a, indices))
+        return squeeze(graph, gather(graph, a, 0, indices))
     dim = canonical_dim(dim, len(a.size))
     _need_elements(a, [dim])
 
@@ -196,8 +200,17 @@ def _masked_put(
 def _scatter(
     graph: Graph, a: Box, dim: int, indices: Box, source: Box | Any, mode: str | None
 ) -> Box:
-    if not a.size or not indices.size or 0 in indices.size:
-        raise Unsupported("scatter", "a 0-d or empty tensor")
+    if 0 in indices.size:
+        return clone(graph, a)
+    if not a.size:
+        a, indices, source = (
+            unsqueeze(graph, b, 0) if isinstance(b, Box) and not b.size else b
+            for b in (a, indices, source)
+        )
+        return squeeze(graph, _scatter(graph, a, dim, indices, source, mode))
+    if not indices.size:
+        indices = unsqueeze(graph, indices, 0)
+        source = unsqueeze(graph, source, 0) if isinstance(source, Box) else source
     dim = canonical_dim(dim, len(a.size))
     _need_elements(a, [dim])
     if isinstance(source, Box) and source.dtype != a.dtype:
@@ -235,12 +248,85 @@ def scatter_add(graph: Graph, a: Box, dim: int, indices: Box, source: Box) -> Bo
 
 @lower(aten.index_add.default)
 def index_add(graph: Graph, a: Box, dim: int, indices: Box, source: Box, *, alpha: Any = 1) -> Box:
-    if not a.size or not indices.size or alpha != 1 or source.dtype != a.dtype:
-        raise Unsupported("aten.index_add", "a 0-d tensor, alpha, or another dtype")
+    if source.dtype != a.dtype or a.dtype == torch.bool:
+        raise Unsupported("aten.index_add", "another dtype, or bools")
+    if not a.size:
+        a, source = (b if b.size else unsqueeze(graph, b, 0) for b in (a, source))
+        return squeeze(graph, index_add(graph, a, 0, indices, source, alpha=alpha))
+    if not indices.size:
+        indices = unsqueeze(graph, indices, 0)
+        source = source if source.size else unsqueeze(graph, source, 0)
+    if alpha != 1:
+        source = elementwise(
+            graph, [source], Kind.DEFAULT, lambda x: ops.mul(x, ops.constant(alpha, x.dtype))
+        )
     dim = canonical_dim(dim, len(a.size))
     given: list[Box | None] = [None] * len(a.size)
     given[dim] = indices
     return index_put(graph, a, given, source, True)
+
+
+# aten's name of a reduction -> store mode
+_MODES = {"sum": "add", "add": "add", "mean": "add", "prod": "mul", "multiply": "mul",
+          "amax": "max", "amin": "min"}  # fmt: skip
+
+
+def _start(mode: str, dtype: torch.dtype) -> Any:
+    """The value that a reduction of this mode leaves any other one as it is."""
+    if mode in ("add", "mul"):
+        return 0 if mode == "add" else 1
+    if dtype.is_floating_point:
+        return float("-inf") if mode == "max" else float("inf")
+    info = torch.iinfo(dtype)
+    return info.min if mode == "max" else info.max
+
+
+@lower(aten.scatter_reduce.two)
+def scatter_reduce(
+    graph: Graph, a: Box, dim: int, indices: Box, source: Box, reduce: str, *,
+    include_self: bool = True,
+) -> Box:  # fmt: skip
+    mode = _MODES[reduce]
+    if a.dtype == torch.bool or a.device.type != "cpu":
+        raise Unsupported("aten.scatter_reduce", "bools, or another device")
+    base = a
+    if not include_self and 0 not in indices.size:
+        base = _scatter(graph, a, dim, indices, _start(mode, a.dtype), None)
+    result = _scatter(graph, base, dim, indices, source, mode)
+    if reduce != "mean" or 0 in indices.size:
+        return result
+    ones = full(graph, indices.size, 1, a.dtype, a.device)
+    first = full(graph, a.size, 1 if include_self else 0, a.dtype, a.device)
+    count = _scatter(graph, first, dim, indices, ones, "add")
+
+    def divide(total: Value, n: Value) -> Value:
+        n = ops.maximum(n, ops.constant(1, n.dtype))
+        name = "truediv" if total.dtype.is_floating_point else "floordiv"
+        return getattr(ops, name)(total, n)
+
+    return elementwise(graph, [result, count], Kind.DEFAULT, divide, operations=3)
+
+
+@lower(aten.scatter.reduce, aten.scatter.value_reduce)
+def scatter_with_mode(
+    graph: Graph, a: Box, dim: int, indices: Box, source: Any, *, reduce: str
+) -> Box:
+    if a.device.type != "cpu":
+        raise Unsupported("aten.scatter", "another device")
+    return _scatter(graph, a, dim, indices, source, _MODES[reduce])
+
+
+@lower(aten.index_reduce.default)
+def index_reduce(
+    graph: Graph, a: Box, dim: int, indices: Box, source: Box, reduce: str, *,
+    include_self: bool = True,
+) -> Box:  # fmt: skip
+    if not a.size or not indices.size or len(source.size) != len(a.size):
+        raise Unsupported("aten.index_reduce", "a 0-d tensor")
+    dim = canonical_dim(dim, len(a.size))
+    shape = [indices.size[0] if d == dim else sympy.S.One for d in range(len(a.size))]
+    spread = expand(reshape(indices, shape), source.size)
+    return scatter_reduce(graph, a, dim, spread, source, reduce, include_self=include_self)
 
 
 @lower(aten.embedding_dense_backward.default)

@@ -240,6 +240,17 @@ def full_like_bool(graph: Graph, a: Box, value: bool) -> Box:
     )
 
 
+@lower(aten.angle.default)
+def angle(graph: Graph, a: Box) -> Box:
+    """0 or pi by the sign; NaN stays."""
+
+    def function(x: Value) -> Value:
+        turned = ops.where(ops.lt(x, _c(0, x)), _c(math.pi, x), _c(0, x))
+        return ops.where(ops.isnan(x), x, turned)
+
+    return elementwise(graph, [a], _FLOAT, function, operations=3)
+
+
 _predicate(aten.isnan.default, "isnan")
 _predicate(aten.isinf.default, "isinf")
 _predicate(aten.signbit.default, "signbit")
@@ -428,7 +439,7 @@ def full_(graph: Graph, like: Any, *args: Any, **kwargs: Any) -> Box:
 @lower(
     aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default,
     aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default,
-    aten.empty_strided.default, aten.new_empty_strided.default,
+    aten.empty_strided.default, aten.new_empty_strided.default, aten.empty_permuted.default,
 )  # fmt: skip
 def zeros(graph: Graph, *args: Any, **kwargs: Any) -> Box:
     """Zeros; uninitialised memory may as well be zero, and then never is memory at all."""
@@ -466,11 +477,15 @@ def iota(
 @lower(aten.arange.start_step)
 def arange(graph: Graph, start: Any, end: Any, step: Any = 1, **kwargs: Any) -> Box:
     meta = _result(graph)
-    if any(isinstance(v, float) for v in (start, end, step)) or meta.dtype.is_floating_point:
-        raise Unsupported("aten.arange", "floating point")
+    if not meta.dtype.is_floating_point and any(isinstance(v, float) for v in (start, end, step)):
+        raise Unsupported("aten.arange", "integers from floats")
 
     def inner(index: Any) -> Value:
-        return ops.index_expr(index[0] * step + start, meta.dtype)
+        if not meta.dtype.is_floating_point:
+            return ops.index_expr(index[0] * step + start, meta.dtype)
+        position = ops.index_expr(index[0], torch.float64)
+        first, distance = (ops.constant(v, torch.float64) for v in (start, step))
+        return ops.to_dtype(ops.add(first, ops.mul(position, distance)), meta.dtype)
 
     return ir.pointwise(graph, meta.device, meta.dtype, sizes(meta.shape), inner, [])
 

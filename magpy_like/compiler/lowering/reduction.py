@@ -231,8 +231,6 @@ def _value_and_index(kind: str) -> Callable[..., Any]:
             where = ops.reduction(f"arg{kind}", value, ops.index_expr(flat, torch.int64))
             return [extreme, where]
 
-        if a.dtype == torch.bool:
-            raise Unsupported(kind, "of bools with index")
         return reduce(graph, a, axes, keepdim, [a.dtype, torch.int64], function)
 
     return lowering
@@ -293,7 +291,7 @@ def _variance(want: str) -> Callable[..., Any]:
         graph: Graph, a: Box, dims: Any = None, *, correction: Any = None, keepdim: bool = False
     ) -> Any:
         axes = reduced_dims(a, dims)
-        if not a.dtype.is_floating_point or _empty(a, axes) or not axes:
+        if not a.dtype.is_floating_point or _empty(a, axes):
             raise Unsupported("variance", "of integers or of no elements")
         results = variance(
             graph, a, axes, keepdim, a.dtype, 1 if correction is None else correction, want=want

@@ -209,7 +209,13 @@ def unbind(graph: Graph, a: Box, dim: int = 0) -> list[Box]:
 def unfold(graph: Graph, a: Box, dim: int, length: Any, step: Any) -> Box:
     assert graph._origin is not None
     if not a.size:
-        raise Unsupported("aten.unfold", "a 0-d tensor")
+        a = unsqueeze(graph, a, 0)
+        shape = sizes(graph._origin.meta["val"].shape)
+        return (
+            reshape(a, shape)
+            if shape == [1]
+            else slice_box(a, 0, sympy.S.Zero, sympy.S.One, shape[0])
+        )
     dim = canonical_dim(dim, len(a.size))
     size = sizes(graph._origin.meta["val"].shape)
 
@@ -221,6 +227,31 @@ def unfold(graph: Graph, a: Box, dim: int, length: Any, step: Any) -> Box:
         stride = [*window.stride, window.stride[dim]]
         stride[dim] = stride[dim] * expr(step)
         return Strided(window.buffer, size, stride, window.offset)
+
+    return view_of(a, size, reindex, restride)
+
+
+@lower(aten.diagonal.default)
+def diagonal(graph: Graph, a: Box, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Box:
+    assert graph._origin is not None
+    size = sizes(graph._origin.meta["val"].shape)
+    first, second = canonical_dim(dim1, len(a.size)), canonical_dim(dim2, len(a.size))
+    rest = [d for d in range(len(a.size)) if d not in (first, second)]
+    down, right = max(-int(offset), 0), max(int(offset), 0)
+    if size[-1] == 0:
+        raise Unsupported("aten.diagonal", "no elements")
+
+    def reindex(index: Index) -> Index:
+        result: list[Expr] = [sympy.S.Zero] * len(a.size)
+        for d, i in zip(rest, index[:-1], strict=True):
+            result[d] = i
+        result[first], result[second] = index[-1] + down, index[-1] + right
+        return result
+
+    def restride(window: Strided) -> Strided:
+        step, across = window.stride[first], window.stride[second]
+        stride = [*(window.stride[d] for d in rest), step + across]
+        return Strided(window.buffer, size, stride, window.offset + down * step + right * across)
 
     return view_of(a, size, reindex, restride)
 
