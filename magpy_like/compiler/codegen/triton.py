@@ -18,30 +18,31 @@ import torch
 
 from magpy_like.compiler import indexing
 from magpy_like.compiler.codegen.common import (
-    Emitter,
     Kernel,
     Lines,
     Node,
     Phase,
-    dependencies,
     split_levels,
 )
-from magpy_like.compiler.codegen.triton_tiling import Axis, Hint, magnitude, tile
+from magpy_like.compiler.codegen.triton_emitter import TritonEmitter, closure
+from magpy_like.compiler.codegen.triton_tiling import (
+    Axis,
+    Hint,
+    magnitude,
+    tile,
+    updated_in_place,
+)
 from magpy_like.compiler.codegen.triton_values import (
     ACCUMULATED,
-    INFIX,
-    LIBDEVICE,
     TYPE,
     Name,
     identity,
-    number,
     print_index,
 )
-from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.graph import Graph
 from magpy_like.compiler.indexing import Expr
 from magpy_like.compiler.ir import Buffer
-from magpy_like.compiler.ops import LOW_PRECISION, Value
+from magpy_like.compiler.ops import Value
 from magpy_like.compiler.runtime import triton_launch
 from magpy_like.compiler.runtime.triton_launch import TritonSource
 from magpy_like.compiler.trace import Trace
@@ -53,204 +54,6 @@ COMBINE = {
     "sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum", "any": "either",
     "argmax": "greater_first", "argmin": "less_first", "welford": "welford",
 }  # fmt: skip
-
-
-class TritonEmitter(Emitter):
-    """Prints values as Triton statements; ``level`` is "inner" (per element) or "outer"."""
-
-    def __init__(self, printer: TritonKernel, level: str) -> None:
-        super().__init__(printer.kernel)
-        self.printer = printer
-        self.level = level
-
-    def define(self, text: str, axes: Iterable[str]) -> Name:
-        """A new name for an expression that varies along ``axes``."""
-        name = Name(self.printer.fresh("t"), frozenset(axes))
-        self.printer.lines.line(f"{name} = {text}")
-        self.printer.axes_of[str(name)] = name.axes
-        return name
-
-    # --- memory --------------------------------------------------------------------------------
-
-    def load(self, buffer: str, index: Expr, mask: Any, dtype: torch.dtype) -> Name:
-        here = self.printer.local.get(buffer)
-        if here is not None:
-            return here
-        if buffer in self.kernel.removed:
-            return self._recompute(buffer)
-        axes = self.printer.varies(index)
-        wanted = axes | (mask.axes if isinstance(mask, Name) else frozenset())
-        guard = self.printer.mask(wanted, mask)
-        guard = f", {guard}, other=0" if guard else ""
-        place = self.printer.address(buffer, index, axes, wanted)
-        text = f"tl.load({place}{guard})"
-        if self.kernel.dtypes[buffer] in LOW_PRECISION:
-            text += ".to(tl.float32)"
-        return self.define(text, wanted)
-
-    def _recompute(self, buffer: str) -> Name:
-        """What an earlier phase computed per element and did not store."""
-        node, store = self.printer.producer[buffer]
-        wanted = _closure(store.args[2], node)
-        self.run(node.body, [v for v in node.body.values if v in wanted])
-        name = self.names[store.args[2]]
-        self._stored[buffer] = name
-        return name
-
-    def store(self, buffer: str, index: Expr, name: Any, dtype: torch.dtype, mode: Any) -> None:
-        if self.level == "outer" or self.printer.tiling.persistent:
-            self.printer.local[buffer] = name
-        if buffer in self.kernel.removed:
-            return
-        target = self.kernel.dtypes[buffer]
-        value = name.typed(self.printer.rank)
-        if target != dtype:
-            value = f"{value}.to({TYPE[target]})"
-        wanted = self.printer.level_axes(self.level)
-        place = self.printer.address(buffer, index, self.printer.varies(index), wanted)
-        guard = self.printer.mask(wanted, None)
-        line = self.printer.lines.line
-        if mode not in (None, "add"):
-            raise Unsupported("a scatter", f"the Triton printer cannot {mode} in memory")
-        if mode == "add":
-            guard = f", mask={guard}" if guard else ""
-            line(f'tl.atomic_add({place}, {value}{guard}, sem="relaxed")')
-        else:
-            guard = f", {guard}" if guard else ""
-            line(f"tl.store({place}, {value}{guard})")
-
-    def as_loaded(self, buffer: str, name: Any, dtype: torch.dtype) -> Any:
-        return name  # lowerings convert before storing; low precision stays unrounded in flight
-
-    # --- operations ----------------------------------------------------------------------------
-
-    def operation(
-        self, op: str, args: tuple[Any, ...], dtype: torch.dtype, dtypes: list[torch.dtype]
-    ) -> Any:
-        if op == "constant":
-            return Name(number(args[0], dtype), frozenset(), dtype)
-        if op == "item":
-            return args[0][args[1]]
-        if op == "index_expr":
-            return self._index_value(args[0], dtype)
-        if op == "check":
-            self._check(args[0], args[1])
-            return None
-        names = [a for a in args if isinstance(a, Name)]
-        axes = frozenset().union(*(n.axes for n in names))
-        return self.define(self._expression(op, args, names, dtype, dtypes), axes)
-
-    def _index_value(self, e: Expr, dtype: torch.dtype) -> Name:
-        if e.is_Integer:
-            return Name(number(int(e), dtype), frozenset(), dtype)
-        text = print_index(e)
-        return self.define(f"({text}).to({TYPE[dtype]})", self.printer.varies(e))
-
-    def _check(self, condition: Name, message: str) -> None:
-        outside = self.printer.mask(condition.axes, None)
-        test = condition.typed(self.printer.rank)
-        if outside:
-            test = f"{test} | (({outside}) == 0)"
-        self.printer.lines.line(f"tl.device_assert({test}, {message!r})")
-
-    def _expression(
-        self, op: str, args: tuple[Any, ...], names: list[Name], dtype: torch.dtype,
-        dtypes: list[torch.dtype],
-    ) -> str:  # fmt: skip
-        rank, source = self.printer.rank, dtypes[0]
-        typed = [n.typed(rank) for n in names]
-        if op == "to_dtype":
-            if dtype == torch.bool:
-                return f"{typed[0]} != 0"
-            if source.is_floating_point and dtype in (torch.uint8, torch.int8, torch.int16):
-                return f"{typed[0]}.to(tl.int64).to({TYPE[dtype]})"
-            return f"{typed[0]}.to({TYPE[dtype]})"
-        if op == "round_to":
-            return f"{typed[0]}.to({TYPE[args[1]]}).to(tl.float32)"
-        if op == "bitcast":
-            return f"{typed[0]}.to({TYPE[dtype]}, bitcast=True)"
-        if op == "where":
-            sides = typed[1:] if names[1].dtype and names[2].dtype else names[1:]
-            return f"tl.where({typed[0]}, {sides[0]}, {sides[1]})"
-        # One literal beside a block takes the block's type; two of them have none.
-        plain: Sequence[str] = typed
-        if source in (torch.float32, torch.float64, torch.int32, torch.int64) and any(
-            n.dtype is None for n in names
-        ):
-            plain = names
-        if op == "truediv" and dtype == torch.float32:
-            return f"tl.div_rn({typed[0]}, {typed[1]})"
-        if op in INFIX:
-            return f"{plain[0]} {INFIX[op]} {plain[1]}"
-        floats = source.is_floating_point
-        return self._call(op, plain, typed, source, floats)
-
-    def _call(
-        self, op: str, plain: Sequence[str], typed: Sequence[str], dtype: torch.dtype, floats: bool
-    ) -> str:
-        a, b = typed[0], typed[-1]
-        if op == "neg":  # 0 - x would lose the sign of zero
-            return f"{a} * -1.0" if floats else f"0 - {a}"
-        if op == "square":
-            return f"{a} * {a}"
-        if op == "reciprocal":
-            return f"tl.div_rn({_ones(self.printer.rank)}, {a})" if dtype == torch.float32 else (
-                f"1.0 / {a}")  # fmt: skip
-        if op == "sqrt":
-            return f"tl.sqrt_rn({a})" if dtype == torch.float32 else f"libdevice.sqrt({a})"
-        if op == "abs":
-            return f"tl.abs({a})"
-        if op == "sign":
-            return f"prelude.sign({a})"
-        if op == "sgn":
-            return f"tl.where({a} != {a}, {a}, prelude.sign({a}))" if floats else (
-                f"prelude.sign({a})")  # fmt: skip
-        if op == "isnan":
-            return f"{a} != {a}"
-        if op == "isinf":
-            return f'tl.abs({a}) == float("inf")'
-        if op == "signbit":
-            bits = TYPE[torch.int32 if dtype == torch.float32 else torch.int64]
-            return f"{a}.to({bits}, bitcast=True) < 0"
-        if op == "sigmoid":
-            total = f"libdevice.exp({a} * -1.0) + 1.0"
-            if dtype == torch.float32:
-                return f"tl.div_rn({_ones(self.printer.rank)}, {total})"
-            return f"1.0 / ({total})"
-        if op == "logical_not" or (op == "bitwise_not" and dtype == torch.bool):
-            return f"{a} == 0"
-        if op == "bitwise_not":
-            return f"{a} ^ {255 if dtype == torch.uint8 else -1}"
-        if op in ("maximum", "minimum", "fmax", "fmin"):
-            return f"prelude.{op}({a}, {b})"
-        if op == "floordiv":
-            if not floats:
-                return f"prelude.int_floordiv({a}, {b})"
-            quotient = f"tl.div_rn({a}, {b})" if dtype == torch.float32 else f"{a} / {b}"
-            return f"prelude.float_floordiv({a}, {b}, {quotient})"
-        if op == "remainder":
-            return f"prelude.{'float' if floats else 'int'}_remainder({a}, {b})"
-        if op == "truncdiv":
-            if not floats:
-                return f"{plain[0]} // {plain[1]}"
-            quotient = f"tl.div_rn({a}, {b})" if dtype == torch.float32 else f"{a} / {b}"
-            return f"libdevice.trunc({quotient})"
-        if op == "fmod" and not floats:
-            return f"{plain[0]} % {plain[1]}"
-        if op == "shift_left":
-            return f"prelude.shift_left({a}, {b}, {dtype.itemsize * 8})"
-        if op == "shift_right":
-            bits = dtype.itemsize * 8
-            if dtype == torch.uint8:
-                return f"prelude.unsigned_shift_right({a}, {b}, {bits})"
-            return f"prelude.shift_right({a}, {b}, {bits - 1})"
-        if op in LIBDEVICE and floats:
-            return f"libdevice.{LIBDEVICE[op]}({', '.join(typed)})"
-        raise Unsupported(op, "the Triton printer has no such operation")
-
-
-def _ones(rank: int) -> str:
-    return f"tl.full({[1] * rank}, 1.0, tl.float32)"
 
 
 class TritonKernel:
@@ -270,6 +73,9 @@ class TritonKernel:
             for v in axis.loops:
                 self.axes_of[v.name] = frozenset(axis.name)
         self.producer = _producers(kernel)
+        self.only: Name | None = None  # a condition on storing, beside the masks
+        self.silent = False  # nothing is stored: an earlier stage has done it
+        self._workspace: list[tuple[torch.dtype, Value, int]] = []
         self._count = 0
 
     def fresh(self, prefix: str) -> str:
@@ -315,36 +121,136 @@ class TritonKernel:
 
     def print(self) -> TritonSource:
         """The kernel's source, and what launching it takes."""
-        kernel, line = self.kernel, self.lines.line
+        kernel = self.kernel
         names = [*kernel.inputs, *kernel.outputs]
-        line("@triton.jit")
-        line(f"def {kernel.name}({', '.join([*names, *(s.name for s in kernel.size_symbols)])}):")
-        self.lines.indent()
-        self._positions()
-        if self.tiling.reduced is None:
-            emitter = TritonEmitter(self, "outer")
-            for phase in kernel.phases:
-                for node in phase.outer:
-                    emitter.run(node.body, node.body.values)
+        if self.tiling.split > 1:
+            stages = self._stages()
         else:
-            self._reduction(self.tiling.reduced)
-        line("return")
-        self.lines.indent(-1)
+            self._open(kernel.name)
+            self._positions("tl.program_id(0)")
+            if self.tiling.reduced is None:
+                emitter = TritonEmitter(self, "outer")
+                for phase in kernel.phases:
+                    for node in phase.outer:
+                        emitter.run(node.body, node.body.values)
+            else:
+                self._reduction(self.tiling.reduced)
+            self._close()
+            stages = [(kernel.name, self._grid())]
         return TritonSource(
-            name=kernel.name,
+            stages=tuple(stages),
             text=self.lines.text(),
             pointers=tuple(kernel.dtypes[b] for b in names),
+            workspace=tuple((dtype, self._partials()) for dtype, *_ in self._workspace),
             sizes=tuple(s.name for s in kernel.size_symbols),
-            grid=self._grid(),
             wide=self._wide(),
             num_warps=self.tiling.num_warps,
             asserts=bool(kernel.messages),
         )
 
-    def _positions(self) -> None:
+    def _open(self, name: str) -> None:
+        kernel = self.kernel
+        names = [*kernel.inputs, *kernel.outputs]
+        names += [f"part{k}" for k in range(len(self._workspace))]
+        names += [s.name for s in kernel.size_symbols]
+        self.lines.line("@triton.jit")
+        self.lines.line(f"def {name}({', '.join(names)}):")
+        self.lines.indent()
+
+    def _close(self) -> None:
+        self.lines.line("return")
+        self.lines.indent(-1)
+        self.lines.line()
+
+    # --- a row shared by several programs ------------------------------------------------------
+
+    def _stages(self) -> list[tuple[str, str]]:
+        """One launch per phase, whose programs each reduce a part of the row; the next launch
+        begins by combining the parts, in a fixed order. (function, grid) of each."""
+        kernel, axis, split = self.kernel, self.tiling.reduced, self.tiling.split
+        assert axis is not None
+        for phase in kernel.phases:
+            for node in phase.inner:
+                for v in node.body.of("reduction"):
+                    wide = ACCUMULATED.get(v.args[1][0].dtype, v.args[1][0].dtype)
+                    for k in range(len(_starts(v.args[0], wide))):
+                        indexed = k and v.args[0] != "welford"
+                        self._workspace.append((torch.int64 if indexed else wide, v, k))
+        stages: list[tuple[str, str]] = []
+        finished = 0  # phases whose results have been stored
+        for k, phase in enumerate(kernel.phases):
+            if not phase.inner:
+                continue
+            name = f"{kernel.name}_{len(stages)}"
+            self._open(name)
+            self._positions(f"tl.program_id(0) // {split}")
+            self.lines.line(f"part = tl.program_id(0).to(INDEX) % {split}")
+            outer = self._combined(kernel.phases[:k], finished, several=True)
+            finished = k
+            length = indexing.Div(axis.size + split * axis.block - 1, split * axis.block)
+            self.lines.line(f"first = part * {print_index(length * axis.block)}")
+            self.lines.line(
+                f"last = tl.minimum(first + {print_index(length * axis.block)}, "
+                f"{print_index(axis.size)})"
+            )
+            accumulators = self._walk(phase, outer, axis, "first", "last")
+            for v, names in accumulators.items():
+                for part, value in zip(self._parts(v), self._joined(v, names), strict=True):
+                    place = f"{part} + (xat * {split} + part)"
+                    guard = self.mask("x", None)
+                    self.lines.line(f"tl.store({place}, {value}{', ' + guard if guard else ''})")
+            self._close()
+            self.local.clear()
+            stages.append((name, f"{self._grid()} * {split}"))
+        if any(p.outer or any(split_levels(n.body)[2] for n in p.inner)
+               for p in kernel.phases[finished:]):  # fmt: skip
+            name = f"{kernel.name}_{len(stages)}"
+            self._open(name)
+            self._positions("tl.program_id(0)")
+            self._combined(kernel.phases, finished, several=False)
+            self._close()
+            stages.append((name, self._grid()))
+        return stages
+
+    def _parts(self, v: Value) -> list[str]:
+        """The workspace pointers of a reduction."""
+        return [f"part{k}" for k, (_, owner, _) in enumerate(self._workspace) if owner is v]
+
+    def _partials(self) -> str:
+        """The number of elements behind a workspace pointer, as Python."""
+        from magpy_like.compiler.codegen.launcher import print_size
+
+        return f"{print_size(self.kernel.size(self.kernel.xs))} * {self.tiling.split}"
+
+    def _combined(self, phases: Sequence[Phase], finished: int, *, several: bool) -> TritonEmitter:
+        """The results of earlier phases, from the parts; those not ``finished`` are stored, by
+        one of ``several`` programs that share a row."""
+        outer = TritonEmitter(self, "outer")
+        axes, split = self.level_axes("outer"), self.tiling.split
+        for k, phase in enumerate(phases):
+            self.silent = k < finished
+            self.only = Name("(part == 0)", frozenset()) if several else None
+            for node in phase.inner:
+                _, reductions, after = split_levels(node.body)
+                for v in reductions:
+                    wide = ACCUMULATED.get(v.args[1][0].dtype, v.args[1][0].dtype)
+                    loaded = []
+                    for part, start in zip(self._parts(v), _starts(v.args[0], wide), strict=True):
+                        place = f"{part} + (xat * {split} + tl.arange(0, {split})[None, :])"
+                        guard = self.mask("x", None)
+                        guard = f", {guard}, other={start}" if guard else ""
+                        loaded.append(self._named(f"tl.load({place}{guard})", axes))
+                    outer.names[v] = self._result(v, self._joined(v, loaded))
+                outer.run(node.body, after)
+            for node in phase.outer:
+                outer.run(node.body, node.body.values)
+        self.silent, self.only = False, None
+        return outer
+
+    def _positions(self, program: str) -> None:
         """Where on the outer axes this program is, and the loop variables there."""
         line, outer = self.lines.line, self.tiling.outer
-        line("program = tl.program_id(0).to(INDEX)")
+        line(f"program = ({program}).to(INDEX)")
         rest = "program"
         for k, axis in enumerate(reversed(outer)):
             if k == len(outer) - 1:
@@ -393,7 +299,7 @@ class TritonKernel:
             values, reductions, after = split_levels(node.body)
             inner.run(node.body, values)
             for v in reductions:
-                outer.names[v] = self._reduced(v, self._elements(v, inner, axis), axis)
+                outer.names[v] = self._result(v, self._joined(v, self._elements(v, inner, axis)))
             outer.run(node.body, after)
 
     def _elements(self, v: Value, inner: TritonEmitter, axis: Axis) -> list[str]:
@@ -416,26 +322,29 @@ class TritonKernel:
             return [f"tl.where(rmask, {kept[0]}, 0.0)", *kept[1:]]
         return [f"tl.where(rmask, {p}, {s})" for p, s in zip(parts, starts, strict=True)]
 
-    def _reduced(self, v: Value, parts: Sequence[str], axis: Axis) -> Any:
-        """Combine along the row; the name of the result, or of each of several."""
-        kind, values = v.args
-        line, function = self.lines.line, f"prelude.{COMBINE[kind]}"
-        axes = self.level_axes("outer")
-        dtype = values[0].dtype
+    def _joined(self, v: Value, parts: Sequence[str]) -> list[Name]:
+        """Combine along the row: the reduction's state as columns."""
+        kind, axes = v.args[0], self.level_axes("outer")
+        end = f"{self.rank - 1}, prelude.{COMBINE[kind]}, keep_dims=True)"
         if len(parts) == 1:
-            text = f"tl.reduce({parts[0]}, {self.rank - 1}, {function}, keep_dims=True)"
-            if dtype in ACCUMULATED:
-                text += " != 0" if dtype == torch.bool else f".to({TYPE[dtype]})"
-            return self._named(text, axes)
+            return [self._named(f"tl.reduce({parts[0]}, {end}", axes)]
         names = [Name(self.fresh("t"), axes) for _ in parts]
-        for n in names:
-            self.axes_of[str(n)] = axes
-        joined = ", ".join(parts)
-        line(
-            f"{', '.join(names)} = tl.reduce(({joined}), {self.rank - 1}, {function}, "
-            "keep_dims=True)"
-        )
-        return tuple(names) if kind == "welford" else names[1]
+        self.axes_of |= dict.fromkeys(map(str, names), axes)
+        self.lines.line(f"{', '.join(names)} = tl.reduce(({', '.join(parts)}), {end}")
+        return names
+
+    def _result(self, v: Value, state: Sequence[Name]) -> Any:
+        """What a reduction's state says: a name, or a tuple for kinds with several results."""
+        kind, values = v.args
+        if kind == "welford":
+            return tuple(state)
+        if kind in ("argmax", "argmin"):
+            return state[1]
+        dtype = values[0].dtype
+        if dtype not in ACCUMULATED:
+            return state[0]
+        text = f"{state[0]} != 0" if dtype == torch.bool else f"{state[0]}.to({TYPE[dtype]})"
+        return self._named(text, state[0].axes)
 
     def _named(self, text: str, axes: frozenset[str]) -> Name:
         name = Name(self.fresh("t"), axes)
@@ -444,7 +353,19 @@ class TritonKernel:
         return name
 
     def _loop(self, phase: Phase, outer: TritonEmitter, axis: Axis) -> None:
-        """A phase of a looped kernel: accumulate a block of elements, then combine them."""
+        """A phase of a looped kernel."""
+        accumulators = self._walk(phase, outer, axis, "0", print_index(axis.size))
+        for node in phase.inner:
+            _, reductions, after = split_levels(node.body)
+            for v in reductions:
+                outer.names[v] = self._result(v, self._joined(v, accumulators[v]))
+            outer.run(node.body, after)
+
+    def _walk(
+        self, phase: Phase, outer: TritonEmitter, axis: Axis, first: str, last: str
+    ) -> dict[Value, list[str]]:
+        """Run a phase's nodes block by block along the row, or a part of it; the accumulators,
+        each a full block, of every reduction."""
         line = self.lines.line
         accumulators: dict[Value, list[str]] = {}
         full = self.shape(a.name for a in self.tiling.axes)
@@ -458,7 +379,7 @@ class TritonKernel:
                     ctype = TYPE[torch.int64 if k and kind != "welford" else wide]
                     line(f"{name} = tl.full({full}, {start}, {ctype})")
                     accumulators[v].append(name)
-        line(f"for start in range(0, {print_index(axis.size)}, {axis.block}):")
+        line(f"for start in range({first}, {last}, {axis.block}):")
         self.lines.indent()
         self._along(axis, "start")
         inner = TritonEmitter(self, "inner")
@@ -468,11 +389,7 @@ class TritonKernel:
             for v in reductions:
                 self._accumulate(v, accumulators[v], self._elements(v, inner, axis))
         self.lines.indent(-1)
-        for node in phase.inner:
-            _, reductions, after = split_levels(node.body)
-            for v in reductions:
-                outer.names[v] = self._reduced(v, accumulators[v], axis)
-            outer.run(node.body, after)
+        return accumulators
 
     def _accumulate(self, v: Value, names: Sequence[str], parts: Sequence[str]) -> None:
         both = ", ".join([*names, *parts])
@@ -532,17 +449,6 @@ def _producers(kernel: Kernel) -> dict[str, tuple[Node, Value]]:
     }
 
 
-def _closure(root: Value, node: Node) -> set[Value]:
-    found: set[Value] = set()
-    pending = [root]
-    while pending:
-        value = pending.pop()
-        if value not in found:
-            found.add(value)
-            pending += dependencies(value, node.body)
-    return found
-
-
 def settle(kernel: Kernel, hint: Hint) -> None:
     """Before memory is planned: let a looped kernel store what it could not compute again.
 
@@ -551,14 +457,7 @@ def settle(kernel: Kernel, hint: Hint) -> None:
     """
     if not any(n.inner for n in kernel.nodes()) or tile(kernel, hint).persistent:
         return
-    written: set[str] = set()
-    updated: set[str] = set()
-    for node in kernel.nodes():
-        updated |= (node.writes - node.reads - written) & {
-            b for n in kernel.nodes() for b in n.reads if n is not node
-        } & set(kernel.inputs)  # fmt: skip
-        updated |= node.writes & node.reads - written
-        written |= node.writes
+    updated = updated_in_place(kernel)
     producer = _producers(kernel)
     for buffer, way in kernel.forward.items():
         if way == "row" and buffer in kernel.removed and _reads(buffer, producer, kernel) & updated:
@@ -570,7 +469,7 @@ def _reads(buffer: str, producer: Mapping[str, tuple[Node, Value]], kernel: Kern
     """The memory that computing ``buffer`` again would read."""
     node, store = producer[buffer]
     found: set[str] = set()
-    for v in _closure(store.args[2], node):
+    for v in closure(store.args[2], node):
         if v.op == "load":
             b = v.args[0]
             if b in kernel.removed and b in producer:
@@ -581,8 +480,10 @@ def _reads(buffer: str, producer: Mapping[str, tuple[Node, Value]], kernel: Kern
 
 
 def print_function(kernel: Kernel, graph: Graph) -> TritonSource:
-    """A kernel named ``NAME``, with buffers named in order of appearance, so that kernels that do
-    the same to different buffers (the layers of a model) have one text."""
+    """A kernel without a name of its own, with buffers named in order of appearance.
+
+    So kernels that do the same to different buffers (the layers of a model) have one text.
+    """
     source = TritonKernel(kernel, graph.hint, graph.buffers).print()
     order: dict[str, str] = {}
 
@@ -590,7 +491,7 @@ def print_function(kernel: Kernel, graph: Graph) -> TritonSource:
         return order.setdefault(match[0], f"p{len(order)}")
 
     text = re.sub(r"(?<![A-Za-z0-9])(?:buf|arg|const)\d+\b", rename, source.text)
-    return source.renamed(re.sub(rf"\b{kernel.name}\b", "NAME", text))
+    return source.renamed(kernel.name, text)
 
 
 def build(
@@ -603,7 +504,7 @@ def build(
         found.setdefault((source, kernel.device), []).append(kernel)
     for (source, _), users in found.items():
         origins = "".join(f"# {o}\n" for k in users for o in k.origins)
-        text = source.text.replace("NAME", users[0].name)
+        text = source.renamed("NAME", source.text, users[0].name).text
         trace.write("kernels", f"{kind}.py", origins + text)
     wanted = [
         (source, device, [graph.hint(s) for s in users[0].size_symbols])

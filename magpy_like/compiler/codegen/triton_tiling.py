@@ -22,6 +22,7 @@ MAX_PERSISTENT = 8192  # elements of a row that one block keeps in registers
 MAX_COLUMNS = 1024  # likewise where a block holds several columns of a reduction across rows
 MAX_AXES = 3
 MIN_TILED = 4  # a contiguous loop shorter than this is not worth an axis of its own
+MAX_SPLIT = 512
 FULL = 264  # blocks that keep a large device busy, twice its multiprocessors
 
 
@@ -46,13 +47,15 @@ class Axis:
 class Tiling:
     """The outer axes (slowest first), the reduction axis if any, and how a block runs.
 
-    ``persistent``: the block holds whole rows, so every element is read once.
+    ``persistent``: the block holds whole rows, so every element is read once. ``split``: the
+    number of programs that share a row; a power of two.
     """
 
     outer: tuple[Axis, ...]
     reduced: Axis | None
     persistent: bool
     num_warps: int
+    split: int = 1
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -160,7 +163,34 @@ def _reduction(kernel: Kernel, hint: Hint) -> Tiling:
         x_block //= 2
     outer = _axis(kernel, "x", xs, x_block)
     reduced = _axis(kernel, "r", rs, r_block)
-    return Tiling((outer,), reduced, persistent, _warps(x_block * r_block, 8))
+    split = 1
+    if not persistent and not keeps_old_values(kernel):
+        blocks = -(-x_size // x_block)
+        while blocks * split < FULL and r_size > 2 * r_block * split and split < MAX_SPLIT:
+            split *= 2
+        if blocks * 4 > FULL:
+            split = 1
+    return Tiling((outer,), reduced, persistent, _warps(x_block * r_block, 8), split)
+
+
+def updated_in_place(kernel: Kernel) -> set[str]:
+    """The buffers whose old contents the kernel reads before it writes to them."""
+    updated: set[str] = set()
+    read: set[str] = set()
+    for node in kernel.nodes():
+        read |= node.reads
+        updated |= node.writes & read
+    return updated
+
+
+def keeps_old_values(kernel: Kernel) -> bool:
+    """Does a later phase use a value per row that was computed from memory updated since?
+
+    A shared row's later launches compute such values again, and would see the new contents.
+    """
+    updated = updated_in_place(kernel)
+    later = {b for b, way in kernel.forward.items() if way == "outer"}
+    return any(node.reads & updated and node.writes & later for node in kernel.nodes())
 
 
 def runs_across_rows(kernel: Kernel) -> bool:

@@ -12,6 +12,7 @@ import itertools
 import linecache
 import operator
 import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -33,45 +34,53 @@ _POINTER = {
 _counter = itertools.count()
 
 
+#: A loaded function's way to launch, handle and metadata, stage by stage.
+Launches = list[tuple[Callable[..., None], Any, Any]]
+
+
 @dataclass(frozen=True)
 class TritonSource:
-    """One kernel: ``text`` defines ``name(pointers..., sizes...)`` with ``INDEX`` left open.
+    """One kernel: ``text`` with ``INDEX``, the type of positions, left open.
 
-    ``grid`` (number of programs) and ``wide`` (do positions need 64 bits?) are Python expressions
+    ``stages`` are the functions to launch, in order, with the number of programs of each; all take
+    (pointers..., workspace pointers..., sizes...). ``workspace`` has the dtype and number of
+    elements of each. Numbers, and ``wide`` (do positions need 64 bits?), are Python expressions
     over ``sizes``. ``asserts``: the kernel checks computed indices.
     """
 
-    name: str
+    stages: tuple[tuple[str, str], ...]
     text: str
     pointers: tuple[torch.dtype, ...]
+    workspace: tuple[tuple[torch.dtype, str], ...]
     sizes: tuple[str, ...]
-    grid: str
     wide: str
     num_warps: int
     asserts: bool
 
-    def renamed(self, text: str) -> TritonSource:
-        """The same kernel under the name ``NAME``."""
-        return replace(self, name="NAME", text=text)
+    def renamed(self, old: str, text: str, new: str = "NAME") -> TritonSource:
+        """The same kernel under another name, so far in ``text``, too."""
+        text = re.sub(rf"\b{old}(?=_\d|\b)", new, text)
+        stages = tuple((re.sub(rf"^{old}", new, name), grid) for name, grid in self.stages)
+        return replace(self, text=text, stages=stages)
 
     def function_of_sizes(self, expression: str) -> Callable[..., Any]:
         arguments = ", ".join(self.sizes)
         return eval(f"lambda {arguments}: {expression}", {"max": max, "min": min})
 
 
-def define(source: TritonSource, wide: bool, namespace: dict[str, Any]) -> Any:
-    """Execute the kernel's text in ``namespace``; the function, decorated as that has it."""
+def define(source: TritonSource, wide: bool, namespace: dict[str, Any]) -> list[Any]:
+    """Execute the kernel's text in ``namespace``; its stages, decorated as that has it."""
     text = source.text.replace("INDEX", "tl.int64" if wide else "tl.int32")
     filename = f"<magpy triton kernel {next(_counter)}>"
     # Triton reads the source of a function through linecache.
     linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
     code: CodeType = compile(text, filename, "exec")
     exec(code, namespace)
-    return namespace[source.name]
+    return [namespace[name] for name, _ in source.stages]
 
 
-def compile_kernel(source: TritonSource, target: Any, *, wide: bool, aligned: bool) -> Any:
-    """Compile for a Triton target (``GPUTarget``); the compiled kernel, nothing loaded yet."""
+def compile_kernel(source: TritonSource, target: Any, *, wide: bool, aligned: bool) -> list[Any]:
+    """Compile for a Triton target (``GPUTarget``); the compiled stages, nothing loaded yet."""
     import triton
     import triton.language as tl
     from triton.language.extra import libdevice
@@ -79,14 +88,15 @@ def compile_kernel(source: TritonSource, target: Any, *, wide: bool, aligned: bo
     from magpy_like.compiler.codegen import triton_prelude
 
     namespace = {"triton": triton, "tl": tl, "libdevice": libdevice, "prelude": triton_prelude}
-    function = define(source, wide, namespace)
-    kinds = [*(_POINTER[p] for p in source.pointers)]
+    functions = define(source, wide, namespace)
+    memory = [*source.pointers, *(dtype for dtype, _ in source.workspace)]
+    kinds = [_POINTER[dtype] for dtype in memory]
     kinds += ["i64" if wide else "i32"] * len(source.sizes)
-    signature = dict(zip(function.arg_names, kinds, strict=True))
+    signature = dict(zip(functions[0].arg_names, kinds, strict=True))
     attributes = {}
     if aligned:
         known = [["tt.divisibility", ALIGNMENT]]
-        attributes = {(k,): known for k in range(len(source.pointers))}
+        attributes = {(k,): known for k in range(len(memory))}
     options: dict[str, Any] = {
         "num_warps": source.num_warps,
         "num_stages": 1,
@@ -97,8 +107,11 @@ def compile_kernel(source: TritonSource, target: Any, *, wide: bool, aligned: bo
     backend = triton.compiler.compiler.make_backend(target)
     if hasattr(backend.parse_options({}), "enable_reflect_ftz"):
         options["enable_reflect_ftz"] = False  # keep subnormal numbers, as eager does
-    ast = triton.compiler.ASTSource(fn=function, signature=signature, attrs=attributes)
-    return triton.compile(ast, target=target, options=options)
+    asts = [
+        triton.compiler.ASTSource(fn=function, signature=signature, attrs=attributes)
+        for function in functions
+    ]
+    return [triton.compile(ast, target=target, options=options) for ast in asts]
 
 
 class Loaded:
@@ -106,50 +119,53 @@ class Loaded:
 
     def __init__(self, source: TritonSource, device: torch.device) -> None:
         self.source = source
-        self.index = device.index or 0
-        self._grid = source.function_of_sizes(source.grid)
-        self._wide = source.function_of_sizes(source.wide)
+        self.device = torch.device("cuda", device.index or 0)
+        grids = "".join(f"{grid}, " for _, grid in source.stages)
+        elements = "".join(f"{count}, " for _, count in source.workspace)
+        self._plan = source.function_of_sizes(f"(({grids}), ({elements}), {source.wide})")
+        self._fixed = None if source.sizes else self._plan()
         self._count = len(source.pointers)
-        self._variants: dict[tuple[bool, bool], Callable[..., None]] = {}
-        self._fixed = None if source.sizes else (self._grid(), bool(self._wide()))
+        self._variants: dict[tuple[bool, bool], Launches] = {}
 
     def variant(self, sizes: Sequence[int]) -> tuple[bool, bool]:
         """(positions in 64 bits, aligned pointers), as calls with these sizes mostly need."""
-        return (self._fixed[1] if self._fixed else bool(self._wide(*sizes))), True
+        return (self._fixed or self._plan(*sizes))[2], True
 
     def __call__(self, *args: int) -> None:
-        if torch._C._cuda_getDevice() != self.index:
-            with torch.cuda.device(self.index):
+        index = self.device.index
+        if torch._C._cuda_getDevice() != index:
+            with torch.cuda.device(index):
                 return self(*args)
-        if self._fixed is not None:
-            grid, wide = self._fixed
-        else:
-            sizes = args[self._count :]
-            grid, wide = self._grid(*sizes), bool(self._wide(*sizes))
-        if grid == 0:
+        grids, elements, wide = self._fixed or self._plan(*args[self._count :])
+        if grids[0] == 0:
             return None
         aligned = not functools.reduce(operator.or_, args[: self._count]) & (ALIGNMENT - 1)
-        launch = self._variants.get((wide, aligned))
-        if launch is None:
-            launch = self.load((wide, aligned), self.compile(wide, aligned))
-        launch(grid, torch._C._cuda_getCurrentRawStream(self.index), args)
+        launches = self._variants.get((wide, aligned))
+        if launches is None:
+            launches = self.load((wide, aligned), self.compile(wide, aligned))
+        if elements:
+            # The allocator gives it out again only to work that comes later on this stream.
+            room = [
+                torch.empty(count, dtype=dtype, device=self.device)
+                for count, (dtype, _) in zip(elements, self.source.workspace, strict=True)
+            ]
+            pointers = args[: self._count]
+            args = (*pointers, *(r.data_ptr() for r in room), *args[self._count :])
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        for grid, (run, function, metadata) in zip(grids, launches, strict=True):
+            run(grid, 1, 1, stream, function, metadata, None, None, None, *args)
         return None
 
-    def compile(self, wide: bool, aligned: bool) -> Any:
+    def compile(self, wide: bool, aligned: bool) -> list[Any]:
         """One variant as machine code; touches no device."""
-        return compile_kernel(self.source, _target(self.index), wide=wide, aligned=aligned)
+        return compile_kernel(self.source, _target(self.device.index), wide=wide, aligned=aligned)
 
-    def load(self, variant: tuple[bool, bool], kernel: Any) -> Callable[..., None]:
+    def load(self, variant: tuple[bool, bool], kernels: Sequence[Any]) -> Launches:
         """Put a compiled variant on the device. What may fail fails here, not at a launch."""
-        with torch.cuda.device(self.index):
-            run = kernel.run
-            function, metadata = kernel.function, kernel.packed_metadata
-
-        def launch_on(grid: int, stream: int, args: tuple[int, ...]) -> None:
-            run(grid, 1, 1, stream, function, metadata, None, None, None, *args)
-
-        self._variants[variant] = launch_on
-        return launch_on
+        with torch.cuda.device(self.device):
+            launches = [(k.run, k.function, k.packed_metadata) for k in kernels]
+        self._variants[variant] = launches
+        return launches
 
 
 @functools.cache
@@ -174,7 +190,7 @@ def load_many(
         return []
 
     for kernel in loaded:
-        _target(kernel.index)
+        _target(kernel.device.index)
     # Triton's passes and ptxas run outside Python's lock.
     workers = min(len(loaded), len(os.sched_getaffinity(0)), MAX_WORKERS)
     with ThreadPoolExecutor(workers, thread_name_prefix="magpy-triton") as pool:

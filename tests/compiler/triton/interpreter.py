@@ -118,21 +118,26 @@ class Interpreted:
         self.source = source
 
     def __call__(self, *args: int) -> None:
-        count = len(self.source.pointers)
-        sizes = args[count:]
-        grid = self.source.function_of_sizes(self.source.grid)(*sizes)
-        wide = bool(self.source.function_of_sizes(self.source.wide)(*sizes))
+        source = self.source
+        count = len(source.pointers)
+        addresses, sizes = args[:count], args[count:]
+
+        def value(expression: str) -> Any:
+            return source.function_of_sizes(expression)(*sizes)
+
+        room = [torch.empty(value(n), dtype=dtype) for dtype, n in source.workspace]
+        pointers = [_pointer(a, t) for a, t in zip(addresses, source.pointers)]
         with _interpreted():
             if Interpreted.prelude is None:
                 Interpreted.prelude = _prelude()
             names = {"triton": triton, "tl": tl, "libdevice": LIBDEVICE}
-            function = triton_launch.define(
-                self.source, wide, names | {"prelude": Interpreted.prelude}
-            )
-            pointers = [_pointer(a, t) for a, t in zip(args, self.source.pointers)]
+            names["prelude"] = Interpreted.prelude
+            functions = triton_launch.define(source, bool(value(source.wide)), names)
             try:
-                if grid:
-                    function.run(*pointers, *sizes, grid=(grid,), warmup=False)
+                for function, (_, grid) in zip(functions, source.stages):
+                    programs = (value(grid),)
+                    if programs[0]:
+                        function.run(*pointers, *room, *sizes, grid=programs, warmup=False)
             except InterpreterError as error:
                 if "AssertionError" in str(error):
                     raise IndexError("index out of range") from error

@@ -39,9 +39,9 @@ def sources(function, *shapes, dtype=torch.float32):
 
 def ptx(source, **facts):
     facts = {"wide": False, "aligned": True} | facts
-    kernel = compile_kernel(source, HOPPER, **facts)
-    assert kernel.asm["cubin"][:4] == b"\x7fELF"
-    return kernel.asm["ptx"]
+    stages = compile_kernel(source, HOPPER, **facts)
+    assert all(stage.asm["cubin"][:4] == b"\x7fELF" for stage in stages)
+    return "".join(stage.asm["ptx"] for stage in stages)
 
 
 X = (512, 1024)
