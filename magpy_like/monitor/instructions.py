@@ -23,10 +23,10 @@ import yaml
 from magpy_like.annotation import RelationKind, ValueRead, lookup
 from magpy_like.annotation.location import annotations_dir
 from magpy_like.monitor import attributes, calls
-from magpy_like.monitor.recording import CONTAINERS, plain_key
-from magpy_like.monitor.split import Split
 from magpy_like.monitor.lifted import ARITHMETIC, is_number
 from magpy_like.monitor.polyfills import polyfill, spread
+from magpy_like.monitor.recording import CONTAINERS, plain_key
+from magpy_like.monitor.split import Split
 from magpy_like.native import NULL, frame_set_operand
 from magpy_like.refgraph import Relation
 from magpy_like.refgraph.values import is_plain
@@ -81,9 +81,7 @@ def read_global(run: MonitorRun, step: Step) -> Token:
     return run.lift_read(step, names, run.recording.node(names), relation, found)
 
 
-def _read_name(
-    run: MonitorRun, name: str, names: dict[str, Any], builtins: dict[str, Any]
-) -> None:
+def _read_name(run: MonitorRun, name: str, names: dict[str, Any], builtins: dict[str, Any]) -> None:
     known = (id(names), name)
     if known in run.globals_read and not is_number(names.get(name)):
         return
@@ -161,7 +159,9 @@ def read_attribute(run: MonitorRun, step: Step) -> Token:
             if annotation is not None:
                 return calls.native(run, annotation, descriptor, (value,), {})
             if run.recording.node(value) is not None:
-                raise Split(f"reads {type(value).__qualname__}.{name}, native code without an annotation")
+                raise Split(
+                    f"reads {type(value).__qualname__}.{name}, native code without an annotation"
+                )
         return _lift_attribute(run, step, value, name)
     return None
 
@@ -597,7 +597,11 @@ def _settled_by() -> dict[int, Callable[[MonitorRun, Step], Token]]:
     for name in opcode.opmap:
         if "JUMP_IF" in name or name in ("UNARY_NOT", "LOAD_ATTR", "LOAD_METHOD", "GET_LEN"):
             table[name] = one
-    return {opcode.opmap[name]: rule for name, rule in table.items() if opcode.opmap.get(name, 256) < 256}
+    return {
+        opcode.opmap[name]: rule
+        for name, rule in table.items()
+        if opcode.opmap.get(name, 256) < 256
+    }
 
 
 SETTLED_BY = _settled_by()

@@ -92,7 +92,11 @@ class LiftedNumbers:
         return self.lift(value, Read(node))
 
     def draw(
-        self, operation: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], value: Any
+        self,
+        operation: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        value: Any,
     ) -> Any:
         self.draws.append((operation, args, kwargs))
         return self.lift(value, Draw(len(self.draws) - 1))

@@ -228,7 +228,6 @@ class OperatorGraph:
         return fx.GraphModule(root, self.graph, class_name="OperatorGraph")
 
 
-
 def _may_change(value: Any) -> bool:
     """Whether an argument could be something else at the next call, or lead to tensors."""
     return isinstance(value, set | frozenset) or hasattr(type(value), "__iter__")

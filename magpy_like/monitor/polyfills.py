@@ -35,7 +35,9 @@ def _prod(iterable: Iterable[Any], /, *, start: Any = 1) -> Any:
     return total
 
 
-def _reduce(function: Callable[..., Any], iterable: Iterable[Any], initial: Any = _MISSING, /) -> Any:
+def _reduce(
+    function: Callable[..., Any], iterable: Iterable[Any], initial: Any = _MISSING, /
+) -> Any:
     items = iter(iterable)
     if initial is _MISSING:
         for value in items:
@@ -59,7 +61,9 @@ def _starmap(function: Callable[..., Any], iterable: Iterable[Any], /) -> Iterat
         yield function(*items)
 
 
-def _accumulate(iterable: Iterable[Any], func: Any = operator.add, *, initial: Any = None) -> Iterator[Any]:
+def _accumulate(
+    iterable: Iterable[Any], func: Any = operator.add, *, initial: Any = None
+) -> Iterator[Any]:
     items = iter(iterable)
     total = initial
     if initial is None:

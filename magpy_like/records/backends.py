@@ -42,7 +42,11 @@ def resolve_backend(
 
 
 def _inductor(
-    found: Callable[..., Any], mode: str | None, options: dict[str, Any] | None, graph: Any, inputs: Any
+    found: Callable[..., Any],
+    mode: str | None,
+    options: dict[str, Any] | None,
+    graph: Any,
+    inputs: Any,
 ) -> Any:
     import torch
 

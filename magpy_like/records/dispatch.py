@@ -15,8 +15,8 @@ import torch
 from magpy_like.errors import FullGraphError
 from magpy_like.logs import topic
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.split import Split, SplitPoint, is_monitoring
 from magpy_like.monitor.run import MonitorRun
+from magpy_like.monitor.split import Split, SplitPoint, is_monitoring
 from magpy_like.native import StateCheck
 from magpy_like.records.backends import resolve_backend
 from magpy_like.records.interface import CacheInfo, Explanation
@@ -195,7 +195,9 @@ class Dispatcher:
             self._note_varying(record)
             self.records = (record, *self.records)
         if _guards_log.isEnabledFor(logging.INFO):
-            _guards_log.info("%s:\n%s\n%s", self.name, "\n".join(record.guards), record.guard_source)
+            _guards_log.info(
+                "%s:\n%s\n%s", self.name, "\n".join(record.guards), record.guard_source
+            )
         _records_log.info("%s: new record, %d in all", self.name, len(self.records))
         _records_log.debug("%s", record.mock_source)
 
@@ -276,5 +278,3 @@ def reset_all() -> None:
     """Forget the records of every compiled function."""
     for dispatcher in list(_all):
         dispatcher.reset()
-
-

@@ -12,7 +12,11 @@ from magpy_like.monitor.lifted import Computed, Draw, InGraph, Read
 from magpy_like.refgraph import ShadowNode
 from magpy_like.synthesis.source import literal
 
-_SYMBOLS = {function: symbol.removesuffix("=") for symbol, function in OPERATORS.items() if symbol not in ("<", "<=", "==", "!=", ">", ">=")}
+_SYMBOLS = {
+    function: symbol.removesuffix("=")
+    for symbol, function in OPERATORS.items()
+    if symbol not in ("<", "<=", "==", "!=", ">", ">=")
+}
 _SIGNS = {"neg": "-", "pos": "+", "invert": "~"}
 
 

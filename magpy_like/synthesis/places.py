@@ -58,7 +58,10 @@ class Places:
                 else:
                     later.append(child)
         ids = {node.node_id: i for i, node in enumerate(self.order)}
-        self.edges = {n: sorted(e, key=lambda edge: ids.get(edge[0].node_id, -1)) for n, e in self.edges.items()}
+        self.edges = {
+            n: sorted(e, key=lambda edge: ids.get(edge[0].node_id, -1))
+            for n, e in self.edges.items()
+        }
 
     def is_fixed(self, node: ShadowNode) -> bool:
         return node.node_id in self.fixed
@@ -134,7 +137,9 @@ def _in_classes(cls: type, key: Any) -> Any:
     raise LookupError(name)
 
 
-def expression(parent: str, relation: Relation, kind_of: type, constant: Callable[[Any], str]) -> str:
+def expression(
+    parent: str, relation: Relation, kind_of: type, constant: Callable[[Any], str]
+) -> str:
     """The source text that follows ``relation`` from the variable called ``parent``."""
     kind, key = relation
     if kind is RelationKind.ATTRIBUTE:
@@ -163,5 +168,3 @@ def expression(parent: str, relation: Relation, kind_of: type, constant: Callabl
     if kind is RelationKind.DICT:
         return f"{parent}.__dict__"
     raise Split(f"there is no way back to a variable that was reached by {relation}")
-
-

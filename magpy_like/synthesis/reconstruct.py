@@ -118,7 +118,9 @@ class Reconstruction:
             parts = (value.start, value.stop, value.step)
             return self._frozen(value, lambda: f"slice({', '.join(map(self.value, parts))})")
         if kind is set:
-            return self._bind(value, "{" + ", ".join(map(self.value, value)) + "}" if value else "set()")
+            return self._bind(
+                value, "{" + ", ".join(map(self.value, value)) + "}" if value else "set()"
+            )
         if kind is frozenset:
             return self._bind(value, f"frozenset({self.tuple_text(value)})")
         for types_, maker in _MAKERS:
@@ -202,7 +204,9 @@ class Reconstruction:
 
     def _method(self, method: types.MethodType) -> str:
         make = self.source.constant(types.MethodType, "MethodType")
-        return self._bind(method, f"{make}({self.value(method.__func__)}, {self.value(method.__self__)})")
+        return self._bind(
+            method, f"{make}({self.value(method.__func__)}, {self.value(method.__self__)})"
+        )
 
     def _builtin_method(self, method: Any) -> str:
         return self._bind(method, f"{self.value(method.__self__)}.{method.__name__}")
@@ -241,7 +245,9 @@ class Reconstruction:
             raise Split(f"leaves a {cls.__qualname__} of unknown origin")
         class_name = self.source.constant(cls, cls.__name__)
         if structseq:
-            return self._frozen(value, lambda: f"{class_name}({self.tuple_text(tuple.__iter__(value))})")
+            return self._frozen(
+                value, lambda: f"{class_name}({self.tuple_text(tuple.__iter__(value))})"
+            )
         name = self._empty(value, cls, class_name)
         state = _instance_dict(value)
         if isinstance(value, collections.OrderedDict):
@@ -271,7 +277,8 @@ class Reconstruction:
         """The object with nothing in it, made without running ``__init__``."""
         if isinstance(value, tuple):
             return self._frozen(
-                value, lambda: f"tuple.__new__({class_name}, {self.tuple_text(tuple.__iter__(value))})"
+                value,
+                lambda: f"tuple.__new__({class_name}, {self.tuple_text(tuple.__iter__(value))})",
             )
         if isinstance(value, collections.defaultdict):
             factory = self.value(value.default_factory)
@@ -285,13 +292,25 @@ class Reconstruction:
             if value.maxlen is not None:
                 self.source.emit(f"{maker}.__init__({name}, (), {value.maxlen})")
             return name
-        for base in (collections.OrderedDict, dict, list, set, int, float, str, bytes, BaseException):
+        for base in (
+            collections.OrderedDict,
+            dict,
+            list,
+            set,
+            int,
+            float,
+            str,
+            bytes,
+            BaseException,
+        ):
             if isinstance(value, base):
                 maker = self.source.constant(base, base.__name__)
                 if base in (int, float, str, bytes):
                     return self._bind(value, f"{maker}.__new__({class_name}, {base(value)!r})")
                 if base is BaseException:
-                    return self._bind(value, f"{maker}.__new__({class_name}, *{self.tuple_text(value.args)})")
+                    return self._bind(
+                        value, f"{maker}.__new__({class_name}, *{self.tuple_text(value.args)})"
+                    )
                 return self._bind(value, f"{maker}.__new__({class_name})")
         if cls.__flags__ & (1 << 9) and _layout(cls) is object:
             return self._bind(value, f"object.__new__({class_name})")

@@ -11,10 +11,10 @@ import torch
 from torch import fx
 
 from magpy_like.annotation import RelationKind
-from magpy_like.monitor.recording import Recording, items_of, tensor_version
-from magpy_like.monitor.split import Split
 from magpy_like.monitor.lifted import is_number
+from magpy_like.monitor.recording import Recording, items_of, tensor_version
 from magpy_like.monitor.run import place_of
+from magpy_like.monitor.split import Split
 from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import is_plain
 from magpy_like.synthesis.guard import GuardBuilder, same_memory
@@ -96,7 +96,9 @@ class MockBuilder:
 
     def draw(self) -> None:
         """Draw Python's random numbers again, in the program's order."""
-        for i, (operation, args, kwargs) in enumerate(self.rec.lifted.draws if self.rec.lifted else ()):
+        for i, (operation, args, kwargs) in enumerate(
+            self.rec.lifted.draws if self.rec.lifted else ()
+        ):
             function = self.source.constant(operation, operation.__name__)
             texts = [self.values.value(arg) for arg in args]
             texts += [f"{name}={self.values.value(arg)}" for name, arg in kwargs.items()]
@@ -269,7 +271,9 @@ def synthesise(
         call = f"run_graph({', '.join(names)})"
         targets = ", ".join(f"out{i}" for i in range(len(mock.outputs)))
         mock.source.names["run_graph"] = compiled
-        mock.source.emit(f"{targets}{',' if len(mock.outputs) == 1 else ''} = {call}" if targets else call)
+        mock.source.emit(
+            f"{targets}{',' if len(mock.outputs) == 1 else ''} = {call}" if targets else call
+        )
     mock.source.lines += [*body, *_modes(rec, mock), f"return {returned}"]
     mock.values.forget()
     numbers, rewritten = _numbers(places)
@@ -367,5 +371,3 @@ def _compile(
     with entry():
         compiled = backend(graph, inputs)
     return graph, compiled, names, inputs
-
-

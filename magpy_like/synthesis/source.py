@@ -10,7 +10,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-
 _RESERVED = {*dir(builtins), "args", "kwargs", "state", "watch", "run_graph", "NOTHING"}
 
 
@@ -37,7 +36,9 @@ class Source:
             stem = re.sub(r"\W", "_", hint)
             if stem in _RESERVED or keyword.iskeyword(stem):
                 stem = f"{stem}_"
-            name = stem if stem.isidentifier() and stem not in self.names else self.fresh(f"{stem}_")
+            name = (
+                stem if stem.isidentifier() and stem not in self.names else self.fresh(f"{stem}_")
+            )
             while name in self.names:
                 name = self.fresh(f"{stem}_")
             self._constants[id(value)] = name
