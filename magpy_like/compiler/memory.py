@@ -2,7 +2,8 @@
 
 Buffers that never leave a kernel are already gone (the scheduler removes them). Here: each
 buffer is freed after its last use, and a buffer that a kernel is about to write takes the memory
-of one that was freed before and has the same size, rather than asking the allocator.
+of one that was freed before and has the same size, rather than asking the allocator, unless
+keeping that memory in between would raise the peak.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def plan_memory(graph: Graph, schedule: Schedule) -> list[Step]:
     pool: dict[tuple[Expr, object, object], list[str]] = {}
     present: set[str] = set()
     taken: set[str] = set()
+    held = _held(graph, steps, last)
     for k, step in enumerate(steps):
         wanted = _touched(step.work) if step.work is not None else sorted(returned)
         for b in wanted:
@@ -53,7 +55,7 @@ def plan_memory(graph: Graph, schedule: Schedule) -> list[Step]:
                 continue
             present.add(b)
             free = pool.get((_span(graph, b), buffer.dtype, buffer.device), [])
-            source = free.pop() if free else None
+            source = _take(graph, free, range(k), last, held)
             step.allocate.append((b, source))
             if source is not None:
                 taken.add(source)
@@ -69,6 +71,40 @@ def plan_memory(graph: Graph, schedule: Schedule) -> list[Step]:
             if b in present and b not in taken and b not in steps[k].free:
                 steps[k].free.append(b)
     return steps
+
+
+def _held(graph: Graph, steps: list[Step], last: dict[str, int]) -> list[int]:
+    """Bytes that are held while each step runs, when everything is freed after its last use."""
+    held = [0] * len(steps)
+    born: set[str] = set()
+    for k, step in enumerate(steps):
+        for b in _touched(step.work):
+            if b not in born and graph.buffers[b].kind in ("computed", "extern"):
+                born.add(b)
+                for j in range(k, last[b] + 1):
+                    held[j] += _bytes(graph, b)
+    return held
+
+
+def _take(
+    graph: Graph, free: list[str], before: range, last: dict[str, int], held: list[int]
+) -> str | None:
+    """A freed buffer to reuse, the one freed last. Until now its memory was then not free, which
+    must not raise the peak."""
+    if not free:
+        return None
+    idle = before[last[free[-1]] + 1 :]
+    size = _bytes(graph, free[-1])
+    if any(held[j] + size > max(held) for j in idle):
+        return None
+    for j in idle:
+        held[j] += size
+    return free.pop()
+
+
+def _bytes(graph: Graph, name: str) -> int:
+    buffer = graph.buffers[name]
+    return graph.hint(buffer.numel()) * buffer.dtype.itemsize
 
 
 def _span(graph: Graph, name: str) -> Expr:

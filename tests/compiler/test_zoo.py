@@ -1,0 +1,106 @@
+"""The model zoo, captured and compiled, is eager's: outputs, gradients, buffers, weights."""
+
+import copy
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import magpy_like as magpy
+from tests.memory import peak_bytes
+from tests.models import ZOO
+
+STATIC = [m for m in ZOO.values() if not m.dynamic]
+# One of each kind compiles in seconds; the others are in the full run.
+FAST = {"ResNet-18", "LSTM", "BERT", "GPT-2"}
+STEPS = 3
+# torch decomposes an LSTM into cells, whose gates are held one by one where eager has one operator.
+HUNGRY = {"LSTM"}
+
+
+@pytest.fixture(autouse=True)
+def _forget_everything():
+    magpy.reset()
+    yield
+    magpy.reset()
+
+
+def zoo(models):
+    return pytest.mark.parametrize(
+        "entry",
+        [
+            pytest.param(m, id=m.name, marks=() if m.name in FAST else pytest.mark.full)
+            for m in models
+        ],
+    )
+
+
+def tensors(tree):
+    return [t for t in pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
+
+
+def doubled(tree):
+    """The same values, of twice the precision."""
+    return pytree.tree_map_only(
+        torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, tree
+    )
+
+
+def compiled(model):
+    return magpy.compile(model, fullgraph=True)
+
+
+@zoo(STATIC)
+@pytest.mark.filterwarnings("error::magpy_like.compiler.errors.MagpyWarning")
+def test_inference_equals_eager(entry):
+    model = entry.make(seed=0)
+    fast = compiled(model)
+    for seed in range(2):  # the second call runs the compiled graph
+        args, kwargs = entry.inputs(model, seed, batch=2)
+        with torch.no_grad():
+            got, wanted = tensors(fast(*args, **kwargs)), tensors(model(*args, **kwargs))
+        for a, b in zip(got, wanted, strict=True):
+            assert a.stride() == b.stride()
+            # Dozens of layers on random weights amplify rounding.
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * max(1.0, b.abs().max().item()))
+
+
+@zoo([m for m in STATIC if m.trains])
+@pytest.mark.filterwarnings("error::magpy_like.compiler.errors.MagpyWarning")
+def test_training_equals_eager(entry):
+    """In double precision: a ReLU at zero or a batch of two can turn float32's rounding into any
+    difference of gradients, in eager as well."""
+    model = entry.make(seed=0).double().train()
+    eager = copy.deepcopy(model)
+    fast = compiled(model)
+    seen = []
+    for call, owner in ((fast, model), (eager, eager)):
+        optimizer = torch.optim.SGD(owner.parameters(), lr=0.01, momentum=0.9)
+        outputs, gradients = [], []
+        for seed in range(STEPS):
+            args, kwargs = doubled(entry.inputs(owner, seed, batch=2))
+            optimizer.zero_grad()
+            output = call(*args, **kwargs)
+            entry.loss(output).backward()
+            outputs.append([t.detach() for t in tensors(output)])
+            gradients.append(
+                {n: p.grad.clone() for n, p in owner.named_parameters()
+                 if p.grad is not None and p.grad.any()}
+            )  # fmt: skip
+            optimizer.step()
+        seen.append((outputs, gradients, owner.state_dict()))
+    for got, wanted in zip(*seen, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-7)
+    assert magpy.cache_info(fast).records == 1
+
+
+@zoo([m for m in STATIC if m.name not in HUNGRY])
+def test_inference_takes_no_more_memory_than_eager(entry):
+    model = entry.make(seed=0)
+    fast = compiled(model)
+    args, kwargs = entry.inputs(model, seed=0, batch=16)
+    with torch.no_grad():
+        for call in (model, fast, fast):
+            call(*args, **kwargs)  # what is allocated once
+        eager, mine = (peak_bytes(lambda c=c: c(*args, **kwargs)) for c in (model, fast))
+    assert mine <= eager
