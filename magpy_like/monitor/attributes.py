@@ -8,6 +8,7 @@ Python code on the way (properties, ``__getattr__``) is followed by the monitor 
 from __future__ import annotations
 
 import functools
+import copyreg
 import types
 from typing import Any
 
@@ -207,6 +208,19 @@ def _read_natively(rec: Recording, value: Any, name: str, kind: type) -> None:
     if not isinstance(value, tuple):
         raise Split(f"reads {type(value).__qualname__}.{name}, which native code computes")
     rec.open(node)
+
+
+def read_all(rec: Recording, value: Any) -> None:
+    """Every attribute that an instance has is relied on, and that it has no others."""
+    node = rec.node(value)
+    entries = instance_dict(value)
+    if node is not None and entries is not None:
+        inside = rec.meet(node, Relation(RelationKind.DICT), entries)
+        rec.look_at_keys(inside)
+        for name in entries:
+            read_instance(rec, value, name)
+    for name in copyreg._slotnames(type(value)):  # type: ignore[attr-defined]
+        read_slot(rec, value, name, lookup_in_type(type(value), name))
 
 
 def read_slot(rec: Recording, value: Any, name: str, slot: Any) -> None:

@@ -26,6 +26,8 @@ from magpy_like.refgraph import ABSENT, Fact, RefGraph, Relation, ShadowNode
 from magpy_like.refgraph.values import is_identity, is_plain
 
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
+SCALARS = (int, float, complex, str, bytes)
+"""Instances of subclasses of these have a value beside their attributes."""
 _GUARDED_BYTES = 1 << 16
 """The largest NumPy array whose contents are compared at every call."""
 
@@ -118,6 +120,8 @@ class Recording:
             node.facts.add(Fact.IDENTITY)
         else:
             node.facts.add(Fact.TYPE)
+            if isinstance(value, SCALARS):
+                node.facts.add(Fact.VALUE)
 
     def meet_context(self, variable: contextvars.ContextVar[Any]) -> None:
         """The program looked at a context variable."""
@@ -261,7 +265,7 @@ class Recording:
                 node.contents = tuple(value)
 
     def settle(self, node: ShadowNode) -> None:
-        """A container that was only added to is looked at now: what it held at first counts after all."""
+        """A container that was only added to is looked at now: its first contents count after all."""
         self.replays = [entry for entry in self.replays if entry[0] is not node]
         node.replays = []
         node.rewritten = True
@@ -400,5 +404,9 @@ def transparent(value: Any) -> bool:
     return (
         is_identity(value)
         or isinstance(value, types.FunctionType | types.MethodType | super)
-        or bool(type(value).__flags__ & (1 << 9))  # a heap type
+        or type(value).__flags__ & (_HEAP_TYPE | _IMMUTABLE_TYPE) == _HEAP_TYPE
     )
+
+
+_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
+"""A class made in Python is a heap type that can be changed; native ones are not both."""

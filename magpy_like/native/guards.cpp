@@ -189,6 +189,14 @@ bool matches(const Place &p, PyObject *found) {
   if (same < 0) PyErr_Clear();
   if (same == 1 && PyFloat_CheckExact(found))
     return std::signbit(PyFloat_AS_DOUBLE(found)) == std::signbit(PyFloat_AS_DOUBLE(p.expected));
+  if (same == 1 && !PyLong_Check(found) && !PyUnicode_CheckExact(found) && !PyBytes_CheckExact(found)) {
+    // 0j and -0j, or two empty ranges, are equal and yet not the same.
+    PyObject *a = PyObject_Repr(found), *b = PyObject_Repr(p.expected);
+    same = a && b ? PyObject_RichCompareBool(a, b, Py_EQ) : 0;
+    Py_XDECREF(a);
+    Py_XDECREF(b);
+    PyErr_Clear();
+  }
   return same == 1;
 }
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from magpy_like.annotation import RelationKind
-from magpy_like.monitor.recording import Recording, items_of
+from magpy_like.monitor.recording import SCALARS, Recording, items_of
 from magpy_like.monitor.split import Split
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import StateCheck, TensorCheck, Watch
@@ -39,7 +39,9 @@ _WATCHED_DIRECTLY = {
 class GuardBuilder:
     """Builds the guard of one record, and names the variables that it fetches on the way."""
 
-    def __init__(self, rec: Recording, places: Places, args: tuple[Any, ...], kwargs: dict[str, Any]):
+    def __init__(
+        self, rec: Recording, places: Places, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ):
         self.rec, self.places = rec, places
         self._positional, self._keywords = len(args), list(kwargs)
         self.source = Source()
@@ -93,13 +95,15 @@ class GuardBuilder:
             return above
         return f"{above} → {relation}"
 
-    # --- building ----------------------------------------------------------------------------------
+    # --- building --------------------------------------------------------------------------------
 
     def build(self) -> None:
         emit = self.source.emit
         emit(f"if not state(): return {len(self.reasons)}")
         self.source.names["state"] = StateCheck()
-        self.reasons.append("torch's global modes are as they were (grad, inference, autocast, dtype)")
+        self.reasons.append(
+            "torch's global modes are as they were (grad, inference, autocast, dtype)"
+        )
         keywords = ", ".join(map(repr, self._keywords))
         if self._keywords:
             self._check(
@@ -156,7 +160,7 @@ class GuardBuilder:
             return f"args[{key}]" if isinstance(key, int) else f"kwargs[{key!r}]"
         return expression(self.name(parent), relation, parent.type, self.source.constant)
 
-    # fixed objects ---------------------------------------------------------------------------------
+    # fixed objects -------------------------------------------------------------------------------
 
     def _fixed_edge(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
         """A fixed object must still be where it was met."""
@@ -258,7 +262,7 @@ class GuardBuilder:
             check = self.source.constant(_missing)
             self._check(f"{check}({name}, {self.source.constant(relation)})", reason)
 
-    # fetched variables -----------------------------------------------------------------------------
+    # fetched variables ---------------------------------------------------------------------------
 
     def _fetch(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
         if node.plain and Fact.VALUE in node.facts:
@@ -329,7 +333,7 @@ class GuardBuilder:
         kind = self.source.constant(type(value), type(value).__name__)
         text = literal(value) or self.source.constant(value, "value")
         is_kind = f"type({name} := {way}) is {kind}"
-        if isinstance(value, float) or isinstance(value, np.generic):
+        if isinstance(value, float | np.generic):
             if value != value or value == 0:
                 return f"{is_kind} and repr({name}) == {repr(value)!r}"
         elif not isinstance(value, int | str | bytes | torch.device):
@@ -346,6 +350,9 @@ class GuardBuilder:
         kind = self.source.constant(node.type, node.type.__name__)
         self._check(f"type({name}) is {kind}", f"type({label}) is {node.type.__qualname__}")
         before = value if node.contents is None else node.contents
+        if isinstance(value, SCALARS):
+            same = self.source.constant(same_scalar, "same_scalar")
+            self._check(f"{same}({name}, {self.source.constant(value, 'value')})", f"{label} == {value}")
         if isinstance(value, collections.deque):
             self._check(f"{name}.maxlen == {value.maxlen}", f"{label}.maxlen == {value.maxlen}")
         if isinstance(value, types.FunctionType):
@@ -354,9 +361,13 @@ class GuardBuilder:
         elif isinstance(value, dict):
             if isinstance(value, collections.defaultdict):
                 factory = self.source.constant(value.default_factory, "factory")
-                self._check(f"{name}.default_factory is {factory}", f"{label} makes the same defaults")
+                self._check(
+                    f"{name}.default_factory is {factory}", f"{label} makes the same defaults"
+                )
             if Fact.KEYS in node.facts:
-                self._keys(f"{self.source.constant(ordered_keys)}({name})", ordered_keys(before), label)
+                self._keys(
+                    f"{self.source.constant(ordered_keys)}({name})", ordered_keys(before), label
+                )
             elif Fact.LENGTH in node.facts:
                 self._check(f"len({name}) == {len(before)}", f"len({label}) == {len(before)}")
         elif isinstance(value, set | frozenset) and Fact.VALUE in node.facts:
@@ -366,12 +377,15 @@ class GuardBuilder:
         elif isinstance(value, slice):
             raise Split("has a slice as an argument")
         if Fact.VALUE in node.facts and isinstance(value, np.ndarray):
-            same, array = self.source.constant(_same_array, "same_array"), self.source.constant(before, "array")
+            same = self.source.constant(_same_array, "same_array")
+            array = self.source.constant(before, "array")
             self._check(f"{same}({name}, {array})", f"{label} holds what it held")
 
     def _keys(self, way: str, keys: list[Any], label: str) -> None:
         same = self.source.constant(same_keys, "same_keys")
-        self._check(f"{same}({way}, {self.source.constant(keys, 'keys')})", f"list({label}) == {keys!r}")
+        self._check(
+            f"{same}({way}, {self.source.constant(keys, 'keys')})", f"list({label}) == {keys!r}"
+        )
 
     def _tensor(self, name: str, node: ShadowNode, label: str) -> None:
         tensor = node.variable
@@ -394,7 +408,10 @@ class GuardBuilder:
         elif relation.kind is RelationKind.ATTRIBUTE:
             way = f"{self.name(parent)}.__dict__.get({relation.key!r})"
         elif relation.kind is RelationKind.ITEM and Fact.LENGTH not in parent.facts:
-            self._check(f"len({self.name(parent)}) > {relation.key}", f"len({self.label(parent)}) > {relation.key}")
+            self._check(
+                f"len({self.name(parent)}) > {relation.key}",
+                f"len({self.label(parent)}) > {relation.key}",
+            )
         self._check(f"{way} is {self.name(node)}", f"{way} is {self.label(node)}")
 
     def _state_reads(self) -> None:
@@ -421,12 +438,14 @@ class GuardBuilder:
         if others:
             known = self.source.constant({id(v): v for v in others}, "known_objects")
             name, label = self.name(node), self.label(node)
-            self._check(f"id({name}) not in {known}", f"{label} is not what the program knows otherwise")
+            self._check(
+                f"id({name}) not in {known}", f"{label} is not what the program knows otherwise"
+            )
 
     def _conditions(self) -> None:
         """Lifted numbers that the program has looked at must give the same again."""
-        for expression, value in self.rec.lifted.conditions if self.rec.lifted else ():
-            way = numbers.text(expression, self.name_of_number, self.source.constant)
+        for number, value in self.rec.lifted.conditions if self.rec.lifted else ():
+            way = numbers.text(number, self.name_of_number, self.source.constant)
             self._check(self._equals(way, value), f"{way} == {value!r}")
 
     def name_of_number(self, node: ShadowNode) -> str:
@@ -438,7 +457,11 @@ class GuardBuilder:
     def _distinct(self) -> None:
         """Variables that are changed, or were told apart, must be different objects again."""
         pairs = set(self.rec.distinct)
-        fetched = [n for n in self.places.order if n.node_id in self.variables and not is_identity(n.variable)]
+        fetched = [
+            n
+            for n in self.places.order
+            if n.node_id in self.variables and not is_identity(n.variable)
+        ]
         fixed = [
             n
             for n in self.places.order
@@ -464,6 +487,12 @@ class GuardBuilder:
                     f"{self.name(left)} is not {self.name(right)}",
                     f"{self.label(left)} is not {self.label(right)}",
                 )
+
+
+def same_scalar(a: Any, b: Any) -> bool:
+    """Whether instances of a subclass of a number or string have the same value."""
+    base = next(kind for kind in SCALARS if isinstance(b, kind))
+    return base.__repr__(a) == base.__repr__(b)
 
 
 def ordered_keys(mapping: dict[Any, Any]) -> list[Any]:
@@ -536,8 +565,6 @@ def describe_tensor(tensor: torch.Tensor) -> str:
     return f"{dtype}{list(tensor.shape)} on {tensor.device}{grad}"
 
 
-
-
 def same_memory(guard: GuardBuilder, inputs: list[ShadowNode], changed: list[ShadowNode]) -> None:
     """When inputs are changed in place, the same inputs must share memory as before."""
     fetched = [n for n in inputs if n.node_id in guard.variables]
@@ -547,7 +574,9 @@ def same_memory(guard: GuardBuilder, inputs: list[ShadowNode], changed: list[Sha
     names = [guard.name(n) for n in inputs if n.variable.layout == torch.strided]
     check = guard.source.constant(_partition, "memory_of")
     expected = guard.source.constant(_partition(*tensors), "memory")
-    guard._check(f"{check}({', '.join(names)}) == {expected}", "the tensors share memory as they did")
+    guard._check(
+        f"{check}({', '.join(names)}) == {expected}", "the tensors share memory as they did"
+    )
 
 
 def _partition(*tensors: torch.Tensor) -> tuple[int, ...]:
