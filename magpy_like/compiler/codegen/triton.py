@@ -502,17 +502,21 @@ def build(
     for kernel in kernels:
         source = print_function(kernel, graph)
         found.setdefault((source, kernel.device), []).append(kernel)
-    for (source, _), users in found.items():
+    wanted = []
+    for (source, device), users in found.items():
+        named = source.renamed("NAME", source.text, _title(users))
         origins = "".join(f"# {o}\n" for k in users for o in k.origins)
-        text = source.renamed("NAME", source.text, users[0].name).text
-        trace.write("kernels", f"{kind}.py", origins + text)
-    wanted = [
-        (source, device, [graph.hint(s) for s in users[0].size_symbols])
-        for (source, device), users in found.items()
-    ]
+        trace.write("kernels", f"{kind}.py", origins + named.text)
+        wanted.append((named, device, [graph.hint(s) for s in users[0].size_symbols]))
     functions = triton_launch.load_many(wanted)
     return {
         kernel.name: function
         for users, function in zip(found.values(), functions, strict=True)
         for kernel in users
     }
+
+
+def _title(kernels: Sequence[Kernel]) -> str:
+    """A name that says in a profile what kernels of one text do."""
+    operators = re.findall(r": \w+\.(\w+)", " ".join(kernels[0].origins))
+    return "_".join(["magpy", *dict.fromkeys(operators)])[:80].rstrip("_")

@@ -60,7 +60,7 @@ class Name(str):
 
 
 def number(value: Any, dtype: torch.dtype) -> str:
-    """A Python number as a literal."""
+    """A Python number as a literal; integers wrap around."""
     if dtype == torch.bool:
         return "1" if value else "0"
     if dtype.is_floating_point:
@@ -69,7 +69,9 @@ def number(value: Any, dtype: torch.dtype) -> str:
         if value in (float("inf"), float("-inf")):
             return f'float("{"-" if value < 0 else ""}inf")'
         return repr(float(value))
-    return str(int(value))
+    bits = dtype.itemsize * 8
+    low = 0 if dtype == torch.uint8 else -(2 ** (bits - 1))
+    return str((int(value) - low) % 2**bits + low)
 
 
 def identity(kind: str, dtype: torch.dtype) -> str:

@@ -5,36 +5,12 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 from triton.backends.compiler import GPUTarget
 
-from magpy_like.compiler.aot import decompositions
-from magpy_like.compiler.codegen import triton as printer
-from magpy_like.compiler.codegen.common import Kernel
-from magpy_like.compiler.graph import Graph
 from magpy_like.compiler.runtime.triton_launch import compile_kernel
-from magpy_like.compiler.scheduler import Scheduler
+from tests.compiler.triton.fake import sources
 
 HOPPER = GPUTarget("cuda", 90, 32)
-
-
-def flat(function):
-    return lambda *args: tuple(pytree.tree_leaves(function(*args)))
-
-
-def sources(function, *shapes, dtype=torch.float32):
-    """The Triton sources of the kernels of ``function`` of CUDA tensors of these shapes."""
-    with FakeTensorMode():
-        args = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
-        gm = make_fx(flat(function), decomposition_table=decompositions())(*args)
-    graph = Graph(gm).run()
-    assert not graph.fallbacks
-    found = [step for step in Scheduler(graph).run().steps if isinstance(step, Kernel)]
-    for kernel in found:
-        printer.settle(kernel, graph.hint)
-    return [printer.print_function(k, graph) for k in found]
 
 
 def ptx(source, **facts):

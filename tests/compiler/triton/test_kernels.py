@@ -1,0 +1,107 @@
+"""What single Triton kernels compute, in every way that one is laid out."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.compiler.programs import kernels, same
+from tests.compiler.triton.fake import run, sources
+
+pytestmark = pytest.mark.usefixtures("printed")
+
+
+def test_rows_longer_than_a_block():
+    x = torch.randn(300, 9_000)
+    same(lambda x: (x.softmax(-1), x.argmax(1), x.amin(1), (x > 4).any(1)), x[:3])
+    same(lambda x: x.log_softmax(-1), x[:5].to(torch.bfloat16))
+
+
+def test_long_rows_are_shared_and_their_parts_combined():
+    x = torch.rand(70_001)
+    x[5] = 2
+    same(lambda x: (x.sum(), x.prod(), x.amax(), x.argmax(), (x > 1).any(), x.min(0)), x)
+    x[[9, 60_000]] = float("nan")
+    same(lambda x: (x.amax(), x.argmax(), x.argmin()), x)
+    same(lambda x: (x.to(torch.int32).sum(), x.to(torch.uint8).amax()), (x.nan_to_num() * 99))
+
+
+def test_phases_of_a_shared_row():
+    x, w, b = torch.randn(10, 3, 60, 30), torch.randn(3), torch.randn(3)
+    same(lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True).relu(), x, w, b)
+
+    def normalised(x, mean, variance):
+        return F.batch_norm(x, mean, variance, training=True) + x.mean((0, 2, 3), keepdim=True)
+
+    same(normalised, x, torch.zeros(3), torch.ones(3))  # running statistics are updated
+
+
+def test_a_row_is_updated_in_place_by_several_programs():
+    same(lambda x: x.sub_(x.mean(1, keepdim=True)).exp(), torch.randn(2, 30_000))
+    same(lambda x: (x.sub_(x.amax(1, keepdim=True)).exp_(), x.sum(1)), torch.randn(2, 9_001))
+
+    def centred(x):
+        y = x * 2
+        total = y.sum(1, keepdim=True)
+        x.copy_(y / total)
+        return (y - x.sum(1, keepdim=True)).amax(1), y
+
+    same(centred, torch.rand(3, 20_000))
+
+
+def test_reductions_across_rows():
+    for shape in ((5, 40), (1100, 70), (33, 300), (2, 90, 13)):
+        same(lambda x: (x.amax(-2), x.argmin(-2), x - x.mean(-2, keepdim=True)), torch.randn(shape))
+
+
+def test_transposed_reads():
+    same(lambda x, y: x + y.t(), torch.randn(70, 33), torch.randn(33, 70))
+    same(lambda x: x.permute(2, 0, 1).contiguous() * 2, torch.randn(5, 40, 30))
+    x, y, z = torch.randn(9, 18, 36), torch.randn(36, 9, 18), torch.randn(18, 36, 9)
+    same(lambda x, y, z: x + y.permute(1, 2, 0) + z.permute(2, 0, 1), x, y, z)
+    same(lambda x: x.to(memory_format=torch.channels_last) + 1, torch.randn(2, 17, 9, 10))
+
+
+def test_unaligned_memory():
+    x = torch.randn(5_001)
+    same(lambda x, y: (x * 2 + y, x.sum()), x[1:], x[:-1])
+
+
+@pytest.mark.parametrize("n", [1, 2, 700, 9_000])
+def test_one_kernel_for_every_size(n):
+    def f(x, y):
+        return x.softmax(-1), (x * 2).sum(), x.t() + y, x.amax(0)
+
+    for rows in (2, 3):
+        same(f, torch.randn(rows, n), torch.randn(n, rows), dynamic=True, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(6, 33), (2, 9_000), (1, 60_000)])
+def test_variance_on_a_gpu_is_found_in_one_pass(shape):
+    """By Welford's recurrence, also far from zero."""
+    x = torch.randn(shape) + 1000
+    (source,) = sources(lambda x: torch.var_mean(x, 1), shape)
+    assert source.text.count("for start") <= 1
+    variance, mean = torch.empty(shape[0]), torch.empty(shape[0])
+    run(source, x, variance, mean)
+    torch.testing.assert_close((variance, mean), torch.var_mean(x.double(), 1), check_dtype=False,
+                               rtol=1e-4, atol=1e-4)  # fmt: skip
+
+
+def test_softmax_of_any_layout_is_one_kernel():
+    assert len(kernels(lambda x: x.softmax(1), torch.randn(3, 20, 30))) == 1
+    same(lambda x: x.softmax(1), torch.randn(3, 20, 30))
+
+
+def test_special_values_reach_every_reduction():
+    x = torch.randn(4, 37)
+    x[1, 3] = x[1, 30] = float("nan")
+    x[2, 5], x[3, 6] = float("inf"), -float("inf")
+    same(lambda x: (x.amax(1), x.amin(1), x.argmax(1), x.argmin(1), x.sum(1), x.prod(1)), x)
+    same(lambda x: x.softmax(1), x)
+    same(lambda x: (-x, x * -1, x.sign(), x.abs()), torch.tensor([0.0, -0.0, 5.0]))
+
+
+def test_repeated_indices_accumulate():
+    at = torch.randint(0, 4, (50,))
+    same(lambda x, at: torch.zeros(4).index_add(0, at, x), torch.randn(50), at)
+    same(lambda x, at: torch.zeros(4, dtype=torch.int64).scatter_add(0, at, x), at * 3, at)

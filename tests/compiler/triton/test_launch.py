@@ -1,0 +1,94 @@
+"""Launching, with the CUDA driver stood in for: what goes to which stream and device."""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from magpy_like.compiler.errors import Unsupported
+from magpy_like.compiler.runtime import triton_launch
+from magpy_like.compiler.runtime.triton_launch import Loaded
+from tests.compiler.triton.fake import sources
+
+
+class Driver:
+    """Records launches as (device, stream, grid, aligned, wide, arguments)."""
+
+    def __init__(self, monkeypatch):
+        self.current, self.launches, self.compiled = 0, [], []
+        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: self.current, raising=False)
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda k: 100 + k, raising=False)
+        monkeypatch.setattr(torch.cuda, "device", self.device)
+        monkeypatch.setattr(triton_launch, "_target", lambda index: None)
+        monkeypatch.setattr(triton_launch, "compile_kernel", self.compile)
+
+    @contextlib.contextmanager
+    def device(self, device):
+        old, self.current = (
+            self.current,
+            torch.device("cuda", device).index if isinstance(device, int) else device.index,
+        )
+        yield
+        self.current = old
+
+    def compile(self, source, target, *, wide, aligned):
+        self.compiled.append((wide, aligned))
+
+        def run(x, y, z, stream, function, metadata, info, enter, leave, *args):
+            self.launches.append((self.current, stream, x, aligned, wide, args))
+
+        return [
+            SimpleNamespace(run=run, function=None, packed_metadata=None) for _ in source.stages
+        ]
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    return Driver(monkeypatch)
+
+
+def loaded(device=0, **dynamic):
+    (source,) = sources(lambda x: x + 1, (4096,))
+    return Loaded(source, torch.device("cuda", device))
+
+
+def test_a_kernel_runs_on_the_current_stream_of_its_own_device(driver):
+    loaded(device=1)(64, 128)
+    assert [launch[:2] for launch in driver.launches] == [(1, 101)]
+    assert driver.current == 0
+
+
+def test_memory_that_is_not_aligned_gets_code_that_does_not_rely_on_it(driver):
+    kernel = loaded()
+    for address in (64, 68, 80, 68):
+        kernel(address, 128)
+    assert [launch[3] for launch in driver.launches] == [True, False, True, False]
+    assert driver.compiled == [(False, True), (False, False)]
+
+
+def test_nothing_to_do_is_not_launched(driver):
+    source = sources(lambda x: x + 1, (4096,))[0]
+    grid = source.stages[0][1].replace("4096", "s0")
+    empty = triton_launch.replace(
+        source, stages=(("NAME", grid),), sizes=("s0",), wide="s0 > 2**31"
+    )
+    kernel = Loaded(empty, torch.device("cuda"))
+    kernel(64, 128, 0)
+    assert not driver.launches
+    kernel(64, 128, 2**32)
+    assert driver.launches[0][4], "positions need 64 bits"
+
+
+def test_everything_is_compiled_and_loaded_before_the_first_call(driver):
+    source = sources(lambda x: x + 1, (4096,))[0]
+    (kernel,) = triton_launch.load_many([(source, torch.device("cuda", 0), [])])
+    assert driver.compiled == [(False, True)]
+    kernel(64, 128)
+    assert driver.compiled == [(False, True)]
+
+
+def test_without_triton_the_graph_runs_through_aten(driver, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "triton", None)
+    with pytest.raises(Unsupported, match="Triton is not installed"):
+        triton_launch.load_many([])
