@@ -59,7 +59,7 @@ class CompiledModule(nn.Module):
         return repr(self._orig_mod)
 
     @property
-    def forward(self) -> Callable[..., Any]:  # type: ignore[override]
+    def forward(self) -> Callable[..., Any]:
         return self._orig_mod.forward
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
@@ -103,7 +103,7 @@ def compile(
         TypeError: the target is not callable.
         ValueError: the backend is unknown.
     """
-    settings = {
+    settings: dict[str, Any] = {
         "fullgraph": fullgraph,
         "dynamic": dynamic,
         "backend": backend,
@@ -176,7 +176,7 @@ def disable(fn: T) -> T:
 
 
 def is_compiling() -> bool:
-    """Whether the calling thread is inside a monitor run; ``torch.compiler.is_compiling()`` agrees."""
+    """Whether this thread is inside a monitor run; ``torch.compiler.is_compiling()`` agrees."""
     return is_monitoring()
 
 

@@ -7,8 +7,8 @@ Python code on the way (properties, ``__getattr__``) is followed by the monitor 
 
 from __future__ import annotations
 
-import functools
 import copyreg
+import functools
 import types
 from typing import Any
 

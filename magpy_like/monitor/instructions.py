@@ -22,8 +22,8 @@ import yaml
 
 from magpy_like.annotation import RelationKind, ValueRead, lookup
 from magpy_like.annotation.location import annotations_dir
-from magpy_like.monitor import attributes, calls
-from magpy_like.monitor.lifted import ARITHMETIC, is_number
+from magpy_like.monitor import attributes, calls, native_calls, operators, reads
+from magpy_like.monitor.lifted import is_number
 from magpy_like.monitor.polyfills import polyfill, spread
 from magpy_like.monitor.recording import CONTAINERS, plain_key
 from magpy_like.monitor.split import Split
@@ -121,8 +121,8 @@ def delete_global(run: MonitorRun, step: Step) -> Token:
 
 def read_cell(run: MonitorRun, step: Step) -> Token:
     cell = run.cell(step.frame, step.oparg)
-    node = run.recording.node(cell) if cell is not None else None
-    if node is not None:
+    node = run.recording.node(cell)
+    if cell is not None and node is not None:
         relation = Relation(RelationKind.CELL)
         try:
             found = cell.cell_contents
@@ -157,7 +157,7 @@ def read_attribute(run: MonitorRun, step: Step) -> Token:
         if descriptor is not None:
             annotation = lookup(descriptor)
             if annotation is not None:
-                return calls.native(run, annotation, descriptor, (value,), {})
+                return native_calls.native(run, annotation, descriptor, (value,), {})
             if run.recording.node(value) is not None:
                 raise Split(
                     f"reads {type(value).__qualname__}.{name}, native code without an annotation"
@@ -247,7 +247,7 @@ def read_item(run: MonitorRun, step: Step) -> Token:
 def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -> Token:
     rec = run.recording
     if isinstance(source, torch.Tensor):
-        return calls.operate(run, operator.getitem, (source, key))
+        return operators.operate(run, operator.getitem, (source, key))
     if not is_plain(key):
         rec.visit(key, ValueRead.ALL)
         if isinstance(key, torch.Tensor) and not isinstance(
@@ -257,15 +257,13 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
                 raise Split("looks up a tensor as a key")
             raise Split("uses a tensor as an index into a Python container")
     if isinstance(source, type):
-        annotation = lookup(source)
-        del annotation
         return None
     if isinstance(source, CONTAINERS):
         if type(source) not in CONTAINERS:
             getter = attributes.read_class(rec, type(source), "__getitem__")
             if isinstance(getter, types.FunctionType):
                 return None
-        calls.read_item(rec, source, key)
+        reads.read_item(rec, source, key)
         if isinstance(source, dict) and is_plain(key) and dict.__contains__(source, key):
             relation = Relation(RelationKind.KEY, key)
             found = dict.__getitem__(source, key)
@@ -287,7 +285,8 @@ def write_item(run: MonitorRun, step: Step) -> Token:
 def set_item(run: MonitorRun, target: Any, key: Any, value: Any) -> Token:
     rec = run.recording
     if isinstance(target, torch.Tensor):
-        return calls.operate(run, operator.setitem, (target, key, value))
+        token = operators.operate(run, operator.setitem, (target, key, value))
+        return None if token is None else (finish_without_result, token)
     setter = attributes.read_class(rec, type(target), "__setitem__")
     node = rec.node(target)
     if isinstance(setter, types.FunctionType) or node is None:
@@ -303,6 +302,12 @@ def set_item(run: MonitorRun, target: Any, key: Any, value: Any) -> Token:
     return None
 
 
+def finish_without_result(run: MonitorRun, token: Any, top: Any) -> None:
+    """The instruction leaves nothing on the stack: what lies there now is not its result."""
+    finish, payload = token
+    finish(run, payload, None)
+
+
 def delete_item(run: MonitorRun, step: Step) -> Token:
     target, key = step.stack[-2:]
     rec = run.recording
@@ -313,7 +318,7 @@ def delete_item(run: MonitorRun, step: Step) -> Token:
     if isinstance(remover, types.FunctionType) or node is None:
         return None
     if isinstance(target, dict):
-        calls.read_item(rec, target, key)
+        reads.read_item(rec, target, key)
         rec.remove(node, Relation(RelationKind.KEY, plain_key(key)))
     else:
         rec.rewrite(node)
@@ -330,25 +335,17 @@ def write_slice(run: MonitorRun, step: Step) -> Token:
     return set_item(run, target, slice(start, stop), value)
 
 
-_BINARY = {i: calls.OPERATORS[symbol] for i, (_, symbol) in enumerate(opcode._nb_ops)}  # type: ignore[attr-defined]
-_UNARY = {
-    "UNARY_POSITIVE": operator.pos,
-    "UNARY_NEGATIVE": operator.neg,
-    "UNARY_INVERT": operator.invert,
-}
-
-
 def binary(run: MonitorRun, step: Step) -> Token:
-    return calls.operate(run, _BINARY[step.oparg], step.stack[-2:])
+    return operators.operate(run, operators.BINARY[step.oparg], step.stack[-2:])
 
 
 def compare(run: MonitorRun, step: Step) -> Token:
     index = step.oparg >> 4 if sys.version_info >= (3, 12) else step.oparg
-    return calls.operate(run, calls.OPERATORS[dis.cmp_op[index]], step.stack[-2:])
+    return operators.operate(run, operators.OPERATORS[dis.cmp_op[index]], step.stack[-2:])
 
 
 def unary(run: MonitorRun, step: Step) -> Token:
-    return calls.operate(run, _UNARY[opcode.opname[step.opcode]], step.stack[-1:])
+    return operators.operate(run, operators.UNARY[opcode.opname[step.opcode]], step.stack[-1:])
 
 
 def contains(run: MonitorRun, step: Step) -> Token:
@@ -364,12 +361,12 @@ def contains(run: MonitorRun, step: Step) -> Token:
     if isinstance(item, torch.Tensor) and isinstance(container, list | tuple | deque):
         if any(isinstance(e, torch.Tensor) for e in container if e is not item):
             raise Split("compares a tensor with the elements of a container")
-    calls.look_for(rec, container, item)
+    reads.look_for(rec, container, item)
     return None
 
 
 def identity(run: MonitorRun, step: Step) -> Token:
-    calls.identify(run.recording, *step.stack[-2:])
+    operators.identify(run.recording, *step.stack[-2:])
     return None
 
 
@@ -397,14 +394,14 @@ def iterate(run: MonitorRun, step: Step) -> Token:
             getter = attributes.read_class(rec, type(value), "__iter__")
             if isinstance(getter, types.FunctionType):
                 return None
-        calls.iterate(rec, value)
+        reads.iterate(rec, value)
     return None
 
 
 def format_value(run: MonitorRun, step: Step) -> Token:
     value = step.stack[-2 if step.oparg & 4 else -1]
     if not is_plain(value):
-        if calls.holds_tensor(value):
+        if native_calls.holds_tensor(value):
             raise Split("formats a tensor as text")
         run.recording.visit(value, ValueRead.ALL)
     return None
@@ -425,7 +422,7 @@ def match_keys(run: MonitorRun, step: Step) -> Token:
     getter = attributes.read_class(run.recording, type(subject), "get")
     if not isinstance(getter, types.FunctionType):
         for key in keys:
-            calls.read_item(run.recording, subject, key)
+            reads.read_item(run.recording, subject, key)
     return None
 
 
@@ -482,7 +479,7 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
         (function, args), kwargs = stack[-2:], {}
     if not isinstance(args, tuple | list) or not isinstance(kwargs, dict):
         # The instruction itself will go through the iterable; a function in between sees the rest.
-        if not calls.is_followed(function):
+        if not native_calls.is_followed(function):
             frame_set_operand(step.frame, 3 if step.oparg & 1 else 2, spread(function))
         return None
     instead = polyfill(function, tuple(args), kwargs)
@@ -533,78 +530,6 @@ def unsupported(run: MonitorRun, step: Step) -> Token:
 
 def asynchronous(run: MonitorRun, step: Step) -> Token:
     raise Split("awaits")
-
-
-# --- what instructions do to lifted numbers -----------------------------------------------------
-
-
-def _finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
-    operation, operands = payload
-    return run.lifted.compute(operation, operands, result) if is_number(result) else None
-
-
-def _compute(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Token:
-    if not run.lifted.any(operands):
-        return None
-    if operation in ARITHMETIC and all(is_number(operand) for operand in operands):
-        return _finish_computed, (operation, operands)
-    if any(isinstance(operand, torch.Tensor) for operand in operands):
-        return None  # an input of the operator graph
-    run.lifted.settle(operands)
-    return None
-
-
-def _compute_binary(run: MonitorRun, step: Step) -> Token:
-    return _compute(run, _BINARY[step.oparg], step.stack[-2:])
-
-
-def _compute_unary(run: MonitorRun, step: Step) -> Token:
-    return _compute(run, _UNARY[opcode.opname[step.opcode]], step.stack[-1:])
-
-
-def _settle_operands(first: int, last: int | None = None) -> Callable[[MonitorRun, Step], Token]:
-    def settle(run: MonitorRun, step: Step) -> Token:
-        if any(isinstance(value, torch.Tensor) for value in step.stack[-4:]):
-            if opcode.opname[step.opcode] in _ON_TENSORS:
-                return None  # indices of a tensor are inputs of the operator graph
-        for value in step.stack[first:last]:
-            if is_number(value) or isinstance(value, slice):
-                run.lifted.settle(value)
-        return None
-
-    return settle
-
-
-_ON_TENSORS = {"BINARY_SUBSCR", "STORE_SUBSCR", "BINARY_SLICE", "STORE_SLICE"}
-
-
-def _settled_by() -> dict[int, Callable[[MonitorRun, Step], Token]]:
-    """What instructions do with lifted numbers on the stack, where it is more than moving them."""
-    one, two, three = _settle_operands(-1), _settle_operands(-2), _settle_operands(-3)
-    table: dict[str, Callable[[MonitorRun, Step], Token]] = {
-        "BINARY_OP": _compute_binary,
-        "UNARY_POSITIVE": _compute_unary,
-        "UNARY_NEGATIVE": _compute_unary,
-        "UNARY_INVERT": _compute_unary,
-        "STORE_SUBSCR": _settle_operands(-1),
-        "STORE_SLICE": _settle_operands(-2),
-        "BINARY_SLICE": _settle_operands(-2),
-        "MATCH_CLASS": three,
-    }
-    for name in ("COMPARE_OP", "CONTAINS_OP", "IS_OP", "BINARY_SUBSCR", "DELETE_SUBSCR",
-                 "FORMAT_VALUE", "MATCH_KEYS"):  # fmt: skip
-        table[name] = two
-    for name in opcode.opmap:
-        if "JUMP_IF" in name or name in ("UNARY_NOT", "LOAD_ATTR", "LOAD_METHOD", "GET_LEN"):
-            table[name] = one
-    return {
-        opcode.opmap[name]: rule
-        for name, rule in table.items()
-        if opcode.opmap.get(name, 256) < 256
-    }
-
-
-SETTLED_BY = _settled_by()
 
 
 @dataclass(frozen=True)

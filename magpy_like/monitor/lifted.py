@@ -1,4 +1,4 @@
-"""Lifted numbers: values that may differ at the next call, computed again by the mock (section 6.2).
+"""Lifted numbers may differ at the next call; the mock computes them again (section 6.2).
 
 A lifted number is told from its equals by identity: when the program reads it, the monitor puts a
 new ``int`` or ``float`` object of the same value on the operand stack, one that no cache of small

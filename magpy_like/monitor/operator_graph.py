@@ -1,4 +1,4 @@
-"""The operator graph of a monitor run: a ``torch.fx`` graph and the tensors it knows (section 4.3)."""
+"""The operator graph: a ``torch.fx`` graph and the tensors it knows (section 4.3)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
 class UnknownTensor(Exception):
-    """An operator has an input that no recorded operator made and that was not read from outside."""
+    """An input of an operator is neither another's result nor was it read from outside."""
 
 
 class OperatorGraph:
@@ -42,7 +42,7 @@ class OperatorGraph:
         """NumPy arrays that tensors share memory with, and copies of what they held."""
         self.operators = 0
         self.effects = False
-        """Whether some operator has an effect beside its result, such as a draw of random numbers."""
+        """Whether an operator has an effect beside its result, such as drawing random numbers."""
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node | None:
         """The graph's node for a tensor that is alive, or None."""
@@ -88,7 +88,7 @@ class OperatorGraph:
         if expression is None:
             return None
         if isinstance(getattr(expression, "node", None), fx.Node):
-            return expression.node  # type: ignore[no-any-return]
+            return expression.node
         node = self._numbers.get(id(value))
         if node is None:
             node = self._numbers[id(value)] = self._placeholder(value)
@@ -191,7 +191,7 @@ class OperatorGraph:
         return self._constant(value)
 
     def _adopt_array(self, args: Sequence[Any], result: torch.Tensor) -> None:
-        """A tensor made from a NumPy array is a constant, as the array is; each run gets its own."""
+        """A tensor made from a NumPy array is a constant as the array is; each run gets its own."""
         self.operators += 1
         self.arrays += [(arg, arg.copy()) for arg in args if isinstance(arg, np.ndarray)]
         node = self.graph.call_method("clone", (self._constant(result.detach().clone()),))
@@ -243,11 +243,11 @@ _WRITTEN_AS_THEY_ARE = frozenset(
 _KEEPS_SHAPE = frozenset(
     name + end
     for name in (
-        "add", "sub", "rsub", "mul", "truediv", "floordiv", "div", "mod", "pow", "remainder", "fmod",
-        "lt", "le", "gt", "ge", "eq", "ne", "clamp", "clamp_min", "clamp_max", "masked_fill", "fill",
-        "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "lerp", "addcmul",
-        "addcdiv", "where", "dropout", "leaky_relu", "elu", "full_like", "and", "or", "xor",
-        "setitem", "copy", "zero", "threshold", "softmax", "hardtanh",
+        "add", "sub", "rsub", "mul", "truediv", "floordiv", "div", "mod", "pow", "remainder",
+        "fmod", "lt", "le", "gt", "ge", "eq", "ne", "clamp", "clamp_min", "clamp_max",
+        "masked_fill", "fill", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow",
+        "lerp", "addcmul", "addcdiv", "where", "dropout", "leaky_relu", "elu", "full_like", "and",
+        "or", "xor", "setitem", "copy", "zero", "threshold", "softmax", "hardtanh",
     )
     for end in ("", "_")
 )  # fmt: skip
@@ -316,10 +316,10 @@ class _ReplaceData(torch.autograd.Function):
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return grad, None
 
 
 def replace_data(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """``tensor`` after ``tensor.data = value``: gradients still flow to where they did."""
-    return _ReplaceData.apply(tensor, value.detach())  # type: ignore[no-any-return]
+    return _ReplaceData.apply(tensor, value.detach())

@@ -13,7 +13,7 @@ import math
 import operator
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint
@@ -40,7 +40,7 @@ def _reduce(
 ) -> Any:
     items = iter(iterable)
     if initial is _MISSING:
-        for value in items:
+        for value in items:  # noqa: B007 (a loop is followed where next() would be native)
             break
         else:
             raise TypeError("reduce() of empty iterable with no initial value")
@@ -67,7 +67,7 @@ def _accumulate(
     items = iter(iterable)
     total = initial
     if initial is None:
-        for total in items:
+        for total in items:  # noqa: B007 (as in _reduce)
             break
         else:
             return
@@ -88,7 +88,7 @@ def _checkpoint(
     preserve_rng_state: Any = None,
     **kwargs: Any,
 ) -> Any:
-    """Without gradients there is nothing to keep for a backward pass, nor to compute again in it."""
+    """Without gradients there is no backward pass to keep anything for, or to compute again."""
     return function(*args, **kwargs)
 
 
@@ -120,7 +120,7 @@ def _itemgetter(getter: operator.itemgetter[Any]) -> Callable[[Any], Any]:
 
 
 def _methodcaller(caller: operator.methodcaller) -> Callable[[Any], Any]:
-    make, arguments = caller.__reduce__()[:2]
+    make, arguments = cast("tuple[Any, tuple[Any, ...]]", caller.__reduce__())
     if isinstance(make, functools.partial):  # with keyword arguments
         name, args, keywords = make.args[0], arguments, make.keywords
     else:
@@ -133,7 +133,7 @@ def _methodcaller(caller: operator.methodcaller) -> Callable[[Any], Any]:
 
 
 def spread(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, to be called with arguments that are only known once an iterable was used up."""
+    """``function``, for arguments that are only known once an iterable was used up."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
@@ -195,7 +195,7 @@ def polyfill(
 
 
 def may_yield_tensors(iterable: Any) -> bool:
-    """Whether going through ``iterable`` can give a tensor, as far as can be told without doing so."""
+    """Whether going through ``iterable`` can give a tensor, told without doing so."""
     if isinstance(iterable, range | str | bytes):
         return False
     if isinstance(iterable, list | tuple | set | frozenset):

@@ -265,7 +265,7 @@ class Recording:
                 node.contents = tuple(value)
 
     def settle(self, node: ShadowNode) -> None:
-        """A container that was only added to is looked at now: its first contents count after all."""
+        """A container that was only added to is looked at: its first contents count after all."""
         self.replays = [entry for entry in self.replays if entry[0] is not node]
         node.replays = []
         node.rewritten = True

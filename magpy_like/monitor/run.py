@@ -11,18 +11,19 @@ import opcode
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-
-from magpy_like.annotation import RelationKind, lookup
+from magpy_like.annotation import RelationKind, ValueRead, lookup
 from magpy_like.logs import topic
-from magpy_like.monitor import attributes, calls, polyfills
-from magpy_like.monitor.instructions import SETTLED_BY, Rules, Step, load_rules
+from magpy_like.monitor import attributes, native_calls, polyfills
+from magpy_like.monitor.instructions import Rules, Step, finish_without_result, load_rules
 from magpy_like.monitor.lifted import LiftedNumbers, is_number
+from magpy_like.monitor.number_rules import SETTLED_BY
+from magpy_like.monitor.reads import inputs_of
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Effect, Split, SplitPoint, active
 from magpy_like.native import (
@@ -38,7 +39,7 @@ from magpy_like.native import (
     stop_counting,
 )
 from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
-from magpy_like.refgraph.values import PLAIN_TYPES, is_plain
+from magpy_like.refgraph.values import PLAIN_TYPES
 
 log = topic("monitor")
 
@@ -100,6 +101,23 @@ _ENTRY = compile(
 )
 
 
+class Cut(Protocol):
+    """What cuts a program at a split, while all its frames are open."""
+
+    iterated: Sequence[int]
+    """Positions of the arguments that iterators among the program's own values go through."""
+
+    def at_split(
+        self, run: MonitorRun, frame: types.FrameType, handled: BaseException | None
+    ) -> None: ...
+
+    def begins(self, function: Any) -> bool:
+        """Whether the program begins with this function; before that, its state is restored."""
+
+    def stands_for(self, function: Any) -> Any:
+        """The program's function that a frame's function runs the rest of, or the function."""
+
+
 class MonitorRun:
     """One native run of ``target(*args, **kwargs)`` under the monitor."""
 
@@ -115,14 +133,19 @@ class MonitorRun:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         varying: frozenset[Any] = frozenset(),
+        cut: Cut | None = None,
     ) -> None:
-        """``varying`` are the places (see :func:`place_of`) whose numbers are lifted when read."""
+        """``cut`` is told of a split while the program stands at it. ``varying`` are the places (see :func:`place_of`) whose numbers are lifted when read."""
         self.target, self.args, self.kwargs = _seen_entry(target), args, kwargs
         self.recording = Recording()
         self.lifted = LiftedNumbers(self.recording)
         self.recording.lifted = self.lifted
         self.recording.operators.expression = self.lifted.expression
         self.varying = varying
+        self.cut = cut
+        self.root_frame: types.FrameType | None = None
+        self.steps: dict[int, tuple[int, tuple[Any, ...]]] = {}
+        """By the id of an open frame: offset and operands of its last announced instruction."""
         self.globals_read: set[tuple[int, str]] = set()
         self.suspended = 0
         """How many calls are running whose Python code is not followed."""
@@ -172,7 +195,7 @@ class MonitorRun:
                 self._close()
 
     def _suspend(self, phase: str, info: dict[str, int]) -> None:
-        """The garbage collector's callbacks run in the middle of a program and are no part of it."""
+        """The garbage collector's callbacks run amid a program and are no part of it."""
         if getattr(active, "run", None) is self:
             self.suspended += 1
 
@@ -183,7 +206,8 @@ class MonitorRun:
     def _close(self) -> None:
         """Let go of the program: the monitor and its callbacks refer to each other."""
         self._keep.clear()
-        self._root = None
+        self._root = self.root_frame = self.cut = None
+        self.steps.clear()
         del self._monitor, self.args, self.kwargs
 
     def _split(self, frame: types.FrameType, reason: str) -> None:
@@ -210,6 +234,8 @@ class MonitorRun:
     def _on_instruction(
         self, frame: types.FrameType, number: int, oparg: int, offset: int, stack: tuple[Any, ...]
     ) -> Any:
+        handled = sys.exception()
+        self.steps[id(frame)] = (offset, stack)
         try:
             step = Step(frame, number, oparg, offset, stack)
             if self.lifted and number in SETTLED_BY:
@@ -218,8 +244,13 @@ class MonitorRun:
                     return done
             return self._rules.rules[number](self, step)
         except BaseException as error:
+            if self.cut is not None and isinstance(error, Split) and self._can_be_cut():
+                self.cut.at_split(self, frame, handled)
             self._fail(frame, error)
             return None
+
+    def _can_be_cut(self) -> bool:
+        return not (self.recording.inside or self.suspended or self.recording.split)
 
     def _on_result(self, token: Any, frame: types.FrameType, stack: tuple[Any, ...]) -> None:
         try:
@@ -232,10 +263,12 @@ class MonitorRun:
             self._fail(frame, error)
 
     def _on_exception(self, token: Any, frame: types.FrameType, _: Any) -> None:
-        calls.undo(self, token[0])
+        finish, payload = token
+        native_calls.undo(self, payload[0] if finish is finish_without_result else finish)
 
     def _on_return(self, frame: types.FrameType, value: Any) -> None:
         """A lifted number that a Python function gives to native code is looked at there."""
+        self.steps.pop(id(frame), None)
         caller = frame.f_back
         if not self.lifted.any((value,)) or caller is None:
             return
@@ -273,6 +306,10 @@ class MonitorRun:
         if code.co_flags & _ASYNC:
             raise Split("is asynchronous")
         function = frame_function(frame)
+        if self.cut is not None:
+            if self._root is None and not self.cut.begins(function):
+                return False
+            function = self.cut.stands_for(function)
         if self._root is None:
             self._enter_root(frame, function)
         if isinstance(function, types.FunctionType):
@@ -295,12 +332,13 @@ class MonitorRun:
         for name, value in (function.__kwdefaults__ or {}).items():
             rec.meet(node, Relation(RelationKind.DEFAULT, name), value)
 
-    # --- the compiled function's own arguments -----------------------------------------------------
+    # --- the compiled function's own arguments ---------------------------------------------------
 
     def _enter_root(self, frame: types.FrameType, function: Any) -> None:
         """Arguments are read when the program loads them, or at once when it cannot be seen."""
         self._root = {}
         self._monitor.set_root(frame)
+        self.root_frame = frame
         target, bound = self.target, 0
         if isinstance(target, types.MethodType):
             self.recording.constant(target.__self__)
@@ -308,8 +346,10 @@ class MonitorRun:
         elif not isinstance(target, types.FunctionType):
             self.recording.constant(target)
         if function is not target:
-            for key, value in (*enumerate(self.args), *self.kwargs.items()):
+            for key, value in inputs_of(self.args, self.kwargs):
                 self._read_argument(key, value)
+            for position in self.cut.iterated if self.cut is not None else ():
+                self.recording.visit(self.args[position], ValueRead.ELEMENTS)
             return
         code = frame.f_code
         names = code.co_varnames[: code.co_argcount]
@@ -328,7 +368,7 @@ class MonitorRun:
             if name in self.kwargs:
                 self._root[slot] = (name, self.kwargs[name])
                 taken.add(name)
-        for key, value in (*enumerate(self.args), *self.kwargs.items()):
+        for key, value in inputs_of(self.args, self.kwargs):
             if key not in taken:
                 self._read_argument(key, value)
         for slot, (key, value) in list(self._root.items()):
@@ -338,10 +378,9 @@ class MonitorRun:
 
     def read_root_local(self, frame: types.FrameType, slot: int) -> None:
         """The compiled function loads one of its locals, maybe an argument still."""
-        found = self._root.get(slot) if self._root else None
+        found = self._root.pop(slot, None) if self._root else None
         if found is not None:
             key, value = found
-            del self._root[slot]  # type: ignore[union-attr]
             if frame_locals(frame)[slot] is value:
                 node = self._read_argument(key, value)
                 if is_number(value) and ("argument", key) in self.varying:
@@ -352,7 +391,9 @@ class MonitorRun:
         relation = Relation(RelationKind.LOCAL, key)
         return self.recording.meet(self.recording.refs.external, relation, value)
 
-    def lift_read(self, step: Step, owner: Any, node: ShadowNode | None, relation: Relation, value: Any) -> Any:
+    def lift_read(
+        self, step: Step, owner: Any, node: ShadowNode | None, relation: Relation, value: Any
+    ) -> Any:
         """Whether a number that is about to be read is lifted: what to do when it was.
 
         It is when it varied between calls, or when the program is about to change it in place,
@@ -382,7 +423,7 @@ class MonitorRun:
             found = self._updates[code] = _in_place_reads(code)
         return step.offset in found
 
-    # --- what the rules ask ------------------------------------------------------------------------
+    # --- what the rules ask ----------------------------------------------------------------------
 
     def cell(self, frame: types.FrameType, slot: int) -> types.CellType | None:
         found = frame_locals(frame)[slot]
@@ -404,7 +445,7 @@ class MonitorRun:
             annotation = lookup(descriptor)
             if annotation is None:
                 raise Split(f"reads Tensor.{name}")
-            return calls.native(self, annotation, descriptor, (tensor,), {})
+            return native_calls.native(self, annotation, descriptor, (tensor,), {})
         if descriptor is NULL or not hasattr(type(descriptor), "__set__"):
             attributes.read_instance(rec, tensor, name)
         return None
@@ -417,14 +458,14 @@ class MonitorRun:
         self.recording.meet(node, relation, tensor.grad)
 
     def write_tensor_attribute(self, tensor: torch.Tensor, name: str, value: Any) -> Any:
-        """Attributes that Python keeps in the tensor's dictionary; torch's own are operators' work."""
+        """Python keeps an attribute in the tensor's dictionary; torch's own are operators' work."""
         descriptor = lookup_in_type(type(tensor), name)
         if descriptor is not NULL and hasattr(type(descriptor), "__set__"):
             if isinstance(descriptor, property):
                 return None
             if name == "data" and isinstance(value, torch.Tensor):
                 self.recording.replace_data(tensor, value)
-                return calls.tensor_operation((tensor, value))
+                return native_calls.tensor_operation((tensor, value))
             raise Split(f"sets Tensor.{name}")
         node = self.recording.node(tensor)
         if node is not None:
@@ -477,5 +518,3 @@ def _keyword_names(code: types.CodeType) -> dict[int, tuple[str, ...]]:
             names = ()
         start = None
     return found
-
-

@@ -14,7 +14,7 @@ class Split(Exception):
 
 
 class Effect(Split):
-    """An operator's own Python code changes something outside: running it again would do so twice."""
+    """An operator's own Python code changes something outside: to run it again changes it twice."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """RefGraph, ShadowNode and ShadowVersion (MagPy, Figure 8), with the update rules of section 5.3.2.
 
 A ShadowNode stands for one variable. Heap objects are found again by their ``id``; the graph keeps
-them alive for as long as that could matter. Plain values (numbers, strings, ...) have no identity of
-their own: such a node is known by *where it was read*, that is by the edge that leads to it.
+them alive for as long as that could matter. Plain values (numbers, strings, ...) have no identity
+of their own: such a node is known by *where it was read*, that is by the edge that leads to it.
 
 Only the first and the last version of a node are needed for guard and mock, so the versions between
 them keep no edges.
@@ -177,7 +177,10 @@ class RefGraph:
                 version.refs.setdefault(relation, ABSENT)
 
     def write(self, source: ShadowNode, relation: Relation, variable: Any) -> None:
-        """``variable`` was stored at ``relation``: update rule "write". The same object is no change."""
+        """``variable`` was stored at ``relation``: update rule "write".
+
+        Storing the object that is there already changes nothing.
+        """
         node = self.get_node_by_var(variable)
         if node is not None and source.last.refs.get(relation) == node.node_id:
             return

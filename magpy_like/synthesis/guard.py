@@ -352,7 +352,9 @@ class GuardBuilder:
         before = value if node.contents is None else node.contents
         if isinstance(value, SCALARS):
             same = self.source.constant(same_scalar, "same_scalar")
-            self._check(f"{same}({name}, {self.source.constant(value, 'value')})", f"{label} == {value}")
+            self._check(
+                f"{same}({name}, {self.source.constant(value, 'value')})", f"{label} == {value!r}"
+            )
         if isinstance(value, collections.deque):
             self._check(f"{name}.maxlen == {value.maxlen}", f"{label}.maxlen == {value.maxlen}")
         if isinstance(value, types.FunctionType):

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import fx
 
-from magpy_like.monitor.calls import OPERATORS
 from magpy_like.monitor.lifted import Computed, Draw, InGraph, Read
+from magpy_like.monitor.operators import OPERATORS
 from magpy_like.refgraph import ShadowNode
 from magpy_like.synthesis.source import literal
 

@@ -25,13 +25,15 @@ from magpy_like.refgraph.values import is_identity, is_plain
 from magpy_like.synthesis import numbers
 from magpy_like.synthesis.source import Source, literal
 
-_CONTENTS: tuple[tuple[type, str], ...] = (
+_CONTENTS: tuple[tuple[Any, str], ...] = (
     (list, "list.extend({0}, {1})"),
     (dict, "dict.update({0}, {1})"),
     (set, "set.update({0}, {1})"),
     (collections.deque, "{0}.extend({1})"),
 )
-_ITERATORS = (type(iter([])), type(iter(())), type(iter(range(0))), zip, enumerate, reversed)
+_ITERATORS: tuple[type, ...] = (
+    type(iter([])), type(iter(())), type(iter(range(0))), zip, enumerate, reversed,
+)  # fmt: skip
 
 
 class Reconstruction:
@@ -192,7 +194,7 @@ class Reconstruction:
         return self._bind(cell, f"{make}()", "cell")
 
     def _fill(self, cell: types.CellType) -> None:
-        """Cells are filled after the functions that share them exist, for they may refer to those."""
+        """Cells are filled once the functions that share them exist: they may refer to those."""
         if self.rec.node(cell) is not None or id(cell) in self._open:
             return
         self._open.add(id(cell))
@@ -292,29 +294,32 @@ class Reconstruction:
             if value.maxlen is not None:
                 self.source.emit(f"{maker}.__init__({name}, (), {value.maxlen})")
             return name
-        for base in (
-            collections.OrderedDict,
-            dict,
-            list,
-            set,
-            int,
-            float,
-            str,
-            bytes,
-            BaseException,
-        ):
+        for base, state in _NATIVE_STATE:
             if isinstance(value, base):
                 maker = self.source.constant(base, base.__name__)
-                if base in (int, float, str, bytes):
-                    return self._bind(value, f"{maker}.__new__({class_name}, {base(value)!r})")
-                if base is BaseException:
-                    return self._bind(
-                        value, f"{maker}.__new__({class_name}, *{self.tuple_text(value.args)})"
-                    )
-                return self._bind(value, f"{maker}.__new__({class_name})")
+                args = "".join(f", {self.value(part)}" for part in state(value))
+                return self._bind(value, f"{maker}.__new__({class_name}{args})")
         if cls.__flags__ & (1 << 9) and _layout(cls) is object:
             return self._bind(value, f"object.__new__({class_name})")
         raise Split(f"leaves a {cls.__qualname__}, whose state native code keeps")
+
+
+def _stateless(value: Any) -> tuple[()]:
+    return ()
+
+
+_NATIVE_STATE: tuple[tuple[type, Callable[[Any], tuple[Any, ...]]], ...] = (
+    (collections.OrderedDict, _stateless),
+    (dict, _stateless),
+    (list, _stateless),
+    (set, _stateless),
+    (int, lambda value: (int(value),)),
+    (float, lambda value: (float(value),)),
+    (str, lambda value: (str(value),)),
+    (bytes, lambda value: (bytes(value),)),
+    (BaseException, lambda error: error.args),
+)
+"""Native classes that can be extended, and what ``__new__`` needs beside the class."""
 
 
 def _layout(cls: type) -> type:

@@ -41,6 +41,8 @@ class Record:
     """What the guard expects of numbers, by the place that they are read from."""
     rewritten: frozenset[Any]
     """The places whose numbers the program itself replaces by others."""
+    layout: Any = None
+    """Of the open frames, when the record ends at a split: then the mock gives their values."""
     watch: Any = None
     watch_reason: int = -1
 
@@ -126,9 +128,9 @@ class MockBuilder:
         for node, operation, args in self.rec.replays:
             if node.rewritten:
                 continue
-            texts = ", ".join(self.values.value(arg) for arg in args)
+            texts = [self.values.value(arg) for arg in args]
             maker = self.source.constant(operation, operation.__name__)
-            later.append(f"{maker}({self.existing(node)}, {texts})")
+            later.append(f"{maker}({self.existing(node)}, {', '.join(texts)})")
             self.side_effects.append(f"{self.guard.label(node)}.{operation.__name__}(…)")
         for operation, arguments, keywords in self.rec.calls:
             maker = self.source.constant(operation, operation.__name__)
@@ -189,7 +191,7 @@ def _same_contents(value: Any, before: Any) -> bool:
         return False
     if isinstance(value, dict):
         pairs = zip(items_of(value), before.items(), strict=True)
-        return all(k == l and v is w for (k, v), (l, w) in pairs)
+        return all(k == j and v is w for (k, v), (j, w) in pairs)
     if isinstance(value, set):
         return bool(value == set(before))
     return all(a is b for a, b in zip(value, before, strict=True))
@@ -263,7 +265,7 @@ def synthesise(
     mock = MockBuilder(rec, places, guard)
     returned = mock.result(result)
     mock.effects()
-    graph, compiled, names, inputs = _compile(rec, places, guard, mock, backend, entry)
+    graph, compiled, names = _compile(rec, places, guard, mock, backend, entry)
     body = mock.source.lines
     mock.source.lines = []
     mock.draw()
@@ -335,8 +337,11 @@ def _compile(
     mock: MockBuilder,
     backend: Backend,
     entry: Callable[[], Any],
-) -> tuple[fx.GraphModule | None, Any, list[str], list[Any]]:
-    """Hand the operator graph to the backend, unless it has nothing that anybody could notice."""
+) -> tuple[fx.GraphModule | None, Any, list[str]]:
+    """Hand the operator graph to the backend, unless it has nothing that anybody could notice.
+
+    Returns the graph, what the backend made of it, and the names of its inputs in the mock.
+    """
     operators = rec.operators
     changed = [
         node
@@ -347,7 +352,7 @@ def _compile(
         and tensor_version(node.variable) != rec.tensor_versions.get(shadow)
     ]
     if not operators.operators or not (mock.outputs or changed or operators.effects):
-        return None, None, [], []
+        return None, None, []
     if any(array.tobytes() != before.tobytes() for array, before in operators.arrays):
         raise Split("changes a NumPy array whose memory a tensor shares")
     graph = operators.finish(mock.outputs)
@@ -367,7 +372,7 @@ def _compile(
         same_memory(guard, nodes, changed)
     if rec.runs_as_is or len(inputs) > len(nodes):
         # Backends take a number for a constant, so a graph with lifted numbers runs as it is.
-        return graph, graph.forward, names, inputs
+        return graph, graph.forward, names
     with entry():
         compiled = backend(graph, inputs)
-    return graph, compiled, names, inputs
+    return graph, compiled, names

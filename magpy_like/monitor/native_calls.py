@@ -1,0 +1,517 @@
+"""Native calls are judged by their annotation, and recorded when they have returned (Figure 12)."""
+
+from __future__ import annotations
+
+import _abc
+import abc
+import contextvars
+import functools
+import operator
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.checkpoint
+
+from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
+from magpy_like.monitor import attributes, lifted
+from magpy_like.monitor.reads import ATTRIBUTES, follow, inputs_of
+from magpy_like.monitor.recording import CONTAINERS, Recording, elements, plain_key
+from magpy_like.monitor.split import Effect, Split
+from magpy_like.native import lookup_in_type
+from magpy_like.refgraph import Fact, Relation
+from magpy_like.refgraph.values import is_identity, is_plain
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., Any], Any]
+
+_FOLLOWED = (
+    torch.autograd.Function.apply.__func__,
+    torch._C._FunctionBase.__dict__["apply"],
+    torch._functorch.vmap.vmap_impl,
+)
+"""A custom autograd function, or one that is vmapped, is one operator, but its Python code is
+followed for what it reads."""
+
+_RUNS_AS_IS = {
+    torch.autograd.grad: "takes gradients inside",
+    torch.Tensor.requires_grad_: "changes which tensors take part in gradients",
+    torch._C.TensorBase.__dict__["_make_subclass"].__func__: "makes a parameter",
+    torch.utils.checkpoint.checkpoint: "runs its function again in the backward pass",
+}
+"""Operators that no graph compiler takes as they are meant; the graph runs one by one then."""
+
+_DEPENDS_ON_NOTHING = {
+    list.append,
+    list.extend,
+    set.add,
+    __import__("collections").deque.append,
+    __import__("collections").deque.appendleft,
+}
+"""Changes that can be repeated on whatever the container holds by then."""
+
+
+class NativeCall:
+    """A call of native code, between the moment it starts and the one its result is there."""
+
+    __slots__ = ("annotation", "args", "kwargs", "on_graph", "operation")
+
+    def __init__(
+        self,
+        annotation: Annotation | None,
+        operation: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        on_graph: bool,
+    ) -> None:
+        self.annotation = annotation
+        self.operation = operation
+        self.args = args
+        self.kwargs = kwargs
+        self.on_graph = on_graph
+
+
+def is_followed(function: Any) -> bool:
+    """Whether a call goes on in Python code, so that its arguments need not be known before."""
+    if isinstance(function, types.MethodType):
+        function = function.__func__
+    if isinstance(function, torch.nn.Module):
+        function = lookup_in_type(type(function), "__call__")
+    if isinstance(function, types.FunctionType | type):
+        return lookup(function) is None
+    return False
+
+
+def describe(function: Any) -> str:
+    """A name that a person would use for an operation."""
+    module = getattr(function, "__module__", None)
+    if module is None:
+        module = getattr(getattr(function, "__objclass__", None), "__module__", None)
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return name if module in (None, "builtins") else f"{module}.{name}"
+
+
+def native(
+    run: MonitorRun,
+    annotation: Annotation,
+    operation: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Token:
+    """An annotated operation is about to run (section 5.3.1)."""
+    rec = run.recording
+    on_graph = annotation.as_op_node and not rec.inside
+    if rec.inside:
+        _look_for_strangers(rec, args, kwargs)
+    if operation in _ITEMS and not rec.inside and len(args) == 1 and not kwargs:
+        if isinstance(args[0], torch.Tensor):
+            return _finish_item, (operation, args)
+    if annotation.random and not rec.inside:
+        return _draw(run, operation, args, kwargs)
+    if run.lifted and run.lifted.any(args) and not kwargs and lifted.computes(operation, args):
+        return _finish_computed, (operation, args)
+    if annotation.replay:
+        if rec.inside:
+            raise Effect(f"calls {describe(operation)} inside an operator")
+        rec.calls.append((operation, args, kwargs))
+    elif not annotation.as_op_node:
+        if not annotation.pure_closure:
+            raise Split(annotation.reason or f"calls {describe(operation)}")
+        _look_at_tensors(run, annotation, operation, args, kwargs)
+    written = annotation.output.relation
+    if written is not None and written.access == "write" and _write(run, annotation, args, kwargs):
+        return finish_pure, NativeCall(annotation, operation, args, kwargs, False)
+    if annotation.calls:
+        _look_at_callbacks(rec, annotation, args, kwargs)
+    if getattr(operation, "__name__", "") in _LOOKS_INSIDE:
+        for value in (*args, *kwargs.values()):
+            _look_inside(rec, operation, value)
+    for position, value in inputs_of(args, kwargs):
+        wanted = annotation.input(position)
+        if run.lifted and not on_graph and wanted.value_read not in _LIKE_TYPES:
+            run.lifted.settle(value)
+        if is_plain(value):
+            continue
+        if wanted.in_place and not isinstance(value, torch.Tensor):
+            change(rec, operation, value, args, kwargs, wanted.value_read)
+        elif on_graph:
+            _offer(rec, value)
+        else:
+            rec.visit(value, wanted.value_read)
+    relation = annotation.output.relation
+    if relation is not None and relation.access == "read":
+        follow(run, annotation, args, kwargs)
+    if annotation.as_op_node:
+        rec.inside += 1
+        if on_graph and operation in _RUNS_AS_IS:
+            rec.runs_as_is = f"{describe(operation)} {_RUNS_AS_IS[operation]}"
+            _look_at_functions(rec, args)
+        if on_graph:
+            rec.given = {id(tensor) for tensor in tensors_in((args, kwargs))}
+        if operation not in _FOLLOWED:
+            run.suspended += 1
+            return _finish_operator_suspended, NativeCall(
+                annotation, operation, args, kwargs, on_graph
+            )
+        return _finish_operator, NativeCall(annotation, operation, args, kwargs, on_graph)
+    if isinstance(operation, types.FunctionType | functools._lru_cache_wrapper):
+        if isinstance(operation, functools._lru_cache_wrapper):
+            for value in (*args, *kwargs.values()):
+                _look_at_cached(rec, operation, value)
+        run.suspended += 1
+        return _finish_suspended, NativeCall(annotation, operation, args, kwargs, False)
+    return finish_pure, NativeCall(annotation, operation, args, kwargs, False)
+
+
+_ITEMS = {
+    int, float, torch.Tensor.item, torch.Tensor.__int__, torch.Tensor.__float__,
+    torch.Tensor.__index__,
+}  # fmt: skip
+"""Ways to read a tensor's only value as a number."""
+
+
+def _finish_item(run: MonitorRun, read: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+    if not lifted.is_number(result):
+        raise Split(f"reads a tensor's value into Python, as a {type(result).__name__}")
+    number = run.lifted.item(*read, result)
+    run.account()
+    return number
+
+
+_LIKE_TYPES = (ValueRead.NONE, ValueRead.TYPE)
+"""Looks at a number that tell no more than the guard on its type."""
+
+
+def _draw(run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token:
+    """A random number of Python's: the mock draws again, by the same call."""
+    run.lifted.settle((args, tuple(kwargs.values())))
+    for arg in args[:1]:
+        if not is_plain(arg):
+            run.recording.constant(arg)
+    if isinstance(operation, types.FunctionType):
+        run.suspended += 1
+        return _finish_draw_suspended, (operation, args, kwargs)
+    return _finish_draw, (operation, args, kwargs)
+
+
+def _finish_draw(run: MonitorRun, drawn: tuple[Any, Any, Any], result: Any) -> Any:
+    if not lifted.is_number(result):
+        raise Split(f"draws a random {type(result).__qualname__}")
+    operation, args, kwargs = drawn
+    return run.lifted.draw(operation, args, kwargs, result)
+
+
+def _finish_draw_suspended(run: MonitorRun, drawn: tuple[Any, Any, Any], result: Any) -> Any:
+    run.suspended -= 1
+    return _finish_draw(run, drawn, result)
+
+
+def _finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+    operation, operands = payload
+    if lifted.is_number(result):
+        return run.lifted.compute(operation, operands, result)
+    run.lifted.settle(operands)
+    return None
+
+
+def _look_for_strangers(rec: Recording, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """A tensor that reaches an operator's Python code by another way than its arguments.
+
+    Raises:
+        Effect: the graph has made it, so running the operator again would use an old one.
+        Split: it was there before; the operator finds it again only if it runs as it is.
+    """
+    for tensor in tensors_in((args, kwargs)):
+        if id(tensor) in rec.given:
+            continue
+        if rec.node(tensor) is not None:
+            raise Split("uses a tensor from outside that is none of the operator's arguments")
+        if rec.operators.node_of(tensor) is not None:
+            raise Effect(
+                "uses a tensor that is none of the operator's arguments inside an operator"
+            )
+
+
+def _look_at_functions(rec: Recording, args: tuple[Any, ...]) -> None:
+    """Functions that an operator calls at every later call must not keep this run's values.
+
+    Raises:
+        Split: one was made in the region and refers to something else that was.
+    """
+    for function in args:
+        if isinstance(function, types.FunctionType) and rec.is_born(function):
+            kept = [cell.cell_contents for cell in function.__closure__ or ()]
+            kept += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+            for value in kept:
+                plain = is_plain(value) or is_identity(value)
+                if not plain and rec.node(value) is None:
+                    raise Split(
+                        "gives an operator a function that refers to the region's own values"
+                    )
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested built-in containers."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, CONTAINERS):
+        for item in elements(value):
+            if not is_plain(item):
+                yield from tensors_in(item)
+
+
+def _look_at_callbacks(
+    rec: Recording, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Native code that is called with parts of the other inputs looks at them out of sight.
+
+    Raises:
+        Split: it may change them, or look at more than a guard on the inputs covers.
+    """
+    inputs = inputs_of(args, kwargs)
+    for position, function in inputs:
+        if position not in annotation.calls or is_followed(function):
+            continue
+        if function is not None and not _only_looks(function):
+            raise Split(f"hands {describe(function)} to native code that calls it")
+        for other, value in inputs:
+            if other != position:
+                rec.visit(value, ValueRead.ALL)
+
+
+def _only_looks(function: Any) -> bool:
+    """Whether native code is known to depend on the contents of its arguments alone."""
+    if isinstance(function, operator.itemgetter):
+        return True
+    found = lookup(function)
+    if found is None or not found.pure_closure or found.state_read or found.calls:
+        return found is not None and found.as_op_node
+    if any(given.in_place for given in (found.default_input, *found.inputs.values())):
+        return False
+    relation = found.output.relation
+    return relation is None or (relation.access == "read" and relation.kind not in ATTRIBUTES)
+
+
+def _look_at_tensors(
+    run: MonitorRun,
+    annotation: Annotation,
+    operation: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Section 5.3.1, step 5: a pure operation that reads a tensor's data is dynamic."""
+    for position, value in inputs_of(args, kwargs):
+        if is_plain(value) or not holds_tensor(value):
+            continue
+        if annotation.input(position).value_read is ValueRead.ALL:
+            if getattr(operation, "__objclass__", None) in _HASHED and isinstance(
+                value, torch.Tensor
+            ):
+                continue  # tensors hash and compare by identity there
+            raise Split(
+                annotation.reason or f"{describe(operation)} reads a tensor's value into Python"
+            )
+        if (
+            isinstance(value, torch.Tensor)
+            and annotation.input(position).value_read is ValueRead.TYPE
+        ):
+            name = getattr(operation, "__name__", "")
+            if name not in _SHAPELESS and run.recording.operators.has_data_shape(value):
+                raise Split("reads a size that depends on a tensor's data")
+
+
+_HASHED = (set, frozenset, dict)
+
+_SHAPELESS = {
+    "dtype", "device", "layout", "dim", "ndim", "ndimension", "is_cuda", "is_cpu", "requires_grad",
+    "is_floating_point", "is_complex", "is_tensor", "get_device", "is_sparse", "is_quantized",
+    "is_nested", "is_mkldnn", "is_meta", "is_mps", "is_leaf", "grad_fn", "element_size", "itemsize",
+    "isinstance", "type", "id", "hash", "hasattr", "callable", "issubclass", "has_torch_function",
+    "has_torch_function_unary", "has_torch_function_variadic", "is_inference", "is_conj", "is_neg",
+    "is_signed",
+}  # fmt: skip
+"""Looks at a tensor that tell nothing about its sizes."""
+
+
+def _write(
+    run: MonitorRun, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bool:
+    """An operation that stores one value at one place, such as ``object.__setattr__``."""
+    rec = run.recording
+    relation = annotation.output.relation
+    assert relation is not None
+    inputs = dict(inputs_of(args, kwargs))
+    target = inputs.get(relation.of)
+    key = inputs.get(relation.key) if relation.key is not None else None
+    stores = relation.value is not None and relation.value in inputs
+    value = inputs[relation.value] if relation.value is not None and stores else None
+    if isinstance(target, contextvars.ContextVar):
+        variable, place = rec.constant(target), Relation(RelationKind.CONTEXT)
+        if place not in variable.first.refs:
+            rec.meet_context(target)
+        rec.store(variable, place, value)
+        return True
+    if isinstance(target, torch.Tensor) and isinstance(key, str):
+        run.write_tensor_attribute(target, key, value)
+        return True
+    if isinstance(target, torch.Tensor) or target is None:
+        return False
+    node = rec.node(target)
+    if node is None:
+        return True
+    if relation.kind is RelationKind.ATTRIBUTE and isinstance(key, str):
+        found = attributes.place_of_attribute(rec, target, key)
+        if found is None:
+            return True
+        place = found
+    elif relation.kind is RelationKind.KEY and isinstance(target, dict):
+        place = Relation(RelationKind.KEY, plain_key(key))
+    elif relation.kind is RelationKind.CELL:
+        place = Relation(RelationKind.CELL)
+    else:
+        return False
+    if stores:
+        rec.store(node, place, value)
+    else:
+        rec.remove(node, place)
+    return True
+
+
+def holds_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if not isinstance(value, CONTAINERS):
+        return False
+    return any(holds_tensor(item) for item in elements(value) if not is_plain(item))
+
+
+_LOOKS_INSIDE = {"__reduce__", "__reduce_ex__", "__getstate__", "format", "format_map"}
+"""Native methods that read attributes of instances without an instruction that says so."""
+
+
+def _look_inside(rec: Recording, operation: Any, value: Any) -> None:
+    """Native code looks at all attributes of an instance, or at those that a format names.
+
+    Raises:
+        Split: it may look further than that.
+    """
+    node = None if is_plain(value) else rec.node(value)
+    if node is None or isinstance(value, (*CONTAINERS, torch.Tensor)) or is_identity(value):
+        return
+    if operation in (str.format, str.format_map):
+        raise Split(f"formats a {type(value).__qualname__} from outside")
+    attributes.read_all(rec, value)
+
+
+def _look_at_cached(rec: Recording, operation: Any, value: Any) -> None:
+    """A cached function keeps an instance as a key, which stands for itself."""
+    node = None if is_plain(value) else rec.node(value)
+    if node is not None and not isinstance(value, CONTAINERS):
+        node.facts.add(Fact.IDENTITY)
+
+
+def _offer(rec: Recording, value: Any) -> None:
+    """An operator looks at its whole argument, however deep its tensors lie."""
+    if isinstance(value, CONTAINERS):
+        rec.visit(value, ValueRead.ALL)
+
+
+def change(
+    rec: Recording,
+    operation: Any,
+    value: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    read: ValueRead,
+) -> None:
+    if isinstance(value, contextvars.ContextVar):
+        rec.meet_context(value)
+        rec.store(rec.constant(value), Relation(RelationKind.CONTEXT), args[-1])
+        return
+    node = rec.node(value)
+    if node is None:
+        return
+    repeats = operation in _DEPENDS_ON_NOTHING and not kwargs and not node.rewritten
+    if repeats and (operation is not list.extend or isinstance(args[1], list | tuple)):
+        rec.snapshot(node)
+        rec.refs.in_place(node)
+        arguments = tuple(list(a) if operation is list.extend else a for a in args[1:])
+        rec.replays.append((node, operation, arguments))
+        node.replays.append(operation)
+        return
+    rec.rewrite(node)
+
+
+_ASKS_REGISTRY = (_abc._abc_instancecheck, _abc._abc_subclasscheck)
+"""What they answer changes when a class is registered with an abstract one."""
+
+
+def finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
+    annotation = done.annotation
+    if annotation is not None and annotation.state_read:
+        run.recording.state_reads.append((done.operation, done.args, done.kwargs, result))
+    relation = None if annotation is None else annotation.output.relation
+    if relation is not None and relation.kind is RelationKind.CONSTANT:
+        run.account()
+        if not is_plain(result) and run.recording.node(result) is None:
+            run.recording.keep(result)
+    if done.operation in _ASKS_REGISTRY:
+        token = abc.get_cache_token()
+        run.recording.state_reads.append((abc.get_cache_token, (), {}, token))
+    if any(isinstance(value, torch.Tensor) for value in (*done.args, *done.kwargs.values())):
+        run.account()
+    run.recording.bear(result)
+
+
+def tensor_operation(args: tuple[Any, ...]) -> Token:
+    """For an instruction that runs a tensor operator which the recording knows of already."""
+    return finish_pure, NativeCall(None, None, args, {}, False)
+
+
+def _finish_suspended(run: MonitorRun, done: NativeCall, result: Any) -> None:
+    run.suspended -= 1
+    finish_pure(run, done, result)
+
+
+def _finish_operator_suspended(run: MonitorRun, done: NativeCall, result: Any) -> None:
+    run.suspended -= 1
+    _finish_operator(run, done, result)
+
+
+def _finish_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
+    run.recording.inside -= 1
+    _record_operator(run, done, result)
+    run.account()  # recording one may itself copy a constant tensor
+
+
+def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
+    if not done.on_graph or run.recording.inside:
+        return
+    annotation = done.annotation
+    assert annotation is not None
+    on_tensors = holds_tensor(done.args) or holds_tensor(tuple(done.kwargs.values()))
+    if annotation.global_state or holds_tensor(result):
+        shape = annotation.output.shape_from_data
+        run.recording.operator(done.operation, done.args, done.kwargs, result, shape)
+    elif on_tensors and result is None:
+        run.recording.operator(done.operation, done.args, done.kwargs, result)
+    elif on_tensors and not _about_metadata(result):
+        raise Split(f"{describe(done.operation)} reads a tensor's value into Python")
+    elif not on_tensors:
+        finish_pure(run, done, result)
+
+
+def _about_metadata(result: Any) -> bool:
+    return isinstance(result, torch.dtype | torch.device | torch.Size | torch.layout | str)
+
+
+def undo(run: MonitorRun, finish: Callable[..., None]) -> None:
+    """The call raised: leave the state that entering it has set."""
+    if finish in (_finish_suspended, _finish_operator_suspended, _finish_draw_suspended):
+        run.suspended -= 1
+    if finish in (_finish_operator, _finish_operator_suspended):
+        run.recording.inside -= 1
+        run.account()

@@ -1,0 +1,87 @@
+"""What instructions do to lifted numbers: compute with them, or settle what they are."""
+
+from __future__ import annotations
+
+import opcode
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magpy_like.monitor import operators
+from magpy_like.monitor.lifted import ARITHMETIC, is_number
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.instructions import Step
+    from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., Any], Any] | None
+
+
+def _finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+    operation, operands = payload
+    return run.lifted.compute(operation, operands, result) if is_number(result) else None
+
+
+def _compute(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Token:
+    if not run.lifted.any(operands):
+        return None
+    if operation in ARITHMETIC and all(is_number(operand) for operand in operands):
+        return _finish_computed, (operation, operands)
+    if any(isinstance(operand, torch.Tensor) for operand in operands):
+        return None  # an input of the operator graph
+    run.lifted.settle(operands)
+    return None
+
+
+def _compute_binary(run: MonitorRun, step: Step) -> Token:
+    return _compute(run, operators.BINARY[step.oparg], step.stack[-2:])
+
+
+def _compute_unary(run: MonitorRun, step: Step) -> Token:
+    return _compute(run, operators.UNARY[opcode.opname[step.opcode]], step.stack[-1:])
+
+
+def _settle_operands(first: int, last: int | None = None) -> Callable[[MonitorRun, Step], Token]:
+    def settle(run: MonitorRun, step: Step) -> Token:
+        if any(isinstance(value, torch.Tensor) for value in step.stack[-4:]):
+            if opcode.opname[step.opcode] in _ON_TENSORS:
+                return None  # indices of a tensor are inputs of the operator graph
+        for value in step.stack[first:last]:
+            if is_number(value) or isinstance(value, slice):
+                run.lifted.settle(value)
+        return None
+
+    return settle
+
+
+_ON_TENSORS = {"BINARY_SUBSCR", "STORE_SUBSCR", "BINARY_SLICE", "STORE_SLICE"}
+
+
+def _settled_by() -> dict[int, Callable[[MonitorRun, Step], Token]]:
+    """What instructions do with lifted numbers on the stack, where it is more than moving them."""
+    one, two, three = _settle_operands(-1), _settle_operands(-2), _settle_operands(-3)
+    table: dict[str, Callable[[MonitorRun, Step], Token]] = {
+        "BINARY_OP": _compute_binary,
+        "UNARY_POSITIVE": _compute_unary,
+        "UNARY_NEGATIVE": _compute_unary,
+        "UNARY_INVERT": _compute_unary,
+        "STORE_SUBSCR": _settle_operands(-1),
+        "STORE_SLICE": _settle_operands(-2),
+        "BINARY_SLICE": _settle_operands(-2),
+        "MATCH_CLASS": three,
+    }
+    for name in ("COMPARE_OP", "CONTAINS_OP", "IS_OP", "BINARY_SUBSCR", "DELETE_SUBSCR",
+                 "FORMAT_VALUE", "MATCH_KEYS"):  # fmt: skip
+        table[name] = two
+    for name in opcode.opmap:
+        if "JUMP_IF" in name or name in ("UNARY_NOT", "LOAD_ATTR", "LOAD_METHOD", "GET_LEN"):
+            table[name] = one
+    return {
+        opcode.opmap[name]: rule
+        for name, rule in table.items()
+        if opcode.opmap.get(name, 256) < 256
+    }
+
+
+SETTLED_BY = _settled_by()

@@ -1,0 +1,124 @@
+"""Operator instructions such as ``a + b``, and the comparison of identities."""
+
+from __future__ import annotations
+
+import opcode
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magpy_like.annotation import ValueRead, lookup
+from magpy_like.monitor import attributes
+from magpy_like.monitor.native_calls import NativeCall, change, finish_pure, holds_tensor, native
+from magpy_like.monitor.recording import CONTAINERS, Recording
+from magpy_like.monitor.split import Split
+from magpy_like.refgraph import Fact
+from magpy_like.refgraph.values import is_plain
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., Any], Any]
+
+_HEAP_TYPE = 1 << 9
+
+OPERATORS: dict[str, Any] = {
+    "+": operator.add,
+    "&": operator.and_,
+    "//": operator.floordiv,
+    "<<": operator.lshift,
+    "@": operator.matmul,
+    "*": operator.mul,
+    "%": operator.mod,
+    "|": operator.or_,
+    "**": operator.pow,
+    ">>": operator.rshift,
+    "-": operator.sub,
+    "/": operator.truediv,
+    "^": operator.xor,
+    "+=": operator.iadd,
+    "&=": operator.iand,
+    "//=": operator.ifloordiv,
+    "<<=": operator.ilshift,
+    "@=": operator.imatmul,
+    "*=": operator.imul,
+    "%=": operator.imod,
+    "|=": operator.ior,
+    "**=": operator.ipow,
+    ">>=": operator.irshift,
+    "-=": operator.isub,
+    "/=": operator.itruediv,
+    "^=": operator.ixor,
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+"""The function of ``operator`` for the symbol by which ``dis`` writes an instruction."""
+
+BINARY = {i: OPERATORS[symbol] for i, (_, symbol) in enumerate(opcode._nb_ops)}  # type: ignore[attr-defined]
+
+UNARY = {
+    "UNARY_POSITIVE": operator.pos,
+    "UNARY_NEGATIVE": operator.neg,
+    "UNARY_INVERT": operator.invert,
+}
+
+
+def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | None:
+    """An operator instruction such as ``a + b``: on tensors a graph node, else the operands' own.
+
+    Python classes answer with special methods, which the monitor follows.
+    """
+    rec = run.recording
+    if any(isinstance(value, torch.Tensor) for value in args):
+        if operation in (operator.contains,):
+            raise Split("looks for a value in a tensor")
+        annotation = lookup(operation)
+        if annotation is None:
+            raise Split(f"applies {operation.__name__} to a tensor")
+        return native(run, annotation, operation, args, {})
+    in_place = operation.__name__.startswith("i") and operation.__name__ in _IN_PLACE
+    for position, value in enumerate(args):
+        if is_plain(value):
+            continue
+        node = rec.node(value)
+        if position == 0 and in_place and node is not None and isinstance(value, list | set | dict):
+            if isinstance(value, list) and operation is operator.iadd:
+                change(rec, list.extend, value, args, {}, ValueRead.NONE)
+            else:
+                rec.rewrite(node)
+        elif isinstance(value, CONTAINERS):
+            rec.visit(value, ValueRead.ALL)
+            if holds_tensor(value) and operation in _COMPARISONS:
+                raise Split("compares containers that hold tensors")
+        elif node is not None and not type(value).__flags__ & _HEAP_TYPE:
+            rec.visit(value, ValueRead.ALL)
+        for name in _SPECIAL.get(operation, ()):
+            if type(value).__flags__ & _HEAP_TYPE:
+                attributes.read_class(rec, type(value), name)
+    return finish_pure, NativeCall(None, operation, args, {}, False)
+
+
+_IN_PLACE = {
+    f.__name__
+    for symbol, f in OPERATORS.items()
+    if symbol.endswith("=") and symbol not in ("<=", "==", "!=", ">=")
+}
+
+_COMPARISONS = {operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge}
+
+_SPECIAL = {function: (f"__{function.__name__.rstrip('_')}__",) for function in OPERATORS.values()}
+
+
+def identify(rec: Recording, left: Any, right: Any) -> None:
+    """``left is right``: two variables from outside that differ must differ again."""
+    if is_plain(left) or is_plain(right) or left is right:
+        return
+    a, b = rec.node(left), rec.node(right)
+    if a is not None and b is not None and not {Fact.IDENTITY} & a.facts & b.facts:
+        rec.distinct.add((min(a.node_id, b.node_id), max(a.node_id, b.node_id)))

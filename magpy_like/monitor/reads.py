@@ -1,0 +1,142 @@
+"""Reads by a call: the result is a variable that is there already (section 5.3.1)."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
+from magpy_like.monitor import attributes
+from magpy_like.monitor.recording import CONTAINERS, Recording, plain_key
+from magpy_like.monitor.split import Split
+from magpy_like.native import lookup_in_type
+from magpy_like.refgraph import Fact, Relation
+from magpy_like.refgraph.values import is_plain
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+
+def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[int | str, Any]]:
+    return [*enumerate(args), *kwargs.items()]
+
+
+ATTRIBUTES = (RelationKind.ATTRIBUTE, RelationKind.HAS_ATTRIBUTE)
+
+
+def follow(
+    run: MonitorRun, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """The result is a variable that is there already: walk the way that leads to it."""
+    rec = run.recording
+    relation = annotation.output.relation
+    assert relation is not None
+    inputs = dict(inputs_of(args, kwargs))
+    source = inputs.get(relation.of)
+    if source is None or relation.of not in inputs:
+        return
+    if relation.kind is RelationKind.CONTEXT:
+        rec.meet_context(source)
+    elif relation.kind is RelationKind.DICT:
+        attributes.read_attribute(rec, source, "__dict__")
+    elif relation.kind is RelationKind.CELL and isinstance(source, types.CellType):
+        cell = rec.node(source)
+        if cell is not None:
+            try:
+                rec.meet(cell, Relation(RelationKind.CELL), source.cell_contents)
+            except ValueError:
+                rec.absent(cell, Relation(RelationKind.CELL))
+    elif relation.kind is RelationKind.SLOT and annotation.operation.startswith("torch.Tensor"):
+        node = rec.node(source)
+        if node is None:
+            raise Split("reads the gradient or base of an intermediate tensor")
+        name = annotation.operation.rpartition(".")[2]
+        rec.meet(node, Relation(RelationKind.SLOT, name), getattr(source, name))
+    elif relation.kind in ATTRIBUTES and relation.key in inputs:
+        name = inputs[relation.key]
+        if isinstance(name, str):
+            if isinstance(source, torch.Tensor):
+                run.read_tensor_attribute(source, name)
+            elif annotation.operation.endswith("object.__getattribute__"):
+                attributes.read_by_default_rules(rec, source, name)
+            else:
+                attributes.read_attribute(rec, source, name)
+    elif relation.kind in (RelationKind.ITEM, RelationKind.KEY) and relation.key in inputs:
+        read_item(rec, source, inputs[relation.key])
+    elif relation.kind is RelationKind.MEMBERSHIP and relation.key in inputs:
+        look_for(rec, source, inputs[relation.key])
+    elif relation.kind in (RelationKind.ITERATION, RelationKind.ELEMENT, RelationKind.COPY):
+        iterate(rec, source)
+    elif relation.kind is RelationKind.LENGTH:
+        rec.visit(source, ValueRead.LENGTH)
+
+
+def read_item(rec: Recording, source: Any, key: Any) -> None:
+    """``source[key]`` on a built-in container that was there before; the rest has no parts."""
+    node = rec.node(source)
+    if node is None:
+        return
+    if isinstance(source, dict):
+        relation = Relation(RelationKind.KEY, plain_key(key))
+        if dict.__contains__(source, key):
+            rec.meet(node, relation, dict.__getitem__(source, key))
+        else:
+            rec.absent(node, relation)
+            missing = getattr(type(source), "__missing__", None)
+            if missing is not None and lookup(missing):
+                rec.rewrite(node)
+    elif isinstance(source, list | tuple) and isinstance(key, int):
+        base: Any = list if isinstance(source, list) else tuple
+        size = base.__len__(source)
+        if not 0 <= key < size:
+            rec.look_at_length(node)
+            key += size
+        if 0 <= key < size:
+            rec.meet(node, Relation(RelationKind.ITEM, key), base.__getitem__(source, key))
+    else:
+        rec.open(node)
+
+
+def look_for(rec: Recording, source: Any, key: Any) -> None:
+    """``key in source``: of a mapping one key, of anything else all elements."""
+    node = rec.node(source)
+    if node is None:
+        return
+    if isinstance(source, dict):
+        plain_key(key)
+        relation = Relation(RelationKind.MEMBERSHIP, key)
+        if node.contents is not None:
+            rec.open(node)
+        elif dict.__contains__(source, key):
+            rec.refs.read(node, relation, True, plain=True).facts.add(Fact.VALUE)
+        else:
+            rec.absent(node, relation)
+    else:
+        rec.visit(source, ValueRead.ALL)
+
+
+def iterate(rec: Recording, source: Any) -> None:
+    """The elements of ``source`` are about to be handed out.
+
+    Raises:
+        Split: it is an iterator that was there before, whose state no guard can check.
+    """
+    if is_plain(source) or isinstance(source, torch.Tensor):
+        return
+    node = rec.node(source)
+    if node is None:
+        return
+    if isinstance(source, CONTAINERS):
+        rec.open(node)
+    elif isinstance(source, _DICT_VIEWS):
+        raise Split("iterates over a view of a dictionary from outside")
+    elif hasattr(type(source), "__next__") and not isinstance(
+        lookup_in_type(type(source), "__next__"), types.FunctionType
+    ):
+        raise Split(f"advances a {type(source).__qualname__} from outside")
+
+
+_DICT_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
