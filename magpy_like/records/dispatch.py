@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from magpy_like.dynamic.splitting import Continuation
 from magpy_like.errors import FullGraphError
 from magpy_like.logs import topic
 from magpy_like.monitor.recording import Recording
@@ -20,6 +21,7 @@ from magpy_like.monitor.split import Split, SplitPoint, is_monitoring
 from magpy_like.native import StateCheck
 from magpy_like.records.backends import resolve_backend
 from magpy_like.records.interface import CacheInfo, Explanation
+from magpy_like.records.stretches import StretchCut, Stretches
 from magpy_like.synthesis.record import Record, synthesise
 
 _records_log = topic("records")
@@ -60,6 +62,7 @@ class Dispatcher:
         self.hits = self.misses = self._given_up = 0
         self.split_points: list[SplitPoint] = []
         self._eager: str | None = None
+        self._stretches = Stretches(self._continue)
         self.varying: set[Any] = set()
         """Places whose numbers have caused misses: later monitor runs lift them."""
         _all.add(self)
@@ -77,7 +80,9 @@ class Dispatcher:
                 self.hits += 1
                 if i:
                     self._promote(record)
-                return record.mock(*found)
+                if record.layout is None:
+                    return record.mock(*found)
+                return self._stretches.go_on(record.layout, record.mock(*found))
         return self._miss(args, kwargs)
 
     def _promote(self, record: Record) -> None:
@@ -122,39 +127,54 @@ class Dispatcher:
     @property
     def name(self) -> str:
         target = self.target
+        if isinstance(target, Continuation):
+            return repr(target)
         named = getattr(target, "__qualname__", None)
         return named if isinstance(named, str) else type(target).__qualname__
 
     # --- monitor runs ----------------------------------------------------------------------------
 
+    def _continue(self, rest: Continuation) -> Dispatcher:
+        """The dispatcher for what follows a split."""
+        return Dispatcher(
+            rest,
+            dynamic=self.dynamic,
+            backend=self.backend,
+            mode=self.mode,
+            options=self.options,
+        )
+
     def _monitor(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         at_entry = StateCheck()
         grad_mode = torch.is_grad_enabled()
         random_state = torch.get_rng_state()
-        run = MonitorRun(self.target, args, dict(kwargs), frozenset(self.varying))
-        result = run.run()
-        rec = run.recording
-        record = None
-        if rec.split is None:
+
+        def make(run: MonitorRun, result: Any) -> Record:
+            rec = run.recording
             rec.operators.effects = not torch.equal(random_state, torch.get_rng_state())
+            _note_modes(rec, at_entry, grad_mode)
+            return self._synthesise(rec, args, kwargs, result, grad_mode)
+
+        cut = StretchCut(self.target, make)
+        run = MonitorRun(self.target, args, dict(kwargs), frozenset(self.varying), cut)
+        result = run.run()
+        split, record = run.recording.split, cut.record
+        if split is None:
             try:
-                _note_modes(rec, at_entry, grad_mode)
-                record = self._synthesise(rec, args, kwargs, result, grad_mode)
+                record = make(run, result)
             except Split as reason:
                 code = _code_of(self.target)
-                rec.split = SplitPoint(
+                split = SplitPoint(
                     self.name,
                     code.co_filename if code else "?",
                     code.co_firstlineno if code else 0,
                     str(reason),
                 )
-        split = rec.split
-        rec.release()
+        run.recording.release()
+        if split is not None:
+            self._note_split(split, cut)
         if record is not None:
             self._add(record)
-        else:
-            assert split is not None
-            self._note_split(split)
         return result
 
     def _synthesise(
@@ -212,24 +232,38 @@ class Dispatcher:
                 if type(before) is type(value) and before != value:
                     self.varying.add(place)
 
-    def _note_split(self, point: SplitPoint) -> None:
+    def _note_split(self, point: SplitPoint, cut: StretchCut) -> None:
         _splits_log.info("%s: split at %s", self.name, point)
+        if cut.record is None and cut.reason:
+            _splits_log.info("%s: no stretch ends there: %s", self.name, cut.reason)
         self.split_points.append(point)
         if self.fullgraph:
             raise FullGraphError(point.function, point.filename, point.lineno, point.reason)
-        self._given_up += 1
+        if cut.record is None:
+            self._given_up += 1
         if self._given_up >= SPLIT_LIMIT:
             self._eager = f"it splits at {point}"
 
+    def _following(self) -> list[Dispatcher]:
+        """The dispatchers of all that follows splits, however far."""
+        found = []
+        for dispatcher in list(self._stretches.dispatchers.values()):
+            found += [dispatcher, *dispatcher._following()]
+        return found
+
     def cache_info(self) -> CacheInfo:
-        graphs = sum(record.graph is not None for record in self.records)
-        return CacheInfo(self.hits, self.misses, len(self.records), graphs)
+        following = self._following()
+        records = [r for d in (self, *following) for r in d.records]
+        graphs = sum(record.graph is not None for record in records)
+        # A call that was monitored in a later stretch has needed a monitor run after all.
+        late = min(self.hits, sum(d.misses for d in following))
+        return CacheInfo(self.hits - late, self.misses + late, len(records), graphs)
 
     def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
         """Run the program once and report what its record consists of."""
         self.call(args, kwargs)
         report = Explanation(split_points=list(self.split_points))
-        for record in self.records:
+        for record in (r for d in (self, *self._following()) for r in d.records):
             if record.graph is not None:
                 report.graphs.append(record.graph)
             report.guards += record.guards
@@ -244,6 +278,7 @@ class Dispatcher:
             self.hits = self.misses = self._given_up = 0
             self.split_points = []
             self.varying = set()
+            self._stretches = Stretches(self._continue)
             self._eager = None
 
 

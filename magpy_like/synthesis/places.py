@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -38,10 +39,13 @@ class Places:
         refs = self.rec.refs
         first: deque[ShadowNode] = deque([refs.external])
         later: deque[ShadowNode] = deque()
-        seen = {EXTERNAL}
+        seen, done = {EXTERNAL}, set[int]()
         self.fixed.add(EXTERNAL)
         while first or later:
             node = (first or later).popleft()
+            if node.node_id in done:
+                continue
+            done.add(node.node_id)
             if node.node_id != EXTERNAL:
                 self.order.append(node)
             for relation, target in node.first.refs.items():
@@ -49,7 +53,8 @@ class Places:
                     continue
                 child = refs.get_node_by_id(target)
                 self.edges.setdefault(target, []).append((node, relation))
-                if target in seen:
+                waits = target in seen and target not in done and target not in self.fixed
+                if target in seen and not (waits and isinstance(child.variable, FunctionType)):
                     continue
                 seen.add(target)
                 if self._is_fixed(node, relation, child):

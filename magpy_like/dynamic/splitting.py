@@ -1,0 +1,75 @@
+"""Splitting a program at a dynamic instruction: what comes before is a record, what comes after a
+continuation with records of its own (MagPy, section 5.3.1; design, section 6)."""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import Any
+
+from magpy_like.dynamic.continuation import OPERATIONS, TESTS, run_chain
+from magpy_like.dynamic.frame_state import FrameState, capture, line_of, origins, restores
+from magpy_like.dynamic.layout import Layout, NoLayout
+from magpy_like.dynamic.waiting import suspend
+
+
+class Continuation:
+    """The rest of a program after a split, called with the values of its open frames."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.iterated = layout.iterated()
+        """Positions of the arguments that iterators of the state go through."""
+
+    def __call__(self, *values: Any) -> Any:
+        return run_chain(self.layout.build(values))
+
+    def __repr__(self) -> str:
+        frame = self.layout.frames[0]
+        line = line_of(frame.code, frame.offset)
+        return f"{frame.code.co_qualname}, from line {line} on"
+
+
+def open_frames(
+    frame: FrameType,
+    root: FrameType,
+    steps: dict[int, tuple[int, tuple[Any, ...]]],
+    handled: BaseException | None,
+) -> list[FrameState]:
+    """The chain of open frames from the split out to the root, every outer one waiting.
+
+    ``steps`` has the offset and operand stack of the instruction that each frame is in, by the
+    frame's id.
+
+    Raises:
+        NoLayout: one of the frames cannot be run on later.
+    """
+    states = []
+    current: FrameType | None = frame
+    while current is not None:
+        at = steps.get(id(current))
+        if at is None:
+            raise NoLayout(f"{current.f_code.co_qualname} is code that the monitor does not follow")
+        offset, stack = at
+        if current is frame and restores(current.f_code, offset):
+            raise NoLayout("a continuation is being restored")
+        try:
+            states.append(capture(current, stack, offset, handled))
+        except ValueError as error:
+            raise NoLayout(str(error)) from None
+        if current is root:
+            break
+        current = current.f_back
+    else:
+        raise NoLayout("the program's first frame is not open")
+    name = states[0].instruction.name
+    if name not in OPERATIONS and name not in TESTS:
+        raise NoLayout(f"{name} cannot be run by itself")
+    chain = suspend(states)
+    if isinstance(chain, str):
+        raise NoLayout(chain)
+    return chain
+
+
+def stands_for(function: Any) -> Any:
+    """The program's own function, for one that runs the rest of it."""
+    return function.__wrapped__ if id(getattr(function, "__code__", None)) in origins else function
