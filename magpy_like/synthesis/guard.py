@@ -350,7 +350,7 @@ class GuardBuilder:
         kind = self.source.constant(node.type, node.type.__name__)
         self._check(f"type({name}) is {kind}", f"type({label}) is {node.type.__qualname__}")
         before = value if node.contents is None else node.contents
-        if isinstance(value, SCALARS):
+        if isinstance(value, SCALARS) and Fact.VALUE in node.facts:  # a lifted number may differ
             same = self.source.constant(same_scalar, "same_scalar")
             self._check(
                 f"{same}({name}, {self.source.constant(value, 'value')})", f"{label} == {value!r}"
