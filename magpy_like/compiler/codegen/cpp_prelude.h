@@ -182,9 +182,3 @@ template <class T> struct Narrow<f16, T> {
 };
 template <class M, class T> INLINE M narrow(T x) { return Narrow<M, T>::of(x); }
 template <class T> INLINE T clip(T x, T low, T high) { return x < low ? low : x > high ? high : x; }
-
-// Reductions of OpenMP that propagate NaN.
-#pragma omp declare reduction(nanmax : f32, f64 : omp_out = m_maximum(omp_out, omp_in)) \
-    initializer(omp_priv = omp_orig)
-#pragma omp declare reduction(nanmin : f32, f64 : omp_out = m_minimum(omp_out, omp_in)) \
-    initializer(omp_priv = omp_orig)

@@ -108,8 +108,7 @@ def combine(kind: str, a: str, b: str) -> str:
 def clause(kind: str, dtype: torch.dtype) -> str:
     """The OpenMP reduction operator."""
     if kind in ("max", "min"):
-        return f"nan{kind}" if dtype.is_floating_point else kind if dtype != torch.bool else (
-            "||" if kind == "max" else "&&")  # fmt: skip
+        return kind if dtype != torch.bool else "||" if kind == "max" else "&&"
     return {"sum": "+", "prod": "*", "any": "||"}[kind]
 
 
