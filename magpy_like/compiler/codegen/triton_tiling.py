@@ -22,7 +22,8 @@ MAX_PERSISTENT = 8192  # elements of a row that one block keeps in registers
 MAX_COLUMNS = 1024  # likewise where a block holds several columns of a reduction across rows
 MAX_AXES = 3
 MIN_TILED = 4  # a contiguous loop shorter than this is not worth an axis of its own
-MAX_SPLIT = 512
+MAX_SPLIT = 1024
+LONG = 32768  # elements that one program may walk along: with fewer, more launches cost more
 FULL = 264  # blocks that keep a large device busy, twice its multiprocessors
 
 
@@ -163,13 +164,15 @@ def _reduction(kernel: Kernel, hint: Hint) -> Tiling:
         x_block //= 2
     outer = _axis(kernel, "x", xs, x_block)
     reduced = _axis(kernel, "r", rs, r_block)
-    split = 1
-    if not persistent and not keeps_old_values(kernel):
-        blocks = -(-x_size // x_block)
-        while blocks * split < FULL and r_size > 2 * r_block * split and split < MAX_SPLIT:
+    split, blocks = 1, -(-x_size // x_block)
+    if (
+        not persistent
+        and blocks < FULL
+        and r_size * x_block >= LONG
+        and not keeps_old_values(kernel)
+    ):
+        while split < MAX_SPLIT and blocks * split < 4 * FULL and r_size > 2 * r_block * split:
             split *= 2
-        if blocks * 4 > FULL:
-            split = 1
     return Tiling((outer,), reduced, persistent, _warps(x_block * r_block, 8), split)
 
 
@@ -188,9 +191,13 @@ def keeps_old_values(kernel: Kernel) -> bool:
 
     A shared row's later launches compute such values again, and would see the new contents.
     """
-    updated = updated_in_place(kernel)
+    old = updated_in_place(kernel)
     later = {b for b, way in kernel.forward.items() if way == "outer"}
-    return any(node.reads & updated and node.writes & later for node in kernel.nodes())
+    dependent: set[str] = set()
+    for node in kernel.nodes():
+        if node.reads & (old | dependent):
+            dependent |= node.writes
+    return bool(dependent & later)
 
 
 def runs_across_rows(kernel: Kernel) -> bool:
