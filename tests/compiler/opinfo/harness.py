@@ -71,7 +71,8 @@ def cases(op: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[Case]
     """The samples of ``op``, as functions of their tensors alone."""
     torch.manual_seed(0)
     # All at once: a generator that is dropped while a graph is captured runs in the capture.
-    samples = list(op.sample_inputs("cpu", dtype, requires_grad=requires_grad))
+    device = torch.get_default_device().type
+    samples = list(op.sample_inputs(device, dtype, requires_grad=requires_grad))
     for number, sample in enumerate(samples):
         leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
