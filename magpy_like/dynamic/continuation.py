@@ -26,6 +26,7 @@ from magpy_like.dynamic.code_flow import (
     encode_exception_table,
     exception_table,
     handler_of,
+    in_order,
     instructions,
     resume_point,
     slot_count,
@@ -101,8 +102,8 @@ def _waiting(state: FrameState, callee: Callable[[], Any]) -> FunctionType:
 def step(state: FrameState) -> FrameState | Raised:
     """Execute the one instruction at which the innermost frame is, natively.
 
-    Gives the state after it, or what it raised. A conditional jump has its operand replaced by the
-    bool that it tests, and stays: resumed from there it asks nothing more of the value.
+    Gives the state after it, or what it raised. The instruction sees the frame's locals, but a
+    frame of its own.
 
     Raises ValueError for an instruction that is not an operation on its operands.
     """
@@ -111,7 +112,9 @@ def step(state: FrameState) -> FrameState | Raised:
         outcome = _attempt(state.handled, lambda: bool(stack[-1]))
         if isinstance(outcome, Raised):
             return outcome
-        return replace(state, stack=(*stack[:-1], outcome))
+        jumps = outcome is ("IF_TRUE" in at.name)
+        rest = stack if jumps and at.name.endswith("_OR_POP") else stack[:-1]
+        return replace(state, offset=at.target if jumps else at.end, stack=rest)
     if at.name == "FOR_ITER":
         outcome = _attempt(state.handled, lambda: next(stack[-1], NULL))
         if isinstance(outcome, Raised):
@@ -202,7 +205,7 @@ def _function(state: FrameState, ending: _Ending, extra: tuple[Any, ...]) -> Fun
     own = slot_count(code) - len(code.co_freevars)  # the function brings its free variables
     alone = ending.name == "step"
     size = len(state.stack) + len(extra)
-    bound = tuple(slot for slot in range(own) if state.locals[slot] is not NULL and not alone)
+    bound = tuple(slot for slot in range(own) if state.locals[slot] is not NULL)
     shape = _Shape(
         state.instruction.offset,
         len(state.stack),
@@ -358,6 +361,11 @@ def _body(code: CodeType) -> bytes:
 def _restore(prefix: _Prefix, code: CodeType, shape: _Shape) -> None:
     """Fill slots and operand stack from the tuple in the extra free variable, and forget that."""
     state = slot_count(code)
+    # Not executed, but whoever asks for the frame's locals looks for a MAKE_CELL before the place
+    # that the frame has reached; and before RESUME, where tracing does not rewrite it (3.12).
+    makes = b"".join(_encode("MAKE_CELL", slot) for slot in _cell_slots(code))
+    prefix.add("JUMP_FORWARD", len(makes) // 2)
+    prefix.raw += makes
     prefix.add("COPY_FREE_VARS", len(code.co_freevars) + 1)
     prefix.add("RESUME")
     prefix.add("LOAD_DEREF", state)
@@ -381,6 +389,10 @@ def _restore(prefix: _Prefix, code: CodeType, shape: _Shape) -> None:
             prefix.add("POP_TOP")
             prefix.add("SWAP", shape.size - place + 1)
             prefix.add("POP_TOP")
+
+
+def _cell_slots(code: CodeType) -> list[int]:
+    return [at.arg for at in in_order(code) if at.name == "MAKE_CELL"]
 
 
 def _end_resume(prefix: _Prefix, code: CodeType, shape: _Shape, at: Instruction) -> None:
@@ -420,6 +432,20 @@ def _end_wait(prefix: _Prefix, code: CodeType, shape: _Shape, at: Instruction) -
             prefix.add("SWAP", 2)
         case Then.TEST:
             prefix.raw += _jump(at.offset)
+            return
+        case Then.TEST_AND_KEEP:
+            # [operand, bool]: the operand stays where the jump is taken
+            leave = _encode("POP_TOP") + _jump(at.end)
+            assert at.target is not None
+            if "IF_TRUE" in at.name:
+                taken = _jump(at.target, between=len(leave))
+                prefix.add(_IF_FALSE, len(taken) // 2)
+                prefix.raw += taken + leave
+            else:
+                taken = _jump(at.target)
+                leave = _encode("POP_TOP") + _jump(at.end, between=len(taken))
+                prefix.add(_IF_FALSE, len(leave) // 2)
+                prefix.raw += leave + taken
             return
         case Then.ITERATE:
             exhausted = _jump(at.exhausted, between=len(_RAISE_ON))

@@ -32,6 +32,7 @@ class Then(Enum):
     DROP = "it is dropped, the next instruction follows"
     PUSH_UNBOUND = "it is pushed over an empty slot, as an attribute that will be called"
     TEST = "it replaces the operand, and the same instruction tests it"
+    TEST_AND_KEEP = "it decides whether to jump with the operand or go on without it"
     ITERATE = "it is pushed; but StopIteration ends the loop"
 
 

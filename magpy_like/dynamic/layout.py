@@ -94,14 +94,32 @@ class Layout:
                     yield from _leaves_of(part)
 
 
-def lay_out(states: Sequence[FrameState]) -> tuple[Layout, list[Any]]:
+def lay_out(
+    states: Sequence[FrameState], shared: Callable[[Any], bool]
+) -> tuple[Layout, list[Any]]:
     """The layout of a chain of states, and its values.
+
+    Iterators are made anew where the program goes on, so each must belong to the frames alone:
+    ``shared`` says whether one is known elsewhere.
 
     Raises:
         NoLayout: a value of the state cannot be told from outside, such as a generator.
     """
     values: list[Any] = []
+    _look_for_shared(states, shared)
     return Layout(tuple(_lay_out_frame(state, values) for state in states)), values
+
+
+def _look_for_shared(states: Sequence[FrameState], shared: Callable[[Any], bool]) -> None:
+    seen: set[int] = set()
+    for state in states:
+        live = live_locals(state.code, state.offset)
+        slots = [value for slot, value in enumerate(state.locals) if slot in live]
+        for value in (*slots, *state.stack):
+            if isinstance(value, _ITERATORS):
+                if id(value) in seen or shared(value):
+                    raise NoLayout(f"a {type(value).__qualname__} is used in more than one place")
+                seen.add(id(value))
 
 
 def _lay_out_frame(state: FrameState, values: list[Any]) -> FrameLayout:

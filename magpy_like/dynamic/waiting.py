@@ -190,6 +190,15 @@ def _special(
     return waits
 
 
+def _intrinsic(state: FrameState, instruction: Instruction, callee: FrameState) -> Suspended | None:
+    if instruction.arg != _INTRINSIC_UNARY_POSITIVE:
+        return None
+    return _special("__pos__", 1)(state, instruction, callee)
+
+
+_INTRINSIC_UNARY_POSITIVE = 5  # Python 3.12
+
+
 def _attribute(state: FrameState, instruction: Instruction, callee: FrameState) -> Suspended | None:
     below, (value,) = _split(state.stack, 1)
     names = state.code.co_names
@@ -238,9 +247,13 @@ def _not(result: Any) -> bool:
     return not _truth(result)
 
 
-def _test(state: FrameState, _: Instruction, callee: FrameState) -> Suspended | None:
+def _test(state: FrameState, instruction: Instruction, callee: FrameState) -> Suspended | None:
     below, (value,) = _split(state.stack, 1)
-    return (below, Waiting(Then.TEST, _truth)) if _calls(value, "__bool__", callee) else None
+    if not _calls(value, "__bool__", callee):
+        return None
+    if instruction.name.endswith("_OR_POP"):
+        return state.stack, Waiting(Then.TEST_AND_KEEP, _truth)
+    return below, Waiting(Then.TEST, _truth)
 
 
 def _contains(state: FrameState, instruction: Instruction, callee: FrameState) -> Suspended | None:
@@ -411,6 +424,7 @@ _WAITS: dict[str, Callable[[FrameState, Instruction, FrameState], Suspended | No
     "DELETE_SUBSCR": _special("__delitem__", 2, then=Then.DROP),
     "UNARY_NEGATIVE": _special("__neg__", 1),
     "UNARY_POSITIVE": _special("__pos__", 1),
+    "CALL_INTRINSIC_1": _intrinsic,
     "UNARY_INVERT": _special("__invert__", 1),
     "UNARY_NOT": _special("__bool__", 1, complete=_not),
     "GET_ITER": _special("__iter__", 1, complete=_iterator),

@@ -47,7 +47,7 @@ class StretchCut:
             if run.root_frame is None:
                 raise NoLayout("the program has not begun")
             states = open_frames(frame, run.root_frame, run.steps, handled)
-            layout, values = lay_out(states)
+            layout, values = lay_out(states, lambda it: run.recording.node(it) is not None)
             with _not_compiling():
                 record = self._make(run, tuple(values))
         except (NoLayout, Split) as reason:
@@ -82,11 +82,13 @@ class Stretches:
         if isinstance(outcome, Raised):
             return run_chain(states, outcome.exception)
         states[0] = outcome
+        given = outcome.stack[-1] if outcome.stack else None
         try:
-            after, values = lay_out(states)
+            # The iterators of the state were made for it; what the instruction gave may be anybody's.
+            after, values = lay_out(states, lambda it: it is given)
         except NoLayout:
             return run_chain(states)
-        del states, outcome
+        del states, outcome, given
         dispatcher = self.dispatchers.get(after)
         if dispatcher is None:
             dispatcher = self.dispatchers[after] = self._make(Continuation(after))

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import fx
 
-from magpy_like.monitor.recording import Recording, items_of
+from magpy_like.monitor.attributes import instance_dict
+from magpy_like.monitor.recording import Recording, elements, items_of
 from magpy_like.monitor.split import Split
 from magpy_like.refgraph import ShadowNode
-from magpy_like.refgraph.values import is_identity, is_plain
+from magpy_like.refgraph.values import HEAP_TYPE, is_identity, is_plain
 from magpy_like.synthesis import numbers
 from magpy_like.synthesis.source import Source, literal
 
@@ -251,7 +252,7 @@ class Reconstruction:
                 value, lambda: f"{class_name}({self.tuple_text(tuple.__iter__(value))})"
             )
         name = self._empty(value, cls, class_name)
-        state = _instance_dict(value)
+        state = instance_dict(value)
         if isinstance(value, collections.OrderedDict):
             put = self.source.constant(collections.OrderedDict.__setitem__, "OrderedDict_setitem")
             for key, item in collections.OrderedDict.items(value):
@@ -272,7 +273,7 @@ class Reconstruction:
     def _fill_container(self, value: Any, name: str) -> None:
         for base, fill in _CONTENTS:
             if isinstance(value, base) and base.__len__(value):
-                text = self.dict_text(value) if base is dict else self.list_text(_items(value))
+                text = self.dict_text(value) if base is dict else self.list_text(elements(value))
                 self.source.emit(fill.format(name, text))
 
     def _empty(self, value: Any, cls: type, class_name: str) -> str:
@@ -299,7 +300,7 @@ class Reconstruction:
                 maker = self.source.constant(base, base.__name__)
                 args = "".join(f", {self.value(part)}" for part in state(value))
                 return self._bind(value, f"{maker}.__new__({class_name}{args})")
-        if cls.__flags__ & (1 << 9) and _layout(cls) is object:
+        if cls.__flags__ & HEAP_TYPE and _layout(cls) is object:
             return self._bind(value, f"object.__new__({class_name})")
         raise Split(f"leaves a {cls.__qualname__}, whose state native code keeps")
 
@@ -323,9 +324,13 @@ _NATIVE_STATE: tuple[tuple[type, Callable[[Any], tuple[Any, ...]]], ...] = (
 
 
 def _layout(cls: type) -> type:
-    """The native class that lays out the instances of ``cls``."""
+    """The native class that makes and lays out the instances of ``cls``."""
     for base in cls.__mro__:
-        if not base.__flags__ & (1 << 9):
+        maker = base.__dict__.get("__new__")
+        native_maker = maker is not None and not isinstance(
+            maker, staticmethod | types.FunctionType
+        )
+        if native_maker or not base.__flags__ & (1 << 9):
             return base
     return object
 
@@ -352,20 +357,6 @@ def _is_bound(value: Any) -> bool:
     return not isinstance(value.__self__, type | types.ModuleType | None)
 
 
-def _items(value: Any) -> list[Any]:
-    if isinstance(value, list):
-        return list.__getitem__(value, slice(None))
-    return list(value)
-
-
-def _instance_dict(value: Any) -> dict[str, Any] | None:
-    try:
-        found = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
 def _refers_to_itself(container: Any) -> bool:
     """Whether a list or dictionary can be reached from its own contents."""
     seen: set[int] = set()
@@ -382,7 +373,7 @@ def _refers_to_itself(container: Any) -> bool:
         elif isinstance(item, list | tuple | set | frozenset | collections.deque):
             pending.extend(item)
         else:
-            pending.extend((_instance_dict(item) or {}).values())
+            pending.extend((instance_dict(item) or {}).values())
     return False
 
 
