@@ -19,8 +19,8 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.refgraph import Relation, ShadowNode
+from magpy_like.refgraph.values import HEAP_TYPE
 
-_HEAP_TYPE = 1 << 9
 _MODULE_GETATTR = torch.nn.Module.__getattr__
 _MODULE_STORES = ("_parameters", "_buffers", "_modules")
 _FUNCTION_SLOTS = {
@@ -47,7 +47,7 @@ def read_class(rec: Recording, cls: type, name: str) -> Any:
                 read_class(rec, base, name)
             elif name in base.__dict__:
                 break
-    elif cls.__flags__ & _HEAP_TYPE:
+    elif cls.__flags__ & HEAP_TYPE:
         node = rec.constant(cls)
         relation = Relation(RelationKind.TYPE, name)
         if relation not in node.first.refs and relation not in node.written:
@@ -80,7 +80,7 @@ def read_attribute(rec: Recording, value: Any, name: str) -> None:
     if cls is types.ModuleType or isinstance(value, types.ModuleType):
         read_module(rec, value, name)
     elif isinstance(value, type):
-        if name == "__dict__" and value.__flags__ & _HEAP_TYPE and not rec.is_born(value):
+        if name == "__dict__" and value.__flags__ & HEAP_TYPE and not rec.is_born(value):
             raise Split(f"looks at every name of class {value.__qualname__}")
         read_class(rec, value, name)
     elif cls is super:
@@ -168,7 +168,7 @@ def read_by_default_rules(rec: Recording, value: Any, name: str) -> None:
     if lookup_in_type(cls, "__getattr__") is _MODULE_GETATTR:
         read_class(rec, cls, "__getattr__")
         read_submodule(rec, value, name)
-    elif cls.__flags__ & _HEAP_TYPE:
+    elif cls.__flags__ & HEAP_TYPE:
         read_class(rec, cls, "__getattr__")
 
 
@@ -279,7 +279,7 @@ def node_of_store(rec: Recording, value: Any) -> ShadowNode | None:
         Split: the variable keeps its attributes where the monitor cannot reproduce them.
     """
     node = rec.node(value)
-    if isinstance(value, type) and not value.__flags__ & _HEAP_TYPE:
+    if isinstance(value, type) and not value.__flags__ & HEAP_TYPE:
         return None  # refused by Python itself
     if node is None and isinstance(value, type):
         raise Split(f"sets an attribute of class {value.__qualname__}")

@@ -17,14 +17,12 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split, is_disabled
 from magpy_like.native import NULL
 from magpy_like.refgraph import Fact, Relation
-from magpy_like.refgraph.values import is_identity
+from magpy_like.refgraph.values import HEAP_TYPE, is_identity
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
 
     Token = tuple[Callable[..., Any], Any]
-
-_HEAP_TYPE = 1 << 9
 
 
 def call(
@@ -58,27 +56,24 @@ def call(
         annotation = lookup(function)
         return None if annotation is None else native(run, annotation, function, args, kwargs)
     annotation = lookup(function)
-    if annotation is not None and not is_identity(function):
-        instance = rec.node(function)
-        if instance is not None:  # such as an itemgetter, whose state is native
-            instance.facts.add(Fact.IDENTITY)
-    if annotation is None:
+    operation = function
+    if annotation is not None:
+        rely_on(rec, function)
+    else:
         operation, receiver = resolve(function)
         if receiver is not NO_RECEIVER:
             args = (receiver, *args)
             bound = rec.node(function)
             if bound is not None and receiver is not function:
                 rec.meet(bound, Relation(RelationKind.SLOT, "__self__"), receiver)
-            elif bound is not None and not isinstance(operation, types.FunctionType):
-                bound.facts.add(Fact.IDENTITY)  # what a native instance does depends on its state
+            elif not isinstance(operation, types.FunctionType):
+                rely_on(rec, function)
         if isinstance(operation, types.FunctionType):
             attributes.read_class(rec, kind, "__call__")
             annotation = lookup(operation)
             return None if annotation is None else native(run, annotation, operation, args, kwargs)
         if operation is not function:
             annotation = lookup(operation)
-    else:
-        operation = function
     if annotation is not None:
         return native(run, annotation, operation, args, kwargs)
     if isinstance(function, type):
@@ -88,6 +83,13 @@ def call(
     if rec.inside and str(getattr(function, "__module__", "")).startswith("torch."):
         return None  # the operator's own machinery
     raise Split(f"calls {describe(function)}, native code without an annotation")
+
+
+def rely_on(rec: Recording, function: Any) -> None:
+    """What a native instance does, such as an ``itemgetter``, depends on state that it keeps."""
+    node = rec.node(function)
+    if node is not None and not is_identity(function):
+        node.facts.add(Fact.IDENTITY)
 
 
 def _read_partial(rec: Recording, partial: functools.partial[Any]) -> None:
@@ -107,7 +109,7 @@ def instantiate(run: MonitorRun, cls: type) -> Token:
         Split: the class is native, so nothing is known of what its construction does.
     """
     rec = run.recording
-    if not cls.__flags__ & _HEAP_TYPE:
+    if not cls.__flags__ & HEAP_TYPE:
         raise Split(f"calls {describe(cls)}, native code without an annotation")
     meta = type(cls)
     if meta is not type:

@@ -29,7 +29,7 @@ from magpy_like.monitor.recording import CONTAINERS, plain_key
 from magpy_like.monitor.split import Split
 from magpy_like.native import NULL, frame_set_operand
 from magpy_like.refgraph import Relation
-from magpy_like.refgraph.values import is_plain
+from magpy_like.refgraph.values import HEAP_TYPE, is_plain
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -381,7 +381,7 @@ def truth(run: MonitorRun, step: Step) -> Token:
         for name in ("__bool__", "__len__"):
             attributes.read_class(rec, type(value), name)
         node = rec.node(value)
-        if node is not None and not type(value).__flags__ & (1 << 9):
+        if node is not None and not type(value).__flags__ & HEAP_TYPE:
             rec.visit(value, ValueRead.ALL)
     return None
 
@@ -466,6 +466,7 @@ def call(run: MonitorRun, step: Step) -> Token:
     if first is NULL:
         instead = polyfill(function, args, kwargs)
         if instead is not None:
+            calls.rely_on(run.recording, function)
             frame_set_operand(step.frame, count + 1, instead)
             return None
     return calls.call(run, function, args, kwargs)
@@ -484,6 +485,7 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
         return None
     instead = polyfill(function, tuple(args), kwargs)
     if instead is not None:
+        calls.rely_on(run.recording, function)
         frame_set_operand(step.frame, 3 if step.oparg & 1 else 2, instead)
         return None
     run.recording.visit(args, ValueRead.ELEMENTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _abc
 import abc
+import collections
 import contextvars
 import functools
 import operator
@@ -48,8 +49,8 @@ _DEPENDS_ON_NOTHING = {
     list.append,
     list.extend,
     set.add,
-    __import__("collections").deque.append,
-    __import__("collections").deque.appendleft,
+    collections.deque.append,
+    collections.deque.appendleft,
 }
 """Changes that can be repeated on whatever the container holds by then."""
 
@@ -136,7 +137,7 @@ def native(
         if is_plain(value):
             continue
         if wanted.in_place and not isinstance(value, torch.Tensor):
-            change(rec, operation, value, args, kwargs, wanted.value_read)
+            change(rec, operation, value, args, kwargs)
         elif on_graph:
             _offer(rec, value)
         else:
@@ -160,7 +161,7 @@ def native(
     if isinstance(operation, types.FunctionType | functools._lru_cache_wrapper):
         if isinstance(operation, functools._lru_cache_wrapper):
             for value in (*args, *kwargs.values()):
-                _look_at_cached(rec, operation, value)
+                _look_at_cached(rec, value)
         run.suspended += 1
         return _finish_suspended, NativeCall(annotation, operation, args, kwargs, False)
     return finish_pure, NativeCall(annotation, operation, args, kwargs, False)
@@ -406,7 +407,7 @@ def _look_inside(rec: Recording, operation: Any, value: Any) -> None:
     attributes.read_all(rec, value)
 
 
-def _look_at_cached(rec: Recording, operation: Any, value: Any) -> None:
+def _look_at_cached(rec: Recording, value: Any) -> None:
     """A cached function keeps an instance as a key, which stands for itself."""
     node = None if is_plain(value) else rec.node(value)
     if node is not None and not isinstance(value, CONTAINERS):
@@ -425,8 +426,8 @@ def change(
     value: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    read: ValueRead,
 ) -> None:
+    """``operation`` is about to change ``value``, one of its arguments, in place."""
     if isinstance(value, contextvars.ContextVar):
         rec.meet_context(value)
         rec.store(rec.constant(value), Relation(RelationKind.CONTEXT), args[-1])

@@ -148,7 +148,7 @@ class OperatorGraph:
         if from_data and type(result) in (tuple, list):
             # torch does not say whether the length of a plain sequence comes from a size.
             raise UnknownTensor("makes as many tensors as a size says that depends on data")
-        if from_data or _depends_on_data(shape, args, result):
+        if from_data or _depends_on_data(shape, args):
             self._data_shapes.add(node)
         self._adopt(node, result)
 
@@ -263,7 +263,7 @@ _IN_PLACE = {
 }  # fmt: skip
 
 
-def _depends_on_data(shape: DataShape, args: Sequence[Any], result: Any) -> bool:
+def _depends_on_data(shape: DataShape, args: Sequence[Any]) -> bool:
     """Whether this call's output has sizes that depend on data."""
     if shape is DataShape.NEVER:
         return False

@@ -15,14 +15,13 @@ from magpy_like.monitor.native_calls import NativeCall, change, finish_pure, hol
 from magpy_like.monitor.recording import CONTAINERS, Recording
 from magpy_like.monitor.split import Split
 from magpy_like.refgraph import Fact
-from magpy_like.refgraph.values import is_plain
+from magpy_like.refgraph.values import HEAP_TYPE, is_plain
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
 
     Token = tuple[Callable[..., Any], Any]
 
-_HEAP_TYPE = 1 << 9
 
 OPERATORS: dict[str, Any] = {
     "+": operator.add,
@@ -76,8 +75,6 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
     """
     rec = run.recording
     if any(isinstance(value, torch.Tensor) for value in args):
-        if operation in (operator.contains,):
-            raise Split("looks for a value in a tensor")
         annotation = lookup(operation)
         if annotation is None:
             raise Split(f"applies {operation.__name__} to a tensor")
@@ -89,17 +86,17 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
         node = rec.node(value)
         if position == 0 and in_place and node is not None and isinstance(value, list | set | dict):
             if isinstance(value, list) and operation is operator.iadd:
-                change(rec, list.extend, value, args, {}, ValueRead.NONE)
+                change(rec, list.extend, value, args, {})
             else:
                 rec.rewrite(node)
         elif isinstance(value, CONTAINERS):
             rec.visit(value, ValueRead.ALL)
             if holds_tensor(value) and operation in _COMPARISONS:
                 raise Split("compares containers that hold tensors")
-        elif node is not None and not type(value).__flags__ & _HEAP_TYPE:
+        elif node is not None and not type(value).__flags__ & HEAP_TYPE:
             rec.visit(value, ValueRead.ALL)
         for name in _SPECIAL.get(operation, ()):
-            if type(value).__flags__ & _HEAP_TYPE:
+            if type(value).__flags__ & HEAP_TYPE:
                 attributes.read_class(rec, type(value), name)
     return finish_pure, NativeCall(None, operation, args, {}, False)
 

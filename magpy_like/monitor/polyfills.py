@@ -159,10 +159,6 @@ def _runs_native(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return any(may_yield_tensors(iterable) for iterable in args[1:])
 
 
-def _accumulates(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    return bool(args) and may_yield_tensors(args[0])
-
-
 def _plain_checkpoint(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return not torch.is_grad_enabled() and "context_fn" not in kwargs
 
@@ -175,7 +171,7 @@ _POLYFILLS: dict[Any, tuple[Applies, Callable[..., Any]]] = {
     functools.reduce: (_runs_native, _reduce),
     map: (_runs_native, _map),
     itertools.starmap: (_runs_native, _starmap),
-    itertools.accumulate: (_accumulates, _accumulate),
+    itertools.accumulate: (_consumes_tensors, _accumulate),
     torch.utils.checkpoint.checkpoint: (_plain_checkpoint, _checkpoint),
 }
 

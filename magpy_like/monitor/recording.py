@@ -23,7 +23,7 @@ from magpy_like.monitor.operator_graph import OperatorGraph, UnknownTensor, repl
 from magpy_like.monitor.split import Effect, Split, SplitPoint
 from magpy_like.native import TensorCheck
 from magpy_like.refgraph import ABSENT, Fact, RefGraph, Relation, ShadowNode
-from magpy_like.refgraph.values import is_identity, is_plain
+from magpy_like.refgraph.values import HEAP_TYPE, is_identity, is_plain
 
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 SCALARS = (int, float, complex, str, bytes)
@@ -404,9 +404,9 @@ def transparent(value: Any) -> bool:
     return (
         is_identity(value)
         or isinstance(value, types.FunctionType | types.MethodType | super)
-        or type(value).__flags__ & (_HEAP_TYPE | _IMMUTABLE_TYPE) == _HEAP_TYPE
+        or type(value).__flags__ & (HEAP_TYPE | _IMMUTABLE_TYPE) == HEAP_TYPE
     )
 
 
-_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
+_IMMUTABLE_TYPE = 1 << 8
 """A class made in Python is a heap type that can be changed; native ones are not both."""

@@ -32,8 +32,8 @@ from magpy_like.native import (
     dispatch_counter,
     frame_function,
     frame_locals,
-    frame_set_local,
     frame_set_operand,
+    fresh_number,
     lookup_in_type,
     start_counting,
     stop_counting,
@@ -122,9 +122,9 @@ class MonitorRun:
     """One native run of ``target(*args, **kwargs)`` under the monitor."""
 
     simple_types = PLAIN_TYPES | {
-        list, tuple, dict, set, frozenset, slice, types.FunctionType, type(iter([])),
-        type(iter(())), type(iter({})), zip, enumerate, map, filter, reversed,
-    } - {types.FunctionType}  # fmt: skip
+        list, tuple, dict, set, frozenset, slice, type(iter([])), type(iter(())), type(iter({})),
+        zip, enumerate, map, filter, reversed,
+    }  # fmt: skip
     """Types whose attributes are native and tell nothing that the guard does not know."""
 
     def __init__(
@@ -135,13 +135,19 @@ class MonitorRun:
         varying: frozenset[Any] = frozenset(),
         cut: Cut | None = None,
     ) -> None:
-        """``cut`` is told of a split while the program stands at it. ``varying`` are the places (see :func:`place_of`) whose numbers are lifted when read."""
+        """``varying`` are the places (see :func:`place_of`) whose numbers are lifted when read.
+
+        ``cut`` is told of a split while the program stands at it.
+        """
         self.target, self.args, self.kwargs = _seen_entry(target), args, kwargs
         self.recording = Recording()
         self.lifted = LiftedNumbers(self.recording)
         self.recording.lifted = self.lifted
         self.recording.operators.expression = self.lifted.expression
         self.varying = varying
+        if varying:
+            self.args = tuple(self._varying_argument(i, value) for i, value in enumerate(args))
+            self.kwargs = {name: self._varying_argument(name, v) for name, v in kwargs.items()}
         self.cut = cut
         self.root_frame: types.FrameType | None = None
         self.steps: dict[int, tuple[int, tuple[Any, ...]]] = {}
@@ -382,14 +388,18 @@ class MonitorRun:
         if found is not None:
             key, value = found
             if frame_locals(frame)[slot] is value:
-                node = self._read_argument(key, value)
-                if is_number(value) and ("argument", key) in self.varying:
-                    frame_set_local(frame, slot, self.lifted.read(node, value))
-                    self._monitor.watch_numbers()
+                self._read_argument(key, value)
 
-    def _read_argument(self, key: int | str, value: Any) -> ShadowNode:
+    def _read_argument(self, key: int | str, value: Any) -> None:
         relation = Relation(RelationKind.LOCAL, key)
-        return self.recording.meet(self.recording.refs.external, relation, value)
+        node = self.recording.meet(self.recording.refs.external, relation, value)
+        if is_number(value) and ("argument", key) in self.varying:
+            self.lifted.adopt(value, node)
+            self._monitor.watch_numbers()
+
+    def _varying_argument(self, key: int | str, value: Any) -> Any:
+        """A number that varies between calls gets an identity of its own before the call."""
+        return fresh_number(value) if ("argument", key) in self.varying and is_number(value) else value
 
     def lift_read(
         self, step: Step, owner: Any, node: ShadowNode | None, relation: Relation, value: Any

@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+HEAP_TYPE = 1 << 9
+"""Of ``__flags__``: a class that was made while Python ran, as all classes in Python are."""
+
 PLAIN_TYPES: frozenset[type] = frozenset(
     {
         type(None),

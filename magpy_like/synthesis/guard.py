@@ -22,7 +22,7 @@ from magpy_like.monitor.split import Split
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import StateCheck, TensorCheck, Watch
 from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, Relation, ShadowNode
-from magpy_like.refgraph.values import is_identity, is_plain
+from magpy_like.refgraph.values import HEAP_TYPE, is_identity, is_plain
 from magpy_like.synthesis import numbers
 from magpy_like.synthesis.places import Places, expression, lookup
 from magpy_like.synthesis.source import Source, literal
@@ -177,7 +177,7 @@ class GuardBuilder:
 
     def _fixed_node(self, node: ShadowNode) -> None:
         value = node.variable
-        if node.type.__flags__ & (1 << 9) and not isinstance(value, type):
+        if node.type.__flags__ & HEAP_TYPE and not isinstance(value, type):
             self.watch.type(value)  # an instance may be given another class
         if isinstance(value, torch.Tensor):
             self.watch.tensor(value)

@@ -265,7 +265,7 @@ def synthesise(
     mock = MockBuilder(rec, places, guard)
     returned = mock.result(result)
     mock.effects()
-    graph, compiled, names = _compile(rec, places, guard, mock, backend, entry)
+    graph, compiled, names = _compile(rec, guard, mock, backend, entry)
     body = mock.source.lines
     mock.source.lines = []
     mock.draw()
@@ -332,7 +332,6 @@ def _modes(rec: Recording, mock: MockBuilder) -> list[str]:
 
 def _compile(
     rec: Recording,
-    places: Places,
     guard: GuardBuilder,
     mock: MockBuilder,
     backend: Backend,
@@ -351,7 +350,8 @@ def _compile(
         and (node := rec.refs.get_node_by_id(shadow)).variable is not None
         and tensor_version(node.variable) != rec.tensor_versions.get(shadow)
     ]
-    if not operators.operators or not (mock.outputs or changed or operators.effects):
+    noticed = changed or operators.effects
+    if not mock.outputs and not (operators.operators and noticed):
         return None, None, []
     if any(array.tobytes() != before.tobytes() for array, before in operators.arrays):
         raise Split("changes a NumPy array whose memory a tensor shares")
