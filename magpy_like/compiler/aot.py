@@ -11,6 +11,7 @@ from torch import fx
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._subclasses.fake_tensor import FakeTensor
 
 from magpy_like.compiler.lowering import LOWERINGS
 
@@ -72,13 +73,71 @@ def aot_compile(
     placeholder. The result takes the same arguments; it applies input mutations, regenerates
     aliased outputs, and has a backward when an input or parameter requires grad.
     """
-    return aot_module_simplified(
+    direct: list[Callable[..., Any]] = []
+
+    def compile_inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        call = inference(graph, inputs)
+        if _needs_no_wrapper(gm, graph, example_inputs):
+            direct.append(call)
+        return call
+
+    wrapped = aot_module_simplified(
         gm,
         list(example_inputs),
         fw_compiler=forward,
         bw_compiler=backward,
-        inference_compiler=inference,
+        inference_compiler=compile_inference,
         partition_fn=min_cut_rematerialization_partition,
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
     )
+    return _without_grad(*direct) if direct else wrapped
+
+
+def _needs_no_wrapper(
+    gm: fx.GraphModule, graph: fx.GraphModule, example_inputs: Sequence[Any]
+) -> bool:
+    """Does the ATen graph take and return exactly what ``gm`` does?
+
+    AOTAutograd's runtime wrapper costs microseconds. It has work to do only when an output or a
+    changed shape of an input must be made from the input itself, when inputs were merged, taken
+    apart or lifted out of the module, and under autocast.
+    """
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    values = [n.meta.get("val") for n in placeholders]
+    results = graph.graph.output_node().args[0]
+    if len(values) != len(example_inputs) or len(results) != len(gm.graph.output_node().args[0]):
+        return False
+    if torch._C._is_any_autocast_enabled():
+        return False
+    for value, example in zip(values, example_inputs, strict=True):
+        if isinstance(example, torch.Tensor):
+            plain = type(example) in (torch.Tensor, torch.nn.Parameter, FakeTensor)
+            if not plain or not isinstance(value, torch.Tensor):
+                return False
+            if (value.dim(), value.dtype) != (example.dim(), example.dtype):
+                return False
+    tensors = [v for v in values if isinstance(v, torch.Tensor) and v.layout is torch.strided]
+    memory = {v.untyped_storage()._cdata for v in tensors}
+    for node in results:
+        value = node.meta.get("val") if isinstance(node, fx.Node) else None
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            return False
+        if value.untyped_storage()._cdata in memory:
+            return False
+    return True
+
+
+def _without_grad(call: Callable[[list[Any]], Any]) -> Callable[..., Any]:
+    """``call`` on its arguments, with gradients off: nothing in it is to be differentiated."""
+
+    def run(*args: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return call(list(args))
+        torch._C._set_grad_enabled(False)
+        try:
+            return call(list(args))
+        finally:
+            torch._C._set_grad_enabled(True)
+
+    return run

@@ -199,3 +199,46 @@ def test_one_compilation_serves_every_size(monkeypatch):
         x, y = torch.randn(n, m), torch.randn(m, 4)
         torch.testing.assert_close(g(x, y), f(x, y))
     assert len(graphs) == 1
+
+
+def test_an_output_that_is_an_input_stays_that_input():
+    x = torch.randn(4, 6)
+    with torch.no_grad():
+        alias, fresh = compiled(lambda x: (x.view(24), x + 1))(x)
+    assert alias.data_ptr() == x.data_ptr()
+    assert fresh.data_ptr() != x.data_ptr()
+
+
+def test_a_compiled_graph_leaves_grad_mode_alone():
+    weight = torch.randn(4, 4, requires_grad=True)
+    call = compiled(lambda w, x: (w.detach() @ x).relu())
+    assert not call(weight, torch.ones(4, 4)).requires_grad
+    assert torch.is_grad_enabled()
+
+
+def test_autocast_is_traced_once():
+    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        same(lambda x, w: (x @ w).float() @ w, x, w)
+
+
+def test_transposed_access_in_ragged_tiles():
+    for rows, columns in ((300, 170), (16, 2000), (1025, 33)):
+        same(
+            lambda x, y: (x + y.t(), x * 2), torch.randn(rows, columns), torch.randn(columns, rows)
+        )
+    same(lambda x: x.permute(0, 2, 3, 1).contiguous(), torch.randn(3, 40, 21, 35))
+
+
+def test_scans_in_every_layout():
+    x = torch.randn(5, 70, 33)
+    x[2, 7, 3] = float("nan")
+    for dim in range(3):
+        same(lambda x, d=dim: (x.cumsum(d).exp(), x.cummax(d), torch.logcumsumexp(x, d)), x)
+    same(lambda x: (x.softmax(-1).cumsum(-1), x.sum(-1)), x[:2])
+
+
+def test_extrema_of_rows_with_nan_and_infinity():
+    x = torch.randn(6, 100)
+    x[1, 50], x[2, :], x[3, 0] = float("nan"), -float("inf"), float("inf")
+    same(lambda x: (x.amax(1), x.amin(1), x.max(), x.softmax(1)), x)

@@ -42,6 +42,7 @@ from magpy_like.compiler.ops import Value, compute_dtype
 GRAIN = 16384  # elements of work below which a second thread costs more than it brings
 BLOCK = 4096  # elements summed before their sum is added to the total: bounds rounding error
 TILE = 256  # columns per tile, at most
+STRIP = 16  # elements of a strided loop run before the next tile: a cache line of float32
 MAX_SCRATCH = 65536  # rows of a tile that may be kept between phases (64 MiB of float32)
 
 PRELUDE = (Path(__file__).parent / "cpp_prelude.h").read_text()
@@ -271,22 +272,60 @@ class CppKernel:
         if len(xs) == 1:
             line(f"#pragma omp for simd schedule(static){self._flag_clause()}")
             self._for(xs[0])
+            depth = 1
         else:
-            outer = len(xs) - 1
-            line(f"#pragma omp for{f' collapse({outer})' if outer > 1 else ''} schedule(static)")
-            for v in xs[:-1]:
-                self._for(v)
-                if v is not xs[-2] and outer > 1:
-                    continue
-            line(self._simd())
-            self._for(xs[-1])
+            depth = self._open_nest(xs, self._strided_loop(work))
         element()
-        self._close(len(xs))
+        self._close(depth)
         if len(xs) > 1:
             self._report_flags()
         self._close()
         if len(xs) == 1:
             self._report_flags()
+
+    def _strided_loop(self, work: int) -> Symbol | None:
+        """The loop, not the last, that some buffer is contiguous in while the last one jumps."""
+        *outer, last = self.kernel.xs
+        if work < GRAIN:
+            return None
+        for node in self.kernel.nodes():
+            for v in node.body.values:
+                if v.op not in ("load", "store"):
+                    continue
+                form = indexing.coefficients(v.args[1], self.kernel.xs)
+                if form is None or form[0].get(last, 0) in (0, 1):
+                    continue
+                for x in outer:
+                    if form[0].get(x) == 1 and self.hint(self.kernel.ranges[x]) >= STRIP:
+                        return x
+        return None
+
+    def _open_nest(self, xs: list[Symbol], strided: Symbol | None) -> int:
+        """Open the loops of a pointwise kernel, the last one a vector; how many there are.
+
+        A strided loop is cut into strips of a cache line, each run inside a tile of the last
+        loop: so a line that is read for one element is still there for its neighbours.
+        """
+        line = self.lines.line
+        outer = [v for v in xs[:-1] if v is not strided]
+        count = len(outer) + (2 if strided is not None else 0)
+        line(f"#pragma omp for{f' collapse({count})' if count > 1 else ''} schedule(static)")
+        for v in outer:
+            self._for(v)
+        begin, end = "0", None
+        if strided is not None:
+            bounds = {}
+            for v, step in ((strided, STRIP), (xs[-1], STRIP)):
+                extent = print_index(self.kernel.ranges[v])
+                start = f"{v.name}_tile"
+                line(f"for (i64 {start} = 0; {start} < {extent}; {start} += {step}) {{")
+                self.lines.indent()
+                bounds[v] = start, f"m_minimum<i64>({start} + {step}, {extent})"
+            self._for(strided, *bounds[strided])
+            begin, end = bounds[xs[-1]]
+        line(self._simd())
+        self._for(xs[-1], begin, end)
+        return count + 1 + (strided is not None)
 
     def _flag_clause(self) -> str:
         return f" reduction(|:{', '.join(self._flags())})" if self._flags() else ""
