@@ -3,8 +3,9 @@
 A program is the text of a module with a function `main`. It has `log`, a list of what it did, and
 `effect(x)`, which logs and gives `x` and raises ValueError the `fails`-th time. The cut happens in
 a trace function: the state of all open frames is captured and the rest is run at once, in another
-thread, where no exception is being handled. The interrupted run then goes on, unwatched: an
-exception that ended it at any instruction would leave the interpreter's own state in disorder.
+thread, where no exception is being handled. The interrupted run then goes on, unwatched, to the
+next `effect`: an exception that ended it at the cut itself, at an instruction that cannot raise,
+would leave the interpreter's own state in disorder.
 """
 
 import sys
@@ -12,7 +13,6 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from magpy_like.dynamic.code_flow import instructions
 from magpy_like.dynamic.continuation import OPERATIONS, TESTS, Raised, run_chain, step
 from magpy_like.dynamic.frame_state import capture, restores
 from magpy_like.dynamic.waiting import suspend
@@ -39,8 +39,11 @@ class Program:
 
     def start(self):
         log, countdown = [], [self.fails]
+        self.over = False
 
         def effect(value):
+            if self.over:
+                raise Over
             exception = sys.exception()
             log.append(f"{value!r} {type(exception).__name__}")
             if countdown[0] is not None:
@@ -58,13 +61,29 @@ class Program:
         run, log = self.start()
         return observe(run, log)
 
-    def cut(self, at, act):
-        """Run until instruction number `at` and give `act(open frames, log)`; None if it ended."""
-        run, log = self.start()
-        return cut(run, log, at, act)
+    def cut(self, at, act, run=None, log=None):
+        """Run until instruction number `at` and give `act(open frames, log)`; None if it ended.
+
+        Without a number `act` is asked at every instruction, until it gives something. What is run
+        is `main`, or what is given.
+        """
+        if run is None:
+            run, log = self.start()
+        self.over = False
+
+        def finish(states, log):
+            outcome = act(states, log)
+            self.over = outcome is not None
+            return outcome
+
+        return _cut(run, log, at, finish)
 
 
-def cut(run, log, at, act):
+class Over(BaseException):
+    """Nothing more is of interest."""
+
+
+def _cut(run, log, at, act):
     # The frames' operand stacks and offsets before the instruction that each is in.
     before, count, outcome = {}, 0, None
 
@@ -79,9 +98,10 @@ def cut(run, log, at, act):
             before[frame] = frame.f_lasti, frame_stack(frame)
             if not restores(frame.f_code, frame.f_lasti):
                 count += 1
-                if count == at:
+                if at in (None, count):
                     outcome = act(open_frames(frame, before), log)
-                    before.clear()
+                    if outcome is not None:
+                        before.clear()
         return trace
 
     sys._getframe().f_trace_opcodes = True  # for Python 3.12, before the trace function is set
@@ -125,9 +145,16 @@ def _observe(run, log):
     return Outcome(value, [], [], list(log))
 
 
+def chain_of(states):
+    """The chain to run on, or why it cannot be."""
+    if states[-1].function.__name__ != "main":
+        return "native code lies between main and these frames"
+    return suspend(states)
+
+
 def resume(states, log):
     """Act: run on from the very instruction."""
-    chain = suspend(states)
+    chain = chain_of(states)
     if isinstance(chain, str):
         return chain
     return observe(lambda: run_chain(chain), log)
@@ -135,7 +162,7 @@ def resume(states, log):
 
 def step_and_resume(states, log):
     """Act: execute that one instruction by itself, then run on from what it gave or raised."""
-    chain = suspend(states)
+    chain = chain_of(states)
     if isinstance(chain, str):
         return chain
     name = chain[0].instruction.name
@@ -151,13 +178,9 @@ def step_and_resume(states, log):
     return observe(run, log)
 
 
-def every_cut(program, act, stride=1):
+def every_cut(program, act, stride=1, first=1):
     """(number, what `act` gave) for the instructions of the program, in the order executed."""
-    at = 1
+    at = first
     while (outcome := program.cut(at, act)) is not None:
         yield at, outcome
         at += stride
-
-
-def instruction_name(state):
-    return instructions(state.code)[state.offset].name
