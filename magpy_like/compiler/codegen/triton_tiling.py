@@ -153,7 +153,8 @@ def _reduction(kernel: Kernel, hint: Hint) -> Tiling:
     if persistent:
         r_block = power(r_size)
         wanted = 4096 if columns else 1024
-        x_block = min(max(wanted // r_block, 1), 32 if columns else 64, power(x_size))
+        least = 8 if columns else 1  # neighbouring columns share what memory gives at once
+        x_block = min(max(wanted // r_block, least), 32 if columns else 64, power(x_size))
     elif columns:
         x_block = min(32, power(x_size))
         r_block = min(power(r_size), 2048 // x_block)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import linecache
+import math
 import operator
 import os
 import re
@@ -65,7 +66,7 @@ class TritonSource:
 
     def function_of_sizes(self, expression: str) -> Callable[..., Any]:
         arguments = ", ".join(self.sizes)
-        return eval(f"lambda {arguments}: {expression}", {"max": max, "min": min})
+        return eval(f"lambda {arguments}: {expression}", {"math": math, "torch": torch})
 
 
 def define(source: TritonSource, wide: bool, namespace: dict[str, Any]) -> list[Any]:

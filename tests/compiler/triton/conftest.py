@@ -4,17 +4,39 @@ import sys
 
 import pytest
 
+from magpy_like.compiler.codegen import triton
+from magpy_like.compiler.graph import ATOMIC_DTYPES
 from magpy_like.compiler.runtime import triton_launch
 from tests.compiler import test_programs
 from tests.compiler.triton import interpreter
+
+CPU_ONLY = ("scan", "gcd", "lcm")
+module = sys.modules["magpy_like.compiler.compile_fx"]
 
 
 @pytest.fixture
 def printed(monkeypatch, device):
     """Kernels go through the Triton printer, whatever the device."""
-    module = sys.modules["magpy_like.compiler.compile_fx"]
     if device.type == "cuda":
         monkeypatch.setattr(test_programs, "X", test_programs.X.to(device))
     else:
-        monkeypatch.setitem(module.PRINTERS, "cpu", module.PRINTERS["cuda"])
+        printer = module.Printer(triton.settle, build)
+        monkeypatch.setitem(module.PRINTERS, "cpu", printer)
         monkeypatch.setattr(triton_launch, "load_many", interpreter.load_many)
+
+
+def build(kernels, graph, kind, trace):
+    """Lowerings give some operations to the CPU alone; their kernels stay in C++."""
+    cpp = [k for k in kernels if any(map(is_for_cpu, k.nodes()))]
+    others = [k for k in kernels if k not in cpp]
+    return triton.build(others, graph, kind, trace) | module.build_cpp(cpp, graph, kind, trace)
+
+
+def is_for_cpu(node):
+    def accumulates(store):
+        mode = store.args[3]
+        return mode is not None and (mode != "add" or store.dtype not in ATOMIC_DTYPES)
+
+    if any(map(accumulates, node.body.of("store"))):
+        return True
+    return any(v.op in CPU_ONLY or v.op.startswith("special_") for v in node.body.values)

@@ -1,8 +1,8 @@
 """Triton kernels on the CPU: the printer's text through Triton's own interpreter.
 
-The interpreter has no CUDA mathematical library and reduces element by element; both are supplied
-here, by PyTorch's functions and by combining halves. What is tested is the text that the printer
-wrote, operator by operator, as the compiler would see it.
+The interpreter has no CUDA mathematical library, reduces element by element and rounds to bfloat16
+as no GPU does; all are supplied here, by PyTorch's functions and by combining halves. What is
+tested is the text that the printer wrote, operator by operator, as the compiler would see it.
 """
 
 from __future__ import annotations
@@ -84,12 +84,22 @@ def _halves(self: Any, values: tuple[Any, ...]) -> list[Any]:
     return [self.to_tensor(p, t) for p, t in zip(parts, dtypes)]
 
 
+def _convert(data: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
+    """Between float32 and bfloat16, the latter as bits: to nearest, where Triton's cuts off."""
+    assert {source, target} == {tl.float32, tl.bfloat16}, (source, target)
+    if source == tl.bfloat16:
+        return data.astype(np.uint32) << 16
+    rounded = torch.from_numpy(np.array(data)).to(torch.bfloat16)
+    return rounded.view(torch.int16).numpy().view(np.uint16)
+
+
 @contextlib.contextmanager
 def _interpreted() -> Iterator[None]:
     builder = interpreter.interpreter_builder
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton, "jit", interpreter.InterpretedFunction)
         patch.setattr(interpreter.ReduceOps, "generic_reduce", _halves)
+        patch.setattr(interpreter, "_convert_float", _convert)
         # What compile_kernel asks for.
         options = dataclasses.replace(builder.options, debug=True, sanitize_overflow=False)
         patch.setattr(builder, "options", options)
@@ -125,7 +135,7 @@ class Interpreted:
         def value(expression: str) -> Any:
             return source.function_of_sizes(expression)(*sizes)
 
-        room = [torch.empty(value(n), dtype=dtype) for dtype, n in source.workspace]
+        room = [torch.empty(value(n), dtype=dtype, device="cpu") for dtype, n in source.workspace]
         pointers = [_pointer(a, t) for a, t in zip(addresses, source.pointers)]
         with _interpreted():
             if Interpreted.prelude is None:

@@ -72,6 +72,16 @@ PROGRAMS = {
     "mathematics": lambda x: (
         torch.erfc(x) + torch.lgamma(x) + torch.atan2(x, x + 1) + x.pow(2.5) + x.fmod(3) + x % 2
     ),
+    "integer arithmetic": lambda x: (
+        (x.to(torch.int16) << 3) >> 1, x.long() // 7, x.int() % -3,
+        torch.bitwise_not(x.to(torch.uint8)), torch.neg(x.to(torch.uint8)),
+        x.to(torch.int8).sign(), x.bool() ^ True
+    ),
+    "low precision": lambda x: x.bfloat16().softmax(1).half() + x.bfloat16().sum(0),
+    "special values": lambda x: (
+        x.sign(), x.isinf(), x.signbit(), x.round(), x.sigmoid(), x.rsqrt(), 1 / x,
+        torch.fmax(x, x + 1), torch.copysign(x, x - 1), torch.floor_divide(x, 0.5)
+    ),
     "three permutations": lambda x: (
         x.view(8, 64, 1024).permute(2, 0, 1) + x.view(1024, 64, 8).permute(0, 2, 1)
     ),
