@@ -9,7 +9,7 @@ argument itself, a list that was replaced instead of appended to, a buffer that 
 import collections
 import math
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -35,6 +35,13 @@ _BY_EQUALITY = (torch.device, torch.dtype, torch.layout, torch.memory_format, nu
 _OPAQUE = (mock.Base, types.GeneratorType, types.ModuleType, types.CodeType)
 
 Exact = Callable[[str], torch.Tensor | None]
+
+
+def _pairs(mapping: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    """In the order that iterating gives; an OrderedDict keeps one of its own."""
+    if isinstance(mapping, collections.OrderedDict):
+        return collections.OrderedDict.items(mapping)
+    return dict.items(mapping)
 
 
 class _Differs(Exception):
@@ -135,7 +142,7 @@ class _Comparison:
                 self.same(f"{path}[{index}]", one, other, shared)
         elif isinstance(expected, dict):
             # The base class's view: a subclass may answer items() with something else.
-            pairs = zip(dict.items(expected), dict.items(actual), strict=True)
+            pairs = zip(_pairs(expected), _pairs(actual), strict=True)
             for (key, value), (other_key, other_value) in pairs:
                 self.same(f"a key of {path}", key, other_key, shared)
                 self.same(f"{path}[{_short(key)}]", value, other_value, shared)

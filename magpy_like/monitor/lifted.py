@@ -85,11 +85,19 @@ class LiftedNumbers:
 
     def read(self, node: ShadowNode, value: Any) -> Any:
         """Lift the number at a place outside; the guard asks for its type only."""
+        self._free(node)
+        return self.lift(value, Read(node))
+
+    def adopt(self, value: Any, node: ShadowNode) -> None:
+        """Know an argument whose object is no other's already."""
+        self._free(node)
+        self._known[id(value)] = (value, Read(node))
+
+    def _free(self, node: ShadowNode) -> None:
         if node.node_id not in self.nodes:
             self.nodes.add(node.node_id)
             node.facts.discard(Fact.VALUE)
             node.facts.add(Fact.TYPE)
-        return self.lift(value, Read(node))
 
     def draw(
         self,

@@ -18,11 +18,11 @@ import torch.utils.checkpoint
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
 from magpy_like.monitor import attributes, lifted
 from magpy_like.monitor.reads import ATTRIBUTES, follow, inputs_of
-from magpy_like.monitor.recording import CONTAINERS, Recording, elements, plain_key
+from magpy_like.monitor.recording import CONTAINERS, SCALARS, Recording, elements, plain_key
 from magpy_like.monitor.split import Effect, Split
 from magpy_like.native import lookup_in_type
 from magpy_like.refgraph import Fact, Relation
-from magpy_like.refgraph.values import is_identity, is_plain
+from magpy_like.refgraph.values import HEAP_TYPE, is_identity, is_plain
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -107,13 +107,17 @@ def native(
     on_graph = annotation.as_op_node and not rec.inside
     if rec.inside:
         _look_for_strangers(rec, args, kwargs)
+    if annotation.as_op_node and answers_in_python(operation, args):
+        for value in args:
+            _offer(rec, value)
+        return finish_followed, None
     if operation in _ITEMS and not rec.inside and len(args) == 1 and not kwargs:
         if isinstance(args[0], torch.Tensor):
             return _finish_item, (operation, args)
     if annotation.random and not rec.inside:
         return _draw(run, operation, args, kwargs)
     if run.lifted and run.lifted.any(args) and not kwargs and lifted.computes(operation, args):
-        return _finish_computed, (operation, args)
+        return finish_computed, (operation, args)
     if annotation.replay:
         if rec.inside:
             raise Effect(f"calls {describe(operation)} inside an operator")
@@ -139,6 +143,8 @@ def native(
         if wanted.in_place and not isinstance(value, torch.Tensor):
             change(rec, operation, value, args, kwargs)
         elif on_graph:
+            if _is_number_like(value):
+                raise Split(f"gives a {type(value).__qualname__} to a tensor operator")
             _offer(rec, value)
         else:
             rec.visit(value, wanted.value_read)
@@ -210,7 +216,8 @@ def _finish_draw_suspended(run: MonitorRun, drawn: tuple[Any, Any, Any], result:
     return _finish_draw(run, drawn, result)
 
 
-def _finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+def finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+    """A result that is no ``int`` or ``float`` is not lifted, so the operands must not differ."""
     operation, operands = payload
     if lifted.is_number(result):
         return run.lifted.compute(operation, operands, result)
@@ -382,6 +389,7 @@ def _write(
 
 
 def holds_tensor(value: Any) -> bool:
+    """Whether a value is a tensor, or a container with one in it, however deep."""
     if isinstance(value, torch.Tensor):
         return True
     if not isinstance(value, CONTAINERS):
@@ -412,6 +420,34 @@ def _look_at_cached(rec: Recording, value: Any) -> None:
     node = None if is_plain(value) else rec.node(value)
     if node is not None and not isinstance(value, CONTAINERS):
         node.facts.add(Fact.IDENTITY)
+
+
+def answers_in_python(operation: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an operator is what special methods of an operand's class make of it.
+
+    They are followed then, and what they apply to tensors is recorded instead.
+    """
+    of_python = getattr(operation, "__module__", None) in ("builtins", "_operator")
+    return of_python and any(_is_instance(value) for value in args)
+
+
+def _is_instance(value: Any) -> bool:
+    """Whether a value is, or a container holds, an instance of a class in Python."""
+    if isinstance(value, torch.Tensor) or is_plain(value) or is_identity(value):
+        return False
+    if isinstance(value, CONTAINERS):
+        return any(_is_instance(item) for item in elements(value))
+    return bool(type(value).__flags__ & HEAP_TYPE) and not isinstance(value, SCALARS)
+
+
+def _is_number_like(value: Any) -> bool:
+    """Whether a tensor operator would ask an instance for a number or tensor, out of sight."""
+    return _is_instance(value) and any(hasattr(type(value), name) for name in _CONVERSIONS)
+
+
+_CONVERSIONS = (
+    "__index__", "__int__", "__float__", "__complex__", "__array__", "__torch_function__",
+)  # fmt: skip
 
 
 def _offer(rec: Recording, value: Any) -> None:
@@ -451,6 +487,7 @@ _ASKS_REGISTRY = (_abc._abc_instancecheck, _abc._abc_subclasscheck)
 
 
 def finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
+    """A call that is no operator of the graph gave ``result``."""
     annotation = done.annotation
     if annotation is not None and annotation.state_read:
         run.recording.state_reads.append((done.operation, done.args, done.kwargs, result))
@@ -464,6 +501,11 @@ def finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
         run.recording.state_reads.append((abc.get_cache_token, (), {}, token))
     if any(isinstance(value, torch.Tensor) for value in (*done.args, *done.kwargs.values())):
         run.account()
+    run.recording.bear(result)
+
+
+def finish_followed(run: MonitorRun, _: None, result: Any) -> None:
+    """Special methods that were followed gave ``result``."""
     run.recording.bear(result)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from magpy_like.monitor import operators
 from magpy_like.monitor.lifted import ARITHMETIC, is_number
+from magpy_like.monitor.native_calls import finish_computed
 
 if TYPE_CHECKING:
     from magpy_like.monitor.instructions import Step
@@ -18,16 +19,11 @@ if TYPE_CHECKING:
     Token = tuple[Callable[..., Any], Any] | None
 
 
-def _finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
-    operation, operands = payload
-    return run.lifted.compute(operation, operands, result) if is_number(result) else None
-
-
 def _compute(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Token:
     if not run.lifted.any(operands):
         return None
     if operation in ARITHMETIC and all(is_number(operand) for operand in operands):
-        return _finish_computed, (operation, operands)
+        return finish_computed, (operation, operands)
     if any(isinstance(operand, torch.Tensor) for operand in operands):
         return None  # an input of the operator graph
     run.lifted.settle(operands)
@@ -42,12 +38,14 @@ def _compute_unary(run: MonitorRun, step: Step) -> Token:
     return _compute(run, operators.UNARY[opcode.opname[step.opcode]], step.stack[-1:])
 
 
-def _settle_operands(first: int, last: int | None = None) -> Callable[[MonitorRun, Step], Token]:
+def _settle_operands(count: int) -> Callable[[MonitorRun, Step], Token]:
+    """The rule that the topmost ``count`` operands must not differ."""
+
     def settle(run: MonitorRun, step: Step) -> Token:
         if any(isinstance(value, torch.Tensor) for value in step.stack[-4:]):
             if opcode.opname[step.opcode] in _ON_TENSORS:
                 return None  # indices of a tensor are inputs of the operator graph
-        for value in step.stack[first:last]:
+        for value in step.stack[-count:]:
             if is_number(value) or isinstance(value, slice):
                 run.lifted.settle(value)
         return None
@@ -60,15 +58,15 @@ _ON_TENSORS = {"BINARY_SUBSCR", "STORE_SUBSCR", "BINARY_SLICE", "STORE_SLICE"}
 
 def _settled_by() -> dict[int, Callable[[MonitorRun, Step], Token]]:
     """What instructions do with lifted numbers on the stack, where it is more than moving them."""
-    one, two, three = _settle_operands(-1), _settle_operands(-2), _settle_operands(-3)
+    one, two, three = _settle_operands(1), _settle_operands(2), _settle_operands(3)
     table: dict[str, Callable[[MonitorRun, Step], Token]] = {
         "BINARY_OP": _compute_binary,
         "UNARY_POSITIVE": _compute_unary,
         "UNARY_NEGATIVE": _compute_unary,
         "UNARY_INVERT": _compute_unary,
-        "STORE_SUBSCR": _settle_operands(-1),
-        "STORE_SLICE": _settle_operands(-2),
-        "BINARY_SLICE": _settle_operands(-2),
+        "STORE_SUBSCR": one,
+        "STORE_SLICE": two,
+        "BINARY_SLICE": two,
         "MATCH_CLASS": three,
     }
     for name in ("COMPARE_OP", "CONTAINS_OP", "IS_OP", "BINARY_SUBSCR", "DELETE_SUBSCR",

@@ -11,7 +11,15 @@ import torch
 
 from magpy_like.annotation import ValueRead, lookup
 from magpy_like.monitor import attributes
-from magpy_like.monitor.native_calls import NativeCall, change, finish_pure, holds_tensor, native
+from magpy_like.monitor.native_calls import (
+    NativeCall,
+    answers_in_python,
+    change,
+    finish_followed,
+    finish_pure,
+    holds_tensor,
+    native,
+)
 from magpy_like.monitor.recording import CONTAINERS, Recording
 from magpy_like.monitor.split import Split
 from magpy_like.refgraph import Fact
@@ -74,12 +82,14 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
     Python classes answer with special methods, which the monitor follows.
     """
     rec = run.recording
-    if any(isinstance(value, torch.Tensor) for value in args):
+    on_tensors = any(isinstance(value, torch.Tensor) for value in args)
+    in_python = answers_in_python(operation, args)
+    if on_tensors and not in_python:
         annotation = lookup(operation)
         if annotation is None:
             raise Split(f"applies {operation.__name__} to a tensor")
         return native(run, annotation, operation, args, {})
-    in_place = operation.__name__.startswith("i") and operation.__name__ in _IN_PLACE
+    in_place = operation.__name__ in _IN_PLACE
     for position, value in enumerate(args):
         if is_plain(value):
             continue
@@ -98,6 +108,8 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
         for name in _SPECIAL.get(operation, ()):
             if type(value).__flags__ & HEAP_TYPE:
                 attributes.read_class(rec, type(value), name)
+    if in_python:
+        return finish_followed, None
     return finish_pure, NativeCall(None, operation, args, {}, False)
 
 
@@ -109,7 +121,24 @@ _IN_PLACE = {
 
 _COMPARISONS = {operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge}
 
-_SPECIAL = {function: (f"__{function.__name__.rstrip('_')}__",) for function in OPERATORS.values()}
+_OTHER_WAY = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "eq"}
+"""The comparison that Python tries when one has no answer."""
+
+
+def _special_methods(operation: Callable[..., Any]) -> tuple[str, ...]:
+    """What Python looks for in the operands' classes, such as ``__iadd__, __add__, __radd__``."""
+    name = operation.__name__.rstrip("_")
+    if operation in UNARY.values():
+        return (f"__{name}__",)
+    if operation in _COMPARISONS:
+        return (f"__{name}__", f"__{_OTHER_WAY[name]}__")
+    plain = name[1:] if operation.__name__ in _IN_PLACE else name
+    return tuple(dict.fromkeys((f"__{name}__", f"__{plain}__", f"__r{plain}__")))
+
+
+_SPECIAL = {
+    operation: _special_methods(operation) for operation in (*OPERATORS.values(), *UNARY.values())
+}
 
 
 def identify(rec: Recording, left: Any, right: Any) -> None:

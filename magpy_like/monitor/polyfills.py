@@ -18,12 +18,19 @@ from typing import Any, cast
 import torch
 import torch.utils.checkpoint
 
-_MISSING = object()
-
 
 def _sum(iterable: Iterable[Any], /, start: Any = 0) -> Any:
-    total = start
-    for item in iterable:
+    items = iter(iterable)
+    numbers = []
+    for item in items:
+        if isinstance(item, torch.Tensor):
+            break
+        numbers.append(item)
+    else:
+        return sum(numbers, start)
+    # Native code adds plain numbers in its own way: from Python 3.12 on it makes up for rounding.
+    total = sum(numbers, start) + item
+    for item in items:
         total = total + item
     return total
 
@@ -35,46 +42,20 @@ def _prod(iterable: Iterable[Any], /, *, start: Any = 1) -> Any:
     return total
 
 
-def _reduce(
-    function: Callable[..., Any], iterable: Iterable[Any], initial: Any = _MISSING, /
-) -> Any:
-    items = iter(iterable)
-    if initial is _MISSING:
-        for value in items:  # noqa: B007 (a loop is followed where next() would be native)
-            break
-        else:
-            raise TypeError("reduce() of empty iterable with no initial value")
-    else:
-        value = initial
-    for item in items:
-        value = function(value, item)
-    return value
+def _reduce(function: Callable[..., Any], iterable: Iterable[Any], /, *initial: Any) -> Any:
+    return functools.reduce(spread(function), iterable, *initial)
 
 
 def _map(function: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
-    for items in zip(*iterables):  # noqa: B905 (as map does)
-        yield function(*items)
+    return map(spread(function), *iterables)
 
 
 def _starmap(function: Callable[..., Any], iterable: Iterable[Any], /) -> Iterator[Any]:
-    for items in iterable:
-        yield function(*items)
+    return itertools.starmap(spread(function), iterable)
 
 
-def _accumulate(
-    iterable: Iterable[Any], func: Any = operator.add, *, initial: Any = None
-) -> Iterator[Any]:
-    items = iter(iterable)
-    total = initial
-    if initial is None:
-        for total in items:  # noqa: B007 (as in _reduce)
-            break
-        else:
-            return
-    yield total
-    for item in items:
-        total = func(total, item)
-        yield total
+def _accumulate(iterable: Iterable[Any], func: Any = None, *, initial: Any = None) -> Iterator[Any]:
+    return itertools.accumulate(iterable, spread(func or operator.add), initial=initial)
 
 
 def _checkpoint(

@@ -320,6 +320,8 @@ class MonitorRun:
             self._enter_root(frame, function)
         if isinstance(function, types.FunctionType):
             self._enter_function(function)
+            if function.__name__.startswith("__"):
+                self._enter_special(frame, function)
         return True
 
     def _enter_function(self, function: types.FunctionType) -> None:
@@ -337,6 +339,17 @@ class MonitorRun:
             rec.meet(node, Relation(RelationKind.DEFAULT, i), value)
         for name, value in (function.__kwdefaults__ or {}).items():
             rec.meet(node, Relation(RelationKind.DEFAULT, name), value)
+
+    def _enter_special(self, frame: types.FrameType, function: types.FunctionType) -> None:
+        """Native code such as ``str`` finds a special method in the class of its argument."""
+        code = frame.f_code
+        if not code.co_argcount:
+            return
+        receiver = frame_locals(frame)[0]
+        if code.co_varnames[0] in code.co_cellvars and isinstance(receiver, types.CellType):
+            receiver = receiver.cell_contents
+        if lookup_in_type(type(receiver), function.__name__) is function:
+            attributes.read_class(self.recording, type(receiver), function.__name__)
 
     # --- the compiled function's own arguments ---------------------------------------------------
 
@@ -399,7 +412,9 @@ class MonitorRun:
 
     def _varying_argument(self, key: int | str, value: Any) -> Any:
         """A number that varies between calls gets an identity of its own before the call."""
-        return fresh_number(value) if ("argument", key) in self.varying and is_number(value) else value
+        return (
+            fresh_number(value) if ("argument", key) in self.varying and is_number(value) else value
+        )
 
     def lift_read(
         self, step: Step, owner: Any, node: ShadowNode | None, relation: Relation, value: Any

@@ -22,11 +22,9 @@ from magpy_like.synthesis.record import Record
 
 
 class StretchCut:
-    """Makes the record of a stretch while the program stands at the split (a ``monitor.run.Cut``)."""
+    """Makes the record of a stretch while the program stands at the split: a monitor's ``Cut``."""
 
-    def __init__(
-        self, target: Any, make: Callable[[MonitorRun, Any], Record]
-    ) -> None:
+    def __init__(self, target: Any, make: Callable[[MonitorRun, Any], Record]) -> None:
         self._continues = isinstance(target, Continuation)
         self.iterated: Sequence[int] = target.iterated if self._continues else ()
         self._make = make
@@ -82,13 +80,13 @@ class Stretches:
         if isinstance(outcome, Raised):
             return run_chain(states, outcome.exception)
         states[0] = outcome
-        given = outcome.stack[-1] if outcome.stack else None
+        # The iterators of the state were made for it; what the instruction gave may be anybody's.
+        given = {id(outcome.stack[-1])} if outcome.stack else set()
         try:
-            # The iterators of the state were made for it; what the instruction gave may be anybody's.
-            after, values = lay_out(states, lambda it: it is given)
+            after, values = lay_out(states, lambda iterator: id(iterator) in given)
         except NoLayout:
             return run_chain(states)
-        del states, outcome, given
+        del states, outcome
         dispatcher = self.dispatchers.get(after)
         if dispatcher is None:
             dispatcher = self.dispatchers[after] = self._make(Continuation(after))

@@ -52,6 +52,8 @@ class GuardBuilder:
         """Names of the fetched variables, by node id."""
         self._labels: dict[int, str] = {}
         self._watched: set[tuple[int, str]] = set()
+        self._later: list[tuple[ShadowNode, Relation, ShadowNode]] = []
+        """Edges from variables that are fetched after the one that they lead to."""
 
     # --- text ------------------------------------------------------------------------------------
 
@@ -118,6 +120,8 @@ class GuardBuilder:
         at = len(self.source.lines)
         for node in self.places.order:
             self._node(node)
+        for edge in self._later:
+            self._further_edge(*edge)
         self._distinct()
         self._state_reads()
         self._conditions()
@@ -134,22 +138,29 @@ class GuardBuilder:
         edges = self.places.edges[node.node_id]
         fixed = self.places.is_fixed(node)
         for i, (parent, relation) in enumerate(edges):
-            if fixed:
-                self._fixed_edge(parent, relation, node)
-            elif i == 0:
-                self._fetch(parent, relation, node)
+            if i and not self.places.is_fixed(parent) and parent.node_id not in self.variables:
+                self._later.append((parent, relation, node))
+            elif i or fixed:
+                self._further_edge(parent, relation, node)
             else:
-                self._alias(parent, relation, node)
+                self._fetch(parent, relation, node)
         if fixed:
             self._fixed_node(node)
         for relation, target in node.first.refs.items():
             if target == ABSENT:
                 self._absent(node, relation)
 
+    def _further_edge(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
+        if self.places.is_fixed(node):
+            self._fixed_edge(parent, relation, node)
+        else:
+            self._alias(parent, relation, node)
+
     def name(self, node: ShadowNode) -> str:
-        """The guard's name for a variable: fetched, or a constant of the record."""
+        """The guard's name for a variable: fetched before, or a constant of the record."""
         if node.node_id in self.variables:
             return self.variables[node.node_id]
+        assert self.places.is_fixed(node), "the guard has not fetched this variable yet"
         return self.source.constant(node.variable, _hint(node.variable))
 
     def _way(self, parent: ShadowNode, relation: Relation) -> str:
@@ -568,17 +579,16 @@ def describe_tensor(tensor: torch.Tensor) -> str:
 
 
 def same_memory(guard: GuardBuilder, inputs: list[ShadowNode], changed: list[ShadowNode]) -> None:
-    """When inputs are changed in place, the same inputs must share memory as before."""
+    """When inputs are changed in place, the others must share memory with them as before."""
     fetched = [n for n in inputs if n.node_id in guard.variables]
-    if len(inputs) < 2 or not any(n in fetched for n in changed):
+    nodes = [n for n in inputs if n in fetched or n in changed]
+    nodes = [n for n in nodes if n.variable.layout == torch.strided]
+    if len(nodes) < 2 or not fetched:
         return
-    tensors = [n.variable for n in inputs if n.variable.layout == torch.strided]
-    names = [guard.name(n) for n in inputs if n.variable.layout == torch.strided]
     check = guard.source.constant(_partition, "memory_of")
-    expected = guard.source.constant(_partition(*tensors), "memory")
-    guard._check(
-        f"{check}({', '.join(names)}) == {expected}", "the tensors share memory as they did"
-    )
+    expected = guard.source.constant(_partition(*(n.variable for n in nodes)), "memory")
+    names = ", ".join(guard.name(n) for n in nodes)
+    guard._check(f"{check}({names}) == {expected}", "the tensors share memory as they did")
 
 
 def _partition(*tensors: torch.Tensor) -> tuple[int, ...]:

@@ -102,15 +102,32 @@ def test_miss_over_torchs_modes_has_a_reason():
     assert "grad" in why
 
 
-def test_split_that_repeats_ends_the_tries():
+def test_program_that_splits_runs_by_stretches():
     def reads(x):
-        return x * x.sum().tolist()
+        y = x + 1
+        return y * y.sum().tolist()
 
     fast = magpy.compile(reads, backend="eager")
     for i in range(6):
         assert_same(fast(tensor(i, 2)), reads(tensor(i, 2)))
     info = magpy.cache_info(fast)
-    assert (info.hits, info.misses, info.records) == (0, 6, 0)
+    assert info.hits >= 2, "the number in between is lifted once it is seen to vary"
+    assert info.graphs >= 2, "one before the split, one behind it"
+
+
+def test_split_that_cannot_be_cut_ends_the_tries():
+    def halves(x):
+        while x.sum() > 1:
+            yield x
+            x = x / 2
+
+    def reads(x):
+        return list(halves(x))
+
+    fast = magpy.compile(reads, backend="eager")
+    for i in range(6):
+        assert_same(fast(tensor(i, 2)), reads(tensor(i, 2)))
+    assert magpy.cache_info(fast) == (0, 6, 0, 0), "a generator's frame belongs to its object"
 
 
 def test_backend_gets_the_graph_and_example_inputs_and_its_result_is_used():
