@@ -1,0 +1,221 @@
+"""Special methods that Python looks for in classes by itself are guarded like any other read."""
+
+import operator
+
+import pytest
+import torch
+
+import magpy_like as magpy
+from tests.programs import tensor
+
+OPERATIONS = {
+    "add": (lambda a: a + 2, "__add__"),
+    "reflected": (lambda a: 2 + a, "__radd__"),
+    "in place": (lambda a: _add_in_place(a), "__iadd__"),
+    "negative": (lambda a: -a, "__neg__"),
+    "invert": (lambda a: ~a, "__invert__"),
+    "less": (lambda a: a < 2, "__lt__"),
+    "greater, the other way": (lambda a: 2 > a, "__lt__"),
+    "equal": (lambda a: a == 2, "__eq__"),
+    "unequal": (lambda a: a != 2, "__ne__"),
+    "unequal by equal": (lambda a: a != 2, "__eq__"),
+    "contains": (lambda a: 2 in a, "__contains__"),
+    "item": (lambda a: a[2], "__getitem__"),
+    "length": (lambda a: len(a), "__len__"),
+    "truth": (lambda a: not a, "__bool__"),
+    "text": (lambda a: str(a), "__str__"),
+    "format": (lambda a: f"{a}", "__format__"),
+    "hash": (lambda a: hash(a), "__hash__"),
+    "absolute": (lambda a: abs(a), "__abs__"),
+    "iterate": (lambda a: [*a], "__iter__"),
+    "call": (lambda a: a(2), "__call__"),
+    "number": (lambda a: int(a), "__int__"),
+    "context": (lambda a: _enter(a), "__enter__"),
+}
+
+
+def _add_in_place(value):
+    value += 2
+    return value
+
+
+def _enter(manager):
+    with manager as entered:
+        return entered
+
+
+def _answer(name, number):
+    """A method of that name; each call of this makes another function."""
+    method = _function(name, number)
+    method.__name__ = name
+    return method
+
+
+def _function(name, number):
+    answers = {
+        "__lt__": bool(number % 2), "__eq__": bool(number % 2), "__ne__": bool(number % 2),
+        "__contains__": bool(number % 2), "__bool__": bool(number % 2), "__str__": f"is {number}",
+        "__format__": f"is {number}",
+    }  # fmt: skip
+    if name == "__iter__":
+        return lambda self: (i for i in range(number))
+    # A function whose first argument a closure shares keeps it in a cell.
+    return lambda self, *_: (lambda: (self, answers.get(name, number))[1])()
+
+
+def _leave(*_):
+    return None
+
+
+@pytest.mark.parametrize("operation, method", OPERATIONS.values(), ids=list(OPERATIONS))
+def test_special_method_that_is_replaced_later(operation, method):
+    Holder = type("Holder", (), {method: _answer(method, 3), "__exit__": _leave})
+    holder = Holder()
+
+    def program(x):
+        return x * 2, operation(holder)
+
+    fast = magpy.compile(program, backend="eager")
+    for _ in range(3):
+        setattr(Holder, method, _answer(method, 3))
+        expected, found = program(tensor(1, 2)), fast(tensor(1, 2))
+        assert found[1] == expected[1]
+    setattr(Holder, method, _answer(method, 4))
+    expected, found = program(tensor(1, 2)), fast(tensor(1, 2))
+    assert found[1] == expected[1]
+    assert torch.equal(found[0], expected[0])
+
+
+def test_in_place_method_that_is_added_later():
+    class Total:
+        def __init__(self, value):
+            self.value = value
+
+        def __add__(self, other):
+            return Total(self.value + other)
+
+    def program(x, total):
+        total += 1
+        return x * total.value
+
+    fast = magpy.compile(program, backend="eager")
+    for _ in range(2):
+        assert torch.equal(fast(tensor(1, 2), Total(1)), tensor(2, 4))
+    Total.__iadd__ = lambda self, other: Total(self.value + 10 * other)
+    assert torch.equal(fast(tensor(1, 2), Total(1)), tensor(11, 22))
+
+
+class Offset:
+    """Answers tensor operators in Python."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __radd__(self, other):
+        return other + self.value
+
+    def __add__(self, other):
+        return self.value * other
+
+    def __abs__(self):
+        return self.value.abs() * 2
+
+
+def _add_to(x, offset):
+    x = x * 1
+    x += offset
+    return x
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, offset: x + offset,
+        lambda x, offset: operator.add(x, offset),
+        lambda x, offset: operator.add(offset, x),
+        lambda x, offset: sum([offset, offset], x),
+        lambda x, offset: abs(offset) + x,
+        lambda x, offset: abs(Offset(x + 1)),
+        _add_to,
+    ],
+    ids=["reflected", "function", "first", "sum", "abs", "made inside", "in place"],
+)
+def test_operator_that_a_class_in_python_answers(program):
+    fast = magpy.compile(program, backend="eager")
+    for factor in (1, 1, 2, 3):
+        x, offset = tensor(1, -2) * factor, Offset(tensor(3, 4) * factor)
+        assert torch.equal(fast(x, offset), program(x, offset))
+    assert magpy.cache_info(fast).hits == 3
+
+
+@pytest.mark.parametrize("holder_first", [False, True])
+def test_tensor_that_is_the_attribute_of_a_later_argument(holder_first):
+    def program(x, holder):
+        first = holder.value if holder_first else x
+        return first + 1, x * holder.value
+
+    fast = magpy.compile(program, backend="eager")
+    x = tensor(1, 2)
+    for holder in (Offset(x), Offset(x), Offset(x * 7), Offset(x)):
+        for found, expected in zip(fast(x, holder), program(x, holder), strict=True):
+            assert torch.equal(found, expected)
+
+
+def test_module_that_is_the_attribute_of_a_later_argument():
+    identity, relu = torch.nn.Identity(), torch.nn.ReLU()
+
+    def program(x, module, holder):
+        return module(x), holder.value(x)
+
+    fast = magpy.compile(program, backend="eager")
+    x = tensor(1, -2)
+    for holder in (Offset(identity), Offset(identity), Offset(relu)):
+        for found, expected in zip(fast(x, identity, holder), program(x, identity, holder)):
+            assert torch.equal(found, expected)
+
+
+def test_number_that_becomes_complex():
+    class Root(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.value = 1.5
+
+        def forward(self, x):
+            self.value -= 1.0
+            return x * 2, self.value**0.5
+
+    module, twin = Root(), Root()
+    fast = magpy.compile(twin, backend="eager")
+    for _ in range(5):
+        assert fast(tensor(1, 2))[1] == module(tensor(1, 2))[1]
+
+
+class Index:
+    def __init__(self, value):
+        self.value = value
+
+    def __index__(self):
+        return self.value
+
+
+def _put_at(x, index):
+    x = x.clone()
+    x[index] = 7.0
+    return x
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, index: x * torch.ones(index, 1),
+        lambda x, index: x.expand(index, 2),
+        lambda x, index: x[index],
+        _put_at,
+    ],
+    ids=["factory", "method", "item", "put"],
+)
+def test_number_that_a_class_in_python_gives_to_an_operator(program):
+    fast = magpy.compile(program, backend="eager")
+    for number in (0, 0, 1, 0):
+        x = tensor(1, 2)
+        assert torch.equal(fast(x, Index(number)), program(x, Index(number)))
