@@ -19,6 +19,7 @@ from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
 from magpy_like.monitor import attributes, lifted
 from magpy_like.monitor.reads import ATTRIBUTES, follow, inputs_of
 from magpy_like.monitor.recording import CONTAINERS, SCALARS, Recording, elements, plain_key
+from magpy_like.monitor.repeated_calls import repeatable
 from magpy_like.monitor.split import Effect, Split
 from magpy_like.native import lookup_in_type
 from magpy_like.refgraph import Fact, Relation
@@ -121,7 +122,7 @@ def native(
     if annotation.replay:
         if rec.inside:
             raise Effect(f"calls {describe(operation)} inside an operator")
-        rec.calls.append((operation, args, kwargs))
+        rec.calls.append(repeatable(rec, operation, args, kwargs))
     elif not annotation.as_op_node:
         if not annotation.pure_closure:
             raise Split(annotation.reason or f"calls {describe(operation)}")
