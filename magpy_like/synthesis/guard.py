@@ -10,21 +10,31 @@ from __future__ import annotations
 import collections
 import functools
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
 from magpy_like.annotation import RelationKind
-from magpy_like.monitor.recording import SCALARS, Recording, items_of
+from magpy_like.monitor.recording import SCALARS, Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import StateCheck, TensorCheck, Watch
 from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import HEAP_TYPE, is_identity, is_plain
 from magpy_like.synthesis import numbers
-from magpy_like.synthesis.places import Places, expression, lookup
+from magpy_like.synthesis.checks import (
+    gives,
+    is_missing,
+    memory_of,
+    ordered_keys,
+    place_check,
+    same_array,
+    same_keys,
+    same_scalar,
+)
+from magpy_like.synthesis.places import Places, expression
 from magpy_like.synthesis.source import Source, literal
 
 _WATCHED_DIRECTLY = {
@@ -215,7 +225,7 @@ class GuardBuilder:
             self.watch.size(value, len(before))
             self.readable.append(f"len({label}) == {len(before)}")
         elif isinstance(value, np.ndarray):
-            self._call(functools.partial(_same_array, value, before), f"{label} holds what it held")
+            self._call(functools.partial(same_array, value, before), f"{label} holds what it held")
         elif isinstance(value, set | frozenset) and Fact.VALUE in node.facts:
             members = list(before)
             self._call(lambda: same_keys(value, members), f"{label} has the same members")
@@ -250,7 +260,7 @@ class GuardBuilder:
             self.watch.place(owner.__kwdefaults__, key, value, equal)
         elif kind is not RelationKind.DICT:
             label = f"{self.label(parent)} → {relation}"
-            self.watch.place(_checker(owner, relation, value, equal), label, True, False)
+            self.watch.place(place_check(owner, relation, value, equal), label, True, False)
 
     def _once(self, owner: Any, slot: str, value: Any) -> None:
         if (id(owner), slot) not in self._watched:
@@ -270,7 +280,7 @@ class GuardBuilder:
             where = literal(key) or self.source.constant(key)
             self._check(f"not dict.__contains__({name}, {where})", reason)
         else:
-            check = self.source.constant(_missing)
+            check = self.source.constant(is_missing)
             self._check(f"{check}({name}, {self.source.constant(relation)})", reason)
 
     # fetched variables ---------------------------------------------------------------------------
@@ -390,7 +400,7 @@ class GuardBuilder:
         elif isinstance(value, slice):
             raise Split("has a slice as an argument")
         if Fact.VALUE in node.facts and isinstance(value, np.ndarray):
-            same = self.source.constant(_same_array, "same_array")
+            same = self.source.constant(same_array, "same_array")
             array = self.source.constant(before, "array")
             self._check(f"{same}({name}, {array})", f"{label} holds what it held")
 
@@ -443,7 +453,7 @@ class GuardBuilder:
             if again() == result:
                 text = ", ".join(map(repr, args))
                 reason = f"{operation.__name__}({text}) == {result!r}"
-                self._call(functools.partial(_gives, again, result), reason)
+                self._call(functools.partial(gives, again, result), reason)
 
     def _not_fixed(self, node: ShadowNode, fixed: list[ShadowNode]) -> None:
         """A fetched variable must not be a fixed one under another name, if either is changed."""
@@ -502,68 +512,8 @@ class GuardBuilder:
                 )
 
 
-def same_scalar(a: Any, b: Any) -> bool:
-    """Whether instances of a subclass of a number or string have the same value."""
-    base = next(kind for kind in SCALARS if isinstance(b, kind))
-    return base.__repr__(a) == base.__repr__(b)
-
-
-def ordered_keys(mapping: dict[Any, Any]) -> list[Any]:
-    """The keys in the order in which the mapping hands them out."""
-    return [key for key, _ in items_of(mapping)]
-
-
-def same_keys(found: Iterable[Any], expected: list[Any]) -> bool:
-    """Whether keys or members are the same in the same order; 1, 1.0 and True are not the same."""
-    keys = list(found)
-    return len(keys) == len(expected) and all(map(_same_key, keys, expected))
-
-
-def _same_key(a: Any, b: Any) -> bool:
-    if type(a) is not type(b):
-        return False
-    return same_keys(a, list(b)) if type(a) is tuple else bool(a == b)
-
-
 _COVERED = {torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype}
 """Looks at state that the check of torch's modes covers."""
-
-
-def _same_array(array: Any, expected: np.ndarray[Any, Any]) -> bool:
-    return (
-        array.dtype == expected.dtype
-        and array.shape == expected.shape
-        and array.tobytes() == expected.tobytes()
-    )
-
-
-def _gives(call: Callable[[], Any], result: Any) -> bool:
-    return bool(call() == result)
-
-
-def _checker(owner: Any, relation: Relation, value: Any, equal: bool) -> Callable[[], bool]:
-    """A check in Python for the ways that are not worth a native one."""
-
-    def check() -> bool:
-        try:
-            found = lookup(owner, relation)
-        except (LookupError, AttributeError, ValueError, TypeError):
-            return value is NOTHING
-        if value is NOTHING:
-            return False
-        if value is ... or found is value:
-            return True
-        return equal and type(found) is type(value) and bool(found == value)
-
-    return check
-
-
-def _missing(owner: Any, relation: Relation) -> bool:
-    try:
-        lookup(owner, relation)
-    except (LookupError, AttributeError, ValueError, TypeError):
-        return True
-    return False
 
 
 def _hint(value: Any) -> str:
@@ -585,18 +535,7 @@ def same_memory(guard: GuardBuilder, inputs: list[ShadowNode], changed: list[Sha
     nodes = [n for n in nodes if n.variable.layout == torch.strided]
     if len(nodes) < 2 or not fetched:
         return
-    check = guard.source.constant(_partition, "memory_of")
-    expected = guard.source.constant(_partition(*(n.variable for n in nodes)), "memory")
+    check = guard.source.constant(memory_of, "memory_of")
+    expected = guard.source.constant(memory_of(*(n.variable for n in nodes)), "memory")
     names = ", ".join(guard.name(n) for n in nodes)
     guard._check(f"{check}({names}) == {expected}", "the tensors share memory as they did")
-
-
-def _partition(*tensors: torch.Tensor) -> tuple[int, ...]:
-    """For each tensor, the first one that lies in the same storage, and how far from there."""
-    first: dict[int, tuple[int, int]] = {}
-    places: list[int] = []
-    for i, t in enumerate(tensors):
-        offset = t.storage_offset()
-        found, start = first.setdefault(t.untyped_storage()._cdata, (i, offset))
-        places += (found, offset - start)
-    return tuple(places)

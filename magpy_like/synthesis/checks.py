@@ -1,0 +1,85 @@
+"""What generated guards call for the checks that are not worth native code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from magpy_like.monitor.recording import SCALARS, items_of
+from magpy_like.native import ABSENT as NOTHING
+from magpy_like.refgraph import Relation
+from magpy_like.synthesis.places import lookup
+
+
+def same_scalar(a: Any, b: Any) -> bool:
+    """Whether instances of a subclass of a number or string have the same value."""
+    base = next(kind for kind in SCALARS if isinstance(b, kind))
+    return base.__repr__(a) == base.__repr__(b)
+
+
+def ordered_keys(mapping: dict[Any, Any]) -> list[Any]:
+    """The keys in the order in which the mapping hands them out."""
+    return [key for key, _ in items_of(mapping)]
+
+
+def same_keys(found: Iterable[Any], expected: list[Any]) -> bool:
+    """Whether keys or members are the same in the same order; 1, 1.0 and True are not the same."""
+    keys = list(found)
+    return len(keys) == len(expected) and all(map(_same_key, keys, expected))
+
+
+def _same_key(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    return same_keys(a, list(b)) if type(a) is tuple else bool(a == b)
+
+
+def same_array(array: Any, expected: np.ndarray[Any, Any]) -> bool:
+    return (
+        array.dtype == expected.dtype
+        and array.shape == expected.shape
+        and array.tobytes() == expected.tobytes()
+    )
+
+
+def gives(call: Callable[[], Any], result: Any) -> bool:
+    return bool(call() == result)
+
+
+def place_check(owner: Any, relation: Relation, value: Any, equal: bool) -> Callable[[], bool]:
+    """A check that a place still holds a value; ``...`` is any, ``NOTHING`` none at all."""
+
+    def check() -> bool:
+        try:
+            found = lookup(owner, relation)
+        except (LookupError, AttributeError, ValueError, TypeError):
+            return value is NOTHING
+        if value is NOTHING:
+            return False
+        if value is ... or found is value:
+            return True
+        return equal and type(found) is type(value) and bool(found == value)
+
+    return check
+
+
+def is_missing(owner: Any, relation: Relation) -> bool:
+    try:
+        lookup(owner, relation)
+    except (LookupError, AttributeError, ValueError, TypeError):
+        return True
+    return False
+
+
+def memory_of(*tensors: torch.Tensor) -> tuple[int, ...]:
+    """For each tensor, the first one that lies in the same storage, and how far from there."""
+    first: dict[int, tuple[int, int]] = {}
+    places: list[int] = []
+    for i, t in enumerate(tensors):
+        offset = t.storage_offset()
+        found, start = first.setdefault(t.untyped_storage()._cdata, (i, offset))
+        places += (found, offset - start)
+    return tuple(places)
