@@ -24,7 +24,9 @@ def test_no_file_of_the_compiler_imports_inductor():
 
 def test_the_search_sees_imports_of_every_form(tmp_path):
     file = tmp_path / "file.py"
-    file.write_text("def f():\n    from torch import _inductor\n    import torch._inductor.config\n")
+    file.write_text(
+        "def f():\n    from torch import _inductor\n    import torch._inductor.config\n"
+    )
     assert [name for name in imported(file) if "_inductor" in name] == [
         "torch._inductor",
         "torch._inductor.config",
