@@ -194,7 +194,9 @@ def stack_kinds(code: CodeType) -> dict[int, Kinds]:
             todo.append((instruction.end, _after(instruction, kinds, jump=False)))
         if (target := instruction.target) is not None:
             todo.append((target, _after(instruction, kinds, jump=True)))
-        if handler := handler_of(code, instruction):
+        # PUSH_EXC_INFO cannot raise, and is covered by the row for what it has not set up yet.
+        handler = handler_of(code, instruction)
+        if handler and instruction.name != "PUSH_EXC_INFO":
             pushed = (Kind.LASTI, Kind.VALUE) if handler.lasti else (Kind.VALUE,)
             todo.append((handler.target, kinds[: handler.depth] + pushed))
     return out
@@ -209,9 +211,11 @@ def _after(instruction: Instruction, kinds: Kinds, jump: bool) -> Kinds:
             swapped[-1], swapped[-instruction.arg] = swapped[-instruction.arg], swapped[-1]
             return tuple(swapped)
         case "COPY":
-            # A copy of what was handled before is only a value: one entry stands for the handler.
-            kind = kinds[-instruction.arg]
-            return (*kinds, Kind.VALUE if kind is Kind.HANDLED else kind)
+            # POP_EXCEPT takes the copy, and with it the handler ends.
+            copied = list(kinds)
+            if (kind := kinds[-instruction.arg]) is Kind.HANDLED:
+                copied[-instruction.arg] = Kind.VALUE
+            return (*copied, kind)
         case _:
             effect = stack_effect(instruction, jump)
             if effect >= 0:

@@ -112,6 +112,7 @@ def step(state: FrameState) -> FrameState | Raised:
         outcome = _attempt(state.handled, lambda: bool(stack[-1]))
         if isinstance(outcome, Raised):
             return outcome
+        assert at.target is not None
         jumps = outcome is ("IF_TRUE" in at.name)
         rest = stack if jumps and at.name.endswith("_OR_POP") else stack[:-1]
         return replace(state, offset=at.target if jumps else at.end, stack=rest)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from magpy_like.dynamic.code_flow import in_order, live_locals
+from magpy_like.dynamic.code_flow import Kind, in_order, live_locals, stack_kinds
 from magpy_like.dynamic.continuation import Raised, run_chain, step
 from magpy_like.native import NULL
 from tests.dynamic.cutting import (
@@ -16,7 +16,7 @@ from tests.dynamic.cutting import (
     resume,
     step_and_resume,
 )
-from tests.dynamic.programs import PROGRAMS, UNRESUMABLE, extended
+from tests.dynamic.programs import MANAGERS, PROGRAMS, UNRESUMABLE, extended
 
 
 def resume_with_live_locals(states, log):
@@ -215,6 +215,42 @@ def test_states_of_continuations_are_told_in_terms_of_the_users_code():
         assert (now.offset, now.locals) == (native.offset, native.locals)
         assert now.function.__name__ == native.function.__name__
         assert len(now.stack) == len(native.stack)
+
+
+def test_places_of_exceptions_on_the_stack_are_told_in_terms_of_the_users_code():
+    text = (
+        MANAGERS
+        + """
+def main():
+    with Loud("x"):
+        raise KeyError(effect(1))
+"""
+    )
+    program = Program(text)
+    first, log = give_up_at(program, 2)
+    second, _ = states_at(text, 3)
+    assert Kind.LASTI in second[1].kinds
+    places = []
+
+    def look(states, _):
+        if states[0].offset == second[0].offset and states[0].code.co_name == "__exit__":
+            places.append(states[1].stack[states[1].kinds.index(Kind.LASTI)])
+
+    program.cut(None, look, lambda: run_chain(first), log)
+    assert places == [second[1].stack[second[1].kinds.index(Kind.LASTI)]]
+
+
+def test_a_handler_is_known_up_to_the_end_of_its_clean_up():
+    def f(a):
+        try:
+            a()
+        except KeyError:
+            return 1
+
+    kinds = stack_kinds(f.__code__)
+    ends = [at for at in in_order(f.__code__) if at.name == "POP_EXCEPT" and at.offset in kinds]
+    assert len(ends) == 2
+    assert all(Kind.HANDLED in kinds[at.offset] for at in ends)
 
 
 def test_only_what_may_be_read_is_live():
