@@ -142,7 +142,8 @@ def _lay_out_frame(state: FrameState, values: list[Any]) -> FrameLayout:
 
 def _take(value: Any, values: list[Any], iterated: bool = False) -> Part:
     if isinstance(value, _ITERATORS):
-        maker, arguments, *state = value.__reduce__()
+        reduced: tuple[Any, ...] = value.__reduce__()  # type: ignore[assignment]
+        maker, arguments, *state = reduced
         given = [*arguments, *[s for s in state[:1] if s is not None]]
         parts = tuple(_take(part, values, iterated=True) for part in given)
         return Made(maker, parts, len(given) > len(arguments))

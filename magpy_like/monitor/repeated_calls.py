@@ -40,7 +40,7 @@ def repeatable(
 
 
 def _program_frame(level: int) -> types.FrameType | None:
-    """The frame of the program that is ``level`` calls out, from inside a callback of the monitor."""
+    """The frame of the program ``level`` calls out, from inside a callback of the monitor."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back

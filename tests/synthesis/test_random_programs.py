@@ -84,7 +84,8 @@ STATEMENTS = [
     "d = {{str(i): i for i in s[:2]}}", "y = x", "y = x.view(-1)",
     "y = o.saved if o.saved is x else y",
     "d['self'] = len(d)", "def inner(q):|    return q * n|x = inner(x)",
-    "def outer():|    kept = [n]|    def get():|        return kept[0]|    return get|n = outer()()",
+    "def outer():|    kept = [n]|    def get():|        return kept[0]|    return get|"
+    "n = outer()()",
 ]  # fmt: skip
 RESULTS = [
     "x", "(x, y, n)", "[x, s, d]", "{'x': x, 'o': o}", "(o, things[0])", "s", "(n, m, len(log))",
