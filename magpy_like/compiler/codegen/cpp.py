@@ -8,7 +8,8 @@ The code of one element is scalar; what is chosen here is which loop becomes the
   columns keeps its accumulators in an array while the reduction loops run around it.
 * *split rows*: too few outer iterations to share: each thread takes a part of the reduction, and
   the parts are combined in a fixed order, so results do not depend on timing.
-* pointwise kernels are rows without a reduction.
+* pointwise kernels are rows without a reduction, in square tiles where one buffer is contiguous
+  along another loop than the rest.
 """
 
 from __future__ import annotations
