@@ -398,6 +398,29 @@ def iterate(run: MonitorRun, step: Step) -> Token:
     return None
 
 
+def _put_into(run: MonitorRun, target: Any) -> None:
+    node = run.recording.node(target)
+    if node is not None:
+        run.recording.rewrite(node)
+
+
+def add_element(run: MonitorRun, step: Step) -> Token:
+    """A comprehension adds to the list or set that it makes."""
+    _put_into(run, step.stack[-step.oparg - 1])
+    return None
+
+
+def add_entry(run: MonitorRun, step: Step) -> Token:
+    _put_into(run, step.stack[-step.oparg - 2])
+    return None
+
+
+def extend(run: MonitorRun, step: Step) -> Token:
+    """``[*a, *b]`` and the like: all of an iterable goes into the container in the making."""
+    _put_into(run, step.stack[-step.oparg - 1])
+    return iterate(run, step)
+
+
 def format_value(run: MonitorRun, step: Step) -> Token:
     value = step.stack[-2 if step.oparg & 4 else -1]
     if not is_plain(value):

@@ -403,6 +403,12 @@ class MonitorRun:
             if frame_locals(frame)[slot] is value:
                 self._read_argument(key, value)
 
+    def read_rest(self) -> None:
+        """What was not loaded yet may be loaded behind a split."""
+        waiting, self._root = self._root or {}, {}
+        for key, value in waiting.values():
+            self._read_argument(key, value)
+
     def _read_argument(self, key: int | str, value: Any) -> None:
         relation = Relation(RelationKind.LOCAL, key)
         node = self.recording.meet(self.recording.refs.external, relation, value)

@@ -44,6 +44,7 @@ class StretchCut:
         try:
             if run.root_frame is None:
                 raise NoLayout("the program has not begun")
+            run.read_rest()
             states = open_frames(frame, run.root_frame, run.steps, handled)
             layout, values = lay_out(states, lambda it: run.recording.node(it) is not None)
             with _not_compiling():

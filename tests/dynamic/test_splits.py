@@ -1,0 +1,229 @@
+"""Programs that split: each stretch is a record, and everything comes out as in eager mode."""
+
+import contextlib
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import magpy_like as magpy
+from tests.compare import assert_same
+
+LOG = []
+
+
+def tell(value):
+    """A dynamic function: what it is given, it shows to the world at once."""
+    LOG.append(value)
+    return len(LOG)
+
+
+opaque = magpy.disable(tell)
+
+
+@magpy.disable
+def refuse(limit):
+    """A dynamic function that raises every other time."""
+    LOG.append("refuse")
+    if len(LOG) % limit == 0:
+        raise ValueError("refused")
+
+
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return y * 2 if y.sum() > 0 else y - 1
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+        self.gates = nn.Sequential(Gate(), nn.ReLU(), Gate())
+
+    def forward(self, x):
+        y = x + 1
+        with torch.no_grad():
+            opaque("in with")
+            z = y * 2
+        self.seen.append(z.shape)
+        return self.gates(y) + z
+
+
+def straight(x):
+    y = x * 2
+    opaque("between")
+    return {"y": y, "z": [y + 1, y]}
+
+
+def nested(x):
+    def inner(a, *, k):
+        b = a * k
+        opaque(("inner", k))
+        return b + k
+
+    return inner(inner(x, k=2), k=3) - x
+
+
+def in_loop(x):
+    total = x
+    for i, factor in enumerate([1.0, 2.0, 3.0]):
+        total = total * factor
+        opaque(i)
+    return total
+
+
+def while_large(x):
+    steps = 0
+    while x.sum() > 1:
+        x = x / 2
+        steps += 1
+    return x, steps
+
+
+def with_and_try(x):
+    order = []
+    with contextlib.suppress(KeyError):
+        try:
+            refuse(2)
+            order.append("passed")
+        except ValueError as error:
+            order.append(str(error))
+            x = x + 10
+        finally:
+            order.append("finally")
+        x = x * 2
+    return x, order
+
+
+def escapes(x):
+    y = x + 1
+    refuse(2)
+    return y
+
+
+def closure(x):
+    count = 0
+
+    def add(n):
+        nonlocal count
+        count += n
+        return count
+
+    add(2)
+    opaque("count")
+    add(3)
+    return x * count, count
+
+
+def shared(x):
+    pair = [x + 1]
+    alias = pair
+    opaque("alias")
+    alias.append(x)
+    return pair, alias is pair
+
+
+def comprehension(x):
+    return [opaque(i) * 0 + x * i for i in range(3)]
+
+
+def through_partial(x):
+    return functools.partial(nested)(x) + 1
+
+
+PROGRAMS = [
+    straight, nested, in_loop, while_large, with_and_try, escapes, closure, shared, comprehension,
+    through_partial,
+]  # fmt: skip
+
+
+def outcome(program, x):
+    """The result or exception, and what the world has seen."""
+    LOG.clear()
+    try:
+        result = program(x)
+    except ValueError as error:
+        result = ("raised", str(error))
+    return result, list(LOG)
+
+
+def inputs(count):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.rand(3, generator=generator) * (1 + i % 3) for i in range(count)]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_split_program_does_what_eager_mode_does(program):
+    fast = magpy.compile(program, backend="eager")
+    for x in inputs(8):
+        assert_same(outcome(fast, x.clone()), outcome(program, x.clone()))
+        assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("program", [straight, nested, closure, shared])
+def test_stretches_are_hit_once_they_are_known(program):
+    fast = magpy.compile(program, backend="eager")
+    for x in inputs(8):
+        outcome(fast, x)
+    info = magpy.cache_info(fast)
+    assert info.hits >= 4, "a call records one stretch more than the call before"
+    assert info.records >= 2
+
+
+def test_modules_split_inside_each_other():
+    torch.manual_seed(0)
+    model = Model()
+    twin = Model()
+    twin.load_state_dict(model.state_dict())
+    fast = magpy.compile(model, backend="eager")
+    for x in inputs(16):
+        actual, expected = outcome(fast, x), outcome(twin, x)
+        assert_same(actual, expected)
+        actual[0].sum().backward()
+        expected[0].sum().backward()
+    assert model.seen == twin.seen
+    assert_same([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
+    assert magpy.cache_info(fast).hits > 0
+
+
+def test_change_behind_a_split_must_miss():
+    scale = [2.0]
+
+    def program(x):
+        y = x + 1
+        opaque("now")
+        return y * scale[0]
+
+    fast = magpy.compile(program, backend="eager")
+    x = torch.ones(3)
+    for factor in (2.0, 2.0, 2.0, 5.0, 2.0, 7.0):
+        scale[0] = factor
+        assert_same(outcome(fast, x), outcome(program, x))
+
+
+def test_dynamic_function_sees_the_effects_before_it_and_may_change_what_follows():
+    state = {"n": 0, "kept": None}
+
+    @magpy.disable
+    def look():
+        LOG.append((state["n"], state["kept"].tolist()))
+        state["n"] += 10
+
+    def program(x):
+        state["n"] += 1
+        state["kept"] = x * 2
+        look()
+        return x + state["n"]
+
+    fast = magpy.compile(program, backend="eager")
+    seen = []
+    for run in (program, fast):
+        state.update(n=0, kept=None)
+        seen.append([outcome(run, x) for x in inputs(6)])
+    assert_same(seen[1], seen[0])
