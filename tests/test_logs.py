@@ -12,6 +12,10 @@ from magpy_like import logs
 
 @pytest.fixture(autouse=True)
 def _silent_again():
+    # Libraries that other tests import configure logging for the whole process.
+    logging.disable(logging.NOTSET)
+    for name in logs.TOPICS:
+        logs.topic(name).disabled = False
     yield
     logs.configure("")
 

@@ -33,7 +33,7 @@ EXTRA_DECOMPOSITIONS = [
     aten.std_mean, aten.mse_loss_backward, aten.smooth_l1_loss_backward, aten.huber_loss_backward,
     aten.baddbmm, aten.diagonal_backward, aten.trace,
     aten.elu, aten.hardtanh, aten.leaky_relu, aten.ldexp,
-    aten.dist, aten.grid_sampler_2d,
+    aten.dist,
     aten.as_strided_copy, aten.narrow_copy, aten.permute_copy, aten.unbind_copy, aten.view_copy,
 ]  # fmt: skip
 

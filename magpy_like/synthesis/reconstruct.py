@@ -11,6 +11,7 @@ import collections
 import copyreg
 import functools
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -223,6 +224,13 @@ class Reconstruction:
         )
         return self._bind(partial, f"{make}({args})")
 
+    def _reference(self, reference: weakref.ref[Any]) -> str:
+        target = reference()
+        if target is None or reference.__callback__ is not None:
+            raise Split("leaves a weak reference that is dead or has a callback")
+        make = self.source.constant(type(reference), "weak_reference")
+        return self._bind(reference, f"{make}({self.value(target)})")
+
     def _iterator(self, iterator: Any) -> str:
         raise Split(f"leaves a {type(iterator).__qualname__} half-way through")
 
@@ -343,6 +351,7 @@ _MAKERS: tuple[tuple[Any, Callable[[Reconstruction, Any], str]], ...] = (
     (types.MethodType, Reconstruction._method),
     (types.BuiltinMethodType, Reconstruction._builtin_method),
     (functools.partial, Reconstruction._partial),
+    (weakref.ref, Reconstruction._reference),
     (_ITERATORS, Reconstruction._iterator),
     (types.GeneratorType, Reconstruction._iterator),
     (np.ndarray, Reconstruction._array),

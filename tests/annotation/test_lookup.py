@@ -156,7 +156,8 @@ def test_metadata_reads_no_data(operation) -> None:
     "operation",
     [print, input, open, eval, torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.numpy,
      torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__int__, torch.Tensor.data_ptr,
-     torch.Tensor.backward, torch.Tensor.register_hook, torch.manual_seed, time.time],
+     torch.Tensor.backward, torch.Tensor.register_hook, torch.random.manual_seed,
+     time.time],
 )  # fmt: skip
 def test_what_splits_says_why(operation) -> None:
     annotation = lookup(operation)
