@@ -15,7 +15,8 @@ def _silent_again():
     # Libraries that other tests import configure logging for the whole process.
     logging.disable(logging.NOTSET)
     for name in logs.TOPICS:
-        logs.topic(name).disabled = False
+        logger = logs.topic(name)
+        logger.disabled, logger.propagate = False, True
     yield
     logs.configure("")
 

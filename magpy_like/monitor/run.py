@@ -49,6 +49,8 @@ _PASSES_THROUGH = {
 }  # fmt: skip
 """Instructions that leave what a Python function returns to them on the stack as it is."""
 _PACKAGE = str(Path(__file__).parents[1])
+_UNSEEN = (_PACKAGE, str(Path(torch.__file__).parent / "_dynamo"))
+"""Code that is no part of a program: this package, and torch's other tracer. What it calls is."""
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 _HIDDEN_CODE = {torch.nn.Module.__getattr__.__code__}
 
@@ -305,7 +307,7 @@ class MonitorRun:
         code = frame.f_code
         if self.suspended or code in _HIDDEN_CODE:
             return False
-        if code.co_filename.startswith(_PACKAGE):
+        if code.co_filename.startswith(_UNSEEN):
             return code in polyfills.CODE
         if frame.f_trace_opcodes:
             return True  # a generator of the region goes on
