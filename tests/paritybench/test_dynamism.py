@@ -27,7 +27,7 @@ DYNAMIC = {
     "number in a text": lambda: f"{X[0, 0]:.2f}",
     "range": lambda: list(range(torch.tensor(2))),
     "size of a new tensor": lambda: torch.arange(torch.tensor(3)),
-    "inside a library's check": lambda: torch.distributions.Normal(X, X + 1),
+    "inside a library's check": lambda: torch.distributions.Normal(X, X + 1, validate_args=True),
 }
 STATIC = {
     "operators": lambda: F.softmax(X @ X.t(), -1),
