@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from magpy_like.annotation.loader import Rule, is_pattern, read_rules
+from magpy_like.annotation.location import annotations_dir
 from magpy_like.annotation.schema import Annotation, SchemaError, build
 from magpy_like.errors import AnnotationError
 
@@ -46,13 +47,6 @@ _NATIVE = (
 )
 _OTHER_SCHEMAS = ("opcodes.yaml",)  # instructions are no objects: the monitor reads them
 _PROPERTY = (types.GetSetDescriptorType, types.MemberDescriptorType, property)
-
-
-def annotation_directory() -> Path:
-    """Where the files are: inside the installed package, or beside it in a source checkout."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "annotations"
-    return installed if installed.is_dir() else package.parent / "annotations"
 
 
 class Table:
@@ -152,7 +146,7 @@ class Table:
     def _complete(self) -> None:
         with self._lock:
             if not self._loaded:
-                self.load_directory(annotation_directory())
+                self.load_directory(annotations_dir())
             elif len(sys.modules) != self._modules_seen:
                 self._bind_pending()
 

@@ -407,21 +407,6 @@ PyObject *fresh_number(PyObject *, PyObject *value) {
   return (PyObject *)to;
 }
 
-PyObject *frame_set_local(PyObject *, PyObject *args) {
-  PyObject *frame, *value;
-  int slot;
-  if (!PyArg_ParseTuple(args, "O!iO", &PyFrame_Type, &frame, &slot, &value)) return nullptr;
-  _PyInterpreterFrame *f = internal((PyFrameObject *)frame);
-  if (slot < 0 || slot >= f->f_code->co_nlocalsplus) {
-    PyErr_SetString(PyExc_IndexError, "no such local");
-    return nullptr;
-  }
-  PyObject *old = f->localsplus[slot];
-  f->localsplus[slot] = Py_NewRef(value);
-  Py_XDECREF(old);
-  Py_RETURN_NONE;
-}
-
 PyObject *lookup_in_type(PyObject *, PyObject *args) {
   PyObject *type, *name;
   if (!PyArg_ParseTuple(args, "O!U", &PyType_Type, &type, &name)) return nullptr;
@@ -436,7 +421,6 @@ PyMethodDef module_methods[] = {
     {"frame_function", frame_function, METH_O, "The function object that a frame runs."},
     {"frame_set_operand", frame_set_operand, METH_VARARGS, "(frame, depth, value)"},
     {"fresh_number", fresh_number, METH_O, "An equal int or float with an identity of its own."},
-    {"frame_set_local", frame_set_local, METH_VARARGS, "(frame, slot, value)"},
     {"lookup_in_type", lookup_in_type, METH_VARARGS, "(type, name): what the classes of the MRO hold, or NULL."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -26,9 +26,8 @@ _STORES = ("_parameters", "_buffers")
 class Places:
     """Which nodes guard and mock are about, whether each is fixed, and the edges to it."""
 
-    def __init__(self, rec: Recording, unpinned: frozenset[tuple[Any, ...]]) -> None:
+    def __init__(self, rec: Recording) -> None:
         self.rec = rec
-        self.unpinned = unpinned
         self.order: list[ShadowNode] = []
         self.edges: dict[int, list[Edge]] = {}
         self.fixed: set[int] = set()
@@ -83,13 +82,13 @@ class Places:
             return False
         if isinstance(value, torch.Tensor):
             return self._is_parameter(parent, relation, value)
-        if relation in parent.written or (id(parent.variable), relation) in self.unpinned:
+        if relation in parent.written:
             return False
         return value is not None
 
     def _is_parameter(self, parent: ShadowNode, relation: Relation, tensor: torch.Tensor) -> bool:
         """Parameters and buffers that the program does not replace are bound once."""
-        if relation in parent.written or (id(parent.variable), relation) in self.unpinned:
+        if relation in parent.written:
             return False
         return any(
             above.key in _STORES

@@ -248,7 +248,6 @@ def synthesise(
     result: Any,
     backend: Backend,
     entry: Callable[[], Any],
-    unpinned: frozenset[tuple[Any, ...]] = frozenset(),
 ) -> Record:
     """Guard, mock and compiled graph from a recording that reached its end.
 
@@ -258,7 +257,7 @@ def synthesise(
     Raises:
         Split: something that the program read or made cannot be checked or made again.
     """
-    places = Places(rec, unpinned)
+    places = Places(rec)
     guard = GuardBuilder(rec, places, args, kwargs)
     with entry():
         guard.build()

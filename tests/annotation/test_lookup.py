@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from magpy_like.annotation import NULL, RelationKind, ValueRead, annotate, lookup, resolve
-from magpy_like.annotation.lookup import Table, annotation_directory, load_annotations
+from magpy_like.annotation.location import annotations_dir
+from magpy_like.annotation.lookup import Table, load_annotations
 from magpy_like.annotation.shapes import shape_depends_on_data
 
 ITEMS = [1]
@@ -253,7 +254,7 @@ def test_a_user_s_file_comes_before_the_shipped_ones(tmp_path: Path) -> None:
         "      - {names: ['erf*'], is: dynamic, reason: mine}\n"
     )
     table = Table()
-    table.load_directory(annotation_directory())
+    table.load_directory(annotations_dir())
     table.load(path)
     assert table.lookup(math.erf).reason == "mine"
     assert table.lookup(math.erfc).reason == "mine"
@@ -312,9 +313,10 @@ def test_every_native_operation_of_a_namespace_is_annotated(namespace) -> None:
 def test_loading_all_annotations_takes_less_than_150_ms() -> None:
     program = (
         "import time, torch, magpy_like.annotation.loader\n"
-        "from magpy_like.annotation.lookup import Table, annotation_directory\n"
+        "from magpy_like.annotation.location import annotations_dir\n"
+        "from magpy_like.annotation.lookup import Table\n"
         "start = time.process_time()\n"
-        "Table().load_directory(annotation_directory())\n"
+        "Table().load_directory(annotations_dir())\n"
         "print(time.process_time() - start)\n"
     )
     answer = subprocess.run(

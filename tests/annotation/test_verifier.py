@@ -126,9 +126,7 @@ def verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     directory = tmp_path / "samples"
     directory.mkdir()
     (directory / "planted.yaml").write_text(SAMPLES.format(name=planted.__name__))
-    monkeypatch.setattr(
-        "magpy_like.annotation.verify.samples.annotation_directory", lambda: tmp_path
-    )
+    monkeypatch.setattr("magpy_like.annotation.verify.samples.annotations_dir", lambda: tmp_path)
 
     def run(rule: str, isolated: bool = False) -> Result:
         (tmp_path / "planted.yaml").write_text(

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from magpy_like.annotation.lookup import Table, annotation_directory
+from magpy_like.annotation.location import annotations_dir
+from magpy_like.annotation.lookup import Table
 from magpy_like.annotation.verify.checks import Operation, Verdict, check
 from magpy_like.annotation.verify.samples import Samples
 
@@ -191,7 +192,7 @@ def shipped_table() -> Table:
     for name in _modules():
         __import__(name)
     table = Table()
-    table.load_directory(annotation_directory())
+    table.load_directory(annotations_dir())
     return table
 
 

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 import yaml
 
-from magpy_like.annotation.lookup import annotation_directory, resolve
+from magpy_like.annotation.location import annotations_dir
+from magpy_like.annotation.lookup import resolve
 from magpy_like.annotation.schema import ValueRead
 from magpy_like.annotation.verify.snapshot import Cell, Marker, copied
 
@@ -167,7 +168,7 @@ def _scope() -> dict[str, Any]:
 
 def _read_samples() -> dict[str, Any]:
     result: dict[str, Any] = {}
-    for path in sorted((annotation_directory() / "samples").glob("*.yaml")):
+    for path in sorted((annotations_dir() / "samples").glob("*.yaml")):
         for section, entries in (yaml.safe_load(path.read_text("utf-8")) or {}).items():
             result.setdefault(section, {}).update(entries)
     return result
