@@ -42,7 +42,8 @@ def test_a_wheel_carries_the_annotations_and_all_code(tmp_path):
 
     script = (
         f"import sys; sys.path[:0] = {[str(site), str(Path(torch.__file__).parents[1])]}\n"
-        "from magpy_like.annotation.location import annotations_dir; print(annotations_dir())"
+        "from magpy_like.annotation.location import annotations_dir; print(annotations_dir())\n"
+        "from magpy_like.annotation import lookup; assert lookup(len) and lookup(list.append)"
     )
     # Without site, so that an editable install of this very checkout is not found instead.
     command = [sys.executable, "-S", "-c", script]
@@ -51,7 +52,7 @@ def test_a_wheel_carries_the_annotations_and_all_code(tmp_path):
     assert installed == site / "magpy_like" / "_annotations"
     assert yaml_files(installed) == yaml_files(source / "annotations")
     for package in PACKAGES:
-        for kind in ("*.py", "*.cpp"):
+        for kind in ("*.py", "*.cpp", "*.h"):
             sources = {p.relative_to(source) for p in (source / package).rglob(kind)}
             carried = {p.relative_to(site) for p in (site / package).rglob(kind)}
             assert sources - carried == set()
