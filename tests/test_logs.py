@@ -45,10 +45,18 @@ def test_a_program_with_its_own_root_logger_sees_a_message_once(capsys):
     assert capsys.readouterr().err.count("once") == 1
 
 
-def test_a_program_may_listen_by_itself(caplog):
-    with caplog.at_level(logging.DEBUG, logger="magpy_like"):
-        logs.topic("records").debug("hit")
-    assert "hit" in caplog.text
+def test_a_program_may_listen_by_itself():
+    # In a process of its own: other tests change how logging works for the whole of theirs.
+    code = (
+        "import logging; from magpy_like import logs; logging.basicConfig()\n"
+        "logging.getLogger('magpy_like').setLevel(logging.DEBUG); logs.topic('records').debug('hit')"
+    )
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    environment.pop("MAGPY_LOGS", None)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "hit" in done.stderr
 
 
 def test_an_unknown_topic_is_named_with_those_there_are():
