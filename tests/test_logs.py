@@ -49,7 +49,8 @@ def test_a_program_may_listen_by_itself():
     # In a process of its own: other tests change how logging works for the whole of theirs.
     code = (
         "import logging; from magpy_like import logs; logging.basicConfig()\n"
-        "logging.getLogger('magpy_like').setLevel(logging.DEBUG); logs.topic('records').debug('hit')"
+        "logging.getLogger('magpy_like').setLevel(logging.DEBUG)\n"
+        "logs.topic('records').debug('hit')"
     )
     environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
     environment.pop("MAGPY_LOGS", None)
