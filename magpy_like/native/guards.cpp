@@ -18,6 +18,7 @@
 namespace {
 
 PyObject *absent;         // expected value of a place that must be empty
+PyObject *class_name;     // "__class__"
 PyTypeObject *tensor_type;  // torch._C.TensorBase
 Py_ssize_t impl_offset;   // where a tensor object keeps its TensorImpl
 
@@ -156,7 +157,8 @@ struct Watched {
   Kind kind;
   PyObject *object;  // owned
   uint64_t version = 0;
-  Py_ssize_t length = -1;  // of a list, -1: any; of a dictionary, >= 0: places are all its keys in order
+  Py_ssize_t length = -1;  // of a list or dictionary, -1: any
+  Py_ssize_t ordered = 0;  // of a dictionary: this many places at the end are its keys in order
   std::vector<Place> places;
 };
 
@@ -223,16 +225,37 @@ bool fail(Watch *w, const Watched &o, const Place *p, PyObject *found) {
   return false;
 }
 
+// What `super` finds: (name, class) asks the classes behind that class in the MRO of `type`.
+PyObject *find_after(PyTypeObject *type, PyObject *key) {
+  PyObject *name = PyTuple_GET_ITEM(key, 0), *after = PyTuple_GET_ITEM(key, 1);
+  PyObject *mro = type->tp_mro;
+  bool behind = false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mro); i++) {
+    PyTypeObject *base = (PyTypeObject *)PyTuple_GET_ITEM(mro, i);
+    if (behind) {
+#if PY_VERSION_HEX >= 0x030C0000
+      PyObject *names = PyType_GetDict(base);
+      PyObject *found = names ? PyDict_GetItemWithError(names, name) : nullptr;
+      Py_XDECREF(names);
+#else
+      PyObject *found = PyDict_GetItemWithError(base->tp_dict, name);
+#endif
+      if (found || PyErr_Occurred()) return found;
+    }
+    behind = behind || (PyObject *)base == after;
+  }
+  return nullptr;
+}
+
 bool recheck(Watch *w, Watched &o) {
   switch (o.kind) {
     case DICT: {
-      if (o.length >= 0) {
-        if (PyDict_GET_SIZE(o.object) != o.length) return fail(w, o, nullptr, nullptr);
-        Py_ssize_t at = 0, i = 0;
+      if (o.length >= 0 && PyDict_GET_SIZE(o.object) != o.length) return fail(w, o, nullptr, nullptr);
+      if (o.ordered) {
+        Py_ssize_t at = 0, i = o.places.size() - o.ordered;
         PyObject *key, *value;
-        size_t ordered = o.places.size() - o.length;  // the keys come last
         while (PyDict_Next(o.object, &at, &key, &value)) {
-          PyObject *wanted = o.places[ordered + i++].key;
+          PyObject *wanted = o.places[i++].key;
           if (key != wanted &&
               (Py_TYPE(key) != Py_TYPE(wanted) || PyObject_RichCompareBool(key, wanted, Py_EQ) != 1)) {
             PyErr_Clear();
@@ -251,11 +274,13 @@ bool recheck(Watch *w, Watched &o) {
     case TYPE: {
       PyTypeObject *t = (PyTypeObject *)o.object;
       for (const Place &p : o.places) {
-        PyObject *found = _PyType_Lookup(t, p.key);
+        PyObject *found = PyTuple_Check(p.key) ? find_after(t, p.key) : _PyType_Lookup(t, p.key);
         if (!found) PyErr_Clear();
         if (!matches(p, found)) return fail(w, o, &p, found);
       }
-      // A tag is only reliable while the type says so; 0 never matches.
+      // A tag is only reliable while the type says so, which it does once it was asked for a name.
+      // 0 never matches.
+      _PyType_Lookup(t, class_name);
       o.version = PyType_HasFeature(t, Py_TPFLAGS_VALID_VERSION_TAG) ? t->tp_version_tag : 0;
       return true;
     }
@@ -295,8 +320,17 @@ bool recheck(Watch *w, Watched &o) {
   return false;
 }
 
+// What is watched lies scattered in memory, so what comes next is fetched while this is compared.
+constexpr size_t AHEAD = 12;
+
 bool holds(Watch *w) {
-  for (Watched &o : *w->watched) {
+  const size_t objects = w->watched->size(), tensors = w->tensors->size(), instances = w->typed->size();
+  for (size_t i = 0; i < objects; i++) {
+    if (i + AHEAD < objects) {
+      const Watched &next = (*w->watched)[i + AHEAD];
+      if (next.kind == DICT) __builtin_prefetch(&((PyDictObject *)next.object)->ma_version_tag);
+    }
+    Watched &o = (*w->watched)[i];
     if (o.kind == DICT) {
       if (version_of(o.object) == o.version) continue;
     } else if (o.kind == TYPE) {
@@ -306,12 +340,17 @@ bool holds(Watch *w) {
     }
     if (!recheck(w, o)) return false;
   }
-  for (const Typed &t : *w->typed)
+  for (size_t i = 0; i < instances; i++) {
+    if (i + AHEAD < instances) __builtin_prefetch((*w->typed)[i + AHEAD].object);
+    const Typed &t = (*w->typed)[i];
     if (Py_TYPE(t.object) != t.type) {
       *w->failed = std::string("the class of a ") + t.type->tp_name + " changed";
       return false;
     }
-  for (const Tensor &t : *w->tensors) {
+  }
+  for (size_t i = 0; i < tensors; i++) {
+    if (i + AHEAD < tensors) __builtin_prefetch(impl_of((*w->tensors)[i + AHEAD].tensor));
+    const Tensor &t = (*w->tensors)[i];
     const char *what = t.expected.differs(t.tensor);
     if (what) {
       *w->failed = std::string("the ") + what + " of a parameter, buffer or known tensor changed";
@@ -373,8 +412,7 @@ PyObject *watch_place(PyObject *self, PyObject *args) {
   Watched *o = entry((Watch *)self, kind, object);
   if (!o) return nullptr;
   // The ordered keys of a dictionary stay last.
-  size_t tail = kind == DICT && o->length > 0 ? o->length : 0;
-  o->places.insert(o->places.end() - tail,
+  o->places.insert(o->places.end() - o->ordered,
                    {Py_NewRef(key), expected == Py_Ellipsis ? nullptr : Py_NewRef(expected), equal != 0});
   Py_RETURN_NONE;
 }
@@ -382,21 +420,19 @@ PyObject *watch_place(PyObject *self, PyObject *args) {
 PyObject *watch_size(PyObject *self, PyObject *args) {
   PyObject *object, *keys;
   if (!PyArg_ParseTuple(args, "OO", &object, &keys)) return nullptr;
-  if (PyList_Check(object)) {
-    Watched *o = entry((Watch *)self, LIST, object);
-    if (!o) return nullptr;
-    o->length = PyLong_AsSsize_t(keys);
-    if (PyErr_Occurred()) return nullptr;
-    Py_RETURN_NONE;
-  }
-  if (!PyDict_Check(object) || !PyList_Check(keys)) {
-    PyErr_SetString(PyExc_TypeError, "expected a list and its length, or a dictionary and its keys");
+  const bool counted = PyLong_Check(keys);
+  if (!(PyDict_Check(object) && (counted || PyList_Check(keys))) && !(PyList_Check(object) && counted)) {
+    PyErr_SetString(PyExc_TypeError,
+                    "expected a list or dictionary and its length, or a dictionary and its keys");
     return nullptr;
   }
-  Watched *o = entry((Watch *)self, DICT, object);
+  Watched *o = entry((Watch *)self, PyList_Check(object) ? LIST : DICT, object);
   if (!o) return nullptr;
-  if (o->length < 0) {
-    o->length = PyList_GET_SIZE(keys);
+  if (counted) {
+    o->length = PyLong_AsSsize_t(keys);
+    if (PyErr_Occurred()) return nullptr;
+  } else if (!o->ordered) {
+    o->length = o->ordered = PyList_GET_SIZE(keys);
     for (Py_ssize_t i = 0; i < o->length; i++)
       o->places.push_back({Py_NewRef(PyList_GET_ITEM(keys, i)), nullptr, false});
   }
@@ -557,8 +593,9 @@ PyObject *calibrate(PyObject *, PyObject *args) {
 PyMethodDef watch_methods[] = {
     {"place", watch_place, METH_VARARGS,
      "(object, key, expected, equal): what a dictionary, class, list or cell must hold. expected: ABSENT "
-     "for nothing, ... for anything. A callable must return true; key then names it."},
-    {"size", watch_size, METH_VARARGS, "(list, length) or (dict, keys in order)"},
+     "for nothing, ... for anything. The key of a class may be (name, class): what super finds behind "
+     "that class. A callable must return true; key then names it."},
+    {"size", watch_size, METH_VARARGS, "(list or dict, length) or (dict, keys in order)"},
     {"tensor", watch_tensor, METH_O, "A tensor whose metadata must not change."},
     {"type", watch_type_of, METH_O, "An object that must stay of the class that it is of."},
     {"why", watch_why, METH_NOARGS, "What changed, in words, or None."},
@@ -611,8 +648,9 @@ PyMODINIT_FUNC PyInit__magpy_guards(void) {
     return nullptr;
   PyObject *m = PyModule_Create(&module);
   if (!m) return nullptr;
+  class_name = PyUnicode_InternFromString("__class__");
   absent = PyObject_CallFunction((PyObject *)&PyBaseObject_Type, nullptr);
-  if (!absent || PyModule_AddObjectRef(m, "ABSENT", absent) < 0 ||
+  if (!class_name || !absent || PyModule_AddObjectRef(m, "ABSENT", absent) < 0 ||
       PyModule_AddObjectRef(m, "Watch", (PyObject *)&watch_type) < 0 ||
       PyModule_AddObjectRef(m, "TensorCheck", (PyObject *)&tensor_check_type) < 0 ||
       PyModule_AddObjectRef(m, "StateCheck", (PyObject *)&state_check_type) < 0) {

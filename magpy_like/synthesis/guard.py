@@ -44,6 +44,7 @@ _WATCHED_DIRECTLY = {
     RelationKind.CELL,
     RelationKind.ITEM,
 }
+_FUNCTION_SLOTS = ("__code__", "__defaults__", "__kwdefaults__")
 
 
 class GuardBuilder:
@@ -221,9 +222,10 @@ class GuardBuilder:
             else:
                 self.watch.size(value, keys)
             self.readable.append(f"{label} has {len(before)} keys, the same in the same order")
-        elif isinstance(value, list) and Fact.LENGTH in node.facts:
-            self.watch.size(value, len(before))
-            self.readable.append(f"len({label}) == {len(before)}")
+        elif isinstance(value, list | dict) and Fact.LENGTH in node.facts:
+            size = list.__len__(before) if isinstance(before, list) else dict.__len__(before)
+            self.watch.size(value, size)
+            self.readable.append(f"len({label}) == {size}")
         elif isinstance(value, np.ndarray):
             self._call(functools.partial(same_array, value, before), f"{label} holds what it held")
         elif isinstance(value, set | frozenset) and Fact.VALUE in node.facts:
@@ -241,8 +243,10 @@ class GuardBuilder:
         """A place of a fixed object must hold ``value`` (... for anything, NOTHING for nothing)."""
         owner = parent.variable
         kind, key = relation
-        if kind is RelationKind.TYPE and isinstance(key, str):
+        if kind is RelationKind.TYPE:
             self.watch.place(owner, key, value, equal)
+        elif key in _FUNCTION_SLOTS and isinstance(owner, types.FunctionType):
+            self._once(owner, key, value)
         elif kind is RelationKind.ATTRIBUTE:
             self.watch.place(object.__getattribute__(owner, "__dict__"), key, value, equal)
         elif kind is RelationKind.CELL and isinstance(owner, types.CellType):

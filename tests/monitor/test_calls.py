@@ -188,6 +188,22 @@ def test_method_that_a_subclass_gets_later_must_miss(monkeypatch):
     check_made(lambda: program, one(), changes=[change])
 
 
+def test_method_that_super_finds_and_that_is_replaced_must_miss(monkeypatch):
+    class Between(Affine):
+        pass
+
+    class Lowest(Between):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    def patched(self, x):
+        return x - self.scale
+
+    by_inheritance = lambda p: monkeypatch.setattr(Affine, "forward", patched)
+    between = lambda p: monkeypatch.setattr(Between, "forward", lambda self, x: x, raising=False)
+    check_made(lambda: Lowest(2.0), one(), changes=[by_inheritance, between])
+
+
 def test_method_in_the_instance_must_miss():
     def change(p):
         p.forward = lambda x: x - 3

@@ -1,0 +1,78 @@
+"""What fixed objects hold is watched natively: a change of it, and nothing else, is noticed."""
+
+import collections
+
+import pytest
+
+from magpy_like.native import ABSENT, Watch
+
+
+class Base:
+    def act(self):
+        return "base"
+
+
+class Middle(Base):
+    pass
+
+
+class Leaf(Middle):
+    def act(self):
+        return super().act()
+
+
+@pytest.mark.parametrize("kind", [dict, collections.OrderedDict, collections.defaultdict])
+def test_number_of_entries_of_a_dictionary(kind):
+    hooks = kind()
+    watch = Watch()
+    watch.size(hooks, 0)
+    assert watch()
+    hooks["a"] = 1
+    assert not watch()
+    assert watch.why() == "the keys of a dictionary changed"
+    hooks.clear()
+    assert watch()
+
+
+def test_number_of_entries_beside_the_keys_and_an_entry():
+    entries = {"a": 1, "b": 2}
+    watch = Watch()
+    watch.size(entries, 2)
+    watch.size(entries, ["a", "b"])
+    watch.place(entries, "a", 1, True)
+    assert watch()
+    entries["b"] = 3
+    assert watch()
+    del entries["a"]
+    entries["a"] = 1
+    assert not watch()  # in another order
+
+
+def test_what_super_finds_behind_a_class():
+    watch = Watch()
+    watch.place(Leaf, ("act", Leaf), Base.act, False)
+    assert watch()
+    original = Base.act
+    try:
+        Middle.act = lambda self: "middle"
+        assert not watch()
+        del Middle.act
+        assert watch()
+        Base.act = lambda self: "changed"
+        assert not watch()
+    finally:
+        Base.act = original
+    assert watch()
+    Leaf.__bases__ = (Middle, collections.UserString)
+    assert watch()
+
+
+def test_what_super_does_not_find():
+    class Alone:
+        pass
+
+    watch = Watch()
+    watch.place(Alone, ("act", Alone), ABSENT, False)
+    assert watch()
+    Alone.act = None  # it is not behind itself
+    assert watch()
