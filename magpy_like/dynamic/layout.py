@@ -87,6 +87,40 @@ class Layout:
         """Positions of the values that iterators of the state go through."""
         return [i for i, leaf in enumerate(self._leaves()) if leaf.iterated]
 
+    def in_iterators(self) -> list[int]:
+        """Positions of the values that iterators of the state are made from."""
+        found: list[int] = []
+        at = 0
+        for frame in self.frames:
+            for part in (frame.function, *frame.locals, *frame.stack, frame.complete):
+                count = 0 if part is None else sum(1 for _ in _leaves_of(part))
+                if isinstance(part, Made):
+                    found += range(at, at + count)
+                at += count
+        return found
+
+    def slot_of(self, position: int) -> tuple[int, int | None, int] | None:
+        """Where the value at a position is: frame, slot of a local, depth on the operand stack.
+
+        None when it is part of an iterator, or not in a frame itself.
+        """
+        at = 0
+        for number, frame in enumerate(self.frames):
+            depth = len(frame.stack)
+            places: list[tuple[Part | None, tuple[int, int | None, int] | None]] = [
+                (frame.function, None),
+                *((part, (number, slot, 0)) for slot, part in enumerate(frame.locals)),
+                *((part, (number, None, depth - i)) for i, part in enumerate(frame.stack)),
+                (frame.complete, None),
+            ]
+            for part, place in places:
+                if part is None:
+                    continue
+                if at == position:
+                    return place if isinstance(part, Leaf) else None
+                at += sum(1 for _ in _leaves_of(part))
+        return None
+
     def _leaves(self) -> Iterator[Leaf]:
         for frame in self.frames:
             for part in (frame.function, *frame.locals, *frame.stack, frame.complete):

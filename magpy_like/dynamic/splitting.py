@@ -3,13 +3,22 @@ continuation with records of its own (MagPy, section 5.3.1; design, section 6)."
 
 from __future__ import annotations
 
+import sys
 from types import FrameType
 from typing import Any
 
 from magpy_like.dynamic.continuation import OPERATIONS, TESTS, run_chain
-from magpy_like.dynamic.frame_state import FrameState, capture, line_of, origins, restores
+from magpy_like.dynamic.frame_state import (
+    FrameState,
+    capture,
+    line_of,
+    origins,
+    pushes_two,
+    restores,
+)
 from magpy_like.dynamic.layout import Layout, NoLayout
 from magpy_like.dynamic.waiting import suspend
+from magpy_like.native import NULL
 
 
 class Continuation:
@@ -19,6 +28,8 @@ class Continuation:
         self.layout = layout
         self.iterated = layout.iterated()
         """Positions of the arguments that iterators of the state go through."""
+        self.unseen = {("argument", position) for position in layout.in_iterators()}
+        """Places of arguments that native iterators take in, so that they cannot be lifted."""
 
     def __call__(self, *values: Any) -> Any:
         return run_chain(self.layout.build(values))
@@ -34,8 +45,10 @@ def open_frames(
     root: FrameType,
     steps: dict[int, tuple[int, tuple[Any, ...]]],
     handled: BaseException | None,
-) -> list[FrameState]:
+) -> tuple[list[FrameType], list[FrameState]]:
     """The chain of open frames from the split out to the root, every outer one waiting.
+
+    Both the frames themselves and their states, innermost first.
 
     ``steps`` has the offset and operand stack of the instruction that each frame is in, by the
     frame's id.
@@ -43,7 +56,7 @@ def open_frames(
     Raises:
         NoLayout: one of the frames cannot be run on later.
     """
-    states = []
+    frames, states = [], []
     current: FrameType | None = frame
     while current is not None:
         at = steps.get(id(current))
@@ -52,6 +65,7 @@ def open_frames(
         offset, stack = at
         if current is frame and restores(current.f_code, offset):
             raise NoLayout("a continuation is being restored")
+        frames.append(current)
         try:
             states.append(capture(current, stack, offset, handled))
         except ValueError as error:
@@ -67,7 +81,22 @@ def open_frames(
     chain = suspend(states)
     if isinstance(chain, str):
         raise NoLayout(chain)
-    return chain
+    return frames, chain
+
+
+def behind(state: FrameState, frame: FrameType) -> FrameState:
+    """The state of the innermost frame after its instruction, as :func:`step` would give it.
+
+    Raises:
+        NoLayout: the instruction has left it in a state of another form.
+    """
+    try:
+        after = capture(frame, handled=sys.exception())
+    except ValueError as error:
+        raise NoLayout(str(error)) from None
+    if pushes_two(state.instruction) and after.stack[-2] is not NULL:
+        raise NoLayout("a method is on the operand stack")  # a step gives it bound
+    return after
 
 
 def stands_for(function: Any) -> Any:

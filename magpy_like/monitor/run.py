@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import functools
 import gc
@@ -11,7 +10,7 @@ import opcode
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,23 +58,33 @@ _compiling_lock = threading.Lock()
 _compiling_count = 0
 
 
-@contextlib.contextmanager
-def _compiling() -> Iterator[None]:
+class _Compiling:
     """``torch.compiler.is_compiling()`` is true meanwhile, as programs expect of a compiled region.
 
     The flag is one for all threads, so it stays up until the last of them is done.
     """
-    global _compiling_count
-    with _compiling_lock:
-        _compiling_count += 1
-        torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
+
+    def __init__(self) -> None:
+        self._entered = False
+
+    def enter(self) -> None:
+        self._change(True)
+
+    def leave(self) -> None:
+        self._change(False)
+
+    def _change(self, entered: bool) -> None:
+        global _compiling_count
         with _compiling_lock:
-            _compiling_count -= 1
-            if not _compiling_count:
-                torch.compiler._is_compiling_flag = False
+            _compiling_count += entered - self._entered
+            self._entered = entered
+            torch.compiler._is_compiling_flag = _compiling_count > 0
+
+    def __enter__(self) -> None:
+        self.enter()
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
 
 
 @functools.cache
@@ -110,8 +119,12 @@ class Cut(Protocol):
     """Positions of the arguments that iterators among the program's own values go through."""
 
     def at_split(
-        self, run: MonitorRun, frame: types.FrameType, handled: BaseException | None
-    ) -> None: ...
+        self, run: MonitorRun, frame: types.FrameType, reason: str, handled: BaseException | None
+    ) -> bool:
+        """The program stands before a dynamic instruction: is it to be watched beyond that?"""
+
+    def behind_split(self, run: MonitorRun, frame: types.FrameType) -> None:
+        """The instruction has run natively, and the program stands behind it."""
 
     def begins(self, function: Any) -> bool:
         """Whether the program begins with this function; before that, its state is restored."""
@@ -142,11 +155,7 @@ class MonitorRun:
         ``cut`` is told of a split while the program stands at it.
         """
         self.target, self.args, self.kwargs = _seen_entry(target), args, kwargs
-        self.recording = Recording()
-        self.lifted = LiftedNumbers(self.recording)
-        self.recording.lifted = self.lifted
-        self.recording.operators.expression = self.lifted.expression
-        self.varying = varying
+        self._begin(varying)
         if varying:
             self.args = tuple(self._varying_argument(i, value) for i, value in enumerate(args))
             self.kwargs = {name: self._varying_argument(name, v) for name, v in kwargs.items()}
@@ -154,7 +163,6 @@ class MonitorRun:
         self.root_frame: types.FrameType | None = None
         self.steps: dict[int, tuple[int, tuple[Any, ...]]] = {}
         """By the id of an open frame: offset and operands of its last announced instruction."""
-        self.globals_read: set[tuple[int, str]] = set()
         self.suspended = 0
         """How many calls are running whose Python code is not followed."""
         self._rules = _rules()
@@ -168,11 +176,20 @@ class MonitorRun:
             filter=self._rules.filter,
         )
         self._root: dict[int, tuple[int | str, Any]] | None = None
+        self._updates: dict[types.CodeType, set[int]] = {}
+        self._keywords: dict[types.CodeType, dict[int, tuple[str, ...]]] = {}
+
+    def _begin(self, varying: frozenset[Any]) -> None:
+        """A recording begins, of which nothing is known yet."""
+        self.recording = Recording()
+        self.lifted = LiftedNumbers(self.recording)
+        self.recording.lifted = self.lifted
+        self.recording.operators.expression = self.lifted.expression
+        self.varying = varying
+        self.globals_read: set[tuple[int, str]] = set()
         self._entered: set[int] = set()
         self._keep: list[Any] = []
         self._settled_reads: set[int] = set()
-        self._updates: dict[types.CodeType, set[int]] = {}
-        self._keywords: dict[types.CodeType, dict[int, tuple[str, ...]]] = {}
 
     # --- the run ---------------------------------------------------------------------------------
 
@@ -186,7 +203,8 @@ class MonitorRun:
         frame.f_trace_opcodes = False
         del frame  # a frame that refers to itself would keep its callers' variables alive
         active.run = self
-        with _compiling():
+        self._compiling = _Compiling()
+        with self._compiling:
             counting = start_counting()
             gc.callbacks.insert(0, self._suspend)
             gc.callbacks.append(self._resume)
@@ -218,14 +236,15 @@ class MonitorRun:
         self.steps.clear()
         del self._monitor, self.args, self.kwargs
 
+    def end(self) -> None:
+        """Watch no more; the program goes on natively."""
+        self._monitor.stop()
+
     def _split(self, frame: types.FrameType, reason: str) -> None:
         """End the recording here; the program goes on natively."""
-        self._monitor.stop()
+        self.end()
         if self.recording.split is None:
-            code = frame.f_code
-            self.recording.split = SplitPoint(
-                code.co_qualname, code.co_filename, frame.f_lineno or 0, reason
-            )
+            self.recording.split = SplitPoint.at(frame, reason)
 
     def _fail(self, frame: types.FrameType, error: BaseException) -> None:
         if isinstance(error, Split) and self.recording.inside and not isinstance(error, Effect):
@@ -252,13 +271,47 @@ class MonitorRun:
                     return done
             return self._rules.rules[number](self, step)
         except BaseException as error:
-            if self.cut is not None and isinstance(error, Split) and self._can_be_cut():
-                self.cut.at_split(self, frame, handled)
+            if isinstance(error, Split) and self._cut_here(frame, error, handled):
+                return _finish_dynamic, (frame,)
             self._fail(frame, error)
             return None
 
-    def _can_be_cut(self) -> bool:
-        return not (self.recording.inside or self.suspended or self.recording.split)
+    def go_on(
+        self,
+        values: tuple[Any, ...],
+        functions: Sequence[Any],
+        varying: frozenset[Any],
+        iterated: Sequence[int],
+    ) -> None:
+        """Behind a split another recording begins, with the values of the open frames as arguments.
+
+        ``functions`` are those of the open frames. A number at a varying place has an identity of
+        its own already.
+        """
+        self._begin(varying)
+        self.args, self.kwargs = values, {}
+        self._root = {}
+        self._monitor.set_root(None)
+        self._read_arguments(iterated)
+        for function in functions:
+            if isinstance(function, types.FunctionType):
+                self._enter_function(function)
+        self.account()
+
+    def _cut_here(
+        self, frame: types.FrameType, split: Split, handled: BaseException | None
+    ) -> bool:
+        """Whether the program is cut at the instruction it stands at, and watched beyond that."""
+        if self.cut is None or self.recording.inside or self.suspended or self.recording.split:
+            return False
+        self._compiling.leave()  # neither a backend nor a dynamic function is part of the region
+        if self.cut.at_split(self, frame, str(split), handled):
+            # What outer frames wait for is the earlier recording's business.
+            self._monitor.drop_pending()
+            self.suspended += 1
+            return True
+        self._compiling.enter()
+        return False
 
     def _on_result(self, token: Any, frame: types.FrameType, stack: tuple[Any, ...]) -> None:
         try:
@@ -272,6 +325,10 @@ class MonitorRun:
 
     def _on_exception(self, token: Any, frame: types.FrameType, _: Any) -> None:
         finish, payload = token
+        if finish is _finish_dynamic:
+            self.suspended -= 1
+            self.end()  # the handler that it goes to runs natively
+            return
         native_calls.undo(self, payload[0] if finish is finish_without_result else finish)
 
     def _on_return(self, frame: types.FrameType, value: Any) -> None:
@@ -367,10 +424,7 @@ class MonitorRun:
         elif not isinstance(target, types.FunctionType):
             self.recording.constant(target)
         if function is not target:
-            for key, value in inputs_of(self.args, self.kwargs):
-                self._read_argument(key, value)
-            for position in self.cut.iterated if self.cut is not None else ():
-                self.recording.visit(self.args[position], ValueRead.ELEMENTS)
+            self._read_arguments(self.cut.iterated if self.cut is not None else ())
             return
         code = frame.f_code
         names = code.co_varnames[: code.co_argcount]
@@ -396,6 +450,12 @@ class MonitorRun:
             if code.co_varnames[slot] in code.co_cellvars:
                 self._read_argument(key, value)
                 del self._root[slot]
+
+    def _read_arguments(self, iterated: Sequence[int]) -> None:
+        for key, value in inputs_of(self.args, self.kwargs):
+            self._read_argument(key, value)
+        for position in iterated:
+            self.recording.visit(self.args[position], ValueRead.ELEMENTS)
 
     def read_root_local(self, frame: types.FrameType, slot: int) -> None:
         """The compiled function loads one of its locals, maybe an argument still."""
@@ -509,6 +569,14 @@ class MonitorRun:
 def place_of(owner: Any, relation: Relation) -> tuple[Any, ...]:
     """A place outside, as far as it can be told from one run to the next."""
     return (id(owner), relation)
+
+
+def _finish_dynamic(run: MonitorRun, payload: tuple[types.FrameType], result: Any) -> None:
+    """A dynamic instruction has run natively."""
+    run.suspended -= 1
+    run._compiling.enter()
+    assert run.cut is not None
+    run.cut.behind_split(run, *payload)
 
 
 def _finish_lift(run: MonitorRun, payload: tuple[ShadowNode, Any], result: Any) -> Any:

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import CodeType, FrameType
 from typing import Any
 
 
@@ -25,6 +26,19 @@ class SplitPoint:
     filename: str
     lineno: int
     reason: str
+
+    @classmethod
+    def at(cls, frame: FrameType, reason: str) -> SplitPoint:
+        """The place where a frame stands."""
+        code = frame.f_code
+        return cls(code.co_qualname, code.co_filename, frame.f_lineno or 0, reason)
+
+    @classmethod
+    def of(cls, name: str, code: CodeType | None, reason: str) -> SplitPoint:
+        """A function as a whole."""
+        if code is None:
+            return cls(name, "?", 0, reason)
+        return cls(name, code.co_filename, code.co_firstlineno, reason)
 
     def __str__(self) -> str:
         return f"{self.filename}:{self.lineno} in {self.function}: {self.reason}"

@@ -32,6 +32,7 @@ Monitor = _monitor.Monitor
 frame_stack = _monitor.frame_stack
 frame_locals = _monitor.frame_locals
 frame_function = _monitor.frame_function
+frame_set_local = _monitor.frame_set_local
 frame_set_operand = _monitor.frame_set_operand
 fresh_number = _monitor.fresh_number
 lookup_in_type = _monitor.lookup_in_type

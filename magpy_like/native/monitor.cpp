@@ -307,6 +307,14 @@ PyObject *monitor_account(PyObject *self, PyObject *) {
   Py_RETURN_NONE;
 }
 
+// Nobody waits any more for what the instructions under way will give.
+PyObject *monitor_drop_pending(PyObject *self, PyObject *) {
+  std::vector<Pending> pending;
+  pending.swap(*((Monitor *)self)->pending);
+  for (Pending p : pending) drop(p);
+  Py_RETURN_NONE;
+}
+
 PyObject *monitor_set_root(PyObject *self, PyObject *frame) {
   ((Monitor *)self)->root = (PyFrameObject *)frame;  // compared, never followed
   Py_RETURN_NONE;
@@ -334,6 +342,7 @@ PyMethodDef monitor_methods[] = {
     {"account", monitor_account, METH_NOARGS, "All operators dispatched so far are known."},
     {"stop", monitor_stop, METH_NOARGS, "Announce nothing more."},
     {"set_root", monitor_set_root, METH_O, "The frame whose reads of its own arguments are announced."},
+    {"drop_pending", monitor_drop_pending, METH_NOARGS, "Forget what instructions under way will give."},
     {"waits", monitor_waits, METH_O, "Whether a frame waits for the result of native code."},
     {"watch_numbers", monitor_watch_numbers, METH_NOARGS, "Announce instructions on plain numbers too."},
     {"counts", monitor_counts, METH_NOARGS, "(instructions seen, instructions announced)."},
@@ -382,6 +391,22 @@ PyObject *frame_set_operand(PyObject *, PyObject *args) {
   Py_RETURN_NONE;
 }
 
+// Replaces a local variable, told by its slot, of a frame that waits in the trace hook or in a call.
+PyObject *frame_set_local(PyObject *, PyObject *args) {
+  PyObject *frame, *value;
+  int slot;
+  if (!PyArg_ParseTuple(args, "O!iO", &PyFrame_Type, &frame, &slot, &value)) return nullptr;
+  _PyInterpreterFrame *f = internal((PyFrameObject *)frame);
+  if (slot < 0 || slot >= f->f_code->co_nlocals) {
+    PyErr_SetString(PyExc_IndexError, "no such local");
+    return nullptr;
+  }
+  PyObject *old = f->localsplus[slot];
+  f->localsplus[slot] = Py_NewRef(value);
+  Py_XDECREF(old);
+  Py_RETURN_NONE;
+}
+
 // A number that shares its identity with no other, not even a small one.
 PyObject *fresh_number(PyObject *, PyObject *value) {
   if (PyFloat_CheckExact(value)) return PyFloat_FromDouble(PyFloat_AS_DOUBLE(value));
@@ -420,6 +445,7 @@ PyMethodDef module_methods[] = {
     {"frame_locals", frame_locals, METH_O, "Locals, cells and free variables as stored: cells unopened."},
     {"frame_function", frame_function, METH_O, "The function object that a frame runs."},
     {"frame_set_operand", frame_set_operand, METH_VARARGS, "(frame, depth, value)"},
+    {"frame_set_local", frame_set_local, METH_VARARGS, "(frame, slot, value)"},
     {"fresh_number", fresh_number, METH_O, "An equal int or float with an identity of its own."},
     {"lookup_in_type", lookup_in_type, METH_VARARGS, "(type, name): what the classes of the MRO hold, or NULL."},
     {nullptr, nullptr, 0, nullptr}};

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
+from magpy_like.dynamic.layout import Layout
 from magpy_like.dynamic.splitting import Continuation
 from magpy_like.errors import FullGraphError
 from magpy_like.logs import topic
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import Split, SplitPoint, is_monitoring
-from magpy_like.native import StateCheck
 from magpy_like.records.backends import resolve_backend
 from magpy_like.records.interface import CacheInfo, Explanation
 from magpy_like.records.stretches import StretchCut, Stretches
@@ -49,7 +49,9 @@ class Dispatcher:
         backend: str | Callable[..., Any] = "magpy",
         mode: str | None = None,
         options: dict[str, Any] | None = None,
+        stretches: Stretches | None = None,
     ) -> None:
+        """``stretches`` are those of the program that the target is a continuation of."""
         self.target = target
         self.fullgraph = fullgraph
         self.dynamic = dynamic
@@ -62,7 +64,8 @@ class Dispatcher:
         self.hits = self.misses = self._given_up = 0
         self.split_points: list[SplitPoint] = []
         self._eager: str | None = None
-        self._stretches = Stretches(self._continue)
+        self._is_program = stretches is None
+        self._stretches = stretches or Stretches(self._continue)
         self.varying: set[Any] = set()
         """Places whose numbers have caused misses: later monitor runs lift them."""
         _all.add(self)
@@ -71,6 +74,22 @@ class Dispatcher:
         """Run the program on these arguments, by a record if one matches."""
         if _is_traced():
             return self.target(*args, **kwargs)
+        dispatcher, match = self, self._match(args, kwargs)
+        while match is not None:
+            record, found = match
+            if record.layout is None:
+                return record.mock(*found)
+            following, args = self._stretches.cross(record.layout, record.mock(*found))
+            if following is None:
+                return args
+            dispatcher, kwargs = following, {}
+            match = dispatcher._match(args, kwargs)
+        return dispatcher._miss(args, kwargs)
+
+    def _match(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Record, tuple[Any, ...]] | None:
+        """The first record whose guard holds, with what its mock needs."""
         for i, record in enumerate(self.records):
             try:
                 found = record.guard(args, kwargs)
@@ -80,10 +99,8 @@ class Dispatcher:
                 self.hits += 1
                 if i:
                     self._promote(record)
-                if record.layout is None:
-                    return record.mock(*found)
-                return self._stretches.go_on(record.layout, record.mock(*found))
-        return self._miss(args, kwargs)
+                return record, found
+        return None
 
     def _promote(self, record: Record) -> None:
         """Most recently matched first."""
@@ -142,53 +159,52 @@ class Dispatcher:
             backend=self.backend,
             mode=self.mode,
             options=self.options,
+            stretches=self._stretches,
         )
 
+    def following(self, layout: Layout) -> Dispatcher:
+        """The dispatcher of what the program does from a state of this layout."""
+        return self._stretches.following(layout)
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether the function is not recorded any more."""
+        return self._eager is not None or len(self.records) >= RECORD_LIMIT
+
     def _monitor(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        at_entry = StateCheck()
-        grad_mode = torch.is_grad_enabled()
-        random_state = torch.get_rng_state()
-
-        def make(run: MonitorRun, result: Any) -> Record:
-            rec = run.recording
-            rec.operators.effects = not torch.equal(random_state, torch.get_rng_state())
-            _note_modes(rec, at_entry, grad_mode)
-            return self._synthesise(rec, args, kwargs, result, grad_mode)
-
-        cut = StretchCut(self.target, make)
+        """Run the program natively; each of the stretches that it comes through gets a record."""
+        cut = StretchCut(self, args, kwargs)
         run = MonitorRun(self.target, args, dict(kwargs), frozenset(self.varying), cut)
         result = run.run()
-        split, record = run.recording.split, cut.record
-        if split is None:
+        last = cut.stretch.dispatcher
+        if run.recording.split is not None:
+            last.no_record(run.recording.split, "")
+        elif not cut.recorded:
             try:
-                record = make(run, result)
+                last.add(cut.stretch.record(run.recording, result))
             except Split as reason:
-                code = _code_of(self.target)
-                split = SplitPoint(
-                    self.name,
-                    code.co_filename if code else "?",
-                    code.co_firstlineno if code else 0,
-                    str(reason),
-                )
+                last.no_record(SplitPoint.of(self.name, _code_of(self.target), str(reason)), "")
         run.recording.release()
-        if split is not None:
-            self._note_split(split, cut)
-        if record is not None:
-            self._add(record)
+        if self.fullgraph and self.split_points:
+            point = self.split_points[-1]
+            raise FullGraphError(point.function, point.filename, point.lineno, point.reason)
         return result
 
-    def _synthesise(
+    def synthesise(
         self,
         rec: Recording,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         result: Any,
-        grad_mode: bool,
+        entry: Callable[[], Any],
     ) -> Record:
+        """A record of a stretch that began with these arguments and ends with ``result``.
+
+        Raises:
+            Split: no record can be made.
+        """
         try:
-            return synthesise(
-                rec, args, kwargs, result, self._backend, lambda: torch.set_grad_enabled(grad_mode)
-            )
+            return synthesise(rec, args, kwargs, result, self._backend, entry)
         except (Split, FullGraphError):
             raise
         except Exception as error:
@@ -210,7 +226,7 @@ class Dispatcher:
             )
             return graph
 
-    def _add(self, record: Record) -> None:
+    def add(self, record: Record) -> None:
         with self._lock:
             self._note_varying(record)
             self.records = (record, *self.records)
@@ -231,25 +247,27 @@ class Dispatcher:
                 before = other.numbers.get(place, value)
                 if type(before) is type(value) and before != value:
                     self.varying.add(place)
+        if isinstance(self.target, Continuation):
+            self.varying -= self.target.unseen
 
-    def _note_split(self, point: SplitPoint, cut: StretchCut) -> None:
+    def note_split(self, point: SplitPoint) -> None:
+        """The program splits there."""
         _splits_log.info("%s: split at %s", self.name, point)
-        if cut.record is None and cut.reason:
-            _splits_log.info("%s: no stretch ends there: %s", self.name, cut.reason)
-        self.split_points.append(point)
-        if self.fullgraph:
-            raise FullGraphError(point.function, point.filename, point.lineno, point.reason)
-        if cut.record is None:
-            self._given_up += 1
+        if point not in self.split_points:
+            self.split_points.append(point)
+
+    def no_record(self, point: SplitPoint, obstacle: str) -> None:
+        """The program splits there, and no record of the stretch before could be made."""
+        self.note_split(point)
+        if obstacle:
+            _splits_log.info("%s: no stretch ends there: %s", self.name, obstacle)
+        self._given_up += 1
         if self._given_up >= SPLIT_LIMIT:
             self._eager = f"it splits at {point}"
 
     def _following(self) -> list[Dispatcher]:
-        """The dispatchers of all that follows splits, however far."""
-        found = []
-        for dispatcher in list(self._stretches.dispatchers.values()):
-            found += [dispatcher, *dispatcher._following()]
-        return found
+        """The dispatchers of all that follows splits."""
+        return list(self._stretches.dispatchers.values()) if self._is_program else []
 
     def cache_info(self) -> CacheInfo:
         following = self._following()
@@ -278,7 +296,8 @@ class Dispatcher:
             self.hits = self.misses = self._given_up = 0
             self.split_points = []
             self.varying = set()
-            self._stretches = Stretches(self._continue)
+            if self._is_program:
+                self._stretches = Stretches(self._continue)
             self._eager = None
 
 
@@ -290,16 +309,6 @@ def _is_traced() -> bool:
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._get_tracing_state() is not None
     )
-
-
-def _note_modes(rec: Recording, at_entry: Any, grad_mode: bool) -> None:
-    if at_entry():
-        return
-    left = torch.is_grad_enabled()
-    with torch.set_grad_enabled(grad_mode):
-        if not at_entry():
-            raise Split("leaves torch's global modes changed")
-    rec.grad_mode_at_end = left
 
 
 def _code_of(target: Any) -> types.CodeType | None:

@@ -2,35 +2,81 @@
 
 The record of a stretch ends in the state of the program's open frames. A call runs the stretch's
 mock, then the dynamic instruction natively, and hands the frames on to the dispatcher of the
-continuation, which has records of its own.
+continuation, which has records of its own. One monitor run records all stretches that it comes
+through: where one ends, the frames' state becomes the arguments of the next.
 """
 
 from __future__ import annotations
 
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from magpy_like.dynamic.continuation import Raised, run_chain, step
+from magpy_like.dynamic.frame_state import FrameState
 from magpy_like.dynamic.layout import Layout, NoLayout, lay_out
-from magpy_like.dynamic.splitting import Continuation, open_frames, stands_for
+from magpy_like.dynamic.splitting import Continuation, behind, open_frames, stands_for
+from magpy_like.monitor.lifted import is_number
+from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
-from magpy_like.monitor.split import Split
+from magpy_like.monitor.split import Split, SplitPoint
+from magpy_like.native import StateCheck, frame_set_local, frame_set_operand, fresh_number
 from magpy_like.synthesis.record import Record
+
+if TYPE_CHECKING:
+    from magpy_like.records.dispatch import Dispatcher
+
+
+class Stretch:
+    """One stretch of a program in a monitor run, from the state that it was entered in."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.dispatcher, self.args, self.kwargs = dispatcher, args, kwargs
+        self._modes = StateCheck()
+        self._grad_mode = torch.is_grad_enabled()
+        self._random_state = torch.get_rng_state()
+
+    def record(self, rec: Recording, result: Any) -> Record:
+        """The record of what has been recorded since, with ``result`` as what its mock returns.
+
+        Raises:
+            Split: no record can be made.
+        """
+        rec.operators.effects = not torch.equal(self._random_state, torch.get_rng_state())
+        self._note_modes(rec)
+        return self.dispatcher.synthesise(rec, self.args, self.kwargs, result, self._at_entry)
+
+    def _at_entry(self) -> Any:
+        """Puts torch's modes back to what they were, as a context manager."""
+        return torch.set_grad_enabled(self._grad_mode)
+
+    def _note_modes(self, rec: Recording) -> None:
+        if self._modes():
+            return
+        left = torch.is_grad_enabled()
+        with self._at_entry():
+            if not self._modes():
+                raise Split("leaves torch's global modes changed")
+        rec.grad_mode_at_end = left
 
 
 class StretchCut:
-    """Makes the record of a stretch while the program stands at the split: a monitor's ``Cut``."""
+    """Cuts a monitored program into stretches and makes a record of each: a monitor's ``Cut``."""
 
-    def __init__(self, target: Any, make: Callable[[MonitorRun, Any], Record]) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        target = dispatcher.target
         self._continues = isinstance(target, Continuation)
-        self.iterated: Sequence[int] = target.iterated if self._continues else ()
-        self._make = make
-        self.record: Record | None = None
-        self.reason = ""
-        """Why there is no record although the program has split."""
+        self.iterated: Sequence[int] = target.iterated if isinstance(target, Continuation) else ()
+        self.stretch = Stretch(dispatcher, args, kwargs)
+        self.recorded = False
+        """Whether the last stretch that began has its record, because the program was cut."""
+        self._frames: list[types.FrameType] = []
 
     def begins(self, function: Any) -> bool:
         return not self._continues or stands_for(function) is not function
@@ -39,56 +85,109 @@ class StretchCut:
         return stands_for(function)
 
     def at_split(
-        self, run: MonitorRun, frame: types.FrameType, handled: BaseException | None
-    ) -> None:
+        self, run: MonitorRun, frame: types.FrameType, reason: str, handled: BaseException | None
+    ) -> bool:
+        dispatcher = self.stretch.dispatcher
         try:
             if run.root_frame is None:
                 raise NoLayout("the program has not begun")
             run.read_rest()
-            states = open_frames(frame, run.root_frame, run.steps, handled)
+            self._frames, states = open_frames(frame, run.root_frame, run.steps, handled)
             layout, values = lay_out(states, lambda it: run.recording.node(it) is not None)
-            with _not_compiling():
-                record = self._make(run, tuple(values))
-        except (NoLayout, Split) as reason:
-            self.reason = str(reason)
-        else:
-            record.layout = layout
-            self.record = record
+            record = self.stretch.record(run.recording, tuple(values))
+        except (NoLayout, Split) as obstacle:
+            dispatcher.no_record(SplitPoint.at(frame, reason), str(obstacle))
+            return False
+        record.layout = layout
+        dispatcher.add(record)
+        dispatcher.note_split(SplitPoint.at(frame, reason))
+        self.recorded = True
+        self._states = states
+        return not dispatcher.fullgraph
+
+    def behind_split(self, run: MonitorRun, frame: types.FrameType) -> None:
+        states, frames = self._states, self._frames
+        del self._states, self._frames
+        states[0] = behind(states[0], frame)
+        try:
+            layout, values = after_step(states)
+        except NoLayout:
+            run.end()
+            return
+        dispatcher = self.stretch.dispatcher.following(layout)
+        if dispatcher.is_eager:
+            run.end()
+            return
+        varying = set(dispatcher.varying)
+        for position in range(len(values)):
+            if ("argument", position) in varying and is_number(values[position]):
+                number = fresh_number(values[position])
+                if _replace(layout, position, frames, number):
+                    values[position] = number
+                else:
+                    varying.discard(("argument", position))
+        arguments = tuple(values)
+        run.recording.release()
+        self.stretch = Stretch(dispatcher, arguments, {})
+        self.recorded = False
+        functions = [state.function for state in states]
+        run.go_on(arguments, functions, frozenset(varying), layout.iterated())
 
 
-class _not_compiling:
-    """A backend runs in the middle of the monitored program, but is no part of it."""
+def _replace(layout: Layout, position: int, frames: Sequence[types.FrameType], number: Any) -> bool:
+    """Put a number where an open frame has an equal one; whether that can be done."""
+    found = layout.slot_of(position)
+    if found is None:
+        return False
+    frame, slot, depth = found
+    if slot is not None:
+        frame_set_local(frames[frame], slot, number)
+    elif frame == 0:
+        frame_set_operand(frames[0], depth, number)
+    else:
+        return False  # the operand stack of a frame that called another cannot be seen
+    return True
 
-    def __enter__(self) -> None:
-        self._before = torch.compiler._is_compiling_flag
-        torch.compiler._is_compiling_flag = False
 
-    def __exit__(self, *_: object) -> None:
-        torch.compiler._is_compiling_flag = self._before
+def after_step(states: list[FrameState]) -> tuple[Layout, list[Any]]:
+    """Layout and values of a state of which the first frame has just run one instruction.
+
+    Raises:
+        NoLayout: the instruction gave something that cannot be handed over.
+    """
+    # The iterators of the state were made for it; what the instruction gave may be anybody's.
+    given = {id(states[0].stack[-1])} if states[0].stack else set()
+    return lay_out(states, lambda iterator: id(iterator) in given)
 
 
 class Stretches:
     """The continuations of one compiled function, by where they go on."""
 
-    def __init__(self, make: Callable[[Continuation], Any]) -> None:
+    def __init__(self, make: Callable[[Continuation], Dispatcher]) -> None:
         self._make = make
-        self.dispatchers: dict[Layout, Any] = {}
+        self.dispatchers: dict[Layout, Dispatcher] = {}
 
-    def go_on(self, layout: Layout, values: Sequence[Any]) -> Any:
-        """From the state at a split to the program's end."""
+    def following(self, layout: Layout) -> Dispatcher:
+        """The dispatcher of what is to be run from a state of this layout."""
+        found = self.dispatchers.get(layout)
+        if found is None:
+            found = self.dispatchers[layout] = self._make(Continuation(layout))
+        return found
+
+    def cross(self, layout: Layout, values: Sequence[Any]) -> tuple[Dispatcher | None, Any]:
+        """Run the dynamic instruction at the end of a stretch.
+
+        Returns the dispatcher of what follows, with its arguments; or None and the program's
+        result, when the rest had to run natively.
+        """
         states = layout.build(values)
         outcome = step(states[0])
         if isinstance(outcome, Raised):
-            return run_chain(states, outcome.exception)
+            return None, run_chain(states, outcome.exception)
         states[0] = outcome
-        # The iterators of the state were made for it; what the instruction gave may be anybody's.
-        given = {id(outcome.stack[-1])} if outcome.stack else set()
         try:
-            after, values = lay_out(states, lambda iterator: id(iterator) in given)
+            after, following = after_step(states)
         except NoLayout:
-            return run_chain(states)
-        del states, outcome
-        dispatcher = self.dispatchers.get(after)
-        if dispatcher is None:
-            dispatcher = self.dispatchers[after] = self._make(Continuation(after))
-        return dispatcher.call(tuple(values), {})
+            del outcome
+            return None, run_chain(states)
+        return self.following(after), tuple(following)
