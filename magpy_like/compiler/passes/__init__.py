@@ -18,6 +18,7 @@ from magpy_like.compiler.passes.cleanup import (
 )
 from magpy_like.compiler.passes.constants import fold
 from magpy_like.compiler.passes.noops import remove_noops
+from magpy_like.compiler.passes.products import use_onednn
 from magpy_like.compiler.passes.rewrites import rewrite
 
 __all__ = ["run", "run_captured"]
@@ -44,6 +45,8 @@ def run(gm: GraphModule, *, inference: bool, frozen: Collection[str] = ()) -> Gr
         eliminate_dead_code(gm)
         if not changed:
             break
+    if use_onednn(gm):
+        eliminate_dead_code(gm)
     gm.graph.lint()
     gm.recompile()
     return gm
