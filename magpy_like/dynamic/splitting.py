@@ -26,10 +26,6 @@ class Continuation:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.iterated = layout.iterated()
-        """Positions of the arguments that iterators of the state go through."""
-        self.unseen = {("argument", position) for position in layout.in_iterators()}
-        """Places of arguments that native iterators take in, so that they cannot be lifted."""
 
     def __call__(self, *values: Any) -> Any:
         return run_chain(self.layout.build(values))

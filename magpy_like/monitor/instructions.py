@@ -23,6 +23,7 @@ import yaml
 from magpy_like.annotation import RelationKind, ValueRead, lookup
 from magpy_like.annotation.location import annotations_dir
 from magpy_like.monitor import attributes, calls, native_calls, operators, reads
+from magpy_like.monitor.iterators import foreseen, take  # noqa: F401 (a rule)
 from magpy_like.monitor.lifted import is_number
 from magpy_like.monitor.polyfills import polyfill, spread
 from magpy_like.monitor.recording import CONTAINERS, plain_key
@@ -78,7 +79,7 @@ def read_global(run: MonitorRun, step: Step) -> Token:
     found = names.get(step.name)
     if not is_number(found):
         return None
-    return run.lift_read(step, names, run.recording.node(names), relation, found)
+    return run.lift_read(step, run.recording.node(names), relation, found)
 
 
 def _read_name(run: MonitorRun, name: str, names: dict[str, Any], builtins: dict[str, Any]) -> None:
@@ -130,7 +131,7 @@ def read_cell(run: MonitorRun, step: Step) -> Token:
             run.recording.absent(node, relation)
             return None
         run.recording.meet(node, relation, found)
-        return run.lift_read(step, cell, node, relation, found)
+        return run.lift_read(step, node, relation, found)
     return None
 
 
@@ -169,7 +170,7 @@ def read_attribute(run: MonitorRun, step: Step) -> Token:
 def _lift_attribute(run: MonitorRun, step: Step, value: Any, name: str) -> Token:
     found = (attributes.instance_dict(value) or {}).get(name)
     node = run.recording.node(value)
-    return run.lift_read(step, value, node, Relation(RelationKind.ATTRIBUTE, name), found)
+    return run.lift_read(step, node, Relation(RelationKind.ATTRIBUTE, name), found)
 
 
 def read_super_attribute(run: MonitorRun, step: Step) -> Token:
@@ -267,7 +268,7 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
         if isinstance(source, dict) and is_plain(key) and dict.__contains__(source, key):
             relation = Relation(RelationKind.KEY, key)
             found = dict.__getitem__(source, key)
-            return run.lift_read(step, source, rec.node(source), relation, found) if step else None
+            return run.lift_read(step, rec.node(source), relation, found) if step else None
     elif type(source) not in run.simple_types:
         attributes.read_class(rec, type(source), "__getitem__")
         if rec.node(source) is not None and not isinstance(
@@ -389,6 +390,9 @@ def truth(run: MonitorRun, step: Step) -> Token:
 def iterate(run: MonitorRun, step: Step) -> Token:
     rec = run.recording
     value = step.stack[-1]
+    if opcode.opname[step.opcode] == "GET_ITER" and foreseen(rec, value) is not None:
+        run.watch_iterators()
+        return None
     if not is_plain(value) and not isinstance(value, torch.Tensor):
         if type(value) not in run.simple_types:
             getter = attributes.read_class(rec, type(value), "__iter__")
@@ -396,6 +400,30 @@ def iterate(run: MonitorRun, step: Step) -> Token:
                 return None
         reads.iterate(rec, value)
     return None
+
+
+def unpack(run: MonitorRun, step: Step) -> Token:
+    """Numbers among the elements are lifted if they vary; otherwise all elements are looked at."""
+    rec = run.recording
+    source = step.stack[-1]
+    node = rec.node(source)
+    if node is None or type(source) not in (tuple, list) or node.changed:
+        return iterate(run, step)
+    relations = [Relation(RelationKind.ITEM, i) for i in range(len(source))]
+    if len(source) != step.oparg or not any(run.varies(node, r) for r in relations):
+        return iterate(run, step)
+    rec.look_at_length(node)
+    for relation, item in zip(relations, source, strict=True):
+        rec.meet(node, relation, item)
+    return _finish_unpack, (step.frame, node, relations, tuple(source))
+
+
+def _finish_unpack(run: MonitorRun, unpacked: Any, top: Any) -> None:
+    frame, node, relations, items = unpacked
+    for i, (relation, item) in enumerate(zip(relations, items, strict=True)):
+        number = run.lift_element(node, relation, item)
+        if number is not None:
+            frame_set_operand(frame, i + 1, number)
 
 
 def _put_into(run: MonitorRun, target: Any) -> None:
@@ -565,7 +593,7 @@ class Rules:
     filter: bytes
 
 
-_WHEN = {"always": 1, "test": 2, "pair": 3, "root": 4}
+_WHEN = {"always": 1, "test": 2, "pair": 3, "root": 4, "iterators": 5}
 
 
 def load_rules() -> Rules:

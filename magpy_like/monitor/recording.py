@@ -30,6 +30,7 @@ SCALARS = (int, float, complex, str, bytes)
 """Instances of subclasses of these have a value beside their attributes."""
 _GUARDED_BYTES = 1 << 16
 """The largest NumPy array whose contents are compared at every call."""
+_INTO_CONTAINERS = (RelationKind.ITEM, RelationKind.KEY, RelationKind.ITERATION)
 
 
 class Recording:
@@ -49,6 +50,8 @@ class Recording:
         """Why the operator graph must not be compiled: an operator in it is dynamic inside."""
         self.cached: list[Any] = []
         """Tensors that a cache keeps, held until the record holds them."""
+        self.advanced: dict[int, int] = {}
+        """How many elements the program has taken out of iterators from outside, by node."""
         self.distinct: set[tuple[int, int]] = set()
         """Pairs of nodes that the program found to be different objects."""
         self.replays: list[tuple[ShadowNode, Callable[..., Any], tuple[Any, ...]]] = []
@@ -104,8 +107,16 @@ class Recording:
         plain = is_plain(value)
         node = self.refs.read(source, relation, value, plain=plain)
         if node.existed:
+            self._locate(node, source, relation)
             self._expect(node, value, plain)
         return node
+
+    def _locate(self, node: ShadowNode, source: ShadowNode, relation: Relation) -> None:
+        """Remember the way to what was reached from the arguments by going into containers."""
+        if relation.kind is RelationKind.LOCAL:
+            node.place = node.place or ("argument", relation.key)
+        elif source.place is not None and relation.kind in _INTO_CONTAINERS:
+            node.place = node.place or (source.place, relation)
 
     def _expect(self, node: ShadowNode, value: Any, plain: bool) -> None:
         if plain:
@@ -240,6 +251,7 @@ class Recording:
         plain = is_plain(item)
         known = None if plain else self.refs.get_node_by_var(item)
         child = known or self.refs.add(item, existed=True, plain=plain)
+        self._locate(child, node, relation)
         for version in node.versions if relation not in node.written else node.versions[:1]:
             version.refs.setdefault(relation, child.node_id)
         if child.existed:

@@ -16,10 +16,11 @@ from typing import Any, Protocol
 
 import torch
 
-from magpy_like.annotation import RelationKind, ValueRead, lookup
+from magpy_like.annotation import RelationKind, lookup
 from magpy_like.logs import topic
 from magpy_like.monitor import attributes, native_calls, polyfills
 from magpy_like.monitor.instructions import Rules, Step, finish_without_result, load_rules
+from magpy_like.monitor.iterators import foreseen
 from magpy_like.monitor.lifted import LiftedNumbers, is_number
 from magpy_like.monitor.number_rules import SETTLED_BY
 from magpy_like.monitor.reads import inputs_of
@@ -114,9 +115,6 @@ _ENTRY = compile(
 
 class Cut(Protocol):
     """What cuts a program at a split, while all its frames are open."""
-
-    iterated: Sequence[int]
-    """Positions of the arguments that iterators among the program's own values go through."""
 
     def at_split(
         self, run: MonitorRun, frame: types.FrameType, reason: str, handled: BaseException | None
@@ -281,7 +279,6 @@ class MonitorRun:
         values: tuple[Any, ...],
         functions: Sequence[Any],
         varying: frozenset[Any],
-        iterated: Sequence[int],
     ) -> None:
         """Behind a split another recording begins, with the values of the open frames as arguments.
 
@@ -292,7 +289,7 @@ class MonitorRun:
         self.args, self.kwargs = values, {}
         self._root = {}
         self._monitor.set_root(None)
-        self._read_arguments(iterated)
+        self._read_arguments()
         for function in functions:
             if isinstance(function, types.FunctionType):
                 self._enter_function(function)
@@ -424,7 +421,7 @@ class MonitorRun:
         elif not isinstance(target, types.FunctionType):
             self.recording.constant(target)
         if function is not target:
-            self._read_arguments(self.cut.iterated if self.cut is not None else ())
+            self._read_arguments()
             return
         code = frame.f_code
         names = code.co_varnames[: code.co_argcount]
@@ -451,11 +448,9 @@ class MonitorRun:
                 self._read_argument(key, value)
                 del self._root[slot]
 
-    def _read_arguments(self, iterated: Sequence[int]) -> None:
+    def _read_arguments(self) -> None:
         for key, value in inputs_of(self.args, self.kwargs):
             self._read_argument(key, value)
-        for position in iterated:
-            self.recording.visit(self.args[position], ValueRead.ELEMENTS)
 
     def read_root_local(self, frame: types.FrameType, slot: int) -> None:
         """The compiled function loads one of its locals, maybe an argument still."""
@@ -474,6 +469,8 @@ class MonitorRun:
     def _read_argument(self, key: int | str, value: Any) -> None:
         relation = Relation(RelationKind.LOCAL, key)
         node = self.recording.meet(self.recording.refs.external, relation, value)
+        if foreseen(self.recording, value) is not None:
+            self.watch_iterators()
         if is_number(value) and ("argument", key) in self.varying:
             self.lifted.adopt(value, node)
             self._monitor.watch_numbers()
@@ -484,9 +481,24 @@ class MonitorRun:
             fresh_number(value) if ("argument", key) in self.varying and is_number(value) else value
         )
 
-    def lift_read(
-        self, step: Step, owner: Any, node: ShadowNode | None, relation: Relation, value: Any
-    ) -> Any:
+    def watch_iterators(self) -> None:
+        """Steps of loops count from now on: some iterators come from outside."""
+        self._monitor.watch_iterators()
+
+    def varies(self, node: ShadowNode, relation: Relation) -> bool:
+        """Whether the number at a place outside has varied between calls."""
+        return bool(self.varying) and place_of(node, relation) in self.varying
+
+    def lift_element(self, node: ShadowNode, relation: Relation, value: Any) -> Any:
+        """The number to put in place of one that was read just now; None for that one itself."""
+        if not is_number(value) or not self.varies(node, relation):
+            return None
+        target = node.first.refs.get(relation, ABSENT)
+        if target == ABSENT or not (child := self.recording.refs.get_node_by_id(target)).existed:
+            return None
+        return self.lifted.read(child, value)
+
+    def lift_read(self, step: Step, node: ShadowNode | None, relation: Relation, value: Any) -> Any:
         """Whether a number that is about to be read is lifted: what to do when it was.
 
         It is when it varied between calls, or when the program is about to change it in place,
@@ -503,7 +515,7 @@ class MonitorRun:
         lifted = child.node_id in self.lifted.nodes
         if not lifted and Fact.VALUE in child.facts and child.node_id in self._settled_reads:
             return None
-        if lifted or place_of(owner, relation) in self.varying or self.is_updated(step):
+        if lifted or self.varies(node, relation) or self.is_updated(step):
             return _finish_lift, (child, value)
         self._settled_reads.add(child.node_id)
         return None
@@ -566,9 +578,9 @@ class MonitorRun:
         return None
 
 
-def place_of(owner: Any, relation: Relation) -> tuple[Any, ...]:
+def place_of(owner: ShadowNode, relation: Relation) -> tuple[Any, ...]:
     """A place outside, as far as it can be told from one run to the next."""
-    return (id(owner), relation)
+    return (owner.place or id(owner.variable), relation)
 
 
 def _finish_dynamic(run: MonitorRun, payload: tuple[types.FrameType], result: Any) -> None:

@@ -55,7 +55,7 @@ struct Instruction {
 };
 
 // What an instruction does to its operands decides which operand types make it uninteresting.
-enum Filter : unsigned char { IGNORE = 0, ALWAYS = 1, TEST = 2, PAIR = 3, ROOT_ONLY = 4 };
+enum Filter : unsigned char { IGNORE = 0, ALWAYS = 1, TEST = 2, PAIR = 3, ROOT_ONLY = 4, ITERATORS = 5 };
 
 bool plain(PyObject *v) {
   if (!v) return true;
@@ -79,7 +79,8 @@ struct Monitor {
   std::unordered_map<PyCodeObject *, std::vector<Instruction>> *codes;
   unsigned char filter[256];
   bool running;
-  bool numbers;  // plain numbers count too: some are lifted
+  bool numbers;    // plain numbers count too: some are lifted
+  bool iterators;  // some iterators come from outside
   long instructions, announced;
 };
 
@@ -162,6 +163,9 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
           break;
         case PAIR:
           if (!m->numbers && plain(peek(f, 1)) && plain(peek(f, 2))) return 0;
+          break;
+        case ITERATORS:
+          if (!m->iterators) return 0;
           break;
         case ROOT_ONLY:
           if (frame != m->root) return 0;
@@ -331,6 +335,11 @@ PyObject *monitor_watch_numbers(PyObject *self, PyObject *) {
   Py_RETURN_NONE;
 }
 
+PyObject *monitor_watch_iterators(PyObject *self, PyObject *) {
+  ((Monitor *)self)->iterators = true;
+  Py_RETURN_NONE;
+}
+
 PyObject *monitor_counts(PyObject *self, PyObject *) {
   Monitor *m = (Monitor *)self;
   return Py_BuildValue("ll", m->instructions, m->announced);
@@ -345,6 +354,7 @@ PyMethodDef monitor_methods[] = {
     {"drop_pending", monitor_drop_pending, METH_NOARGS, "Forget what instructions under way will give."},
     {"waits", monitor_waits, METH_O, "Whether a frame waits for the result of native code."},
     {"watch_numbers", monitor_watch_numbers, METH_NOARGS, "Announce instructions on plain numbers too."},
+    {"watch_iterators", monitor_watch_iterators, METH_NOARGS, "Announce the steps of loops."},
     {"counts", monitor_counts, METH_NOARGS, "(instructions seen, instructions announced)."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -86,15 +86,22 @@ class Dispatcher:
             match = dispatcher._match(args, kwargs)
         return dispatcher._miss(args, kwargs)
 
+    def covers(self, args: tuple[Any, ...]) -> bool:
+        """Whether there is a record for these arguments."""
+        return any(type(self._try(record, args, {})) is tuple for record in self.records)
+
+    def _try(self, record: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return record.guard(args, kwargs)
+        except Exception:  # a guard meets objects that the recorded run never saw
+            return None
+
     def _match(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Record, tuple[Any, ...]] | None:
         """The first record whose guard holds, with what its mock needs."""
         for i, record in enumerate(self.records):
-            try:
-                found = record.guard(args, kwargs)
-            except Exception:  # a guard meets objects that the recorded run never saw
-                continue
+            found = self._try(record, args, kwargs)
             if type(found) is tuple:
                 self.hits += 1
                 if i:
@@ -179,7 +186,7 @@ class Dispatcher:
         last = cut.stretch.dispatcher
         if run.recording.split is not None:
             last.no_record(run.recording.split, "")
-        elif not cut.recorded:
+        elif not cut.stretch.recorded:
             try:
                 last.add(cut.stretch.record(run.recording, result))
             except Split as reason:
@@ -247,8 +254,6 @@ class Dispatcher:
                 before = other.numbers.get(place, value)
                 if type(before) is type(value) and before != value:
                     self.varying.add(place)
-        if isinstance(self.target, Continuation):
-            self.varying -= self.target.unseen
 
     def note_split(self, point: SplitPoint) -> None:
         """The program splits there."""

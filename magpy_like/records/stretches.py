@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.dynamic.continuation import Raised, run_chain, step
-from magpy_like.dynamic.frame_state import FrameState
 from magpy_like.dynamic.layout import Layout, NoLayout, lay_out
 from magpy_like.dynamic.splitting import Continuation, behind, open_frames, stands_for
 from magpy_like.monitor.lifted import is_number
@@ -36,6 +35,8 @@ class Stretch:
         self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         self.dispatcher, self.args, self.kwargs = dispatcher, args, kwargs
+        self.recorded = False
+        """Whether there is a record of it already."""
         self._modes = StateCheck()
         self._grad_mode = torch.is_grad_enabled()
         self._random_state = torch.get_rng_state()
@@ -72,10 +73,7 @@ class StretchCut:
     ) -> None:
         target = dispatcher.target
         self._continues = isinstance(target, Continuation)
-        self.iterated: Sequence[int] = target.iterated if isinstance(target, Continuation) else ()
         self.stretch = Stretch(dispatcher, args, kwargs)
-        self.recorded = False
-        """Whether the last stretch that began has its record, because the program was cut."""
         self._frames: list[types.FrameType] = []
 
     def begins(self, function: Any) -> bool:
@@ -93,15 +91,16 @@ class StretchCut:
                 raise NoLayout("the program has not begun")
             run.read_rest()
             self._frames, states = open_frames(frame, run.root_frame, run.steps, handled)
-            layout, values = lay_out(states, lambda it: run.recording.node(it) is not None)
-            record = self.stretch.record(run.recording, tuple(values))
+            if not self.stretch.recorded:
+                layout, values = lay_out(states)
+                record = self.stretch.record(run.recording, tuple(values))
+                record.layout = layout
+                dispatcher.add(record)
+                self.stretch.recorded = True
         except (NoLayout, Split) as obstacle:
             dispatcher.no_record(SplitPoint.at(frame, reason), str(obstacle))
             return False
-        record.layout = layout
-        dispatcher.add(record)
         dispatcher.note_split(SplitPoint.at(frame, reason))
-        self.recorded = True
         self._states = states
         return not dispatcher.fullgraph
 
@@ -110,7 +109,7 @@ class StretchCut:
         del self._states, self._frames
         states[0] = behind(states[0], frame)
         try:
-            layout, values = after_step(states)
+            layout, values = lay_out(states)
         except NoLayout:
             run.end()
             return
@@ -129,9 +128,9 @@ class StretchCut:
         arguments = tuple(values)
         run.recording.release()
         self.stretch = Stretch(dispatcher, arguments, {})
-        self.recorded = False
+        self.stretch.recorded = dispatcher.covers(arguments)
         functions = [state.function for state in states]
-        run.go_on(arguments, functions, frozenset(varying), layout.iterated())
+        run.go_on(arguments, functions, frozenset(varying))
 
 
 def _replace(layout: Layout, position: int, frames: Sequence[types.FrameType], number: Any) -> bool:
@@ -147,17 +146,6 @@ def _replace(layout: Layout, position: int, frames: Sequence[types.FrameType], n
     else:
         return False  # the operand stack of a frame that called another cannot be seen
     return True
-
-
-def after_step(states: list[FrameState]) -> tuple[Layout, list[Any]]:
-    """Layout and values of a state of which the first frame has just run one instruction.
-
-    Raises:
-        NoLayout: the instruction gave something that cannot be handed over.
-    """
-    # The iterators of the state were made for it; what the instruction gave may be anybody's.
-    given = {id(states[0].stack[-1])} if states[0].stack else set()
-    return lay_out(states, lambda iterator: id(iterator) in given)
 
 
 class Stretches:
@@ -186,7 +174,7 @@ class Stretches:
             return None, run_chain(states, outcome.exception)
         states[0] = outcome
         try:
-            after, following = after_step(states)
+            after, following = lay_out(states)
         except NoLayout:
             del outcome
             return None, run_chain(states)

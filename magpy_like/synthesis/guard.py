@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from magpy_like.annotation import RelationKind
+from magpy_like.monitor.iterators import FORESEEN, separate
 from magpy_like.monitor.recording import SCALARS, Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native import ABSENT as NOTHING
@@ -134,6 +135,7 @@ class GuardBuilder:
         for edge in self._later:
             self._further_edge(*edge)
         self._distinct()
+        self._iterators()
         self._state_reads()
         self._conditions()
         if self.watch.counts()[0] or self.watch.counts()[2]:
@@ -313,6 +315,9 @@ class GuardBuilder:
             )
         name = self.source.fresh("v")
         self.source.emit(f"{name} = {self._way(parent, relation)}")
+        if relation.kind is RelationKind.ITERATION:
+            self.source.names["NOTHING"] = NOTHING
+            self._check(f"{name} is not NOTHING", f"{self.label(parent)} has something left")
         self.variables[node.node_id] = name
         self._contents(name, node)
 
@@ -440,6 +445,16 @@ class GuardBuilder:
                 f"len({self.label(parent)}) > {relation.key}",
             )
         self._check(f"{way} is {self.name(node)}", f"{way} is {self.label(node)}")
+
+    def _iterators(self) -> None:
+        """What the program takes out of one iterator must not be missing in another."""
+        nodes = [n for n in self.places.order if n.type in FORESEEN]
+        if self.rec.advanced and (len(nodes) > 1 or nodes[0].type in (enumerate, zip)):
+            if not separate(*(node.variable for node in nodes)):
+                raise Split("has iterators that take elements from each other")
+            apart = self.source.constant(separate, "separate")
+            names = ", ".join(map(self.name, nodes))
+            self._check(f"{apart}({names})", "the iterators take no elements from each other")
 
     def _state_reads(self) -> None:
         """Process-wide state is looked at again by the calls that looked at it."""

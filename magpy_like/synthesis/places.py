@@ -14,8 +14,10 @@ from typing import Any
 import torch
 
 from magpy_like.annotation import RelationKind
+from magpy_like.monitor.iterators import ahead
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
+from magpy_like.native import ABSENT as NOTHING
 from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, Relation, ShadowNode
 
 Edge = tuple[ShadowNode, Relation]
@@ -76,6 +78,8 @@ class Places:
         value = node.variable
         if isinstance(value, torch.nn.Module):
             return True
+        if relation.kind is RelationKind.ITERATION:
+            return False
         if node.plain:
             return False
         if parent.node_id == EXTERNAL or parent.node_id not in self.fixed:
@@ -109,6 +113,11 @@ def lookup(parent: Any, relation: Relation) -> Any:
         return _item(parent, key)
     if kind is RelationKind.CELL:
         return parent.cell_contents
+    if kind is RelationKind.ITERATION:
+        found = ahead(parent, key) if isinstance(key, int) else NOTHING
+        if found is NOTHING:
+            raise LookupError("the iterator is exhausted")
+        return found
     if kind is RelationKind.CONTEXT:
         return parent.get()
     if kind is RelationKind.CLOSURE:
@@ -160,6 +169,8 @@ def expression(
         return f"{base}.__getitem__({parent}, {key})" if base else f"{parent}[{key}]"
     if kind is RelationKind.CELL:
         return f"{parent}.cell_contents"
+    if kind is RelationKind.ITERATION:
+        return f"{constant(ahead)}({parent}, {key})"
     if kind is RelationKind.CONTEXT:
         return f"{parent}.get()"
     if kind is RelationKind.CLOSURE:

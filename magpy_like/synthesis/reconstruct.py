@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import copyreg
 import functools
+import operator
 import types
 import weakref
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import torch
 from torch import fx
 
 from magpy_like.monitor.attributes import instance_dict
+from magpy_like.monitor.iterators import DICT_ITERATORS, FORESEEN, advance, container_of
 from magpy_like.monitor.recording import Recording, elements, items_of
 from magpy_like.monitor.split import Split
 from magpy_like.refgraph import ShadowNode
@@ -33,9 +35,8 @@ _CONTENTS: tuple[tuple[Any, str], ...] = (
     (set, "set.update({0}, {1})"),
     (collections.deque, "{0}.extend({1})"),
 )
-_ITERATORS: tuple[type, ...] = (
-    type(iter([])), type(iter(())), type(iter(range(0))), zip, enumerate, reversed,
-)  # fmt: skip
+_ITERATORS: tuple[type, ...] = (*FORESEEN, type(reversed(())), map, filter)
+"""Iterators that say how to be made again, half-way through."""
 
 
 class Reconstruction:
@@ -231,8 +232,25 @@ class Reconstruction:
         make = self.source.constant(type(reference), "weak_reference")
         return self._bind(reference, f"{make}({self.value(target)})")
 
+    def _suspended(self, value: Any) -> str:
+        raise Split(f"leaves a {type(value).__qualname__} half-way through")
+
     def _iterator(self, iterator: Any) -> str:
-        raise Split(f"leaves a {type(iterator).__qualname__} half-way through")
+        """Made as it says itself; that of a dictionary goes as far as this one has gone."""
+        kind = type(iterator)
+        if kind in DICT_ITERATORS:
+            mapping = container_of(iterator)
+            make = self.source.constant(DICT_ITERATORS[kind], kind.__name__)
+            taken = 0 if mapping is None else len(mapping) - operator.length_hint(iterator)
+            name = self._bind(iterator, f"{make}({self.value({} if mapping is None else mapping)})")
+            self.source.emit(f"{self.source.constant(advance)}({name}, {taken})")
+            return name
+        maker, parts, *state = iterator.__reduce__()
+        make = self.source.constant(maker, maker.__name__)
+        name = self._bind(iterator, f"{make}({', '.join(map(self.value, parts))})")
+        if state and state[0] is not None:
+            self.source.emit(f"{name}.__setstate__({state[0]!r})")
+        return name
 
     def _array(self, array: np.ndarray[Any, Any]) -> str:
         if not self.rec.is_born(array) or array.dtype.hasobject:
@@ -353,7 +371,7 @@ _MAKERS: tuple[tuple[Any, Callable[[Reconstruction, Any], str]], ...] = (
     (functools.partial, Reconstruction._partial),
     (weakref.ref, Reconstruction._reference),
     (_ITERATORS, Reconstruction._iterator),
-    (types.GeneratorType, Reconstruction._iterator),
+    (types.GeneratorType, Reconstruction._suspended),
     (np.ndarray, Reconstruction._array),
     ((staticmethod, classmethod), Reconstruction._wrapper),
 )

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from magpy_like.annotation import RelationKind
+from magpy_like.monitor.iterators import advance
 from magpy_like.monitor.lifted import is_number
 from magpy_like.monitor.recording import Recording, items_of, tensor_version
 from magpy_like.monitor.run import place_of
@@ -111,6 +112,11 @@ class MockBuilder:
     def effects(self) -> None:
         """Changes to what is outside: the last version of the nodes that were there before."""
         later: list[str] = []
+        for shadow, count in self.rec.advanced.items():
+            node = self.rec.refs.get_node_by_id(shadow)
+            step = self.source.constant(advance, "advance")
+            later.append(f"{step}({self.existing(node)}, {count})")
+            self.side_effects.append(f"{self.guard.label(node)} advances by {count}")
         for node in self.places.order:
             if not node.changed:
                 continue
@@ -307,7 +313,7 @@ def _numbers(places: Places) -> tuple[dict[Any, Any], frozenset[Any]]:
         if relation.kind is RelationKind.MEMBERSHIP:
             continue
         outside = parent.node_id == EXTERNAL
-        place = ("argument", relation.key) if outside else place_of(parent.variable, relation)
+        place = ("argument", relation.key) if outside else place_of(parent, relation)
         numbers[place] = value
         if relation in parent.written:
             try:

@@ -1,0 +1,204 @@
+"""Loops that a split cuts in the middle: what an iterator gives next is a variable from outside."""
+
+import pytest
+import torch
+
+import magpy_like as magpy
+from tests.compare import assert_same
+
+LOG = []
+
+
+@magpy.disable
+def opaque(value):
+    LOG.append(value)
+    return len(LOG)
+
+
+def outcome(program, *args):
+    LOG.clear()
+    try:
+        result = program(*args)
+    except (ValueError, RuntimeError) as error:
+        result = (type(error).__name__, str(error))
+    return result, list(LOG)
+
+
+def by_range(x, n):
+    for i in range(n):
+        x = x * (i + 1)
+        opaque(i)
+    return x
+
+
+def by_enumerate(x, factors):
+    for i, factor in enumerate(factors):
+        x = x * factor + i
+        opaque(i)
+    return x
+
+
+def by_zip(x, factors):
+    for (a, b), c in zip(zip(factors, factors[1:]), factors):
+        x = x * a - b
+        opaque(c)
+    return x
+
+
+def by_items(x, factors):
+    table = {str(f): f for f in factors}
+    for name, factor in table.items():
+        opaque(name)
+        x = x * factor
+    return x, table
+
+
+def backwards(x, factors):
+    for factor in reversed(factors):
+        x = x * factor
+        opaque(factor)
+    return x
+
+
+def nested(x, n):
+    for i in range(n):
+        for j in range(i):
+            x = x + i * j
+            opaque((i, j))
+    return x
+
+
+def leaves_early(x, factors):
+    for factor in factors:
+        opaque(factor)
+        if factor > 2:
+            break
+        x = x * factor
+    else:
+        x = x - 1
+    return x
+
+
+def grows(x, factors):
+    todo = list(factors)
+    for factor in todo:
+        opaque(factor)
+        x = x * factor
+        if len(todo) < 5:
+            todo.append(factor + 1)
+    return x, todo
+
+
+def pairs_from_one_iterator(x, factors):
+    numbers = iter(factors)
+    for a, b in zip(numbers, numbers):
+        opaque((a, b))
+        x = x * a + b
+    return x
+
+
+def two_names(x, factors):
+    numbers = iter(factors)
+    for a in numbers:
+        opaque(a)
+        x = x * a + next(numbers, 0)
+    return x
+
+
+def strict(x, factors):
+    for a, b in zip(factors, factors[1:], strict=True):
+        opaque(a)
+        x = x * a + b
+    return x
+
+
+def dictionary_that_grows(x, factors):
+    table = dict.fromkeys(factors)
+    for key in table:
+        opaque(key)
+        table[key + 1] = x = x * key
+    return x
+
+
+NUMBERS = [by_range, nested]
+LISTS = [
+    by_enumerate, by_zip, by_items, backwards, leaves_early, grows, pairs_from_one_iterator,
+    two_names, strict, dictionary_that_grows,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", NUMBERS + LISTS, ids=lambda program: program.__name__)
+def test_a_loop_that_is_cut_goes_on_as_in_eager_mode(program):
+    fast = magpy.compile(program, backend="eager")
+    sizes = [3, 3, 2, 4, 0, 1, 3]
+    lists = [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, 4.0], [], [2.0, 2.5, 2.0, 1.0], [3.0], [1, 2]]
+    for i, argument in enumerate(sizes if program in NUMBERS else lists):
+        x = torch.full((2,), 1.0 + i)
+        twin = list(argument) if isinstance(argument, list) else argument
+        assert_same((*outcome(fast, x, argument), argument), (*outcome(program, x, twin), twin))
+
+
+def test_rounds_of_a_loop_share_their_record():
+    fast = magpy.compile(by_range, backend="eager")
+    x = torch.ones(2)
+    outcome(fast, x, 20)
+    known = magpy.cache_info(fast)
+    assert known.graphs <= 4, "the rounds differ in a number only"
+    assert_same(outcome(fast, x, 20), outcome(by_range, x, 20))
+    info = magpy.cache_info(fast)
+    assert (info.hits, info.records) == (1, known.records)
+
+
+def test_a_loop_of_a_thousand_cuts_does_not_nest():
+    fast = magpy.compile(by_range, backend="eager")
+    x = torch.zeros(2)
+    for _ in range(2):
+        assert_same(outcome(fast, x, 1200), outcome(by_range, x, 1200))
+    assert magpy.cache_info(fast).hits == 1
+
+
+def test_iterator_that_the_caller_owns_is_advanced():
+    def program(x, numbers):
+        for n in numbers:
+            x = x * n
+            if n % 3 == 0:
+                break
+        return x
+
+    fast = magpy.compile(program, backend="eager")
+    mine, theirs = iter([1, 2, 3, 4, 6, 1, 2, 3, 7]), iter([1, 2, 3, 4, 6, 1, 2, 3, 7])
+    for _ in range(5):
+        x = torch.ones(2)
+        assert_same(outcome(fast, x, mine), outcome(program, x, theirs))
+    assert magpy.cache_info(fast).records >= 3
+
+
+def test_iterators_that_become_one_must_miss():
+    def program(x, left, right):
+        for a in left:
+            for b in right:
+                return x * a + b
+        return x
+
+    fast = magpy.compile(program, backend="eager")
+    x = torch.ones(2)
+    for _ in range(2):
+        assert_same(fast(x, iter([1, 2]), iter([1, 2])), program(x, iter([1, 2]), iter([1, 2])))
+    one, other = iter([1, 2]), iter([1, 2])
+    assert_same(fast(x, one, one), program(x, other, other))
+    assert list(one) == list(other)
+
+
+def test_list_that_grows_while_its_iterator_is_from_outside_must_not_be_foreseen():
+    def program(x, items, iterator):
+        items.append(5.0)
+        for item in iterator:
+            x = x * item
+        return x
+
+    fast = magpy.compile(program, backend="eager")
+    for _ in range(3):
+        mine, theirs = [1.0, 2.0], [1.0, 2.0]
+        x = torch.ones(2)
+        assert_same(fast(x, mine, iter(mine)), program(x, theirs, iter(theirs)))
+        assert mine == theirs
