@@ -20,7 +20,7 @@ from magpy_like.monitor import attributes, lifted
 from magpy_like.monitor.reads import ATTRIBUTES, follow, inputs_of
 from magpy_like.monitor.recording import CONTAINERS, SCALARS, Recording, elements, plain_key
 from magpy_like.monitor.repeated_calls import repeatable
-from magpy_like.monitor.split import Effect, Split
+from magpy_like.monitor.split import Effect, Look, Split
 from magpy_like.native import lookup_in_type
 from magpy_like.refgraph import Fact, Relation
 from magpy_like.refgraph.values import HEAP_TYPE, is_identity, is_plain
@@ -183,7 +183,7 @@ _ITEMS = {
 
 def _finish_item(run: MonitorRun, read: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
     if not lifted.is_number(result):
-        raise Split(f"reads a tensor's value into Python, as a {type(result).__name__}")
+        raise Look(f"reads a tensor's value into Python, as a {type(result).__name__}")
     number = run.lifted.item(*read, result)
     run.account()
     return number
@@ -207,7 +207,7 @@ def _draw(run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[s
 
 def _finish_draw(run: MonitorRun, drawn: tuple[Any, Any, Any], result: Any) -> Any:
     if not lifted.is_number(result):
-        raise Split(f"draws a random {type(result).__qualname__}")
+        raise Look(f"draws a random {type(result).__qualname__}")
     operation, args, kwargs = drawn
     return run.lifted.draw(operation, args, kwargs, result)
 
@@ -543,7 +543,7 @@ def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
     elif on_tensors and result is None:
         run.recording.operator(done.operation, done.args, done.kwargs, result)
     elif on_tensors and not _about_metadata(result):
-        raise Split(f"{describe(done.operation)} reads a tensor's value into Python")
+        raise Look(f"{describe(done.operation)} reads a tensor's value into Python")
     elif not on_tensors:
         finish_pure(run, done, result)
 

@@ -25,7 +25,7 @@ from magpy_like.monitor.lifted import LiftedNumbers, is_number
 from magpy_like.monitor.number_rules import SETTLED_BY
 from magpy_like.monitor.reads import inputs_of
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.split import Effect, Split, SplitPoint, active
+from magpy_like.monitor.split import Effect, Look, Split, SplitPoint, active
 from magpy_like.native import (
     NULL,
     Monitor,
@@ -317,7 +317,12 @@ class MonitorRun:
             if instead is not None:
                 frame_set_operand(frame, 1, instead)
                 self._monitor.watch_numbers()
-        except BaseException as error:
+            return
+        except BaseException as raised:
+            error = raised
+        if isinstance(error, Look) and self._cut_here(frame, error, sys.exception()):
+            self._on_result((_finish_dynamic, (frame,)), frame, ())
+        else:
             self._fail(frame, error)
 
     def _on_exception(self, token: Any, frame: types.FrameType, _: Any) -> None:

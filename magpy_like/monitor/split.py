@@ -14,6 +14,11 @@ class Split(Exception):
     """The program does something here that cannot be part of a record; the text says what."""
 
 
+class Look(Split):
+    """The same, found when it was done: something was read that a record cannot tell beforehand,
+    and nothing was changed. So the program can still be cut before the instruction that did it."""
+
+
 class Effect(Split):
     """An operator's own Python code changes something outside: to run it again changes it twice."""
 

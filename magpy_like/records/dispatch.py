@@ -30,7 +30,8 @@ _graph_log = topic("graph")
 _splits_log = topic("splits")
 
 RECORD_LIMIT = 8
-"""Records per compiled function, after which it runs eagerly."""
+"""Records per compiled function, after which it runs eagerly. What follows a split may have as many
+for each of the modules that a loop comes to there."""
 SPLIT_LIMIT = 3
 """Monitor runs that end in a split before the function runs eagerly without further tries."""
 
@@ -122,11 +123,10 @@ class Dispatcher:
         if self.records and _records_log.isEnabledFor(logging.INFO):
             for i, why in enumerate(self.why_missed(args, kwargs)):
                 _records_log.info("%s: record %d does not match: %s", self.name, i, why)
-        if len(self.records) >= RECORD_LIMIT:
-            self._give_up(args, kwargs)
-            self.misses += 1
-            return self.target(*args, **kwargs)
         self.misses += 1
+        if self._is_program and len(self.records) >= RECORD_LIMIT:
+            self._give_up(args, kwargs)
+            return self.target(*args, **kwargs)
         return self._monitor(args, kwargs)
 
     def _give_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -176,7 +176,7 @@ class Dispatcher:
     @property
     def is_eager(self) -> bool:
         """Whether the function is not recorded any more."""
-        return self._eager is not None or len(self.records) >= RECORD_LIMIT
+        return self._eager is not None
 
     def _monitor(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the program natively; each of the stretches that it comes through gets a record."""
@@ -188,7 +188,8 @@ class Dispatcher:
             last.no_record(run.recording.split, "")
         elif not cut.stretch.recorded:
             try:
-                last.add(cut.stretch.record(run.recording, result))
+                record = cut.stretch.record(run.recording, result)
+                last.add(record, cut.stretch.args, cut.stretch.kwargs)
             except Split as reason:
                 last.no_record(SplitPoint.of(self.name, _code_of(self.target), str(reason)), "")
         run.recording.release()
@@ -233,9 +234,14 @@ class Dispatcher:
             )
             return graph
 
-    def add(self, record: Record) -> None:
+    def add(self, record: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep a record of a run on these arguments, unless there are too many like it."""
+        alike = [r for r in self.records if r.bound == record.bound]
+        if len(alike) >= RECORD_LIMIT:
+            self._give_up(args, kwargs)
+            return
         with self._lock:
-            self._note_varying(record)
+            self._note_varying(record, alike)
             self.records = (record, *self.records)
         if _guards_log.isEnabledFor(logging.INFO):
             _guards_log.info(
@@ -244,12 +250,12 @@ class Dispatcher:
         _records_log.info("%s: new record, %d in all", self.name, len(self.records))
         _records_log.debug("%s", record.mock_source)
 
-    def _note_varying(self, record: Record) -> None:
+    def _note_varying(self, record: Record, alike: list[Record]) -> None:
         """Numbers that differ between records, or that the program itself counts up, vary."""
         if self.dynamic is False:
             return
         self.varying |= record.rewritten
-        for other in self.records:
+        for other in alike:
             for place, value in record.numbers.items():
                 before = other.numbers.get(place, value)
                 if type(before) is type(value) and before != value:

@@ -17,12 +17,15 @@ import torch
 from magpy_like.dynamic.continuation import Raised, run_chain, step
 from magpy_like.dynamic.layout import Layout, NoLayout, lay_out
 from magpy_like.dynamic.splitting import Continuation, behind, open_frames, stands_for
+from magpy_like.logs import topic
 from magpy_like.monitor.lifted import is_number
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import Split, SplitPoint
 from magpy_like.native import StateCheck, frame_set_local, frame_set_operand, fresh_number
 from magpy_like.synthesis.record import Record
+
+_splits_log = topic("splits")
 
 if TYPE_CHECKING:
     from magpy_like.records.dispatch import Dispatcher
@@ -95,14 +98,14 @@ class StretchCut:
                 layout, values = lay_out(states)
                 record = self.stretch.record(run.recording, tuple(values))
                 record.layout = layout
-                dispatcher.add(record)
+                dispatcher.add(record, self.stretch.args, self.stretch.kwargs)
                 self.stretch.recorded = True
         except (NoLayout, Split) as obstacle:
             dispatcher.no_record(SplitPoint.at(frame, reason), str(obstacle))
             return False
         dispatcher.note_split(SplitPoint.at(frame, reason))
         self._states = states
-        return not dispatcher.fullgraph
+        return not (dispatcher.fullgraph or dispatcher.is_eager)
 
     def behind_split(self, run: MonitorRun, frame: types.FrameType) -> None:
         states, frames = self._states, self._frames
@@ -110,11 +113,14 @@ class StretchCut:
         states[0] = behind(states[0], frame)
         try:
             layout, values = lay_out(states)
-        except NoLayout:
+        except NoLayout as obstacle:
+            _splits_log.info("what follows runs natively: %s", obstacle)
             run.end()
             return
         dispatcher = self.stretch.dispatcher.following(layout)
-        if dispatcher.is_eager:
+        arguments = tuple(values)
+        covered = dispatcher.covers(arguments)
+        if dispatcher.is_eager and not covered:
             run.end()
             return
         varying = set(dispatcher.varying)
@@ -125,10 +131,11 @@ class StretchCut:
                     values[position] = number
                 else:
                     varying.discard(("argument", position))
-        arguments = tuple(values)
+        if varying:
+            arguments = tuple(values)
         run.recording.release()
         self.stretch = Stretch(dispatcher, arguments, {})
-        self.stretch.recorded = dispatcher.covers(arguments)
+        self.stretch.recorded = covered
         functions = [state.function for state in states]
         run.go_on(arguments, functions, frozenset(varying))
 

@@ -62,6 +62,8 @@ class GuardBuilder:
         self.readable: list[str] = []
         self.variables: dict[int, str] = {}
         """Names of the fetched variables, by node id."""
+        self.bound: set[int] = set()
+        """Ids of the fixed objects that a call must bring with it."""
         self._labels: dict[int, str] = {}
         self._watched: set[tuple[int, str]] = set()
         self._later: list[tuple[ShadowNode, Relation, ShadowNode]] = []
@@ -190,12 +192,14 @@ class GuardBuilder:
         """A fixed object must still be where it was met."""
         if parent.node_id == EXTERNAL:
             if relation.kind is RelationKind.LOCAL:
+                self.bound.add(id(node.variable))
                 text = f"{self._way(parent, relation)} is {self.name(node)}"
                 self._check(text, f"{self.label(node)} is the same {node.type.__qualname__}")
             return
         if self.places.is_fixed(parent):
             self._watch(parent, relation, node.variable, equal=False)
             return
+        self.bound.add(id(node.variable))
         text = f"{self._way(parent, relation)} is {self.name(node)}"
         self._check(text, f"{self.label(node)} is the same {node.type.__qualname__}")
 

@@ -42,6 +42,8 @@ class Record:
     """What the guard expects of numbers, by the place that they are read from."""
     rewritten: frozenset[Any]
     """The places whose numbers the program itself replaces by others."""
+    bound: frozenset[int]
+    """Ids of the objects that a call must bring with it: a module that a loop has come to."""
     layout: Any = None
     """Of the open frames, when the record ends at a split: then the mock gives their values."""
     watch: Any = None
@@ -297,6 +299,7 @@ def synthesise(
         reasons=guard.reasons,
         numbers=numbers,
         rewritten=rewritten,
+        bound=frozenset(guard.bound),
         watch=guard.watch,
         watch_reason=guard.watch_reason,
     )
