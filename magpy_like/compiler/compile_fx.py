@@ -11,16 +11,19 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.exc import RestartAnalysis
+from torch._guards import TracingContext
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from magpy_like.compiler import describe, passes
+from magpy_like.compiler import describe, numbers, passes
 from magpy_like.compiler.aot import aot_compile
 from magpy_like.compiler.codegen import cpp, special, triton
 from magpy_like.compiler.codegen.common import Kernel
 from magpy_like.compiler.codegen.launcher import Launcher
 from magpy_like.compiler.errors import CompileError, Unsupported, warn_fallback
-from magpy_like.compiler.graph import Graph
+from magpy_like.compiler.graph import Graph, assumptions, find_shape_env
 from magpy_like.compiler.memory import plan_memory
 from magpy_like.compiler.runtime import code_cache
 from magpy_like.compiler.scheduler import Scheduler
@@ -55,28 +58,62 @@ def compile_fx(
     trace = open_trace(settings)
     trace.write("fx", "graph.py", lambda: gm.print_readable(print_output=False))
 
-    def stage(kind: str) -> Callable[..., Any]:
-        def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            return compile_aten(graph, kind=kind, strict=strict, trace=trace)
-
-        return compiler
-
-    captured = gm
     try:
         with trace.timing("compile"), torch.random.fork_rng(devices=[]):
-            gm = passes.run_captured(fx.GraphModule(gm, copy.deepcopy(gm.graph)), example_inputs)
-            gm, restore = _flat_outputs(gm)
-            call = aot_compile(
-                gm, example_inputs,
-                forward=stage("forward"), backward=stage("backward"), inference=stage("inference"),
-            )  # fmt: skip
-        return call if restore is None else lambda *args: restore(call(*args))
+            return _compile_captured(gm, example_inputs, strict, trace)
     except CompileError:
         raise
     except Exception as error:
+        floats = {k: e for k, e in enumerate(example_inputs) if isinstance(e, torch.SymFloat)}
+        if isinstance(error, RestartAnalysis) and TracingContext.try_get() is not None:
+            raise  # Dynamo waits for it
+        if isinstance(error, GuardOnDataDependentSymNode) and floats:
+            known = {k: e.node.hint for k, e in floats.items()}
+            if None not in known.values():
+                baked = [known.get(k, e) for k, e in enumerate(example_inputs)]
+                return numbers.only_for(known, compile_fx(gm, baked, options=options), gm)
         # A program that eager refuses is refused by eager, with eager's message, when it runs.
         warn_fallback("a graph", _first_line(error), strict=strict)
-        return captured
+        return gm
+
+
+def _compile_captured(
+    captured: fx.GraphModule, example_inputs: Sequence[Any], strict: bool, trace: Trace
+) -> Callable[..., Any]:
+    """:func:`compile_fx` without its fallbacks."""
+    assuming: list[fx.GraphModule] = []
+
+    def stage(kind: str) -> Callable[..., Any]:
+        def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            call = compile_aten(graph, kind=kind, strict=strict, trace=trace)
+            if getattr(call, "assumes", False) and kind != "backward":
+                assuming.append(graph)
+            return call
+
+        return compiler
+
+    gm = fx.GraphModule(captured, copy.deepcopy(captured.graph))
+    gm = passes.run_captured(gm, example_inputs)
+    gm, restore = _flat_outputs(gm)
+    examples, floats = numbers.floats_as_tensors(gm, example_inputs)
+
+    def aot() -> Callable[..., Any]:
+        return aot_compile(
+            gm, examples,
+            forward=stage("forward"), backward=stage("backward"), inference=stage("inference"),
+        )  # fmt: skip
+
+    try:
+        call = aot()
+    except RestartAnalysis:
+        if TracingContext.try_get() is not None:
+            raise
+        call = aot()  # torch now knows which floats of the shape environment are no constants
+    if floats:
+        call = numbers.with_tensors(call, floats)
+    if restore is not None:
+        call = _then(call, restore)
+    return numbers.or_eager(call, captured, assuming[0]) if assuming else call
 
 
 def _flat_outputs(
@@ -92,6 +129,10 @@ def _flat_outputs(
     return gm, lambda results: pytree.tree_unflatten(list(results), structure)
 
 
+def _then(call: Callable[..., Any], restore: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda *args: restore(call(*args))
+
+
 def compile_aten(
     gm: fx.GraphModule, *, kind: str, strict: bool, trace: Trace
 ) -> Callable[[list[Any]], Any]:
@@ -104,13 +145,13 @@ def compile_aten(
             call = _compile(gm, kind, trace)
     except Unsupported as reason:
         warn_fallback(reason.what, reason.reason, strict=strict)
-        call = interpret(gm)
+        call = interpret(gm, kind)
     except code_cache.NoCompilerError as error:
         warn_fallback("every graph", str(error), strict=strict)
-        call = interpret(gm)
+        call = interpret(gm, kind)
     except Exception as error:  # never a crash: a compiler bug costs speed and a warning
         warn_fallback(f"a {kind} graph", _first_line(error), strict=strict)
-        call = interpret(gm)
+        call = interpret(gm, kind)
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
 
@@ -123,8 +164,13 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def interpret(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """The graph through ATen, operator by operator."""
+def interpret(gm: fx.GraphModule, kind: str) -> Callable[[list[Any]], Any]:
+    """The graph through ATen, operator by operator.
+
+    Raises Unsupported where only the graph as captured is known to be right for every call.
+    """
+    if kind != "backward" and assumptions(find_shape_env(gm)):
+        raise Unsupported("a graph", "its sizes are read from tensors")
 
     def call(args: list[Any]) -> Any:
         taken = list(args)
@@ -157,7 +203,9 @@ def _compile(gm: fx.GraphModule, kind: str, trace: Trace) -> Callable[[list[Any]
     with trace.timing("kernels"):
         launcher.namespace |= build(kernels, graph, kind, trace)
     trace.write("launcher", f"{kind}.py", source)
-    return launcher.compile(source)
+    call = launcher.compile(source)
+    call.assumes = launcher.assumes  # type: ignore[attr-defined]
+    return call
 
 
 def build(

@@ -46,10 +46,11 @@ class Graph:
         self.lowered: dict[str, int] = {}
         self.mutated_inputs: set[str] = set()
         self.concatenated: set[str] = set()  # buffers whose writers write disjoint parts
+        self.numbers = 0  # floats computed at run time so far
         self._env: dict[fx.Node, Any] = {}
         self._lazy: list[Box] = []
         self._origin: fx.Node | None = None
-        self._shape_env = _find_shape_env(gm)
+        self.shape_env = find_shape_env(gm)
 
     # --- building ------------------------------------------------------------------------------
 
@@ -144,8 +145,18 @@ class Graph:
         value = e.xreplace({s: known.get(s, sympy.Integer(64)) for s in e.free_symbols})
         return int(value)
 
+    def known(self, relation: Any) -> bool:
+        """Does a relation between sizes hold for all sizes that the guards admit?"""
+        if not isinstance(relation, sympy.Basic):
+            return bool(relation)
+        if relation in (sympy.true, sympy.false):
+            return relation is sympy.true
+        if self.shape_env is None:
+            return False
+        return self.shape_env._maybe_evaluate_static(relation) is sympy.true
+
     def _hints(self) -> dict[Expr, Expr]:
-        env = self._shape_env
+        env = self.shape_env
         if env is None:
             return {}
         table = getattr(env, "backed_var_to_val", None)
@@ -205,7 +216,7 @@ class Graph:
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             number = value.node.expr
             if not self._defines_symbol(node, number):
-                return number
+                return self._float(node) if isinstance(value, torch.SymFloat) else number
         elif isinstance(value, (int, float, bool)) and not _has_effect(node.target):
             return value
         if getattr(node.target, "__name__", "") == "getitem":
@@ -223,8 +234,21 @@ class Graph:
                 return result
             except Unsupported:
                 pass
+            except TypeError:  # asks of a number what only a known one can answer
+                if not any(_has_symbols(a) for a in (*args, *kwargs.values())):
+                    raise
         self.fallbacks[name] = self.fallbacks.get(name, 0) + 1
         return self.fallback(node.target, args, kwargs, value)
+
+    def _float(self, node: fx.Node) -> Expr:
+        """Arithmetic on Python floats happens as in eager, step by step: SymPy would reorder it."""
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: self._env[n])
+        result = sympy.Symbol(f"f{self.numbers}", real=True)
+        self.numbers += 1
+        self.operations.append(
+            ExternOp(f"op{len(self.operations)}", node.target, args, kwargs, [result], False)
+        )
+        return result
 
     def _defines_symbol(self, node: fx.Node, number: Expr) -> bool:
         """Does this node read a number out of a tensor?"""
@@ -287,9 +311,10 @@ class Graph:
             # An in-place operator returns the tensor that it wrote.
             if isinstance(value, torch.Tensor):
                 outputs, results = [None], [mutated[0]]
+        dynamic = self._origin is not None and "unbacked_bindings" in self._origin.meta
         operation = ExternOp(
             f"op{len(self.operations)}", target, args, kwargs, outputs, multiple,
-            mutates, _has_effect(target), self._origins(),
+            mutates, _has_effect(target), dynamic, self._origins(),
         )  # fmt: skip
         self.operations.append(operation)
         return results if multiple else results[0]
@@ -313,10 +338,7 @@ class Graph:
             buffer.aliased = alias
             return buffer.name, self.box(buffer)
         if isinstance(item, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            number = item.node.expr
-            if number.is_Symbol:
-                return number, number
-            return None, number
+            return item.node.expr, item.node.expr
         if item is None or isinstance(item, (int, float, bool)):
             return None, item
         raise Unsupported(str(self._origin and self._origin.target), f"returns {type(item)}")
@@ -414,7 +436,22 @@ def dense_stride(value: torch.Tensor) -> list[Expr] | None:
     return stride
 
 
-def _find_shape_env(gm: fx.GraphModule) -> Any:
+def _has_symbols(tree: Any) -> bool:
+    if isinstance(tree, (tuple, list)):
+        return any(_has_symbols(t) for t in tree)
+    return isinstance(tree, sympy.Basic) and bool(tree.free_symbols)
+
+
+def assumptions(env: Any) -> list[Any]:
+    """The relations that tracing took for granted of numbers read from tensors. Eager need not
+    agree: it broadcasts where one size happens to be 1, say."""
+    if env is None:
+        return []
+    found = (env.replace(a.expr) for many in env.deferred_runtime_asserts.values() for a in many)
+    return [relation for relation in dict.fromkeys(found) if relation is not sympy.true]
+
+
+def find_shape_env(gm: fx.GraphModule) -> Any:
     for node in gm.graph.nodes:
         for value in _tensors([node.meta.get("val")]):
             mode = getattr(value, "fake_mode", None)

@@ -77,10 +77,10 @@ class ExternOp:
     """A call of an ATen operator: ``outputs = target(*args, **kwargs)``.
 
     Arguments hold ``Strided`` in place of tensors and expressions in place of symbolic numbers.
-    ``outputs`` has a buffer name, None for a non-tensor or unused output, or a SymPy symbol that
-    the launcher binds to the number returned. ``mutates`` lists buffers written in place;
-    ``aliases`` says that outputs may share memory with arguments. ``ordered`` operators (random
-    numbers, anything with an effect) keep their program order among themselves.
+    ``outputs`` has a buffer name, None for a non-tensor or unused output, or an expression: a
+    symbol that the launcher binds to the number returned, or what is assumed to equal it.
+    ``mutates`` lists buffers written in place. ``ordered`` operators (random numbers, anything
+    with an effect) keep their program order among themselves.
     """
 
     name: str
@@ -91,6 +91,7 @@ class ExternOp:
     multiple: bool
     mutates: list[str] = field(default_factory=list)
     ordered: bool = False
+    dynamic: bool = False  # only a run can tell the sizes, or the number, that it returns
     origins: list[str] = field(default_factory=list)
 
     @property

@@ -125,6 +125,8 @@ class Value:
     ``store``     (buffer, index, value, mode): mode None, or for an accumulating scatter
                   "add", "mul", "max" or "min"
     ``constant``  (Python number,)
+    ``number``    (expression of sizes and other numbers,): evaluated by the launcher, as Python
+                  does, and converted
     ``index_expr`` (expression,)
     ``to_dtype``  (value,): C conversion, as eager's
     ``round_to``  (value, low precision dtype): float32 rounded to that dtype's values
@@ -243,10 +245,10 @@ class Recorder:
         )
 
     def constant(self, number: float | int | bool | Expr, dtype: torch.dtype) -> Value:
-        """A number known when compiling, or a size expression."""
+        """A number known when compiling, or an expression of numbers known when launching."""
         dtype = compute_dtype(dtype)
-        if isinstance(number, sympy.Basic):
-            return self.index_expr(number, dtype)
+        if isinstance(number, sympy.Basic) and not number.is_number:
+            return self._pure("number", (number,), dtype)
         kind = bool if dtype == torch.bool else float if dtype.is_floating_point else int
         return self._pure("constant", (kind(number),), dtype)
 

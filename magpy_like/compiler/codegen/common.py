@@ -61,7 +61,8 @@ class Kernel:
     """The plan of one kernel; the same for all printers.
 
     ``ranges`` gives each loop's size; ``inputs``/``outputs`` name the buffers passed (one may be
-    in both when it is updated in place); ``size_symbols`` are passed as integers after them;
+    in both when it is updated in place); ``size_symbols`` are passed as integers after them, then
+    the values of ``numbers``, which the launcher computes, as 64-bit integers or doubles;
     ``messages`` are the IndexErrors its checks may raise, by position.
     """
 
@@ -77,8 +78,13 @@ class Kernel:
     removed: set[str] = field(default_factory=set)
     forward: dict[str, str] = field(default_factory=dict)
     size_symbols: list[Symbol] = field(default_factory=list)
+    numbers: list[Expr] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
+
+    def number(self, expression: Expr) -> str:
+        """The name of the argument that has the value of ``expression``."""
+        return f"n{self.numbers.index(expression)}"
 
     def nodes(self) -> list[Node]:
         return [n for p in self.phases for n in (*p.inner, *p.outer)]
@@ -297,6 +303,7 @@ def _collect_arguments(
     outputs: dict[str, None] = {}
     symbols: set[Symbol] = set()
     messages: dict[str, None] = {}
+    numbers: dict[Expr, None] = {}
     loops = set(kernel.ranges)
     for size in kernel.ranges.values():
         symbols |= size.free_symbols
@@ -304,6 +311,8 @@ def _collect_arguments(
         for v in node.body.values:
             if v.op == "check":
                 messages[v.args[1]] = None
+            if v.op == "number":
+                numbers[v.args[0]] = None
             if v.op in ("load", "store"):
                 buffer, index = v.args[0], v.args[1]
                 kernel.dtypes[buffer] = dtypes[buffer]
@@ -321,10 +330,16 @@ def _collect_arguments(
     kernel.inputs = [b for b in inputs if b not in outputs]
     kernel.outputs = list(outputs)
     kernel.size_symbols = sorted(symbols - loops, key=lambda s: s.name)
+    kernel.numbers = list(numbers)
     kernel.messages = list(messages)
 
 
 # --- printing -----------------------------------------------------------------------------------
+
+
+def is_integral(number: Expr) -> bool:
+    """Is a number's value an integer or a truth value (else it is a float)?"""
+    return bool(number.is_integer) or bool(number.is_Boolean)
 
 
 class Lines:

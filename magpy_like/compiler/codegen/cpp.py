@@ -24,7 +24,7 @@ import torch
 
 from magpy_like.compiler import indexing
 from magpy_like.compiler.codegen import special
-from magpy_like.compiler.codegen.common import Kernel, Lines, Phase, split_levels
+from magpy_like.compiler.codegen.common import Kernel, Lines, Phase, is_integral, split_levels
 from magpy_like.compiler.codegen.cpp_values import (
     CTYPE,
     CppEmitter,
@@ -44,6 +44,7 @@ GRAIN = 16384  # elements of work below which a second thread costs more than it
 BLOCK = 4096  # elements summed before their sum is added to the total: bounds rounding error
 TILE = 256  # columns per tile, at most
 STRIP = 16  # elements of a strided loop run before the next tile: a cache line of float32
+_DOUBLE = "f64", "Float_AsDouble"
 MAX_SCRATCH = 65536  # rows of a tile that may be kept between phases (64 MiB of float32)
 
 PRELUDE = (Path(__file__).parent / "cpp_prelude.h").read_text()
@@ -143,6 +144,10 @@ class CppKernel:
             *(f"const {CTYPE[kernel.dtypes[b]]}* __restrict__ {b}" for b in kernel.inputs),
             *(f"{CTYPE[kernel.dtypes[b]]}* __restrict__ {b}" for b in kernel.outputs),
             *(f"const i64 {s.name}" for s in kernel.size_symbols),
+            *(
+                f"const {'i64' if is_integral(e) else 'f64'} {kernel.number(e)}"
+                for e in kernel.numbers
+            ),
         ]
         line = self.lines.line
         line(f"static int {kernel.name}({', '.join(arguments)}) {{")
@@ -170,6 +175,11 @@ class CppKernel:
         for k, s in enumerate(kernel.size_symbols):
             line(f"i64 {s.name} = PyLong_AsLongLong(a[{len(buffers) + k}]);")
             args.append(s.name)
+        first = len(buffers) + len(kernel.size_symbols)
+        for k, e in enumerate(kernel.numbers):
+            kind, convert = ("i64", "Long_AsLongLong") if is_integral(e) else _DOUBLE
+            line(f"{kind} {kernel.number(e)} = Py{convert}(a[{first + k}]);")
+            args.append(kernel.number(e))
         line("void* state = PyEval_SaveThread();")
         line(f"int raised = {kernel.name}({', '.join(args)});")
         line("PyEval_RestoreThread(state);")

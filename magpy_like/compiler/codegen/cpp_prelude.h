@@ -22,6 +22,7 @@ struct PyObject;
 void* PyLong_AsVoidPtr(PyObject*);
 long long PyLong_AsLongLong(PyObject*);
 PyObject* PyLong_FromLong(long);
+double PyFloat_AsDouble(PyObject*);
 void PyErr_SetString(PyObject*, const char*);
 void* PyEval_SaveThread();
 void PyEval_RestoreThread(void*);

@@ -197,6 +197,8 @@ class CppEmitter(Emitter):
             return print_number(args[0], dtype)
         if op == "index_expr":
             return self._define(f"({CTYPE[dtype]}){print_index(args[0])}", dtype)
+        if op == "number":
+            return self._define(f"({CTYPE[dtype]}){self.kernel.number(args[0])}", dtype)
         if op == "to_dtype":
             if dtype == torch.bool:
                 return self._define(f"{args[0]} != 0", dtype)

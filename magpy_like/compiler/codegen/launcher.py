@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,22 +14,29 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from magpy_like.compiler.codegen.common import Kernel, Lines
 from magpy_like.compiler.errors import Unsupported
-from magpy_like.compiler.graph import Graph
+from magpy_like.compiler.graph import Graph, assumptions
 from magpy_like.compiler.indexing import Expr
 from magpy_like.compiler.ir import Buffer, ExternOp, Strided
 from magpy_like.compiler.memory import Step
 
-_printer = PythonPrinter()
+
+class _Printer(PythonPrinter):
+    def _print_Float(self, e: Any) -> str:
+        return repr(float(e))  # all digits
+
+
+_printer = _Printer()
 _counter = itertools.count()
 
 
 def print_size(e: Expr) -> str:
     """A size expression as Python."""
-    return str(int(e)) if e.is_Integer else _printer.doprint(e)
+    return str(int(e)) if e.is_Integer else str(_printer.doprint(e))
 
 
-def print_sizes(sizes: Sequence[Expr]) -> str:
-    return "(" + "".join(print_size(s) + ", " for s in sizes) + ")"
+class AssumptionFailed(RuntimeError):
+    """A number read from a tensor is not one that the graph was traced for. Internal: such a call
+    runs in eager instead, unless it happens in a backward pass."""
 
 
 def relayout(t: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
@@ -47,6 +55,8 @@ class Launcher:
         self.lines = Lines()
         self.namespace: dict[str, Any] = {
             "torch": torch,
+            "math": math,
+            "AssumptionFailed": AssumptionFailed,
             "empty": torch._C._dynamo.guards._empty_strided_cpu,
             "empty_on": torch.empty_strided,
             "window": torch._C._dynamo.guards._reinterpret_tensor,
@@ -55,6 +65,9 @@ class Launcher:
         for name, tensor in graph.constants.items():
             self.namespace[name] = tensor
         self._bound: set[sympy.Symbol] = set()
+        self._assumed = assumptions(graph.shape_env)
+        self.assumes = False  # may the call raise AssumptionFailed?
+        self._wrote = False  # has a step printed by now written an input?
         self._names: dict[int, str] = {}
 
     def print(self) -> str:
@@ -92,13 +105,30 @@ class Launcher:
         for value in self.graph.inputs:
             if isinstance(value, str):
                 self._bind_sizes(self.graph.buffers[value])
-        for value in self.graph.inputs:
-            if isinstance(value, str):
-                buffer = self.graph.buffers[value]
-                for e in (*buffer.size, *buffer.stride):
-                    free = e.free_symbols - self._bound
-                    if free:
-                        raise Unsupported("an input size", f"{e} does not determine {free}")
+        self._assume_bound()
+
+    def _assume_bound(self) -> None:
+        """Check what the graph assumes of the numbers that are bound by now."""
+        ready = [a for a in self._assumed if a.free_symbols <= self._bound]
+        self._assumed = [a for a in self._assumed if a not in ready]
+        for relation in ready:
+            self._assume(self._size(relation))
+
+    def _assume(self, condition: str) -> None:
+        self.assumes = True
+        if self._wrote:
+            raise Unsupported("a graph", "assumes numbers that it reads after it wrote inputs")
+        self.lines.line(f"if not ({condition}): raise AssumptionFailed({condition!r})")
+
+    def _size(self, e: Expr) -> str:
+        """A size expression, or any other one of numbers, as Python."""
+        unknown = e.free_symbols - self._bound
+        if unknown:
+            raise Unsupported("a graph", f"nothing it is given determines {unknown}")
+        return print_size(e)
+
+    def _sizes(self, sizes: Sequence[Expr]) -> str:
+        return "(" + "".join(self._size(s) + ", " for s in sizes) + ")"
 
     def _bind_sizes(self, buffer: Buffer) -> None:
         for way, values in (("size", buffer.size), ("stride", buffer.stride)):
@@ -113,18 +143,23 @@ class Launcher:
         line = self.lines.line
         for name, source in step.allocate:
             self._allocate(self.graph.buffers[name], source)
+        written: Sequence[str] = ()
         if isinstance(step.work, Kernel):
             kernel = step.work
+            written = kernel.outputs
             args = [f"{b}.data_ptr()" for b in (*kernel.inputs, *kernel.outputs)]
-            args += [s.name for s in kernel.size_symbols]
+            args += [self._size(e) for e in (*kernel.size_symbols, *kernel.numbers)]
             line(f"{kernel.name}({', '.join(args)})")
         elif step.work is not None:
             self._extern(step.work)
+            written = step.work.writes
+        if not self.graph.mutated_inputs.isdisjoint(written):
+            self._wrote = True
         if step.free:
             line(f"del {', '.join(step.free)}")
 
     def _allocate(self, buffer: Buffer, source: str | None) -> None:
-        size, stride = print_sizes(buffer.size), print_sizes(buffer.stride)
+        size, stride = self._sizes(buffer.size), self._sizes(buffer.stride)
         line = self.lines.line
         if source is not None:
             old = self.graph.buffers[source]
@@ -148,28 +183,36 @@ class Launcher:
             if output is None:
                 line(call)
                 return
-            line(f"{output} = {call}")
-            self._received(output)
-            return
-        line(f"results = {call}")
-        for k, output in enumerate(operation.outputs):
-            if output is not None:
-                line(f"{output} = results[{k}]")
-                self._received(output)
-        line("del results")
+            self._receive(output, call, operation.dynamic)
+        else:
+            line(f"results = {call}")
+            for k, output in enumerate(operation.outputs):
+                if output is not None:
+                    self._receive(output, f"results[{k}]", operation.dynamic)
+            line("del results")
+        self._assume_bound()
 
-    def _received(self, output: Any) -> None:
-        """Bind sizes that only the result tells; make its strides the promised ones."""
+    def _receive(self, output: Any, text: str, dynamic: bool) -> None:
+        """Take a result: bind what it alone tells, hold the rest of it to what was promised."""
+        line = self.lines.line
         if not isinstance(output, str):
-            self._bound.add(output)
+            if output.is_Symbol and output not in self._bound:
+                line(f"{output.name} = {text}")
+                self._bound.add(output)
+            else:
+                line(f"number = {text}")
+                self._assume(f"number == {self._size(output)}")
             return
+        line(f"{output} = {text}")
         buffer = self.graph.buffers[output]
+        told = set(self._bound)
         self._bind_sizes(buffer)
+        for dim, e in enumerate(buffer.size if dynamic else ()):
+            if not e.is_Symbol or e in told:
+                self._assume(f"{output}.size({dim}) == {self._size(e)}")
         if not buffer.aliased and buffer.size:
-            stride = print_sizes(buffer.stride)
-            self.lines.line(
-                f"if {output}.stride() != {stride}: {output} = relayout({output}, {stride})"
-            )
+            stride = self._sizes(buffer.stride)
+            line(f"if {output}.stride() != {stride}: {output} = relayout({output}, {stride})")
 
     # --- values --------------------------------------------------------------------------------
 
@@ -179,15 +222,15 @@ class Launcher:
         if whole:
             return buffer.name
         return (
-            f"window({buffer.name}, {print_sizes(window.size)}, {print_sizes(window.stride)}, "
-            f"{print_size(window.offset)})"
+            f"window({buffer.name}, {self._sizes(window.size)}, {self._sizes(window.stride)}, "
+            f"{self._size(window.offset)})"
         )
 
     def _argument(self, value: Any) -> str:
         if isinstance(value, Strided):
             return self._window(value)
         if isinstance(value, sympy.Basic):
-            return print_size(value)
+            return self._size(value)
         if isinstance(value, (list, tuple)):
             inner = "".join(self._argument(v) + ", " for v in value)
             return f"[{inner}]" if isinstance(value, list) else f"({inner})"

@@ -22,6 +22,7 @@ from magpy_like.compiler.codegen.common import (
     Lines,
     Node,
     Phase,
+    is_integral,
     split_levels,
 )
 from magpy_like.compiler.codegen.triton_emitter import TritonEmitter, closure
@@ -143,6 +144,7 @@ class TritonKernel:
             pointers=tuple(kernel.dtypes[b] for b in names),
             workspace=tuple((dtype, self._partials()) for dtype, *_ in self._workspace),
             sizes=tuple(s.name for s in kernel.size_symbols),
+            numbers=tuple("i64" if is_integral(e) else "fp64" for e in kernel.numbers),
             wide=self._wide(),
             num_warps=self.tiling.num_warps,
             asserts=bool(kernel.messages),
@@ -153,6 +155,7 @@ class TritonKernel:
         names = [*kernel.inputs, *kernel.outputs]
         names += [f"part{k}" for k in range(len(self._workspace))]
         names += [s.name for s in kernel.size_symbols]
+        names += [kernel.number(e) for e in kernel.numbers]
         self.lines.line("@triton.jit")
         self.lines.line(f"def {name}({', '.join(names)}):")
         self.lines.indent()

@@ -102,6 +102,9 @@ class TritonEmitter(Emitter):
             return args[0][args[1]]
         if op == "index_expr":
             return self._index_value(args[0], dtype)
+        if op == "number":
+            text = f"{self.kernel.number(args[0])}.to({TYPE[dtype]})"
+            return self.define(text, frozenset())
         if op == "check":
             self._check(args[0], args[1])
             return None

@@ -20,7 +20,7 @@ from magpy_like.compiler.lowering.registry import (
     lower,
     sizes,
 )
-from magpy_like.compiler.lowering.view import reshape, slice_bounds, slice_box
+from magpy_like.compiler.lowering.view import from_end, reshape, slice_box, slice_start
 from magpy_like.compiler.ops import Value, ops
 
 
@@ -62,9 +62,9 @@ def constant_pad_nd(graph: Graph, a: Box, pad: Sequence[Any], value: Any = 0) ->
         inside: Value | None = None
         for i, p, q, s in zip(position, low, high, a.size, strict=True):
             tests = []
-            if graph.hint(p) > 0:
+            if not graph.known(p <= 0):
                 tests.append(ops.ge(ops.index_expr(i, torch.int64), ops.constant(0, torch.int64)))
-            if graph.hint(q) > 0:
+            if not graph.known(q <= 0):
                 tests.append(ops.lt(ops.index_expr(i, torch.int64), ops.index_expr(s, torch.int64)))
             for test in tests:
                 inside = test if inside is None else ops.logical_and(inside, test)
@@ -112,7 +112,7 @@ def slice_scatter(
     step: Any = 1,
 ) -> Box:  # fmt: skip
     dim = canonical_dim(dim, len(a.size))
-    low, _ = slice_bounds(graph, a.size[dim], start, end)
+    low = slice_start(graph, a.size[dim], start)
     if source.device != a.device:
         raise Unsupported("aten.slice_scatter", "another device")
     if 0 in source.size:
@@ -146,8 +146,9 @@ def diagonal_scatter(
 def select_scatter(graph: Graph, a: Box, source: Box, dim: int, index: Any) -> Box:
     dim = canonical_dim(dim, len(a.size))
     position = sympy.sympify(index)
-    if graph.hint(position) < 0:
-        position = position + a.size[dim]
+    position = from_end(graph, position, a.size[dim])
+    if not graph.known(position < a.size[dim]):
+        raise Unsupported("aten.select_scatter", "an index that may be out of range")
     part = source if source.dtype == a.dtype else to_dtype(graph, source, a.dtype)
     shape = [*part.size[:dim], sympy.S.One, *part.size[dim:]]
     return _overlay(graph, a, dim, position, sympy.S.One, reshape(part, shape))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import sympy
+from torch.utils._sympy import functions
 
 from magpy_like.compiler import indexing
 from magpy_like.compiler.errors import Unsupported
@@ -138,25 +139,25 @@ def slice_box(a: Box, dim: int, start: Expr, step: Expr, length: Expr) -> Box:
     return view_of(a, size, reindex, restride)
 
 
-def slice_bounds(graph: Graph, size: Expr, start: Any, end: Any) -> tuple[Expr, Expr]:
-    """Python's rule for slice ends, with negative and out-of-range values, on expressions."""
+def slice_start(graph: Graph, size: Expr, start: Any) -> Expr:
+    """Python's rule for where a slice starts, with negative and out-of-range values."""
+    if start is None:
+        return sympy.S.Zero
+    v = from_end(graph, expr(start), size)
+    if graph.known(v >= size):
+        return size
+    low = v if graph.known(v >= 0) else functions.Max(v, sympy.S.Zero)
+    return low if graph.known(low <= size) else functions.Min(low, size)
 
-    def clamp(value: Any, default: Expr) -> Expr:
-        if value is None:
-            return default
-        v = expr(value)
-        if v.is_Integer and int(v) >= 2**62:
-            return size
-        if v.is_Integer and v < 0:
-            v = v + size
-        if graph.hint(v) < 0:
-            return sympy.S.Zero
-        if v.is_Integer and size.is_Integer:
-            return min(v, size)
-        return size if graph.hint(v) >= graph.hint(size) else v
 
-    low = clamp(start, sympy.S.Zero)
-    return low, clamp(end, size)
+def from_end(graph: Graph, position: Expr, size: Expr) -> Expr:
+    """A position that counts from the end when it is negative. Raises Unsupported where it can
+    be both."""
+    if graph.known(position >= 0):
+        return position
+    if graph.known(position < 0):
+        return position + size
+    raise Unsupported("an index", f"{position} may count from either end")
 
 
 @lower(aten.slice.Tensor)
@@ -165,7 +166,7 @@ def slice_(
 ) -> Box:
     assert graph._origin is not None
     dim = canonical_dim(dim, len(a.size))
-    low, _ = slice_bounds(graph, a.size[dim], start, end)
+    low = slice_start(graph, a.size[dim], start)
     length = expr(graph._origin.meta["val"].shape[dim])
     return slice_box(a, dim, low, expr(step), length)
 
@@ -173,11 +174,9 @@ def slice_(
 @lower(aten.select.int)
 def select(graph: Graph, a: Box, dim: int, index: Any) -> Box:
     dim = canonical_dim(dim, len(a.size))
-    position = expr(index)
-    if graph.hint(position) < 0:
-        position = position + a.size[dim]
-    if not position.is_Integer and not all(s.name.startswith("s") for s in position.free_symbols):
-        raise Unsupported("aten.select", "an index read from a tensor")
+    position = from_end(graph, expr(index), a.size[dim])
+    if not graph.known(position < a.size[dim]):
+        raise Unsupported("aten.select", "an index that may be out of range")
     return squeeze(graph, slice_box(a, dim, position, sympy.S.One, sympy.S.One), dim)
 
 

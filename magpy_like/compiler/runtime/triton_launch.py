@@ -44,9 +44,10 @@ class TritonSource:
     """One kernel: ``text`` with ``INDEX``, the type of positions, left open.
 
     ``stages`` are the functions to launch, in order, with the number of programs of each; all take
-    (pointers..., workspace pointers..., sizes...). ``workspace`` has the dtype and number of
-    elements of each. Numbers, and ``wide`` (do positions need 64 bits?), are Python expressions
-    over ``sizes``. ``asserts``: the kernel checks computed indices.
+    (pointers..., workspace pointers..., sizes..., numbers...). ``workspace`` has the dtype and
+    number of elements of each, ``numbers`` Triton's type of each. Counts, and ``wide`` (do
+    positions need 64 bits?), are Python expressions over ``sizes``. ``asserts``: the kernel checks
+    computed indices.
     """
 
     stages: tuple[tuple[str, str], ...]
@@ -54,6 +55,7 @@ class TritonSource:
     pointers: tuple[torch.dtype, ...]
     workspace: tuple[tuple[torch.dtype, str], ...]
     sizes: tuple[str, ...]
+    numbers: tuple[str, ...]
     wide: str
     num_warps: int
     asserts: bool
@@ -65,8 +67,8 @@ class TritonSource:
         return replace(self, text=text, stages=stages)
 
     def function_of_sizes(self, expression: str) -> Callable[..., Any]:
-        arguments = ", ".join(self.sizes)
-        return eval(f"lambda {arguments}: {expression}", {"math": math, "torch": torch})
+        arguments = "".join(f"{size}, " for size in self.sizes)
+        return eval(f"lambda {arguments}*numbers: {expression}", {"math": math, "torch": torch})
 
 
 def define(source: TritonSource, wide: bool, namespace: dict[str, Any]) -> list[Any]:
@@ -93,6 +95,7 @@ def compile_kernel(source: TritonSource, target: Any, *, wide: bool, aligned: bo
     memory = [*source.pointers, *(dtype for dtype, _ in source.workspace)]
     kinds = [_POINTER[dtype] for dtype in memory]
     kinds += ["i64" if wide else "i32"] * len(source.sizes)
+    kinds += source.numbers
     signature = dict(zip(functions[0].arg_names, kinds, strict=True))
     attributes = {}
     if aligned:

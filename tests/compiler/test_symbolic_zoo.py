@@ -1,0 +1,96 @@
+"""The model zoo with sizes that vary: one compilation, and eager's results at every size."""
+
+import copy
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from magpy_like.compiler import compile_fx
+from tests.models import ZOO
+
+STATIC = [m for m in ZOO.values() if not m.dynamic]
+FAST = {"LSTM"}
+SIZES = [(2, 11), (3, 16), (5, 7)]  # batch, tokens
+
+
+def zoo(models):
+    return pytest.mark.parametrize(
+        "entry",
+        [
+            pytest.param(m, id=m.name, marks=() if m.name in FAST else pytest.mark.full)
+            for m in models
+        ],
+    )
+
+
+class Backend:
+    """The compiler behind Dynamo, strictly, counting graphs."""
+
+    def __init__(self):
+        self.graphs = 0
+
+    def __call__(self, gm, example_inputs):
+        call = compile_fx(gm, example_inputs, options={"strict": True})
+        self.graphs += 1  # where nothing was raised: Dynamo may ask again for another graph
+        return call
+
+
+def compiled(model):
+    torch._dynamo.reset()
+    backend = Backend()
+    return torch.compile(model, backend=backend, dynamic=True, fullgraph=True), backend
+
+
+def inputs(entry, model, seed, batch, length):
+    """Arguments of the given sizes: token sequences are cut, an LSTM's steps come first."""
+
+    def cut(t):
+        if entry.name == "LSTM":
+            return t[:length].clone()
+        return t[:, :length].contiguous() if t.dim() == 2 and not t.is_floating_point() else t
+
+    return pytree.tree_map_only(torch.Tensor, cut, entry.inputs(model, seed, batch=batch))
+
+
+def tensors(tree):
+    return [t for t in pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
+
+
+@zoo(STATIC)
+def test_inference_at_several_sizes_is_one_compilation(entry):
+    model = entry.make(seed=0)
+    fast, backend = compiled(model)
+    for seed, (batch, length) in enumerate(SIZES):
+        args, kwargs = inputs(entry, model, seed, batch, length)
+        with torch.no_grad():
+            got, wanted = tensors(fast(*args, **kwargs)), tensors(model(*args, **kwargs))
+        for a, b in zip(got, wanted, strict=True):
+            assert a.stride() == b.stride()
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * max(1.0, b.abs().max().item()))
+    assert backend.graphs == 1
+
+
+@zoo([m for m in STATIC if m.trains])
+def test_training_at_several_sizes_is_one_compilation(entry):
+    """In double precision, since rounding can turn into any difference of gradients."""
+    model = entry.make(seed=0).double().train()
+    eager = copy.deepcopy(model)
+    fast, backend = compiled(model)
+    for seed, (batch, length) in enumerate(SIZES):
+        results = []
+        for call, owner in ((fast, model), (eager, eager)):
+            args, kwargs = inputs(entry, owner, seed, batch, length)
+            args, kwargs = pytree.tree_map_only(
+                torch.Tensor,
+                lambda t: t.double() if t.is_floating_point() else t,
+                (args, kwargs),
+            )
+            owner.zero_grad()
+            loss = entry.loss(call(*args, **kwargs))
+            loss.backward()
+            gradients = {n: p.grad for n, p in owner.named_parameters() if p.grad is not None}
+            results.append((loss, {n: g for n, g in gradients.items() if g.any()}))
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.state_dict(), eager.state_dict(), rtol=1e-4, atol=1e-5)
+    assert backend.graphs == 1
