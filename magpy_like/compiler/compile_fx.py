@@ -145,13 +145,13 @@ def compile_aten(
             call = _compile(gm, kind, trace)
     except Unsupported as reason:
         warn_fallback(reason.what, reason.reason, strict=strict)
-        call = interpret(gm, kind)
+        call = _through_aten(gm, kind)
     except code_cache.NoCompilerError as error:
         warn_fallback("every graph", str(error), strict=strict)
-        call = interpret(gm, kind)
+        call = _through_aten(gm, kind)
     except Exception as error:  # never a crash: a compiler bug costs speed and a warning
         warn_fallback(f"a {kind} graph", _first_line(error), strict=strict)
-        call = interpret(gm, kind)
+        call = _through_aten(gm, kind)
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
 
@@ -164,13 +164,15 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def interpret(gm: fx.GraphModule, kind: str) -> Callable[[list[Any]], Any]:
-    """The graph through ATen, operator by operator.
-
-    Raises Unsupported where only the graph as captured is known to be right for every call.
-    """
+def _through_aten(gm: fx.GraphModule, kind: str) -> Callable[[list[Any]], Any]:
+    """:func:`interpret`; raises Unsupported where only the captured graph holds for every call."""
     if kind != "backward" and assumptions(find_shape_env(gm)):
         raise Unsupported("a graph", "its sizes are read from tensors")
+    return interpret(gm)
+
+
+def interpret(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """The graph through ATen, operator by operator."""
 
     def call(args: list[Any]) -> Any:
         taken = list(args)
