@@ -38,6 +38,17 @@ def instance_dict(value: Any) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def entry_of(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, Relation]:
+    """Where an instance keeps an attribute, and the relation that leads to it from there.
+
+    A module's attributes are the global names of its functions: one place, whichever way it is
+    reached. None when the instance was made inside the region.
+    """
+    if isinstance(value, types.ModuleType):
+        return rec.constant(value.__dict__), Relation(RelationKind.GLOBAL, name)
+    return rec.node(value), Relation(RelationKind.ATTRIBUTE, name)
+
+
 def read_class(rec: Recording, cls: type, name: str) -> Any:
     """What the classes of ``cls.__mro__`` hold under ``name``, or NULL."""
     found = lookup_in_type(cls, name)
@@ -64,9 +75,8 @@ def read_instance(rec: Recording, value: Any, name: str) -> bool:
     if attributes is None:
         return False
     there = name in attributes
-    node = rec.node(value)
+    node, relation = entry_of(rec, value, name)
     if node is not None:
-        relation = Relation(RelationKind.ATTRIBUTE, name)
         if there:
             rec.meet(node, relation, attributes[name])
         else:
@@ -94,13 +104,8 @@ def read_attribute(rec: Recording, value: Any, name: str) -> None:
 
 
 def read_module(rec: Recording, module: types.ModuleType, name: str) -> None:
-    node = rec.constant(module)
-    relation = Relation(RelationKind.ATTRIBUTE, name)
-    names = module.__dict__
-    if name in names:
-        rec.meet(node, relation, names[name])
-    else:
-        rec.absent(node, relation)
+    rec.constant(module)
+    read_instance(rec, module, name)
 
 
 def read_super(rec: Recording, cls: type, of: type, name: str) -> None:
@@ -252,24 +257,31 @@ def read_submodule(rec: Recording, module: torch.nn.Module, name: str) -> None:
             return
 
 
-def place_of_attribute(rec: Recording, target: Any, name: str) -> Relation | None:
+def place_of_attribute(
+    rec: Recording, target: Any, name: str
+) -> tuple[ShadowNode, Relation] | None:
     """Where the default rules keep an attribute of an instance: its dictionary or a slot.
 
-    None when a descriptor decides in Python, which the monitor follows.
+    None when a descriptor decides in Python, which the monitor follows, and for an instance made
+    inside the region.
 
     Raises:
         Split: native code keeps it.
     """
+    node = rec.node(target)
+    if node is None:
+        return None
     found = read_class(rec, type(target), name)
     if isinstance(found, types.MemberDescriptorType):
-        return Relation(RelationKind.SLOT, name)
+        return node, Relation(RelationKind.SLOT, name)
     if found is not NULL and hasattr(type(found), "__set__"):
         if isinstance(found, property) or isinstance(type(found).__set__, types.FunctionType):
             return None
         raise Split(f"sets {type(target).__qualname__}.{name}, which native code stores")
     if instance_dict(target) is None or isinstance(target, type):
         raise Split(f"sets an attribute of a {type(target).__qualname__}")
-    return Relation(RelationKind.ATTRIBUTE, name)
+    node, relation = entry_of(rec, target, name)
+    return None if node is None else (node, relation)
 
 
 def node_of_store(rec: Recording, value: Any) -> ShadowNode | None:

@@ -168,9 +168,11 @@ def read_attribute(run: MonitorRun, step: Step) -> Token:
 
 
 def _lift_attribute(run: MonitorRun, step: Step, value: Any, name: str) -> Token:
-    found = (attributes.instance_dict(value) or {}).get(name)
-    node = run.recording.node(value)
-    return run.lift_read(step, node, Relation(RelationKind.ATTRIBUTE, name), found)
+    entries = attributes.instance_dict(value)
+    if entries is None or not is_number(found := entries.get(name)):
+        return None
+    node, relation = attributes.entry_of(run.recording, value, name)
+    return run.lift_read(step, node, relation, found)
 
 
 def read_super_attribute(run: MonitorRun, step: Step) -> Token:
@@ -210,7 +212,9 @@ def store_attribute(run: MonitorRun, target: Any, name: str, value: Any) -> Toke
             return None
         raise Split(f"sets {cls.__qualname__}.{name}, which native code stores")
     elif attributes.instance_dict(target) is not None and not isinstance(target, type):
-        rec.store(node, Relation(RelationKind.ATTRIBUTE, name), value)
+        owner, relation = attributes.entry_of(rec, target, name)
+        assert owner is not None
+        rec.store(owner, relation, value)
     else:
         raise Split(f"sets an attribute of a {cls.__qualname__}")
     return None
@@ -233,10 +237,12 @@ def delete_attribute(run: MonitorRun, step: Step) -> Token:
         return None
     node = attributes.node_of_store(rec, target)
     if node is not None:
-        slot = isinstance(found, types.MemberDescriptorType)
-        kind = RelationKind.SLOT if slot else RelationKind.ATTRIBUTE
         attributes.read_instance(rec, target, step.name)
-        rec.remove(node, Relation(kind, step.name))
+        owner, relation = attributes.entry_of(rec, target, step.name)
+        if isinstance(found, types.MemberDescriptorType):
+            owner, relation = node, Relation(RelationKind.SLOT, step.name)
+        assert owner is not None
+        rec.remove(owner, relation)
     return None
 
 

@@ -375,7 +375,7 @@ def _write(
         found = attributes.place_of_attribute(rec, target, key)
         if found is None:
             return True
-        place = found
+        node, place = found
     elif relation.kind is RelationKind.KEY and isinstance(target, dict):
         place = Relation(RelationKind.KEY, plain_key(key))
     elif relation.kind is RelationKind.CELL:

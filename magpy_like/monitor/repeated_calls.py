@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.split import Split
 
 _PACKAGE = str(Path(__file__).parents[1])
+
+_SHOWS = {warnings.warn, warnings.warn_explicit}
+_RULES_CHANGED = warnings._filters_mutated  # type: ignore[attr-defined]
+"""What `warnings` calls whenever its filters have changed."""
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
@@ -23,7 +28,15 @@ def repeatable(
 
     A warning says where it comes from and is shown once for each such place: the mock names the
     place in the program.
+
+    Raises:
+        Split: it would be shown by other rules than those that the program has set for it.
     """
+    repeated = {call[0] for call in rec.calls}
+    if operation is _RULES_CHANGED and repeated & _SHOWS:
+        raise Split("changes which warnings are shown after it has shown one")
+    if operation in _SHOWS and _RULES_CHANGED in repeated:
+        raise Split("shows a warning after changing which are shown")
     if operation is not warnings.warn:
         return operation, args, kwargs
     given = dict(zip(("message", "category", "stacklevel", "source"), args, strict=False)) | kwargs

@@ -424,12 +424,11 @@ class GuardBuilder:
         )
 
     def _tensor(self, name: str, node: ShadowNode, label: str) -> None:
-        tensor = node.variable
-        if tensor is None:
-            raise Split(f"{label} is gone by the end of the region")
+        tensor = node.variable  # None when the program has replaced it and let it go
         check = self.source.fresh("tensor")
         self.source.names[check] = node.first.value or TensorCheck(tensor)
-        self._check(f"{check}({name})", f"{label}: {describe_tensor(tensor)}")
+        said = "a tensor as it was" if tensor is None else describe_tensor(tensor)
+        self._check(f"{check}({name})", f"{label}: {said}")
 
     def _alias(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
         if node.plain:

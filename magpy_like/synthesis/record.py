@@ -119,6 +119,13 @@ class MockBuilder:
             step = self.source.constant(advance, "advance")
             later.append(f"{step}({self.existing(node)}, {count})")
             self.side_effects.append(f"{self.guard.label(node)} advances by {count}")
+        # Warnings are shown before the program changes which are: see `repeatable`.
+        for operation, arguments, keywords in self.rec.calls:
+            maker = self.source.constant(operation, operation.__name__)
+            texts = [self.values.value(arg) for arg in arguments]
+            texts += [f"{name}={self.values.value(arg)}" for name, arg in keywords.items()]
+            later.append(f"{maker}({', '.join(texts)})")
+            self.side_effects.append(f"{operation.__name__}(…)")
         for node in self.places.order:
             if not node.changed:
                 continue
@@ -140,12 +147,6 @@ class MockBuilder:
             maker = self.source.constant(operation, operation.__name__)
             later.append(f"{maker}({self.existing(node)}, {', '.join(texts)})")
             self.side_effects.append(f"{self.guard.label(node)}.{operation.__name__}(…)")
-        for operation, arguments, keywords in self.rec.calls:
-            maker = self.source.constant(operation, operation.__name__)
-            texts = [self.values.value(arg) for arg in arguments]
-            texts += [f"{name}={self.values.value(arg)}" for name, arg in keywords.items()]
-            later.append(f"{maker}({', '.join(texts)})")
-            self.side_effects.append(f"{operation.__name__}(…)")
         for line in later:
             self.source.emit(line)
 
