@@ -379,9 +379,12 @@ def identity(run: MonitorRun, step: Step) -> Token:
 
 def truth(run: MonitorRun, step: Step) -> Token:
     value = step.stack[-1]
-    if isinstance(value, torch.Tensor):
-        raise Split("branches on a tensor's value")
     rec = run.recording
+    if isinstance(value, torch.Tensor):
+        if rec.constants.hold(value):
+            token = native_calls.tensor_operation((value,))
+            return finish_without_result, token
+        raise Split("branches on a tensor's value")
     if isinstance(value, CONTAINERS):
         rec.visit(value, ValueRead.LENGTH)
     elif type(value) not in run.simple_types:

@@ -17,6 +17,7 @@ import torch.utils.checkpoint
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
 from magpy_like.monitor import attributes, lifted
+from magpy_like.monitor.constants import VALUE_READERS
 from magpy_like.monitor.reads import ATTRIBUTES, follow, inputs_of
 from magpy_like.monitor.recording import CONTAINERS, SCALARS, Recording, elements, plain_key
 from magpy_like.monitor.repeated_calls import repeatable
@@ -112,6 +113,9 @@ def native(
         for value in args:
             _offer(rec, value)
         return finish_followed, None
+    reads_constant = operation in VALUE_READERS and rec.constants.hold(*args, *kwargs.values())
+    if reads_constant and holds_tensor((args, *kwargs.values())) and not rec.inside:
+        return _finish_constant, NativeCall(annotation, operation, args, kwargs, False)
     if operation in _ITEMS and not rec.inside and len(args) == 1 and not kwargs:
         if isinstance(args[0], torch.Tensor):
             return _finish_item, (operation, args)
@@ -187,6 +191,12 @@ def _finish_item(run: MonitorRun, read: tuple[Any, tuple[Any, ...]], result: Any
     number = run.lifted.item(*read, result)
     run.account()
     return number
+
+
+def _finish_constant(run: MonitorRun, done: NativeCall, result: Any) -> None:
+    run.account()
+    run.recording.constants.lend(done.args, result)
+    run.recording.bear(result)
 
 
 _LIKE_TYPES = (ValueRead.NONE, ValueRead.TYPE)
@@ -313,7 +323,7 @@ def _look_at_tensors(
 ) -> None:
     """Section 5.3.1, step 5: a pure operation that reads a tensor's data is dynamic."""
     for position, value in inputs_of(args, kwargs):
-        if is_plain(value) or not holds_tensor(value):
+        if is_plain(value) or not holds_tensor(value) or run.recording.constants.hold(value):
             continue
         if annotation.input(position).value_read is ValueRead.ALL:
             if getattr(operation, "__objclass__", None) in _HASHED and isinstance(
@@ -502,6 +512,7 @@ def finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
         run.recording.state_reads.append((abc.get_cache_token, (), {}, token))
     if any(isinstance(value, torch.Tensor) for value in (*done.args, *done.kwargs.values())):
         run.account()
+        run.recording.constants.lend(done.args, result)
     run.recording.bear(result)
 
 

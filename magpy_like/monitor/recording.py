@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from magpy_like.annotation.schema import DataShape, RelationKind, ValueRead
+from magpy_like.monitor.constants import ConstantTensors
 from magpy_like.monitor.operator_graph import OperatorGraph, UnknownTensor, replace_data
 from magpy_like.monitor.split import Effect, Split, SplitPoint
 from magpy_like.native import TensorCheck
@@ -40,6 +41,7 @@ class Recording:
         self.refs = RefGraph()
         self.operators = OperatorGraph()
         self.split: SplitPoint | None = None
+        self.constants = ConstantTensors()
         self.lifted: Any = None
         """The lifted numbers of the run, once it has begun."""
         self.inside = 0
@@ -330,6 +332,10 @@ class Recording:
             self.operators.add_operator(operation, args, kwargs, result, self.graph_value, shape)
         except UnknownTensor as problem:
             raise Split(str(problem)) from None
+        self.constants.note(operation, args, kwargs, result, self._is_lifted)
+
+    def _is_lifted(self, value: Any) -> bool:
+        return self.operators.expression(value) is not None
 
     def replace_data(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """``tensor.data = value``: from here on the tensor is another value of the graph.

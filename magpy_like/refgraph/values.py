@@ -71,7 +71,7 @@ IDENTITY_TYPES: tuple[type, ...] = (
 
 def is_plain(value: Any) -> bool:
     """Whether a value is compared by value."""
-    return type(value) in PLAIN_TYPES or isinstance(value, np.generic)
+    return type(value) in PLAIN_TYPES or isinstance(value, np.generic | np.dtype)
 
 
 def is_identity(value: Any) -> bool:

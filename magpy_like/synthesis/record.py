@@ -364,6 +364,8 @@ def _compile(
         return None, None, []
     if any(array.tobytes() != before.tobytes() for array, before in operators.arrays):
         raise Split("changes a NumPy array whose memory a tensor shares")
+    if not rec.constants.lent_is_unchanged():
+        raise Split("changes memory that a tensor and a NumPy array share")
     graph = operators.finish(mock.outputs)
     nodes, names, inputs = [], [], []
     for _, source in operators.inputs:
