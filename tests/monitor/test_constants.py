@@ -1,0 +1,116 @@
+"""What a program reads out of tensors that it computes from constants alone is a constant."""
+
+import numpy as np
+import pytest
+import torch
+
+import magpy_like as magpy
+from tests.programs import check, check_right, matrix, one
+
+READS = {
+    "list": lambda x: x.sum(torch.arange(0, x.dim()).tolist()),
+    "item": lambda x: x * torch.tensor([2, 3]).max().item(),
+    "number": lambda x: x * float(torch.ones(2).sum()) + int(torch.tensor(3)),
+    "branch": lambda x: x + 1 if torch.eye(2).sum() > 1 else x,
+    "comparison": lambda x: x + 1 if torch.equal(torch.ones(2), torch.full((2,), 1.0)) else x,
+    "index": lambda x: x[torch.tensor(1) :],
+    "dtype of an array": lambda x: (
+        x * float(np.finfo(torch.tensor(0, dtype=x.dtype).numpy().dtype).eps)
+    ),
+    "array": lambda x: x * float(np.arange(3)[torch.tensor([1, 2]).numpy()].sum()),
+    "changed in place": lambda x: x * _changed().max().item(),
+    "shape": lambda x: x * torch.tensor([1, 0, 2]).nonzero().shape[0],
+}
+
+
+def _changed():
+    values = torch.zeros(3)
+    values[1] = 2
+    values += 1
+    return values.mul_(2)
+
+
+@pytest.mark.parametrize("name", READS)
+def test_read(name):
+    check(READS[name], one(), other=[matrix_of(3)])
+    magpy.compile(READS[name], backend="eager", fullgraph=True)(torch.ones(3))
+
+
+def matrix_of(rows):
+    return lambda: (matrix(rows),)
+
+
+def _view(x):
+    values = torch.zeros(3)
+    values[1:2].copy_(x[:1])
+    return values
+
+
+def _data(x):
+    values = torch.zeros(3)
+    values.data.add_(x)
+    return values
+
+
+def _added(x):
+    values = torch.zeros(3)
+    values += x
+    return values
+
+
+def _filled(x):
+    values = torch.zeros(3)
+    values[:] = x
+    return values
+
+
+def _data_before(x):
+    values = torch.zeros(3)
+    alias = values.data
+    alias += x
+    return values
+
+
+def _random(x):
+    return torch.zeros(3).uniform_(x.dim() - 2.0, x.dim() + 1.0)
+
+
+def _out(x):
+    values = torch.zeros(3)
+    torch.add(x, 1, out=values)
+    return values
+
+
+WRITTEN = [_view, _data, _added, _filled, _data_before, _random, _out]
+
+
+@pytest.mark.parametrize("make", WRITTEN)
+@pytest.mark.parametrize("read", [lambda t: t.sum().item(), lambda t: 1.0 if t.sum() > 0 else 2.0])
+def test_what_other_values_are_written_to_is_none(make, read):
+    check_right(lambda: lambda x: x * read(make(x)), one(), one(-5.0, -6.0, -7.0))
+
+
+def _tensor_after(x):
+    values = torch.ones(3)
+    array = values.numpy()
+    values += x
+    return x * float(array.sum())
+
+
+def _array_after(x):
+    values = torch.ones(3)
+    array = values.numpy()
+    array += 1
+    return x * values.sum()
+
+
+def _through_data(x):
+    values = torch.ones(3)
+    array = values.numpy()
+    values.data.add_(x)
+    return x * float(array.sum())
+
+
+@pytest.mark.parametrize("program", [_tensor_after, _array_after, _through_data])
+def test_memory_that_numpy_shares_is_not_written_to(program):
+    check_right(lambda: program, one(), one(-5.0, -6.0, -7.0))
