@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.utils.checkpoint
 
@@ -169,13 +170,26 @@ def native(
                 annotation, operation, args, kwargs, on_graph
             )
         return _finish_operator, NativeCall(annotation, operation, args, kwargs, on_graph)
-    if isinstance(operation, types.FunctionType | functools._lru_cache_wrapper):
+    if isinstance(operation, _RUNS_PYTHON) and not (
+        isinstance(operation, _NUMPY) and any(map(_calls_back, (*args, *kwargs.values())))
+    ):
         if isinstance(operation, functools._lru_cache_wrapper):
             for value in (*args, *kwargs.values()):
                 _look_at_cached(rec, value)
         run.suspended += 1
         return _finish_suspended, NativeCall(annotation, operation, args, kwargs, False)
     return finish_pure, NativeCall(annotation, operation, args, kwargs, False)
+
+
+_NUMPY = type(np.sum)
+_RUNS_PYTHON = (types.FunctionType, functools._lru_cache_wrapper, _NUMPY)
+"""Kinds of operations that may be Python code: what an annotation says of one is all there is."""
+
+
+def _calls_back(value: Any) -> bool:
+    """Whether NumPy may call an argument, or a method of it such as ``__array__``."""
+    called = types.FunctionType | types.MethodType | functools.partial
+    return isinstance(value, called) or _is_instance(value)
 
 
 _ITEMS = {
