@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from magpy_like.refgraph.values import is_plain
+from magpy_like.refgraph.values import is_plain, storage_of, tensor_version
 
 _FACTORIES = frozenset(
     (
@@ -23,7 +23,7 @@ _FACTORIES = frozenset(
         *("zeros", "ones", "full", "eye", "tril_indices", "triu_indices"),
     )
 )
-_VARIES = re.compile(
+VARIES = re.compile(
     "rand|drop|normal|bernoulli|multinomial|uniform|exponential|geometric|cauchy|poisson|gumbel"
     "|fractional|empty|resize|apply"
 )
@@ -58,13 +58,11 @@ class ConstantTensors:
 
     def _holds(self, tensor: torch.Tensor, changes: int) -> bool:
         """Whether a tensor was a constant until some changes ago."""
-        found = self._known.get(id(tensor))
-        return (
-            found is not None
-            and found[0]() is tensor
-            and found[1] + changes == tensor._version
-            and _memory(tensor) not in self._shared
-        )
+        if id(tensor) not in self._known:
+            return False
+        known, version = self._known[id(tensor)]
+        unwritten = known() is tensor and version + changes == tensor_version(tensor)
+        return unwritten and storage_of(tensor) not in self._shared
 
     def note(
         self,
@@ -77,12 +75,14 @@ class ConstantTensors:
         """An operator ran. ``varies`` tells numbers that may be others at the next call."""
         name = getattr(operation, "__name__", "")
         makes = name in _FACTORIES
-        if not (makes or self._known) or _VARIES.search(name):
+        if not (makes or self._known) or VARIES.search(name):
             return
         inputs = list(_leaves((args, kwargs)))
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         if name in _SHARES_SILENTLY:
-            self._shared.update(_memory(tensor) for tensor in tensors if id(tensor) in self._known)
+            self._shared.update(
+                storage_of(tensor) for tensor in tensors if id(tensor) in self._known
+            )
             return
         changed = args[0] if name == "setitem" or (args and result is args[0]) else None
         if not tensors and not makes:
@@ -93,29 +93,25 @@ class ConstantTensors:
                     return
             elif varies(value) or not is_plain(value):
                 return
-        for tensor in (changed, *_leaves(result)):
+        for tensor in (result if changed is None else changed, *_leaves(result)):
             if type(tensor) is torch.Tensor and not tensor.is_inference():
-                self._known[id(tensor)] = (weakref.ref(tensor), tensor._version)
+                self._known[id(tensor)] = (weakref.ref(tensor), tensor_version(tensor))
 
     def lend(self, args: Sequence[Any], result: Any) -> None:
         """NumPy may have got the memory of the constant tensors among ``args``."""
         if isinstance(result, np.ndarray):
             for tensor in _leaves(args):
                 if isinstance(tensor, torch.Tensor):
-                    self.lent.append((tensor, tensor._version, result, result.copy()))
+                    self.lent.append((tensor, tensor_version(tensor), result, result.copy()))
 
     def lent_is_unchanged(self) -> bool:
         """Whether neither side has written to memory that tensors and NumPy share."""
         return all(
-            tensor._version == version
-            and _memory(tensor) not in self._shared
+            tensor_version(tensor) == version
+            and storage_of(tensor) not in self._shared
             and array.tobytes() == before.tobytes()
             for tensor, version, array, before in self.lent
         )
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -23,6 +23,7 @@ import yaml
 from magpy_like.annotation import RelationKind, ValueRead, lookup
 from magpy_like.annotation.location import annotations_dir
 from magpy_like.monitor import attributes, calls, native_calls, operators, reads
+from magpy_like.monitor.foretold import foretell_branch
 from magpy_like.monitor.iterators import foreseen, take  # noqa: F401 (a rule)
 from magpy_like.monitor.lifted import is_number
 from magpy_like.monitor.polyfills import polyfill, spread
@@ -382,9 +383,9 @@ def truth(run: MonitorRun, step: Step) -> Token:
     rec = run.recording
     if isinstance(value, torch.Tensor):
         if rec.constants.hold(value):
-            token = native_calls.tensor_operation((value,))
-            return finish_without_result, token
-        raise Split("branches on a tensor's value")
+            return finish_without_result, native_calls.tensor_operation((value,))
+        foretell_branch(run, value)
+        return finish_without_result, native_calls.tensor_operation((value,))
     if isinstance(value, CONTAINERS):
         rec.visit(value, ValueRead.LENGTH)
     elif type(value) not in run.simple_types:

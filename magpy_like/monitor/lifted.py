@@ -61,8 +61,12 @@ NUMBERS = (int, float)
 class LiftedNumbers:
     """The lifted numbers of a run, by the identity of their objects."""
 
-    def __init__(self, rec: Recording) -> None:
+    def __init__(self, rec: Recording, foretells: bool = False) -> None:
         self.rec = rec
+        self._foretells = foretells
+        self.foretold: list[tuple[Expression, Any]] = []
+        """Expressions that the mock computes and that must give these values, or else it has no
+        effect and the program runs as it is written."""
         self.nodes: set[int] = set()
         """Ids of the nodes whose numbers are lifted at every read."""
         self._known: dict[int, tuple[Any, Expression]] = {}
@@ -134,12 +138,33 @@ class LiftedNumbers:
             expression = self.expression(value)
             if expression is None:
                 continue
-            if not _known_at_entry(expression):
-                if isinstance(expression, InGraph):
-                    raise Split("a tensor's value, read as a number, steers the program")
-                raise Split("a random number steers the program")
-            if not any(known is expression for known, _ in self.conditions):
+            if not known_at_entry(expression):
+                self.foretell(expression, value)
+            elif not any(known is expression for known, _ in self.conditions):
                 self.conditions.append((expression, value))
+
+    def may_foretell(self, reason: str) -> None:
+        """Ask whether the mock could still undo everything when a value is foretold wrongly.
+
+        Raises:
+            Split: it could not; the program splits for ``reason``.
+        """
+        rec = self.rec
+        undoable = not (rec.inside or self.draws or rec.operators.sets_modes)
+        if not (self._foretells and undoable) or rec.changed_inputs():
+            raise Split(reason)
+
+    def foretell(self, expression: Expression, value: Any) -> None:
+        """The program looks at a value that is only known when its operators have run.
+
+        Raises:
+            Split: it cannot be foretold.
+        """
+        if self.draws:
+            raise Split("a random number steers the program")
+        self.may_foretell("a tensor's value, read as a number, steers the program")
+        if not any(known is expression for known, _ in self.foretold):
+            self.foretold.append((expression, value))
 
 
 def _numbers_in(value: Any, depth: int = 4) -> Iterator[Any]:
@@ -152,9 +177,10 @@ def _numbers_in(value: Any, depth: int = 4) -> Iterator[Any]:
             yield from _numbers_in(item, depth - 1)
 
 
-def _known_at_entry(expression: Any) -> bool:
+def known_at_entry(expression: Any) -> bool:
+    """Whether a guard can compute an expression, before anything of the program has run."""
     if isinstance(expression, Computed):
-        return all(_known_at_entry(operand) for operand in expression.operands)
+        return all(known_at_entry(operand) for operand in expression.operands)
     return not isinstance(expression, Draw | InGraph)
 
 

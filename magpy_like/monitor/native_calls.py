@@ -17,15 +17,21 @@ import torch
 import torch.utils.checkpoint
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
-from magpy_like.monitor import attributes, lifted
+from magpy_like.monitor import attributes, foretold, lifted
 from magpy_like.monitor.constants import VALUE_READERS
 from magpy_like.monitor.reads import ATTRIBUTES, follow, inputs_of
-from magpy_like.monitor.recording import CONTAINERS, SCALARS, Recording, elements, plain_key
+from magpy_like.monitor.recording import (
+    CONTAINERS,
+    SCALARS,
+    Recording,
+    elements,
+    plain_key,
+)
 from magpy_like.monitor.repeated_calls import repeatable
 from magpy_like.monitor.split import Effect, Look, Split
 from magpy_like.native import lookup_in_type
 from magpy_like.refgraph import Fact, Relation
-from magpy_like.refgraph.values import HEAP_TYPE, is_identity, is_plain
+from magpy_like.refgraph.values import HEAP_TYPE, is_identity, is_plain, storage_of
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -117,6 +123,12 @@ def native(
     reads_constant = operation in VALUE_READERS and rec.constants.hold(*args, *kwargs.values())
     if reads_constant and holds_tensor((args, *kwargs.values())) and not rec.inside:
         return _finish_constant, NativeCall(annotation, operation, args, kwargs, False)
+    if operation in foretold.TRUTHS and len(args) == 1 and isinstance(args[0], torch.Tensor):
+        foretold.foretell_branch(run, args[0])
+        return finish_pure, NativeCall(None, operation, args, kwargs, False)
+    if operation in foretold.COMPARISONS and holds_tensor(args):
+        foretold.foretell_comparison(run, operation, args, kwargs)
+        return finish_pure, NativeCall(None, operation, args, kwargs, False)
     if operation in _ITEMS and not rec.inside and len(args) == 1 and not kwargs:
         if isinstance(args[0], torch.Tensor):
             return _finish_item, (operation, args)
@@ -561,7 +573,12 @@ def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
         return
     annotation = done.annotation
     assert annotation is not None
+    for position, value in inputs_of(done.args, done.kwargs):
+        if isinstance(value, torch.Tensor) and annotation.input(position).in_place:
+            run.recording.written_memory.add(storage_of(value))
     on_tensors = holds_tensor(done.args) or holds_tensor(tuple(done.kwargs.values()))
+    if annotation.global_state and done.operation is not torch._C._set_grad_enabled:
+        run.recording.operators.sets_modes = True
     if annotation.global_state or holds_tensor(result):
         shape = annotation.output.shape_from_data
         run.recording.operator(done.operation, done.args, done.kwargs, result, shape)

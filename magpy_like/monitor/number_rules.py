@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dis
 import opcode
+import operator
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from magpy_like.monitor import operators
-from magpy_like.monitor.lifted import ARITHMETIC, is_number
+from magpy_like.monitor.lifted import ARITHMETIC, Computed, is_number, known_at_entry
 from magpy_like.monitor.native_calls import finish_computed
 
 if TYPE_CHECKING:
@@ -53,6 +56,26 @@ def _settle_operands(count: int) -> Callable[[MonitorRun, Step], Token]:
     return settle
 
 
+def _compare(run: MonitorRun, step: Step) -> Token:
+    """What is not known at entry is foretold as what the comparison gives, not as a number."""
+    operands = step.stack[-2:]
+    parts = tuple(run.lifted.expression(operand) or operand for operand in operands)
+    if all(is_number(operand) for operand in operands) and not all(map(known_at_entry, parts)):
+        index = step.oparg >> 4 if sys.version_info >= (3, 12) else step.oparg
+        operation = operators.OPERATORS[dis.cmp_op[index]]
+        run.lifted.foretell(Computed(operation, parts), operation(*operands))
+        return None
+    return _settle_operands(2)(run, step)
+
+
+def _branch(run: MonitorRun, step: Step) -> Token:
+    expression = run.lifted.expression(step.stack[-1])
+    if expression is None or known_at_entry(expression):
+        return _settle_operands(1)(run, step)
+    run.lifted.foretell(Computed(operator.truth, (expression,)), bool(step.stack[-1]))
+    return None
+
+
 _ON_TENSORS = {"BINARY_SUBSCR", "STORE_SUBSCR", "BINARY_SLICE", "STORE_SLICE"}
 
 
@@ -69,12 +92,15 @@ def _settled_by() -> dict[int, Callable[[MonitorRun, Step], Token]]:
         "BINARY_SLICE": two,
         "MATCH_CLASS": three,
     }
-    for name in ("COMPARE_OP", "CONTAINS_OP", "IS_OP", "BINARY_SUBSCR", "DELETE_SUBSCR",
+    for name in ("CONTAINS_OP", "IS_OP", "BINARY_SUBSCR", "DELETE_SUBSCR",
                  "FORMAT_VALUE", "MATCH_KEYS"):  # fmt: skip
         table[name] = two
     for name in opcode.opmap:
-        if "JUMP_IF" in name or name in ("UNARY_NOT", "LOAD_ATTR", "LOAD_METHOD", "GET_LEN"):
+        if ("JUMP" in name and "_IF_" in name) or name == "UNARY_NOT":
+            table[name] = _branch
+        elif name in ("LOAD_ATTR", "LOAD_METHOD", "GET_LEN"):
             table[name] = one
+    table["COMPARE_OP"] = _compare
     return {
         opcode.opmap[name]: rule
         for name, rule in table.items()

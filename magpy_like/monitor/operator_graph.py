@@ -41,6 +41,8 @@ class OperatorGraph:
         self.arrays: list[tuple[Any, Any]] = []
         """NumPy arrays that tensors share memory with, and copies of what they held."""
         self.operators = 0
+        self.sets_modes = False
+        """Whether an operator switches one of torch's modes other than the grad mode."""
         self.effects = False
         """Whether an operator has an effect beside its result, such as drawing random numbers."""
 
@@ -117,7 +119,7 @@ class OperatorGraph:
         result: Any,
         resolve: Callable[[torch.Tensor], fx.Node],
         shape: DataShape = DataShape.NEVER,
-    ) -> None:
+    ) -> fx.Node:
         """Record that ``operation(*args, **kwargs)`` gave ``result``.
 
         Raises:
@@ -127,8 +129,7 @@ class OperatorGraph:
             operation, args = operation.__get__(None, args[0]), args[1:]
         if any(isinstance(arg, np.ndarray) for arg in args) and isinstance(result, torch.Tensor):
             if not any(isinstance(arg, torch.Tensor) for arg in (*args, *kwargs.values())):
-                self._adopt_array(args, result)
-                return
+                return self._adopt_array(args, result)
         fx_args = tuple(self._argument(arg, resolve) for arg in args)
         fx_kwargs = {name: self._argument(arg, resolve) for name, arg in kwargs.items()}
         if isinstance(operation, types.GetSetDescriptorType):
@@ -151,6 +152,12 @@ class OperatorGraph:
         if from_data or _depends_on_data(shape, args):
             self._data_shapes.add(node)
         self._adopt(node, result)
+        return node
+
+    def snapshot(self, node: fx.Node) -> fx.Node:
+        """What a tensor of the graph holds at this point, whatever becomes of it later."""
+        self.operators += 1
+        return self.graph.call_method("clone", (self.graph.call_method("detach", (node,)),))
 
     def _takes_number(self, node: fx.Node) -> bool:
         return any(source in self._scalars for source in node.all_input_nodes)
@@ -190,12 +197,13 @@ class OperatorGraph:
             raise UnknownTensor(f"hands a {type(value).__qualname__} to an operator")
         return self._constant(value)
 
-    def _adopt_array(self, args: Sequence[Any], result: torch.Tensor) -> None:
+    def _adopt_array(self, args: Sequence[Any], result: torch.Tensor) -> fx.Node:
         """A tensor made from a NumPy array is a constant as the array is; each run gets its own."""
         self.operators += 1
         self.arrays += [(arg, arg.copy()) for arg in args if isinstance(arg, np.ndarray)]
         node = self.graph.call_method("clone", (self._constant(result.detach().clone()),))
         self.know(result, node)
+        return node
 
     def _constant(self, value: Any) -> fx.Node:
         """An object that has no source text hangs on the graph's module."""

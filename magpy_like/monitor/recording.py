@@ -24,7 +24,7 @@ from magpy_like.monitor.operator_graph import OperatorGraph, UnknownTensor, repl
 from magpy_like.monitor.split import Effect, Split, SplitPoint
 from magpy_like.native import TensorCheck
 from magpy_like.refgraph import ABSENT, Fact, RefGraph, Relation, ShadowNode
-from magpy_like.refgraph.values import HEAP_TYPE, is_identity, is_plain
+from magpy_like.refgraph.values import HEAP_TYPE, is_identity, is_plain, storage_of, tensor_version
 
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 SCALARS = (int, float, complex, str, bytes)
@@ -64,6 +64,8 @@ class Recording:
         """Calls that look at process-wide state, with what they gave."""
         self.data_replaced: dict[int, None] = {}
         """The tensors from outside that were given other data."""
+        self.written_memory: set[int] = set()
+        """The memory of tensors that operators have written to, through whatever tensor."""
         self.tensor_versions: dict[int, int] = {}
         """torch's own version counters of the tensors from outside, when they were met."""
         self.grad_mode_at_end: bool | None = None
@@ -361,6 +363,51 @@ class Recording:
         except UnknownTensor as problem:
             raise Split(str(problem)) from None
 
+    def snapshot_of(self, tensor: torch.Tensor) -> fx.Node:
+        """The graph's node for what a tensor holds now, whatever becomes of it.
+
+        Raises:
+            Split: the tensor is of unknown origin.
+        """
+        try:
+            return self.operators.snapshot(self.graph_value(tensor))
+        except UnknownTensor as problem:
+            raise Split(str(problem)) from None
+
+    def comparison(
+        self, operation: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> fx.Node:
+        """The graph's node for a ``bool`` that an operation on tensors gives.
+
+        Raises:
+            Split: an input is a tensor of unknown origin.
+        """
+        self.runs_as_is = "a tensor's value becomes a bool"
+        try:
+            return self.operators.add_operator(operation, args, kwargs, None, self.graph_value)
+        except UnknownTensor as problem:
+            raise Split(str(problem)) from None
+
+    def changed_inputs(self) -> list[ShadowNode]:
+        """The tensors from outside that operators have changed in place."""
+        return [
+            node
+            for _, shadow in self.operators.inputs
+            if isinstance(shadow, int)
+            and not self.operators.expression(shadow)
+            and (node := self.refs.get_node_by_id(shadow)).variable is not None
+            and self.is_written(node)
+        ]
+
+    def is_written(self, node: ShadowNode) -> bool:
+        """Whether the program has changed what a tensor from outside holds."""
+        tensor = node.variable
+        return (
+            node.node_id in self.data_replaced
+            or tensor_version(tensor) != self.tensor_versions.get(node.node_id)
+            or (bool(self.written_memory) and storage_of(tensor) in self.written_memory - {0})
+        )
+
     def graph_value(self, tensor: torch.Tensor) -> fx.Node:
         known = self.operators.node_of(tensor)
         if known is not None:
@@ -374,11 +421,6 @@ class Recording:
 
 def _identity(value: Any) -> Any:
     return value
-
-
-def tensor_version(tensor: torch.Tensor) -> int:
-    """How often a tensor's data was changed in place; inference tensors do not count."""
-    return -1 if tensor.is_inference() else tensor._version
 
 
 def elements(value: Any) -> list[Any]:

@@ -121,6 +121,10 @@ class Cut(Protocol):
     ) -> bool:
         """The program stands before a dynamic instruction: is it to be watched beyond that?"""
 
+    @property
+    def foretells(self) -> bool:
+        """Whether values of tensors that steer the program may be foretold."""
+
     def behind_split(self, run: MonitorRun, frame: types.FrameType) -> None:
         """The instruction has run natively, and the program stands behind it."""
 
@@ -153,11 +157,11 @@ class MonitorRun:
         ``cut`` is told of a split while the program stands at it.
         """
         self.target, self.args, self.kwargs = _seen_entry(target), args, kwargs
+        self.cut = cut
         self._begin(varying)
         if varying:
             self.args = tuple(self._varying_argument(i, value) for i, value in enumerate(args))
             self.kwargs = {name: self._varying_argument(name, v) for name, v in kwargs.items()}
-        self.cut = cut
         self.root_frame: types.FrameType | None = None
         self.steps: dict[int, tuple[int, tuple[Any, ...]]] = {}
         """By the id of an open frame: offset and operands of its last announced instruction."""
@@ -180,7 +184,7 @@ class MonitorRun:
     def _begin(self, varying: frozenset[Any]) -> None:
         """A recording begins, of which nothing is known yet."""
         self.recording = Recording()
-        self.lifted = LiftedNumbers(self.recording)
+        self.lifted = LiftedNumbers(self.recording, self.cut is not None and self.cut.foretells)
         self.recording.lifted = self.lifted
         self.recording.operators.expression = self.lifted.expression
         self.varying = varying

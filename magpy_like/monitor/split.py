@@ -23,6 +23,10 @@ class Effect(Split):
     """An operator's own Python code changes something outside: to run it again changes it twice."""
 
 
+class NotForetold(Split):
+    """A value was foretold, and what the program did later cannot be undone if it was wrong."""
+
+
 @dataclass(frozen=True)
 class SplitPoint:
     """Where a program was cut, and why. ``lineno`` counts from 1."""

@@ -18,11 +18,11 @@ from magpy_like.errors import FullGraphError
 from magpy_like.logs import topic
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
-from magpy_like.monitor.split import Split, SplitPoint, is_monitoring
+from magpy_like.monitor.split import NotForetold, Split, SplitPoint, is_monitoring
 from magpy_like.records.backends import resolve_backend
 from magpy_like.records.interface import CacheInfo, Explanation
 from magpy_like.records.stretches import StretchCut, Stretches
-from magpy_like.synthesis.record import Record, synthesise
+from magpy_like.synthesis.record import MISTAKEN, Record, synthesise
 
 _records_log = topic("records")
 _guards_log = topic("guards")
@@ -67,6 +67,8 @@ class Dispatcher:
         self._eager: str | None = None
         self._is_program = stretches is None
         self._stretches = stretches or Stretches(self._continue)
+        self.foretells = True
+        """Whether values of tensors that steer the program are foretold."""
         self.varying: set[Any] = set()
         """Places whose numbers have caused misses: later monitor runs lift them."""
         _all.add(self)
@@ -76,14 +78,21 @@ class Dispatcher:
         if _is_traced():
             return self.target(*args, **kwargs)
         dispatcher, match = self, self._match(args, kwargs)
+        mistaken: tuple[Record, ...] = ()
         while match is not None:
             record, found = match
+            given = record.mock(*found)
+            if given is MISTAKEN:
+                mistaken = (*mistaken, record)
+                dispatcher._foretold_wrongly()
+                match = dispatcher._match(args, kwargs, mistaken)
+                continue
             if record.layout is None:
-                return record.mock(*found)
-            following, args = self._stretches.cross(record.layout, record.mock(*found))
+                return given
+            following, args = self._stretches.cross(record.layout, given)
             if following is None:
                 return args
-            dispatcher, kwargs = following, {}
+            dispatcher, kwargs, mistaken = following, {}, ()
             match = dispatcher._match(args, kwargs)
         return dispatcher._miss(args, kwargs)
 
@@ -97,11 +106,22 @@ class Dispatcher:
         except Exception:  # a guard meets objects that the recorded run never saw
             return None
 
+    def _foretold_wrongly(self) -> None:
+        """From now on the program is split where values steer it, unless it must not be."""
+        _records_log.info("%s: a tensor's value was foretold wrongly", self.name)
+        with self._lock:
+            self.hits -= 1
+            if not self.fullgraph:
+                self.foretells = False
+                self.records = tuple(r for r in self.records if not r.foretells)
+
     def _match(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], mistaken: tuple[Record, ...] = ()
     ) -> tuple[Record, tuple[Any, ...]] | None:
         """The first record whose guard holds, with what its mock needs."""
         for i, record in enumerate(self.records):
+            if mistaken and any(record is other for other in mistaken):
+                continue
             found = self._try(record, args, kwargs)
             if type(found) is tuple:
                 self.hits += 1
@@ -190,6 +210,8 @@ class Dispatcher:
             try:
                 record = cut.stretch.record(run.recording, result)
                 last.add(record, cut.stretch.args, cut.stretch.kwargs)
+            except NotForetold:
+                last.foretells = False
             except Split as reason:
                 last.no_record(SplitPoint.of(self.name, _code_of(self.target), str(reason)), "")
         run.recording.release()
@@ -290,7 +312,12 @@ class Dispatcher:
 
     def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
         """Run the program once and report what its record consists of."""
-        self.call(args, kwargs)
+        foretold = True
+        while foretold:  # the next run splits where this one could not foretell after all
+            before = [d for d in (self, *self._following()) if not d.foretells]
+            self.call(args, kwargs)
+            after = [d for d in (self, *self._following()) if not d.foretells]
+            foretold = len(after) > len(before)
         report = Explanation(split_points=list(self.split_points))
         for record in (r for d in (self, *self._following()) for r in d.records):
             if record.graph is not None:
@@ -307,6 +334,7 @@ class Dispatcher:
             self.hits = self.misses = self._given_up = 0
             self.split_points = []
             self.varying = set()
+            self.foretells = True
             if self._is_program:
                 self._stretches = Stretches(self._continue)
             self._eager = None

@@ -21,7 +21,7 @@ from magpy_like.logs import topic
 from magpy_like.monitor.lifted import is_number
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
-from magpy_like.monitor.split import Split, SplitPoint
+from magpy_like.monitor.split import NotForetold, Split, SplitPoint
 from magpy_like.native import StateCheck, frame_set_local, frame_set_operand, fresh_number
 from magpy_like.synthesis.record import Record
 
@@ -79,6 +79,10 @@ class StretchCut:
         self.stretch = Stretch(dispatcher, args, kwargs)
         self._frames: list[types.FrameType] = []
 
+    @property
+    def foretells(self) -> bool:
+        return self.stretch.dispatcher.foretells
+
     def begins(self, function: Any) -> bool:
         return not self._continues or stands_for(function) is not function
 
@@ -100,6 +104,9 @@ class StretchCut:
                 record.layout = layout
                 dispatcher.add(record, self.stretch.args, self.stretch.kwargs)
                 self.stretch.recorded = True
+        except NotForetold:
+            dispatcher.foretells = False
+            return False
         except (NoLayout, Split) as obstacle:
             dispatcher.no_record(SplitPoint.at(frame, reason), str(obstacle))
             return False

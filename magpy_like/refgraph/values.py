@@ -77,3 +77,17 @@ def is_plain(value: Any) -> bool:
 def is_identity(value: Any) -> bool:
     """Whether a value stands for itself, as a class or a built-in function does."""
     return isinstance(value, IDENTITY_TYPES)
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Equal for tensors that share memory; 0 for a tensor that has none of the usual kind."""
+    if tensor.layout != torch.strided:
+        return 0
+    with torch._C.DisableTorchFunctionSubclass():
+        return int(tensor.untyped_storage()._cdata)
+
+
+def tensor_version(tensor: torch.Tensor) -> int:
+    """How often a tensor's data was changed in place; inference tensors do not count."""
+    with torch._C.DisableTorchFunctionSubclass():  # some subclasses answer nothing
+        return -1 if tensor.is_inference() else tensor._version

@@ -489,7 +489,7 @@ class GuardBuilder:
 
     def _conditions(self) -> None:
         """Lifted numbers that the program has looked at must give the same again."""
-        for number, value in self.rec.lifted.conditions if self.rec.lifted else ():
+        for number, value in self.rec.lifted.conditions:
             way = numbers.text(number, self.name_of_number, self.source.constant)
             self._check(self._equals(way, value), f"{way} == {value!r}")
 

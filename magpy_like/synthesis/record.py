@@ -11,17 +11,23 @@ import torch
 from torch import fx
 
 from magpy_like.annotation import RelationKind
+from magpy_like.monitor.constants import VARIES
 from magpy_like.monitor.iterators import advance
 from magpy_like.monitor.lifted import is_number
-from magpy_like.monitor.recording import Recording, items_of, tensor_version
+from magpy_like.monitor.recording import Recording, items_of
 from magpy_like.monitor.run import place_of
-from magpy_like.monitor.split import Split
+from magpy_like.monitor.split import NotForetold, Split
 from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import is_plain
+from magpy_like.synthesis import numbers
+from magpy_like.synthesis.checks import same_scalar
 from magpy_like.synthesis.guard import GuardBuilder, same_memory
 from magpy_like.synthesis.places import Places, lookup
 from magpy_like.synthesis.reconstruct import Reconstruction
-from magpy_like.synthesis.source import Source
+from magpy_like.synthesis.source import Source, literal
+
+MISTAKEN = object()
+"""What a mock gives that has foretold a tensor's value wrongly, and done nothing."""
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -48,6 +54,8 @@ class Record:
     """Of the open frames, when the record ends at a split: then the mock gives their values."""
     watch: Any = None
     watch_reason: int = -1
+    foretells: bool = False
+    """Whether the mock may find that a value was foretold wrongly, and give ``MISTAKEN``."""
 
     def why_not(self, failed: int) -> str:
         """The check that turned a call away, in words."""
@@ -108,6 +116,23 @@ class MockBuilder:
             texts = [self.values.value(arg) for arg in args]
             texts += [f"{name}={self.values.value(arg)}" for name, arg in kwargs.items()]
             self.source.emit(f"draw{i} = {function}({', '.join(texts)})")
+
+    def foretold(self) -> list[str]:
+        """Conditions on what the operator graph gives that hold if all was foretold rightly.
+
+        Raises:
+            NotForetold: the mock could not undo what comes before them.
+        """
+        rec, conditions = self.rec, []
+        for expression, value in rec.lifted.foretold:
+            way = numbers.text(expression, self.existing, self.source.constant, self.graph_output)
+            same = self.source.constant(same_scalar, "same_scalar")
+            given = literal(value) or self.source.constant(value, "value")
+            conditions.append(f"{same}({way}, {given})")
+            self.guard.readable.append(f"a tensor's value that steers the program gives {value!r}")
+        if conditions and (rec.lifted.draws or rec.operators.sets_modes or rec.changed_inputs()):
+            raise NotForetold("foretells a tensor's value before it changes what is outside")
+        return conditions
 
     # --- side effects ----------------------------------------------------------------------------
 
@@ -273,6 +298,7 @@ def synthesise(
     mock = MockBuilder(rec, places, guard)
     returned = mock.result(result)
     mock.effects()
+    foretold = mock.foretold()
     graph, compiled, names = _compile(rec, guard, mock, backend, entry)
     body = mock.source.lines
     mock.source.lines = []
@@ -281,9 +307,8 @@ def synthesise(
         call = f"run_graph({', '.join(names)})"
         targets = ", ".join(f"out{i}" for i in range(len(mock.outputs)))
         mock.source.names["run_graph"] = compiled
-        mock.source.emit(
-            f"{targets}{',' if len(mock.outputs) == 1 else ''} = {call}" if targets else call
-        )
+        run = f"{targets}{',' if len(mock.outputs) == 1 else ''} = {call}" if targets else call
+        mock.source.lines += _undoable(run, foretold, mock) if foretold else [run]
     mock.source.lines += [*body, *_modes(rec, mock), f"return {returned}"]
     mock.values.forget()
     numbers, rewritten = _numbers(places)
@@ -303,7 +328,45 @@ def synthesise(
         bound=frozenset(guard.bound),
         watch=guard.watch,
         watch_reason=guard.watch_reason,
+        foretells=bool(foretold),
     )
+
+
+def _undoable(run: str, foretold: list[str], mock: MockBuilder) -> list[str]:
+    """Lines that run the operator graph, and leave no trace of it if a value was foretold wrongly.
+
+    Then an operator may fail that the program does not reach.
+    """
+    if _draws_on_a_device(mock.rec):
+        raise NotForetold("foretells a tensor's value and draws random numbers on a device")
+    names = mock.source.names
+    names["MISTAKEN"], names["grad_mode"] = MISTAKEN, torch.is_grad_enabled
+    names["set_grad_mode"] = torch._C._set_grad_enabled
+    lines = ["mode = grad_mode()", "mistaken = True"]
+    undo = ["set_grad_mode(mode)"]
+    if mock.rec.operators.effects:
+        names["random_state"], names["set_random_state"] = torch.get_rng_state, torch.set_rng_state
+        lines.append("drawn = random_state()")
+        undo.append("set_random_state(drawn)")
+    return [
+        *lines,
+        "try:",
+        f"    {run}",
+        f"    mistaken = not ({' and '.join(foretold)})",
+        "except Exception:",
+        "    pass  # what the program does is seen when it runs as it is written",
+        "if mistaken:",
+        *(f"    {line}" for line in undo),
+        "    return MISTAKEN",
+    ]
+
+
+def _draws_on_a_device(rec: Recording) -> bool:
+    tensors = [rec.refs.get_node_by_id(s).variable for _, s in rec.operators.inputs
+               if isinstance(s, int) and rec.operators.expression(s) is None]  # fmt: skip
+    on_device = any(isinstance(t, torch.Tensor) and t.device.type != "cpu" for t in tensors)
+    names = (str(getattr(n.target, "__name__", n.target)) for n in rec.operators.graph.nodes)
+    return on_device and any(map(VARIES.search, names))
 
 
 def _numbers(places: Places) -> tuple[dict[Any, Any], frozenset[Any]]:
@@ -351,14 +414,7 @@ def _compile(
     Returns the graph, what the backend made of it, and the names of its inputs in the mock.
     """
     operators = rec.operators
-    changed = [
-        node
-        for _, shadow in operators.inputs
-        if isinstance(shadow, int)
-        and not operators.expression(shadow)
-        and (node := rec.refs.get_node_by_id(shadow)).variable is not None
-        and tensor_version(node.variable) != rec.tensor_versions.get(shadow)
-    ]
+    changed = rec.changed_inputs()
     noticed = changed or operators.effects
     if not mock.outputs and not (operators.operators and noticed):
         return None, None, []

@@ -1,0 +1,62 @@
+"""Values of tensors that steer the program are foretold, where nothing speaks against it.
+
+The guard cannot know whether ``if loss.isnan().any():`` will go the recorded way. The mock can: it
+runs the operator graph, looks at the condition, and goes on to the effects only when it is what it
+was. Otherwise nothing has happened yet, and the program runs as it is written. A function of which
+a value was foretold wrongly is split at its branches from then on.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magpy_like.monitor.lifted import Computed, InGraph, Read
+from magpy_like.monitor.split import Split
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., Any], Any]
+
+TRUTHS = {bool, torch.Tensor.__bool__, torch.Tensor.is_nonzero, torch.is_nonzero}
+"""Functions of one tensor that say what a branch on it would do."""
+COMPARISONS = {torch.equal, torch.Tensor.equal, torch.allclose, torch.Tensor.allclose}
+"""Functions of tensors that give a ``bool``."""
+
+
+def foretell_branch(run: MonitorRun, tensor: torch.Tensor) -> None:
+    """The program branches on a tensor, or asks for its truth.
+
+    Of a tensor from outside that nothing was written to, the guard can ask as well.
+
+    Raises:
+        Split: what it does cannot be foretold, or the tensor has no truth.
+    """
+    rec, reason = run.recording, "branches on a tensor's value"
+    if tensor.numel() != 1:
+        raise Split(reason)
+    node = rec.node(tensor)
+    if node is not None and not rec.is_written(node):
+        run.lifted.conditions.append((Computed(operator.truth, (Read(node),)), bool(tensor)))
+        return
+    run.lifted.may_foretell(reason)
+    truth = Computed(operator.truth, (InGraph(run.recording.snapshot_of(tensor)),))
+    run.lifted.foretold.append((truth, bool(tensor)))
+
+
+def foretell_comparison(
+    run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """The program compares tensors as a whole.
+
+    Raises:
+        Split: what it gives cannot be foretold.
+    """
+    run.lifted.may_foretell("reads a tensor's value into Python")
+    result = operation(*args, **kwargs)
+    node = run.recording.comparison(operation, args, kwargs)
+    run.lifted.foretold.append((InGraph(node), result))

@@ -1,0 +1,219 @@
+"""A tensor's value that steers the program is foretold: one graph as long as it steers as before,
+and whatever it does, every call gives what eager gives."""
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+import magpy_like as magpy
+from tests.programs import Twins, check_made, check_right, one, tensor
+
+
+def _assertion(x):
+    y = x * 2
+    if y.isnan().any():
+        raise AssertionError("not a number")
+    return y + 1
+
+
+def _raising_branch(x):
+    if (x.abs() > 100).any():
+        raise ValueError("too large")
+    return x.log1p()
+
+
+def _number(x):
+    positive = (x > 0).sum().item()
+    return x * 2 if positive > 1 else x - positive
+
+
+def _truth_of_a_number(x):
+    return x + 1 if int((x > 100).sum()) else x
+
+
+def _conversion(x):
+    return x * bool(x.sum() > 0)
+
+
+def _equality(x):
+    return x * 2 if torch.equal(x, x.abs()) else x * 3
+
+
+def _all(x):
+    return x * 2 if torch._is_all_true(x > -10) else x * 3
+
+
+def _changed_after(x):
+    y = x > 0
+    z = x * 2 if y.all() else x
+    y.logical_not_()
+    return z, y
+
+
+def _in_a_loop(x):
+    total = x * 0
+    for i in range(3):
+        if (x > i).any():
+            total = total + x.clamp(min=i)
+    return total
+
+
+def _random_draws(x):
+    y = torch.nn.functional.dropout(x, 0.5)
+    return y + 1 if x.sum() > 0 else y + torch.rand(3)
+
+
+def _without_grad(x):
+    with torch.no_grad():
+        large = x.sum() > 0
+        scale = x * 2 if large else x
+    return x * scale
+
+
+PROGRAMS = [
+    _assertion, _raising_branch, _number, _truth_of_a_number, _conversion, _equality, _all,
+    _changed_after, _in_a_loop, _random_draws, _without_grad,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_one_graph_as_long_as_it_steers_as_before(program):
+    twins = check_made(lambda: program, one(1.0, 2.0, 3.0))
+    report = magpy.explain(program, tensor(1.0, 2.0, 3.0))
+    assert not report.split_points and report.graph_count == 1
+    assert any("steers the program" in guard for guard in report.guards)
+    assert magpy.cache_info(twins.compiled).misses == 1
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_right_when_it_steers_another_way(program):
+    check_right(
+        lambda: program,
+        *(one(1.0, 2.0, 3.0), one(-1.0, -2.0, -3.0), one(500.0, float("nan"), 0.5)),
+        *(one(1.0, -2.0, 0.0), one(1.0, 2.0, 3.0)),
+    )
+
+
+def test_an_operator_that_only_the_other_way_avoids_does_no_harm():
+    def program(x, i):
+        if (i >= 3).any():
+            return x
+        return x[i]
+
+    check_right(
+        lambda: program,
+        lambda: (tensor(1.0, 2.0, 3.0), torch.tensor([0, 1])),
+        lambda: (tensor(1.0, 2.0, 3.0), torch.tensor([0, 7])),
+    )
+
+
+class _Effects(nn.Module):
+    """Changes what is outside before it branches, after it, or both."""
+
+    def __init__(self, before=None, after=None):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("count", torch.zeros(3))
+        self.seen = []
+        self.draws = random.Random(1)
+        self.before, self.after = before, after
+
+    def forward(self, x):
+        y = x * self.weight
+        if self.before is not None:
+            self.before(self, y)
+        y = y + 1 if y.sum() > 0 else y - 1
+        if self.after is not None:
+            self.after(self, y)
+        return y
+
+
+EFFECTS = {
+    "list": lambda module, y: module.seen.append(y),
+    "attribute": lambda module, y: setattr(module, "last", y),
+    "buffer": lambda module, y: module.count.add_(y.detach()),
+    "buffer through a view": lambda module, y: module.count[1:].add_(1),
+    "parameter's data": lambda module, y: module.weight.data.mul_(0.5),
+    "new data": lambda module, y: setattr(module.weight, "data", module.weight.data * 0.5),
+    "random numbers": lambda module, y: module.seen.append(torch.rand(2)),
+    "random numbers of Python": lambda module, y: module.seen.append(module.draws.random() * y),
+    "autocast": lambda module, y: _autocast(module, y),
+}
+
+
+def _autocast(module, y):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        module.seen.append(y.detach() @ y.detach())
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_effects_happen_once_whatever_was_foretold(effect, when):
+    twins = Twins(lambda: _Effects(**{when: EFFECTS[effect]}))
+    for i, scale in enumerate((1.0, 2.0, -1.0, -2.0, 3.0, -1.0, 1.0)):
+        twins.call(lambda scale=scale: (torch.full((3,), scale),), why=f"call {i}")
+
+
+class _Once(nn.Module):
+    """Initialises itself at its first call, as activation normalisation does."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(3))
+        self.register_buffer("initialised", torch.tensor(0))
+
+    def forward(self, x):
+        if not self.initialised:
+            self.bias.data.copy_(x)
+            self.initialised += 1
+        return x + self.bias
+
+
+def test_the_guard_asks_a_tensor_from_outside():
+    twins = Twins(_Once)
+    for values in ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), (7.0, 8.0, 9.0)):
+        twins.call(one(*values))
+    twins.call(one(), hit=True)
+    for module in (twins.eager, twins.target):
+        module.initialised.zero_()
+    twins.call(one(), hit=True, why="the record of the first call")
+    twins.call(one(5.0, 5.0, 5.0), hit=True)
+    assert not magpy.explain(_Once(), tensor(1.0, 2.0, 3.0)).split_points
+
+
+def test_a_whole_graph_on_demand_gets_a_record_for_each_way():
+    fast = magpy.compile(_number, backend="eager", fullgraph=True)
+    for values in ((1.0, 2.0), (-1.0, 1.0), (1.0, 2.0), (-1.0, 1.0), (-3.0, -1.0)):
+        x = torch.tensor(values)
+        assert torch.equal(fast(x), _number(x))
+    assert magpy.cache_info(fast).records >= 2
+
+
+def test_after_a_wrong_guess_the_program_is_split():
+    fast = magpy.compile(_assertion, backend="eager")
+    fast(tensor(1.0, 2.0))
+    for _ in range(4):
+        with pytest.raises(AssertionError, match="not a number"):
+            fast(tensor(1.0, float("nan")))
+    before = magpy.cache_info(fast).hits
+    assert torch.equal(fast(tensor(3.0, 4.0)), _assertion(tensor(3.0, 4.0)))
+    fast(tensor(3.0, 4.0))
+    assert magpy.cache_info(fast).hits > before
+
+
+class _CountsDown(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left = 4
+
+    def forward(self, x):
+        self.left -= 1
+        return x * 2 if self.left else x * 3
+
+
+def test_a_number_that_the_program_counts_is_asked_for_its_truth():
+    twins = Twins(_CountsDown)
+    for i in range(7):
+        twins.call(one(), why=f"call {i}")
