@@ -18,7 +18,7 @@ from magpy_like.compiler import ir
 from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.indexing import Expr, contiguous_strides, expr
 from magpy_like.compiler.ir import Box, Buffer, Computed, ExternOp, LoopOp, Strided, View
-from magpy_like.compiler.ops import compute_dtype, ops, record
+from magpy_like.compiler.ops import LOW_PRECISION, Value, compute_dtype, ops, record
 
 # Beyond these a computation is stored rather than repeated in each consumer.
 MAX_INLINE_OPERATIONS = 64
@@ -277,6 +277,8 @@ class Graph:
             for a, b in zip(size, result.size, strict=True):
                 if a.is_Integer and b.is_Integer and a != b:
                     raise Unsupported(name, f"lowered to size {result.size}, eager has {size}")
+            if result.dtype in LOW_PRECISION and isinstance(result.data, Computed):
+                result = _rounded(result, result.data)
             if result.stride_hint is None:
                 result.stride_hint = dense_stride(value)
             return result
@@ -403,6 +405,16 @@ class Graph:
                 self.store_into(box, copy)
                 window = copy.realize()
         return Strided(window.buffer, box.size, stride if same else window.stride, window.offset)
+
+
+def _rounded(box: Box, data: Computed) -> Box:
+    """``box`` as eager's kernel leaves it: computed in float32, rounded to its dtype."""
+
+    def function(index: ir.Index) -> Value:
+        return ops.to_dtype(data.function(index), box.dtype)
+
+    rounded = Computed(function, data.cost)
+    return Box(box.graph, box.dtype, box.device, box.size, rounded, box.stride_hint)
 
 
 #: What a GPU adds to memory in one step. Low precision would round at every step.

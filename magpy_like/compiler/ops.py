@@ -5,8 +5,9 @@ calls do depends on the handler in force: recording (:class:`Recorder`) turns on
 function into a :class:`Body`, a list of :class:`Value`; analyses and printers read that list.
 
 Every value has a torch dtype. A value is never bfloat16 or float16: such buffers are loaded to
-float32 and rounded when stored, so a kernel computes in float32 as eager's kernels do. An
-explicit conversion to one of these types is ``round_to``.
+float32, so a kernel computes in float32 as eager's kernels do. Where eager's kernel would store
+its result, at the end of every operator of that dtype, the value is rounded by ``round_to``,
+whether or not it is stored here: fused operators compute what eager's do one by one.
 """
 
 from __future__ import annotations
@@ -29,6 +30,15 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in LOW_PRECISION else dtype
 
 
+def round_number(number: float, dtype: torch.dtype) -> float:
+    """The number of ``dtype`` that is nearest to ``number``."""
+    return float(torch.tensor(number, dtype=torch.float64).to(dtype))
+
+
+def same_number(a: float, b: float) -> bool:
+    return a == b or (a != a and b != b)
+
+
 # How an elementwise operation's result dtype follows from its arguments'.
 _SAME = "same"  # the dtype of the first non-condition argument
 _BOOL = "bool"
@@ -43,7 +53,7 @@ ELEMENTWISE: dict[str, tuple[int, str]] = {
     "truncdiv": (2, _SAME),  # rounds to 0; integers: divisor known to be non-zero
     "remainder": (2, _SAME),  # sign of the divisor
     "fmod": (2, _SAME),  # sign of the dividend
-    "fma": (3, _SAME),
+    "fma": (3, _SAME),  # floats only; a * b + c, rounded once
     "abs": (1, _SAME), "sign": (1, _SAME), "sgn": (1, _SAME), "square": (1, _SAME),
     "maximum": (2, _SAME), "minimum": (2, _SAME),  # NaN if either is
     "fmax": (2, _SAME), "fmin": (2, _SAME),  # the other one if one is NaN
@@ -92,6 +102,9 @@ SPECIAL: dict[str, int] = {
 }  # fmt: skip
 ELEMENTWISE |= {f"special_{name}": (count, _SAME) for name, count in SPECIAL.items()}
 
+#: Operations that give one of their arguments back, perhaps with another sign.
+_CHOOSING = frozenset(("where", "maximum", "minimum", "fmax", "fmin", "neg", "abs"))
+
 #: Operations whose cost makes computing them twice worse than storing the result.
 EXPENSIVE = frozenset(
     (
@@ -129,7 +142,7 @@ class Value:
                   does, and converted
     ``index_expr`` (expression,)
     ``to_dtype``  (value,): C conversion, as eager's
-    ``round_to``  (value, low precision dtype): float32 rounded to that dtype's values
+    ``round_to``  (value, low precision dtype): a float32 rounded to that dtype's values
     ``bitcast``   (value,)
     ``reduction`` (kind, values): over all reduction loops
     ``scan``      (kind, value), or (kind, value, index): along the reduction loops
@@ -201,6 +214,7 @@ class Recorder:
         self.body = body
         self._dtype_of = dtype_of
         self._seen: dict[Any, Value] = {}
+        self._rounded: dict[tuple[Value, torch.dtype], bool] = {}
         self._masks: list[Value] = []
 
     def _emit(self, op: str, args: tuple[Any, ...], dtype: torch.dtype, outer: bool) -> Value:
@@ -261,9 +275,28 @@ class Recorder:
         target = compute_dtype(dtype)
         if value.dtype != target:
             value = self._pure("to_dtype", (value,), target)
-        if dtype in LOW_PRECISION:
+        if dtype in LOW_PRECISION and not self._is_rounded(value, dtype):
             value = self._pure("round_to", (value, dtype), torch.float32)
         return value
+
+    def _is_rounded(self, value: Value, dtype: torch.dtype) -> bool:
+        """Is every result of ``value`` known to be one of the low precision ``dtype``'s?"""
+        known = self._rounded.get((value, dtype))
+        if known is None:
+            known = self._rounded[value, dtype] = self._find_rounded(value, dtype)
+        return known
+
+    def _find_rounded(self, value: Value, dtype: torch.dtype) -> bool:
+        if value.op == "load":
+            return self._dtype_of(value.args[0]) == dtype
+        if value.op == "round_to":
+            return bool(value.args[1] == dtype)
+        if value.op == "constant":
+            return same_number(round_number(value.args[0], dtype), value.args[0])
+        if value.op in _CHOOSING:
+            sides = value.args[1:] if value.op == "where" else value.args
+            return all(self._is_rounded(v, dtype) for v in sides)
+        return False
 
     def bitcast(self, value: Value, dtype: torch.dtype) -> Value:
         """Reinterpret the bits; both dtypes have the same size."""
@@ -335,6 +368,8 @@ class Recorder:
 
     def store(self, buffer: str, index: Any, value: Value, mode: str | None = None) -> None:
         """Write ``value``, converted to the buffer's dtype."""
+        if self._dtype_of(buffer) in LOW_PRECISION:
+            value = self.to_dtype(value, self._dtype_of(buffer))
         args = (buffer, self._index(index), value, mode)
         self.body.values.append(Value("store", args, self._dtype_of(buffer), value.outer))
 

@@ -34,6 +34,12 @@ def test_degenerate_shapes(shape):
     same(lambda x: (x + 1, x.sum(), x * x.new_ones(shape)), torch.randn(shape))
 
 
+def test_tensors_without_elements_are_reshaped():
+    empty = torch.randn(2, 9, 0, 2)
+    same(lambda x: (F.pixel_shuffle(x, 3), x.view(3, 0, 6) + 1, x.reshape(0).exp()), empty)
+    same(lambda x: x.transpose(0, 1).reshape(6, 0, 3) * 2, empty)
+
+
 def test_special_values_propagate_as_in_eager():
     a, b = SPECIAL.repeat(8), SPECIAL.repeat_interleave(8)
     same(
@@ -68,7 +74,34 @@ def test_low_precision(dtype):
     x = X.to(dtype)
     same(lambda x: (x.exp(), x.sum(1), x.softmax(-1), x.amax(0), x.float() * 2), x)
     every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
-    same(lambda x: (x.float(), x.float().to(dtype), (x * 1)), every)
+    same(lambda x: (x.float(), x.float().to(dtype), (x * 1), x + 0, x.neg().relu()), every)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_each_operator_rounds_to_low_precision_though_it_is_fused(dtype):
+    """Bit for bit: what rounding leaves is all that there is where values cancel."""
+    x, y = (X + 3).to(dtype), (X.flip(0) * 7).to(dtype)
+    same(lambda x, y: (x * y + x) - x * y, x, y, rtol=0, atol=0)
+    same(lambda x, y: ((x + y) * (x + y) - x * x).abs().clamp(0.1, 3), x, y, rtol=0, atol=0)
+    same(lambda x, y: torch.where(x > y, x / y, x - y) * 3 - x / y * 3, x, y, rtol=0, atol=0)
+    counts = torch.arange(60).reshape(6, 10).to(dtype)
+    same(lambda x: x.sum(1, keepdim=True) * 1.01 - x.sum(1, keepdim=True), counts, rtol=0, atol=0)
+    same(lambda x: torch.cat([x + 0.1, x * x]).square(), x, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_numbers_are_rounded_to_low_precision_where_eager_rounds_them(dtype):
+    x = (torch.arange(1, 200) / 64).to(dtype)
+    tenth = torch.tensor(0.1)
+    same(lambda x: (x + 0.1, x - 0.1, 0.1 - x), x, rtol=0, atol=0)
+    # In a remainder of a vector eager rounds the product, too.
+    whole = x[:192]
+    same(lambda x: (torch.add(x, x, alpha=0.1), x.sub(x, alpha=3.3)), whole, rtol=0, atol=0)
+    same(lambda x: (x % 0.1, torch.fmod(x, 0.1), torch.remainder(0.1, x)), x, rtol=0, atol=0)
+    same(lambda x: (x > 0.1, x == 0.1, x * 0.1, x / 0.1), x - 1.5 + 0.1, rtol=0, atol=0)
+    same(lambda x: torch.div(x, 0.1, rounding_mode="trunc"), x, rtol=0, atol=0)
+    same(lambda x, t: (x + t, x * t, x / t, x >= t, x % t), x, tenth, rtol=0, atol=0)
+    same(lambda x, n: (x + n, x * n, x < n), x, torch.arange(199) * 17 + 250, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dim", [0, 1, (0, 2), None])

@@ -67,6 +67,8 @@ INLINE f32 m_abs(f32 x) { return __builtin_fabsf(x); }
 INLINE f64 m_abs(f64 x) { return __builtin_fabs(x); }
 INLINE f32 m_copysign(f32 x, f32 y) { return __builtin_copysignf(x, y); }
 INLINE f64 m_copysign(f64 x, f64 y) { return __builtin_copysign(x, y); }
+INLINE f32 m_fma(f32 x, f32 y, f32 z) { return __builtin_fmaf(x, y, z); }
+INLINE f64 m_fma(f64 x, f64 y, f64 z) { return __builtin_fma(x, y, z); }
 INLINE f32 m_lgamma(f32 x) { int sign; return lgammaf_r(x, &sign); }
 INLINE f64 m_lgamma(f64 x) { int sign; return lgamma_r(x, &sign); }
 INLINE bool m_signbit(f32 x) { return __builtin_signbitf(x); }
@@ -182,4 +184,29 @@ template <class T> struct Narrow<f16, T> {
     }
 };
 template <class M, class T> INLINE M narrow(T x) { return Narrow<M, T>::of(x); }
+// A float32 rounded to the values of a low precision type, which ``keep`` then stores as it is.
+// As arithmetic on bits that stays 32 wide: narrowing and widening again costs several times more.
+template <class M> struct Rounded;
+template <> struct Rounded<bf16> {
+    INLINE f32 of(f32 y) {
+        u32 x = bitcast<u32>(y);
+        u32 rounded = (x + 0x7fff + ((x >> 16) & 1)) & 0xffff0000;
+        return y != y ? __builtin_nanf("") : bitcast<f32>(rounded);
+    }
+    INLINE bf16 keep(f32 y) { return {u16(bitcast<u32>(y) >> 16)}; }
+};
+template <> struct Rounded<f16> {
+    INLINE f32 of(f32 y) {
+        u32 x = bitcast<u32>(y), sign = x & 0x80000000, rest = x & 0x7fffffff;
+        u32 normal = (rest + 0xfff + ((rest >> 13) & 1)) & 0xffffe000;
+        // Subnormal results: adding 0.5 lets the hardware round at the right bit.
+        u32 small = bitcast<u32>((bitcast<f32>(rest) + 0.5f) - 0.5f);
+        u32 special = rest > 0x7f800000 ? 0x7fc00000 : 0x7f800000;
+        u32 bits = normal >= 0x47800000 ? special : rest < 0x38800000 ? small : normal;
+        return bitcast<f32>(bits | sign);
+    }
+    INLINE f16 keep(f32 y) { return Narrow<f16, f32>::of(y); }
+};
+template <class M> INLINE f32 rounded(f32 x) { return Rounded<M>::of(x); }
+template <class M> INLINE M keep(f32 x) { return Rounded<M>::keep(x); }
 template <class T> INLINE T clip(T x, T low, T high) { return x < low ? low : x > high ? high : x; }

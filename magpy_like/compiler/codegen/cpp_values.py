@@ -29,7 +29,7 @@ _INFIX = {
 _TEMPLATE = {
     "neg": "-{0}", "square": "{0} * {0}", "logical_not": "!{0}", "isnan": "{0} != {0}",
     "isinf": "m_abs({0}) == (decltype({0}))__builtin_inf()", "reciprocal": "1 / {0}",
-    "rsqrt": "1 / m_sqrt({0})", "where": "{0} ? {1} : {2}", "fma": "{0} * {1} + {2}",
+    "rsqrt": "1 / m_sqrt({0})", "where": "{0} ? {1} : {2}",
     "shift_left": "shift_left({0}, {1})", "shift_right": "shift_right({0}, {1})",
 }  # fmt: skip
 
@@ -129,8 +129,6 @@ class CppEmitter(Emitter):
         super().__init__(printer.kernel)
         self.printer = printer
         self.lane = lane
-        self.accumulators: dict[Value, str] = {}
-        self.raises: list[int] = []
 
     def _define(self, text: str, dtype: torch.dtype) -> str:
         name = self.printer.fresh("t")
@@ -174,7 +172,7 @@ class CppEmitter(Emitter):
         target = self.kernel.dtypes[buffer]
         text = str(name)
         if target in LOW_PRECISION:
-            text = f"narrow<{CTYPE[target]}>({text})"
+            text = f"keep<{CTYPE[target]}>({text})"
         elif target != dtype:
             text = f"({CTYPE[target]}){text}"
         for place in self.printer.stores(buffer, index, self.lane):
@@ -188,7 +186,7 @@ class CppEmitter(Emitter):
                 self.printer.lines.line(f"{place} = {text};")
 
     def as_loaded(self, buffer: str, name: Any, dtype: torch.dtype) -> Any:
-        return name  # lowerings convert before storing; low precision stays unrounded in flight
+        return name  # values are converted and rounded before they are stored
 
     def operation(
         self, op: str, args: tuple[Any, ...], dtype: torch.dtype, dtypes: list[torch.dtype]
@@ -207,7 +205,7 @@ class CppEmitter(Emitter):
                 return self._define(f"({CTYPE[dtype]})({wide}){args[0]}", dtype)
             return self._define(f"({CTYPE[dtype]}){args[0]}", dtype)
         if op == "round_to":
-            return self._define(f"widen(narrow<{CTYPE[args[1]]}>({args[0]}))", dtype)
+            return self._define(f"rounded<{CTYPE[args[1]]}>({args[0]})", dtype)
         if op == "bitcast":
             return self._define(f"bitcast<{CTYPE[dtype]}>({args[0]})", dtype)
         if op == "check":

@@ -89,7 +89,7 @@ class TritonEmitter(Emitter):
             line(f"tl.store({place}, {value}{guard})")
 
     def as_loaded(self, buffer: str, name: Any, dtype: torch.dtype) -> Any:
-        return name  # lowerings convert before storing; low precision stays unrounded in flight
+        return name  # values are converted and rounded before they are stored
 
     # --- operations ----------------------------------------------------------------------------
 

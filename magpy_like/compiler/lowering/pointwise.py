@@ -86,34 +86,36 @@ def add(graph: Graph, a: Any, b: Any, *, alpha: Any = 1) -> Box:
         if alpha is True or alpha == 1:
             return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.logical_or(x, y))
         raise Unsupported("aten.add", "bool with alpha")
-    if is_number(alpha) and alpha == 1:
-        return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.add(x, y))
-    return elementwise(
-        graph, [a, b], _DEFAULT,
-        lambda x, y: ops.add(x, ops.mul(y, ops.constant(alpha, compute))), operations=2,
-    )  # fmt: skip
+    return _scaled_sum(graph, a, b, alpha, 1)
 
 
 @lower(aten.sub)
 def sub(graph: Graph, a: Any, b: Any, *, alpha: Any = 1) -> Box:
-    compute, _ = promote([a, b], _DEFAULT)
-    if is_number(alpha) and alpha == 1:
-        return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.sub(x, y))
-    return elementwise(
-        graph, [a, b], _DEFAULT,
-        lambda x, y: ops.sub(x, ops.mul(y, ops.constant(alpha, compute))), operations=2,
-    )  # fmt: skip
+    return _scaled_sum(graph, a, b, alpha, -1)
 
 
 @lower(aten.rsub)
 def rsub(graph: Graph, a: Any, b: Any, alpha: Any = 1) -> Box:
-    compute, _ = promote([a, b], _DEFAULT)
+    return sub(graph, b, a, alpha=alpha)
+
+
+def _scaled_sum(graph: Graph, a: Any, b: Any, alpha: Any, sign: int) -> Box:
+    """``a + sign * alpha * b``, rounded once; ``alpha`` is of the dtype that both convert to."""
 
     def function(x: Value, y: Value) -> Value:
-        scaled = x if alpha == 1 else ops.mul(x, ops.constant(alpha, compute))
-        return ops.sub(y, scaled)
+        return ops.add(x, y) if sign > 0 else ops.sub(x, y)
 
-    return elementwise(graph, [a, b], _DEFAULT, function, operations=2)
+    if is_number(alpha) and alpha == 1:
+        return elementwise(graph, [a, b], _DEFAULT, function)
+    _, common = promote([a, b], _DEFAULT)
+
+    def scaled(x: Value, y: Value) -> Value:
+        factor = ops.to_dtype(ops.constant(alpha, common), common)
+        if not common.is_floating_point:
+            return function(x, ops.mul(y, factor))
+        return ops.fma(y, factor if sign > 0 else ops.neg(factor), x)
+
+    return elementwise(graph, [a, b], _DEFAULT, scaled, operations=2)
 
 
 @lower(aten.mul)
@@ -121,12 +123,14 @@ def mul(graph: Graph, a: Any, b: Any) -> Box:
     compute, _ = promote([a, b], _DEFAULT)
     if compute == torch.bool:
         return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.logical_and(x, y))
-    return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.mul(x, y))
+    return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.mul(x, y), exact_scalars=True)
 
 
 @lower(aten.div.Tensor, aten.div.Scalar, aten.true_divide)
 def div(graph: Graph, a: Any, b: Any) -> Box:
-    return elementwise(graph, [a, b], _FLOAT, lambda x, y: ops.truediv(x, y), operations=2)
+    return elementwise(
+        graph, [a, b], _FLOAT, lambda x, y: ops.truediv(x, y), operations=2, exact_scalars=True
+    )
 
 
 def _nonzero_divisor(b: Any) -> bool:
@@ -141,7 +145,10 @@ def div_mode(graph: Graph, a: Any, b: Any, *, rounding_mode: str | None = None) 
     if _is_integral(graph, a, b) and not _nonzero_divisor(b):
         raise Unsupported("aten.div", "integer divisor may be zero")
     name = {"floor": "floordiv", "trunc": "truncdiv"}[rounding_mode]
-    return elementwise(graph, [a, b], _DEFAULT, lambda x, y: getattr(ops, name)(x, y), operations=6)
+    return elementwise(
+        graph, [a, b], _DEFAULT, lambda x, y: getattr(ops, name)(x, y), operations=6,
+        exact_scalars=True,
+    )  # fmt: skip
 
 
 @lower(aten.floor_divide)

@@ -22,7 +22,7 @@ from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.graph import Graph
 from magpy_like.compiler.indexing import Expr, expr
 from magpy_like.compiler.ir import Box, Index, Strided, View
-from magpy_like.compiler.ops import Value, compute_dtype, ops
+from magpy_like.compiler.ops import LOW_PRECISION, Value, compute_dtype, ops
 
 Lowering = Callable[..., Any]
 LOWERINGS: dict[Any, Lowering] = {}
@@ -63,7 +63,7 @@ def canonical_dim(dim: Any, rank: int) -> int:
 
 
 def convert(value: Value, source: torch.dtype, target: torch.dtype) -> Value:
-    """A loaded value of a ``source`` tensor as ``target``; nothing is rounded on the way in."""
+    """A loaded value of a ``source`` tensor as the compute dtype of ``target``, not rounded."""
     if compute_dtype(target) == value.dtype:
         return value
     return ops.to_dtype(value, compute_dtype(target))
@@ -152,26 +152,35 @@ def elementwise(
     dtype: torch.dtype | None = None,
     operations: int = 1,
     expensive: bool = False,
+    exact_scalars: bool = False,
 ) -> Box:
     """Broadcast, promote and apply ``function`` to each element's values.
 
     ``function`` gets one Value per argument, in the computation dtype. ``dtype`` overrides the
     result's. A 0-d CPU tensor among CUDA tensors is left to ATen.
+
+    Eager converts all arguments to one dtype, which rounds where that is bfloat16 or float16.
+    ``exact_scalars``: not numbers and 0-d tensors; so its products and quotients have it.
     """
     boxes = [a for a in args if isinstance(a, Box)]
     device = common_device(boxes)
     compute, result = promote(args, kind)
+    _, common = promote(args, Kind.NO_OPMATH if kind is Kind.ALWAYS_BOOL else kind)
     size = broadcast_shapes(*(b.size for b in boxes))
 
+    def argument(a: Any, index: Index) -> Value:
+        exact = exact_scalars and not (isinstance(a, Box) and a.size) and bool(size)
+        target = compute if exact else common
+        if not isinstance(a, Box):
+            value = ops.constant(a, compute)
+            return ops.to_dtype(value, target) if target in LOW_PRECISION else value
+        value = a.load(broadcast_index(a, index))
+        if target in LOW_PRECISION:
+            return ops.to_dtype(value, target)
+        return convert(value, a.dtype, compute)
+
     def inner(index: Index) -> Value:
-        values = []
-        for a in args:
-            if isinstance(a, Box):
-                value = convert(a.load(broadcast_index(a, index)), a.dtype, compute)
-            else:
-                value = ops.constant(a, compute)
-            values.append(value)
-        return function(*values)
+        return function(*(argument(a, index) for a in args))
 
     return ir.pointwise(
         graph, device, dtype or result, size, inner, boxes,

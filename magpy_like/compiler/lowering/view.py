@@ -12,8 +12,9 @@ from magpy_like.compiler import indexing
 from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.graph import Graph
 from magpy_like.compiler.indexing import Expr, expr
-from magpy_like.compiler.ir import Box, Index, Strided
+from magpy_like.compiler.ir import Box, Index, Strided, pointwise
 from magpy_like.compiler.lowering.registry import aten, canonical_dim, expand, lower, sizes, view_of
+from magpy_like.compiler.ops import ops
 
 
 @lower(aten.alias.default, aten.detach.default)
@@ -69,6 +70,10 @@ def reshape(a: Box, size: Sequence[Expr]) -> Box:
     size = list(size)
     if size == a.size:
         return view_of(a, size, lambda index: index, lambda window: window)
+    if 0 in size:  # no element, and so no index to map
+        return pointwise(
+            a.graph, a.device, a.dtype, size, lambda index: ops.constant(0, a.dtype), []
+        )
 
     def restride(window: Strided) -> Strided | None:
         stride = indexing.reshape_strides(window.size, window.stride, size)

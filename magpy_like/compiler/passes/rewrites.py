@@ -67,9 +67,10 @@ def _reduces(node: Node) -> bool:
     )
 
 
-def _is_float(*nodes: Any) -> bool:
-    vals = [tensor(node) for node in nodes]
-    return all(val is not None and val.is_floating_point() for val in vals)
+def _is_wide(node: Any) -> bool:
+    """float32 or float64: in lower precisions eager rounds between two operators."""
+    val = tensor(node)
+    return val is not None and val.dtype in (torch.float32, torch.float64)
 
 
 def _one_dtype(*nodes: Any) -> bool:
@@ -102,7 +103,7 @@ def add_of_product(node: Node) -> Node | None:
             (aten.mm.default, aten.addmm.default),
             (aten.bmm.default, aten.baddbmm.default),
         ):
-            if _only_user(product, plain) and _one_dtype(product, bias) and _is_float(product):
+            if _only_user(product, plain) and _one_dtype(product, bias) and _is_wide(product):
                 given, result = tensor(bias), tensor(node)
                 assert given is not None and result is not None
                 if given.dim() <= result.dim():
@@ -120,8 +121,7 @@ def sum_out_of_addmm(node: Node) -> Node | None:
     vector = tensor(bias)
     if node.kwargs or vector is None or vector.dim() != 1 or not _one_dtype(bias, a, b):
         return None
-    # Lower precisions would round the product before the sum.
-    if vector.dtype not in (torch.float32, torch.float64) or _needs_own_kernel(node):
+    if not _is_wide(bias) or _needs_own_kernel(node):
         return None
     product = insert(node.graph, aten.mm.default, a, b, like=node)
     return insert(node.graph, aten.add.Tensor, product, bias, like=node)
@@ -144,7 +144,7 @@ def reciprocal_of_root(node: Node) -> Node | None:
             _shape(root) or [None], _shape(node) or [None]
         ):
             return None
-    if not _only_user(root, _SQRT) or not _is_float(root, node) or not _one_dtype(root, node):
+    if not _only_user(root, _SQRT) or not _is_wide(root) or not _one_dtype(root, node):
         return None
     return insert(node.graph, aten.rsqrt.default, root.args[0], like=node)
 
@@ -155,7 +155,7 @@ def division_by_root(node: Node) -> Node | None:
     if not _only_user(root, _SQRT) or not _one_dtype(x, root, node):
         return None
     many, few = tensor(node), tensor(root)
-    if many is None or few is None or many.dtype not in (torch.float32, torch.float64):
+    if many is None or few is None or not _is_wide(x):
         return None
     if not isinstance(x, Node) or same_sizes(many.shape, few.shape):
         return None
@@ -183,7 +183,7 @@ def channel_arithmetic_into_convolution(node: Node) -> Node | None:
     (``frozen``), constant folding finds that they depend on constants alone and computes them
     once. As with matrix products, what a compiled loop reads anyway it may as well scale.
     """
-    if not (_needs_own_kernel(node) and _is_float(node)):
+    if not (_needs_own_kernel(node) and _is_wide(node)):
         return None
     steps: list[tuple[Any, Node]] = []  # from the result back to the convolution
     conv: Any = node
@@ -200,7 +200,7 @@ def channel_arithmetic_into_convolution(node: Node) -> Node | None:
     vectors = [vector for _, vector in steps]
     if transposed or kernel is None or result is None or not _one_dtype(node, x, weight, *vectors):
         return None
-    if result.dtype not in (torch.float32, torch.float64) or not _few(kernel, result, weight):
+    if not _few(kernel, result, weight):
         return None
 
     def call(target: Any, *args: Any) -> Node:

@@ -57,6 +57,13 @@ def test_integers_are_multiplied_as_they_were():
     assert "addmm" not in found
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_rounds_between_two_operators_and_so_they_stay_two(dtype):
+    a, b, c = A.to(dtype), B.to(dtype), BIAS.to(dtype)
+    assert "addmm" not in names(optimised(lambda a, b, c: a @ b + c, a, b, c))
+    assert "rsqrt" not in names(optimised(lambda a: 1 / a.abs().sqrt(), a))
+
+
 def test_a_vector_is_added_by_the_loop_that_reads_the_product():
     gm = optimised(lambda a, b, c: F.gelu(torch.addmm(c, a, b)), A, B, BIAS)
     assert names(gm) == ["mm", "add", "gelu"]

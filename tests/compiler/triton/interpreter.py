@@ -27,7 +27,12 @@ from magpy_like.compiler.codegen import triton_prelude
 from magpy_like.compiler.runtime import triton_launch
 from magpy_like.compiler.runtime.triton_launch import TritonSource
 
-UNUSUAL = {"nearbyint": torch.round, "pow": torch.pow}
+
+def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    return (a.double() * b.double() + c.double()).to(a.dtype)
+
+
+UNUSUAL = {"nearbyint": torch.round, "pow": torch.pow, "fma": _fma}
 
 
 def _function(name: str) -> Any:
@@ -53,8 +58,6 @@ def _function(name: str) -> Any:
 
 
 class _Libdevice(types.ModuleType):
-    fma = staticmethod(lambda a, b, c: a * b + c)
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
