@@ -89,6 +89,12 @@ def raising(state: FrameState, exception: BaseException) -> FunctionType:
     return _function(state, _Ending("raise"), (exception,))
 
 
+def waiting_generator(state: FrameState) -> FunctionType:
+    """A generator function for a frame at a YIELD_VALUE: having yielded once, before anything else,
+    its generator goes on as the frame would. The top operand is what it yields first."""
+    return _function(state, _Ending("yield"), ())
+
+
 def _waiting(state: FrameState, callee: Callable[[], Any]) -> FunctionType:
     """The rest of a frame that waits for what `callee` gives."""
     waiting = state.waiting
@@ -128,7 +134,7 @@ def step(state: FrameState) -> FrameState | Raised:
         name = state.code.co_names[at.arg if at.name == "LOAD_METHOD" else at.arg >> 1]
         outcome = _attempt(state.handled, lambda: getattr(stack[-1], name))
         return outcome if isinstance(outcome, Raised) else pushed(state, outcome)
-    if at.name not in OPERATIONS:
+    if at.name not in STEPS:
         raise ValueError(f"{state.where}: {at.name} is not an operation on its operands")
     outcome = _attempt(state.handled, _function(state, _Ending("step"), ()))
     if isinstance(outcome, Raised):
@@ -154,6 +160,9 @@ OPERATIONS = frozenset(
     for name in dis.opmap
     if name in _ON_OPERANDS.split() or name.startswith(("BUILD_", "MATCH_", "UNARY_"))
 )
+
+STEPS = OPERATIONS | TESTS | {"FOR_ITER", "LOAD_METHOD"}
+"""The instructions that :func:`step` can execute."""
 
 
 def _attempt(handled: BaseException | None, operation: Callable[[], Any]) -> Any:
@@ -200,7 +209,7 @@ class _Shape:
 
 
 def _function(state: FrameState, ending: _Ending, extra: tuple[Any, ...]) -> FunctionType:
-    if reason := is_resumable(state):
+    if reason := is_resumable(state, generator=bool(state.code.co_flags & inspect.CO_GENERATOR)):
         raise ValueError(f"{state.where}: {reason}")
     code = state.code
     own = slot_count(code) - len(code.co_freevars)  # the function brings its free variables
@@ -318,7 +327,7 @@ def _assemble(code: CodeType, shape: _Shape) -> CodeType:
     shift = len(prefix.raw)
 
     rows = prefix.rows
-    if (covered := handler_of(code, at)) and shape.ending.name in ("raise", "wait"):
+    if (covered := handler_of(code, at)) and shape.ending.name in ("raise", "wait", "yield"):
         rows += _rest(begin, shift, rows, covered, shift)
     rows = sorted(rows, key=lambda row: row.start) + [
         Handler(row.start + shift, row.end + shift, row.target + shift, row.depth, row.lasti)
@@ -368,6 +377,9 @@ def _restore(prefix: _Prefix, code: CodeType, shape: _Shape) -> None:
     prefix.add("JUMP_FORWARD", len(makes) // 2)
     prefix.raw += makes
     prefix.add("COPY_FREE_VARS", len(code.co_freevars) + 1)
+    if code.co_flags & inspect.CO_GENERATOR:
+        prefix.add("RETURN_GENERATOR")
+        prefix.add("POP_TOP")
     prefix.add("RESUME")
     prefix.add("LOAD_DEREF", state)
     prefix.add("DELETE_DEREF", state)
@@ -468,6 +480,11 @@ def _end_wait(prefix: _Prefix, code: CodeType, shape: _Shape, at: Instruction) -
     prefix.raw += _jump(at.end)
 
 
+def _end_yield(prefix: _Prefix, code: CodeType, shape: _Shape, at: Instruction) -> None:
+    prefix.raw += code.co_code[at.offset : at.end]
+    prefix.raw += _jump(at.end)
+
+
 def _end_step(prefix: _Prefix, code: CodeType, shape: _Shape, at: Instruction) -> None:
     prefix.raw += code.co_code[resume_point(code, at.offset) : at.end]
     prefix.add("BUILD_TUPLE", shape.depth + stack_effect(at))
@@ -478,6 +495,7 @@ _ENDINGS = {
     "resume": _end_resume,
     "raise": _end_raise,
     "wait": _end_wait,
+    "yield": _end_yield,
     "step": _end_step,
 }
 

@@ -192,12 +192,16 @@ def pushes_two(instruction: Instruction) -> bool:
     return name in ("LOAD_ATTR", "LOAD_SUPER_ATTR") and bool(arg & 1)
 
 
-def is_resumable(state: FrameState) -> str | None:
-    """Why the frame cannot be run on from this state; None when it can."""
+def is_resumable(state: FrameState, generator: bool = False) -> str | None:
+    """Why the frame cannot be run on from this state; None when it can.
+
+    ``generator``: that of a generator, as which it will be run on.
+    """
     code = state.code
     if sys.version_info >= (3, 13):
         return "continuations are made for Python 3.11 and 3.12 only"
-    if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+    asynchronous = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+    if code.co_flags & (asynchronous if generator else asynchronous | inspect.CO_GENERATOR):
         return f"{code.co_qualname} is a generator or coroutine: its object holds the frame"
     if not (code.co_flags & inspect.CO_OPTIMIZED and code.co_flags & inspect.CO_NEWLOCALS):
         return f"{code.co_qualname} is the body of a class or module: its locals are a dictionary"

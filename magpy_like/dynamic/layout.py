@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import AsyncGeneratorType, CodeType, CoroutineType, GeneratorType
+from types import CodeType
 from typing import Any
 
 from magpy_like.dynamic.code_flow import live_locals
@@ -42,7 +42,7 @@ class Layout:
     def build(self, values: Sequence[Any]) -> list[FrameState]:
         """The states that these values, in order, belong to."""
         source = iter(values)
-        return [_build_frame(frame, source) for frame in self.frames]
+        return [build_frame(frame, source) for frame in self.frames]
 
     def slot_of(self, position: int) -> tuple[int, int | None, int] | None:
         """Where the value at a position is: frame, slot of a local, depth on the operand stack.
@@ -71,22 +71,17 @@ def lay_out(states: Sequence[FrameState]) -> tuple[Layout, list[Any]]:
     """The layout of a chain of states, and its values.
 
     Raises:
-        NoLayout: a value of the state cannot be handed over, such as a generator.
+        NoLayout: a frame stands at a place that cannot be entered again.
     """
     values: list[Any] = []
-    layout = Layout(tuple(_lay_out_frame(state, values) for state in states))
-    for value in values:
-        if isinstance(value, _SUSPENDED):
-            raise NoLayout(f"a {type(value).__qualname__} is half-way through")
-    return layout, values
+    for state in states:
+        if state.handled is not None:
+            raise NoLayout(f"an exception is being handled at {state.where}")
+    return Layout(tuple(lay_out_frame(state, values) for state in states)), values
 
 
-_SUSPENDED = (GeneratorType, CoroutineType, AsyncGeneratorType)
-
-
-def _lay_out_frame(state: FrameState, values: list[Any]) -> FrameLayout:
-    if state.handled is not None:
-        raise NoLayout(f"an exception is being handled at {state.where}")
+def lay_out_frame(state: FrameState, values: list[Any]) -> FrameLayout:
+    """The layout of one frame; its values are appended to ``values``."""
     live = live_locals(state.code, state.offset)
     slots = tuple(value is not NULL and slot in live for slot, value in enumerate(state.locals))
     stack = tuple(value is not NULL for value in state.stack)
@@ -100,7 +95,8 @@ def _lay_out_frame(state: FrameState, values: list[Any]) -> FrameLayout:
     return FrameLayout(state.code, state.offset, slots, stack, then, complete is not None)
 
 
-def _build_frame(frame: FrameLayout, source: Iterator[Any]) -> FrameState:
+def build_frame(frame: FrameLayout, source: Iterator[Any]) -> FrameState:
+    """The state of one frame from the next values."""
     function = next(source)
     slots = tuple([next(source) if bound else NULL for bound in frame.locals])
     stack = tuple([next(source) if there else NULL for there in frame.stack])

@@ -7,7 +7,7 @@ import sys
 from types import FrameType
 from typing import Any
 
-from magpy_like.dynamic.continuation import OPERATIONS, TESTS, run_chain
+from magpy_like.dynamic.continuation import STEPS, run_chain
 from magpy_like.dynamic.frame_state import (
     FrameState,
     capture,
@@ -72,7 +72,7 @@ def open_frames(
     else:
         raise NoLayout("the program's first frame is not open")
     name = states[0].instruction.name
-    if name not in OPERATIONS and name not in TESTS:
+    if name not in STEPS:
         raise NoLayout(f"{name} cannot be run by itself")
     chain = suspend(states)
     if isinstance(chain, str):

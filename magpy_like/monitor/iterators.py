@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from magpy_like.annotation import RelationKind
@@ -105,6 +106,11 @@ def foreseen(rec: Recording, value: Any) -> ShadowNode | None:
     return rec.node(value) if type(value) in FORESEEN else None
 
 
+def is_started_before(rec: Recording, value: Any) -> bool:
+    """Whether a value is a generator from outside: what it does next depends on its frame."""
+    return isinstance(value, GeneratorType) and rec.node(value) is not None
+
+
 def take(run: MonitorRun, step: Step) -> Token:
     """A loop asks its iterator for the next element.
 
@@ -113,6 +119,8 @@ def take(run: MonitorRun, step: Step) -> Token:
     """
     rec = run.recording
     iterator = step.stack[-1]
+    if is_started_before(rec, iterator):
+        raise Split("goes on with a generator from before the region")
     node = foreseen(rec, iterator)
     if node is None:
         return None

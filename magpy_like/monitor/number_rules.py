@@ -45,9 +45,9 @@ def _settle_operands(count: int) -> Callable[[MonitorRun, Step], Token]:
     """The rule that the topmost ``count`` operands must not differ."""
 
     def settle(run: MonitorRun, step: Step) -> Token:
-        if any(isinstance(value, torch.Tensor) for value in step.stack[-4:]):
-            if opcode.opname[step.opcode] in _ON_TENSORS:
-                return None  # indices of a tensor are inputs of the operator graph
+        target = _INDEXED.get(opcode.opname[step.opcode])
+        if target is not None and isinstance(step.stack[target], torch.Tensor):
+            return None  # indices of a tensor are inputs of the operator graph
         for value in step.stack[-count:]:
             if is_number(value) or isinstance(value, slice):
                 run.lifted.settle(value)
@@ -76,7 +76,8 @@ def _branch(run: MonitorRun, step: Step) -> Token:
     return None
 
 
-_ON_TENSORS = {"BINARY_SUBSCR", "STORE_SUBSCR", "BINARY_SLICE", "STORE_SLICE"}
+_INDEXED = {"BINARY_SUBSCR": -2, "STORE_SUBSCR": -2, "BINARY_SLICE": -3, "STORE_SLICE": -3}
+"""Where on the stack the operand is that these look into."""
 
 
 def _settled_by() -> dict[int, Callable[[MonitorRun, Step], Token]]:

@@ -20,7 +20,7 @@ from magpy_like.annotation import RelationKind, lookup
 from magpy_like.logs import topic
 from magpy_like.monitor import attributes, native_calls, polyfills
 from magpy_like.monitor.instructions import Rules, Step, finish_without_result, load_rules
-from magpy_like.monitor.iterators import foreseen
+from magpy_like.monitor.iterators import foreseen, is_started_before
 from magpy_like.monitor.lifted import LiftedNumbers, is_number
 from magpy_like.monitor.number_rules import SETTLED_BY
 from magpy_like.monitor.reads import inputs_of
@@ -192,6 +192,8 @@ class MonitorRun:
         self._entered: set[int] = set()
         self._keep: list[Any] = []
         self._settled_reads: set[int] = set()
+        self._generators: set[int] = set()
+        """Ids of the frames of the generators that have begun since."""
 
     # --- the run ---------------------------------------------------------------------------------
 
@@ -372,8 +374,12 @@ class MonitorRun:
             return False
         if code.co_filename.startswith(_UNSEEN):
             return code in polyfills.CODE
-        if frame.f_trace_opcodes:
-            return True  # a generator of the region goes on
+        if code.co_flags & inspect.CO_GENERATOR:
+            if id(frame) in self._generators:
+                return True
+            if frame.f_lasti > _first_resume(code):
+                raise Split("goes on with a generator from before the region")
+            self._generators.add(id(frame))
         if code.co_flags & _ASYNC:
             raise Split("is asynchronous")
         function = frame_function(frame)
@@ -478,7 +484,7 @@ class MonitorRun:
     def _read_argument(self, key: int | str, value: Any) -> None:
         relation = Relation(RelationKind.LOCAL, key)
         node = self.recording.meet(self.recording.refs.external, relation, value)
-        if foreseen(self.recording, value) is not None:
+        if foreseen(self.recording, value) or is_started_before(self.recording, value):
             self.watch_iterators()
         if is_number(value) and ("argument", key) in self.varying:
             self.lifted.adopt(value, node)
@@ -607,6 +613,11 @@ def _finish_lift(run: MonitorRun, payload: tuple[ShadowNode, Any], result: Any) 
 
 _READS = {"LOAD_ATTR", "LOAD_GLOBAL", "LOAD_DEREF", "BINARY_SUBSCR"}
 _FIRST_IN_PLACE = next(i for i, (name, _) in enumerate(opcode._nb_ops) if "INPLACE" in name)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _first_resume(code: types.CodeType) -> int:
+    return next(i.offset for i in dis.get_instructions(code) if i.opname == "RESUME")
 
 
 def _in_place_reads(code: types.CodeType) -> set[int]:

@@ -30,6 +30,7 @@ _monitor = _build("monitor")
 NULL = _monitor.NULL
 Monitor = _monitor.Monitor
 frame_stack = _monitor.frame_stack
+frame_operands = _monitor.frame_operands
 frame_locals = _monitor.frame_locals
 frame_function = _monitor.frame_function
 frame_set_local = _monitor.frame_set_local

@@ -111,6 +111,16 @@ const std::vector<Instruction> &decode(Monitor *m, PyCodeObject *code) {
   return out;
 }
 
+// Whether an exception is how an iterator says to a loop that it has nothing more.
+bool ends_loop(Monitor *m, PyFrameObject *frame, PyObject *arg) {
+  int at = PyFrame_GetLasti(frame) / 2;
+  const std::vector<Instruction> &code = decode(m, internal(frame)->f_code);
+  if (at < 0 || at >= (int)code.size()) return false;
+  bool loop = code[at].opcode == FOR_ITER || (at && code[at - 1].opcode == FOR_ITER);
+  return loop && arg && PyTuple_Check(arg) && PyTuple_GET_SIZE(arg) &&
+         PyErr_GivenExceptionMatches(PyTuple_GET_ITEM(arg, 0), PyExc_StopIteration);
+}
+
 // The callbacks promise not to raise; should one do so, nothing of it may reach the program.
 void swallow(PyObject *result) {
   if (!result) PyErr_Clear();
@@ -193,6 +203,7 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
       return 0;
     }
     case PyTrace_EXCEPTION:
+      if (ends_loop(m, frame, arg)) return 0;
       // The instruction that was to have a result has raised instead.
       if (!m->pending->empty() && m->pending->back().frame == frame) {
         Pending p = m->pending->back();
@@ -372,6 +383,14 @@ PyObject *frame_stack(PyObject *, PyObject *frame) {
   return slots(stack_base(f), operand_depth(f));
 }
 
+// The lowest operands of a frame that is known to have so many, such as a generator's.
+PyObject *frame_operands(PyObject *, PyObject *args) {
+  PyObject *frame;
+  int count;
+  if (!PyArg_ParseTuple(args, "O!i", &PyFrame_Type, &frame, &count)) return nullptr;
+  return slots(stack_base(internal((PyFrameObject *)frame)), count);
+}
+
 PyObject *frame_locals(PyObject *, PyObject *frame) {
   if (!is_frame(frame)) return nullptr;
   _PyInterpreterFrame *f = internal((PyFrameObject *)frame);
@@ -452,6 +471,7 @@ PyObject *lookup_in_type(PyObject *, PyObject *args) {
 
 PyMethodDef module_methods[] = {
     {"frame_stack", frame_stack, METH_O, "The operand stack of a frame, bottom first."},
+    {"frame_operands", frame_operands, METH_VARARGS, "(frame, count): its lowest operands."},
     {"frame_locals", frame_locals, METH_O, "Locals, cells and free variables as stored: cells unopened."},
     {"frame_function", frame_function, METH_O, "The function object that a frame runs."},
     {"frame_set_operand", frame_set_operand, METH_VARARGS, "(frame, depth, value)"},

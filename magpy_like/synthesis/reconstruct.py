@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import fx
 
+from magpy_like.dynamic.generators import put_together, take_apart
 from magpy_like.monitor.attributes import instance_dict
 from magpy_like.monitor.iterators import DICT_ITERATORS, FORESEEN, advance, container_of
 from magpy_like.monitor.recording import Recording, elements, items_of
@@ -56,6 +57,7 @@ class Reconstruction:
         self._scalar = scalar
         self._made: dict[int, tuple[Any, str]] = {}
         self._open: set[int] = set()
+        self._empty_cells: list[types.CellType] = []
 
     def value(self, value: Any) -> str:
         """The source text of an expression for ``value``.
@@ -194,7 +196,13 @@ class Reconstruction:
 
     def _cell(self, cell: types.CellType) -> str:
         make = self.source.constant(types.CellType, "CellType")
+        self._empty_cells.append(cell)
         return self._bind(cell, f"{make}()", "cell")
+
+    def fill_cells(self) -> None:
+        """Fill the cells that no function of the mock has brought along, as of an open frame."""
+        while self._empty_cells:
+            self._fill(self._empty_cells.pop())
 
     def _fill(self, cell: types.CellType) -> None:
         """Cells are filled once the functions that share them exist: they may refer to those."""
@@ -232,8 +240,14 @@ class Reconstruction:
         make = self.source.constant(type(reference), "weak_reference")
         return self._bind(reference, f"{make}({self.value(target)})")
 
-    def _suspended(self, value: Any) -> str:
-        raise Split(f"leaves a {type(value).__qualname__} half-way through")
+    def _generator(self, generator: types.GeneratorType[Any, Any, Any]) -> str:
+        try:
+            layout, parts = take_apart(generator)
+        except ValueError as reason:
+            raise Split(f"leaves a generator half-way through: {reason}") from None
+        make = self.source.constant(put_together)
+        form = self.source.constant(layout, "generator_layout")
+        return self._bind(generator, f"{make}({form}, {self.tuple_text(parts)})")
 
     def _iterator(self, iterator: Any) -> str:
         """Made as it says itself; that of a dictionary goes as far as this one has gone."""
@@ -371,7 +385,7 @@ _MAKERS: tuple[tuple[Any, Callable[[Reconstruction, Any], str]], ...] = (
     (functools.partial, Reconstruction._partial),
     (weakref.ref, Reconstruction._reference),
     (_ITERATORS, Reconstruction._iterator),
-    (types.GeneratorType, Reconstruction._suspended),
+    (types.GeneratorType, Reconstruction._generator),
     (np.ndarray, Reconstruction._array),
     ((staticmethod, classmethod), Reconstruction._wrapper),
 )

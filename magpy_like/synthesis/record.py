@@ -105,7 +105,9 @@ class MockBuilder:
         return name
 
     def result(self, value: Any) -> str:
-        return self.values.value(value)
+        text = self.values.value(value)
+        self.values.fill_cells()
+        return text
 
     def draw(self) -> None:
         """Draw Python's random numbers again, in the program's order."""
@@ -172,6 +174,7 @@ class MockBuilder:
             maker = self.source.constant(operation, operation.__name__)
             later.append(f"{maker}({self.existing(node)}, {', '.join(texts)})")
             self.side_effects.append(f"{self.guard.label(node)}.{operation.__name__}(…)")
+        self.values.fill_cells()
         for line in later:
             self.source.emit(line)
 

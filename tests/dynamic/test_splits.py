@@ -121,6 +121,12 @@ def closure(x):
     return x * count, count
 
 
+def cell_of_an_open_frame(x):
+    scale = x + 1
+    opaque("cell")
+    return x * sum(scale.sum() for _ in range(2))
+
+
 def shared(x):
     pair = [x + 1]
     alias = pair
@@ -138,8 +144,8 @@ def through_partial(x):
 
 
 PROGRAMS = [
-    straight, nested, in_loop, while_large, with_and_try, escapes, closure, shared, comprehension,
-    through_partial,
+    straight, nested, in_loop, while_large, with_and_try, escapes, closure, cell_of_an_open_frame,
+    shared, comprehension, through_partial,
 ]  # fmt: skip
 
 
