@@ -55,6 +55,7 @@ class RelationKind(enum.Enum):
     ARGUMENT = "argument"  # the output is one of the inputs, chosen by the operation
     SELF = "self"  # the output is the input
     COPY = "copy"  # the output is new and holds the very elements of the input
+    MAPPING = "mapping"  # what a mapping proxy shows
     CONTEXT = "context"  # the value of a context variable
     BOUND_METHOD = "bound method"
     CLOSURE = "closure"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import threading
 import types
 from typing import Any
 
@@ -91,8 +92,14 @@ def read_attribute(rec: Recording, value: Any, name: str) -> None:
         read_module(rec, value, name)
     elif isinstance(value, type):
         if name == "__dict__" and value.__flags__ & HEAP_TYPE and not rec.is_born(value):
-            raise Split(f"looks at every name of class {value.__qualname__}")
-        read_class(rec, value, name)
+            # Each look gives another proxy of one and the same dictionary.
+            proxy = value.__dict__
+            rec.meet(rec.constant(value), Relation(RelationKind.DICT), proxy)
+            rec.proxied(proxy)
+            return
+        of_metaclass = read_class(rec, cls, name)  # before the class's own when it is a property
+        if read_class(rec, value, name) is NULL and of_metaclass is NULL:
+            read_class(rec, cls, "__getattr__")
     elif cls is super:
         read_super(rec, value.__thisclass__, value.__self_class__, name)
     elif cls is types.MethodType:
@@ -143,6 +150,8 @@ def read_function(rec: Recording, function: types.FunctionType, name: str) -> No
 
 def read_object(rec: Recording, value: Any, name: str) -> None:
     cls = type(value)
+    if isinstance(value, threading.local) and rec.node(value) is not None:
+        raise Split("reads what every thread has of its own")
     if isinstance(lookup_in_type(cls, "__getattribute__"), types.FunctionType):
         read_class(rec, cls, "__getattribute__")
     else:
@@ -293,7 +302,7 @@ def node_of_store(rec: Recording, value: Any) -> ShadowNode | None:
     node = rec.node(value)
     if isinstance(value, type) and not value.__flags__ & HEAP_TYPE:
         return None  # refused by Python itself
-    if node is None and isinstance(value, type):
+    if node is None and isinstance(value, type) and not rec.is_born(value):
         raise Split(f"sets an attribute of class {value.__qualname__}")
     return node
 

@@ -72,7 +72,10 @@ def call(
             attributes.read_class(rec, kind, "__call__")
             annotation = lookup(operation)
             return None if annotation is None else native(run, annotation, operation, args, kwargs)
-        if operation is not function:
+        if operation is type.__call__ and args and isinstance(args[0], type):
+            function = operation = args[0]  # what a metaclass makes of a call in the end
+            args, annotation = args[1:], lookup(operation)
+        elif operation is not function:
             annotation = lookup(operation)
     if annotation is not None:
         return native(run, annotation, operation, args, kwargs)

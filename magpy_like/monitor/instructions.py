@@ -266,6 +266,7 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
             raise Split("uses a tensor as an index into a Python container")
     if isinstance(source, type):
         return None
+    source = rec.proxied(source)
     if isinstance(source, CONTAINERS):
         if type(source) not in CONTAINERS:
             getter = attributes.read_class(rec, type(source), "__getitem__")

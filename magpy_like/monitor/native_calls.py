@@ -9,7 +9,8 @@ import contextvars
 import functools
 import operator
 import types
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from magpy_like.monitor.recording import (
 from magpy_like.monitor.repeated_calls import repeatable
 from magpy_like.monitor.split import Effect, Look, Split
 from magpy_like.native import lookup_in_type
-from magpy_like.refgraph import Fact, Relation
+from magpy_like.refgraph import REFERENT, Fact, Relation
 from magpy_like.refgraph.values import HEAP_TYPE, is_identity, is_plain, storage_of
 
 if TYPE_CHECKING:
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
 
     Token = tuple[Callable[..., Any], Any]
 
-_FOLLOWED = (
+_CUSTOM_FUNCTION = (
     torch.autograd.Function.apply.__func__,
     torch._C._FunctionBase.__dict__["apply"],
-    torch._functorch.vmap.vmap_impl,
 )
+_FOLLOWED = (*_CUSTOM_FUNCTION, torch._functorch.vmap.vmap_impl)
 """A custom autograd function, or one that is vmapped, is one operator, but its Python code is
 followed for what it reads."""
 
@@ -144,6 +145,7 @@ def native(
         if not annotation.pure_closure:
             raise Split(annotation.reason or f"calls {describe(operation)}")
         _look_at_tensors(run, annotation, operation, args, kwargs)
+    by_key = _is_by_key(operation, kwargs)
     written = annotation.output.relation
     if written is not None and written.access == "write" and _write(run, annotation, args, kwargs):
         return finish_pure, NativeCall(annotation, operation, args, kwargs, False)
@@ -164,6 +166,8 @@ def native(
             if _is_number_like(value):
                 raise Split(f"gives a {type(value).__qualname__} to a tensor operator")
             _offer(rec, value)
+        elif by_key and position != "key":
+            rec.visit(value, ValueRead.ELEMENTS)
         else:
             rec.visit(value, wanted.value_read)
     relation = annotation.output.relation
@@ -174,6 +178,8 @@ def native(
         if on_graph and operation in _RUNS_AS_IS:
             rec.runs_as_is = f"{describe(operation)} {_RUNS_AS_IS[operation]}"
             _look_at_functions(rec, args)
+        if on_graph and operation in _CUSTOM_FUNCTION:
+            _keep_objects(rec, args)
         if on_graph:
             rec.given = {id(tensor) for tensor in tensors_in((args, kwargs))}
         if operation not in _FOLLOWED:
@@ -186,8 +192,7 @@ def native(
         isinstance(operation, _NUMPY) and any(map(_calls_back, (*args, *kwargs.values())))
     ):
         if isinstance(operation, functools._lru_cache_wrapper):
-            for value in (*args, *kwargs.values()):
-                _look_at_cached(rec, value)
+            _look_at_cached(rec, (*args, *kwargs.values()))
         run.suspended += 1
         return _finish_suspended, NativeCall(annotation, operation, args, kwargs, False)
     return finish_pure, NativeCall(annotation, operation, args, kwargs, False)
@@ -280,6 +285,24 @@ def _look_for_strangers(rec: Recording, args: tuple[Any, ...], kwargs: Mapping[s
             )
 
 
+def _keep_objects(rec: Recording, args: tuple[Any, ...]) -> None:
+    """The backward pass of a custom function may read, late and unseen, what it was given.
+
+    So an object from outside is an input of the graph, like a tensor, and the graph is not
+    compiled, which would fix what the object holds now.
+    """
+    for value in args[1:]:
+        if isinstance(value, torch.Tensor) or is_plain(value) or is_identity(value):
+            continue
+        if isinstance(value, CONTAINERS):
+            _keep_objects(rec, (None, *elements(value)))
+            continue
+        rec.runs_as_is = f"a custom function is given a {type(value).__qualname__}"
+        node = rec.node(value)
+        if node is not None:
+            rec.operators.add_object(value, node.node_id)
+
+
 def _look_at_functions(rec: Recording, args: tuple[Any, ...]) -> None:
     """Functions that an operator calls at every later call must not keep this run's values.
 
@@ -348,8 +371,11 @@ def _look_at_tensors(
     kwargs: Mapping[str, Any],
 ) -> None:
     """Section 5.3.1, step 5: a pure operation that reads a tensor's data is dynamic."""
+    by_key = _is_by_key(operation, kwargs)
     for position, value in inputs_of(args, kwargs):
         if is_plain(value) or not holds_tensor(value) or run.recording.constants.hold(value):
+            continue
+        if by_key and position != "default":
             continue
         if annotation.input(position).value_read is ValueRead.ALL:
             if getattr(operation, "__objclass__", None) in _HASHED and isinstance(
@@ -366,6 +392,14 @@ def _look_at_tensors(
             name = getattr(operation, "__name__", "")
             if name not in _SHAPELESS and run.recording.operators.has_data_shape(value):
                 raise Split("reads a size that depends on a tensor's data")
+
+
+_ORDERS = {sorted, min, max, list.sort}
+
+
+def _is_by_key(operation: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether elements are put in order by what Python code makes of each, and by nothing else."""
+    return operation in _ORDERS and kwargs.get("key") is not None and is_followed(kwargs["key"])
 
 
 _HASHED = (set, frozenset, dict)
@@ -452,11 +486,15 @@ def _look_inside(rec: Recording, operation: Any, value: Any) -> None:
     attributes.read_all(rec, value)
 
 
-def _look_at_cached(rec: Recording, value: Any) -> None:
+def _look_at_cached(rec: Recording, values: Iterable[Any]) -> None:
     """A cached function keeps an instance as a key, which stands for itself."""
-    node = None if is_plain(value) else rec.node(value)
-    if node is not None and not isinstance(value, CONTAINERS):
-        node.facts.add(Fact.IDENTITY)
+    for value in values:
+        if isinstance(value, tuple | frozenset):
+            _look_at_cached(rec, value)
+            continue
+        node = None if is_plain(value) else rec.node(value)
+        if node is not None and not isinstance(value, CONTAINERS):
+            node.facts.add(Fact.IDENTITY)
 
 
 def answers_in_python(operation: Any, args: tuple[Any, ...]) -> bool:
@@ -528,7 +566,11 @@ def finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
     annotation = done.annotation
     if annotation is not None and annotation.state_read:
         run.recording.state_reads.append((done.operation, done.args, done.kwargs, result))
+    if isinstance(done.operation, functools._lru_cache_wrapper):
+        run.recording.cached_calls.append((done.operation, done.args, done.kwargs, result))
     relation = None if annotation is None else annotation.output.relation
+    if relation is not None and relation.access == "read":
+        _find(run.recording, done, relation.kind, result)
     if relation is not None and relation.kind is RelationKind.CONSTANT:
         run.account()
         if not is_plain(result) and run.recording.node(result) is None:
@@ -540,6 +582,29 @@ def finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
         run.account()
         run.recording.constants.lend(done.args, result)
     run.recording.bear(result)
+
+
+def _find(rec: Recording, done: NativeCall, kind: RelationKind, result: Any) -> None:
+    """The call handed out what was there before, at a place of its first argument.
+
+    Raises:
+        Split: nothing but a weak reference leads there, so a guard must not hold it.
+    """
+    if kind is RelationKind.TYPE and isinstance(result, type) and len(done.args) == 1:
+        if not rec.is_born(result):
+            rec.constant(result)
+        return
+    node = rec.node(done.args[0]) if kind is RelationKind.SLOT and done.args else None
+    if node is None or isinstance(done.args[0], torch.Tensor):
+        return
+    assert done.annotation is not None
+    name = done.annotation.operation.rpartition(".")[2]
+    if isinstance(done.args[0], weakref.ref) and name == "__call__":
+        name = REFERENT
+        if not (is_plain(result) or is_identity(result)) and rec.node(result) is None:
+            if not rec.is_born(result):
+                raise Split("finds an object through nothing but a weak reference")
+    rec.meet(node, Relation(RelationKind.SLOT, name), result)
 
 
 def finish_followed(run: MonitorRun, _: None, result: Any) -> None:

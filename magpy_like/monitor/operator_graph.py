@@ -35,6 +35,8 @@ class OperatorGraph:
         self.expression: Callable[[Any], Any] = lambda value: None
         """Gives the expression of a lifted number, None for any other value."""
         self._numbers: dict[int, fx.Node] = {}
+        self._objects: dict[int, fx.Node] = {}
+        """By id, the placeholders of objects that stand for themselves, such as a configuration."""
         self._data_shapes: set[fx.Node] = set()
         self._scalars: set[fx.Node] = set()
         self._constants: dict[str, Any] = {}
@@ -59,6 +61,11 @@ class OperatorGraph:
         node = self._placeholder(shadow_id)
         self.know(tensor, node)
         return node
+
+    def add_object(self, value: Any, shadow_id: int) -> None:
+        """A placeholder for an object from outside that is no tensor; the RefGraph holds it."""
+        if id(value) not in self._objects:
+            self._objects[id(value)] = self._placeholder(shadow_id)
 
     def scalar(
         self,
@@ -172,6 +179,8 @@ class OperatorGraph:
         if isinstance(value, torch.Tensor):
             return resolve(value)
         kind = type(value)
+        if id(value) in self._objects:
+            return self._objects[id(value)]
         if kind is int or kind is float:
             return self._number(value) or value
         if kind in _WRITTEN_AS_THEY_ARE:

@@ -58,6 +58,13 @@ def _accumulate(iterable: Iterable[Any], func: Any = None, *, initial: Any = Non
     return itertools.accumulate(iterable, spread(func or operator.add), initial=initial)
 
 
+def _in_order_of(chooser: Callable[..., Any]) -> Callable[..., Any]:
+    def by_key(*args: Any, key: Callable[..., Any], **kwargs: Any) -> Any:
+        return chooser(*args, key=spread(key), **kwargs)
+
+    return by_key
+
+
 def _checkpoint(
     function: Callable[..., Any],
     *args: Any,
@@ -140,6 +147,11 @@ def _runs_native(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return any(may_yield_tensors(iterable) for iterable in args[1:])
 
 
+def _by_native_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    key = kwargs.get("key")
+    return key is not None and not isinstance(key, types.FunctionType | types.MethodType)
+
+
 def _plain_checkpoint(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return not torch.is_grad_enabled() and "context_fn" not in kwargs
 
@@ -154,6 +166,7 @@ _POLYFILLS: dict[Any, tuple[Applies, Callable[..., Any]]] = {
     itertools.starmap: (_runs_native, _starmap),
     itertools.accumulate: (_consumes_tensors, _accumulate),
     torch.utils.checkpoint.checkpoint: (_plain_checkpoint, _checkpoint),
+    **{chooser: (_by_native_key, _in_order_of(chooser)) for chooser in (sorted, min, max)},
 }
 
 

@@ -76,6 +76,7 @@ def follow(
 
 def read_item(rec: Recording, source: Any, key: Any) -> None:
     """``source[key]`` on a built-in container that was there before; the rest has no parts."""
+    source = rec.proxied(source)
     node = rec.node(source)
     if node is None:
         return
@@ -102,6 +103,7 @@ def read_item(rec: Recording, source: Any, key: Any) -> None:
 
 def look_for(rec: Recording, source: Any, key: Any) -> None:
     """``key in source``: of a mapping one key, of anything else all elements."""
+    source = rec.proxied(source)
     node = rec.node(source)
     if node is None:
         return
@@ -126,6 +128,7 @@ def iterate(rec: Recording, source: Any) -> None:
     """
     if is_plain(source) or isinstance(source, torch.Tensor):
         return
+    source = rec.proxied(source)
     node = rec.node(source)
     if node is None:
         return

@@ -24,7 +24,14 @@ from magpy_like.monitor.operator_graph import OperatorGraph, UnknownTensor, repl
 from magpy_like.monitor.split import Effect, Split, SplitPoint
 from magpy_like.native import TensorCheck
 from magpy_like.refgraph import ABSENT, Fact, RefGraph, Relation, ShadowNode
-from magpy_like.refgraph.values import HEAP_TYPE, is_identity, is_plain, storage_of, tensor_version
+from magpy_like.refgraph.values import (
+    HEAP_TYPE,
+    behind_proxy,
+    is_identity,
+    is_plain,
+    storage_of,
+    tensor_version,
+)
 
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 SCALARS = (int, float, complex, str, bytes)
@@ -62,6 +69,10 @@ class Recording:
         """Calls that the mock repeats, such as those of a logger."""
         self.state_reads: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = []
         """Calls that look at process-wide state, with what they gave."""
+        self.cached_calls: list[
+            tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]
+        ] = []
+        """Calls of functions with a cache, with what they gave."""
         self.data_replaced: dict[int, None] = {}
         """The tensors from outside that were given other data."""
         self.written_memory: set[int] = set()
@@ -137,6 +148,8 @@ class Recording:
             node.facts.add(Fact.TYPE)
             if isinstance(value, SCALARS):
                 node.facts.add(Fact.VALUE)
+            elif isinstance(value, slice):
+                self.open(node)  # native code takes its parts without asking
 
     def meet_context(self, variable: contextvars.ContextVar[Any]) -> None:
         """The program looked at a context variable."""
@@ -174,6 +187,8 @@ class Recording:
         """An operation looked at ``value`` to the depth ``read``."""
         if read is ValueRead.NONE or is_plain(value) or isinstance(value, torch.Tensor):
             return
+        if isinstance(value, types.MappingProxyType) and read is not ValueRead.TYPE:
+            value = self.proxied(value)
         node = self.node(value)
         if node is None:
             if read in (ValueRead.ALL, ValueRead.PAIRS) and isinstance(value, CONTAINERS):
@@ -193,6 +208,15 @@ class Recording:
                 for item in elements(value):
                     if not is_plain(item):
                         self.visit(item, deeper)
+
+    def proxied(self, value: Any) -> Any:
+        """The mapping that a mapping proxy shows, or any other value itself."""
+        if not isinstance(value, types.MappingProxyType):
+            return value
+        mapping, node = behind_proxy(value), self.node(value)
+        if node is not None:
+            self.meet(node, Relation(RelationKind.MAPPING), mapping)
+        return mapping
 
     def look_at_length(self, node: ShadowNode) -> None:
         if node.contents is not None:
@@ -232,8 +256,9 @@ class Recording:
                 node.contents = tuple(before)
         elif isinstance(value, np.ndarray):
             self._open_array(node, value)
-        elif isinstance(value, types.MappingProxyType):
-            raise Split("reads all of a mapping proxy")
+        elif isinstance(value, slice):
+            for part in ("start", "stop", "step"):
+                self._keep(node, Relation(RelationKind.SLOT, part), getattr(value, part))
         elif not transparent(value):
             raise Split(f"reads the value of a {type(value).__qualname__} from outside")
 
@@ -395,7 +420,7 @@ class Recording:
             for _, shadow in self.operators.inputs
             if isinstance(shadow, int)
             and not self.operators.expression(shadow)
-            and (node := self.refs.get_node_by_id(shadow)).variable is not None
+            and isinstance((node := self.refs.get_node_by_id(shadow)).variable, torch.Tensor)
             and self.is_written(node)
         ]
 
@@ -449,6 +474,8 @@ def plain_key(key: Any) -> Any:
     """
     if is_plain(key) or is_identity(key) or isinstance(key, types.FunctionType | torch.nn.Module):
         return key
+    if isinstance(key, weakref.ref) and is_identity(key()):
+        return key  # equal to any other reference to the same object
     if type(key) in (tuple, frozenset):
         for item in key:
             plain_key(item)

@@ -93,6 +93,16 @@ def _rules() -> Rules:
     return load_rules()
 
 
+def _ask_for_instructions() -> None:
+    """Python 3.12 delivers instruction events only if some frame has asked for them before.
+
+    A frame that never runs asks: one that did would be called back by another thread's tracing.
+    """
+    frame: types.FrameType = (_ for _ in ()).gi_frame  # type: ignore[attr-defined]
+    frame.f_trace_opcodes = True
+    frame.f_trace_opcodes = False
+
+
 def _seen_entry(target: Callable[..., Any]) -> Callable[..., Any]:
     """``target`` itself, or a Python function that calls it, so that the call can be watched."""
     called = target.__func__ if isinstance(target, types.MethodType) else target
@@ -201,11 +211,7 @@ class MonitorRun:
         """Run the program; what it returns or raises is what it would have without the monitor."""
         outer = getattr(active, "run", None)
         previous = sys.gettrace()
-        frame = sys._getframe()
-        # Python 3.12 delivers instruction events only if some frame has asked for them before.
-        frame.f_trace_opcodes = True
-        frame.f_trace_opcodes = False
-        del frame  # a frame that refers to itself would keep its callers' variables alive
+        _ask_for_instructions()
         active.run = self
         self._compiling = _Compiling()
         with self._compiling:
@@ -375,9 +381,10 @@ class MonitorRun:
         if code.co_filename.startswith(_UNSEEN):
             return code in polyfills.CODE
         if code.co_flags & inspect.CO_GENERATOR:
-            if id(frame) in self._generators:
-                return True
             if frame.f_lasti > _first_resume(code):
+                # Another frame may have had the id, so the frame itself must bear the hook's mark.
+                if id(frame) in self._generators and not frame.f_trace_lines:
+                    return True
                 raise Split("goes on with a generator from before the region")
             self._generators.add(id(frame))
         if code.co_flags & _ASYNC:
@@ -419,6 +426,10 @@ class MonitorRun:
         receiver = frame_locals(frame)[0]
         if code.co_varnames[0] in code.co_cellvars and isinstance(receiver, types.CellType):
             receiver = receiver.cell_contents
+        making = {"__set_name__": 1, "__init_subclass__": 0}.get(function.__name__)
+        if making is not None and making < code.co_argcount:
+            # Called with a class that is still in the making; one from outside was met before.
+            self.recording.bear(frame_locals(frame)[making])
         if lookup_in_type(type(receiver), function.__name__) is function:
             attributes.read_class(self.recording, type(receiver), function.__name__)
 

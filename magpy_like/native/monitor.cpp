@@ -133,6 +133,10 @@ void drop(Pending p) {
 
 int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
   Monitor *m = (Monitor *)self;
+  // The mark stays on no frame that outlives the run: Python 3.12.1 calls the trace function of a
+  // marked frame's thread, there or not, whenever another thread has one.
+  const bool followed = frame->f_trace_opcodes;
+  if (!m->running || what == PyTrace_RETURN) frame->f_trace_opcodes = 0;
   if (!m->running) return 0;
   switch (what) {
     case PyTrace_CALL: {
@@ -141,7 +145,8 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
       if (!verdict) PyErr_Clear();
       Py_XDECREF(verdict);
       frame->f_trace_opcodes = follow;
-      frame->f_trace_lines = 0;
+      // No line is of interest. A generator that goes on later is known by not asking for lines.
+      frame->f_trace_lines = !follow && (internal(frame)->f_code->co_flags & CO_GENERATOR);
       return 0;
     }
     case PyTrace_OPCODE: {
@@ -217,7 +222,7 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
         drop(m->pending->back());
         m->pending->pop_back();
       }
-      if (frame->f_trace_opcodes && m->on_return != Py_None)
+      if (followed && m->on_return != Py_None)
         swallow(PyObject_CallFunctionObjArgs(m->on_return, (PyObject *)frame, arg ? arg : null_marker,
                                              nullptr));
       return 0;

@@ -1,11 +1,20 @@
 """The reference graph: which variable refers to which, version by version (MagPy, section 4)."""
 
-from magpy_like.refgraph.graph import ABSENT, EXTERNAL, Fact, RefGraph, Relation, ShadowNode
+from magpy_like.refgraph.graph import (
+    ABSENT,
+    EXTERNAL,
+    REFERENT,
+    Fact,
+    RefGraph,
+    Relation,
+    ShadowNode,
+)
 from magpy_like.refgraph.search import get_guard_nodes, get_mock_nodes
 
 __all__ = [
     "ABSENT",
     "EXTERNAL",
+    "REFERENT",
     "Fact",
     "RefGraph",
     "Relation",

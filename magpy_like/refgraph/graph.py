@@ -27,6 +27,10 @@ ABSENT = -1
 """The destination of an edge that was followed and led nowhere, such as a missing key."""
 
 
+REFERENT = "()"
+"""The name of the slot of a weak reference that leads to its object."""
+
+
 class Fact(enum.Enum):
     """What the program relied on about a variable that it met, beyond how it got there."""
 

@@ -6,6 +6,7 @@ import datetime
 import decimal
 import enum
 import fractions
+import gc
 import re
 import types
 import uuid
@@ -67,6 +68,11 @@ IDENTITY_TYPES: tuple[type, ...] = (
     type(np.sum),
 )
 """Things that are what they are: the guard asks for the same object."""
+
+
+def behind_proxy(proxy: types.MappingProxyType[Any, Any]) -> Any:
+    """The mapping that a proxy shows, which Python itself does not hand out."""
+    return gc.get_referents(proxy)[0]
 
 
 def is_plain(value: Any) -> bool:

@@ -11,6 +11,7 @@ import torch
 from magpy_like.monitor.recording import SCALARS, items_of
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.refgraph import Relation
+from magpy_like.refgraph.values import is_plain
 from magpy_like.synthesis.places import lookup
 
 
@@ -47,6 +48,12 @@ def same_array(array: Any, expected: np.ndarray[Any, Any]) -> bool:
 
 def gives(call: Callable[[], Any], result: Any) -> bool:
     return bool(call() == result)
+
+
+def gives_cached(call: Callable[[], Any], result: Any) -> bool:
+    found = call()
+    same_text = is_plain(result) and type(found) is type(result) and repr(found) == repr(result)
+    return found is result or same_text
 
 
 def place_check(owner: Any, relation: Relation, value: Any, equal: bool) -> Callable[[], bool]:

@@ -27,6 +27,7 @@ from magpy_like.refgraph.values import HEAP_TYPE, is_identity, is_plain
 from magpy_like.synthesis import numbers
 from magpy_like.synthesis.checks import (
     gives,
+    gives_cached,
     is_missing,
     memory_of,
     ordered_keys,
@@ -45,6 +46,8 @@ _WATCHED_DIRECTLY = {
     RelationKind.CELL,
     RelationKind.ITEM,
 }
+_FOR_GOOD = (RelationKind.DICT, RelationKind.MAPPING)
+"""What an object has of these, it keeps."""
 _FUNCTION_SLOTS = ("__code__", "__defaults__", "__kwdefaults__")
 
 
@@ -140,6 +143,7 @@ class GuardBuilder:
         self._iterators()
         self._state_reads()
         self._conditions()
+        self._cached_calls()
         if self.watch.counts()[0] or self.watch.counts()[2]:
             # Fetched variables hang on fixed ones, so these are looked at first.
             self.source.lines.insert(at, f"if not watch(): return {len(self.reasons)}")
@@ -268,7 +272,7 @@ class GuardBuilder:
         elif kind is RelationKind.DEFAULT:
             self._once(owner, "__kwdefaults__", owner.__kwdefaults__)
             self.watch.place(owner.__kwdefaults__, key, value, equal)
-        elif kind is not RelationKind.DICT:
+        elif kind not in _FOR_GOOD and not isinstance(owner, slice):
             label = f"{self.label(parent)} → {relation}"
             self.watch.place(place_check(owner, relation, value, equal), label, True, False)
 
@@ -410,8 +414,6 @@ class GuardBuilder:
             self._keys(name, list(before), label)
         elif Fact.LENGTH in node.facts:
             self._check(f"len({name}) == {len(before)}", f"len({label}) == {len(before)}")
-        elif isinstance(value, slice):
-            raise Split("has a slice as an argument")
         if Fact.VALUE in node.facts and isinstance(value, np.ndarray):
             same = self.source.constant(same_array, "same_array")
             array = self.source.constant(before, "array")
@@ -476,6 +478,24 @@ class GuardBuilder:
                 text = ", ".join(map(repr, args))
                 reason = f"{operation.__name__}({text}) == {result!r}"
                 self._call(functools.partial(gives, again, result), reason)
+
+    def _cached_calls(self) -> None:
+        """Functions with a cache must give what they gave: the cache may have been cleared.
+
+        They come last, so that only a program that would call them can fill the cache again.
+        """
+        seen: list[Any] = []
+        for operation, args, kwargs, result in self.rec.cached_calls:
+            known = (operation, args, kwargs, [type(v) for v in (*args, *kwargs.values())])
+            if any(known == other for other in seen):
+                continue
+            seen.append(known)
+            again = functools.partial(operation, *args, **kwargs)
+            name = getattr(operation, "__name__", "cached")
+            check = self.source.constant(
+                functools.partial(gives_cached, again, result), f"{name}_gives"
+            )
+            self._check(f"{check}()", f"the cache of {name} holds what it held")
 
     def _not_fixed(self, node: ShadowNode, fixed: list[ShadowNode]) -> None:
         """A fetched variable must not be a fixed one under another name, if either is changed."""

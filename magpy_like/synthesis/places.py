@@ -18,7 +18,8 @@ from magpy_like.monitor.iterators import ahead
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native import ABSENT as NOTHING
-from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, Relation, ShadowNode
+from magpy_like.refgraph import ABSENT, EXTERNAL, REFERENT, Fact, Relation, ShadowNode
+from magpy_like.refgraph.values import behind_proxy
 
 Edge = tuple[ShadowNode, Relation]
 
@@ -125,9 +126,11 @@ def lookup(parent: Any, relation: Relation) -> Any:
     if kind is RelationKind.DEFAULT:
         return (parent.__defaults__ if isinstance(key, int) else parent.__kwdefaults__)[key]
     if kind is RelationKind.SLOT:
-        return getattr(parent, str(key))
+        return parent() if key == REFERENT else getattr(parent, str(key))
     if kind is RelationKind.DICT:
         return object.__getattribute__(parent, "__dict__")
+    if kind is RelationKind.MAPPING:
+        return behind_proxy(parent)
     if kind is RelationKind.TYPE:
         return _in_classes(parent, key)
     raise LookupError(f"no way along {relation}")
@@ -179,7 +182,9 @@ def expression(
         store = "__defaults__" if isinstance(key, int) else "__kwdefaults__"
         return f"{parent}.{store}[{key!r}]"
     if kind is RelationKind.SLOT:
-        return f"{parent}.{key}"
+        return f"{parent}()" if key == REFERENT else f"{parent}.{key}"
     if kind is RelationKind.DICT:
         return f"{parent}.__dict__"
+    if kind is RelationKind.MAPPING:
+        return f"{constant(behind_proxy)}({parent})"
     raise Split(f"there is no way back to a variable that was reached by {relation}")

@@ -26,7 +26,7 @@ from magpy_like.monitor.iterators import DICT_ITERATORS, FORESEEN, advance, cont
 from magpy_like.monitor.recording import Recording, elements, items_of
 from magpy_like.monitor.split import Split
 from magpy_like.refgraph import ShadowNode
-from magpy_like.refgraph.values import HEAP_TYPE, is_identity, is_plain
+from magpy_like.refgraph.values import HEAP_TYPE, behind_proxy, is_identity, is_plain
 from magpy_like.synthesis import numbers
 from magpy_like.synthesis.source import Source, literal
 
@@ -271,6 +271,12 @@ class Reconstruction:
             raise Split("leaves a NumPy array of unknown origin")
         return self._bind(array, f"{self.source.constant(array.copy(), 'array')}.copy()")
 
+    def _proxy(self, proxy: types.MappingProxyType[Any, Any]) -> str:
+        if not self.rec.is_born(proxy):
+            raise Split("leaves a mapping proxy of unknown origin")
+        make = self.source.constant(types.MappingProxyType, "MappingProxyType")
+        return self._bind(proxy, f"{make}({self.value(behind_proxy(proxy))})")
+
     def _wrapper(self, value: staticmethod[..., Any] | classmethod[Any, ..., Any]) -> str:
         make = self.source.constant(type(value), type(value).__name__)
         return self._bind(value, f"{make}({self.value(value.__func__)})")
@@ -359,6 +365,7 @@ _NATIVE_STATE: tuple[tuple[type, Callable[[Any], tuple[Any, ...]]], ...] = (
     (str, lambda value: (str(value),)),
     (bytes, lambda value: (bytes(value),)),
     (BaseException, lambda error: error.args),
+    (types.SimpleNamespace, _stateless),
 )
 """Native classes that can be extended, and what ``__new__`` needs beside the class."""
 
@@ -387,6 +394,7 @@ _MAKERS: tuple[tuple[Any, Callable[[Reconstruction, Any], str]], ...] = (
     (_ITERATORS, Reconstruction._iterator),
     (types.GeneratorType, Reconstruction._generator),
     (np.ndarray, Reconstruction._array),
+    (types.MappingProxyType, Reconstruction._proxy),
     ((staticmethod, classmethod), Reconstruction._wrapper),
 )
 

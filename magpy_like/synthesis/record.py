@@ -435,13 +435,14 @@ def _compile(
         node = rec.refs.get_node_by_id(source)
         if node.variable is None:
             raise Split("an input of the operator graph is gone by the end of the region")
-        nodes.append(node)
+        if isinstance(node.variable, torch.Tensor):
+            nodes.append(node)
         names.append(mock.existing(node))
         inputs.append(node.variable)
     if changed:
         same_memory(guard, nodes, changed)
     if rec.runs_as_is or len(inputs) > len(nodes):
-        # Backends take a number for a constant, so a graph with lifted numbers runs as it is.
+        # Backends take what is no tensor for a constant, so a graph with such inputs runs as it is.
         return graph, graph.forward, names
     with entry():
         compiled = backend(graph, inputs)

@@ -4,9 +4,11 @@ import functools
 import math
 import operator
 
+import pytest
 import torch
 
 import magpy_like as magpy
+from tests.compare import assert_same
 from tests.programs import Twins, check, check_made, check_right, load, matrix, one, tensor
 
 SCALE = 2.0
@@ -367,11 +369,34 @@ def test_tensors_sorted_by_a_key():
     def program(xs):
         return sorted(xs, key=lambda t: -t.shape[0]), min(xs, key=len)
 
-    check_right(
-        lambda: program,
+    check(
+        program,
         lambda: ([tensor(1, 2), tensor(3), tensor(1, 2, 3)],),
-        lambda: ([tensor(1), tensor(3, 4)],),
+        other=[lambda: ([tensor(1), tensor(3, 4), tensor(1, 2, 3)],)],
     )
+
+
+PAIRS = {
+    "first": lambda pairs: [t * 2 for _, t in sorted(pairs, key=operator.itemgetter(0))],
+    "size": lambda pairs: max((t for _, t in pairs), key=torch.Tensor.numel),
+    "arguments": lambda pairs: min(pairs[0][1], pairs[1][1], key=len),
+    "in place": lambda pairs: pairs.sort(key=lambda pair: pair[1].shape) or pairs[0],
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_containers_of_tensors_in_the_order_of_a_key(name):
+    check(
+        PAIRS[name],
+        lambda: ([(2, tensor(1, 2)), (1, tensor(3)), (0, tensor(4, 5, 6))],),
+        other=[lambda: ([(0, tensor(1)), (1, tensor(3, 4)), (2, tensor(4, 5, 6))],)],
+    )
+
+
+def test_tensors_in_the_order_of_a_key_that_is_a_value():
+    value = lambda *items: lambda: ([tensor(i) for i in items],)
+    for key in (lambda t: t.item(), lambda t: t.sum(), lambda t: (t.numel(), t)):
+        check_right(lambda: lambda ts: sorted(ts, key=key), value(3, 1, 2), value(1, 3, 2))  # noqa: B023
 
 
 def test_tensors_sorted_by_their_values_are_not_remembered():
@@ -457,19 +482,103 @@ def test_cached_function():
     check(program, lambda: (tensor(1), 3), other=[lambda: (tensor(1), 4)])
 
 
+def test_cached_function_whose_cache_is_cleared():
+    def make():
+        factor = 2.0
+
+        @functools.lru_cache
+        def scaled(n):
+            return n * factor
+
+        @functools.lru_cache
+        def table(n):
+            return torch.arange(n) * factor
+
+        def program(x):
+            return x * scaled(3) + table(3)
+
+        def set_factor(value, clear):
+            nonlocal factor
+            factor = value
+            if clear:
+                scaled.cache_clear()
+                table.cache_clear()
+
+        program.set_factor = set_factor
+        return program
+
+    twins = check_made(make, one(1, 2, 3), changes=[lambda p: p.set_factor(5.0, True)])
+    twins.change(lambda p: p.set_factor(7.0, False))
+    twins.call(one(1, 2, 3), hit=True, why="the cache still holds what it held")
+
+
+def test_cached_method_of_an_object():
+    class Table:
+        def __init__(self):
+            self.factor = 2.0
+
+        @functools.lru_cache  # noqa: B019
+        def scaled(self, n):
+            return n * self.factor
+
+        def __call__(self, x):
+            return x * self.scaled(3)
+
+    def change(table):
+        table.factor = 5.0
+        Table.scaled.cache_clear()
+
+    table = Table()
+    fast = magpy.compile(table, backend="eager")
+    for _ in range(2):
+        for _ in range(2):
+            assert_same(fast(tensor(1)), table(tensor(1)))
+        change(table)
+
+
 def test_singledispatch():
-    @functools.singledispatch
-    def kind(x):
-        return 1.0
+    def make():
+        @functools.singledispatch
+        def kind(x):
+            return 1.0
 
-    @kind.register
-    def _(x: int):
-        return 2.0
+        @kind.register
+        def _(x: int):
+            return 2.0
 
-    def program(x, n):
-        return x * kind(n)
+        def program(x, n):
+            return x * kind(n)
 
-    check_right(lambda: program, lambda: (tensor(1), 3), lambda: (tensor(1), "a"))
+        program.kind = kind
+        return program
+
+    twins = check_made(
+        make,
+        lambda: (tensor(1), 3),
+        other=[lambda: (tensor(1), "a")],
+        changes=[lambda p: p.kind.register(int, lambda x: 5.0)],
+        settles=2,  # the first call of a kind fills the dispatcher's cache
+    )
+    twins.change(lambda p: p.kind.register(str, lambda x: 7.0))
+    twins.call(lambda: (tensor(1), "a"), why="a kind that is registered later")
+
+
+def test_singledispatch_of_methods():
+    class Kinds:
+        @functools.singledispatchmethod
+        def kind(self, n, x):
+            return x
+
+        @kind.register
+        def _(self, n: int, x):
+            return x * n
+
+    kinds = Kinds()
+    check(
+        lambda x, n: kinds.kind(n, x),
+        lambda: (tensor(1), 3),
+        other=[lambda: (tensor(1), "a"), lambda: (tensor(1), 4)],
+    )
 
 
 def test_native_target_is_guarded_on_its_arguments():

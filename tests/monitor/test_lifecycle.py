@@ -191,6 +191,58 @@ def test_threads_with_functions_of_their_own():
     assert not errors
 
 
+def test_threads_that_begin_and_end_monitor_runs_at_the_same_time():
+    errors = []
+
+    def work(offset, start):
+        start.wait()
+        try:
+            fast = compiled(lambda x: program(x) + offset)
+            for i in range(3):
+                assert_same(fast(torch.ones(1 + i)), torch.full((1 + i,), 4.0 + offset))
+        except BaseException as error:
+            errors.append(error)
+
+    for _ in range(20):
+        start = threading.Barrier(2)
+        threads = [threading.Thread(target=work, args=(i, start)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not errors
+
+
+def test_generator_of_a_monitored_run_goes_on_while_another_thread_is_monitored():
+    left = []
+
+    def numbers(x):
+        for i in range(200):
+            yield x + i
+
+    def leaves(x):
+        generator = numbers(x)
+        left.append(generator)
+        return next(generator)
+
+    compiled(leaves)(tensor(1))
+    running = threading.Event()
+    done = threading.Event()
+
+    def work():
+        while not done.is_set():
+            compiled()(tensor(1))
+            running.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    running.wait()
+    rest = [value.item() for value in left[0]]
+    done.set()
+    thread.join()
+    assert rest == [float(i) for i in range(2, 201)]
+
+
 def test_thread_started_by_the_program_is_not_monitored():
     def starts(x):
         out = []

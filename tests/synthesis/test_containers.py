@@ -152,7 +152,89 @@ def test_container_made_inside_comes_out_as_eagers(name):
 
 
 def test_namespace_made_inside():
-    check_right(lambda: lambda x: types.SimpleNamespace(x=x, n=1), one())
+    check(lambda x: types.SimpleNamespace(x=x, n=1), one())
+
+
+def test_namespace_from_outside_is_read_and_written():
+    def program(n):
+        n.out = n.x * getattr(n, "factor", 7)
+        return n
+
+    def make(**more):
+        return lambda: (types.SimpleNamespace(x=tensor(1, 2), **more),)
+
+    check(program, make(factor=2), other=[make(factor=3), make()])
+
+
+def test_slice_comes_in_and_goes_out():
+    def program(x, part, parts):
+        return x[part], x[parts[0]], [1, 2, 3][part], part.start, slice(part.stop, None), part
+
+    def make(part, *parts):
+        return lambda: (tensor(1, 2, 3, 4), part, list(parts))
+
+    check(
+        program,
+        make(slice(1, 3), slice(None)),
+        other=[
+            make(slice(0, 3), slice(None)),
+            make(slice(1, 2), slice(None)),
+            make(slice(1, 3, 2), slice(None)),
+            make(slice(1, 3), slice(1)),
+        ],
+    )
+
+
+def test_slice_in_a_closure_is_replaced():
+    def make():
+        part = slice(0, 2)
+
+        def program(x):
+            return x[part]
+
+        def replace(other):
+            nonlocal part
+            part = other
+
+        program.replace = replace
+        return program
+
+    check_made(make, one(), changes=[lambda p: p.replace(slice(0, 1)), lambda p: p.replace(2)])
+
+
+SHOWN = {
+    "item": lambda x, p: x * p["a"],
+    "get": lambda x, p: x * p.get("a"),
+    "membership": lambda x, p: x if "b" in p else x * p["a"],
+    "length and value": lambda x, p: x * len(p) * p["a"],
+    "truth": lambda x, p: x * p["a"] if p else -x,
+    "items": lambda x, p: [x * v for k, v in p.items() if k],
+    "copy": lambda x, p: {**p, "x": x},
+    "union": lambda x, p: p | {"x": x},
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_mapping_behind_a_proxy_is_guarded(name):
+    def make():
+        inside = {"a": 2.0}
+        proxy = types.MappingProxyType(inside)
+
+        def program(x):
+            return SHOWN[name](x, proxy)
+
+        program.inside = inside
+        return program
+
+    check_made(make, one(), changes=[lambda p: p.inside.update(a=3.0)])
+    other = lambda: (tensor(1, 2), types.MappingProxyType({"a": 5.0}))
+    check(SHOWN[name], lambda: (tensor(1, 2), types.MappingProxyType({"a": 2.0})), other=[other])
+
+
+def test_mapping_proxy_made_inside():
+    fast = Twins(lambda: lambda x: types.MappingProxyType({"x": x + 1})).compiled
+    assert [dict(fast(tensor(i)))["x"].item() for i in range(3)] == [1, 2, 3]
+    assert type(fast(tensor(1))) is types.MappingProxyType
 
 
 def test_results_of_two_calls_are_independent():

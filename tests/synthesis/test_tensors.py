@@ -412,6 +412,52 @@ def test_autograd_function():
     )
 
 
+class Settings:
+    def __init__(self, factor):
+        self.factor = factor
+
+
+class ScaledLate(torch.autograd.Function):
+    """Reads an object that it was given in the backward pass only."""
+
+    @staticmethod
+    def forward(ctx, x, settings):
+        ctx.settings = settings
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        found = ctx.settings[0] if isinstance(ctx.settings, list) else ctx.settings
+        return g * found.factor, None
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("wrap", [lambda settings: settings, lambda settings: [settings]])
+def test_object_that_a_backward_pass_reads(backend, wrap):
+    twins = Twins(lambda: lambda x, settings: ScaledLate.apply(x, settings), backend=backend)
+    for factor in (2.0, 2.0, 3.0, 3.0):
+        make = lambda factor=factor: (matrix(2, 2, grad=True), wrap(Settings(factor)))
+        twins.call(make, backward=True)
+    assert magpy.cache_info(twins.compiled).hits == 3
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_object_of_a_closure_that_a_backward_pass_reads(backend):
+    def make():
+        settings = Settings(2.0)
+
+        def program(x):
+            return ScaledLate.apply(x, settings)
+
+        program.settings = settings
+        return program
+
+    twins = Twins(make, backend=backend)
+    for factor in (2.0, 2.0, 3.0, 3.0):
+        twins.change(lambda p, factor=factor: setattr(p.settings, "factor", factor))
+        twins.call(lambda: (matrix(2, 2, grad=True),), backward=True)
+
+
 # --- global state of torch -----------------------------------------------------------------------
 
 

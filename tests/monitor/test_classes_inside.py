@@ -1,0 +1,256 @@
+"""Classes that a program makes as it runs: by a statement, a metaclass, a factory, a decorator."""
+
+import abc
+import collections
+import dataclasses
+import enum
+import typing
+
+import pytest
+from torch import nn
+
+import magpy_like as magpy
+from tests.compare import assert_same
+from tests.programs import check_made, check_right, load, one, tensor
+
+
+def _enumeration(x):
+    class Mode(enum.Enum):
+        A = 1
+        B = 2
+
+    return x * Mode.B.value, Mode["A"] is Mode.A, [mode.name for mode in Mode], len(Mode)
+
+
+def _numbered(x):
+    class Mode(enum.IntEnum):
+        A = 1
+        B = enum.auto()
+
+    class Flags(enum.Flag):
+        P = 1
+        Q = 2
+
+    return x * Mode.B + (Flags.P | Flags.Q).value
+
+
+def _named_tuple(x):
+    pair = collections.namedtuple("Pair", "left right", defaults=[4])(x + 1)
+    return pair.left * pair.right, pair._asdict()["right"], len(pair)
+
+
+def _typed_tuple(x):
+    class Pair(typing.NamedTuple):
+        left: object
+        right: int = 2
+
+    return Pair(x + 1).left * Pair(x).right
+
+
+def _data_class(x):
+    @dataclasses.dataclass(order=True)
+    class Point:
+        a: int
+        b: list = dataclasses.field(default_factory=list)
+
+    point = Point(2)
+    point.b.append(x)
+    return point.b[0] * point.a, Point(1) < Point(2), Point(1) == Point(1)
+
+
+def _typed_dictionary(x):
+    class Options(typing.TypedDict):
+        a: int
+
+    options: Options = Options(a=3)
+    return x * options["a"]
+
+
+class Counting(type):
+    """Counts the names of a body, answers for names that are not there, and adds to instances."""
+
+    def __new__(cls, name, bases, names, **kwargs):
+        made = super().__new__(cls, name, bases, names)
+        made.count = len([n for n in names if not n.startswith("_")])
+        return made
+
+    def __call__(cls, *args):
+        made = super().__call__(*args)
+        made.given = len(args)
+        return made
+
+    def __getattr__(cls, name):
+        return name
+
+
+def _meta_class(x):
+    class Made(metaclass=Counting):
+        factor = 3
+
+        def __init__(self, x):
+            self.x = x
+
+    return Made(x).x * Made.factor, Made.count, Made.unknown, Made(x).given
+
+
+class Named:
+    """A descriptor that marks the class it is put into."""
+
+    def __set_name__(self, owner, name):
+        self.name = name
+        owner.extra = 3
+
+    def __get__(self, instance, owner):
+        return 2 if instance is None else 5
+
+
+def _descriptor(x):
+    class Made:
+        field = Named()
+
+    return x * Made.field * Made().field * Made.extra
+
+
+def _slots(x):
+    class Made:
+        __slots__ = ("value",)
+
+    made = Made()
+    made.value = x
+    return made.value + 1
+
+
+def _module(x):
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factor = 3
+
+        def forward(self, x):
+            return x * self.factor
+
+    return Scale()(x)
+
+
+MADE = {
+    f.__name__.strip("_"): f
+    for f in (
+        _enumeration, _numbered, _named_tuple, _typed_tuple, _data_class, _typed_dictionary,
+        _meta_class, _descriptor, _slots, _module,
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_class_made_inside_is_part_of_the_record(name):
+    program = MADE[name]
+    fast = magpy.compile(program, backend="eager", fullgraph=True)
+    for i in range(3):
+        assert_same(fast(tensor(i, 2)), program(tensor(i, 2)))
+    assert magpy.cache_info(fast).hits == 2
+
+
+def test_abstract_class_made_inside():
+    def program(x):
+        class Shape(abc.ABC):
+            @abc.abstractmethod
+            def area(self): ...
+
+        class Square(Shape):
+            def area(self):
+                return x * 2
+
+        try:
+            Shape()
+        except TypeError:
+            return Square().area(), isinstance(Square(), Shape)
+
+    check_right(lambda: program, one())
+
+
+def test_instance_of_a_class_made_inside_that_leaves_is_of_a_class_of_its_own():
+    def program(x):
+        class Made:
+            pass
+
+        made = Made()
+        made.x = x + 1
+        return made
+
+    fast = magpy.compile(program, backend="eager")
+    first, second = fast(tensor(1)), fast(tensor(2))
+    assert type(first) is not type(second)
+    assert_same((first.x, second.x), (tensor(2), tensor(3)))
+
+
+def test_metaclass_that_calls_type():
+    make = load(
+        "class Adding(type):\n"
+        "    def __call__(cls, *args):\n"
+        "        made = super().__call__(*args)\n"
+        "        made.given = len(args)\n"
+        "        return made\n"
+        "class Box(metaclass=Adding):\n"
+        "    factor = 2.0\n"
+        "    def __init__(self, x):\n"
+        "        self.x = x\n"
+        "def program(x):\n"
+        "    box = Box(x)\n"
+        "    return box.x * box.factor * box.given\n"
+    )
+
+    def change(program):
+        program.__globals__["Box"].factor = 5.0
+
+    check_made(make, one(), changes=[change])
+
+
+def test_one_instance_that_a_metaclass_keeps():
+    make = load(
+        "class Single(type):\n"
+        "    known = {}\n"
+        "    def __call__(cls):\n"
+        "        if cls not in cls.known:\n"
+        "            cls.known[cls] = type.__call__(cls)\n"
+        "        return cls.known[cls]\n"
+        "class Box(metaclass=Single):\n"
+        "    def __init__(self):\n"
+        "        self.factor = 2.0\n"
+        "def program(x):\n"
+        "    return x * Box().factor\n"
+    )
+
+    def change(program):
+        program.__globals__["Box"]().factor = 5.0
+
+    check_made(make, one(), changes=[change], settles=2)
+
+
+def test_base_from_outside_of_a_class_made_inside():
+    make = load(
+        "class Base:\n"
+        "    factor = 2.0\n"
+        "names = {'extra': 1.0}\n"
+        "def program(x):\n"
+        "    Made = type('Made', (Base,), names)\n"
+        "    return x * Made.factor * Made().extra\n"
+    )
+
+    def base(program):
+        program.__globals__["Base"].factor = 5.0
+
+    def names(program):
+        program.__globals__["names"]["extra"] = 2.0
+
+    check_made(make, one(), changes=[base, names])
+
+
+def test_class_from_outside_that_is_decorated_inside():
+    make = load(
+        "import dataclasses\n"
+        "def program(x):\n"
+        "    return x * dataclasses.dataclass(Point)(3).a\n"
+        "class Point:\n"
+        "    a: int = 1\n"
+    )
+    check_right(make, one())
