@@ -115,7 +115,7 @@ class ConstantTensors:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+    if isinstance(value, list | tuple):
         for item in value:
             yield from _leaves(item)
     elif isinstance(value, dict):

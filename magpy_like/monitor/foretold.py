@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magpy_like.monitor.lifted import Computed, InGraph, Read
+from magpy_like.monitor.expressions import Computed, InGraph, Read
 from magpy_like.monitor.split import Split
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def foretell_branch(run: MonitorRun, tensor: torch.Tensor) -> None:
     rec, reason = run.recording, "branches on a tensor's value"
     if tensor.numel() != 1:
         raise Split(reason)
+    run.lifted.fix_sizes(tensor)
     node = rec.node(tensor)
     if node is not None and not rec.is_written(node):
         run.lifted.conditions.append((Computed(operator.truth, (Read(node),)), bool(tensor)))

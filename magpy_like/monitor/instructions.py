@@ -23,9 +23,9 @@ import yaml
 from magpy_like.annotation import RelationKind, ValueRead, lookup
 from magpy_like.annotation.location import annotations_dir
 from magpy_like.monitor import attributes, calls, native_calls, operators, reads
+from magpy_like.monitor.expressions import is_number
 from magpy_like.monitor.foretold import foretell_branch
 from magpy_like.monitor.iterators import foreseen, take  # noqa: F401 (a rule)
-from magpy_like.monitor.lifted import is_number
 from magpy_like.monitor.polyfills import polyfill, spread
 from magpy_like.monitor.recording import CONTAINERS, plain_key
 from magpy_like.monitor.split import Split
@@ -588,6 +588,11 @@ def import_name(run: MonitorRun, step: Step) -> Token:
     return None
 
 
+def moved(run: MonitorRun, step: Step) -> Token:
+    """References go where the interpreter puts them: only lifted numbers are of interest."""
+    return None
+
+
 def unsupported(run: MonitorRun, step: Step) -> Token:
     raise Split(f"uses {opcode.opname[step.opcode].lower()} inside a function")
 
@@ -604,7 +609,7 @@ class Rules:
     filter: bytes
 
 
-_WHEN = {"always": 1, "test": 2, "pair": 3, "root": 4, "iterators": 5}
+_WHEN = {"always": 1, "test": 2, "pair": 3, "root": 4, "iterators": 5, "numbers": 6}
 
 
 def load_rules() -> Rules:

@@ -11,49 +11,28 @@ from __future__ import annotations
 
 import math
 import operator
+import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
-from torch import fx
+import torch
 
+from magpy_like.monitor.expressions import (
+    Computed,
+    Draw,
+    Expression,
+    InGraph,
+    Read,
+    Untranslatable,
+    is_number,
+    known_at_entry,
+)
 from magpy_like.monitor.recording import CONTAINERS, Recording, elements
 from magpy_like.monitor.split import Split
 from magpy_like.native import fresh_number
 from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.refgraph.values import is_plain
-
-
-@dataclass(frozen=True, eq=False)
-class Read:
-    """A number at a place outside, when the region is entered."""
-
-    node: ShadowNode
-
-
-@dataclass(frozen=True, eq=False)
-class Draw:
-    """A random number, drawn again by the mock; ``index`` counts the draws of a run."""
-
-    index: int
-
-
-@dataclass(frozen=True, eq=False)
-class Computed:
-    """``operation(*operands)``, each operand an expression or a plain value."""
-
-    operation: Callable[..., Any]
-    operands: tuple[Any, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class InGraph:
-    """A number that the operator graph computes, from a tensor's value."""
-
-    node: fx.Node
-
-
-Expression = Read | Draw | Computed | InGraph
 
 NUMBERS = (int, float)
 
@@ -70,6 +49,11 @@ class LiftedNumbers:
         self.nodes: set[int] = set()
         """Ids of the nodes whose numbers are lifted at every read."""
         self._known: dict[int, tuple[Any, Expression]] = {}
+        self._twins: dict[int, Any] = {}
+        """Symbolic numbers beside the lifted ones, where there are."""
+        self._read: dict[int, Read] = {}
+        self.values: dict[Expression, Any] = {}
+        """What the lifted numbers were in this run."""
         self.conditions: list[tuple[Expression, Any]] = []
         """Expressions that must give these values, for the program looked at them."""
         self.draws: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
@@ -81,27 +65,44 @@ class LiftedNumbers:
         known = self._known.get(id(value))
         return known[1] if known is not None else None
 
-    def lift(self, value: Any, expression: Expression) -> Any:
+    def twin(self, value: Any) -> Any:
+        """The symbolic number beside a lifted one, or None."""
+        return self._twins.get(id(value))
+
+    def lift(self, value: Any, expression: Expression, twin: Any = None) -> Any:
         """A new object for a number, known by ``expression`` from here on."""
         number = fresh_number(value)
-        self._known[id(number)] = (number, expression)
+        self._know(number, expression, twin)
         return number
+
+    def _know(self, number: Any, expression: Expression, twin: Any) -> None:
+        self._known[id(number)] = (number, expression)
+        self.values.setdefault(expression, number)
+        if twin is not None:
+            self._twins[id(number)] = twin
+        else:
+            self._twins.pop(id(number), None)
 
     def read(self, node: ShadowNode, value: Any) -> Any:
         """Lift the number at a place outside; the guard asks for its type only."""
-        self._free(node)
-        return self.lift(value, Read(node))
+        return self.lift(value, *self._source(node, value))
 
     def adopt(self, value: Any, node: ShadowNode) -> None:
         """Know an argument whose object is no other's already."""
-        self._free(node)
-        self._known[id(value)] = (value, Read(node))
+        self._know(value, *self._source(node, value))
 
-    def _free(self, node: ShadowNode) -> None:
+    def _source(self, node: ShadowNode, value: Any) -> tuple[Read, Any]:
+        """The expression and twin of the number at a node, which need not be what it is."""
         if node.node_id not in self.nodes:
             self.nodes.add(node.node_id)
             node.facts.discard(Fact.VALUE)
             node.facts.add(Fact.TYPE)
+        read = self._read.get(node.node_id)
+        if read is None:
+            read = self._read[node.node_id] = Read(node)
+            if self.rec.twin is not None and type(value) is int:
+                self.rec.twin.number(read, value, size=False)
+        return read, self.rec.twin.numbers.get(read) if self.rec.twin is not None else None
 
     def draw(
         self,
@@ -114,19 +115,146 @@ class LiftedNumbers:
         return self.lift(value, Draw(len(self.draws) - 1))
 
     def compute(self, operation: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> Any:
+        twin = self._compute_twin(operation, operands, value)
+        if twin is not None and not isinstance(twin, torch.SymInt | torch.SymFloat):
+            return None  # it is the same whatever the operands are
         parts = tuple(self.expression(operand) or operand for operand in operands)
         if any(isinstance(part, InGraph) for part in parts):
-            node = self.rec.operators.compute(operation, operands)
-            return self.lift(value, InGraph(node))
-        return self.lift(value, Computed(operation, parts))
+            node = self.rec.operators.compute(operation, operands, value)
+            return self.lift(value, InGraph(node), twin)
+        return self.lift(value, Computed(operation, parts), twin)
+
+    def _compute_twin(
+        self, operation: Callable[..., Any], operands: tuple[Any, ...], value: Any
+    ) -> Any:
+        """The operation on symbolic numbers, when all lifted operands have one."""
+        twins = self.twins_of(operands)
+        symbolic = operation if operation in ARITHMETIC else _SYMBOLIC.get(operation)
+        if twins is None or symbolic is None:
+            return None
+        try:
+            twin = symbolic(*twins)
+        except Exception:
+            return None
+        return twin if type(value) is int or isinstance(twin, torch.SymFloat) else None
+
+    def twins_of(self, value: Any) -> Any:
+        """``value`` with symbolic numbers for the lifted ones in it; None when one has none."""
+        try:
+            return self._with_twins(value)
+        except LookupError:
+            return None
+
+    def _with_twins(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in NUMBERS:
+            return self._twins[id(value)] if id(value) in self._known else value
+        if kind is tuple or kind is torch.Size:
+            return tuple(self._with_twins(item) for item in value)
+        if kind is list:
+            return [self._with_twins(item) for item in value]
+        if not is_plain(value):
+            raise LookupError
+        return value
 
     def item(self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Any:
-        """A tensor's value became a number: it stays one of the graph."""
-        self.rec.runs_as_is = "a tensor's value becomes a number"
-        return self.lift(value, InGraph(self.rec.item(operation, args)))
+        """A tensor's value became a number: it stays one of the graph, unless it is known what
+        the tensor was made of."""
+        known = self.rec.operators.value_in(args[0])
+        if isinstance(known, torch.SymInt) and type(value) is int:
+            return self.pair(value, known)
+        node, twin = self.rec.item(operation, args, value)
+        return self.lift(value, InGraph(node), twin)
+
+    def pair(self, value: Any, twin: Any) -> Any:
+        """``value`` with lifted numbers where ``twin`` is symbolic: what looking at a tensor gave.
+
+        Raises:
+            Split: data decides it, and Python looks at it.
+        """
+        if not is_number(value):
+            if isinstance(value, tuple | list) and len(twin) == len(value):
+                items = [self.pair(a, b) for a, b in zip(value, twin, strict=True)]
+                return type(value)(items)
+            if isinstance(twin, torch.SymBool):
+                self.hold(twin)
+            return value
+        if not isinstance(twin, torch.SymInt | torch.SymFloat):
+            return value
+        assert self.rec.twin is not None
+        try:
+            expression = self.rec.twin.expression(twin)
+        except Untranslatable:
+            self.hold(twin == value)
+            return value
+        if not isinstance(expression, Expression):
+            return value
+        return self.lift(value, expression, twin)
+
+    def metadata(self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Any:
+        """``operation`` has looked at a tensor's sizes, or at what follows from them.
+
+        Raises:
+            Split: data decides it, and no number of the graph can stand for it.
+        """
+        tensor, *rest = args
+        if self.rec.operators.has_data_shape(tensor):
+            return self._data_shape(operation, tensor, value)
+        twin = self.rec.twin_of(tensor)
+        assert self.rec.twin is not None
+        if twin is None or not any(isinstance(size, torch.SymInt) for size in twin.shape):
+            return None
+        try:
+            if operation in _LENGTH:
+                seen = twin.shape[0]
+            elif isinstance(operation, types.GetSetDescriptorType):
+                seen = operation.__get__(twin)
+            else:
+                seen = operation(twin, *rest)
+        except Exception:
+            self.fix_sizes(tensor)
+            return None
+        return self.pair(value, seen)
+
+    def _data_shape(self, operation: Callable[..., Any], tensor: torch.Tensor, value: Any) -> Any:
+        name = operation.__name__
+        node = self.rec.operators.node_of(tensor)
+        assert node is not None
+        if name in ("shape", "size") and isinstance(value, torch.Size):
+            sizes = (self.rec.operators.size(node, dim) for dim in range(len(value)))
+            return torch.Size(
+                self.lift(n, InGraph(size)) for n, size in zip(value, sizes, strict=True)
+            )
+        if operation in _LENGTH:
+            return self.lift(value, InGraph(self.rec.operators.size(node, 0)))
+        raise Split("reads a size that depends on a tensor's data")
+
+    def fix_sizes(self, tensor: torch.Tensor) -> None:
+        """Native code looks at the sizes of a tensor in a way that is not recorded.
+
+        Raises:
+            Split: they depend on data.
+        """
+        twin = self.rec.twin_of(tensor)
+        if self.rec.operators.has_data_shape(tensor) or (
+            twin is not None and self.rec.twin is not None and not self.rec.twin.fix(twin)
+        ):
+            raise Split("reads a size that depends on a tensor's data")
+
+    def fold(self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Any:
+        """``operation`` has made one number of a container's."""
+        twins = self.twins_of(args)
+        if twins is None or type(value) is not int:
+            self.settle(args)
+            return None
+        return self.pair(value, FOLDS[operation](*twins))
 
     def any(self, values: tuple[Any, ...]) -> bool:
         return any(id(value) in self._known for value in values)
+
+    def any_in(self, value: Any) -> bool:
+        """Whether there is a lifted number in nested containers."""
+        return any(id(number) in self._known for number in _numbers_in(value))
 
     def settle(self, values: Any) -> None:
         """The program looks at these values in a way that is not recorded: they must not differ.
@@ -140,8 +268,41 @@ class LiftedNumbers:
                 continue
             if not known_at_entry(expression):
                 self.foretell(expression, value)
+                continue
+            twin = self.twin(value)
+            if isinstance(twin, torch.SymInt):
+                self.hold(twin == value)
             elif not any(known is expression for known, _ in self.conditions):
                 self.conditions.append((expression, value))
+
+    def hold(self, condition: Any) -> bool:
+        """The program goes on as it does because of a symbolic condition.
+
+        Raises:
+            Split: data decides it.
+        """
+        try:
+            return bool(condition)
+        except Exception:
+            raise Split("a size that depends on a tensor's data steers the program") from None
+
+    def ask(self, operation: Callable[..., Any], operands: tuple[Any, ...]) -> None:
+        """The program goes on by the truth of ``operation(*operands)``, of plain values.
+
+        Raises:
+            Split: an operand is only known when the region runs, and cannot be foretold.
+        """
+        parts = tuple(self.expression(operand) or operand for operand in operands)
+        twins = self.twins_of(operands)
+        numbers = all(is_number(operand) for operand in operands)
+        if numbers and not all(map(known_at_entry, parts)):
+            self.foretell(Computed(operation, parts), operation(*operands))
+        elif twins is not None and not any(isinstance(twin, _FLOATS) for twin in twins):
+            self.hold(operation(*twins))
+        elif numbers:
+            self.conditions.append((Computed(operation, parts), operation(*operands)))
+        else:
+            self.settle(operands)
 
     def may_foretell(self, reason: str) -> None:
         """Ask whether the mock could still undo everything when a value is foretold wrongly.
@@ -167,6 +328,12 @@ class LiftedNumbers:
             self.foretold.append((expression, value))
 
 
+_LENGTH = {len, torch.Tensor.__len__}
+
+_FLOATS = (float, torch.SymFloat)
+"""Python compares these; symbolic arithmetic might round in another way."""
+
+
 def _numbers_in(value: Any, depth: int = 4) -> Iterator[Any]:
     if type(value) in NUMBERS:
         yield value
@@ -175,13 +342,6 @@ def _numbers_in(value: Any, depth: int = 4) -> Iterator[Any]:
     elif isinstance(value, CONTAINERS) and depth:
         for item in elements(value):
             yield from _numbers_in(item, depth - 1)
-
-
-def known_at_entry(expression: Any) -> bool:
-    """Whether a guard can compute an expression, before anything of the program has run."""
-    if isinstance(expression, Computed):
-        return all(known_at_entry(operand) for operand in expression.operands)
-    return not isinstance(expression, Draw | InGraph)
 
 
 ARITHMETIC = {
@@ -198,10 +358,35 @@ PURE_FUNCTIONS = {
 }  # fmt: skip
 
 
-def is_number(value: Any) -> bool:
-    return type(value) in NUMBERS
+def _symbolic_max(*numbers: Any) -> Any:
+    return reduce(torch.sym_max, numbers)
+
+
+def _symbolic_min(*numbers: Any) -> Any:
+    return reduce(torch.sym_min, numbers)
+
+
+_SYMBOLIC: dict[Any, Callable[..., Any]] = {
+    max: _symbolic_max,
+    min: _symbolic_min,
+    int: torch.sym_int,
+    float: torch.sym_float,
+    abs: abs,
+    math.ceil: math.ceil,
+    math.floor: math.floor,
+}
+"""Functions of numbers that have a symbolic form; others would ask for the value."""
+
+FOLDS: dict[Any, Callable[..., Any]] = {
+    math.prod: math.prod,
+    torch.Size.numel: math.prod,
+    max: lambda numbers: reduce(torch.sym_max, numbers),
+    min: lambda numbers: reduce(torch.sym_min, numbers),
+    sum: sum,
+}
+"""Functions of one container of numbers, and the same of symbolic ones."""
 
 
 def computes(operation: Any, args: tuple[Any, ...]) -> bool:
     """Whether a call on lifted numbers can be repeated as an expression."""
-    return operation in PURE_FUNCTIONS and all(is_plain(arg) for arg in args)
+    return operation in PURE_FUNCTIONS and all(is_number(arg) or arg is None for arg in args)

@@ -7,6 +7,7 @@ import abc
 import collections
 import contextvars
 import functools
+import itertools
 import operator
 import types
 import weakref
@@ -20,6 +21,7 @@ import torch.utils.checkpoint
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
 from magpy_like.monitor import attributes, foretold, lifted
 from magpy_like.monitor.constants import VALUE_READERS
+from magpy_like.monitor.expressions import is_number
 from magpy_like.monitor.reads import ATTRIBUTES, follow, inputs_of
 from magpy_like.monitor.recording import (
     CONTAINERS,
@@ -135,8 +137,19 @@ def native(
             return _finish_item, (operation, args)
     if annotation.random and not rec.inside:
         return _draw(run, operation, args, kwargs)
+    if _looks_at_sizes(run, annotation, operation, args):
+        run.lifted.settle((args[1:], tuple(kwargs.values())))
+        if operation is len:
+            run.suspended += 1  # Tensor.__len__ is written in Python
+            return _finish_length, (operation, args, kwargs)
+        return _finish_metadata, (operation, args, kwargs)
+    if operation is getattr and isinstance(args[0], torch.Tensor) and isinstance(args[1], str):
+        if isinstance(lookup_in_type(type(args[0]), args[1]), types.GetSetDescriptorType):
+            return run.read_tensor_attribute(args[0], args[1])
     if run.lifted and run.lifted.any(args) and not kwargs and lifted.computes(operation, args):
         return finish_computed, (operation, args)
+    if operation in lifted.FOLDS and len(args) == 1 and not kwargs and run.lifted.any_in(args):
+        return _finish_fold, (operation, args)
     if annotation.replay:
         if rec.inside:
             raise Effect(f"calls {describe(operation)} inside an operator")
@@ -157,7 +170,8 @@ def native(
     for position, value in inputs_of(args, kwargs):
         wanted = annotation.input(position)
         if run.lifted and not on_graph and wanted.value_read not in _LIKE_TYPES:
-            run.lifted.settle(value)
+            if is_number(value) or operation not in _MOVES:
+                run.lifted.settle(value)
         if is_plain(value):
             continue
         if wanted.in_place and not isinstance(value, torch.Tensor):
@@ -182,6 +196,7 @@ def native(
             _keep_objects(rec, args)
         if on_graph:
             rec.given = {id(tensor) for tensor in tensors_in((args, kwargs))}
+            rec.dynamic_inside = False
         if operation not in _FOLLOWED:
             run.suspended += 1
             return _finish_operator_suspended, NativeCall(
@@ -217,7 +232,7 @@ _ITEMS = {
 
 
 def _finish_item(run: MonitorRun, read: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
-    if not lifted.is_number(result):
+    if not is_number(result):
         raise Look(f"reads a tensor's value into Python, as a {type(result).__name__}")
     number = run.lifted.item(*read, result)
     run.account()
@@ -230,8 +245,55 @@ def _finish_constant(run: MonitorRun, done: NativeCall, result: Any) -> None:
     run.recording.bear(result)
 
 
+_MOVES = {
+    tuple, list, zip, enumerate, reversed, iter, next, len, itertools.chain, list.append,
+    list.extend, list.insert, list.copy, list.pop, dict.values, dict.items, dict.get, torch.Size,
+    torch.Size.__new__,
+}  # fmt: skip
+"""Functions that hand on what a container holds without looking at it."""
+
 _LIKE_TYPES = (ValueRead.NONE, ValueRead.TYPE)
 """Looks at a number that tell no more than the guard on its type."""
+
+
+def _looks_at_sizes(
+    run: MonitorRun, annotation: Annotation, operation: Any, args: tuple[Any, ...]
+) -> bool:
+    """Whether a call tells of a tensor's sizes, and these may vary."""
+    rec = run.recording
+    if rec.inside or not args or not isinstance(args[0], torch.Tensor):
+        return False
+    if annotation.as_op_node or not annotation.pure_closure:
+        return False
+    if rec.twin is None and not rec.operators.has_data_shape(args[0]):
+        return False
+    if annotation.input(0).value_read not in (ValueRead.TYPE, ValueRead.LENGTH):
+        return False
+    relation = annotation.output.relation
+    if relation is not None and relation.kind is not RelationKind.LENGTH:
+        return False
+    if operation is len and type(args[0]).__len__ is not torch.Tensor.__len__:
+        return False
+    return getattr(operation, "__name__", "") not in _SHAPELESS
+
+
+def _finish_metadata(
+    run: MonitorRun, looked: tuple[Any, tuple[Any, ...], dict[str, Any]], result: Any
+) -> Any:
+    operation, args, kwargs = looked
+    run.account()
+    if kwargs:  # x.size(dim=0)
+        operation = functools.partial(operation, **kwargs)
+    return run.lifted.metadata(operation, args, result)
+
+
+def _finish_length(run: MonitorRun, looked: Any, result: Any) -> Any:
+    run.suspended -= 1
+    return _finish_metadata(run, looked, result)
+
+
+def _finish_fold(run: MonitorRun, folded: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+    return run.lifted.fold(*folded, result)
 
 
 def _draw(run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token:
@@ -247,7 +309,7 @@ def _draw(run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _finish_draw(run: MonitorRun, drawn: tuple[Any, Any, Any], result: Any) -> Any:
-    if not lifted.is_number(result):
+    if not is_number(result):
         raise Look(f"draws a random {type(result).__qualname__}")
     operation, args, kwargs = drawn
     return run.lifted.draw(operation, args, kwargs, result)
@@ -261,7 +323,7 @@ def _finish_draw_suspended(run: MonitorRun, drawn: tuple[Any, Any, Any], result:
 def finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
     """A result that is no ``int`` or ``float`` is not lifted, so the operands must not differ."""
     operation, operands = payload
-    if lifted.is_number(result):
+    if is_number(result):
         return run.lifted.compute(operation, operands, result)
     run.lifted.settle(operands)
     return None
@@ -385,13 +447,9 @@ def _look_at_tensors(
             raise Split(
                 annotation.reason or f"{describe(operation)} reads a tensor's value into Python"
             )
-        if (
-            isinstance(value, torch.Tensor)
-            and annotation.input(position).value_read is ValueRead.TYPE
-        ):
-            name = getattr(operation, "__name__", "")
-            if name not in _SHAPELESS and run.recording.operators.has_data_shape(value):
-                raise Split("reads a size that depends on a tensor's data")
+        if isinstance(value, torch.Tensor) and annotation.input(position).value_read in _SIZES:
+            if getattr(operation, "__name__", "") not in _SHAPELESS:
+                run.lifted.fix_sizes(value)
 
 
 _ORDERS = {sorted, min, max, list.sort}
@@ -403,6 +461,7 @@ def _is_by_key(operation: Any, kwargs: Mapping[str, Any]) -> bool:
 
 
 _HASHED = (set, frozenset, dict)
+_SIZES = (ValueRead.TYPE, ValueRead.LENGTH)
 
 _SHAPELESS = {
     "dtype", "device", "layout", "dim", "ndim", "ndimension", "is_cuda", "is_cpu", "requires_grad",
@@ -652,6 +711,7 @@ def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
     elif on_tensors and not _about_metadata(result):
         raise Look(f"{describe(done.operation)} reads a tensor's value into Python")
     elif not on_tensors:
+        run.lifted.settle((done.args, tuple(done.kwargs.values())))
         finish_pure(run, done, result)
 
 
@@ -659,9 +719,17 @@ def _about_metadata(result: Any) -> bool:
     return isinstance(result, torch.dtype | torch.device | torch.Size | torch.layout | str)
 
 
+_SUSPENDED = (
+    _finish_suspended,
+    _finish_operator_suspended,
+    _finish_draw_suspended,
+    _finish_length,
+)
+
+
 def undo(run: MonitorRun, finish: Callable[..., None]) -> None:
     """The call raised: leave the state that entering it has set."""
-    if finish in (_finish_suspended, _finish_operator_suspended, _finish_draw_suspended):
+    if finish in _SUSPENDED:
         run.suspended -= 1
     if finish in (_finish_operator, _finish_operator_suspended):
         run.recording.inside -= 1

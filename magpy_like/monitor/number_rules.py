@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.monitor import operators
-from magpy_like.monitor.lifted import ARITHMETIC, Computed, is_number, known_at_entry
+from magpy_like.monitor.expressions import is_number
+from magpy_like.monitor.lifted import ARITHMETIC
 from magpy_like.monitor.native_calls import finish_computed
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 
 def _compute(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Token:
+    if operation in _FORMATS and isinstance(operands[0], str | bytes):
+        run.lifted.settle(operands)
     if not run.lifted.any(operands):
         return None
     if operation in ARITHMETIC and all(is_number(operand) for operand in operands):
@@ -33,6 +36,9 @@ def _compute(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Toke
     return None
 
 
+_FORMATS = (operator.mod, operator.imod)
+
+
 def _compute_binary(run: MonitorRun, step: Step) -> Token:
     return _compute(run, operators.BINARY[step.oparg], step.stack[-2:])
 
@@ -41,67 +47,106 @@ def _compute_unary(run: MonitorRun, step: Step) -> Token:
     return _compute(run, operators.UNARY[opcode.opname[step.opcode]], step.stack[-1:])
 
 
-def _settle_operands(count: int) -> Callable[[MonitorRun, Step], Token]:
-    """The rule that the topmost ``count`` operands must not differ."""
+def _compare(run: MonitorRun, step: Step) -> Token:
+    index = step.oparg >> 4 if sys.version_info >= (3, 12) else step.oparg
+    return _ask(run, operators.OPERATORS[dis.cmp_op[index]], step.stack[-2:])
+
+
+def _contains(run: MonitorRun, step: Step) -> Token:
+    item, container = step.stack[-2:]
+    return _ask(run, operator.contains, (container, item))
+
+
+def _identify(run: MonitorRun, step: Step) -> Token:
+    left, right = step.stack[-2:]
+    if is_number(left) and is_number(right):
+        run.lifted.settle((left, right))
+    return None
+
+
+def _branch(run: MonitorRun, step: Step) -> Token:
+    value = step.stack[-1]
+    return _ask(run, operator.truth, (value,)) if is_number(value) else None
+
+
+def _ask(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Token:
+    tensors = any(isinstance(operand, torch.Tensor) for operand in operands)
+    if not tensors and run.lifted.any_in(operands):
+        run.lifted.ask(operation, operands)
+    return None
+
+
+def _settle(*depths: int) -> Callable[[MonitorRun, Step], Token]:
+    """The rule that the operands at these depths (1: the topmost) must not differ."""
 
     def settle(run: MonitorRun, step: Step) -> Token:
-        target = _INDEXED.get(opcode.opname[step.opcode])
-        if target is not None and isinstance(step.stack[target], torch.Tensor):
-            return None  # indices of a tensor are inputs of the operator graph
-        for value in step.stack[-count:]:
-            if is_number(value) or isinstance(value, slice):
-                run.lifted.settle(value)
+        run.lifted.settle([step.stack[-depth] for depth in depths])
         return None
 
     return settle
 
 
-def _compare(run: MonitorRun, step: Step) -> Token:
-    """What is not known at entry is foretold as what the comparison gives, not as a number."""
-    operands = step.stack[-2:]
-    parts = tuple(run.lifted.expression(operand) or operand for operand in operands)
-    if all(is_number(operand) for operand in operands) and not all(map(known_at_entry, parts)):
-        index = step.oparg >> 4 if sys.version_info >= (3, 12) else step.oparg
-        operation = operators.OPERATORS[dis.cmp_op[index]]
-        run.lifted.foretell(Computed(operation, parts), operation(*operands))
+def _index(container: int, *keys: int) -> Callable[[MonitorRun, Step], Token]:
+    """The rule for a container and keys at these depths: those of a tensor are on the graph."""
+
+    def settle(run: MonitorRun, step: Step) -> Token:
+        if not isinstance(step.stack[-container], torch.Tensor):
+            run.lifted.settle([step.stack[-depth] for depth in keys])
         return None
-    return _settle_operands(2)(run, step)
+
+    return settle
 
 
-def _branch(run: MonitorRun, step: Step) -> Token:
-    expression = run.lifted.expression(step.stack[-1])
-    if expression is None or known_at_entry(expression):
-        return _settle_operands(1)(run, step)
-    run.lifted.foretell(Computed(operator.truth, (expression,)), bool(step.stack[-1]))
+def _format(run: MonitorRun, step: Step) -> Token:
+    run.lifted.settle(list(step.stack[-2:] if step.oparg & 4 else step.stack[-1:]))
     return None
 
 
-_INDEXED = {"BINARY_SUBSCR": -2, "STORE_SUBSCR": -2, "BINARY_SLICE": -3, "STORE_SLICE": -3}
-"""Where on the stack the operand is that these look into."""
+def _make_set(run: MonitorRun, step: Step) -> Token:
+    run.lifted.settle(list(step.stack[len(step.stack) - step.oparg :]))
+    return None
+
+
+def _make_dict(run: MonitorRun, step: Step) -> Token:
+    run.lifted.settle(list(step.stack[len(step.stack) - 2 * step.oparg :: 2]))
+    return None
+
+
+def _attribute(run: MonitorRun, step: Step) -> Token:
+    if is_number(step.stack[-1]):
+        run.lifted.settle(step.stack[-1])
+    return None
 
 
 def _settled_by() -> dict[int, Callable[[MonitorRun, Step], Token]]:
     """What instructions do with lifted numbers on the stack, where it is more than moving them."""
-    one, two, three = _settle_operands(1), _settle_operands(2), _settle_operands(3)
     table: dict[str, Callable[[MonitorRun, Step], Token]] = {
         "BINARY_OP": _compute_binary,
         "UNARY_POSITIVE": _compute_unary,
         "UNARY_NEGATIVE": _compute_unary,
         "UNARY_INVERT": _compute_unary,
-        "STORE_SUBSCR": one,
-        "STORE_SLICE": two,
-        "BINARY_SLICE": two,
-        "MATCH_CLASS": three,
+        "COMPARE_OP": _compare,
+        "CONTAINS_OP": _contains,
+        "IS_OP": _identify,
+        "UNARY_NOT": _branch,
+        "BINARY_SUBSCR": _index(2, 1),
+        "STORE_SUBSCR": _index(2, 1),
+        "DELETE_SUBSCR": _index(2, 1),
+        "BINARY_SLICE": _index(3, 2, 1),
+        "STORE_SLICE": _index(3, 2, 1),
+        "FORMAT_VALUE": _format,
+        "MATCH_KEYS": _settle(1),
+        "MATCH_CLASS": _settle(3),
+        "BUILD_SET": _make_set,
+        "BUILD_MAP": _make_dict,
+        "SET_ADD": _settle(1),
+        "MAP_ADD": _settle(2),
+        "LOAD_ATTR": _attribute,
+        "LOAD_METHOD": _attribute,
     }
-    for name in ("CONTAINS_OP", "IS_OP", "BINARY_SUBSCR", "DELETE_SUBSCR",
-                 "FORMAT_VALUE", "MATCH_KEYS"):  # fmt: skip
-        table[name] = two
     for name in opcode.opmap:
-        if ("JUMP" in name and "_IF_" in name) or name == "UNARY_NOT":
+        if "JUMP" in name and "_IF_" in name and "NONE" not in name:
             table[name] = _branch
-        elif name in ("LOAD_ATTR", "LOAD_METHOD", "GET_LEN"):
-            table[name] = one
-    table["COMPARE_OP"] = _compare
     return {
         opcode.opmap[name]: rule
         for name, rule in table.items()

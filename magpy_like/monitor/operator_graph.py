@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 import sys
@@ -15,7 +16,15 @@ import torch
 from torch import fx
 
 from magpy_like.annotation.schema import DataShape
-from magpy_like.refgraph.values import is_identity, is_plain
+from magpy_like.monitor.expressions import (
+    Computed,
+    Expression,
+    InGraph,
+    Untranslatable,
+    is_number,
+)
+from magpy_like.monitor.twin import TWIN, Twin, hint
+from magpy_like.refgraph.values import is_identity, is_plain, tensor_version
 
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
@@ -31,10 +40,14 @@ class OperatorGraph:
         self.graph = fx.Graph()
         self._known: dict[int, tuple[weakref.ref[Any], fx.Node]] = {}
         self.inputs: list[tuple[fx.Node, Any]] = []
-        """Placeholders, each with the id of the ShadowNode of a tensor, or a lifted number."""
+        """Placeholders, each with the id of the ShadowNode of a tensor or object, or an expression."""
         self.expression: Callable[[Any], Any] = lambda value: None
         """Gives the expression of a lifted number, None for any other value."""
-        self._numbers: dict[int, fx.Node] = {}
+        self.twin: Twin | None = None
+        """Runs each operator on symbolic sizes too, while there are dynamic dimensions."""
+        self._numbers: dict[int, tuple[Any, fx.Node]] = {}
+        self._values: dict[fx.Node, tuple[Any, int]] = {}
+        """Of integers in tensors: symbolic numbers, and the tensor's version at which they hold."""
         self._objects: dict[int, fx.Node] = {}
         """By id, the placeholders of objects that stand for themselves, such as a configuration."""
         self._data_shapes: set[fx.Node] = set()
@@ -43,6 +56,8 @@ class OperatorGraph:
         self.arrays: list[tuple[Any, Any]] = []
         """NumPy arrays that tensors share memory with, and copies of what they held."""
         self.operators = 0
+        self.reads_data = False
+        """Whether sizes or numbers in the graph depend on the data of tensors."""
         self.sets_modes = False
         """Whether an operator switches one of torch's modes other than the grad mode."""
         self.effects = False
@@ -59,49 +74,93 @@ class OperatorGraph:
     def add_input(self, tensor: torch.Tensor, shadow_id: int) -> fx.Node:
         """A placeholder for a tensor that was there when the region was entered."""
         node = self._placeholder(shadow_id)
+        if self.twin is not None:
+            self.twin.meet(node, tensor, shadow_id)
         self.know(tensor, node)
         return node
 
     def add_object(self, value: Any, shadow_id: int) -> None:
         """A placeholder for an object from outside that is no tensor; the RefGraph holds it."""
         if id(value) not in self._objects:
-            self._objects[id(value)] = self._placeholder(shadow_id)
+            node = self._objects[id(value)] = self._placeholder(shadow_id)
+            node.meta[TWIN] = value
 
     def scalar(
         self,
         operation: Callable[..., Any],
         args: Sequence[Any],
+        value: Any,
         resolve: Callable[[torch.Tensor], fx.Node],
     ) -> fx.Node:
         """A number that is read from a tensor, such as ``t.item()``."""
         self.operators += 1
+        self.reads_data = True
         tensor = resolve(args[0])
-        if isinstance(operation, type):
-            node = self.graph.call_function(operation, (tensor,))
-        else:
-            node = self.graph.call_method(operation.__name__, (tensor,))
-        self._scalars.add(node)
-        return node
+        if args[0].dtype not in _REAL_NUMBERS:
+            function = operation if isinstance(operation, type) else type(value)
+            return self._know_number(self.graph.call_function(function, (tensor,)), value)
+        read = args[0].dtype.is_floating_point
+        node = self._know_number(
+            self.graph.call_method("item", (tensor,)), float(value) if read else int(value)
+        )
+        if read is (type(value) is float):
+            return node
+        return self._arithmetic(type(value), (node,), value)
 
-    def compute(self, operation: Callable[..., Any], operands: Sequence[Any]) -> fx.Node:
+    def compute(
+        self, operation: Callable[..., Any], operands: Sequence[Any], value: Any
+    ) -> fx.Node:
         """Arithmetic on numbers of the graph."""
         parts = tuple(self._number(operand) or operand for operand in operands)
+        return self._arithmetic(operation, parts, value)
+
+    def _arithmetic(self, operation: Callable[..., Any], parts: Any, value: Any) -> fx.Node:
         operation = _IN_PLACE.get(operation.__name__, operation)
+        operation = _ON_SYMBOLS.get(operation, operation)
         node = self.graph.call_function(graph_function(operation), parts)
-        self._scalars.add(node)
+        return self._know_number(node, value)
+
+    def _know_number(self, node: fx.Node, value: Any) -> fx.Node:
+        """A node that is a number: where its twin is not known, sizes made of it are not either."""
+        if self.twin is None or not self.twin.run(node, self._constants, value):
+            self._scalars.add(node)
+        return node
+
+    def size(self, source: fx.Node, dim: int) -> fx.Node:
+        """A number: one size of a tensor that an operator has made."""
+        with self.graph.inserting_after(source):
+            node = self.graph.call_method("size", (source, dim))
+        if self.twin is not None and TWIN in source.meta:
+            node.meta[TWIN] = source.meta[TWIN].shape[dim]
+        else:
+            self._scalars.add(node)
         return node
 
     def _number(self, value: Any) -> fx.Node | None:
         """The graph's node for a lifted number, or None for a constant."""
         expression = self.expression(value)
-        if expression is None:
-            return None
-        if isinstance(getattr(expression, "node", None), fx.Node):
+        return None if expression is None else self._node_for(expression, value)
+
+    def _node_for(self, expression: Any, value: Any) -> Any:
+        """The node of an expression, or the constant itself; ``value`` is what it was, if known."""
+        if isinstance(expression, InGraph):
             return expression.node
-        node = self._numbers.get(id(value))
-        if node is None:
-            node = self._numbers[id(value)] = self._placeholder(value)
-            self._scalars.add(node)
+        found = self._numbers.get(id(expression))
+        if found is not None:
+            return found[1]
+        if isinstance(expression, Computed):
+            parts = tuple(self._node_for(part, None) for part in expression.operands)
+            node = self._arithmetic(expression.operation, parts, value)
+        elif isinstance(expression, Expression):
+            node = self._placeholder(expression)
+            known = self.twin.numbers.get(expression) if self.twin is not None else None
+            if known is not None:
+                node.meta[TWIN] = known
+            else:
+                self._scalars.add(node)
+        else:
+            return expression
+        self._numbers[id(expression)] = (expression, node)
         return node
 
     def _placeholder(self, source: Any) -> fx.Node:
@@ -126,8 +185,11 @@ class OperatorGraph:
         result: Any,
         resolve: Callable[[torch.Tensor], fx.Node],
         shape: DataShape = DataShape.NEVER,
+        repeatable: bool = True,
     ) -> fx.Node:
         """Record that ``operation(*args, **kwargs)`` gave ``result``.
+
+        ``repeatable`` says that to run it once more does no more than to compute.
 
         Raises:
             UnknownTensor: a tensor among the inputs has no place in the graph.
@@ -137,6 +199,11 @@ class OperatorGraph:
         if any(isinstance(arg, np.ndarray) for arg in args) and isinstance(result, torch.Tensor):
             if not any(isinstance(arg, torch.Tensor) for arg in (*args, *kwargs.values())):
                 return self._adopt_array(args, result)
+        if operation is torch.tensor and len(args) == 1 and is_number(args[0]):
+            if self._number(args[0]) is not None:
+                operation, kwargs = torch.scalar_tensor, _scalar_tensor_kwargs(args[0], kwargs)
+        if operation in _SUBSCRIPTS and type(args[1]) is int and self._number(args[1]) is not None:
+            operation, args = torch.select, (args[0], 0, args[1])  # an index would be read
         fx_args = tuple(self._argument(arg, resolve) for arg in args)
         fx_kwargs = {name: self._argument(arg, resolve) for name, arg in kwargs.items()}
         if isinstance(operation, types.GetSetDescriptorType):
@@ -156,10 +223,41 @@ class OperatorGraph:
         if from_data and type(result) in (tuple, list):
             # torch does not say whether the length of a plain sequence comes from a size.
             raise UnknownTensor("makes as many tensors as a size says that depends on data")
-        if from_data or _depends_on_data(shape, args):
+        known = self.twin is not None and self.twin.run(node, self._constants, result, repeatable)
+        of_data = _depends_on_data(shape, args)
+        self.reads_data |= from_data or of_data
+        if from_data or (not known and (self.twin is not None or of_data)):
             self._data_shapes.add(node)
         self._adopt(node, result)
+        self._note_value(node, operation, args, result)
         return node
+
+    def _note_value(
+        self, node: fx.Node, operation: Callable[..., Any], args: Sequence[Any], result: Any
+    ) -> None:
+        """Remember what an integer in a tensor is made of, for it may become a bound or size."""
+        if self.twin is None or operation not in _KEEP_VALUE:
+            return
+        if not isinstance(result, torch.Tensor) or result.dim() or result.dtype is not torch.int64:
+            return
+        values = [self.value_in(arg) for arg in args]
+        if not any(isinstance(value, torch.SymInt) for value in values):
+            return
+        if all(isinstance(value, int | torch.SymInt) for value in values):
+            value = _KEEP_VALUE[operation](*values)
+            if hint(value) == int(result):
+                self._values[node] = (value, tensor_version(result))
+
+    def value_in(self, value: Any) -> Any:
+        """The symbolic number in a tensor or of a lifted number, else a plain number, or None."""
+        if isinstance(value, torch.Tensor):
+            node = self.node_of(value)
+            known = self._values.get(node) if node is not None else None
+            return known[0] if known is not None and known[1] == tensor_version(value) else None
+        if type(value) is not int:
+            return None
+        node = self._number(value)
+        return value if node is None else node.meta.get(TWIN)
 
     def snapshot(self, node: fx.Node) -> fx.Node:
         """What a tensor of the graph holds at this point, whatever becomes of it later."""
@@ -170,14 +268,21 @@ class OperatorGraph:
         return any(source in self._scalars for source in node.all_input_nodes)
 
     def has_data_shape(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor's sizes may depend on the data of other tensors."""
+        """Whether a tensor's sizes may depend on the data of other tensors, who knows how."""
         node = self.node_of(tensor)
         return node is not None and node in self._data_shapes
+
+    def twin_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The symbolic twin of an operator's result or input, where there is one."""
+        node = self.node_of(tensor)
+        return None if node is None else node.meta.get(TWIN)
 
     def _argument(self, value: Any, resolve: Callable[[torch.Tensor], fx.Node]) -> Any:
         """An argument as ``torch.fx`` writes it: tensors become nodes, containers are rebuilt."""
         if isinstance(value, torch.Tensor):
             return resolve(value)
+        if isinstance(value, fx.Node):
+            return value
         kind = type(value)
         if id(value) in self._objects:
             return self._objects[id(value)]
@@ -194,8 +299,13 @@ class OperatorGraph:
         if kind is dict:
             return {key: self._argument(item, resolve) for key, item in value.items()}
         if kind is slice:
-            parts = (value.start, value.stop, value.step)
-            return slice(*(self._argument(part, resolve) for part in parts))
+            parts = (self._bound(part) for part in (value.start, value.stop, value.step))
+            return slice(
+                *(
+                    part if isinstance(part, fx.Node) else self._argument(part, resolve)
+                    for part in parts
+                )
+            )
         if isinstance(value, np.generic):
             return value.item()
         if isinstance(value, np.ndarray):
@@ -205,6 +315,18 @@ class OperatorGraph:
         if isinstance(value, Iterator):
             raise UnknownTensor(f"hands a {type(value).__qualname__} to an operator")
         return self._constant(value)
+
+    def _bound(self, part: Any) -> Any:
+        """A bound of a slice: a number, even if it comes in a tensor, when it is known at entry."""
+        if not isinstance(part, torch.Tensor) or self.twin is None:
+            return part
+        value = self.value_in(part)
+        if not isinstance(value, torch.SymInt):
+            return part
+        try:
+            return self._node_for(self.twin.expression(value), int(part))
+        except Untranslatable:
+            return part
 
     def _adopt_array(self, args: Sequence[Any], result: torch.Tensor) -> fx.Node:
         """A tensor made from a NumPy array is a constant as the array is; each run gets its own."""
@@ -218,7 +340,10 @@ class OperatorGraph:
         """An object that has no source text hangs on the graph's module."""
         name = f"constant_{len(self._constants)}"
         self._constants[name] = value
-        return self.graph.create_node("get_attr", name)
+        node = self.graph.create_node("get_attr", name)
+        if self.twin is not None:
+            self.twin.run(node, self._constants, value)
+        return node
 
     def _adopt(self, node: fx.Node, result: Any) -> None:
         """Learn which tensors an operator has made. One that is known already stays what it was."""
@@ -229,6 +354,8 @@ class OperatorGraph:
             for i, item in enumerate(result):
                 if _has_tensor(item):
                     part = self.graph.call_function(operator.getitem, (node, i))
+                    if TWIN in node.meta:
+                        part.meta[TWIN] = node.meta[TWIN][i]
                     if node in self._data_shapes:
                         self._data_shapes.add(part)
                     self._adopt(part, item)
@@ -236,6 +363,8 @@ class OperatorGraph:
     def finish(self, outputs: Sequence[fx.Node]) -> fx.GraphModule:
         """The graph with these outputs, as a module."""
         self.graph.output(tuple(outputs))
+        for node in self.graph.nodes:
+            node.meta.pop(TWIN, None)
         root = torch.nn.Module()
         for name, value in self._constants.items():
             if isinstance(value, torch.Tensor):
@@ -278,6 +407,41 @@ _IN_PLACE = {
         ("rshift", "rshift"), ("sub", "sub"), ("truediv", "truediv"), ("xor", "xor"),
     )
 }  # fmt: skip
+
+
+def _scalar_tensor_kwargs(number: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """``torch.tensor`` finds the type by the number, ``torch.scalar_tensor`` does not."""
+    kind = torch.int64 if type(number) is int else torch.get_default_dtype()
+    given = kwargs.get("dtype")
+    return {**kwargs, "dtype": kind if given is None else given}
+
+
+_KEEP_VALUE: dict[Any, Callable[..., Any]] = {
+    operator.add: operator.add,
+    operator.sub: operator.sub,
+    operator.mul: operator.mul,
+    operator.neg: operator.neg,
+    torch.scalar_tensor: lambda number: number,
+}
+"""Operators on integers in tensors, and the same on symbolic numbers."""
+
+_SUBSCRIPTS = (operator.getitem, torch.Tensor.__getitem__)
+
+_ON_SYMBOLS: dict[Any, Callable[..., Any]] = {
+    max: torch.sym_max,
+    min: torch.sym_min,
+    int: torch.sym_int,
+    float: torch.sym_float,
+    math.sqrt: torch.sym_sqrt,
+}
+"""Functions of numbers that would ask a symbolic one for its value, and those that do not."""
+
+
+_REAL_NUMBERS = frozenset(
+    {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+     torch.float32, torch.float64}
+)  # fmt: skip
+"""The element types that ``item()`` gives as an ``int`` or a ``float``."""
 
 
 def _depends_on_data(shape: DataShape, args: Sequence[Any]) -> bool:

@@ -11,7 +11,7 @@ import contextvars
 import functools
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,10 @@ from magpy_like.annotation.schema import DataShape, RelationKind, ValueRead
 from magpy_like.monitor.constants import ConstantTensors
 from magpy_like.monitor.operator_graph import OperatorGraph, UnknownTensor, replace_data
 from magpy_like.monitor.split import Effect, Split, SplitPoint
+from magpy_like.monitor.twin import TWIN, Twin
+from magpy_like.monitor.variation import Path
 from magpy_like.native import TensorCheck
-from magpy_like.refgraph import ABSENT, Fact, RefGraph, Relation, ShadowNode
+from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, RefGraph, Relation, ShadowNode
 from magpy_like.refgraph.values import (
     HEAP_TYPE,
     behind_proxy,
@@ -38,7 +40,10 @@ SCALARS = (int, float, complex, str, bytes)
 """Instances of subclasses of these have a value beside their attributes."""
 _GUARDED_BYTES = 1 << 16
 """The largest NumPy array whose contents are compared at every call."""
-_INTO_CONTAINERS = (RelationKind.ITEM, RelationKind.KEY, RelationKind.ITERATION)
+
+
+def _none_dynamic(path: Path, tensor: torch.Tensor) -> Collection[int]:
+    return ()
 
 
 class Recording:
@@ -47,6 +52,11 @@ class Recording:
     def __init__(self) -> None:
         self.refs = RefGraph()
         self.operators = OperatorGraph()
+        self.twin: Twin | None = None
+        """The run on symbolic sizes beside this one, while there are dynamic dimensions."""
+        self.dynamic_dims: Callable[[Path, torch.Tensor], Collection[int]] = _none_dynamic
+        """Which dimensions of a tensor at a place outside may vary."""
+        self._paths: dict[int, Path] = {}
         self.split: SplitPoint | None = None
         self.constants = ConstantTensors()
         self.lifted: Any = None
@@ -55,6 +65,9 @@ class Recording:
         """How many operators are running: what runs inside one is not on the graph itself."""
         self.given: set[int] = set()
         """The ids of the tensors that the running operator was given."""
+        self.dynamic_inside = False
+        """Whether the running operator does something that is dynamic, so that running it a second
+        time would be more than to compute."""
         self.runs_as_is: str | None = None
         """Why the operator graph must not be compiled: an operator in it is dynamic inside."""
         self.cached: list[Any] = []
@@ -102,6 +115,7 @@ class Recording:
         if node is None:
             relation = Relation(RelationKind.CONSTANT, id(value))
             node = self.refs.read(self.refs.external, relation, value)
+            self._paths[node.node_id] = (relation,)
             node.facts.add(Fact.IDENTITY)
         return node
 
@@ -122,16 +136,21 @@ class Recording:
         plain = is_plain(value)
         node = self.refs.read(source, relation, value, plain=plain)
         if node.existed:
-            self._locate(node, source, relation)
+            self._paths.setdefault(node.node_id, (*self.path(source), relation))
             self._expect(node, value, plain)
         return node
 
-    def _locate(self, node: ShadowNode, source: ShadowNode, relation: Relation) -> None:
-        """Remember the way to what was reached from the arguments by going into containers."""
-        if relation.kind is RelationKind.LOCAL:
-            node.place = node.place or ("argument", relation.key)
-        elif source.place is not None and relation.kind in _INTO_CONTAINERS:
-            node.place = node.place or (source.place, relation)
+    def path(self, node: ShadowNode) -> Path:
+        """The way on which the program first got to a variable."""
+        return self._paths.get(node.node_id, ())
+
+    def place(self, owner: ShadowNode, relation: Relation) -> Path:
+        """A place outside, as far as it can be told from one run to the next: by the way from the
+        arguments, or by the object that is there at every call."""
+        path = self.path(owner)
+        if owner.node_id == EXTERNAL or (path and path[0].kind is RelationKind.LOCAL):
+            return (*path, relation)
+        return (Relation(RelationKind.CONSTANT, id(owner.variable)), relation)
 
     def _expect(self, node: ShadowNode, value: Any, plain: bool) -> None:
         if plain:
@@ -140,7 +159,7 @@ class Recording:
         elif isinstance(value, torch.Tensor):
             if Fact.METADATA not in node.facts:
                 node.facts.add(Fact.METADATA)
-                node.first.value = TensorCheck(value)
+                node.first.value = self._dynamic(node, value) or TensorCheck(value)
                 self.tensor_versions[node.node_id] = tensor_version(value)
         elif is_identity(value):
             node.facts.add(Fact.IDENTITY)
@@ -150,6 +169,28 @@ class Recording:
                 node.facts.add(Fact.VALUE)
             elif isinstance(value, slice):
                 self.open(node)  # native code takes its parts without asking
+
+    def _dynamic(self, node: ShadowNode, tensor: torch.Tensor) -> TensorCheck | None:
+        """The check of a tensor of which some dimensions may vary."""
+        if self.twin is None or isinstance(tensor, torch.nn.Parameter):
+            return None
+        path = self.path(node)
+        if not path or (len(path) > 1 and path[-2].key in ("_parameters", "_buffers")):
+            return None
+        return self.twin.tensor(node, tensor, self.dynamic_dims(path, tensor))
+
+    def begin_twin(self, account: Callable[[], None]) -> None:
+        """Every operator is to run on symbolic sizes as well; ``account`` hears of it."""
+        self.twin = self.operators.twin = Twin(self.operators.size, account)
+
+    def twin_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The symbolic twin of a tensor, where there is one."""
+        if self.twin is None:
+            return None
+        node = self.node(tensor)
+        if node is not None and node.node_id in self.twin.inputs:
+            return self.twin.inputs[node.node_id]
+        return self.operators.twin_of(tensor)
 
     def meet_context(self, variable: contextvars.ContextVar[Any]) -> None:
         """The program looked at a context variable."""
@@ -280,7 +321,7 @@ class Recording:
         plain = is_plain(item)
         known = None if plain else self.refs.get_node_by_var(item)
         child = known or self.refs.add(item, existed=True, plain=plain)
-        self._locate(child, node, relation)
+        self._paths.setdefault(child.node_id, (*self.path(node), relation))
         for version in node.versions if relation not in node.written else node.versions[:1]:
             version.refs.setdefault(relation, child.node_id)
         if child.existed:
@@ -356,7 +397,9 @@ class Recording:
             Split: an input is a tensor of unknown origin.
         """
         try:
-            self.operators.add_operator(operation, args, kwargs, result, self.graph_value, shape)
+            self.operators.add_operator(
+                operation, args, kwargs, result, self.graph_value, shape, not self.dynamic_inside
+            )
         except UnknownTensor as problem:
             raise Split(str(problem)) from None
         self.constants.note(operation, args, kwargs, result, self._is_lifted)
@@ -381,10 +424,13 @@ class Recording:
         self.operators.know(tensor, after)
         self.data_replaced[node.node_id] = None
 
-    def item(self, operation: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
-        """The graph's node for a number read from a tensor."""
+    def item(
+        self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any
+    ) -> tuple[fx.Node, Any]:
+        """The graph's node for a number read from a tensor, and its twin if there is one."""
         try:
-            return self.operators.scalar(operation, args, self.graph_value)
+            node = self.operators.scalar(operation, args, value, self.graph_value)
+            return node, node.meta.get(TWIN)
         except UnknownTensor as problem:
             raise Split(str(problem)) from None
 
@@ -419,7 +465,6 @@ class Recording:
             node
             for _, shadow in self.operators.inputs
             if isinstance(shadow, int)
-            and not self.operators.expression(shadow)
             and isinstance((node := self.refs.get_node_by_id(shadow)).variable, torch.Tensor)
             and self.is_written(node)
         ]

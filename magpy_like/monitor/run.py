@@ -7,11 +7,11 @@ import functools
 import gc
 import inspect
 import opcode
+import pathlib
 import sys
 import threading
 import types
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -19,13 +19,15 @@ import torch
 from magpy_like.annotation import RelationKind, lookup
 from magpy_like.logs import topic
 from magpy_like.monitor import attributes, native_calls, polyfills
+from magpy_like.monitor.expressions import is_number
 from magpy_like.monitor.instructions import Rules, Step, finish_without_result, load_rules
 from magpy_like.monitor.iterators import foreseen, is_started_before
-from magpy_like.monitor.lifted import LiftedNumbers, is_number
+from magpy_like.monitor.lifted import LiftedNumbers
 from magpy_like.monitor.number_rules import SETTLED_BY
 from magpy_like.monitor.reads import inputs_of
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Effect, Look, Split, SplitPoint, active
+from magpy_like.monitor.variation import NOTHING_VARIES, Variation, argument_place
 from magpy_like.native import (
     NULL,
     Monitor,
@@ -48,8 +50,8 @@ _PASSES_THROUGH = {
     "FOR_ITER", "SEND", "UNARY_NEGATIVE", "UNARY_POSITIVE", "UNARY_INVERT", "RETURN_VALUE",
 }  # fmt: skip
 """Instructions that leave what a Python function returns to them on the stack as it is."""
-_PACKAGE = str(Path(__file__).parents[1])
-_UNSEEN = (_PACKAGE, str(Path(torch.__file__).parent / "_dynamo"))
+_PACKAGE = str(pathlib.Path(__file__).parents[1])
+_UNSEEN = (_PACKAGE, str(pathlib.Path(torch.__file__).parent / "_dynamo"))
 """Code that is no part of a program: this package, and torch's other tracer. What it calls is."""
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 _HIDDEN_CODE = {torch.nn.Module.__getattr__.__code__}
@@ -159,17 +161,14 @@ class MonitorRun:
         target: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        varying: frozenset[Any] = frozenset(),
+        varying: Variation = NOTHING_VARIES,
         cut: Cut | None = None,
     ) -> None:
-        """``varying`` are the places (see :func:`place_of`) whose numbers are lifted when read.
-
-        ``cut`` is told of a split while the program stands at it.
-        """
+        """``cut`` is told of a split while the program stands at it."""
         self.target, self.args, self.kwargs = _seen_entry(target), args, kwargs
         self.cut = cut
         self._begin(varying)
-        if varying:
+        if varying.numbers:
             self.args = tuple(self._varying_argument(i, value) for i, value in enumerate(args))
             self.kwargs = {name: self._varying_argument(name, v) for name, v in kwargs.items()}
         self.root_frame: types.FrameType | None = None
@@ -191,13 +190,16 @@ class MonitorRun:
         self._updates: dict[types.CodeType, set[int]] = {}
         self._keywords: dict[types.CodeType, dict[int, tuple[str, ...]]] = {}
 
-    def _begin(self, varying: frozenset[Any]) -> None:
+    def _begin(self, varying: Variation) -> None:
         """A recording begins, of which nothing is known yet."""
         self.recording = Recording()
         self.lifted = LiftedNumbers(self.recording, self.cut is not None and self.cut.foretells)
         self.recording.lifted = self.lifted
         self.recording.operators.expression = self.lifted.expression
         self.varying = varying
+        if varying.dims is not None:
+            self.recording.dynamic_dims = varying.dims
+            self.recording.begin_twin(self.account)
         self.globals_read: set[tuple[int, str]] = set()
         self._entered: set[int] = set()
         self._keep: list[Any] = []
@@ -244,6 +246,8 @@ class MonitorRun:
         self._keep.clear()
         self._root = self.root_frame = self.cut = None
         self.steps.clear()
+        if self.recording.twin is not None:
+            self.recording.twin.account = _nobody_listens
         del self._monitor, self.args, self.kwargs
 
     def end(self) -> None:
@@ -260,6 +264,7 @@ class MonitorRun:
         if isinstance(error, Split) and self.recording.inside and not isinstance(error, Effect):
             # The operator as a whole stays on the graph, but has to run as it is.
             self.recording.runs_as_is = f"{frame.f_code.co_qualname} {error}"
+            self.recording.dynamic_inside = True
         elif isinstance(error, Split):
             self._split(frame, str(error))
         else:
@@ -290,7 +295,7 @@ class MonitorRun:
         self,
         values: tuple[Any, ...],
         functions: Sequence[Any],
-        varying: frozenset[Any],
+        varying: Variation,
     ) -> None:
         """Behind a split another recording begins, with the values of the open frames as arguments.
 
@@ -497,15 +502,14 @@ class MonitorRun:
         node = self.recording.meet(self.recording.refs.external, relation, value)
         if foreseen(self.recording, value) or is_started_before(self.recording, value):
             self.watch_iterators()
-        if is_number(value) and ("argument", key) in self.varying:
+        if is_number(value) and (relation,) in self.varying.numbers:
             self.lifted.adopt(value, node)
             self._monitor.watch_numbers()
 
     def _varying_argument(self, key: int | str, value: Any) -> Any:
         """A number that varies between calls gets an identity of its own before the call."""
-        return (
-            fresh_number(value) if ("argument", key) in self.varying and is_number(value) else value
-        )
+        lifted = argument_place(key) in self.varying.numbers and is_number(value)
+        return fresh_number(value) if lifted else value
 
     def watch_iterators(self) -> None:
         """Steps of loops count from now on: some iterators come from outside."""
@@ -513,7 +517,7 @@ class MonitorRun:
 
     def varies(self, node: ShadowNode, relation: Relation) -> bool:
         """Whether the number at a place outside has varied between calls."""
-        return bool(self.varying) and place_of(node, relation) in self.varying
+        return self.recording.place(node, relation) in self.varying.numbers
 
     def lift_element(self, node: ShadowNode, relation: Relation, value: Any) -> Any:
         """The number to put in place of one that was read just now; None for that one itself."""
@@ -604,9 +608,8 @@ class MonitorRun:
         return None
 
 
-def place_of(owner: ShadowNode, relation: Relation) -> tuple[Any, ...]:
-    """A place outside, as far as it can be told from one run to the next."""
-    return (owner.place or id(owner.variable), relation)
+def _nobody_listens() -> None:
+    """The run is over."""
 
 
 def _finish_dynamic(run: MonitorRun, payload: tuple[types.FrameType], result: Any) -> None:

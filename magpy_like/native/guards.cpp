@@ -48,7 +48,9 @@ struct Metadata {
   c10::Device device{c10::kCPU};
   bool requires_grad, strided;
   std::vector<int64_t> sizes, strides;
-  std::vector<bool> any_size;  // dimensions that may have any size, with any stride beyond them
+  // Of a tensor with dynamic dimensions: bounds of each size, and the next inner dimension that a
+  // stride follows from (-1: the stride is what it was).
+  std::vector<int64_t> least, most, inner;
 
   explicit Metadata(PyObject *tensor) : type(Py_TYPE(tensor)) {
     c10::TensorImpl *t = impl_of(tensor);
@@ -71,10 +73,13 @@ struct Metadata {
     if (t->requires_grad() != requires_grad) return "requires_grad";
     if (t->key_set().raw_repr() != keys) return "layout or dispatch keys";
     if (strided) {
-      if (!any_size.empty()) {
-        if (t->dim() != (int64_t)sizes.size()) return "number of dimensions";
-        for (size_t i = 0; i < sizes.size(); i++)
-          if (!any_size[i] && t->size(i) != sizes[i]) return "shape";
+      if (!inner.empty()) {
+        c10::IntArrayRef n = t->sizes(), s = t->strides();
+        if (n.size() != sizes.size()) return "number of dimensions";
+        for (size_t i = 0; i < sizes.size(); i++) {
+          if (n[i] < least[i] || n[i] > most[i]) return "shape";
+          if (s[i] != (inner[i] < 0 ? strides[i] : n[inner[i]] * s[inner[i]])) return "strides";
+        }
         return nullptr;
       }
       if (t->sizes() != c10::IntArrayRef(sizes)) return "shape";
@@ -107,35 +112,41 @@ PyObject *tensor_check_why(PyObject *self, PyObject *value) {
 }
 
 PyObject *tensor_check_new(PyTypeObject *type, PyObject *args, PyObject *) {
-  PyObject *tensor, *dims = nullptr;
-  if (!PyArg_ParseTuple(args, "O|O", &tensor, &dims)) return nullptr;
+  PyObject *tensor, *inner = nullptr;
+  if (!PyArg_ParseTuple(args, "O|O!", &tensor, &PyTuple_Type, &inner)) return nullptr;
   if (!is_tensor(tensor)) {
     PyErr_SetString(PyExc_TypeError, "expected a tensor");
     return nullptr;
   }
   TensorCheck *self = (TensorCheck *)type->tp_alloc(type, 0);
   if (!self) return nullptr;
-  self->expected = new Metadata(tensor);
+  Metadata *m = self->expected = new Metadata(tensor);
   self->call = tensor_check_call;
-  if (dims && self->expected->strided) {
-    self->expected->any_size.assign(self->expected->sizes.size(), false);
-    PyObject *it = PyObject_GetIter(dims), *item;
-    if (!it) {
-      Py_DECREF(self);
-      return nullptr;
-    }
-    while ((item = PyIter_Next(it))) {
-      size_t i = PyLong_AsSize_t(item);
-      Py_DECREF(item);
-      if (i < self->expected->any_size.size()) self->expected->any_size[i] = true;
-    }
-    Py_DECREF(it);
-    if (PyErr_Occurred()) {
-      Py_DECREF(self);
-      return nullptr;
-    }
+  if (!inner) return (PyObject *)self;
+  Py_ssize_t rank = PyTuple_GET_SIZE(inner);
+  for (Py_ssize_t i = 0; i < rank; i++) {
+    long j = PyLong_AsLong(PyTuple_GET_ITEM(inner, i));
+    m->inner.push_back(j < 0 || j >= rank ? -1 : j);
   }
+  m->least = m->most = m->sizes;
+  if (!PyErr_Occurred() && rank != (Py_ssize_t)m->sizes.size())
+    PyErr_SetString(PyExc_ValueError, "expected one entry for each dimension");
+  if (PyErr_Occurred()) Py_CLEAR(self);
   return (PyObject *)self;
+}
+
+PyObject *tensor_check_allow(PyObject *self, PyObject *args) {
+  Metadata *m = ((TensorCheck *)self)->expected;
+  Py_ssize_t dim;
+  long long least, most;
+  if (!PyArg_ParseTuple(args, "nLL", &dim, &least, &most)) return nullptr;
+  if (dim < 0 || dim >= (Py_ssize_t)m->inner.size()) {
+    PyErr_SetString(PyExc_IndexError, "no such dimension");
+    return nullptr;
+  }
+  m->least[dim] = least;
+  m->most[dim] = most;
+  Py_RETURN_NONE;
 }
 
 void tensor_check_dealloc(PyObject *self) {
@@ -604,6 +615,9 @@ PyMethodDef watch_methods[] = {
 
 PyMethodDef tensor_check_methods[] = {
     {"why", tensor_check_why, METH_O, "Which part of the metadata differs, or None."},
+    {"allow", tensor_check_allow, METH_VARARGS,
+     "(dimension, least, most): the sizes that a dimension may have. Only of a check that was given, "
+     "for each dimension, the one that its stride is the product of size and stride of, or -1."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyTypeObject watch_type = {PyVarObject_HEAD_INIT(nullptr, 0)};

@@ -55,7 +55,7 @@ struct Instruction {
 };
 
 // What an instruction does to its operands decides which operand types make it uninteresting.
-enum Filter : unsigned char { IGNORE = 0, ALWAYS = 1, TEST = 2, PAIR = 3, ROOT_ONLY = 4, ITERATORS = 5 };
+enum Filter : unsigned char { IGNORE = 0, ALWAYS = 1, TEST = 2, PAIR = 3, ROOT_ONLY = 4, ITERATORS = 5, NUMBERS = 6 };
 
 bool plain(PyObject *v) {
   if (!v) return true;
@@ -184,6 +184,9 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
           break;
         case ROOT_ONLY:
           if (frame != m->root) return 0;
+          break;
+        case NUMBERS:
+          if (!m->numbers) return 0;
           break;
         default:
           break;

@@ -7,7 +7,7 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from magpy_like.logs import topic
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import NotForetold, Split, SplitPoint, is_monitoring
+from magpy_like.monitor.variation import Path, Variation
 from magpy_like.records.backends import resolve_backend
 from magpy_like.records.interface import CacheInfo, Explanation
 from magpy_like.records.stretches import StretchCut, Stretches
@@ -201,7 +202,7 @@ class Dispatcher:
     def _monitor(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the program natively; each of the stretches that it comes through gets a record."""
         cut = StretchCut(self, args, kwargs)
-        run = MonitorRun(self.target, args, dict(kwargs), frozenset(self.varying), cut)
+        run = MonitorRun(self.target, args, dict(kwargs), self.variation(), cut)
         result = run.run()
         last = cut.stretch.dispatcher
         if run.recording.split is not None:
@@ -219,6 +220,10 @@ class Dispatcher:
             point = self.split_points[-1]
             raise FullGraphError(point.function, point.filename, point.lineno, point.reason)
         return result
+
+    def variation(self) -> Variation:
+        """What a monitor run must not rely on."""
+        return Variation(frozenset(self.varying), _all_dims if self.dynamic else None)
 
     def synthesise(
         self,
@@ -338,6 +343,10 @@ class Dispatcher:
             if self._is_program:
                 self._stretches = Stretches(self._continue)
             self._eager = None
+
+
+def _all_dims(path: Path, tensor: torch.Tensor) -> Collection[int]:
+    return range(tensor.dim())
 
 
 def _is_traced() -> bool:

@@ -8,6 +8,7 @@ through: where one ends, the frames' state becomes the arguments of the next.
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,11 @@ from magpy_like.dynamic.continuation import Raised, run_chain, step
 from magpy_like.dynamic.layout import Layout, NoLayout, lay_out
 from magpy_like.dynamic.splitting import Continuation, behind, open_frames, stands_for
 from magpy_like.logs import topic
-from magpy_like.monitor.lifted import is_number
+from magpy_like.monitor.expressions import is_number
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import NotForetold, Split, SplitPoint
+from magpy_like.monitor.variation import argument_place
 from magpy_like.native import StateCheck, frame_set_local, frame_set_operand, fresh_number
 from magpy_like.synthesis.record import Record
 
@@ -130,21 +132,24 @@ class StretchCut:
         if dispatcher.is_eager and not covered:
             run.end()
             return
-        varying = set(dispatcher.varying)
+        variation = dispatcher.variation()
+        varying = set(variation.numbers)
         for position in range(len(values)):
-            if ("argument", position) in varying and is_number(values[position]):
+            place = argument_place(position)
+            if place in varying and is_number(values[position]):
                 number = fresh_number(values[position])
                 if _replace(layout, position, frames, number):
                     values[position] = number
                 else:
-                    varying.discard(("argument", position))
+                    varying.discard(place)
         if varying:
             arguments = tuple(values)
         run.recording.release()
         self.stretch = Stretch(dispatcher, arguments, {})
         self.stretch.recorded = covered
         functions = [state.function for state in states]
-        run.go_on(arguments, functions, frozenset(varying))
+        variation = dataclasses.replace(variation, numbers=frozenset(varying))
+        run.go_on(arguments, functions, variation)
 
 
 def _replace(layout: Layout, position: int, frames: Sequence[types.FrameType], number: Any) -> bool:

@@ -74,7 +74,6 @@ class ShadowNode:
         "existed",
         "facts",
         "node_id",
-        "place",
         "plain",
         "replays",
         "rewritten",
@@ -99,8 +98,6 @@ class ShadowNode:
         """Changes that depend on nothing in the container, in order."""
         self.rewritten = False
         """Whether the container was changed as a whole, so that only its last contents count."""
-        self.place: Any = None
-        """The way from the region's arguments, for what may be another object at the next call."""
 
     @property
     def variable(self) -> Any:

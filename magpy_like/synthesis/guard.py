@@ -17,9 +17,11 @@ import numpy as np
 import torch
 
 from magpy_like.annotation import RelationKind
+from magpy_like.monitor.expressions import Size
 from magpy_like.monitor.iterators import FORESEEN, separate
 from magpy_like.monitor.recording import SCALARS, Recording
 from magpy_like.monitor.split import Split
+from magpy_like.monitor.twin import Twin
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import StateCheck, TensorCheck, Watch
 from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, Relation, ShadowNode
@@ -37,6 +39,7 @@ from magpy_like.synthesis.checks import (
     same_scalar,
 )
 from magpy_like.synthesis.places import Places, expression
+from magpy_like.synthesis.sizes import LARGEST, Bounds, size_guards
 from magpy_like.synthesis.source import Source, literal
 
 _WATCHED_DIRECTLY = {
@@ -63,12 +66,16 @@ class GuardBuilder:
         self.watch = Watch()
         self.reasons: list[str] = []
         self.readable: list[str] = []
+        self.lifted: list[str] = []
+        """Sizes that may vary, in words."""
         self.variables: dict[int, str] = {}
         """Names of the fetched variables, by node id."""
         self.bound: set[int] = set()
         """Ids of the fixed objects that a call must bring with it."""
         self._labels: dict[int, str] = {}
         self._watched: set[tuple[int, str]] = set()
+        self._dynamic: list[tuple[int, int, ShadowNode]] = []
+        """Tensors with dynamic dimensions: the numbers of reason and sentence, the node."""
         self._later: list[tuple[ShadowNode, Relation, ShadowNode]] = []
         """Edges from variables that are fetched after the one that they lead to."""
 
@@ -142,7 +149,6 @@ class GuardBuilder:
         self._distinct()
         self._iterators()
         self._state_reads()
-        self._conditions()
         self._cached_calls()
         if self.watch.counts()[0] or self.watch.counts()[2]:
             # Fetched variables hang on fixed ones, so these are looked at first.
@@ -427,6 +433,8 @@ class GuardBuilder:
 
     def _tensor(self, name: str, node: ShadowNode, label: str) -> None:
         tensor = node.variable  # None when the program has replaced it and let it go
+        if self.rec.twin is not None and node.node_id in self.rec.twin.checks:
+            self._dynamic.append((len(self.reasons), len(self.readable), node))
         check = self.source.fresh("tensor")
         self.source.names[check] = node.first.value or TensorCheck(tensor)
         said = "a tensor as it was" if tensor is None else describe_tensor(tensor)
@@ -507,11 +515,46 @@ class GuardBuilder:
                 f"id({name}) not in {known}", f"{label} is not what the program knows otherwise"
             )
 
-    def _conditions(self) -> None:
-        """Lifted numbers that the program has looked at must give the same again."""
+    def conditions(self) -> None:
+        """Lifted numbers that the program has looked at must give the same again.
+
+        The backend has been at work by now: it may look at sizes as well.
+        """
+        if self.rec.twin is not None:
+            self._sizes(self.rec.twin)
         for number, value in self.rec.lifted.conditions:
             way = numbers.text(number, self.name_of_number, self.source.constant)
             self._check(self._equals(way, value), f"{way} == {value!r}")
+
+    def _sizes(self, twin: Twin) -> None:
+        bounds, conditions = size_guards(twin)
+        dims: dict[int, dict[int, Bounds]] = {}
+        for bound in bounds:
+            if isinstance(bound.number, Size):
+                node = bound.number.node
+                dims.setdefault(node.node_id, {})[bound.number.dim] = bound
+                if bound.varies:
+                    self.lifted.append(f"{self.label(node)}.size({bound.number.dim})")
+                twin.checks[node.node_id].allow(bound.number.dim, bound.least, bound.most)
+            else:
+                self._bound(bound)
+        for reason, sentence, node in self._dynamic:
+            described = describe_tensor(node.variable, dims[node.node_id])
+            self.reasons[reason] = self.readable[sentence] = f"{self.label(node)}: {described}"
+        for condition in conditions:
+            way = numbers.text(condition, self.name_of_number, self.source.constant)
+            said = numbers.text(condition, self.label, repr)
+            self._check(way, said)
+
+    def _bound(self, bound: Bounds) -> None:
+        node = bound.number.node
+        if Fact.VALUE in node.facts:
+            return
+        name = self.name(node)
+        if bound.least > -LARGEST:
+            self._check(f"{name} >= {bound.least}", f"{self.label(node)} >= {bound.least}")
+        if bound.most < LARGEST:
+            self._check(f"{name} <= {bound.most}", f"{self.label(node)} <= {bound.most}")
 
     def name_of_number(self, node: ShadowNode) -> str:
         """A lifted number that was looked at as a whole as well is a constant after all."""
@@ -563,11 +606,14 @@ def _hint(value: Any) -> str:
     return name if isinstance(name, str) else type(value).__name__.lower()
 
 
-def describe_tensor(tensor: torch.Tensor) -> str:
-    """Such as ``float32[2, 3] on cpu, requires grad``."""
+def describe_tensor(tensor: torch.Tensor, dims: dict[int, Bounds] | None = None) -> str:
+    """Such as ``float32[2.., 3] on cpu, requires grad``: the first size is 2 or more."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     grad = ", requires grad" if tensor.requires_grad else ""
-    return f"{dtype}{list(tensor.shape)} on {tensor.device}{grad}"
+    sizes = [str(n) for n in tensor.shape]
+    for dim, (_, least, most) in (dims or {}).items():
+        sizes[dim] = str(least) if least == most else f"{least}..{most if most < LARGEST else ''}"
+    return f"{dtype}[{', '.join(sizes)}] on {tensor.device}{grad}"
 
 
 def same_memory(guard: GuardBuilder, inputs: list[ShadowNode], changed: list[ShadowNode]) -> None:

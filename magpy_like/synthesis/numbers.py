@@ -7,17 +7,18 @@ from typing import Any
 
 from torch import fx
 
-from magpy_like.monitor.lifted import Computed, Draw, InGraph, Read
+from magpy_like.monitor.expressions import Computed, Draw, InGraph, Read, Size
 from magpy_like.monitor.operators import OPERATORS
 from magpy_like.refgraph import ShadowNode
 from magpy_like.synthesis.source import literal
 
+_COMPARISONS = ("<", "<=", "==", "!=", ">", ">=")
 _SYMBOLS = {
     function: symbol.removesuffix("=")
     for symbol, function in OPERATORS.items()
-    if symbol not in ("<", "<=", "==", "!=", ">", ">=")
-}
-_SIGNS = {"neg": "-", "pos": "+", "invert": "~"}
+    if symbol not in _COMPARISONS
+} | {OPERATORS[symbol]: symbol for symbol in _COMPARISONS}
+_SIGNS = {"neg": "-", "pos": "+", "invert": "~", "not_": "not "}
 
 
 def text(
@@ -36,6 +37,8 @@ def text(
         return output(expression.node)
     if isinstance(expression, Read):
         return name(expression.node)
+    if isinstance(expression, Size):
+        return f"{name(expression.node)}.size({expression.dim})"
     if isinstance(expression, Draw):
         return f"draw{expression.index}"
     if not isinstance(expression, Computed):

@@ -67,7 +67,9 @@ class Reconstruction:
         """
         expression = self.rec.lifted.expression(value) if self.rec.lifted else None
         if expression is not None:
-            return numbers.text(expression, self._existing, self.source.constant, self._scalar)
+            return self.number(expression)
+        if type(value) is torch.Size and self.rec.lifted and self.rec.lifted.any_in(value):
+            return f"{self.source.constant(torch.Size, 'Size')}({self.tuple_text(value)})"
         text = literal(value)
         if text is not None:
             return text
@@ -86,6 +88,10 @@ class Reconstruction:
         if node is not None:
             return self._remember(value, self._existing(node))
         return self._make(value)
+
+    def number(self, expression: Any) -> str:
+        """The source text of a lifted number."""
+        return numbers.text(expression, self._existing, self.source.constant, self._scalar)
 
     def forget(self) -> None:
         """Let go of the recorded run's objects, and of the mock builder that this belongs to."""

@@ -12,15 +12,15 @@ from torch import fx
 
 from magpy_like.annotation import RelationKind
 from magpy_like.monitor.constants import VARIES
+from magpy_like.monitor.expressions import Expression, is_number
 from magpy_like.monitor.iterators import advance
-from magpy_like.monitor.lifted import is_number
 from magpy_like.monitor.recording import Recording, items_of
-from magpy_like.monitor.run import place_of
 from magpy_like.monitor.split import NotForetold, Split
-from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, Relation, ShadowNode
+from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import is_plain
 from magpy_like.synthesis import numbers
 from magpy_like.synthesis.checks import same_scalar
+from magpy_like.synthesis.examples import example_inputs
 from magpy_like.synthesis.guard import GuardBuilder, same_memory
 from magpy_like.synthesis.places import Places, lookup
 from magpy_like.synthesis.reconstruct import Reconstruction
@@ -50,6 +50,8 @@ class Record:
     """The places whose numbers the program itself replaces by others."""
     bound: frozenset[int]
     """Ids of the objects that a call must bring with it: a module that a loop has come to."""
+    lifted: list[str]
+    """What may differ from call to call, in words."""
     layout: Any = None
     """Of the open frames, when the record ends at a split: then the mock gives their values."""
     watch: Any = None
@@ -303,6 +305,7 @@ def synthesise(
     mock.effects()
     foretold = mock.foretold()
     graph, compiled, names = _compile(rec, guard, mock, backend, entry)
+    guard.conditions()
     body = mock.source.lines
     mock.source.lines = []
     mock.draw()
@@ -314,7 +317,7 @@ def synthesise(
         mock.source.lines += _undoable(run, foretold, mock) if foretold else [run]
     mock.source.lines += [*body, *_modes(rec, mock), f"return {returned}"]
     mock.values.forget()
-    numbers, rewritten = _numbers(places)
+    numbers, rewritten = _numbers(rec, places)
     parameters = ", ".join(mock.parameters.values())
     guard.source.emit(f"return ({parameters}{',' if parameters else ''})")
     return Record(
@@ -329,6 +332,7 @@ def synthesise(
         numbers=numbers,
         rewritten=rewritten,
         bound=frozenset(guard.bound),
+        lifted=guard.lifted,
         watch=guard.watch,
         watch_reason=guard.watch_reason,
         foretells=bool(foretold),
@@ -366,13 +370,13 @@ def _undoable(run: str, foretold: list[str], mock: MockBuilder) -> list[str]:
 
 def _draws_on_a_device(rec: Recording) -> bool:
     tensors = [rec.refs.get_node_by_id(s).variable for _, s in rec.operators.inputs
-               if isinstance(s, int) and rec.operators.expression(s) is None]  # fmt: skip
+               if isinstance(s, int)]  # fmt: skip
     on_device = any(isinstance(t, torch.Tensor) and t.device.type != "cpu" for t in tensors)
     names = (str(getattr(n.target, "__name__", n.target)) for n in rec.operators.graph.nodes)
     return on_device and any(map(VARIES.search, names))
 
 
-def _numbers(places: Places) -> tuple[dict[Any, Any], frozenset[Any]]:
+def _numbers(rec: Recording, places: Places) -> tuple[dict[Any, Any], frozenset[Any]]:
     """The numbers that the guard compares, and the places where the program left another."""
     numbers, rewritten = {}, set()
     for node in places.order:
@@ -382,8 +386,7 @@ def _numbers(places: Places) -> tuple[dict[Any, Any], frozenset[Any]]:
         parent, relation = places.edges[node.node_id][0]
         if relation.kind is RelationKind.MEMBERSHIP:
             continue
-        outside = parent.node_id == EXTERNAL
-        place = ("argument", relation.key) if outside else place_of(parent, relation)
+        place = rec.place(parent, relation)
         numbers[place] = value
         if relation in parent.written:
             try:
@@ -426,11 +429,10 @@ def _compile(
     if not rec.constants.lent_is_unchanged():
         raise Split("changes memory that a tensor and a NumPy array share")
     graph = operators.finish(mock.outputs)
-    nodes, names, inputs = [], [], []
+    nodes, names = [], []
     for _, source in operators.inputs:
-        if operators.expression(source) is not None:
-            names.append(mock.values.value(source))
-            inputs.append(source)
+        if isinstance(source, Expression):
+            names.append(mock.values.number(source))
             continue
         node = rec.refs.get_node_by_id(source)
         if node.variable is None:
@@ -438,12 +440,12 @@ def _compile(
         if isinstance(node.variable, torch.Tensor):
             nodes.append(node)
         names.append(mock.existing(node))
-        inputs.append(node.variable)
     if changed:
         same_memory(guard, nodes, changed)
-    if rec.runs_as_is or len(inputs) > len(nodes):
-        # Backends take what is no tensor for a constant, so a graph with such inputs runs as it is.
+    objects = sum(isinstance(source, int) for _, source in operators.inputs) - len(nodes)
+    if rec.runs_as_is or objects:
+        # Backends take an object for a constant, so a graph with such inputs runs as it is.
         return graph, graph.forward, names
     with entry():
-        compiled = backend(graph, inputs)
+        compiled = backend(graph, example_inputs(rec, bool(changed)))
     return graph, compiled, names

@@ -1,0 +1,142 @@
+"""What lifted numbers are made of: numbers outside, draws, results of operators, arithmetic."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import sympy
+from torch import fx
+from torch.utils._sympy import functions
+
+from magpy_like.refgraph import ShadowNode
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """A number at a place outside, when the region is entered."""
+
+    node: ShadowNode
+
+
+@dataclass(frozen=True, eq=False)
+class Size:
+    """The size of one dimension of a tensor outside, when the region is entered."""
+
+    node: ShadowNode
+    dim: int
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """A random number, drawn again by the mock; ``index`` counts the draws of a run."""
+
+    index: int
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """``operation(*operands)``, each operand an expression or a plain value."""
+
+    operation: Callable[..., Any]
+    operands: tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class InGraph:
+    """A number that the operator graph computes, from a tensor's value."""
+
+    node: fx.Node
+
+
+Expression = Read | Size | Draw | Computed | InGraph
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number that can be lifted. There are but two bools, so those cannot."""
+    return type(value) in (int, float)
+
+
+def known_at_entry(expression: Any) -> bool:
+    """Whether a guard can compute the expression before the region runs."""
+    if isinstance(expression, Computed):
+        return all(known_at_entry(operand) for operand in expression.operands)
+    return not isinstance(expression, Draw | InGraph)
+
+
+class Untranslatable(Exception):
+    """A symbolic expression has a part that Python has no exact counterpart for."""
+
+
+def _fold(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def build(*parts: Any) -> Any:
+        return reduce(lambda a, b: Computed(operation, (a, b)), parts)
+
+    return build
+
+
+def _call(operation: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *parts: Computed(operation, parts)
+
+
+def _modular(base: Any, divisor: Any, modulus: Any) -> Any:
+    return Computed(operator.mod, (Computed(operator.floordiv, (base, divisor)), modulus))
+
+
+_TRANSLATION: dict[Any, Callable[..., Any]] = {
+    sympy.Add: _fold(operator.add),
+    sympy.Mul: _fold(operator.mul),
+    sympy.Pow: _call(operator.pow),
+    sympy.Max: _call(max),
+    sympy.Min: _call(min),
+    sympy.Abs: _call(abs),
+    sympy.Eq: _call(operator.eq),
+    sympy.Ne: _call(operator.ne),
+    sympy.Lt: _call(operator.lt),
+    sympy.Le: _call(operator.le),
+    sympy.Gt: _call(operator.gt),
+    sympy.Ge: _call(operator.ge),
+    sympy.And: _fold(operator.and_),
+    sympy.Or: _fold(operator.or_),
+    sympy.Not: _call(operator.not_),
+    functions.FloorDiv: _call(operator.floordiv),
+    functions.CleanDiv: _call(operator.floordiv),
+    functions.Mod: _call(operator.mod),
+    functions.PythonMod: _call(operator.mod),
+    functions.ModularIndexing: _modular,
+    functions.PowByNatural: _call(operator.pow),
+    functions.LShift: _call(operator.lshift),
+    functions.RShift: _call(operator.rshift),
+    functions.IntTrueDiv: _call(operator.truediv),
+    functions.FloatTrueDiv: _call(operator.truediv),
+    functions.ToFloat: _call(float),
+    functions.TruncToInt: _call(int),
+    functions.CeilToInt: _call(math.ceil),
+    functions.FloorToInt: _call(math.floor),
+    functions.RoundToInt: _call(round),
+}
+for _name in ("Max", "Min"):  # torch's own variants, where it has them
+    if hasattr(functions, _name):
+        _TRANSLATION[getattr(functions, _name)] = _call({"Max": max, "Min": min}[_name])
+
+
+def from_sympy(expression: Any, symbol: Callable[[sympy.Symbol], Any]) -> Any:
+    """An expression over what ``symbol`` says the symbols stand for; a plain value if it has none.
+
+    Raises:
+        Untranslatable: a part of it has no exact counterpart in Python.
+    """
+    if isinstance(expression, sympy.Symbol):
+        return symbol(expression)
+    if isinstance(expression, sympy.Integer):
+        return int(expression)
+    if expression in (sympy.true, sympy.false):
+        return bool(expression)
+    build = _TRANSLATION.get(expression.func)
+    if build is None:
+        raise Untranslatable(str(expression))
+    return build(*(from_sympy(part, symbol) for part in expression.args))

@@ -1,0 +1,31 @@
+"""What may differ at later calls, so that a monitor run must not take it for what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import torch
+
+from magpy_like.annotation.schema import RelationKind
+from magpy_like.refgraph import Relation
+
+Path = tuple[Relation, ...]
+"""A way from the arguments, or from an object that is the same at every call, to a variable."""
+
+
+def argument_place(key: int | str) -> Path:
+    """The place of an argument, by position or keyword."""
+    return (Relation(RelationKind.LOCAL, key),)
+
+
+@dataclass(frozen=True)
+class Variation:
+    """``numbers`` are the places (see ``Recording.place``) whose numbers are lifted, ``dims`` gives
+    the dimensions that may vary of a tensor at a place; None when no tensor has any."""
+
+    numbers: frozenset[Path] = frozenset()
+    dims: Callable[[Path, torch.Tensor], Collection[int]] | None = None
+
+
+NOTHING_VARIES = Variation()

@@ -1,0 +1,50 @@
+"""What a backend is shown of the inputs of an operator graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from magpy_like.monitor.expressions import Expression
+from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.twin import Twin
+
+
+def example_inputs(rec: Recording, changes_inputs: bool) -> list[Any]:
+    """The tensors of the recorded run, or, when something may vary, fake tensors and symbolic
+    numbers of one ``ShapeEnv``, as Dynamo's backends get them."""
+    sources = [source for _, source in rec.operators.inputs]
+    tensors = {
+        source: rec.refs.get_node_by_id(source).variable
+        for source in sources
+        if isinstance(source, int)
+    }
+    numbers = [source for source in sources if isinstance(source, Expression)]
+    twin = rec.twin
+    if twin is not None and changes_inputs and _share_memory(list(tensors.values())):
+        for fake in twin.inputs.values():  # how the memory is shared would depend on the sizes
+            twin.fix(fake)
+    varies = numbers or rec.operators.reads_data or (twin and any(map(twin.varies, tensors)))
+    if not varies:
+        return [tensors[source] for source in sources]
+    if twin is None:
+        twin = Twin(rec.operators.size)
+    examples = []
+    for source in sources:
+        if isinstance(source, int):
+            examples.append(twin.example(source, tensors[source]))
+            continue
+        number = twin.numbers.get(source)
+        if number is None:
+            number = twin.number(source, rec.lifted.values[source], size=False)
+        examples.append(number)
+    return examples
+
+
+def _share_memory(tensors: list[torch.Tensor]) -> bool:
+    try:
+        seen = [t.untyped_storage()._cdata for t in tensors]
+    except (NotImplementedError, RuntimeError):  # a tensor without storage
+        return True
+    return len(set(seen)) < len(seen)

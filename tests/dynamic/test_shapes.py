@@ -1,0 +1,338 @@
+"""Sizes that vary between calls: one record for all of them, and a miss where the program differs.
+
+Each entry is a program, the sizes of its tensors at the recorded call, sizes at which the same
+record must serve, and sizes at which it must not: there the program does something else.
+"""
+
+import math
+import operator
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.programs import Twins
+
+
+def sized(*shapes):
+    """Inputs with tensors of these sizes; anything that is no tuple is an argument as it is."""
+
+    def inputs():
+        return tuple(
+            torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape) / 7 - 1
+            if isinstance(shape, tuple)
+            else shape
+            for shape in shapes
+        )
+
+    return inputs
+
+
+def adds_a_size(x):
+    return x + x.shape[0]
+
+
+def returns_sizes(x):
+    return x.shape, x.size(), x.size(1), len(x), x.numel(), x.stride(), x.shape[-1], x.nelement()
+
+
+def unpacks_sizes(x):
+    rows, columns = x.shape
+    (first, *rest) = x.size()
+    return x.reshape(columns, rows), first, rest, [n + 1 for n in x.shape]
+
+
+def puts_sizes_together(x, y):
+    shape = x.shape[:-1] + (y.shape[0], 2)
+    return torch.zeros(shape), torch.zeros(*x.shape, 3), shape, torch.Size([len(y), 3])
+
+
+def keyword_size(x):
+    return x.size(dim=0), getattr(x, "shape")[1]
+
+
+def arithmetic(x):
+    n = x.shape[0]
+    return n * 2 - 1, n // 2, n % 3, -n, n / 4, n**2, divmod(n, 1) if n < 0 else abs(n)
+
+
+def of_results(x):
+    y = torch.cat([x, x], 1)
+    z = y.view(-1)
+    w = z[: z.shape[0] // 2]
+    return y.shape[1] - 1, z.numel(), len(w), torch.arange(len(w)) + w
+
+
+def branches(x):
+    return x * 2 if x.shape[0] > 4 else x - 1
+
+
+def compares_two(x, y):
+    return x + y if x.shape == y.shape else x.sum() + y.sum()
+
+
+def compares_parts(x, y):
+    return x @ y.T if x.shape[1:] == y.shape[1:] else x.sum() * y.sum()
+
+
+def chained(x):
+    n = len(x)
+    if 2 < n <= 8 and n % 2 == 0:
+        return x.view(2, n // 2, -1)
+    return x
+
+
+def is_among(x):
+    return x + 1 if x.shape[0] in (3, 4) else x - 1
+
+
+def truth(x):
+    return x + 1 if x.shape[0] - 4 else x - 1
+
+
+def no_identity(x):
+    n = x.shape[0]
+    return x * n if n is not None else x
+
+
+def largest(x, y):
+    return torch.zeros(max(x.shape[0], y.shape[0]), min(x.shape)), math.prod(x.shape), sum(x.shape)
+
+
+def takes_a_root(x):
+    return x / math.sqrt(x.shape[-1]), math.ceil(x.shape[0] / 2), int(x.shape[0] * 0.5)
+
+
+def counts_in_a_loop(x):
+    for i in range(x.shape[0]):
+        x = x + i
+    return x
+
+
+def unbinds(x):
+    return [row * i for i, row in enumerate(x)]
+
+
+def chunks(x):
+    return x.chunk(2)
+
+
+def is_a_key(x):
+    return x * {4: 10, 5: 20}.get(x.shape[0], 30)
+
+
+def is_written(x):
+    return x * 2, f"{x.shape[0]} rows", "%d by %d" % (x.shape[0], x.shape[1]), str(x.shape)
+
+
+def is_in_a_set(x):
+    return x * 2, {x.shape[0], 4}
+
+
+def makes_keys(x):
+    return x * 2, {x.shape[0]: "rows", x.shape[1]: "columns"}
+
+
+def slices(x):
+    n = x.shape[0]
+    return x[1 : n - 1], x[n // 2], x[..., : x.size(1) - 1]
+
+
+def splits_evenly(x):
+    batch, length = x.shape
+    return x.view(batch, 2, length // 2).transpose(1, 2).reshape(batch, -1)
+
+
+def pads(x):
+    return F.pad(x, (0, 8 - x.shape[1]))
+
+
+def broadcasts(x, y):
+    return x + y
+
+
+def contiguous(x):
+    return x * 2 if x.is_contiguous() else x
+
+
+def repeats(x):
+    return x.repeat(2, 1).shape, [0] * 2 + [x.shape[0]], (x.shape[0],) * 2
+
+
+def sorts(x):
+    return sorted(x.shape), x + 1
+
+
+def sums_by(x):
+    return x.sum(x.dim() - 1) / x.shape[-1], x.mean(0).expand(x.shape[0], -1)
+
+
+class Counting:
+    def __init__(self):
+        self.seen = 0
+
+    def __call__(self, x):
+        self.seen += len(x)
+        return x * 2
+
+
+PROGRAMS = {
+    "a size as a number": (adds_a_size, [(4, 3)], [[(6, 3)], [(5, 8)]], [[(1, 3)], [(0, 3)]]),
+    "all ways to ask": (returns_sizes, [(4, 3)], [[(6, 2)]], [[(1, 3)], [(4, 3, 2)]]),
+    "unpacking": (unpacks_sizes, [(4, 3)], [[(5, 3)]], [[(4, 3, 2)]]),
+    "concatenation": (puts_sizes_together, [(4, 3), (5,)], [[(6, 2), (7,)]], [[(4, 3), (1,)]]),
+    "keyword": (keyword_size, [(4, 3)], [[(6, 2)]], []),
+    "arithmetic": (arithmetic, [(4, 3)], [[(7, 2)]], []),
+    "sizes of results": (of_results, [(4, 3)], [[(6, 5)]], []),
+    "branch": (branches, [(6, 3)], [[(5, 3)], [(9, 3)]], [[(4, 3)], [(2, 3)]]),
+    "equal shapes": (compares_two, [(4, 3), (4, 3)], [[(6, 2), (6, 2)]], [[(4, 3), (5, 3)]]),
+    "equal parts": (compares_parts, [(4, 3), (2, 3)], [[(6, 2), (5, 2)]], [[(4, 3), (2, 4)]]),
+    "conditions": (chained, [(6, 3)], [[(8, 3)], [(4, 2)]], [[(7, 3)], [(10, 3)]]),
+    "membership": (is_among, [(6, 3)], [[(5, 3)]], [[(3, 3)], [(4, 3)]]),
+    "truth": (truth, [(6, 3)], [[(5, 3)]], [[(4, 3)]]),
+    "not None": (no_identity, [(6, 3)], [[(5, 3)]], []),
+    "extremes": (largest, [(6, 3), (4, 2)], [[(9, 2), (10, 3)]], []),
+    "root": (takes_a_root, [(6, 3)], [[(5, 7)]], []),
+    "loop": (counts_in_a_loop, [(4, 3)], [[(4, 5)]], [[(5, 3)]]),
+    "rows": (unbinds, [(4, 3)], [[(4, 5)]], [[(5, 3)]]),
+    "chunks": (chunks, [(4, 3)], [[(4, 5)]], []),
+    "key": (is_a_key, [(4, 3)], [[(4, 5)]], [[(5, 3)], [(6, 3)]]),
+    "text": (is_written, [(4, 3)], [], [[(5, 3)], [(4, 5)]]),
+    "set": (is_in_a_set, [(4, 3)], [[(4, 5)]], [[(5, 3)]]),
+    "keys of a new dictionary": (makes_keys, [(4, 3)], [], [[(3, 3)], [(4, 4)]]),
+    "slices": (slices, [(6, 3)], [[(9, 5)]], []),
+    "views": (splits_evenly, [(6, 4)], [[(5, 8)]], []),
+    "padding": (pads, [(6, 4)], [[(5, 7)]], []),
+    "equal by an operator": (broadcasts, [(6, 4), (6, 4)], [[(5, 7), (5, 7)]], [[(6, 4), (1, 4)]]),
+    "contiguous": (contiguous, [(6, 4)], [[(5, 7)]], []),
+    "repetition": (repeats, [(6, 4)], [[(5, 7)]], []),
+    "order": (sorts, [(6, 4)], [], [[(5, 4)], [(4, 6)]]),
+    "reduction": (sums_by, [(6, 4)], [[(5, 7)]], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_one_record_serves_all_sizes_at_which_the_program_does_the_same(name):
+    program, recorded, hits, misses = PROGRAMS[name]
+    twins = Twins(lambda: program, dynamic=True)
+    twins.call(sized(*recorded), hit=False)
+    for shapes in (recorded, *hits):
+        twins.call(sized(*shapes), hit=True, why=f"{name}: {shapes}")
+    for shapes in misses:
+        twins = Twins(lambda: program, dynamic=True)
+        twins.call(sized(*recorded), hit=False)
+        twins.call(sized(*shapes), hit=False, why=f"{name}: {shapes}")
+        for again in (shapes, recorded, *hits, *misses):
+            twins.call(sized(*again), why=f"{name}: {again} again")
+
+
+def test_strides_follow_from_sizes_as_they_did():
+    twins = Twins(lambda: lambda x: (x * 2, x.stride()), dynamic=True)
+    twins.call(lambda: (torch.ones(4, 6).t(),), hit=False)
+    twins.call(lambda: (torch.ones(5, 7).t(),), hit=True)
+    twins.call(lambda: (torch.ones(5, 7),), hit=False, why="laid out in another order")
+    twins.call(lambda: (torch.ones(5, 14)[:, ::2],), hit=False, why="with gaps")
+
+
+def test_sizes_in_containers_and_attributes_may_vary():
+    class Box:
+        pass
+
+    def program(batch, box):
+        return batch["x"][0].sum(0) * box.y.shape[0]
+
+    def inputs(rows):
+        box = Box()
+        box.y = torch.ones(rows)
+        return {"x": [torch.ones(rows, 3)]}, box
+
+    twins = Twins(lambda: program, dynamic=True)
+    twins.call(lambda: inputs(4), hit=False)
+    twins.call(lambda: inputs(6), hit=True)
+
+
+def test_parameters_and_buffers_are_what_they_are():
+    twins = Twins(lambda: torch.nn.BatchNorm1d(3).eval(), dynamic=True)
+    twins.call(sized((4, 3)), hit=False)
+    twins.call(sized((7, 3)), hit=True)
+    (record,) = twins.compiled._magpy.records
+    assert record.lifted == ["args[0].size(0)"], "the parameters fix the other size"
+
+
+def test_a_size_counted_up_in_an_attribute_counts_the_callers_sizes():
+    twins = Twins(Counting, dynamic=True)
+    for rows in (4, 6, 3, 9, 2):
+        twins.call(sized((rows, 3)))
+    assert twins.compiled._magpy_dispatcher.hits >= 3
+
+
+def test_inputs_that_share_memory_and_are_changed_keep_their_sizes():
+    def program(x, y):
+        x.add_(1)
+        return y * 2
+
+    def inputs(n):
+        base = torch.arange(2.0 * n)
+        return base[:n], base[n - 1 :]
+
+    twins = Twins(lambda: program, dynamic=True)
+    for n in (4, 4, 5, 6, 4):
+        twins.call(lambda n=n: inputs(n))
+
+
+def test_dynamic_false_makes_a_record_for_each_size():
+    twins = Twins(lambda: adds_a_size, dynamic=False)
+    for rows in (4, 5, 6):
+        twins.call(sized((rows, 3)), hit=False)
+        twins.call(sized((rows, 3)), hit=True)
+
+
+def test_gradients_flow_at_every_size():
+    def program(x, w):
+        return (x @ w).view(-1) * x.shape[0]
+
+    twins = Twins(lambda: program, dynamic=True, backend="aot_eager")
+    for i, rows in enumerate((4, 6, 3)):
+        twins.call(
+            lambda rows=rows: (torch.ones(rows, 3, requires_grad=True), torch.ones(3, 2)),
+            hit=i > 0,
+            backward=True,
+        )
+
+
+DATA = {
+    "nonzero": lambda x: ((x > 0).nonzero() * 2, (x > 0).nonzero().shape[0]),
+    "mask": lambda x: x[x > 0] + 1,
+    "unique": lambda x: x.round().unique().sum(),
+    "size of a mask": lambda x: x[x > 0] / x[x > 0].shape[0],
+    "item": lambda x: (x * x.sum().item(), x.max().item()),
+    "int of an item": lambda x: torch.arange(int(x.abs().sum())),
+    "list": lambda x: x * int((x > 0).sum()) + float(x.max()),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", DATA)
+def test_sizes_and_numbers_that_data_decides_stay_in_one_graph(name, dynamic, backend):
+    twins = Twins(lambda: DATA[name], dynamic=dynamic, backend=backend, fullgraph=True)
+    for i, shift in enumerate((0, 0.5, 3, -0.5)):
+        twins.call(lambda shift=shift: (torch.linspace(-2, 2, 6) + shift,), hit=i > 0)
+
+
+def test_program_that_branches_on_a_size_that_data_decides_splits():
+    def program(x):
+        y = x[x > 0]
+        return y + 1 if y.shape[0] > 3 else y - 1
+
+    twins = Twins(lambda: program, dynamic=True)
+    for shift in (0, 3, -3, 0.5, 3):
+        twins.call(lambda shift=shift: (torch.linspace(-2, 2, 6) + shift,))
+
+
+FLOATS = {
+    operator.lt: (lambda x, s: x * s if s < 2.5 else x / s),
+    operator.eq: (lambda x, s: x * s if s == 1.5 else x / s),
+    round: (lambda x, s: x * round(s)),
+    bool: (lambda x, s: x * s if s else x),
+}
