@@ -19,7 +19,7 @@ import torch
 import torch.utils.checkpoint
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
-from magpy_like.monitor import attributes, foretold, lifted
+from magpy_like.monitor import attributes, foretold, lifted, metadata
 from magpy_like.monitor.constants import VALUE_READERS
 from magpy_like.monitor.expressions import is_number
 from magpy_like.monitor.reads import ATTRIBUTES, follow, inputs_of
@@ -53,9 +53,15 @@ _RUNS_AS_IS = {
     torch.autograd.grad: "takes gradients inside",
     torch.Tensor.requires_grad_: "changes which tensors take part in gradients",
     torch._C.TensorBase.__dict__["_make_subclass"].__func__: "makes a parameter",
+    **dict.fromkeys(
+        (torch.Tensor.resize_, torch.Tensor.resize_as_, torch.resize_as_),
+        "changes a tensor's storage",
+    ),
     torch.utils.checkpoint.checkpoint: "runs its function again in the backward pass",
 }
 """Operators that no graph compiler takes as they are meant; the graph runs one by one then."""
+
+_RESIZES = {torch.Tensor.resize_, torch.Tensor.resize_as_, torch.resize_as_}
 
 _DEPENDS_ON_NOTHING = {
     list.append,
@@ -85,6 +91,16 @@ class NativeCall:
         self.args = args
         self.kwargs = kwargs
         self.on_graph = on_graph
+
+
+def _is_outside(rec: Recording, tensor: Any) -> bool:
+    """Whether a tensor is from outside, or shares its memory with one that is."""
+    inputs = (rec.refs.get_node_by_id(i) for _, i in rec.operators.inputs if isinstance(i, int))
+    variables = (node.variable for node in inputs)
+    return rec.node(tensor) is not None or any(
+        isinstance(other, torch.Tensor) and storage_of(other) == storage_of(tensor)
+        for other in variables
+    )
 
 
 def is_followed(function: Any) -> bool:
@@ -119,6 +135,8 @@ def native(
     on_graph = annotation.as_op_node and not rec.inside
     if rec.inside:
         _look_for_strangers(rec, args, kwargs)
+    if operation in _RESIZES and _is_outside(rec, args[0]):
+        raise Split("changes the storage of a tensor from outside")
     if annotation.as_op_node and answers_in_python(operation, args):
         for value in args:
             _offer(rec, value)
@@ -448,7 +466,10 @@ def _look_at_tensors(
                 annotation.reason or f"{describe(operation)} reads a tensor's value into Python"
             )
         if isinstance(value, torch.Tensor) and annotation.input(position).value_read in _SIZES:
-            if getattr(operation, "__name__", "") not in _SHAPELESS:
+            name = getattr(operation, "__name__", "")
+            if name in metadata.UNCHECKED:
+                metadata.look_at(run, metadata.getter(operation), value)
+            if name not in _SHAPELESS:
                 run.lifted.fix_sizes(value)
 
 

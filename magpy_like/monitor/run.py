@@ -7,6 +7,7 @@ import functools
 import gc
 import inspect
 import opcode
+import operator
 import pathlib
 import sys
 import threading
@@ -18,7 +19,7 @@ import torch
 
 from magpy_like.annotation import RelationKind, lookup
 from magpy_like.logs import topic
-from magpy_like.monitor import attributes, native_calls, polyfills
+from magpy_like.monitor import attributes, metadata, native_calls, polyfills
 from magpy_like.monitor.expressions import is_number
 from magpy_like.monitor.instructions import Rules, Step, finish_without_result, load_rules
 from magpy_like.monitor.iterators import foreseen, is_started_before
@@ -577,6 +578,9 @@ class MonitorRun:
         if isinstance(descriptor, types.GetSetDescriptorType):
             if name == "grad":
                 return self._read_grad(tensor)
+            if name in ("grad_fn", "_grad_fn") and tensor.grad_fn is None:
+                metadata.look_at(self, operator.attrgetter(name), tensor)
+                return None
             annotation = lookup(descriptor)
             if annotation is None:
                 raise Split(f"reads Tensor.{name}")
@@ -601,11 +605,22 @@ class MonitorRun:
             if name == "data" and isinstance(value, torch.Tensor):
                 self.recording.replace_data(tensor, value)
                 return native_calls.tensor_operation((tensor, value))
+            if name == "requires_grad" and isinstance(value, bool):
+                return self._require_grad(tensor, value)
             raise Split(f"sets Tensor.{name}")
         node = self.recording.node(tensor)
         if node is not None:
             self.recording.store(node, Relation(RelationKind.ATTRIBUTE, name), value)
         return None
+
+    def _require_grad(self, tensor: torch.Tensor, value: bool) -> Any:
+        if tensor.requires_grad == value:
+            return None
+        operation = torch.Tensor.requires_grad_
+        annotation = lookup(operation)
+        assert annotation is not None
+        token = native_calls.native(self, annotation, operation, (tensor, value), {})
+        return finish_without_result, token
 
 
 def _nobody_listens() -> None:

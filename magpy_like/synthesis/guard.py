@@ -217,7 +217,11 @@ class GuardBuilder:
         value = node.variable
         if node.type.__flags__ & HEAP_TYPE and not isinstance(value, type):
             self.watch.type(value)  # an instance may be given another class
-        if isinstance(value, torch.Tensor):
+        as_found = node.first.value
+        if isinstance(value, torch.Tensor) and as_found is not None and not as_found(value):
+            # The program has changed its metadata.
+            self._call(functools.partial(as_found, value), f"{self.label(node)} is as it was found")
+        elif isinstance(value, torch.Tensor):
             self.watch.tensor(value)
             self.readable.append(f"{self.label(node)}: {describe_tensor(value)}, the same object")
         elif isinstance(value, types.FunctionType):

@@ -47,7 +47,7 @@ def text(
     symbol = _SYMBOLS.get(expression.operation)
     if symbol is not None:
         return f"({operands[0]} {symbol} {operands[1]})"
-    sign = _SIGNS.get(expression.operation.__name__)
+    sign = _SIGNS.get(getattr(expression.operation, "__name__", ""))
     if sign is not None and len(operands) == 1:
         return f"({sign}{operands[0]})"
     return f"{constant(expression.operation)}({', '.join(operands)})"

@@ -1,0 +1,153 @@
+"""Metadata of tensors that programs read seldom, and set: leaves, gradients, storage."""
+
+import pytest
+import torch
+from torch import nn
+
+import magpy_like as magpy
+from tests.programs import Twins, check, check_made, one
+
+
+def _leaf():
+    return (torch.ones(2, 3, requires_grad=True),)
+
+
+def _result():
+    return (torch.ones(2, 3, requires_grad=True) + 0,)
+
+
+READS = {
+    "is_leaf": (lambda x: x * 2 if x.is_leaf else x * 3, _leaf, _result),
+    "grad_fn": (lambda x: x * 2 if x.grad_fn is None else x * 3, _leaf, _result),
+    "retains_grad": (
+        lambda x: x * 2 if x.retains_grad else x * 3,
+        _result,
+        lambda: (_retaining(*_result()),),
+    ),
+    "storage_offset": (
+        lambda x: x * (1 + x.storage_offset()),
+        lambda: (torch.ones(6),),
+        lambda: (torch.ones(8)[2:],),
+    ),
+}
+
+
+def _retaining(tensor):
+    tensor.retain_grad()
+    return tensor
+
+
+@pytest.mark.parametrize("name", READS)
+def test_metadata_that_is_read_is_guarded(name):
+    program, inputs, other = READS[name]
+    check(program, inputs, other=[other])
+
+
+def test_where_a_view_of_an_input_lies_is_not_taken_for_a_constant():
+    def program(x):
+        return x[1:] * x[1:].storage_offset()
+
+    twins = Twins(lambda: program)
+    for offset in (0, 2, 0, 3):
+        twins.call(lambda offset=offset: (torch.ones(8)[offset : offset + 4],))
+
+
+def _new_leaf(x):
+    y = torch.zeros_like(x)
+    y.requires_grad = True
+    return y, y * x
+
+
+def _unchanged(x):
+    y = x * 2
+    y.requires_grad = False
+    return y
+
+
+def _argument(x):
+    x.requires_grad = True
+    return x * 2
+
+
+@pytest.mark.parametrize("program", [_new_leaf, _unchanged, _argument])
+def test_requires_grad_is_set(program):
+    check(program, one(), backward=True)
+    assert not magpy.explain(program, *one()()).split_points
+
+
+class _Freezes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        with torch.no_grad():
+            self.layer.weight.fill_(0.5)
+            self.layer.bias.zero_()
+
+    def forward(self, x):
+        for parameter in self.layer.parameters():
+            parameter.requires_grad = False
+        return self.layer(x)
+
+
+def test_parameters_are_frozen_again_after_somebody_thawed_them():
+    twins = check_made(_Freezes, one(), settles=2)
+    twins.change(lambda module: module.requires_grad_(True))
+    twins.call(one(), hit=True, why="the record of the first call")
+    assert not any(parameter.requires_grad for parameter in twins.target.parameters())
+
+
+class _FreezesOnce(_Freezes):
+    def forward(self, x):
+        scale = 2 if self.layer.weight.requires_grad else 3
+        self.layer.weight.requires_grad = False
+        return self.layer(x) * scale
+
+
+def test_a_parameter_is_guarded_as_it_was_found():
+    twins = Twins(_FreezesOnce)
+    for _ in range(4):
+        twins.call(one())
+    twins.change(lambda module: module.requires_grad_(True))
+    twins.call(one())
+
+
+def _resized(x):
+    return x + x.data.new().resize_((x.size(0),)).fill_(2)
+
+
+def _resized_as_another(x):
+    return x * x.new().resize_as_(x).fill_(3)
+
+
+@pytest.mark.parametrize("program", [_resized, _resized_as_another])
+def test_a_new_tensor_gets_its_size(program):
+    check(program, one())
+    assert not magpy.explain(program, *one()()).split_points
+
+
+def test_the_storage_of_a_tensor_from_outside_is_changed_natively():
+    def program(x, y):
+        y.resize_(4).fill_(1)
+        z = x.view(3)
+        return x + 1, z, y * 2
+
+    twins = Twins(lambda: program)
+    for _ in range(3):
+        twins.call(lambda: (*one()(), torch.zeros(2)))
+    assert magpy.explain(program, *one()(), torch.zeros(2)).split_points
+
+
+class _Uninitialised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LazyLinear(2)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return torch.zeros_like(y) + len(self.layer._parameters)
+
+
+def test_parameters_without_values_are_left_alone():
+    twins = Twins(_Uninitialised)
+    for _ in range(4):
+        twins.call(one())
