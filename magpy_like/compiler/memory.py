@@ -1,19 +1,22 @@
 """When buffers live, and which memory a new one may take over.
 
-Buffers that never leave a kernel are already gone (the scheduler removes them). Here: each
-buffer is freed after its last use, and a buffer that a kernel is about to write takes the memory
-of one that was freed before and has the same size, rather than asking the allocator, unless
-keeping that memory in between would raise the peak.
+Buffers that never leave a kernel are already gone (the scheduler removes them). Here: a kernel
+that reads a buffer for the last time, every element just before it writes the same place of
+another, writes into that buffer instead; each buffer is freed after its last use; and a buffer
+that a kernel is about to write takes the memory of one that was freed before and has the same
+size, rather than asking the allocator, unless keeping that memory in between would raise the peak.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from magpy_like.compiler.codegen.common import Kernel
+from magpy_like.compiler.codegen.common import Kernel, Node
 from magpy_like.compiler.graph import Graph
 from magpy_like.compiler.indexing import Expr
 from magpy_like.compiler.ir import ExternOp, strided_leaves
+from magpy_like.compiler.ops import Value
 from magpy_like.compiler.scheduler import Schedule
 
 
@@ -39,14 +42,15 @@ def plan_memory(graph: Graph, schedule: Schedule) -> list[Step]:
             last[b] = k
     for b in returned:
         last[b] = len(steps) - 1
+    in_place = _write_in_place(graph, steps, last, returned)
     dying: dict[int, list[str]] = {}
     for b, k in last.items():
-        if b not in returned and graph.buffers[b].kind != "constant":
+        if b not in returned and b not in in_place.values() and graph.buffers[b].kind != "constant":
             dying.setdefault(k, []).append(b)
     pool: dict[tuple[Expr, object, object], list[str]] = {}
     present: set[str] = set()
     taken: set[str] = set()
-    held = _held(graph, steps, last)
+    held = _held(graph, steps, last, in_place)
     for k, step in enumerate(steps):
         wanted = _touched(step.work) if step.work is not None else sorted(returned)
         for b in wanted:
@@ -54,6 +58,9 @@ def plan_memory(graph: Graph, schedule: Schedule) -> list[Step]:
             if buffer.kind != "computed" or b in present:
                 continue
             present.add(b)
+            if b in in_place:
+                step.allocate.append((b, in_place[b]))
+                continue
             free = pool.get((_span(graph, b), buffer.dtype, buffer.device), [])
             source = _take(graph, free, range(k), last, held)
             step.allocate.append((b, source))
@@ -73,10 +80,88 @@ def plan_memory(graph: Graph, schedule: Schedule) -> list[Step]:
     return steps
 
 
-def _held(graph: Graph, steps: list[Step], last: dict[str, int]) -> list[int]:
+def _write_in_place(
+    graph: Graph, steps: list[Step], last: Mapping[str, int], returned: set[str]
+) -> dict[str, str]:
+    """New buffer -> dying buffer whose memory it takes while it is written; the kernels are
+    changed to read the new buffer, where the old one's elements still are."""
+    in_place: dict[str, str] = {}
+    born: set[str] = set()
+    for k, step in enumerate(steps):
+        if isinstance(step.work, Kernel):
+            kernel = step.work
+            old = [b for b in kernel.inputs if last[b] == k and b not in returned
+                   and _is_own(graph, b)]  # fmt: skip
+            for new in kernel.outputs:
+                if new in born or graph.buffers[new].kind != "computed":
+                    continue
+                found = next((b for b in old if _fits(graph, kernel, b, new)), None)
+                if found is not None:
+                    old.remove(found)
+                    in_place[new] = found
+                    _read_from(kernel, found, new)
+        born.update(_touched(step.work))
+    return in_place
+
+
+def _is_own(graph: Graph, name: str) -> bool:
+    buffer = graph.buffers[name]
+    return buffer.kind in ("computed", "extern") and not buffer.aliased
+
+
+def _fits(graph: Graph, kernel: Kernel, old: str, new: str) -> bool:
+    """Does every iteration read of ``old`` only the element that it then writes of ``new``?"""
+    a, b = graph.buffers[old], graph.buffers[new]
+    if (a.dtype, a.device, a.numel()) != (b.dtype, b.device, b.numel()):
+        return False
+    if kernel.forward.get(new) not in (None, "value") or new in graph.concatenated:
+        return False
+    stores = [(at, node, v) for at, node, v in _accesses(kernel, new) if v.op == "store"]
+    if len(stores) != 1:
+        return False
+    (when, node, store) = stores[0]
+    loops = (*kernel.xs, *kernel.rs) if node.inner else kernel.xs
+    once = not (node.inner and store.outer) and kernel.size(loops) == b.numel()
+    if (
+        not once
+        or store.args[3] is not None
+        or store.args[1].free_symbols & set(node.body.indirect)
+    ):
+        return False
+    return all(
+        v.op == "load"
+        and v.args[1] == store.args[1]
+        and (at[0] < when[0] or (at[:2] == when[:2] and at < when))
+        for at, _, v in _accesses(kernel, old)
+    )
+
+
+def _accesses(kernel: Kernel, buffer: str) -> Iterator[tuple[tuple[int, int, int], Node, Value]]:
+    """(when, node, value) of each access; when is (phase, outer level, position there)."""
+    for k, phase in enumerate(kernel.phases):
+        for level, nodes in enumerate((phase.inner, phase.outer)):
+            position = 0
+            for node in nodes:
+                for value in node.body.values:
+                    position += 1
+                    if value.op in ("load", "store") and value.args[0] == buffer:
+                        yield (k, level, position), node, value
+
+
+def _read_from(kernel: Kernel, old: str, new: str) -> None:
+    for _, _, value in list(_accesses(kernel, old)):
+        value.args = (new, *value.args[1:])
+    kernel.inputs.remove(old)
+
+
+def _held(
+    graph: Graph, steps: list[Step], last: Mapping[str, int], in_place: Mapping[str, str]
+) -> list[int]:
     """Bytes that are held while each step runs, when everything is freed after its last use."""
     held = [0] * len(steps)
     born: set[str] = set()
+    for new, old in in_place.items():
+        held[last[old]] -= _bytes(graph, new)
     for k, step in enumerate(steps):
         for b in _touched(step.work):
             if b not in born and graph.buffers[b].kind in ("computed", "extern"):

@@ -8,6 +8,8 @@ kept in :attr:`Schedule.decisions`.
 from __future__ import annotations
 
 import heapq
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import sympy
@@ -44,7 +46,8 @@ class _Item:
     """A schedulable unit: a group of loop nests, or one ATen call. Sets of items are bit masks."""
 
     work: Group | ExternOp
-    position: int
+    position: int  # in the program, of its last operation
+    first: int  # of its first one
     before: int = 0  # mask of items that must run earlier, directly
 
 
@@ -60,7 +63,9 @@ class Scheduler:
         operations = self._live(self.graph.operations)
         items = self._items(operations)
         self._fuse(items)
-        order = _topological(items)
+        # Fused work runs as late as its last operation or as early as its first may: by memory.
+        orders = [_topological(items, key) for key in (_late, _early)]
+        order = min(orders, key=self._peak)
         return Schedule(self._steps(order), self.decisions)
 
     # --- dependencies --------------------------------------------------------------------------
@@ -107,7 +112,7 @@ class Scheduler:
                     writers.setdefault(symbol, 1 << k)
             for symbol in _symbols_used(operation, self.graph):
                 before |= writers.get(symbol, 0)
-            items[k] = _Item(work, k, before & ~(1 << k))
+            items[k] = _Item(work, k, k, before & ~(1 << k))
             for b in operation.reads:
                 b = alias.get(b, b)
                 readers[b] = readers.get(b, 0) | 1 << k
@@ -213,6 +218,24 @@ class Scheduler:
         why = f"share {', '.join(sorted(shared))}: {saved} bytes less traffic"
         self.decisions.append(Decision(*names, True, why))
         return result
+
+    def _peak(self, order: list[_Item]) -> int:
+        """Bytes held at one time at most, buffers within one item not counted."""
+        touched = [item.work.reads | item.work.writes if isinstance(item.work, Group)
+                   else {*item.work.reads, *item.work.writes} for item in order]  # fmt: skip
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for k, names in enumerate(touched):
+            for b in names:
+                first.setdefault(b, k)
+                last[b] = len(order) if b in self._kept else k
+        change = [0] * (len(order) + 2)
+        for b, k in first.items():
+            own = self.graph.buffers[b].kind in ("computed", "extern")
+            if own and (last[b] > k or isinstance(order[k].work, ExternOp)):
+                change[k] += self._bytes(b)
+                change[last[b] + 1] -= self._bytes(b)
+        return max(itertools.accumulate(change))
 
     # --- kernels -------------------------------------------------------------------------------
 
@@ -327,8 +350,9 @@ def _closure(items: dict[int, _Item]) -> dict[int, int]:
 def _absorb(items: dict[int, _Item], earlier: dict[int, int], a: int, b: int, fused: Group) -> None:
     """Replace items a and b by one at a."""
     position = max(items[a].position, items[b].position)
+    first = min(items[a].first, items[b].first)
     before = (items[a].before | items[b].before) & ~(1 << a | 1 << b)
-    items[a] = _Item(fused, position, before)
+    items[a] = _Item(fused, position, first, before)
     del items[b]
     mask = (earlier[a] | earlier[b]) & ~(1 << a | 1 << b)
     earlier[a] = mask
@@ -341,8 +365,16 @@ def _absorb(items: dict[int, _Item], earlier: dict[int, int], a: int, b: int, fu
             earlier[k] = (earlier[k] | mask | 1 << a) & ~(1 << b)
 
 
-def _topological(items: dict[int, _Item]) -> list[_Item]:
-    """Program order as far as dependencies allow."""
+def _late(item: _Item) -> int:
+    return item.position
+
+
+def _early(item: _Item) -> int:
+    return item.first
+
+
+def _topological(items: dict[int, _Item], key: Callable[[_Item], int]) -> list[_Item]:
+    """In order of ``key``, a place in the program, as far as dependencies allow."""
     waiting = {k: item.before for k, item in items.items()}
     later: dict[int, list[int]] = {}
     for k, mask in waiting.items():
@@ -350,7 +382,7 @@ def _topological(items: dict[int, _Item]) -> list[_Item]:
             low = mask & -mask
             later.setdefault(low.bit_length() - 1, []).append(k)
             mask ^= low
-    ready = [(items[k].position, k) for k, mask in waiting.items() if not mask]
+    ready = [(key(items[k]), k) for k, mask in waiting.items() if not mask]
     heapq.heapify(ready)
     order = []
     while ready:
@@ -359,6 +391,6 @@ def _topological(items: dict[int, _Item]) -> list[_Item]:
         for j in later.get(k, []):
             waiting[j] &= ~(1 << k)
             if not waiting[j]:
-                heapq.heappush(ready, (items[j].position, j))
+                heapq.heappush(ready, (key(items[j]), j))
     assert len(order) == len(items), "the schedule has a cycle"
     return order

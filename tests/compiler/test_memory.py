@@ -1,0 +1,84 @@
+"""Buffers are written over where nobody needs their old contents, and nowhere else."""
+
+import pytest
+import torch
+
+from tests.compiler.programs import compiled, same
+from tests.memory import peak_bytes
+
+SIZE = 64
+BUFFER = SIZE * SIZE * 4  # bytes
+
+
+def matrices(count):
+    torch.manual_seed(0)
+    return [torch.randn(SIZE, SIZE) for _ in range(count)]
+
+
+def peak(function, *args):
+    """Buffers of one matrix that a compiled call holds at one time."""
+    fast = compiled(function)
+    with torch.no_grad():
+        fast(*args)
+        return peak_bytes(lambda: fast(*args)) / BUFFER
+
+
+def test_an_activation_is_written_over_the_product_it_reads():
+    assert peak(lambda a, b: (a @ b).relu(), *matrices(2)) == 1
+    assert peak(lambda a, b: (a @ b) * 2 + (b @ a), *matrices(2)) == 2
+
+
+def test_a_row_is_written_over_after_all_of_it_was_read():
+    def function(a, b):
+        return torch.softmax(a @ b, -1)
+
+    assert peak(function, *matrices(2)) == 1
+    same(function, *matrices(2))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: (p := a @ b, p.relu()),
+        lambda a, b: (p := a @ b).t() + p,
+        lambda a, b: (a @ b).flip(0) + 1,
+        lambda a, b: (p := a @ b) + p[:1],
+        lambda a, b: (p := a @ b).roll(1, 0) * p,
+        lambda a, b: (p := a @ b) - p.sum(1, keepdim=True) + p.mean(0),
+        lambda a, b: torch.cat([(p := a @ b) + 1, p * 2]),
+        lambda a, b: ((p := a @ b) + 1, p - 1, p * p),
+        lambda a, b: ((p := a @ b).sigmoid() + p[torch.arange(SIZE).flip(0)]),
+        lambda a, b: a.relu() + b,
+        lambda a, b: (p := a @ b).cumsum(1) * p,
+        lambda a, b: ((p := a @ b).view(-1)[: SIZE * SIZE].view(SIZE, SIZE) + 1, p.amax()),
+    ],
+    ids=["returned", "transposed", "flipped", "broadcast", "rolled", "reduced", "joined", "shared",
+         "gathered", "arguments", "scanned", "seen twice"],
+)  # fmt: skip
+def test_what_is_read_elsewhere_or_later_stays(function):
+    same(function, *matrices(2))
+
+
+def test_gradients_see_what_the_forward_pass_saved():
+    def function(a, b):
+        p = a @ b
+        return (p.sigmoid() * p).tanh()
+
+    mine, theirs = ([m.requires_grad_() for m in matrices(2)] for _ in range(2))
+    compiled(function)(*mine).sum().backward()
+    function(*theirs).sum().backward()
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_fused_work_runs_when_least_is_held():
+    """What a loop computes early and a concatenation takes at the end need not wait for it."""
+
+    def function(a):
+        parts = []
+        for _ in range(8):
+            a = (a @ a).tanh()
+            parts.append(a.sum(0))
+        return torch.stack(parts)
+
+    assert peak(function, *matrices(1)) < 3
