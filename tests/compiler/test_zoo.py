@@ -23,11 +23,11 @@ def _forget_everything():
     magpy.reset()
 
 
-def zoo(models):
+def zoo(models, fast=FAST):
     return pytest.mark.parametrize(
         "entry",
         [
-            pytest.param(m, id=m.name, marks=() if m.name in FAST else pytest.mark.full)
+            pytest.param(m, id=m.name, marks=() if m.name in fast else pytest.mark.full)
             for m in models
         ],
     )
@@ -104,7 +104,7 @@ def test_inference_takes_no_more_memory_than_eager(entry):
     assert mine <= eager
 
 
-@zoo([m for m in STATIC if m.trains])
+@zoo([m for m in STATIC if m.trains], fast={"BERT"})
 def test_training_takes_no_more_memory_than_eager(entry):
     model = entry.make(seed=0).train()
     fast = compiled(model)
