@@ -18,6 +18,7 @@ from magpy_like.compiler.graph import Graph, assumptions
 from magpy_like.compiler.indexing import Expr
 from magpy_like.compiler.ir import Buffer, ExternOp, Strided
 from magpy_like.compiler.memory import Step
+from magpy_like.compiler.runtime import pages
 
 
 class _Printer(PythonPrinter):
@@ -58,6 +59,7 @@ class Launcher:
             "math": math,
             "AssumptionFailed": AssumptionFailed,
             "empty": torch._C._dynamo.guards._empty_strided_cpu,
+            "empty_large": pages.empty_large,
             "empty_on": torch.empty_strided,
             "window": torch._C._dynamo.guards._reinterpret_tensor,
             "relayout": relayout,
@@ -168,7 +170,9 @@ class Launcher:
             else:
                 line(f"{buffer.name} = window({source}, {size}, {stride}, 0); del {source}")
         elif buffer.device.type == "cpu":
-            line(f"{buffer.name} = empty({size}, {stride}, {self._name(buffer.dtype)})")
+            large = self.graph.hint(buffer.numel()) * buffer.dtype.itemsize >= pages.LARGE
+            make = "empty_large" if large else "empty"
+            line(f"{buffer.name} = {make}({size}, {stride}, {self._name(buffer.dtype)})")
         else:
             dtype, device = self._name(buffer.dtype), self._name(buffer.device)
             line(f"{buffer.name} = empty_on({size}, {stride}, dtype={dtype}, device={device})")

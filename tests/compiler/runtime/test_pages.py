@@ -1,0 +1,47 @@
+"""Large results lie on huge pages, small ones where the allocator likes."""
+
+import os
+import re
+
+import pytest
+import torch
+
+from magpy_like.compiler.runtime import pages
+from tests.compiler.programs import same
+
+ROWS = pages.LARGE // 4 // 1024  # of 1024 floats
+
+
+def advised(tensor):
+    """Whether the system was asked for huge pages in the middle of the tensor's memory."""
+    place = tensor.data_ptr() + tensor.nbytes // 2
+    flags = ""
+    with open("/proc/self/smaps") as maps:
+        inside = False
+        for line in maps:
+            if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+                inside = int(found[1], 16) <= place < int(found[2], 16)
+            elif inside and line.startswith("VmFlags:"):
+                flags = line
+    return "hg" in flags.split()
+
+
+@pytest.mark.parametrize("size", [(ROWS, 1024), (ROWS + 1, 1024), (3, ROWS, 512)])
+def test_a_large_tensor_asks_for_huge_pages_and_is_an_ordinary_tensor(size):
+    stride = torch.empty(size, device="meta").stride()
+    got = pages.empty_large(size, stride, torch.float32)
+    assert (tuple(got.shape), got.stride(), got.dtype) == (size, stride, torch.float32)
+    assert got.untyped_storage().nbytes() == got.nbytes
+    assert advised(got) == os.path.exists("/sys/kernel/mm/transparent_hugepage")
+
+
+def test_a_smaller_tensor_does_not():
+    assert not advised(pages.empty_large((ROWS // 2, 1024), (1024, 1), torch.float32))
+
+
+def test_a_kernel_writes_large_results_there(monkeypatch):
+    made = []
+    empty = pages.empty_large
+    monkeypatch.setattr(pages, "empty_large", lambda *a: made.append(empty(*a)) or made[-1])
+    same(lambda x: (x * 2, x[:2] * 2), torch.ones(ROWS, 1024))
+    assert [tuple(t.shape) for t in made] == [(ROWS, 1024)]
