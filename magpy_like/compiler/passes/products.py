@@ -8,6 +8,7 @@ float32 (or, where the program lowered ``torch.set_float32_matmul_precision``, a
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -54,13 +55,11 @@ def _on_onednn(node: Node) -> Node | None:
 
 
 def _is_large(left: torch.Tensor, right: torch.Tensor) -> bool:
-    count = 1
-    for size in (*left.shape, right.shape[1]):
-        hint = size if isinstance(size, int) else size.node.hint
-        if hint is None:
-            return False
-        count *= hint
-    return count >= SMALLEST
+    """Many multiplications, and not a matrix times a vector, at which the BLAS is good."""
+    sizes = [
+        size if isinstance(size, int) else size.node.hint for size in (*left.shape, right.shape[1])
+    ]
+    return None not in sizes and math.prod(sizes) >= SMALLEST and min(sizes[0], sizes[2]) > 1
 
 
 def _is_matrix(val: torch.Tensor) -> bool:

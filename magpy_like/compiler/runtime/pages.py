@@ -40,4 +40,4 @@ def empty_large(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) 
 def _advise() -> Callable[[int, int, int], int]:
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return madvise 
+    return madvise

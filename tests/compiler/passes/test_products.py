@@ -39,12 +39,13 @@ def test_a_matrix_is_added_after_the_product():
     "function",
     [
         lambda a, b, c: a[:8] @ b,  # small: the call costs more
+        lambda a, b, c: a.view(1, -1) @ b.view(-1)[:, None].expand(-1, 99).contiguous(),  # a vector
         lambda a, b, c: a.double() @ b.double(),
         lambda a, b, c: torch.addmm(c, a, b, beta=2),
         lambda a, b, c: a @ c[:, None].expand(N, N),  # not laid out as a matrix
         lambda a, b, c: a[:, ::2] @ b[::2, ::2].repeat(1, 4)[:, ::2],
     ],
-    ids=range(5),
+    ids=range(6),
 )
 def test_other_products_stay(function):
     assert ONEDNN not in names(optimised(function, A, B, BIAS))
