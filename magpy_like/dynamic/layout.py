@@ -44,6 +44,12 @@ class Layout:
         source = iter(values)
         return [build_frame(frame, source) for frame in self.frames]
 
+    @property
+    def given(self) -> int | None:
+        """The position of the value that the last instruction has given, if the stack holds one."""
+        inner = self.frames[0]
+        return sum(inner.locals) + sum(inner.stack) if inner.stack and inner.stack[-1] else None
+
     def slot_of(self, position: int) -> tuple[int, int | None, int] | None:
         """Where the value at a position is: frame, slot of a local, depth on the operand stack.
 

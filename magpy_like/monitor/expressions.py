@@ -61,6 +61,11 @@ def is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
+def is_liftable(value: Any) -> bool:
+    """Whether a value can have an identity of its own: a number, or text with a character."""
+    return type(value) in (int, float) or (type(value) is str and bool(value))
+
+
 def known_at_entry(expression: Any) -> bool:
     """Whether a guard can compute the expression before the region runs."""
     if isinstance(expression, Computed):

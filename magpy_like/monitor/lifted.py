@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from magpy_like.monitor import text
 from magpy_like.monitor.expressions import (
     Computed,
     Draw,
@@ -25,12 +26,13 @@ from magpy_like.monitor.expressions import (
     InGraph,
     Read,
     Untranslatable,
+    is_liftable,
     is_number,
     known_at_entry,
 )
 from magpy_like.monitor.recording import CONTAINERS, Recording, elements
 from magpy_like.monitor.split import Split
-from magpy_like.native import fresh_number
+from magpy_like.native import fresh_plain
 from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.refgraph.values import is_plain
 
@@ -71,7 +73,7 @@ class LiftedNumbers:
 
     def lift(self, value: Any, expression: Expression, twin: Any = None) -> Any:
         """A new object for a number, known by ``expression`` from here on."""
-        number = fresh_number(value)
+        number = fresh_plain(value)
         self._know(number, expression, twin)
         return number
 
@@ -119,7 +121,7 @@ class LiftedNumbers:
         if twin is not None and not isinstance(twin, torch.SymInt | torch.SymFloat):
             return None  # it is the same whatever the operands are
         parts = tuple(self.expression(operand) or operand for operand in operands)
-        if any(isinstance(part, InGraph) for part in parts):
+        if is_number(value) and any(isinstance(part, InGraph) for part in parts):
             node = self.rec.operators.compute(operation, operands, value)
             return self.lift(value, InGraph(node), twin)
         return self.lift(value, Computed(operation, parts), twin)
@@ -149,6 +151,8 @@ class LiftedNumbers:
         kind = type(value)
         if kind in NUMBERS:
             return self._twins[id(value)] if id(value) in self._known else value
+        if kind is str and id(value) in self._known:
+            raise LookupError
         if kind is tuple or kind is torch.Size:
             return tuple(self._with_twins(item) for item in value)
         if kind is list:
@@ -294,7 +298,7 @@ class LiftedNumbers:
         """
         parts = tuple(self.expression(operand) or operand for operand in operands)
         twins = self.twins_of(operands)
-        numbers = all(is_number(operand) for operand in operands)
+        numbers = all(is_liftable(operand) for operand in operands)
         if numbers and not all(map(known_at_entry, parts)):
             self.foretell(Computed(operation, parts), operation(*operands))
         elif twins is not None and not any(isinstance(twin, _FLOATS) for twin in twins):
@@ -335,7 +339,8 @@ _FLOATS = (float, torch.SymFloat)
 
 
 def _numbers_in(value: Any, depth: int = 4) -> Iterator[Any]:
-    if type(value) in NUMBERS:
+    """The numbers in nested containers, and text, which may be made of lifted numbers."""
+    if type(value) in NUMBERS or type(value) is str:
         yield value
     elif isinstance(value, slice):
         yield from _numbers_in((value.start, value.stop, value.step))
@@ -389,4 +394,6 @@ FOLDS: dict[Any, Callable[..., Any]] = {
 
 def computes(operation: Any, args: tuple[Any, ...]) -> bool:
     """Whether a call on lifted numbers can be repeated as an expression."""
+    if operation in text.FUNCTIONS:
+        return all(map(is_plain, args))
     return operation in PURE_FUNCTIONS and all(is_number(arg) or arg is None for arg in args)

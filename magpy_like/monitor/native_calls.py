@@ -21,7 +21,7 @@ import torch.utils.checkpoint
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
 from magpy_like.monitor import attributes, foretold, lifted, metadata
 from magpy_like.monitor.constants import VALUE_READERS
-from magpy_like.monitor.expressions import is_number
+from magpy_like.monitor.expressions import is_liftable, is_number
 from magpy_like.monitor.reads import ATTRIBUTES, follow, inputs_of
 from magpy_like.monitor.recording import (
     CONTAINERS,
@@ -188,8 +188,10 @@ def native(
     for position, value in inputs_of(args, kwargs):
         wanted = annotation.input(position)
         if run.lifted and not on_graph and wanted.value_read not in _LIKE_TYPES:
-            if is_number(value) or operation not in _MOVES:
+            if is_liftable(value) or operation not in _MOVES:
                 run.lifted.settle(value)
+        elif on_graph and type(value) is str and run.lifted:
+            run.lifted.settle(value)  # an operator's mode, not a value
         if is_plain(value):
             continue
         if wanted.in_place and not isinstance(value, torch.Tensor):
@@ -341,7 +343,7 @@ def _finish_draw_suspended(run: MonitorRun, drawn: tuple[Any, Any, Any], result:
 def finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
     """A result that is no ``int`` or ``float`` is not lifted, so the operands must not differ."""
     operation, operands = payload
-    if is_number(result):
+    if is_liftable(result):
         return run.lifted.compute(operation, operands, result)
     run.lifted.settle(operands)
     return None

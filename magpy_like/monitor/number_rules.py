@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.monitor import operators
-from magpy_like.monitor.expressions import is_number
+from magpy_like.monitor.expressions import is_liftable, is_number
 from magpy_like.monitor.lifted import ARITHMETIC
 from magpy_like.monitor.native_calls import finish_computed
+from magpy_like.monitor.text import formatted, joined
+from magpy_like.refgraph.values import is_plain
 
 if TYPE_CHECKING:
     from magpy_like.monitor.instructions import Step
@@ -59,14 +61,14 @@ def _contains(run: MonitorRun, step: Step) -> Token:
 
 def _identify(run: MonitorRun, step: Step) -> Token:
     left, right = step.stack[-2:]
-    if is_number(left) and is_number(right):
+    if is_liftable(left) and is_liftable(right):
         run.lifted.settle((left, right))
     return None
 
 
 def _branch(run: MonitorRun, step: Step) -> Token:
     value = step.stack[-1]
-    return _ask(run, operator.truth, (value,)) if is_number(value) else None
+    return _ask(run, operator.truth, (value,)) if is_liftable(value) else None
 
 
 def _ask(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Token:
@@ -98,7 +100,22 @@ def _index(container: int, *keys: int) -> Callable[[MonitorRun, Step], Token]:
 
 
 def _format(run: MonitorRun, step: Step) -> Token:
-    run.lifted.settle(list(step.stack[-2:] if step.oparg & 4 else step.stack[-1:]))
+    value, specification = step.stack[-2:] if step.oparg & 4 else (step.stack[-1], "")
+    operands = (value, step.oparg & 3, specification)
+    if is_plain(value) and run.lifted.any(operands):
+        return finish_computed, (formatted, operands)
+    run.lifted.settle([value, specification])
+    return None
+
+
+def _join(run: MonitorRun, step: Step) -> Token:
+    operands = step.stack[len(step.stack) - step.oparg :]
+    return (finish_computed, (joined, operands)) if run.lifted.any(operands) else None
+
+
+def _take_apart(run: MonitorRun, step: Step) -> Token:
+    if type(step.stack[-1]) is str:
+        run.lifted.settle(step.stack[-1])
     return None
 
 
@@ -113,9 +130,12 @@ def _make_dict(run: MonitorRun, step: Step) -> Token:
 
 
 def _attribute(run: MonitorRun, step: Step) -> Token:
-    if is_number(step.stack[-1]):
+    if is_liftable(step.stack[-1]):
         run.lifted.settle(step.stack[-1])
     return None
+
+
+_TAKE_APART = ("GET_ITER", "UNPACK_SEQUENCE", "UNPACK_EX", "GET_LEN", "LIST_EXTEND", "SET_UPDATE")
 
 
 def _settled_by() -> dict[int, Callable[[MonitorRun, Step], Token]]:
@@ -135,6 +155,7 @@ def _settled_by() -> dict[int, Callable[[MonitorRun, Step], Token]]:
         "BINARY_SLICE": _index(3, 2, 1),
         "STORE_SLICE": _index(3, 2, 1),
         "FORMAT_VALUE": _format,
+        "BUILD_STRING": _join,
         "MATCH_KEYS": _settle(1),
         "MATCH_CLASS": _settle(3),
         "BUILD_SET": _make_set,
@@ -144,6 +165,8 @@ def _settled_by() -> dict[int, Callable[[MonitorRun, Step], Token]]:
         "LOAD_ATTR": _attribute,
         "LOAD_METHOD": _attribute,
     }
+    for name in _TAKE_APART:
+        table[name] = _take_apart
     for name in opcode.opmap:
         if "JUMP" in name and "_IF_" in name and "NONE" not in name:
             table[name] = _branch

@@ -20,7 +20,7 @@ import torch
 from magpy_like.annotation import RelationKind, lookup
 from magpy_like.logs import topic
 from magpy_like.monitor import attributes, metadata, native_calls, polyfills
-from magpy_like.monitor.expressions import is_number
+from magpy_like.monitor.expressions import is_liftable, is_number
 from magpy_like.monitor.instructions import Rules, Step, finish_without_result, load_rules
 from magpy_like.monitor.iterators import foreseen, is_started_before
 from magpy_like.monitor.lifted import LiftedNumbers
@@ -36,7 +36,7 @@ from magpy_like.native import (
     frame_function,
     frame_locals,
     frame_set_operand,
-    fresh_number,
+    fresh_plain,
     lookup_in_type,
     start_counting,
     stop_counting,
@@ -358,8 +358,7 @@ class MonitorRun:
         if not self.lifted.any((value,)) or caller is None:
             return
         try:
-            at = opcode.opname[caller.f_code.co_code[caller.f_lasti]]
-            if self._monitor.waits(caller) or at not in _PASSES_THROUGH:
+            if self._monitor.waits(caller) or _calling(caller) not in _PASSES_THROUGH:
                 self.lifted.settle(value)
         except BaseException as error:
             self._fail(frame, error)
@@ -503,14 +502,14 @@ class MonitorRun:
         node = self.recording.meet(self.recording.refs.external, relation, value)
         if foreseen(self.recording, value) or is_started_before(self.recording, value):
             self.watch_iterators()
-        if is_number(value) and (relation,) in self.varying.numbers:
+        if is_liftable(value) and (relation,) in self.varying.numbers:
             self.lifted.adopt(value, node)
             self._monitor.watch_numbers()
 
     def _varying_argument(self, key: int | str, value: Any) -> Any:
         """A number that varies between calls gets an identity of its own before the call."""
-        lifted = argument_place(key) in self.varying.numbers and is_number(value)
-        return fresh_number(value) if lifted else value
+        lifted = argument_place(key) in self.varying.numbers and is_liftable(value)
+        return fresh_plain(value) if lifted else value
 
     def watch_iterators(self) -> None:
         """Steps of loops count from now on: some iterators come from outside."""
@@ -642,6 +641,14 @@ def _finish_lift(run: MonitorRun, payload: tuple[ShadowNode, Any], result: Any) 
 
 _READS = {"LOAD_ATTR", "LOAD_GLOBAL", "LOAD_DEREF", "BINARY_SUBSCR"}
 _FIRST_IN_PLACE = next(i for i, (name, _) in enumerate(opcode._nb_ops) if "INPLACE" in name)  # type: ignore[attr-defined]
+
+
+def _calling(frame: types.FrameType) -> str:
+    """The name of the instruction that a frame is inside of."""
+    code, at = frame.f_code.co_code, frame.f_lasti
+    while opcode.opname[code[at]] == "CACHE":  # a Python function was entered without C in between
+        at -= 2
+    return opcode.opname[code[at]]
 
 
 @functools.cache

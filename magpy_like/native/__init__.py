@@ -35,7 +35,7 @@ frame_locals = _monitor.frame_locals
 frame_function = _monitor.frame_function
 frame_set_local = _monitor.frame_set_local
 frame_set_operand = _monitor.frame_set_operand
-fresh_number = _monitor.fresh_number
+fresh_plain = _monitor.fresh_plain
 lookup_in_type = _monitor.lookup_in_type
 
 _guards = _build(

@@ -444,11 +444,17 @@ PyObject *frame_set_local(PyObject *, PyObject *args) {
   Py_RETURN_NONE;
 }
 
-// A number that shares its identity with no other, not even a small one.
-PyObject *fresh_number(PyObject *, PyObject *value) {
+// A number or text that shares its identity with no other, not even a small one.
+PyObject *fresh_plain(PyObject *, PyObject *value) {
+  if (PyUnicode_CheckExact(value) && PyUnicode_GET_LENGTH(value)) {
+    PyObject *copy = PyUnicode_New(PyUnicode_GET_LENGTH(value), PyUnicode_MAX_CHAR_VALUE(value));
+    if (copy && PyUnicode_CopyCharacters(copy, 0, value, 0, PyUnicode_GET_LENGTH(value)) < 0)
+      Py_CLEAR(copy);
+    return copy;
+  }
   if (PyFloat_CheckExact(value)) return PyFloat_FromDouble(PyFloat_AS_DOUBLE(value));
   if (!PyLong_CheckExact(value)) {
-    PyErr_SetString(PyExc_TypeError, "expected an int or a float");
+    PyErr_SetString(PyExc_TypeError, "expected an int, a float or a text that is not empty");
     return nullptr;
   }
   PyLongObject *from = (PyLongObject *)value;
@@ -484,7 +490,7 @@ PyMethodDef module_methods[] = {
     {"frame_function", frame_function, METH_O, "The function object that a frame runs."},
     {"frame_set_operand", frame_set_operand, METH_VARARGS, "(frame, depth, value)"},
     {"frame_set_local", frame_set_local, METH_VARARGS, "(frame, slot, value)"},
-    {"fresh_number", fresh_number, METH_O, "An equal int or float with an identity of its own."},
+    {"fresh_plain", fresh_plain, METH_O, "An equal int, float or str with an identity of its own."},
     {"lookup_in_type", lookup_in_type, METH_VARARGS, "(type, name): what the classes of the MRO hold, or NULL."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -19,7 +19,7 @@ from magpy_like.logs import topic
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import NotForetold, Split, SplitPoint, is_monitoring
-from magpy_like.monitor.variation import Path, Variation
+from magpy_like.monitor.variation import Path, Variation, argument_place
 from magpy_like.records.backends import resolve_backend
 from magpy_like.records.interface import CacheInfo, Explanation
 from magpy_like.records.stretches import StretchCut, Stretches
@@ -181,7 +181,7 @@ class Dispatcher:
 
     def _continue(self, rest: Continuation) -> Dispatcher:
         """The dispatcher for what follows a split."""
-        return Dispatcher(
+        following = Dispatcher(
             rest,
             dynamic=self.dynamic,
             backend=self.backend,
@@ -189,6 +189,10 @@ class Dispatcher:
             options=self.options,
             stretches=self._stretches,
         )
+        if self.dynamic is not False and rest.layout.given is not None:
+            # What a dynamic function gives is another thing every time.
+            following.varying.add(argument_place(rest.layout.given))
+        return following
 
     def following(self, layout: Layout) -> Dispatcher:
         """The dispatcher of what the program does from a state of this layout."""
@@ -284,6 +288,8 @@ class Dispatcher:
         self.varying |= record.rewritten
         for other in alike:
             for place, value in record.numbers.items():
+                if type(value) is str and self._is_program:
+                    continue  # a mode, most likely; on an open frame's stack it is in the making
                 before = other.numbers.get(place, value)
                 if type(before) is type(value) and before != value:
                     self.varying.add(place)

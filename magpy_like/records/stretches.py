@@ -19,12 +19,12 @@ from magpy_like.dynamic.continuation import Raised, run_chain, step
 from magpy_like.dynamic.layout import Layout, NoLayout, lay_out
 from magpy_like.dynamic.splitting import Continuation, behind, open_frames, stands_for
 from magpy_like.logs import topic
-from magpy_like.monitor.expressions import is_number
+from magpy_like.monitor.expressions import is_liftable
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import NotForetold, Split, SplitPoint
 from magpy_like.monitor.variation import argument_place
-from magpy_like.native import StateCheck, frame_set_local, frame_set_operand, fresh_number
+from magpy_like.native import StateCheck, frame_set_local, frame_set_operand, fresh_plain
 from magpy_like.synthesis.record import Record
 
 _splits_log = topic("splits")
@@ -136,8 +136,8 @@ class StretchCut:
         varying = set(variation.numbers)
         for position in range(len(values)):
             place = argument_place(position)
-            if place in varying and is_number(values[position]):
-                number = fresh_number(values[position])
+            if place in varying and is_liftable(values[position]):
+                number = fresh_plain(values[position])
                 if _replace(layout, position, frames, number):
                     values[position] = number
                 else:

@@ -12,11 +12,11 @@ from torch import fx
 
 from magpy_like.annotation import RelationKind
 from magpy_like.monitor.constants import VARIES
-from magpy_like.monitor.expressions import Expression, is_number
+from magpy_like.monitor.expressions import Expression, is_liftable
 from magpy_like.monitor.iterators import advance
 from magpy_like.monitor.recording import Recording, items_of
 from magpy_like.monitor.split import NotForetold, Split
-from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
+from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import is_plain
 from magpy_like.synthesis import numbers
 from magpy_like.synthesis.checks import same_scalar
@@ -381,10 +381,12 @@ def _numbers(rec: Recording, places: Places) -> tuple[dict[Any, Any], frozenset[
     numbers, rewritten = {}, set()
     for node in places.order:
         value = node.first.value
-        if not (node.plain and Fact.VALUE in node.facts and is_number(value)):
+        if not (node.plain and Fact.VALUE in node.facts and is_liftable(value)):
             continue
         parent, relation = places.edges[node.node_id][0]
         if relation.kind is RelationKind.MEMBERSHIP:
+            continue
+        if type(value) is str and parent.node_id != EXTERNAL:
             continue
         place = rec.place(parent, relation)
         numbers[place] = value

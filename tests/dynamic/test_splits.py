@@ -216,6 +216,55 @@ def test_change_behind_a_split_must_miss():
         assert_same(outcome(fast, x), outcome(program, x))
 
 
+def test_what_a_dynamic_function_gives_varies_from_the_start():
+    def program(x, n):
+        y = x * opaque(n)
+        if y.shape[0] > 5:
+            return y
+        return y + 1
+
+    fast = magpy.compile(program, backend="eager")
+    x = torch.ones(3)
+    for run in (fast, program):
+        LOG.clear()
+        results = [run(x, 7) for _ in range(6)]
+        assert_same(results, [x * n + 1 for n in range(1, 7)])
+    assert magpy.cache_info(fast)[:2] == (5, 1)
+
+
+def test_text_made_of_what_varies_reaches_the_dynamic_function():
+    class Steps:
+        count = 0
+
+        def __call__(self, x):
+            y = x * 2
+            self.count += 1
+            opaque(f"{self.count:03d}: {y.sum().item():.2f} {'last':>{self.count + 5}}" + "!")
+            return y.mean().item()
+
+    fast, eager = Steps(), Steps()
+    compiled = magpy.compile(fast, backend="eager")
+    for x in inputs(12):
+        assert_same(outcome(compiled, x), outcome(eager, x))
+    assert fast.count == eager.count
+    assert magpy.cache_info(compiled).hits >= 9
+
+
+def test_text_that_steers_is_looked_at():
+    def program(x, n):
+        word = str(opaque(n))
+        if word == "2":
+            return x * 10
+        return x + len(word) + {"1": 1}.get(word, 0)
+
+    fast = magpy.compile(program, backend="eager")
+    x = torch.ones(2)
+    LOG.clear()
+    mine = [fast(x, i) for i in range(12)]
+    LOG.clear()
+    assert_same(mine, [program(x, i) for i in range(12)])
+
+
 def test_dynamic_function_sees_the_effects_before_it_and_may_change_what_follows():
     state = {"n": 0, "kept": None}
 

@@ -1,0 +1,23 @@
+"""Text that is made of lifted numbers is lifted with them, on its way to a log or a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def formatted(value: Any, conversion: int, specification: str) -> str:
+    """What FORMAT_VALUE makes of a value."""
+    converted = _CONVERSIONS[conversion](value) if conversion else value
+    return format(converted, specification)
+
+
+_CONVERSIONS = (str, str, repr, ascii)
+
+
+def joined(*texts: str) -> str:
+    """What BUILD_STRING makes of texts."""
+    return "".join(texts)
+
+
+FUNCTIONS = {str, repr, format, str.format}
+"""Functions of plain values that give text."""
