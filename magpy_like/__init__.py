@@ -10,13 +10,20 @@ from magpy_like.api import (
     mark_dynamic,
     reset,
 )
-from magpy_like.errors import AnnotationError, CompileError, FullGraphError, MagpyError
+from magpy_like.errors import (
+    AnnotationError,
+    CompileError,
+    DynamicDimensionError,
+    FullGraphError,
+    MagpyError,
+)
 from magpy_like.records.interface import CacheInfo
 
 __all__ = [
     "AnnotationError",
     "CacheInfo",
     "CompileError",
+    "DynamicDimensionError",
     "FullGraphError",
     "MagpyError",
     "annotate",

@@ -9,9 +9,9 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from magpy_like.errors import MagpyError
+from magpy_like.monitor.marks import mark
 from magpy_like.monitor.split import is_monitoring, mark_disabled
 from magpy_like.records.interface import CacheInfo, Explanation, make_dispatcher, reset_all
 
@@ -95,13 +95,17 @@ def compile(
 
     Args:
         fullgraph: raise :class:`FullGraphError` at a split instead of running natively.
-        dynamic: whether sizes may vary without a new record.
+        dynamic: ``True``: all sizes of all input tensors may vary without a new record; ``False``:
+            nothing may; ``None``: what has varied between calls may from then on, dimension by
+            dimension and number by number.
         backend: a name or a callable ``(gm, example_inputs) -> callable``.
-        mode, options: passed to the backend.
+        mode, options: passed to the backend, but for two options: ``generalise_after``, the number
+            of records before what varies is lifted (1), and ``record_limit``, that of records
+            before the program runs eagerly (8).
 
     Raises:
         TypeError: the target is not callable.
-        ValueError: the backend is unknown.
+        ValueError: the backend is unknown, or one of the two options is no positive number.
     """
     settings: dict[str, Any] = {
         "fullgraph": fullgraph,
@@ -146,14 +150,12 @@ def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation:
     """Run the program once under the monitor and report what a record of it consists of.
 
     The run is real: it returns nothing, but its side effects happen. ``target`` may be compiled or
-    not.
+    not; what calls of a compiled one have shown to vary is lifted.
     """
-    if isinstance(target, CompiledModule):
-        target = target._orig_mod
-    elif hasattr(target, "_magpy_dispatcher"):
-        target = target._magpy_dispatcher.target
-    dispatcher = make_dispatcher(target, backend="eager")
-    return cast(Explanation, dispatcher.explain(args, kwargs))
+    compiled = isinstance(target, CompiledModule) or hasattr(target, "_magpy_dispatcher")
+    known = _dispatcher(target) if compiled else None
+    dispatcher = make_dispatcher(target if known is None else known.target, backend="eager")
+    return cast(Explanation, dispatcher.explain(args, kwargs, known))
 
 
 def reset(compiled: Any = None) -> None:
@@ -180,15 +182,13 @@ def is_compiling() -> bool:
     return is_monitoring()
 
 
-_dynamic_dimensions = WeakIdKeyDictionary()  # tensors do not compare as keys should
-
-
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
     """Say that a dimension of an input varies between calls (0 is the first, -1 the last).
+
+    The first call with the tensor makes a record for all sizes of that dimension. When the program
+    needs the size that it has, that call raises :class:`DynamicDimensionError`.
 
     Raises:
         IndexError: the tensor has no such dimension.
     """
-    if not -tensor.dim() <= dim < tensor.dim():
-        raise IndexError(f"a tensor of {tensor.dim()} dimensions has no dimension {dim}")
-    _dynamic_dimensions.setdefault(tensor, set()).add(dim % tensor.dim())
+    mark(tensor, dim)

@@ -39,5 +39,20 @@ class FullGraphError(MagpyError):
         self.reason = reason
 
 
+class DynamicDimensionError(MagpyError):
+    """A dimension was marked as dynamic, but the program needs the size that it has.
+
+    ``dimension`` says which, ``size`` is the only one that there is a record for, and ``reason``
+    says where the program relies on it.
+    """
+
+    def __init__(self, dimension: str, size: int, reason: str) -> None:
+        super().__init__(
+            f"{dimension} is marked as dynamic, but the program relies on its size being {size}: "
+            f"{reason}. Remove the mark, or what depends on the size"
+        )
+        self.dimension, self.size, self.reason = dimension, size, reason
+
+
 class CompileError(MagpyError):
     """An operator graph could not be compiled by the chosen backend."""

@@ -286,9 +286,12 @@ class LiftedNumbers:
             Split: data decides it.
         """
         try:
-            return bool(condition)
+            truth = bool(condition)
         except Exception:
             raise Split("a size that depends on a tensor's data steers the program") from None
+        if self.rec.twin is not None:
+            self.rec.twin.note_place()
+        return truth
 
     def ask(self, operation: Callable[..., Any], operands: tuple[Any, ...]) -> None:
         """The program goes on by the truth of ``operation(*operands)``, of plain values.

@@ -40,7 +40,7 @@ class OperatorGraph:
         self.graph = fx.Graph()
         self._known: dict[int, tuple[weakref.ref[Any], fx.Node]] = {}
         self.inputs: list[tuple[fx.Node, Any]] = []
-        """Placeholders, each with the id of the ShadowNode of a tensor or object, or a number."""
+        """Placeholders, each with the id of a tensor's or object's ShadowNode, or an expression."""
         self.expression: Callable[[Any], Any] = lambda value: None
         """Gives the expression of a lifted number, None for any other value."""
         self.twin: Twin | None = None

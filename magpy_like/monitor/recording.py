@@ -57,6 +57,9 @@ class Recording:
         self.dynamic_dims: Callable[[Path, torch.Tensor], Collection[int]] = _none_dynamic
         """Which dimensions of a tensor at a place outside may vary."""
         self._paths: dict[int, Path] = {}
+        self._roots: dict[Relation, Any] = {}
+        self.layouts: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        """Sizes and strides of the tensors from outside, when they were met."""
         self.split: SplitPoint | None = None
         self.constants = ConstantTensors()
         self.lifted: Any = None
@@ -116,6 +119,7 @@ class Recording:
             relation = Relation(RelationKind.CONSTANT, id(value))
             node = self.refs.read(self.refs.external, relation, value)
             self._paths[node.node_id] = (relation,)
+            self._roots[relation] = value
             node.facts.add(Fact.IDENTITY)
         return node
 
@@ -144,6 +148,10 @@ class Recording:
         """The way on which the program first got to a variable."""
         return self._paths.get(node.node_id, ())
 
+    def root(self, relation: Relation) -> Any:
+        """The object that is the same at every call and that a way begins at, or None."""
+        return self._roots.get(relation)
+
     def place(self, owner: ShadowNode, relation: Relation) -> Path:
         """A place outside, as far as it can be told from one run to the next: by the way from the
         arguments, or by the object that is there at every call."""
@@ -160,6 +168,8 @@ class Recording:
             if Fact.METADATA not in node.facts:
                 node.facts.add(Fact.METADATA)
                 node.first.value = self._dynamic(node, value) or TensorCheck(value)
+                if value.layout is torch.strided:
+                    self.layouts[node.node_id] = tuple(value.shape), tuple(value.stride())
                 self.tensor_versions[node.node_id] = tensor_version(value)
         elif is_identity(value):
             node.facts.add(Fact.IDENTITY)
@@ -179,9 +189,10 @@ class Recording:
             return None
         return self.twin.tensor(node, tensor, self.dynamic_dims(path, tensor))
 
-    def begin_twin(self, account: Callable[[], None]) -> None:
-        """Every operator is to run on symbolic sizes as well; ``account`` hears of it."""
-        self.twin = self.operators.twin = Twin(self.operators.size, account)
+    def begin_twin(self, account: Callable[[], None], locate: Callable[[], str]) -> None:
+        """Every operator is to run on symbolic sizes as well; ``account`` hears of it, ``locate``
+        says where the program is."""
+        self.twin = self.operators.twin = Twin(self.operators.size, account, locate)
 
     def twin_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The symbolic twin of a tensor, where there is one."""

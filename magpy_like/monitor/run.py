@@ -173,6 +173,8 @@ class MonitorRun:
             self.args = tuple(self._varying_argument(i, value) for i, value in enumerate(args))
             self.kwargs = {name: self._varying_argument(name, v) for name, v in kwargs.items()}
         self.root_frame: types.FrameType | None = None
+        self._at: types.FrameType | None = None
+        """Where the program was last seen."""
         self.steps: dict[int, tuple[int, tuple[Any, ...]]] = {}
         """By the id of an open frame: offset and operands of its last announced instruction."""
         self.suspended = 0
@@ -200,7 +202,7 @@ class MonitorRun:
         self.varying = varying
         if varying.dims is not None:
             self.recording.dynamic_dims = varying.dims
-            self.recording.begin_twin(self.account)
+            self.recording.begin_twin(self.account, self._locate)
         self.globals_read: set[tuple[int, str]] = set()
         self._entered: set[int] = set()
         self._keep: list[Any] = []
@@ -233,6 +235,10 @@ class MonitorRun:
                 active.run = outer
                 self._close()
 
+    def _locate(self) -> str:
+        frame = self._at
+        return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+
     def _suspend(self, phase: str, info: dict[str, int]) -> None:
         """The garbage collector's callbacks run amid a program and are no part of it."""
         if getattr(active, "run", None) is self:
@@ -249,6 +255,8 @@ class MonitorRun:
         self.steps.clear()
         if self.recording.twin is not None:
             self.recording.twin.account = _nobody_listens
+            self.recording.twin.locate = _in_the_backend
+        self._at = None
         del self._monitor, self.args, self.kwargs
 
     def end(self) -> None:
@@ -278,6 +286,7 @@ class MonitorRun:
         self, frame: types.FrameType, number: int, oparg: int, offset: int, stack: tuple[Any, ...]
     ) -> Any:
         handled = sys.exception()
+        self._at = frame
         self.steps[id(frame)] = (offset, stack)
         try:
             step = Step(frame, number, oparg, offset, stack)
@@ -624,6 +633,10 @@ class MonitorRun:
 
 def _nobody_listens() -> None:
     """The run is over."""
+
+
+def _in_the_backend() -> str:
+    return "the backend"
 
 
 def _finish_dynamic(run: MonitorRun, payload: tuple[types.FrameType], result: Any) -> None:

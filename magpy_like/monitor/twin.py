@@ -65,9 +65,11 @@ class Twin:
         self,
         size_in_graph: Callable[[fx.Node, int], fx.Node],
         account: Callable[[], None] = lambda: None,
+        locate: Callable[[], str] = lambda: "",
     ) -> None:
         """``size_in_graph(node, dim)`` makes a graph node for a size of an operator's result;
-        ``account()`` is called when operators have run that are none of the program's."""
+        ``account()`` is called when operators have run that are none of the program's, and
+        ``locate()`` says where the program is."""
         self.env = ShapeEnv(
             assume_static_by_default=False, duck_shape=False, specialize_zero_one=True
         )
@@ -79,9 +81,13 @@ class Twin:
         self.inputs: dict[int, torch.Tensor] = {}
         """Twins of tensors from outside with dynamic dimensions, by the id of their node."""
         self.checks: dict[int, TensorCheck] = {}
+        self.inner: dict[int, tuple[int, ...]] = {}
+        """For each of their dimensions, see :func:`inner_dimensions`."""
         self._layouts: dict[int, tuple[list[Any], list[Any]]] = {}
         """Sizes and strides of these."""
-        self._size_in_graph, self.account = size_in_graph, account
+        self._size_in_graph, self.account, self.locate = size_in_graph, account, locate
+        self.places: dict[int, str] = {}
+        """Where the program was when a guard came up, by the guard's position."""
 
     # --- what comes from outside -----------------------------------------------------------------
 
@@ -125,6 +131,7 @@ class Twin:
             strides[i] = tensor.stride(i) if follows < 0 else sizes[follows] * strides[follows]
         self._layouts[node.node_id] = sizes, [strides[i] for i in range(tensor.dim())]
         self.inputs[node.node_id] = self._make(node.node_id, tensor)
+        self.inner[node.node_id] = tuple(inner)
         check = self.checks[node.node_id] = TensorCheck(tensor, tuple(inner))
         return check
 
@@ -251,6 +258,7 @@ class Twin:
         finally:
             torch.set_rng_state(random_state)
             self.env.pending_fresh_unbacked_symbols.clear()  # they are found in the results
+            self.note_place()
             self.account()
 
     # --- questions -------------------------------------------------------------------------------
@@ -278,7 +286,22 @@ class Twin:
                 int(number) if isinstance(number, torch.SymInt) else float(number)
             except Exception:
                 return False
+        self.note_place()
         return True
+
+    def note_place(self) -> None:
+        """Remember where the program is, if it has just relied on something new."""
+        if len(self.env.guards) > len(self.places):
+            where = self.locate()
+            for i in range(len(self.places), len(self.env.guards)):
+                self.places[i] = where
+
+    def reason(self, symbol: sympy.Symbol) -> str:
+        """Where the program first relied on a number being what it is; empty when not known."""
+        for i, guard in enumerate(self.env.guards):
+            if symbol in guard.expr.free_symbols and isinstance(guard.expr, sympy.Eq):
+                return self.places.get(i, "")
+        return ""
 
     def value_of(self, symbol: sympy.Symbol) -> int | None:
         """The only value that a symbol may have, or None."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,9 +20,10 @@ from magpy_like.logs import topic
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import NotForetold, Split, SplitPoint, is_monitoring
-from magpy_like.monitor.variation import Path, Variation, argument_place
+from magpy_like.monitor.variation import Variation, argument_place
 from magpy_like.records.backends import resolve_backend
 from magpy_like.records.interface import CacheInfo, Explanation
+from magpy_like.records.misses import Limits, Varying
 from magpy_like.records.stretches import StretchCut, Stretches
 from magpy_like.synthesis.record import MISTAKEN, Record, synthesise
 
@@ -30,9 +32,6 @@ _guards_log = topic("guards")
 _graph_log = topic("graph")
 _splits_log = topic("splits")
 
-RECORD_LIMIT = 8
-"""Records per compiled function, after which it runs eagerly. What follows a split may have as many
-for each of the modules that a loop comes to there."""
 SPLIT_LIMIT = 3
 """Monitor runs that end in a split before the function runs eagerly without further tries."""
 
@@ -60,7 +59,8 @@ class Dispatcher:
         self.backend = backend
         self.mode = mode
         self.options = options
-        self._compile = resolve_backend(backend, mode, options)
+        self._limits, for_backend = Limits.of(options)
+        self._compile = resolve_backend(backend, mode, for_backend)
         self._lock = threading.RLock()
         self.records: tuple[Record, ...] = ()
         self.hits = self.misses = self._given_up = 0
@@ -70,8 +70,7 @@ class Dispatcher:
         self._stretches = stretches or Stretches(self._continue)
         self.foretells = True
         """Whether values of tensors that steer the program are foretold."""
-        self.varying: set[Any] = set()
-        """Places whose numbers have caused misses: later monitor runs lift them."""
+        self.varying = Varying(dynamic, text=not self._is_program)
         _all.add(self)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -145,7 +144,7 @@ class Dispatcher:
             for i, why in enumerate(self.why_missed(args, kwargs)):
                 _records_log.info("%s: record %d does not match: %s", self.name, i, why)
         self.misses += 1
-        if self._is_program and len(self.records) >= RECORD_LIMIT:
+        if self._is_program and len(self.records) >= self._limits.records:
             self._give_up(args, kwargs)
             return self.target(*args, **kwargs)
         return self._monitor(args, kwargs)
@@ -191,7 +190,7 @@ class Dispatcher:
         )
         if self.dynamic is not False and rest.layout.given is not None:
             # What a dynamic function gives is another thing every time.
-            following.varying.add(argument_place(rest.layout.given))
+            following.varying.numbers.add(argument_place(rest.layout.given))
         return following
 
     def following(self, layout: Layout) -> Dispatcher:
@@ -206,7 +205,7 @@ class Dispatcher:
     def _monitor(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the program natively; each of the stretches that it comes through gets a record."""
         cut = StretchCut(self, args, kwargs)
-        run = MonitorRun(self.target, args, dict(kwargs), self.variation(), cut)
+        run = MonitorRun(self.target, args, dict(kwargs), self.variation(args, kwargs), cut)
         result = run.run()
         last = cut.stretch.dispatcher
         if run.recording.split is not None:
@@ -215,6 +214,7 @@ class Dispatcher:
             try:
                 record = cut.stretch.record(run.recording, result)
                 last.add(record, cut.stretch.args, cut.stretch.kwargs)
+                self.varying.check_marks(record)
             except NotForetold:
                 last.foretells = False
             except Split as reason:
@@ -225,9 +225,11 @@ class Dispatcher:
             raise FullGraphError(point.function, point.filename, point.lineno, point.reason)
         return result
 
-    def variation(self) -> Variation:
-        """What a monitor run must not rely on."""
-        return Variation(frozenset(self.varying), _all_dims if self.dynamic else None)
+    def variation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variation:
+        """What the monitor run of a call that has missed must not rely on."""
+        if len(self.records) >= self._limits.generalise_after:
+            self.varying.learn(self.records, args, kwargs)
+        return self.varying.variation()
 
     def synthesise(
         self,
@@ -268,31 +270,18 @@ class Dispatcher:
     def add(self, record: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep a record of a run on these arguments, unless there are too many like it."""
         alike = [r for r in self.records if r.bound == record.bound]
-        if len(alike) >= RECORD_LIMIT:
+        if len(alike) >= self._limits.records:
             self._give_up(args, kwargs)
             return
         with self._lock:
-            self._note_varying(record, alike)
-            self.records = (record, *self.records)
+            self.varying.learn_from(record, alike)
+            self.records = (record, *(r for r in self.records if not record.covers(r)))
         if _guards_log.isEnabledFor(logging.INFO):
             _guards_log.info(
                 "%s:\n%s\n%s", self.name, "\n".join(record.guards), record.guard_source
             )
         _records_log.info("%s: new record, %d in all", self.name, len(self.records))
         _records_log.debug("%s", record.mock_source)
-
-    def _note_varying(self, record: Record, alike: list[Record]) -> None:
-        """Numbers that differ between records, or that the program itself counts up, vary."""
-        if self.dynamic is False:
-            return
-        self.varying |= record.rewritten
-        for other in alike:
-            for place, value in record.numbers.items():
-                if type(value) is str and self._is_program:
-                    continue  # a mode, most likely; on an open frame's stack it is in the making
-                before = other.numbers.get(place, value)
-                if type(before) is type(value) and before != value:
-                    self.varying.add(place)
 
     def note_split(self, point: SplitPoint) -> None:
         """The program splits there."""
@@ -321,8 +310,15 @@ class Dispatcher:
         late = min(self.hits, sum(d.misses for d in following))
         return CacheInfo(self.hits - late, self.misses + late, len(records), graphs)
 
-    def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
-        """Run the program once and report what its record consists of."""
+    def explain(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], known: Dispatcher | None = None
+    ) -> Explanation:
+        """Run the program once and report what its record consists of.
+
+        ``known`` has run the same program already, and has learnt what varies.
+        """
+        if known is not None:
+            self.dynamic, self.varying = known.dynamic, copy.deepcopy(known.varying)
         foretold = True
         while foretold:  # the next run splits where this one could not foretell after all
             before = [d for d in (self, *self._following()) if not d.foretells]
@@ -330,9 +326,11 @@ class Dispatcher:
             after = [d for d in (self, *self._following()) if not d.foretells]
             foretold = len(after) > len(before)
         report = Explanation(split_points=list(self.split_points))
+        report.generalised = self.varying.in_words()
         for record in (r for d in (self, *self._following()) for r in d.records):
             if record.graph is not None:
                 report.graphs.append(record.graph)
+            report.lifted += record.lifted
             report.guards += record.guards
             report.side_effects += record.side_effects
             report.source += f"{record.guard_source}\n{record.mock_source}"
@@ -344,15 +342,11 @@ class Dispatcher:
             self.records = ()
             self.hits = self.misses = self._given_up = 0
             self.split_points = []
-            self.varying = set()
+            self.varying = Varying(self.dynamic, text=not self._is_program)
             self.foretells = True
             if self._is_program:
                 self._stretches = Stretches(self._continue)
             self._eager = None
-
-
-def _all_dims(path: Path, tensor: torch.Tensor) -> Collection[int]:
-    return range(tensor.dim())
 
 
 def _is_traced() -> bool:

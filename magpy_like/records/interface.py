@@ -28,12 +28,18 @@ class CacheInfo(NamedTuple):
 
 @dataclass
 class Explanation:
-    """Graphs, guards, side effects, split points and generated source of one program run."""
+    """Graphs, guards, side effects, split points and generated source of one program run.
+
+    ``lifted`` are the sizes and numbers that the records leave open; ``generalised`` those that
+    have caused misses before.
+    """
 
     graphs: list[torch.fx.GraphModule] = field(default_factory=list)
     split_points: list[SplitPoint] = field(default_factory=list)
     guards: list[str] = field(default_factory=list)
     side_effects: list[str] = field(default_factory=list)
+    lifted: list[str] = field(default_factory=list)
+    generalised: list[str] = field(default_factory=list)
     source: str = ""
 
     @property
@@ -49,6 +55,7 @@ class Explanation:
         if not self.graphs:
             lines.append("no operator graph")
         lines.append(_listed("split points", self.split_points))
+        lines.append(_listed("lifted", self.lifted))
         lines.append(_listed("guards", self.guards))
         lines.append(_listed("side effects", self.side_effects))
         return "\n".join(lines)
@@ -79,7 +86,9 @@ class Eager:
     def cache_info(self) -> CacheInfo:
         return CacheInfo(0, self.misses, 0, 0)
 
-    def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
+    def explain(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], known: Any = None
+    ) -> Explanation:
         self.target(*args, **kwargs)
         return Explanation(split_points=[SplitPoint("everything", "?", 0, self.reason)])
 

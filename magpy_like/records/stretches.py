@@ -132,7 +132,7 @@ class StretchCut:
         if dispatcher.is_eager and not covered:
             run.end()
             return
-        variation = dispatcher.variation()
+        variation = dispatcher.variation(arguments, {})
         varying = set(variation.numbers)
         for position in range(len(values)):
             place = argument_place(position)

@@ -38,6 +38,7 @@ from magpy_like.synthesis.checks import (
     same_keys,
     same_scalar,
 )
+from magpy_like.synthesis.expected import Expected, expected
 from magpy_like.synthesis.places import Places, expression
 from magpy_like.synthesis.sizes import LARGEST, Bounds, size_guards
 from magpy_like.synthesis.source import Source, literal
@@ -67,7 +68,8 @@ class GuardBuilder:
         self.reasons: list[str] = []
         self.readable: list[str] = []
         self.lifted: list[str] = []
-        """Sizes that may vary, in words."""
+        """Sizes and numbers that may vary, in words."""
+        self.expected = Expected()
         self.variables: dict[int, str] = {}
         """Names of the fetched variables, by node id."""
         self.bound: set[int] = set()
@@ -76,6 +78,8 @@ class GuardBuilder:
         self._watched: set[tuple[int, str]] = set()
         self._dynamic: list[tuple[int, int, ShadowNode]] = []
         """Tensors with dynamic dimensions: the numbers of reason and sentence, the node."""
+        self._types: list[str] = []
+        """The sentences about the types of lifted numbers."""
         self._later: list[tuple[ShadowNode, Relation, ShadowNode]] = []
         """Edges from variables that are fetched after the one that they lead to."""
 
@@ -397,6 +401,8 @@ class GuardBuilder:
             return
         kind = self.source.constant(node.type, node.type.__name__)
         self._check(f"type({name}) is {kind}", f"type({label}) is {node.type.__qualname__}")
+        if node.node_id in self.rec.lifted.nodes:
+            self._types.append(self.readable[-1])
         before = value if node.contents is None else node.contents
         if isinstance(value, SCALARS) and Fact.VALUE in node.facts:  # a lifted number may differ
             same = self.source.constant(same_scalar, "same_scalar")
@@ -524,36 +530,59 @@ class GuardBuilder:
 
         The backend has been at work by now: it may look at sizes as well.
         """
+        self.expected = expected(self.rec, self.places)
+        self.expected.names = {
+            self.expected.places[node.node_id]: self.label(node)
+            for node in self.places.order
+            if node.node_id in self.expected.places
+        }
+        said = len(self.readable)
         if self.rec.twin is not None:
             self._sizes(self.rec.twin)
         for number, value in self.rec.lifted.conditions:
             way = numbers.text(number, self.name_of_number, self.source.constant)
-            self._check(self._equals(way, value), f"{way} == {value!r}")
+            words = numbers.text(number, self.label, repr)
+            self._check(self._equals(way, value), f"{words} == {value!r}")
+        self.expected.conditions += self.rec.lifted.conditions
+        self.expected.about_lifted.update(self.readable[said:], self._types)
+        for node in self.places.order:
+            if self.expected.places.get(node.node_id) in self.expected.lifted:
+                self.lifted.append(self.label(node))
 
     def _sizes(self, twin: Twin) -> None:
         bounds, conditions = size_guards(twin)
-        dims: dict[int, dict[int, Bounds]] = {}
+        free: dict[int, dict[int, Bounds]] = {}
         for bound in bounds:
             if isinstance(bound.number, Size):
                 node = bound.number.node
-                dims.setdefault(node.node_id, {})[bound.number.dim] = bound
+                free.setdefault(node.node_id, {})[bound.number.dim] = bound
                 if bound.varies:
                     self.lifted.append(f"{self.label(node)}.size({bound.number.dim})")
                 twin.checks[node.node_id].allow(bound.number.dim, bound.least, bound.most)
             else:
                 self._bound(bound)
         for reason, sentence, node in self._dynamic:
-            described = describe_tensor(node.variable, dims[node.node_id])
+            described = describe_tensor(node.variable, free[node.node_id])
             self.reasons[reason] = self.readable[sentence] = f"{self.label(node)}: {described}"
+            self.expected.about_lifted.add(self.readable[sentence])
+            place = self.expected.places[node.node_id]
+            self.expected.inner[place] = twin.inner[node.node_id]
+            for dim, bound in free[node.node_id].items():
+                if not bound.varies:
+                    self.expected.reasons[place, dim] = bound.reason
+            self.expected.free[place] = {
+                dim: (bound.least, bound.most) for dim, bound in free[node.node_id].items()
+            }
         for condition in conditions:
             way = numbers.text(condition, self.name_of_number, self.source.constant)
-            said = numbers.text(condition, self.label, repr)
-            self._check(way, said)
+            self._check(way, numbers.text(condition, self.label, repr))
+            self.expected.conditions.append((condition, True))
 
     def _bound(self, bound: Bounds) -> None:
         node = bound.number.node
         if Fact.VALUE in node.facts:
             return
+        self.expected.bounds[self.expected.places[node.node_id]] = bound.least, bound.most
         name = self.name(node)
         if bound.least > -LARGEST:
             self._check(f"{name} >= {bound.least}", f"{self.label(node)} >= {bound.least}")
@@ -615,7 +644,7 @@ def describe_tensor(tensor: torch.Tensor, dims: dict[int, Bounds] | None = None)
     dtype = str(tensor.dtype).removeprefix("torch.")
     grad = ", requires grad" if tensor.requires_grad else ""
     sizes = [str(n) for n in tensor.shape]
-    for dim, (_, least, most) in (dims or {}).items():
+    for dim, (_, least, most, _) in (dims or {}).items():
         sizes[dim] = str(least) if least == most else f"{least}..{most if most < LARGEST else ''}"
     return f"{dtype}[{', '.join(sizes)}] on {tensor.device}{grad}"
 

@@ -12,15 +12,17 @@ from torch import fx
 
 from magpy_like.annotation import RelationKind
 from magpy_like.monitor.constants import VARIES
-from magpy_like.monitor.expressions import Expression, is_liftable
+from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.iterators import advance
 from magpy_like.monitor.recording import Recording, items_of
 from magpy_like.monitor.split import NotForetold, Split
-from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, Relation, ShadowNode
+from magpy_like.monitor.variation import Path
+from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import is_plain
 from magpy_like.synthesis import numbers
 from magpy_like.synthesis.checks import same_scalar
 from magpy_like.synthesis.examples import example_inputs
+from magpy_like.synthesis.expected import Expected
 from magpy_like.synthesis.guard import GuardBuilder, same_memory
 from magpy_like.synthesis.places import Places, lookup
 from magpy_like.synthesis.reconstruct import Reconstruction
@@ -44,20 +46,30 @@ class Record:
     guard_source: str
     mock_source: str
     reasons: list[str]
-    numbers: dict[Any, Any]
-    """What the guard expects of numbers, by the place that they are read from."""
-    rewritten: frozenset[Any]
+    expected: Expected
+    """What sizes and numbers were in the recorded run, and what they may be."""
+    rewritten: frozenset[Path]
     """The places whose numbers the program itself replaces by others."""
     bound: frozenset[int]
     """Ids of the objects that a call must bring with it: a module that a loop has come to."""
     lifted: list[str]
-    """What may differ from call to call, in words."""
+    """Sizes and numbers that may differ from call to call, in words."""
     layout: Any = None
     """Of the open frames, when the record ends at a split: then the mock gives their values."""
     watch: Any = None
     watch_reason: int = -1
     foretells: bool = False
     """Whether the mock may find that a value was foretold wrongly, and give ``MISTAKEN``."""
+
+    def covers(self, other: Record) -> bool:
+        """Whether it serves all calls that another record serves, as far as their guards tell."""
+        said = set(self.guards) - self.expected.about_lifted
+        return (
+            bool(self.lifted)
+            and self.layout == other.layout
+            and said <= set(other.guards)
+            and self.expected.admits(other.expected)
+        )
 
     def why_not(self, failed: int) -> str:
         """The check that turned a call away, in words."""
@@ -317,7 +329,7 @@ def synthesise(
         mock.source.lines += _undoable(run, foretold, mock) if foretold else [run]
     mock.source.lines += [*body, *_modes(rec, mock), f"return {returned}"]
     mock.values.forget()
-    numbers, rewritten = _numbers(rec, places)
+    rewritten = _rewritten(rec, places, guard.expected.numbers)
     parameters = ", ".join(mock.parameters.values())
     guard.source.emit(f"return ({parameters}{',' if parameters else ''})")
     return Record(
@@ -329,7 +341,7 @@ def synthesise(
         guard_source=guard.source.text("guard", "args, kwargs"),
         mock_source=mock.source.text("mock", parameters),
         reasons=guard.reasons,
-        numbers=numbers,
+        expected=guard.expected,
         rewritten=rewritten,
         bound=frozenset(guard.bound),
         lifted=guard.lifted,
@@ -376,28 +388,21 @@ def _draws_on_a_device(rec: Recording) -> bool:
     return on_device and any(map(VARIES.search, names))
 
 
-def _numbers(rec: Recording, places: Places) -> tuple[dict[Any, Any], frozenset[Any]]:
-    """The numbers that the guard compares, and the places where the program left another."""
-    numbers, rewritten = {}, set()
+def _rewritten(rec: Recording, places: Places, numbers: dict[Path, Any]) -> frozenset[Path]:
+    """The places of numbers at which the program has left others."""
+    found = set()
     for node in places.order:
-        value = node.first.value
-        if not (node.plain and Fact.VALUE in node.facts and is_liftable(value)):
-            continue
         parent, relation = places.edges[node.node_id][0]
-        if relation.kind is RelationKind.MEMBERSHIP:
-            continue
-        if type(value) is str and parent.node_id != EXTERNAL:
-            continue
         place = rec.place(parent, relation)
-        numbers[place] = value
-        if relation in parent.written:
-            try:
-                now = lookup(parent.variable, relation)
-            except (LookupError, AttributeError, ValueError):
-                continue
-            if type(now) is type(value) and now != value:
-                rewritten.add(place)
-    return numbers, frozenset(rewritten)
+        if relation not in parent.written or place not in numbers:
+            continue
+        try:
+            now = lookup(parent.variable, relation)
+        except (LookupError, AttributeError, ValueError):
+            continue
+        if type(now) is type(numbers[place]) and now != numbers[place]:
+            found.add(place)
+    return frozenset(found)
 
 
 def _modes(rec: Recording, mock: MockBuilder) -> list[str]:

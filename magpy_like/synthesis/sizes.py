@@ -30,6 +30,8 @@ class Bounds(NamedTuple):
     number: Size | Read
     least: int
     most: int
+    reason: str
+    """Where the program relied on one value, if there is but one."""
 
     @property
     def varies(self) -> bool:
@@ -38,6 +40,7 @@ class Bounds(NamedTuple):
 
 def size_guards(twin: Twin) -> tuple[list[Bounds], list[Expression]]:
     """Bounds of every size and number outside, and expressions that must be true beside them."""
+    twin.note_place()
     while True:
         ranges = {
             symbol: _range(twin, symbol)
@@ -53,7 +56,9 @@ def size_guards(twin: Twin) -> tuple[list[Bounds], list[Expression]]:
                 twin.fix(twin.numbers[twin.sources[symbol]])
             continue
         bounds = [
-            Bounds(twin.sources[symbol], _whole(found.lower), _whole(found.upper))
+            Bounds(
+                twin.sources[symbol], _whole(found.lower), _whole(found.upper), twin.reason(symbol)
+            )
             for symbol, found in ranges.items()
         ]
         return bounds, conditions

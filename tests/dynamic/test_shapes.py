@@ -5,7 +5,6 @@ record must serve, and sizes at which it must not: there the program does someth
 """
 
 import math
-import operator
 
 import pytest
 import torch
@@ -328,11 +327,3 @@ def test_program_that_branches_on_a_size_that_data_decides_splits():
     twins = Twins(lambda: program, dynamic=True)
     for shift in (0, 3, -3, 0.5, 3):
         twins.call(lambda shift=shift: (torch.linspace(-2, 2, 6) + shift,))
-
-
-FLOATS = {
-    operator.lt: (lambda x, s: x * s if s < 2.5 else x / s),
-    operator.eq: (lambda x, s: x * s if s == 1.5 else x / s),
-    round: (lambda x, s: x * round(s)),
-    bool: (lambda x, s: x * s if s else x),
-}

@@ -1,0 +1,193 @@
+"""Misses generalise: what has varied is lifted, and nothing else."""
+
+import warnings
+
+import pytest
+import torch
+
+import magpy_like as magpy
+from tests.dynamic.test_shapes import sized
+from tests.programs import Twins
+
+
+def lifted(twins):
+    return [record.lifted for record in magpy.api._dispatcher(twins.compiled).records]
+
+
+def scaled(x, s):
+    return x * s + x.shape[0]
+
+
+def test_second_size_makes_a_record_for_all_sizes_of_that_dimension():
+    twins = Twins(lambda: scaled)
+    twins.call(sized((4, 3), 2), hit=False)
+    assert lifted(twins) == [[]], "nothing has varied yet"
+    twins.call(sized((6, 3), 2), hit=False)
+    assert lifted(twins) == [["args[0].size(0)"]], "the first record is covered by the second"
+    for rows in (4, 9, 2):
+        twins.call(sized((rows, 3), 2), hit=True)
+    twins.call(sized((4, 5), 2), hit=False, why="the other dimension has not varied before")
+    assert lifted(twins) == [["args[0].size(0)", "args[0].size(1)"]]
+    twins.call(sized((7, 8), 2), hit=True)
+    twins.call(sized((1, 8), 2), hit=False, why="1 is a size like no other")
+
+
+def test_numbers_are_lifted_one_by_one():
+    twins = Twins(lambda: lambda x, a, b: x * a + b)
+    twins.call(sized((4,), 2, 3.0), hit=False)
+    twins.call(sized((4,), 2, 4.0), hit=False)
+    assert lifted(twins) == [["args[2]"]]
+    twins.call(sized((4,), 2, 0.5), hit=True)
+    twins.call(sized((4,), 3, 0.5), hit=False)
+    twins.call(sized((4,), 7, 0.25), hit=True)
+    twins.call(sized((4,), 7.0, 0.25), hit=False, why="a number of another type")
+
+
+def test_numbers_and_sizes_inside_arguments_are_lifted():
+    def program(batch):
+        return batch["x"] * batch["scale"] + batch["parts"][1]
+
+    def inputs(rows, scale, part):
+        return lambda: ({"x": torch.ones(rows, 2), "scale": scale, "parts": [0, part]},)
+
+    twins = Twins(lambda: program)
+    twins.call(inputs(4, 2.0, 1), hit=False)
+    twins.call(inputs(5, 3.0, 2), hit=False)
+    twins.call(inputs(7, 0.5, 2), hit=True)
+
+
+def test_comparison_of_a_lifted_number_keeps_the_outcome_not_the_value():
+    def program(x, s):
+        return x * s if s < 2.5 else x / s
+
+    twins = Twins(lambda: program)
+    twins.call(sized((4,), 0.5), hit=False)
+    twins.call(sized((4,), 1.5), hit=False)
+    twins.call(sized((4,), 2.25), hit=True)
+    twins.call(sized((4,), 2.5), hit=False)
+    twins.call(sized((4,), 8.5), hit=True)
+
+
+def test_dynamic_false_never_generalises():
+    twins = Twins(lambda: scaled, dynamic=False)
+    for rows, s in ((4, 2), (6, 2), (6, 3), (8, 4)):
+        twins.call(sized((rows, 3), s), hit=False)
+    assert lifted(twins) == [[]] * 4
+
+
+def test_threshold_says_how_many_records_there_are_before():
+    twins = Twins(lambda: scaled, options={"generalise_after": 3})
+    for rows in (4, 5, 6):
+        twins.call(sized((rows, 3), 2), hit=False)
+    assert lifted(twins) == [[]] * 3
+    twins.call(sized((7, 3), 2), hit=False)
+    assert lifted(twins) == [["args[0].size(0)"]], "it covers all of them"
+
+
+def test_limit_of_records_is_an_option_and_says_once_what_could_not_be_generalised():
+    twins = Twins(lambda: lambda x, name: x * len(name), options={"record_limit": 2})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(5):
+            twins.call(sized((2,), "a" * i), hit=False)
+    told = [str(w.message) for w in caught if "magpy_like" in str(w.message)]
+    assert len(told) == 1 and "2 records" in told[0] and "args[1]" in told[0]
+
+
+@pytest.mark.parametrize("options", [{"record_limit": 0}, {"generalise_after": "1"}])
+def test_limits_are_positive_numbers(options):
+    with pytest.raises(ValueError, match="positive int"):
+        magpy.compile(scaled, options=options)
+
+
+def test_options_of_a_backend_reach_it_without_the_limits():
+    seen = []
+
+    def backend(graph, inputs, *, options=None):
+        seen.append(options)
+        return graph
+
+    magpy.compile(scaled, backend=backend, options={"record_limit": 3})(torch.ones(2), 2)
+    magpy.compile(scaled, backend=lambda g, i, options: seen.append(options) or g,
+                  options={"record_limit": 3, "fast": True})(torch.ones(2), 2)  # fmt: skip
+    assert seen == [None, {"fast": True}]
+
+
+def test_record_that_another_one_does_not_cover_stays():
+    def program(x, flag):
+        return x * 2 if flag else x - x.shape[0]
+
+    twins = Twins(lambda: program)
+    twins.call(sized((4,), True), hit=False)
+    twins.call(sized((4,), False), hit=False)
+    twins.call(sized((6,), False), hit=False)
+    assert len(lifted(twins)) == 2
+    twins.call(sized((4,), True), hit=True)
+
+
+def test_record_of_another_layout_stays():
+    twins = Twins(lambda: lambda x: x * 2)
+    twins.call(lambda: (torch.ones(4, 6).t(),), hit=False)
+    twins.call(lambda: (torch.ones(7, 4),), hit=False)
+    twins.call(lambda: (torch.ones(4, 6).t(),), hit=True)
+    twins.call(lambda: (torch.ones(5, 4),), hit=True)
+
+
+def test_marked_dimension_varies_from_the_first_call_on():
+    def inputs(rows, mark=False):
+        def make():
+            x = torch.ones(rows, 3)
+            if mark:
+                magpy.mark_dynamic(x, 0)
+            return x, 2
+
+        return make
+
+    twins = Twins(lambda: scaled)
+    twins.call(inputs(4, mark=True), hit=False)
+    assert lifted(twins) == [["args[0].size(0)"]]
+    twins.call(inputs(7), hit=True)
+    twins.call(lambda: (torch.ones(4, 5), 2), hit=False, why="only one dimension is marked")
+
+
+def test_marked_dimension_that_the_program_fixes_is_an_error():
+    def program(x):
+        return x * 2 if x.shape[0] == 4 else x
+
+    x = torch.ones(4, 3)
+    magpy.mark_dynamic(x, 0)
+    fast = magpy.compile(program, backend="eager")
+    with pytest.raises(
+        magpy.DynamicDimensionError, match=r"dimension 0 of args\[0\].*4.*test_misses"
+    ):
+        fast(x)
+
+
+def test_marked_dimension_of_size_one_is_an_error():
+    x = torch.ones(1, 3)
+    magpy.mark_dynamic(x, 0)
+    with pytest.raises(magpy.DynamicDimensionError, match="0 and 1"):
+        magpy.compile(lambda x: x * 2, backend="eager")(x)
+
+
+def test_explanation_lists_what_is_lifted_and_what_was_generalised():
+    fast = magpy.compile(scaled, backend="eager")
+    fast(torch.ones(4, 3), 2)
+    fast(torch.ones(5, 3), 3)
+    report = magpy.explain(fast, torch.ones(4, 3), 2)
+    assert report.lifted == ["args[0].size(0)", "args[1]"]
+    assert report.generalised == ["args[0].size(0)", "args[1]"]
+    assert "lifted: 2" in str(report)
+    assert magpy.explain(scaled, torch.ones(4, 3), 2).lifted == []
+
+
+def test_batches_of_a_model_need_one_further_record():
+    def make():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(
+            torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Flatten(1)
+        ).eval()
+
+    twins = Twins(make)
+    for i, batch in enumerate((4, 6, 3, 9, 2)):
+        twins.call(lambda b=batch: (torch.ones(b, 3, 8, 8),), hit=i > 1, backward=True)
