@@ -17,8 +17,9 @@ Buffers in ``removed`` are not stored at all: nobody outside the kernel reads th
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,7 @@ import sympy
 import torch
 
 from magpy_like.compiler import indexing
+from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.indexing import Expr, Symbol
 from magpy_like.compiler.ops import Body, Value
 
@@ -88,6 +90,10 @@ class Kernel:
 
     def nodes(self) -> list[Node]:
         return [n for p in self.phases for n in (*p.inner, *p.outer)]
+
+    def scratch_rows(self) -> list[str]:
+        """Buffers kept in scratch between phases, a value for each element of the reduction."""
+        return [b for b, kind in self.forward.items() if kind == "row" and b in self.removed]
 
     def size(self, variables: Iterable[Symbol]) -> Expr:
         """Number of iterations of the given loops together."""
@@ -357,6 +363,55 @@ class Lines:
 
     def text(self) -> str:
         return "\n".join(self._lines) + "\n"
+
+
+@dataclass(frozen=True)
+class IndexPrinter:
+    """Prints size and index expressions, in 64-bit integers.
+
+    The languages differ in how they divide non-negative integers (``divide``, a template), and in
+    what their preludes call the division that rounds down and its remainder (``function``), and
+    the larger or smaller of two (``extremum``).
+    """
+
+    language: str
+    divide: str
+    function: str
+    extremum: str
+    number: Callable[[int], str] = str
+
+    def __call__(self, e: Expr) -> str:
+        """``e`` in the language. Raises Unsupported where it has no form."""
+        if e.is_Integer:
+            return self.number(int(e))
+        if e.is_Symbol:
+            return str(e.name)
+        if e.is_Pow and e.exp.is_Integer and e.exp > 0:
+            return "(" + " * ".join([self(e.base)] * int(e.exp)) + ")"
+        name = type(e).__name__
+        args = [self(a) for a in e.args] if not e.is_Pow else []
+        if e.is_Add or e.is_Mul:
+            return "(" + (" + " if e.is_Add else " * ").join(args) + ")"
+        if name in ("Div", "CleanDiv", "IntTrueDiv"):
+            return f"({self.divide.format(*args)})"
+        if isinstance(e, indexing.Mod):
+            return f"({args[0]} % {args[1]})"
+        if name == "FloorDiv":
+            return self._divided(*args)
+        if name in ("Mod", "PythonMod"):
+            return self._remaining(*args)
+        if name == "ModularIndexing":
+            return self._remaining(self._divided(*args[:2]), args[2])
+        if name in ("Max", "Min"):
+            better = self.extremum.format(f"{name.lower()}imum")
+            return functools.reduce(lambda a, b: f"{better}({a}, {b})", args)
+        raise Unsupported("a size expression", f"{e} has no {self.language} form")
+
+    def _divided(self, a: str, b: str) -> str:
+        return f"{self.function.format('int_floordiv')}({a}, {b})"
+
+    def _remaining(self, a: str, b: str) -> str:
+        return f"{self.function.format('int_remainder')}({a}, {b})"
 
 
 class Emitter:

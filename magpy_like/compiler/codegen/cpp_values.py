@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magpy_like.compiler import indexing
-from magpy_like.compiler.codegen.common import Emitter
+from magpy_like.compiler.codegen.common import Emitter, IndexPrinter
 from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.indexing import Expr
 from magpy_like.compiler.ops import LOW_PRECISION, Value
@@ -34,36 +33,11 @@ _TEMPLATE = {
 }  # fmt: skip
 
 
-def print_index(e: Expr) -> str:
-    """An index expression in C++, in 64-bit integers."""
-    if e.is_Integer:
-        return str(int(e)) if abs(int(e)) < 2**31 else f"{int(e)}ll"
-    if e.is_Symbol:
-        return str(e.name)
-    if e.is_Add:
-        return "(" + " + ".join(print_index(a) for a in e.args) + ")"
-    if e.is_Mul:
-        return "(" + " * ".join(print_index(a) for a in e.args) + ")"
-    if e.is_Pow and e.exp.is_Integer and e.exp > 0:
-        return "(" + " * ".join([print_index(e.base)] * int(e.exp)) + ")"
-    name = type(e).__name__
-    args = [print_index(a) for a in e.args] if name not in ("Pow",) else []
-    if name in ("Div", "CleanDiv", "IntTrueDiv"):
-        return f"({args[0]} / {args[1]})"
-    if name == "Mod" and isinstance(e, indexing.Mod):
-        return f"({args[0]} % {args[1]})"
-    if name == "FloorDiv":
-        return f"int_floordiv<i64>({args[0]}, {args[1]})"
-    if name in ("Mod", "PythonMod"):
-        return f"int_remainder<i64>({args[0]}, {args[1]})"
-    if name == "ModularIndexing":
-        return f"int_remainder<i64>(int_floordiv<i64>({args[0]}, {args[1]}), {args[2]})"
-    if name in ("Max", "Min"):
-        result = args[0]
-        for a in args[1:]:
-            result = f"m_{name.lower()}imum<i64>({result}, {a})"
-        return result
-    raise Unsupported("a size expression", f"{e} has no C++ form")
+def _integer(n: int) -> str:
+    return str(n) if abs(n) < 2**31 else f"{n}ll"
+
+
+print_index = IndexPrinter("C++", "{} / {}", "{}<i64>", "m_{}<i64>", _integer)
 
 
 def print_number(number: Any, dtype: torch.dtype) -> str:

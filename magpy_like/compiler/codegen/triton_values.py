@@ -6,9 +6,7 @@ from typing import Any
 
 import torch
 
-from magpy_like.compiler import indexing
-from magpy_like.compiler.errors import Unsupported
-from magpy_like.compiler.indexing import Expr
+from magpy_like.compiler.codegen.common import IndexPrinter
 
 TYPE = {
     torch.bool: "tl.int1", torch.uint8: "tl.uint8", torch.int8: "tl.int8",
@@ -87,33 +85,4 @@ def identity(kind: str, dtype: torch.dtype) -> str:
     return number(info.min if low else info.max, dtype)
 
 
-def print_index(e: Expr) -> str:
-    """An index expression over loop variables and sizes."""
-    if e.is_Integer:
-        return str(int(e))
-    if e.is_Symbol:
-        return str(e.name)
-    if e.is_Add:
-        return "(" + " + ".join(print_index(a) for a in e.args) + ")"
-    if e.is_Mul:
-        return "(" + " * ".join(print_index(a) for a in e.args) + ")"
-    if e.is_Pow and e.exp.is_Integer and e.exp > 0:
-        return "(" + " * ".join([print_index(e.base)] * int(e.exp)) + ")"
-    name = type(e).__name__
-    args = [print_index(a) for a in e.args] if not e.is_Pow else []
-    if name in ("Div", "CleanDiv", "IntTrueDiv"):
-        return f"({args[0]} // {args[1]})"
-    if isinstance(e, indexing.Mod):
-        return f"({args[0]} % {args[1]})"
-    if name == "FloorDiv":
-        return f"prelude.int_floordiv({args[0]}, {args[1]})"
-    if name in ("Mod", "PythonMod"):
-        return f"prelude.int_remainder({args[0]}, {args[1]})"
-    if name == "ModularIndexing":
-        return f"prelude.int_remainder(prelude.int_floordiv({args[0]}, {args[1]}), {args[2]})"
-    if name in ("Max", "Min"):
-        result = args[0]
-        for a in args[1:]:
-            result = f"prelude.{name.lower()}imum({result}, {a})"
-        return result
-    raise Unsupported("a size expression", f"{e} has no Triton form")
+print_index = IndexPrinter("Triton", "{} // {}", "prelude.{}", "prelude.{}")

@@ -1,0 +1,99 @@
+"""Reductions across memory rows in C++: the last outer loop is the contiguous one."""
+
+from __future__ import annotations
+
+from magpy_like.compiler.codegen.common import Phase, split_levels
+from magpy_like.compiler.codegen.cpp_kernel import TILE
+from magpy_like.compiler.codegen.cpp_reduction import Parts, Reduction
+from magpy_like.compiler.codegen.cpp_values import CTYPE, CppEmitter, print_index
+from magpy_like.compiler.indexing import Symbol
+from magpy_like.compiler.ops import Value
+
+
+class Columns(Reduction):
+    """A tile of columns keeps its accumulators in an array while the reduction loops run around
+    it; ``l`` counts columns within one."""
+
+    columns = True
+
+    def body(self) -> None:
+        """Tiles of the last outer loop, ``l`` counting columns within one."""
+        kernel, line = self.kernel, self.lines.line
+        x = kernel.xs[-1]
+        extent = print_index(kernel.ranges[x])
+        line(
+            f"const i64 tile = clip<i64>(({extent} / omp_get_max_threads() + 15) / 16 * 16, 16, "
+            f"{TILE});"
+        )
+        line(f"#pragma omp parallel{self.parallel(self.total())}")
+        line("{")
+        self.lines.indent()
+        self.declare_flags()
+        self.open_scratch()
+        count = len(kernel.xs)
+        line(f"#pragma omp for{f' collapse({count})' if count > 1 else ''} schedule(static)")
+        for v in kernel.xs[:-1]:
+            self.open_loop(v)
+        line(f"for (i64 start = 0; start < {extent}; start += tile) {{")
+        self.lines.indent()
+        line(f"const i64 width = m_minimum<i64>(tile, {extent} - start);")
+        self.declare_locals(scalar=False)
+        for phase in kernel.phases:
+            self._column_phase(phase, x)
+        self.close(count)
+        self.close_scratch()
+        self.report_flags()
+        self.close()
+
+    def _open_lanes(self, x: Symbol) -> None:
+        self.lines.line(self.simd())
+        self.lines.line("for (i64 l = 0; l < width; ++l) {")
+        self.lines.indent()
+        self.lines.line(f"const i64 {x.name} = start + l;")
+
+    def _column_phase(self, phase: Phase, x: Symbol) -> None:
+        accumulators: dict[Value, Parts] = {}
+        if phase.inner:
+            accumulators = self.accumulators(phase, f"[{TILE}]")
+            self.declare_scans(phase, f"[{TILE}]")
+            self._column_loops(phase, x, accumulators)
+        if phase.outer or any(split_levels(n.body)[2] for n in phase.inner):
+            self._open_lanes(x)
+            emitter = CppEmitter(self, "l")
+            self.after(phase, emitter, accumulators, "l")
+            for node in phase.outer:
+                emitter.run(node.body, node.body.values)
+            self.close()
+
+    def _column_loops(self, phase: Phase, x: Symbol, accumulators: dict[Value, Parts]) -> None:
+        """The reduction loops around one tile; long sums go block by block, as in rows."""
+        rs, ranges, line = self.kernel.rs, self.kernel.ranges, self.lines.line
+        sums = {
+            v: (self.fresh("part"), parts[0][1])
+            for v, parts in accumulators.items()
+            if parts[0][2] == "sum" and parts[0][1].is_floating_point
+        }
+        rows = self.hint(ranges[rs[-1]])
+        blocked = bool(sums) and rows > 16
+        block = min(1024, 1 << (rows.bit_length() // 2))  # about the root: two short sums
+        for r in rs[:-1]:
+            self.open_loop(r)
+        last, end = rs[-1], print_index(ranges[rs[-1]])
+        begin = "0"
+        if blocked:
+            line(f"for (i64 block = 0; block < {end}; block += {block}) {{")
+            self.lines.indent()
+            for part, dtype in sums.values():
+                line(f"{CTYPE[dtype]} {part}[{TILE}] = {{}};")
+            begin, end = "block", f"m_minimum<i64>(block + {block}, {end})"
+        self.open_loop(last, begin, end)
+        self._open_lanes(x)
+        inner = {v: part for v, (part, _) in sums.items()} if blocked else {}
+        self.element(phase, accumulators, inner, "l")
+        self.close(2)
+        if blocked:
+            self._open_lanes(x)
+            for v, (part, _) in sums.items():
+                line(f"{accumulators[v][0][0]}[l] += {part}[l];")
+            self.close(2)
+        self.close(len(rs) - 1)

@@ -1,0 +1,123 @@
+"""What kernels with reductions share in C++: accumulators, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from magpy_like.compiler.codegen.common import Kernel, Phase, split_levels
+from magpy_like.compiler.codegen.cpp_kernel import TILE, CppKernel
+from magpy_like.compiler.codegen.cpp_values import (
+    CTYPE,
+    CppEmitter,
+    combine,
+    identity,
+    scan_dtype,
+    scan_start,
+)
+from magpy_like.compiler.errors import Unsupported
+from magpy_like.compiler.indexing import Expr
+from magpy_like.compiler.ops import Value
+
+#: The variables of a reduction, each (name, dtype, kind): two for kinds that carry an index.
+Parts = list[tuple[str, Any, str]]
+
+
+class Reduction(CppKernel):
+    """``suffix`` and ``lane`` are the extent of and the index into accumulators that are arrays,
+    one element per column of a tile."""
+
+    def __init__(self, kernel: Kernel, hint: Callable[[Expr], int]) -> None:
+        super().__init__(kernel, hint)
+        self.nans: dict[Value, str] = {}  # extremum in the loop being printed -> NaN seen
+
+    def accumulators(self, phase: Phase, suffix: str) -> dict[Value, Parts]:
+        """Declare them: reduction -> [(variable, dtype, kind)], two for kinds with an index."""
+        found: dict[Value, Parts] = {}
+        for node in phase.inner:
+            for v in node.body.of("reduction"):
+                kind, values = v.args
+                name = self.fresh("acc")
+                dtype = values[0].dtype
+                parts = [(name, dtype, kind)]
+                if kind in ("argmax", "argmin"):
+                    parts.append((name + "_at", torch.int64, "at"))
+                elif kind == "welford":
+                    raise Unsupported("welford", "the C++ printer reduces twice instead")
+                found[v] = parts
+                self.declare_accumulator(parts, suffix)
+        return found
+
+    def declare_accumulator(self, parts: Parts, suffix: str) -> None:
+        for name, dtype, kind in parts:
+            start = "0x7fffffffffffffffll" if kind == "at" else identity(kind, dtype)
+            if suffix:
+                self.lines.line(f"{CTYPE[dtype]} {name}{suffix};")
+                self.lines.line(f"for (i64 l = 0; l < {TILE}; ++l) {name}[l] = {start};")
+            else:
+                self.lines.line(f"{CTYPE[dtype]} {name} = {start};")
+
+    def declare_scans(self, phase: Phase, suffix: str) -> bool:
+        """Declare the accumulators of the phase's scans; are there any?"""
+        found = [v for node in phase.inner for v in node.body.of("scan")]
+        for v in found:
+            kind, dtype = v.args[0], scan_dtype(v.args[0], v.args[1].dtype)
+            parts = [(self.fresh("scan"), CTYPE[dtype], scan_start(kind, dtype))]
+            if kind in ("argmax", "argmin"):
+                parts.append((self.fresh("scan"), "i64", "0"))
+            for name, ctype, start in parts:
+                self.lines.line(f"{ctype} {name}{suffix}{'' if suffix else f' = {start}'};")
+                if suffix:
+                    self.lines.line(f"for (i64 l = 0; l < {TILE}; ++l) {name}[l] = {start};")
+            self.scans[v] = [name for name, *_ in parts]
+        return bool(found)
+
+    def element(
+        self, phase: Phase, accumulators: dict[Value, Parts],
+        inner: dict[Value, str], lane: str | None = None,
+    ) -> None:  # fmt: skip
+        emitter = CppEmitter(self, lane)
+        for node in phase.inner:
+            values, reductions, _ = split_levels(node.body)
+            emitter.run(node.body, values)
+            for v in reductions:
+                self.accumulate(v, accumulators[v], emitter, inner.get(v), lane)
+
+    def accumulate(
+        self, v: Value, parts: Parts, emitter: CppEmitter, part: str | None,
+        lane: str | None,
+    ) -> None:  # fmt: skip
+        at = f"[{lane}]" if lane else ""
+        name, dtype, kind = parts[0]
+        name = (part or name) + at
+        value = emitter.names[v.args[1][0]]
+        line = self.lines.line
+        if v in self.nans:
+            better = ">" if kind == "max" else "<"
+            line(f"{self.nans[v]} |= {value} != {value};")
+            line(f"{name} = {value} {better} {name} ? {value} : {name};")
+            return
+        if len(parts) == 1:
+            line(f"{name} = {combine(kind, name, f'({CTYPE[dtype]}){value}')};")
+            return
+        position = emitter.names[v.args[1][1]]
+        other = parts[1][0] + at
+        better = "greater_first" if kind == "argmax" else "less_first"
+        test = self.fresh("better")
+        line(f"const bool {test} = {better}<{CTYPE[dtype]}>({value}, {position}, {name}, {other});")
+        line(f"{name} = {test} ? {value} : {name};")
+        line(f"{other} = {test} ? {position} : {other};")
+
+    def after(
+        self, phase: Phase, outer: CppEmitter,
+        accumulators: dict[Value, Parts], lane: str | None = None,
+    ) -> None:  # fmt: skip
+        """What reduction nodes compute from their results."""
+        for node in phase.inner:
+            _, reductions, after = split_levels(node.body)
+            for v in reductions:
+                name = accumulators[v][-1][0]
+                outer.names[v] = f"{name}[{lane}]" if lane else name
+            outer.run(node.body, after)

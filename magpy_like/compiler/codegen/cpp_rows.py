@@ -1,0 +1,168 @@
+"""Reductions along memory rows in C++: the reduction loops are innermost and contiguous."""
+
+from __future__ import annotations
+
+from magpy_like.compiler.codegen.common import Phase
+from magpy_like.compiler.codegen.cpp_reduction import Parts, Reduction
+from magpy_like.compiler.codegen.cpp_values import (
+    CTYPE,
+    CppEmitter,
+    clause,
+    combine,
+    print_index,
+    print_number,
+)
+from magpy_like.compiler.ops import Value
+
+BLOCK = 4096  # elements summed before their sum is added to the total: bounds rounding error
+
+
+class Rows(Reduction):
+    """Outer iterations are shared among threads; each phase is a loop over the row, with OpenMP
+    reductions in vector lanes."""
+
+    shared = True  # are outer iterations shared among threads?
+
+    def body(self) -> None:
+        kernel, line = self.kernel, self.lines.line
+        xs, shared = kernel.xs, self.shared
+        if shared:
+            line(f"#pragma omp parallel{self.parallel(self.total())}")
+        line("{")
+        self.lines.indent()
+        self.declare_flags()
+        self.open_scratch()
+        if shared and xs:
+            many = f" collapse({len(xs)})" if len(xs) > 1 else ""
+            line(f"#pragma omp for{many} schedule(static)")
+        elif shared:
+            line("#pragma omp single")
+            line("{")
+            self.lines.indent()
+        for v in xs:
+            self.open_loop(v)
+        outer = CppEmitter(self)
+        self.declare_locals(scalar=True)
+        for phase in kernel.phases:
+            if phase.inner:
+                self._row_phase(phase, outer)
+            for node in phase.outer:
+                outer.run(node.body, node.body.values)
+        self.close(len(xs) if xs or not shared else 1)
+        self.close_scratch()
+        self.report_flags()
+        self.close()
+
+    def _row_phase(self, phase: Phase, outer: CppEmitter) -> None:
+        """One loop over the row: accumulate, then what follows the reductions."""
+        accumulators = self.accumulators(phase, "")
+        self.reduce_row(phase, accumulators)
+        self.after(phase, outer, accumulators)
+
+    def reduce_row(self, phase: Phase, accumulators: dict[Value, Parts]) -> None:
+        self.row_loops(phase, accumulators, None)
+
+    def row_loops(
+        self, phase: Phase, accumulators: dict[Value, Parts], bounds: tuple[str, str] | None
+    ) -> None:
+        """The loops over the reduction; ``bounds`` limits the first for a thread's part."""
+        kernel, line = self.kernel, self.lines.line
+        rs = kernel.rs
+        scans = self.declare_scans(phase, "")
+        if not rs:
+            line("{")
+            self.lines.indent()
+            self.element(phase, accumulators, {})
+            self.close()
+            return
+        begin, end = bounds or ("0", print_index(kernel.ranges[rs[0]]))
+        opened = 0
+        for k, v in enumerate(rs[:-1]):
+            self.open_loop(v, *((begin, end) if k == 0 else ("0", None)))
+            opened += 1
+        last = rs[-1]
+        if opened:
+            begin, end = "0", print_index(kernel.ranges[last])
+        indexed = any(len(parts) > 1 for parts in accumulators.values())
+        inner: dict[Value, str] = {}
+        blocked = (
+            self.hint(kernel.ranges[last]) > BLOCK
+            and any(parts[0][2] == "sum" for parts in accumulators.values())
+        )  # fmt: skip
+        if blocked:
+            line(f"for (i64 block = {begin}; block < {end}; block += {BLOCK}) {{")
+            self.lines.indent()
+            begin, end = "block", f"m_minimum<i64>(block + {BLOCK}, {end})"
+            opened += 1
+        clauses = []
+        for v, parts in accumulators.items():
+            if len(parts) > 1:
+                continue
+            name, dtype, kind = parts[0]
+            part = self.fresh("part") if kind == "sum" and dtype.is_floating_point else name
+            if part != name:
+                line(f"{CTYPE[dtype]} {part} = 0;")
+            inner[v] = part
+            clauses.append(f" reduction({clause(kind, dtype)}:{part})")
+            if kind in ("max", "min") and dtype.is_floating_point:
+                # The processor's maximum ignores NaN, and is four times as fast as one that
+                # does not: so look for NaN apart.
+                flag = self.nans[v] = self.fresh("nan")
+                line(f"u32 {flag} = 0;")
+                clauses.append(f" reduction(|:{flag})")
+        if not indexed and not scans and not self.is_serial():
+            line(self.simd(clauses))
+        self.open_loop(last, begin, end)
+        self.element(phase, accumulators, inner)
+        self.close()
+        for v, part in inner.items():
+            name, dtype, _ = accumulators[v][0]
+            if v in self.nans:
+                line(f"if ({self.nans.pop(v)}) {name} = {print_number(float('nan'), dtype)};")
+            if part != name:
+                line(f"{name} += {part};")
+        self.close(opened)
+
+
+class SplitRows(Rows):
+    """Too few outer iterations to share: each thread takes a part of the reduction, and the parts
+    are combined in a fixed order, so results do not depend on timing."""
+
+    shared = False
+
+    def reduce_row(self, phase: Phase, accumulators: dict[Value, Parts]) -> None:
+        """Each thread reduces a part of the first loop; parts are combined in thread order."""
+        line, kernel = self.lines.line, self.kernel
+        extent = print_index(kernel.ranges[kernel.rs[0]])
+        threads = self.fresh("threads")
+        line(f"const i64 {threads} = m_minimum<i64>(omp_get_max_threads(), {extent});")
+        arrays: dict[str, str] = {}
+        for parts in accumulators.values():
+            for name, dtype, _ in parts:
+                arrays[name] = f"all_{name}"
+                line(f"{CTYPE[dtype]} all_{name}[{threads}];")
+        line(f"#pragma omp parallel for schedule(static, 1) num_threads({threads})")
+        line(f"for (i64 thread = 0; thread < {threads}; ++thread) {{")
+        self.lines.indent()
+        line(f"const i64 first = {extent} * thread / {threads};")
+        line(f"const i64 last = {extent} * (thread + 1) / {threads};")
+        for parts in accumulators.values():
+            self.declare_accumulator(parts, "")
+        self.row_loops(phase, accumulators, ("first", "last"))
+        for name, array in arrays.items():
+            line(f"{array}[thread] = {name};")
+        self.close()
+        line(f"for (i64 thread = 0; thread < {threads}; ++thread) {{")
+        self.lines.indent()
+        for parts in accumulators.values():
+            name, dtype, kind = parts[0]
+            new = f"all_{name}[thread]"
+            if len(parts) == 1:
+                line(f"{name} = {combine(kind, name, new)};")
+                continue
+            at = parts[1][0]
+            better = "greater_first" if kind == "argmax" else "less_first"
+            line(f"if ({better}({new}, all_{at}[thread], {name}, {at})) {{")
+            line(f"    {name} = {new}; {at} = all_{at}[thread];")
+            line("}")
+        self.close()
