@@ -31,7 +31,7 @@ from magpy_like.monitor.expressions import (
     known_at_entry,
 )
 from magpy_like.monitor.recording import CONTAINERS, Recording, elements
-from magpy_like.monitor.split import Split
+from magpy_like.monitor.split import Look, Split
 from magpy_like.native import fresh_plain
 from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.refgraph.values import is_plain
@@ -231,7 +231,7 @@ class LiftedNumbers:
             )
         if operation in _LENGTH:
             return self.lift(value, InGraph(self.rec.operators.size(node, 0)))
-        raise Split("reads a size that depends on a tensor's data")
+        raise Look("reads a size that depends on a tensor's data")
 
     def fix_sizes(self, tensor: torch.Tensor) -> None:
         """Native code looks at the sizes of a tensor in a way that is not recorded.
@@ -243,7 +243,7 @@ class LiftedNumbers:
         if self.rec.operators.has_data_shape(tensor) or (
             twin is not None and self.rec.twin is not None and not self.rec.twin.fix(twin)
         ):
-            raise Split("reads a size that depends on a tensor's data")
+            raise Look("reads a size that depends on a tensor's data")
 
     def fold(self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Any:
         """``operation`` has made one number of a container's."""

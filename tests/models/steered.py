@@ -16,7 +16,7 @@ class Detector(nn.Module):
     non-maximum suppression, written in Python: the best box stays, those that overlap it go.
     """
 
-    def __init__(self, width: int = 8, classes: int = 3, threshold: float = 0.4) -> None:
+    def __init__(self, width: int = 8, classes: int = 3, threshold: float = 0.37) -> None:
         super().__init__()
         self.backbone = nn.Sequential(
             nn.Conv2d(3, width, 3, 2, 1), nn.ReLU(), nn.Conv2d(width, width, 3, 2, 1), nn.ReLU()
