@@ -68,11 +68,13 @@ class Step:
 
 
 def read_argument(run: MonitorRun, step: Step) -> Token:
+    """A local is loaded: the first look at an argument of the compiled function."""
     run.read_root_local(step.frame, step.oparg)
     return None
 
 
 def read_global(run: MonitorRun, step: Step) -> Token:
+    """``LOAD_GLOBAL``: the module's name, or where it has none, the built-in one."""
     frame = step.frame
     names = frame.f_globals
     _read_name(run, step.name, names, frame.f_builtins)
@@ -108,6 +110,7 @@ def read_name(run: MonitorRun, step: Step) -> Token:
 
 
 def write_global(run: MonitorRun, step: Step) -> Token:
+    """``STORE_GLOBAL``, and ``STORE_NAME`` in a module."""
     rec = run.recording
     node = rec.constant(step.frame.f_globals)
     rec.store(node, Relation(RelationKind.GLOBAL, step.name), step.stack[-1])
@@ -115,6 +118,7 @@ def write_global(run: MonitorRun, step: Step) -> Token:
 
 
 def delete_global(run: MonitorRun, step: Step) -> Token:
+    """``DELETE_GLOBAL``."""
     rec = run.recording
     node = rec.constant(step.frame.f_globals)
     rec.remove(node, Relation(RelationKind.GLOBAL, step.name))
@@ -122,6 +126,7 @@ def delete_global(run: MonitorRun, step: Step) -> Token:
 
 
 def read_cell(run: MonitorRun, step: Step) -> Token:
+    """A closure variable is loaded."""
     cell = run.cell(step.frame, step.oparg)
     node = run.recording.node(cell)
     if cell is not None and node is not None:
@@ -137,6 +142,7 @@ def read_cell(run: MonitorRun, step: Step) -> Token:
 
 
 def write_cell(run: MonitorRun, step: Step) -> Token:
+    """A closure variable is stored or deleted."""
     cell = run.cell(step.frame, step.oparg)
     node = run.recording.node(cell) if cell is not None else None
     if node is not None:
@@ -149,6 +155,7 @@ def write_cell(run: MonitorRun, step: Step) -> Token:
 
 
 def read_attribute(run: MonitorRun, step: Step) -> Token:
+    """``value.name``, unless native code that needs no guard computes it."""
     value = step.stack[-1]
     name = step.name
     if isinstance(value, torch.Tensor):
@@ -177,6 +184,7 @@ def _lift_attribute(run: MonitorRun, step: Step, value: Any, name: str) -> Token
 
 
 def read_super_attribute(run: MonitorRun, step: Step) -> Token:
+    """``super().name`` in one instruction (Python 3.12)."""
     function, cls, receiver = step.stack[-3:]
     if function is not super:
         return calls.call(run, function, (cls, receiver), {})
@@ -187,6 +195,7 @@ def read_super_attribute(run: MonitorRun, step: Step) -> Token:
 
 
 def write_attribute(run: MonitorRun, step: Step) -> Token:
+    """``target.name = value``."""
     value, target = step.stack[-2:]
     return store_attribute(run, target, step.name, value)
 
@@ -226,6 +235,7 @@ def lookup_set(descriptor: Any) -> Any:
 
 
 def delete_attribute(run: MonitorRun, step: Step) -> Token:
+    """``del target.name``."""
     rec = run.recording
     target = step.stack[-1]
     if isinstance(target, torch.Tensor):
@@ -248,11 +258,13 @@ def delete_attribute(run: MonitorRun, step: Step) -> Token:
 
 
 def read_item(run: MonitorRun, step: Step) -> Token:
+    """``source[key]``."""
     source, key = step.stack[-2:]
     return get_item(run, source, key, step)
 
 
 def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -> Token:
+    """``source[key]``, by an instruction or on the way of another operation."""
     rec = run.recording
     if isinstance(source, torch.Tensor):
         return operators.operate(run, operator.getitem, (source, key))
@@ -287,11 +299,13 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
 
 
 def write_item(run: MonitorRun, step: Step) -> Token:
+    """``target[key] = value``."""
     value, target, key = step.stack[-3:]
     return set_item(run, target, key, value)
 
 
 def set_item(run: MonitorRun, target: Any, key: Any, value: Any) -> Token:
+    """``target[key] = value``, by an instruction or on the way of another operation."""
     rec = run.recording
     if isinstance(target, torch.Tensor):
         token = operators.operate(run, operator.setitem, (target, key, value))
@@ -318,6 +332,7 @@ def finish_without_result(run: MonitorRun, token: Any, top: Any) -> None:
 
 
 def delete_item(run: MonitorRun, step: Step) -> Token:
+    """``del target[key]``."""
     target, key = step.stack[-2:]
     rec = run.recording
     if isinstance(target, torch.Tensor):
@@ -335,29 +350,35 @@ def delete_item(run: MonitorRun, step: Step) -> Token:
 
 
 def read_slice(run: MonitorRun, step: Step) -> Token:
+    """``source[start:stop]`` in one instruction (Python 3.12)."""
     source, start, stop = step.stack[-3:]
     return get_item(run, source, slice(start, stop))
 
 
 def write_slice(run: MonitorRun, step: Step) -> Token:
+    """``target[start:stop] = value`` in one instruction (Python 3.12)."""
     value, target, start, stop = step.stack[-4:]
     return set_item(run, target, slice(start, stop), value)
 
 
 def binary(run: MonitorRun, step: Step) -> Token:
+    """``left + right`` and the like, in place or not."""
     return operators.operate(run, operators.BINARY[step.oparg], step.stack[-2:])
 
 
 def compare(run: MonitorRun, step: Step) -> Token:
+    """``left < right`` and the like."""
     index = step.oparg >> 4 if sys.version_info >= (3, 12) else step.oparg
     return operators.operate(run, operators.OPERATORS[dis.cmp_op[index]], step.stack[-2:])
 
 
 def unary(run: MonitorRun, step: Step) -> Token:
+    """``-value``, ``+value`` and ``~value``."""
     return operators.operate(run, operators.UNARY[opcode.opname[step.opcode]], step.stack[-1:])
 
 
 def contains(run: MonitorRun, step: Step) -> Token:
+    """``item in container``."""
     item, container = step.stack[-2:]
     rec = run.recording
     if isinstance(container, torch.Tensor):
@@ -375,11 +396,13 @@ def contains(run: MonitorRun, step: Step) -> Token:
 
 
 def identity(run: MonitorRun, step: Step) -> Token:
+    """``left is right``."""
     operators.identify(run.recording, *step.stack[-2:])
     return None
 
 
 def truth(run: MonitorRun, step: Step) -> Token:
+    """A jump, or ``not``: what is looked at is whether the value is true."""
     value = step.stack[-1]
     rec = run.recording
     if isinstance(value, torch.Tensor):
@@ -399,6 +422,7 @@ def truth(run: MonitorRun, step: Step) -> Token:
 
 
 def iterate(run: MonitorRun, step: Step) -> Token:
+    """``iter(value)`` at the head of a loop, an unpacking or a ``yield from``."""
     rec = run.recording
     value = step.stack[-1]
     if opcode.opname[step.opcode] == "GET_ITER" and foreseen(rec, value) is not None:
@@ -450,6 +474,7 @@ def add_element(run: MonitorRun, step: Step) -> Token:
 
 
 def add_entry(run: MonitorRun, step: Step) -> Token:
+    """A comprehension adds to the dictionary that it makes."""
     _put_into(run, step.stack[-step.oparg - 2])
     return None
 
@@ -461,6 +486,7 @@ def extend(run: MonitorRun, step: Step) -> Token:
 
 
 def format_value(run: MonitorRun, step: Step) -> Token:
+    """A field of an f-string."""
     value = step.stack[-2 if step.oparg & 4 else -1]
     if not is_plain(value):
         if native_calls.holds_tensor(value):
@@ -470,16 +496,19 @@ def format_value(run: MonitorRun, step: Step) -> Token:
 
 
 def length(run: MonitorRun, step: Step) -> Token:
+    """``len`` of the subject of a ``match``."""
     run.recording.visit(step.stack[-1], ValueRead.LENGTH)
     return None
 
 
 def look_at_type(run: MonitorRun, step: Step) -> Token:
+    """Whether the subject of a ``match`` is a mapping or a sequence."""
     run.recording.visit(step.stack[-1], ValueRead.TYPE)
     return None
 
 
 def match_keys(run: MonitorRun, step: Step) -> Token:
+    """``case {key: …}``."""
     subject, keys = step.stack[-2:]
     getter = attributes.read_class(run.recording, type(subject), "get")
     if not isinstance(getter, types.FunctionType):
@@ -489,6 +518,7 @@ def match_keys(run: MonitorRun, step: Step) -> Token:
 
 
 def match_class(run: MonitorRun, step: Step) -> Token:
+    """``case Class(positional, keyword=…)``."""
     subject, cls, keywords = step.stack[-3:]
     if isinstance(subject, cls):
         if step.oparg:
@@ -500,6 +530,7 @@ def match_class(run: MonitorRun, step: Step) -> Token:
 
 
 def enter_context(run: MonitorRun, step: Step) -> Token:
+    """``with manager``: both methods are found before anything runs."""
     manager = step.stack[-1]
     rec = run.recording
     for name in ("__enter__", "__exit__"):
@@ -512,6 +543,7 @@ def enter_context(run: MonitorRun, step: Step) -> Token:
 
 
 def call(run: MonitorRun, step: Step) -> Token:
+    """``function(*args, **kwargs)`` with each argument on the stack."""
     count = step.oparg
     stack = step.stack
     first = stack[-count - 2]
@@ -535,6 +567,7 @@ def call(run: MonitorRun, step: Step) -> Token:
 
 
 def call_spread(run: MonitorRun, step: Step) -> Token:
+    """``function(*args, **kwargs)`` with a tuple and a dictionary on the stack."""
     stack = step.stack
     if step.oparg & 1:
         function, args, kwargs = stack[-3:]
@@ -556,6 +589,7 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
 
 
 def make_function(run: MonitorRun, step: Step) -> Token:
+    """A ``def`` or ``lambda`` inside the region."""
     return _adopt_function, None
 
 
@@ -583,6 +617,7 @@ def _finish_import(run: MonitorRun, _: None, result: Any) -> None:
 
 
 def import_name(run: MonitorRun, step: Step) -> Token:
+    """``from module import name``."""
     module = step.stack[-1]
     attributes.read_attribute(run.recording, module, step.name)
     return None
@@ -594,10 +629,12 @@ def moved(run: MonitorRun, step: Step) -> Token:
 
 
 def unsupported(run: MonitorRun, step: Step) -> Token:
+    """An instruction that only makes sense outside of a function."""
     raise Split(f"uses {opcode.opname[step.opcode].lower()} inside a function")
 
 
 def asynchronous(run: MonitorRun, step: Step) -> Token:
+    """``await``, ``async for`` and ``async with``."""
     raise Split("awaits")
 
 

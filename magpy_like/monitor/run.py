@@ -12,6 +12,7 @@ import pathlib
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -55,7 +56,13 @@ _PACKAGE = str(pathlib.Path(__file__).parents[1])
 _UNSEEN = (_PACKAGE, str(pathlib.Path(torch.__file__).parent / "_dynamo"))
 """Code that is no part of a program: this package, and torch's other tracer. What it calls is."""
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
-_HIDDEN_CODE = {torch.nn.Module.__getattr__.__code__}
+_HIDDEN_CODE = {torch.nn.Module.__getattr__.__code__} | {
+    constant
+    for container in (weakref.WeakSet, weakref.WeakValueDictionary, weakref.WeakKeyDictionary)
+    for constant in container.__init__.__code__.co_consts
+    if isinstance(constant, types.CodeType)
+}
+"""Not entered: what the monitor knows by itself, and what weak containers do when objects die."""
 
 
 _compiling_lock = threading.Lock()

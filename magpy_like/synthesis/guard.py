@@ -190,7 +190,7 @@ class GuardBuilder:
         if node.node_id in self.variables:
             return self.variables[node.node_id]
         assert self.places.is_fixed(node), "the guard has not fetched this variable yet"
-        return self.source.constant(node.variable, _hint(node.variable))
+        return self.source.constant(node.variable)
 
     def _way(self, parent: ShadowNode, relation: Relation) -> str:
         if parent.node_id == EXTERNAL:
@@ -305,7 +305,7 @@ class GuardBuilder:
         if relation.kind is RelationKind.ATTRIBUTE:
             self._check(f"{key!r} not in {name}.__dict__", reason)
         elif relation.kind in (RelationKind.KEY, RelationKind.MEMBERSHIP):
-            where = literal(key) or self.source.constant(key)
+            where = self.source.key(key)
             self._check(f"not dict.__contains__({name}, {where})", reason)
         else:
             check = self.source.constant(is_missing)
@@ -325,7 +325,7 @@ class GuardBuilder:
                 f"{self.label(parent)} has an attribute {relation.key}",
             )
         elif relation.kind is RelationKind.KEY:
-            where = literal(relation.key) or self.source.constant(relation.key)
+            where = self.source.key(relation.key)
             self._check(
                 f"dict.__contains__({self.name(parent)}, {where})",
                 f"{self.label(parent)} has a key {relation.key!r}",
@@ -354,7 +354,7 @@ class GuardBuilder:
             return
         label = self._label(parent, relation, node)
         if relation.kind is RelationKind.MEMBERSHIP:
-            where = literal(relation.key) or self.source.constant(relation.key)
+            where = self.source.key(relation.key)
             self._check(
                 f"dict.__contains__({self.name(parent)}, {where})",
                 f"{relation.key!r} in {self.label(parent)}",
@@ -364,7 +364,7 @@ class GuardBuilder:
             way = f"{self.name(parent)}.__dict__.get({relation.key!r}, NOTHING)"
             self.source.names["NOTHING"] = NOTHING
         elif relation.kind is RelationKind.KEY:
-            where = literal(relation.key) or self.source.constant(relation.key)
+            where = self.source.key(relation.key)
             way = f"dict.get({self.name(parent)}, {where}, NOTHING)"
             self.source.names["NOTHING"] = NOTHING
         else:
@@ -458,7 +458,7 @@ class GuardBuilder:
             self._watch(parent, relation, ..., equal=False)
         way = self._way(parent, relation)
         if relation.kind is RelationKind.KEY:
-            where = literal(relation.key) or self.source.constant(relation.key)
+            where = self.source.key(relation.key)
             way = f"dict.get({self.name(parent)}, {where})"
         elif relation.kind is RelationKind.ATTRIBUTE:
             way = f"{self.name(parent)}.__dict__.get({relation.key!r})"
@@ -632,11 +632,6 @@ class GuardBuilder:
 
 _COVERED = {torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype}
 """Looks at state that the check of torch's modes covers."""
-
-
-def _hint(value: Any) -> str:
-    name = getattr(value, "__name__", None)
-    return name if isinstance(name, str) else type(value).__name__.lower()
 
 
 def describe_tensor(tensor: torch.Tensor, dims: dict[int, Bounds] | None = None) -> str:

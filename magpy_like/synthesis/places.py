@@ -20,6 +20,7 @@ from magpy_like.monitor.split import Split
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.refgraph import ABSENT, EXTERNAL, REFERENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import behind_proxy
+from magpy_like.synthesis.source import literal
 
 Edge = tuple[ShadowNode, Relation]
 
@@ -161,7 +162,7 @@ def expression(
     if kind is RelationKind.ATTRIBUTE:
         return f"{parent}.__dict__[{key!r}]"
     if kind in (RelationKind.KEY, RelationKind.GLOBAL):
-        where = repr(key) if isinstance(key, str | int) else constant(key)
+        where = literal(key) or constant(key)
         if kind_of is dict:
             return f"{parent}[{where}]"
         return f"dict.__getitem__({parent}, {where})"

@@ -76,7 +76,7 @@ class Reconstruction:
         if is_plain(value) or (is_identity(value) and not _is_bound(value)):
             if self.rec.is_born(value if isinstance(value, type) else type(value)):
                 raise Split("leaves a class that it has made")
-            return self.source.constant(value, _name(value))
+            return self.source.constant(value)
         made = self._made.get(id(value))
         if made is not None:
             return made[1]
@@ -430,8 +430,3 @@ def _refers_to_itself(container: Any) -> bool:
         else:
             pending.extend((instance_dict(item) or {}).values())
     return False
-
-
-def _name(value: Any) -> str:
-    name = getattr(value, "__name__", None)
-    return name if isinstance(name, str) else type(value).__name__

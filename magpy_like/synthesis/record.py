@@ -201,7 +201,7 @@ class MockBuilder:
             if before == ABSENT:
                 return []
             self.side_effects.append(f"del {self.guard.label(node)} → {relation}")
-            return [_delete(owner, relation, self.source, node.type)]
+            return [_statement(owner, relation, None, self.source, node.type)]
         if before is not None and before != ABSENT:
             first = self.rec.refs.get_node_by_id(before)
             if first.variable is value and not is_plain(value):
@@ -210,7 +210,8 @@ class MockBuilder:
             if guarded and first.type is type(value) and first.first.value is value:
                 return []
         self.side_effects.append(f"{self.guard.label(node)} → {relation} = {_short(value)}")
-        return [_assign(owner, relation, self.values.value(value), self.source, node.type)]
+        text = self.values.value(value)
+        return [_statement(owner, relation, text, self.source, node.type)]
 
     def _rewrite(self, node: ShadowNode) -> list[str]:
         value, before = node.variable, node.contents
@@ -252,44 +253,41 @@ def _short(value: Any) -> str:
     return repr(value) if is_plain(value) else f"a {type(value).__qualname__}"
 
 
-def _assign(owner: str, relation: Relation, value: str, source: Source, owned_by: type) -> str:
-    kind, key = relation
-    if kind is RelationKind.ATTRIBUTE:
-        return f"{owner}.__dict__[{key!r}] = {value}"
-    if kind is RelationKind.GLOBAL:
-        return f"{owner}[{key!r}] = {value}"
-    if kind is RelationKind.KEY:
-        where = repr(key) if isinstance(key, str | int) else source.constant(key)
-        base = source.constant(native_base(owned_by), native_base(owned_by).__name__)
-        return f"{base}.__setitem__({owner}, {where}, {value})"
-    if kind is RelationKind.ITEM:
-        return f"list.__setitem__({owner}, {key}, {value})"
-    if kind is RelationKind.CELL:
-        return f"{owner}.cell_contents = {value}"
-    if kind is RelationKind.CONTEXT:
-        return f"{owner}.set({value})"
-    if kind is RelationKind.SLOT:
-        setter = source.constant(object.__setattr__, "object_setattr")
-        return f"{setter}({owner}, {key!r}, {value})"
-    raise Split(f"changes something along {relation}")
+_WRITES: dict[RelationKind, tuple[str, str | None]] = {
+    RelationKind.ATTRIBUTE: (
+        "{owner}.__dict__[{key}] = {value}",
+        "{owner}.__dict__.pop({key}, None)",
+    ),
+    RelationKind.GLOBAL: ("{owner}[{key}] = {value}", "{owner}.pop({key}, None)"),
+    RelationKind.KEY: (
+        "{base}.__setitem__({owner}, {key}, {value})",
+        "{base}.pop({owner}, {key}, None)",
+    ),
+    RelationKind.ITEM: ("list.__setitem__({owner}, {key}, {value})", None),
+    RelationKind.CELL: ("{owner}.cell_contents = {value}", "del {owner}.cell_contents"),
+    RelationKind.CONTEXT: ("{owner}.set({value})", None),
+    RelationKind.SLOT: (
+        "object.__setattr__({owner}, {key}, {value})",
+        "object.__delattr__({owner}, {key})",
+    ),
+}
+"""How a mock puts something at a place, and how it takes away what is there."""
 
 
-def _delete(owner: str, relation: Relation, source: Source, owned_by: type) -> str:
+def _statement(
+    owner: str, relation: Relation, value: str | None, source: Source, owned_by: type
+) -> str:
+    """The statement that leaves ``value``, or nothing at all, where ``relation`` leads to."""
     kind, key = relation
-    if kind is RelationKind.ATTRIBUTE:
-        return f"{owner}.__dict__.pop({key!r}, None)"
-    if kind is RelationKind.GLOBAL:
-        return f"{owner}.pop({key!r}, None)"
+    assign, delete = _WRITES.get(kind, (None, None))
+    text = delete if value is None else assign
+    if text is None:
+        raise Split(f"{'removes' if value is None else 'changes'} something along {relation}")
+    base = ""
     if kind is RelationKind.KEY:
-        where = repr(key) if isinstance(key, str | int) else source.constant(key)
-        base = source.constant(native_base(owned_by), native_base(owned_by).__name__)
-        return f"{base}.pop({owner}, {where}, None)"
-    if kind is RelationKind.CELL:
-        return f"del {owner}.cell_contents"
-    if kind is RelationKind.SLOT:
-        remover = source.constant(object.__delattr__, "object_delattr")
-        return f"{remover}({owner}, {key!r})"
-    raise Split(f"removes something along {relation}")
+        native = native_base(owned_by)
+        base = source.constant(native, native.__name__)
+    return text.format(owner=owner, key=source.key(key), value=value, base=base)
 
 
 def synthesise(

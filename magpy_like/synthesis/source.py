@@ -29,11 +29,15 @@ class Source:
         self._count += 1
         return f"{prefix}{self._count}"
 
-    def constant(self, value: Any, hint: str = "c") -> str:
-        """A name for an object; the same object has one name."""
+    def key(self, key: Any) -> str:
+        """The text of a dictionary key, an attribute's name or a position."""
+        return literal(key) or self.constant(key)
+
+    def constant(self, value: Any, hint: str | None = None) -> str:
+        """A name for an object, like its own or ``hint``; the same object has one name."""
         name = self._constants.get(id(value))
         if name is None:
-            stem = re.sub(r"\W", "_", hint)
+            stem = re.sub(r"\W", "_", hint or _own_name(value))
             if stem in _RESERVED or keyword.iskeyword(stem):
                 stem = f"{stem}_"
             name = (
@@ -59,6 +63,11 @@ class Source:
         linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
         assert isinstance(function, types.FunctionType)
         return function
+
+
+def _own_name(value: Any) -> str:
+    name = getattr(value, "__name__", None)
+    return name if isinstance(name, str) else type(value).__name__.lower()
 
 
 def literal(value: Any) -> str | None:

@@ -363,6 +363,36 @@ def test_callback_of_the_garbage_collector_is_no_part_of_the_program():
     assert magpy.cache_info(fast).hits == 1
 
 
+@pytest.mark.parametrize(
+    "container",
+    [weakref.WeakSet, weakref.WeakValueDictionary, weakref.WeakKeyDictionary],
+    ids=lambda container: container.__name__,
+)
+def test_object_that_dies_in_the_region_leaves_a_weak_container(container):
+    class Thing:
+        pass
+
+    known = container()
+
+    def drops(x, things):
+        things.pop()
+        return x + 1
+
+    fast = compiled(drops, fullgraph=True)
+    for _ in range(3):
+        thing = Thing()
+        if isinstance(known, weakref.WeakSet):
+            known.add(thing)
+        elif isinstance(known, weakref.WeakKeyDictionary):
+            known[thing] = 0
+        else:
+            known[0] = thing
+        things = [thing]
+        del thing
+        fast(tensor(1), things)
+        assert len(known) == 0
+
+
 def test_keyboard_interrupt_passes_through():
     def interrupted(x):
         raise KeyboardInterrupt
