@@ -270,6 +270,7 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
         return operators.operate(run, operator.getitem, (source, key))
     if not is_plain(key):
         rec.visit(key, ValueRead.ALL)
+        rec.compare(key)
         if isinstance(key, torch.Tensor) and not isinstance(
             attributes.lookup_in_type(type(source), "__getitem__"), types.FunctionType
         ):
@@ -310,6 +311,7 @@ def set_item(run: MonitorRun, target: Any, key: Any, value: Any) -> Token:
     if isinstance(target, torch.Tensor):
         token = operators.operate(run, operator.setitem, (target, key, value))
         return None if token is None else (finish_without_result, token)
+    rec.compare(key)
     setter = attributes.read_class(rec, type(target), "__setitem__")
     node = rec.node(target)
     if isinstance(setter, types.FunctionType) or node is None:
@@ -337,6 +339,7 @@ def delete_item(run: MonitorRun, step: Step) -> Token:
     rec = run.recording
     if isinstance(target, torch.Tensor):
         raise Split("deletes an item of a tensor")
+    rec.compare(key)
     remover = attributes.read_class(rec, type(target), "__delitem__")
     node = rec.node(target)
     if isinstance(remover, types.FunctionType) or node is None:
@@ -388,6 +391,7 @@ def contains(run: MonitorRun, step: Step) -> Token:
         return None
     if not is_plain(item):
         rec.visit(item, ValueRead.ALL)
+        rec.compare((item, container))
     if isinstance(item, torch.Tensor) and isinstance(container, list | tuple | deque):
         if any(isinstance(e, torch.Tensor) for e in container if e is not item):
             raise Split("compares a tensor with the elements of a container")
@@ -469,20 +473,39 @@ def _put_into(run: MonitorRun, target: Any) -> None:
 
 def add_element(run: MonitorRun, step: Step) -> Token:
     """A comprehension adds to the list or set that it makes."""
+    if opcode.opname[step.opcode] == "SET_ADD":
+        run.recording.compare(step.stack[-1])
     _put_into(run, step.stack[-step.oparg - 1])
     return None
 
 
 def add_entry(run: MonitorRun, step: Step) -> Token:
     """A comprehension adds to the dictionary that it makes."""
+    run.recording.compare(step.stack[-2])
     _put_into(run, step.stack[-step.oparg - 2])
     return None
 
 
 def extend(run: MonitorRun, step: Step) -> Token:
     """``[*a, *b]`` and the like: all of an iterable goes into the container in the making."""
+    if opcode.opname[step.opcode] != "LIST_EXTEND":
+        run.recording.compare(step.stack[-1])
     _put_into(run, step.stack[-step.oparg - 1])
     return iterate(run, step)
+
+
+def build_set(run: MonitorRun, step: Step) -> Token:
+    """``{a, b}``: the members are hashed and compared."""
+    for member in step.stack[len(step.stack) - step.oparg :]:
+        run.recording.compare(member)
+    return None
+
+
+def build_map(run: MonitorRun, step: Step) -> Token:
+    """``{key: value}``: the keys are hashed and compared."""
+    for key in step.stack[len(step.stack) - 2 * step.oparg :: 2]:
+        run.recording.compare(key)
+    return None
 
 
 def format_value(run: MonitorRun, step: Step) -> Token:

@@ -204,6 +204,8 @@ def native(
             rec.visit(value, ValueRead.ELEMENTS)
         else:
             rec.visit(value, wanted.value_read)
+        if not on_graph and wanted.value_read in _COMPARES:
+            rec.compare(value)
     relation = annotation.output.relation
     if relation is not None and relation.access == "read":
         follow(run, annotation, args, kwargs)
@@ -272,6 +274,8 @@ _MOVES = {
 }  # fmt: skip
 """Functions that hand on what a container holds without looking at it."""
 
+_COMPARES = (ValueRead.IDENTITY, ValueRead.KEYS, ValueRead.PAIRS, ValueRead.ALL)
+"""Looks at an object that may compare it with others, or with itself."""
 _LIKE_TYPES = (ValueRead.NONE, ValueRead.TYPE)
 """Looks at a number that tell no more than the guard on its type."""
 
@@ -609,7 +613,7 @@ _CONVERSIONS = (
 
 def _offer(rec: Recording, value: Any) -> None:
     """An operator looks at its whole argument, however deep its tensors lie."""
-    if isinstance(value, CONTAINERS):
+    if isinstance(value, (*CONTAINERS, np.ndarray)):
         rec.visit(value, ValueRead.ALL)
 
 

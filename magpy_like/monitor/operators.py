@@ -93,6 +93,7 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
     for position, value in enumerate(args):
         if is_plain(value):
             continue
+        rec.compare(value)
         node = rec.node(value)
         if position == 0 and in_place and node is not None and isinstance(value, list | set | dict):
             if isinstance(value, list) and operation is operator.iadd:

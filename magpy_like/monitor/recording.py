@@ -79,6 +79,8 @@ class Recording:
         """How many elements the program has taken out of iterators from outside, by node."""
         self.distinct: set[tuple[int, int]] = set()
         """Pairs of nodes that the program found to be different objects."""
+        self.compared: dict[int, None] = {}
+        """Objects that native code has compared with others, as it does by identity."""
         self.replays: list[tuple[ShadowNode, Callable[..., Any], tuple[Any, ...]]] = []
         """Changes of outside containers that depend on nothing in them, in program order."""
         self.calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
@@ -269,6 +271,23 @@ class Recording:
         if node is not None:
             self.meet(node, Relation(RelationKind.MAPPING), mapping)
         return mapping
+
+    def compare(self, value: Any, seen: frozenset[int] = frozenset()) -> None:
+        """Native code compares ``value``, or what it holds, with other objects or hashes it.
+
+        By default objects are equal to themselves alone, so those that differ must differ again.
+        """
+        if is_plain(value) or is_identity(value) or id(value) in seen:
+            return
+        node = self.node(value)
+        if node is not None:
+            self.compared[node.node_id] = None
+        if isinstance(value, CONTAINERS):
+            seen |= {id(value)}
+            for item in elements(value):
+                self.compare(item, seen)
+            for key in dict.keys(value) if isinstance(value, dict) else ():
+                self.compare(key, seen)
 
     def look_at_length(self, node: ShadowNode) -> None:
         if node.contents is not None:

@@ -59,32 +59,46 @@ struct Metadata {
     device = t->device();
     requires_grad = t->requires_grad();
     strided = t->layout() == c10::kStrided;
-    if (strided) {
-      sizes = t->sizes().vec();
-      strides = t->strides().vec();
+    sizes = t->sizes().vec();  // throws for a nested tensor, which has none
+    if (strided) strides = t->strides().vec();
+  }
+
+  // No exception of torch's may pass through the interpreter, which is written in C.
+  static Metadata *of(PyObject *tensor) {
+    try {
+      return new Metadata(tensor);
+    } catch (const std::exception &) {
+      PyErr_SetString(PyExc_TypeError, "a tensor whose sizes cannot be asked for");
+      return nullptr;
     }
   }
 
-  const char *differs(PyObject *tensor) const {
+  const char *differs(PyObject *tensor) const noexcept {
+    try {
+      return first_difference(tensor);
+    } catch (const std::exception &) {
+      return "kind";
+    }
+  }
+
+  const char *first_difference(PyObject *tensor) const {
     if (Py_TYPE(tensor) != type) return "type";
     c10::TensorImpl *t = impl_of(tensor);
     if (t->dtype() != c10::scalarTypeToTypeMeta(dtype)) return "dtype";
     if (t->device() != device) return "device";
     if (t->requires_grad() != requires_grad) return "requires_grad";
     if (t->key_set().raw_repr() != keys) return "layout or dispatch keys";
-    if (strided) {
-      if (!inner.empty()) {
-        c10::IntArrayRef n = t->sizes(), s = t->strides();
-        if (n.size() != sizes.size()) return "number of dimensions";
-        for (size_t i = 0; i < sizes.size(); i++) {
-          if (n[i] < least[i] || n[i] > most[i]) return "shape";
-          if (s[i] != (inner[i] < 0 ? strides[i] : n[inner[i]] * s[inner[i]])) return "strides";
-        }
-        return nullptr;
+    if (!inner.empty() && strided) {
+      c10::IntArrayRef n = t->sizes(), s = t->strides();
+      if (n.size() != sizes.size()) return "number of dimensions";
+      for (size_t i = 0; i < sizes.size(); i++) {
+        if (n[i] < least[i] || n[i] > most[i]) return "shape";
+        if (s[i] != (inner[i] < 0 ? strides[i] : n[inner[i]] * s[inner[i]])) return "strides";
       }
-      if (t->sizes() != c10::IntArrayRef(sizes)) return "shape";
-      if (t->strides() != c10::IntArrayRef(strides)) return "strides";
+      return nullptr;
     }
+    if (t->sizes() != c10::IntArrayRef(sizes)) return "shape";
+    if (strided && t->strides() != c10::IntArrayRef(strides)) return "strides";
     return nullptr;
   }
 };
@@ -118,9 +132,13 @@ PyObject *tensor_check_new(PyTypeObject *type, PyObject *args, PyObject *) {
     PyErr_SetString(PyExc_TypeError, "expected a tensor");
     return nullptr;
   }
-  TensorCheck *self = (TensorCheck *)type->tp_alloc(type, 0);
-  if (!self) return nullptr;
-  Metadata *m = self->expected = new Metadata(tensor);
+  Metadata *m = Metadata::of(tensor);
+  TensorCheck *self = m ? (TensorCheck *)type->tp_alloc(type, 0) : nullptr;
+  if (!self) {
+    delete m;
+    return nullptr;
+  }
+  self->expected = m;
   self->call = tensor_check_call;
   if (!inner) return (PyObject *)self;
   Py_ssize_t rank = PyTuple_GET_SIZE(inner);
@@ -455,7 +473,10 @@ PyObject *watch_tensor(PyObject *self, PyObject *tensor) {
     PyErr_SetString(PyExc_TypeError, "expected a tensor");
     return nullptr;
   }
-  ((Watch *)self)->tensors->push_back({Py_NewRef(tensor), Metadata(tensor)});
+  Metadata *m = Metadata::of(tensor);
+  if (!m) return nullptr;
+  ((Watch *)self)->tensors->push_back({Py_NewRef(tensor), std::move(*m)});
+  delete m;
   Py_RETURN_NONE;
 }
 

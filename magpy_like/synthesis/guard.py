@@ -616,6 +616,7 @@ class GuardBuilder:
                 if other is not node and other.type is node.type:
                     a, b = node.node_id, other.node_id
                     pairs.add((min(a, b), max(a, b)))
+        self._compared()
         for a, b in sorted(pairs):
             left, right = self.rec.refs.get_node_by_id(a), self.rec.refs.get_node_by_id(b)
             if a in self.variables and b in self.variables:
@@ -628,6 +629,18 @@ class GuardBuilder:
                     f"{self.name(left)} is not {self.name(right)}",
                     f"{self.label(left)} is not {self.label(right)}",
                 )
+
+    def _compared(self) -> None:
+        """Objects of one type that native code has compared must be as many again."""
+        by_type: dict[type, list[ShadowNode]] = {}
+        for node in self.places.order:
+            if node.node_id in self.rec.compared:
+                by_type.setdefault(node.type, []).append(node)
+        for nodes in by_type.values():
+            if len(nodes) > 1 and any(node.node_id in self.variables for node in nodes):
+                ids = ", ".join(f"id({self.name(node)})" for node in nodes)
+                labels = ", ".join(self.label(node) for node in nodes)
+                self._check(f"len({{{ids}}}) == {len(nodes)}", f"{labels} are different objects")
 
 
 _COVERED = {torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype}

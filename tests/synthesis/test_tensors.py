@@ -458,6 +458,55 @@ def test_object_of_a_closure_that_a_backward_pass_reads(backend):
         twins.call(lambda: (matrix(2, 2, grad=True),), backward=True)
 
 
+# --- tensors of other kinds ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_shape_of_a_sparse_tensor_is_guarded(layout):
+    def program(x):
+        return x.to_dense() * x.shape[0]
+
+    make = lambda n: lambda: (torch.eye(n).to_sparse(layout=layout),)
+    fast = magpy.compile(program, backend="eager")
+    for n in (3, 3, 2, 2, 3):
+        assert_same(fast(*make(n)()), program(*make(n)()))
+    assert magpy.cache_info(fast).hits == 3
+
+
+def test_nested_tensor_runs_natively():
+    def program(x):
+        return [part * 2 for part in (x + 1).unbind()]
+
+    make = lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    fast = magpy.compile(program, backend="eager")
+    for _ in range(3):
+        assert_same(fast(make()), program(make()))
+
+
+def test_nested_tensor_is_turned_away_by_a_record_of_another():
+    fast = magpy.compile(lambda x: x * 2, backend="eager")
+    fast(torch.ones(2)), fast(torch.ones(2))
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    assert_same(list(fast(nested).unbind()), list((nested * 2).unbind()))
+
+
+ARRAYS = {
+    "index": lambda x, a: x[a],
+    "index in a tuple": lambda x, a: x[None, :, None][:, a],
+    "tensor": lambda x, a: torch.tensor(a) + x[:2],
+    "sum": lambda x, a: x[:2] + torch.as_tensor(a),
+    "in a list": lambda x, a: torch.tensor([a[1], a[0]]),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_array_that_an_operator_is_given_is_guarded(name):
+    make = lambda *values: lambda: (tensor(1, 2, 3), np.array(values))
+    check(
+        ARRAYS[name], make(0, 2), other=[make(1, 2), make(1)] if name == "index" else [make(1, 2)]
+    )
+
+
 # --- global state of torch -----------------------------------------------------------------------
 
 

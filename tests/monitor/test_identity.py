@@ -1,0 +1,90 @@
+"""Which arguments are one object steers a program in many ways; a record is for one of them."""
+
+import pytest
+
+from tests.programs import check, check_right, tensor
+
+
+def _updated(a, b):
+    table = {}
+    table[a] = 1
+    table.setdefault(b, 2)
+    table.pop(a, None)
+    return a * len(table)
+
+
+def _written(x, pair):
+    pair[0].value, pair[1].value = 1, 2
+    return x * pair[0].value
+
+
+ON_TENSORS = {
+    "is": lambda a, b: a + 1 if a is b else a,
+    "id": lambda a, b: a + 1 if id(a) == id(b) else a,
+    "set of ids": lambda a, b: a * len({id(a), id(b)}),
+    "keys of a dictionary": lambda a, b: a * len({a: 1, b: 2}),
+    "key that is looked up": lambda a, b: a * {a: 2}.get(b, 5),
+    "item by a key": lambda a, b: a * {a: 2, b: 3}[a],
+    "member of a set": lambda a, b: a + 1 if b in {a} else a,
+    "size of a set": lambda a, b: a * len({a, b}),
+    "set operations": lambda a, b: a * len({a} | {b}) * (1 + len({a} & {b})),
+    "set comprehension": lambda a, b: a * len({t for t in (a, b)}),
+    "dictionary comprehension": lambda a, b: a * len({t: 1 for t in (a, b)}),
+    "frozen set": lambda a, b: a * len(frozenset((a, b))),
+    "keys from a list": lambda a, b: a * len(dict.fromkeys([a, b])),
+    "spread set": lambda a, b: a * len({*[a], *[b]}),
+    "dictionary that is changed": _updated,
+    "same memory": lambda a, b: a + 1 if a.is_set_to(b) else a,
+}
+
+ON_OBJECTS = {
+    "equality": lambda x, pair: x + 1 if pair[0] == pair[1] else x,
+    "equality of tuples": lambda x, pair: x + 1 if (pair[0], 1) == (pair[1], 1) else x,
+    "hash": lambda x, pair: x + 1 if hash(pair[0]) == hash(pair[1]) else x,
+    "id": lambda x, pair: x + 1 if id(pair[0]) == id(pair[1]) else x,
+    "set": lambda x, pair: x * len(set(pair)),
+    "dictionary": lambda x, pair: x * len({pair[0]: 1, pair[1]: 2}),
+    "membership": lambda x, pair: x + 1 if pair[1] in [pair[0]] else x,
+    "position": lambda x, pair: x * pair.index(pair[1]),
+    "count": lambda x, pair: x * pair.count(pair[0]),
+    "attribute that is written": _written,
+}
+
+
+class Thing:
+    pass
+
+
+def same_tensor():
+    x = tensor(1, 2)
+    return x, x
+
+
+def two_tensors():
+    return tensor(1, 2), tensor(1, 2)
+
+
+def same_thing():
+    thing = Thing()
+    return tensor(1, 2), (thing, thing)
+
+
+def two_things():
+    return tensor(1, 2), (Thing(), Thing())
+
+
+@pytest.mark.parametrize("name", ON_TENSORS)
+def test_tensors_that_are_one_or_two(name):
+    check_right(lambda: ON_TENSORS[name], same_tensor, two_tensors, same_tensor)
+    check_right(lambda: ON_TENSORS[name], two_tensors, same_tensor, two_tensors)
+
+
+@pytest.mark.parametrize("name", ON_OBJECTS)
+def test_objects_that_are_one_or_two(name):
+    check(ON_OBJECTS[name], same_thing, other=[two_things])
+    check(ON_OBJECTS[name], two_things, other=[same_thing])
+
+
+def test_objects_that_are_not_compared_may_be_one_or_two():
+    twins = check(lambda a, b: a + b, two_tensors)
+    twins.call(same_tensor, hit=True)
