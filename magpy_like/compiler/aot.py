@@ -2,65 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
-from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensor
 
-from magpy_like.compiler.lowering import LOWERINGS
-
-aten = torch.ops.aten
-
-#: Decomposed beyond torch's core set.
-EXTRA_DECOMPOSITIONS = [
-    aten.native_layer_norm, aten.native_layer_norm_backward,
-    aten.native_group_norm, aten.native_group_norm_backward,
-    aten.native_batch_norm, aten.native_batch_norm_backward,
-    aten._native_batch_norm_legit, aten._native_batch_norm_legit_functional,
-    aten._native_batch_norm_legit_no_training, aten._batch_norm_with_update_functional,
-    aten.batch_norm_backward,
-    aten._softmax_backward_data, aten._log_softmax_backward_data,
-    aten.nll_loss_forward, aten.nll_loss_backward, aten.addcmul, aten.addcdiv, aten.lerp,
-    aten.select_backward, aten.slice_backward,
-    aten.masked_fill, aten.hardtanh_backward, aten.hardswish_backward, aten.leaky_relu_backward,
-    aten.elu_backward, aten.softplus_backward, aten.native_dropout_backward, aten.stack,
-    aten.std_mean, aten.mse_loss_backward, aten.smooth_l1_loss_backward, aten.huber_loss_backward,
-    aten.baddbmm, aten.diagonal_backward, aten.trace,
-    aten.elu, aten.hardtanh, aten.leaky_relu, aten.ldexp,
-    aten.dist,
-    aten.as_strided_copy, aten.narrow_copy, aten.permute_copy, aten.unbind_copy, aten.view_copy,
-]  # fmt: skip
-
-#: In torch's core set, but lowered or called as they are.
-KEEP = [
-    aten.gelu_backward, aten.silu, aten.silu_backward, aten.sigmoid_backward, aten.tanh_backward,
-    aten.threshold_backward, aten.native_dropout, aten.bernoulli, aten.rand_like, aten.randn_like,
-    aten.randint_like, aten.baddbmm, aten.addmv, aten.uniform, aten.normal,
-    aten._safe_softmax, aten.embedding_dense_backward,
-    aten.rrelu_with_noise, aten.exponential,
-    # The decomposition computes the result only, not the log-sum-exp that its backward reads.
-    aten._scaled_dot_product_flash_attention_for_cpu,
-]  # fmt: skip
+from magpy_like.compiler.decompositions import decompositions
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-
-
-@functools.cache
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Operator -> its meaning in simpler operators; what has a lowering is left alone."""
-    table = dict(core_aten_decompositions()) | get_decompositions(EXTRA_DECOMPOSITIONS)
-    kept = {getattr(packet, name) for packet in KEEP for name in packet.overloads()}
-    return {
-        operator: function
-        for operator, function in table.items()
-        if operator not in kept and operator not in LOWERINGS
-    }
 
 
 def aot_compile(

@@ -13,6 +13,8 @@ whether or not it is stored here: fused operators compute what eager's do one by
 from __future__ import annotations
 
 import contextlib
+import math
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,8 +33,17 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def round_number(number: float, dtype: torch.dtype) -> float:
-    """The number of ``dtype`` that is nearest to ``number``."""
-    return float(torch.tensor(number, dtype=torch.float64).to(dtype))
+    """The number of a low precision ``dtype`` that is nearest to ``number``."""
+    if not math.isfinite(number):
+        return float(number)
+    try:
+        if dtype == torch.float16:
+            return float(struct.unpack("<e", struct.pack("<e", number))[0])
+        (bits,) = struct.unpack("<I", struct.pack("<f", number))
+    except OverflowError:
+        return math.copysign(math.inf, number)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return float(struct.unpack("<f", struct.pack("<I", rounded))[0])
 
 
 def same_number(a: float, b: float) -> bool:
@@ -49,8 +60,9 @@ ELEMENTWISE: dict[str, tuple[int, str]] = {
     # arithmetic; on integers these wrap around
     "add": (2, _SAME), "sub": (2, _SAME), "mul": (2, _SAME), "neg": (1, _SAME),
     "truediv": (2, _SAME),  # floats only
-    "floordiv": (2, _SAME),  # rounds to -inf; integers: divisor known to be non-zero
-    "truncdiv": (2, _SAME),  # rounds to 0; integers: divisor known to be non-zero
+    # of integers by zero: some number; a lowering checks where eager raises
+    "floordiv": (2, _SAME),  # rounds to -inf
+    "truncdiv": (2, _SAME),  # rounds to 0
     "remainder": (2, _SAME),  # sign of the divisor
     "fmod": (2, _SAME),  # sign of the dividend
     "fma": (3, _SAME),  # floats only; a * b + c, rounded once
@@ -147,7 +159,7 @@ class Value:
     ``reduction`` (kind, values): over all reduction loops
     ``scan``      (kind, value), or (kind, value, index): along the reduction loops
     ``item``      (reduction, k): its k-th result, for kinds with several
-    ``check``     (condition, message key): raise IndexError where the bool condition is false
+    ``check``     (condition, (error, message)): raise it where the bool condition is false
     ``outer`` says that the value exists once per iteration of the outer loops (after the
     reduction), not per element of the reduction loops.
     """
@@ -313,11 +325,11 @@ class Recorder:
             self._masks.pop()
         return self.where(mask, value, self.constant(other, value.dtype))
 
-    def check(self, condition: Value, message: str) -> None:
-        """Raise IndexError(message) at run time when a condition fails in an unmasked place."""
+    def check(self, condition: Value, message: str, error: str = "IndexError") -> None:
+        """Raise ``error(message)`` at run time when a condition fails in an unmasked place."""
         if self._masks:
             condition = self.logical_or(self.logical_not(self._masks[-1]), condition)
-        self._pure("check", (condition, message), torch.bool)
+        self._pure("check", (condition, (error, message)), torch.bool)
 
     def indirect(self, index: Value, size: Any, message: str | None = None) -> Symbol:
         """A symbol for a computed index into a dimension of ``size``; negative counts from the end.

@@ -59,6 +59,79 @@ def test_integers_wrap_around(dtype):
     same(lambda x: (x + x, x * 3, -x, x // 3, x % 3, x << 2, x >> 1, ~x, x.sum(), x / 3), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64])
+def test_division_of_integers_by_tensors(dtype):
+    info = torch.iinfo(dtype)
+    x = torch.tensor([info.min + 1, info.max, 0, 1, 7, 100], dtype=dtype)
+    y = torch.tensor([3, info.max, 5, info.max - 7, 2, 1], dtype=dtype)
+    if info.min < 0:
+        y[3] = -1
+        y[4] = -2
+    same(lambda x, y: (x // y, x % y, torch.fmod(x, y), torch.div(x, y, rounding_mode="trunc")),
+         x, y)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64])
+def test_powers_of_integers_wrap_around(dtype):
+    info = torch.iinfo(dtype)
+    x = torch.tensor([info.min, info.max, 0, 1, 2, 3], dtype=dtype)
+    same(lambda x: (x**5, x**31, x**0, 3 ** x.clamp(0, 40)), x)
+    y = torch.tensor([2, 3, 0, 63, 7, 5], dtype=dtype)
+    same(lambda x, y: (x**y, y**y), x, y)
+    if info.min < 0:
+        same(lambda x, y: x ** (-y), torch.tensor([-1, 1, -1, 0, 5, 2], dtype=dtype), y - 1)
+
+
+def test_roundings_to_decimals():
+    x = torch.tensor([0.25, -1.005, 12345.678, float("nan"), -float("inf"), 2.5])
+    same(lambda x: [torch.round(x, decimals=d) for d in (0, 2, -2)], x)
+    half = torch.tensor([0.25, -1.0, 123.5, 2.5]).half()
+    same(lambda x: [torch.round(x, decimals=d) for d in (0, 1, -2)], half, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_binary_search(right):
+    edges = torch.tensor([-1.0, 0.0, 0.0, 2.0, 2.0, 7.0])
+    x = torch.tensor([[-2.0, -1.0, 0.0], [2.0, 9.0, float("nan")]])
+    same(lambda e, x: (torch.bucketize(x, e, right=right), torch.searchsorted(e, x)), edges, x)
+    rows, order = torch.randn(4, 9).sort(1).values, torch.randn(4, 9)
+    same(lambda r, o: torch.searchsorted(r, o, right=right, out_int32=True), rows, order)
+    same(lambda o: torch.searchsorted(o, o * 2, sorter=o.argsort(1), right=right), order)
+    same(lambda x: torch.isin(x, torch.arange(40) * 3), torch.arange(60).reshape(6, 10))
+
+
+def test_windows_are_written_to_a_copy():
+    x = torch.randn(4, 6)
+    same(lambda x: torch.as_strided_scatter(x, torch.ones(2, 3), (2, 3), (12, 2), 1) * 2, x)
+    same(lambda x: torch.as_strided_scatter(x.t(), x[:3, :2] * 3, (3, 2), (1, 9), 2), x)
+
+
+def test_pooling_with_large_and_dilated_windows():
+    x = torch.randn(2, 3, 20, 21)
+    same(lambda x: F.avg_pool2d(x, 11, stride=4, padding=5, count_include_pad=False), x)
+    same(lambda x: F.adaptive_avg_pool2d(x, (2, 1)) + 1, x)
+    same(lambda x: F.adaptive_avg_pool2d(x, (2, 2)).relu(), torch.randn(1, 2, 25, 33))
+
+
+def test_antialiased_resampling():
+    x = torch.randn(2, 3, 13, 17)
+    for mode in ("bilinear", "bicubic"):
+        same(lambda x: F.interpolate(x, (5, 30), mode=mode, antialias=True), x)
+        same(lambda x: F.interpolate(x, scale_factor=0.37, mode=mode, antialias=True), x)
+        same(lambda x: F.interpolate(
+            x, (7, 40), mode=mode, antialias=True, align_corners=True), x)  # fmt: skip
+
+
+def test_placing_by_flat_index_and_by_order():
+    x = torch.randn(4, 6)
+    at = torch.tensor([5, -1, 5, 0])
+    same(lambda x: (x.t().put(at, x[0, :4], accumulate=True), x.put(at[1:], x[0, :3])), x)
+    same(lambda x: x.masked_scatter(x > 0, x.flatten() * 10) + 1, x)
+    same(lambda x: torch.nonzero_static(x > 0, size=40, fill_value=-3), x)
+    same(lambda x: torch.nonzero_static(x > 0, size=3), x)
+    same(lambda x: (torch.tril_indices(4, 6, 1), torch.triu_indices(6, 4, -2), x * 2), x)
+
+
 def test_bool_arithmetic():
     a, b = torch.tensor([True, True, False, False]), torch.tensor([True, False, True, False])
     same(lambda x, y: (x + y, x * y, x & y, x ^ y, ~x, x < y, x.any(), x.all(), x.sum()), a, b)
@@ -141,6 +214,22 @@ def test_computed_indices():
     same(lambda x, i: x.index_put((i[0],), x[:4], accumulate=True), X, i)
     same(lambda x, i: torch.zeros(6, 10).scatter_add(1, i, x[:3, :4]), X, j)
     same(lambda x, i: x.masked_fill(x > 0, -1.0) + torch.where(x > 0, x, 2), X, i)
+
+
+def test_errors_of_values_are_eagers():
+    """They are found in the kernel, with eager's type and message."""
+    n = torch.tensor([3, 0, 2])
+    for function, args in (
+        (lambda n: 7 // n + 1, (n,)),
+        (lambda n: (n + 1) % n, (n,)),
+        (lambda n: torch.fmod(n + 1, n), (n,)),
+        (lambda x, s: x.masked_scatter(x > -100, s), (X, X[0])),
+    ):
+        with pytest.raises(Exception) as expected:
+            function(*args)
+        with pytest.raises(type(expected.value)) as found:
+            compiled(function)(*args)
+        assert str(expected.value).splitlines()[0] == str(found.value).splitlines()[0]
 
 
 def test_an_index_out_of_range_raises():

@@ -43,6 +43,21 @@ def test_convolution_and_pooling():
     )  # fmt: skip
 
 
+def test_gradients_of_dilated_pooling_padding_and_resampling():
+    x = torch.randn(1, 2, 9, 10)
+    same_gradients(lambda x: F.max_pool2d(x, 3, stride=2, padding=1, dilation=2).sin(), x)
+    same_gradients(lambda x: F.pad(x, (2, 1, -1, 3), mode="replicate").square(), x)
+    same_gradients(lambda x: F.interpolate(x, (4, 21), mode="bicubic", antialias=True).sin(), x)
+    same_gradients(lambda x: F.avg_pool2d(x, 9, padding=4, stride=3).exp(), x)
+
+
+def test_gradients_of_placing_by_order():
+    mask = torch.rand(5, 6) > 0.5
+    same_gradients(
+        lambda x, s: x.masked_scatter(mask, s).tanh(), torch.randn(5, 6), torch.randn(40)
+    )
+
+
 def test_some_arguments_need_no_gradient():
     fixed = torch.randn(5, 5)
     same_gradients(lambda x: (x * fixed).sum(0).sigmoid() * fixed[0], torch.randn(5, 5))

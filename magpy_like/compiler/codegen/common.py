@@ -65,7 +65,7 @@ class Kernel:
     ``ranges`` gives each loop's size; ``inputs``/``outputs`` name the buffers passed (one may be
     in both when it is updated in place); ``size_symbols`` are passed as integers after them, then
     the values of ``numbers``, which the launcher computes, as 64-bit integers or doubles;
-    ``messages`` are the IndexErrors its checks may raise, by position.
+    ``messages`` are the (error, message) pairs its checks may raise, by position.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Kernel:
     forward: dict[str, str] = field(default_factory=dict)
     size_symbols: list[Symbol] = field(default_factory=list)
     numbers: list[Expr] = field(default_factory=list)
-    messages: list[str] = field(default_factory=list)
+    messages: list[tuple[str, str]] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
 
     def number(self, expression: Expr) -> str:
@@ -308,7 +308,7 @@ def _collect_arguments(
     inputs: dict[str, None] = {}
     outputs: dict[str, None] = {}
     symbols: set[Symbol] = set()
-    messages: dict[str, None] = {}
+    messages: dict[tuple[str, str], None] = {}
     numbers: dict[Expr, None] = {}
     loops = set(kernel.ranges)
     for size in kernel.ranges.values():

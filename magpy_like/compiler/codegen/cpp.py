@@ -108,11 +108,9 @@ def _print_entry(kernel: Kernel) -> str:
     line("void* state = PyEval_SaveThread();")
     line(f"int raised = {kernel.name}({', '.join(args)});")
     line("PyEval_RestoreThread(state);")
-    if kernel.messages:
-        table = ", ".join(f'"{m}"' for m in kernel.messages)
-        line(f"static const char* const messages[] = {{{table}}};")
-        line("if (raised) {")
-        line("    PyErr_SetString(PyExc_IndexError, messages[raised - 1]);")
+    for k, (error, message) in enumerate(kernel.messages):
+        line(f"if (raised == {k + 1}) {{")
+        line(f'    PyErr_SetString(PyExc_{error}, "{message}");')
         line("    return nullptr;")
         line("}")
     line("return PyLong_FromLong(raised);")

@@ -27,6 +27,7 @@ void PyErr_SetString(PyObject*, const char*);
 void* PyEval_SaveThread();
 void PyEval_RestoreThread(void*);
 extern PyObject* PyExc_IndexError;
+extern PyObject* PyExc_RuntimeError;
 struct PyMethodDef { const char* name; void* function; int flags; const char* doc; };
 extern PyMethodDef magpy_kernels[];  // one row per kernel, in order
 
@@ -100,14 +101,27 @@ template <class T> INLINE bool less_first(T a, i64 i, T b, i64 j) {
     return an != bn ? an : (a < b) | (((a == b) | an) & (i < j));
 }
 
+// Division of integers without the processor's traps: x / -1 wraps around, x / 0 is a number, and
+// whoever divides by what may be 0 checks that.
+template <class T> INLINE T int_truncdiv(T a, T b) {
+    return (T(-1) < T(0)) & (b == T(-1)) ? T(0 - u64(a)) : T(a / (b == 0 ? T(1) : b));
+}
+template <class T> INLINE T int_fmod(T a, T b) { return T(a - u64(int_truncdiv(a, b)) * b); }
 // Division that rounds down, and remainder with the divisor's sign.
 template <class T> INLINE T int_floordiv(T a, T b) {
-    T q = a / b;
-    return T(q - ((a % b != 0) & ((a < 0) != (b < 0))));
+    T q = int_truncdiv(a, b), r = T(a - u64(q) * b);
+    return T(q - ((r != 0) & ((a < 0) != (b < 0))));
 }
 template <class T> INLINE T int_remainder(T a, T b) {
-    T r = a % b;
+    T r = int_fmod(a, b);
     return T(r + ((r != 0) & ((r < 0) != (b < 0)) ? b : T(0)));
+}
+template <class T> INLINE T int_pow(T a, T b) {
+    if (b < 0) return a == 1 ? T(1) : T(-1) < T(0) && a == T(-1) ? (b & 1 ? T(-1) : T(1)) : T(0);
+    u64 base = u64(a), result = 1;
+    for (u64 n = u64(b); n; n >>= 1, base *= base)
+        if (n & 1) result *= base;
+    return T(result);
 }
 template <class T> INLINE T float_floordiv(T a, T b) {
     if (b == 0) return a / b;

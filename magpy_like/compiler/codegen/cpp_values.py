@@ -25,6 +25,7 @@ _INFIX = {
     "le": "<=", "gt": ">", "ge": ">=", "logical_and": "&", "logical_or": "|",
     "logical_xor": "!=", "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^",
 }  # fmt: skip
+_INTEGER = {"floordiv", "truncdiv", "remainder", "fmod", "pow"}
 _TEMPLATE = {
     "neg": "-{0}", "square": "{0} * {0}", "logical_not": "!{0}", "isnan": "{0} != {0}",
     "isinf": "m_abs({0}) == (decltype({0}))__builtin_inf()", "reciprocal": "1 / {0}",
@@ -186,14 +187,13 @@ class CppEmitter(Emitter):
             code = self.kernel.messages.index(args[1]) + 1
             self.printer.lines.line(f"bad{code} |= !{args[0]};")
             return None
+        if not dtype.is_floating_point and op in _INTEGER:
+            ctype = CTYPE[dtype]
+            return self._define(f"int_{op}<{ctype}>({args[0]}, {args[1]})", dtype)
         if op in ("floordiv", "remainder"):
-            kind = "float" if dtype.is_floating_point else "int"
-            return self._define(f"{kind}_{op}({args[0]}, {args[1]})", dtype)
+            return self._define(f"float_{op}({args[0]}, {args[1]})", dtype)
         if op == "truncdiv":
-            text = f"{args[0]} / {args[1]}"
-            return self._define(f"m_trunc({text})" if dtype.is_floating_point else text, dtype)
-        if op == "fmod" and not dtype.is_floating_point:
-            return self._define(f"{args[0]} % {args[1]}", dtype)
+            return self._define(f"m_trunc({args[0]} / {args[1]})", dtype)
         if op == "bitwise_not":
             return self._define(f"{'!' if dtype == torch.bool else '~'}{args[0]}", dtype)
         if op in _INFIX:

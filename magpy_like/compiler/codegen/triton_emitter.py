@@ -106,7 +106,7 @@ class TritonEmitter(Emitter):
             text = f"{self.kernel.number(args[0])}.to({TYPE[dtype]})"
             return self.define(text, frozenset())
         if op == "check":
-            self._check(args[0], args[1])
+            self._check(args[0], args[1][1])
             return None
         names = [a for a in args if isinstance(a, Name)]
         axes = frozenset().union(*(n.axes for n in names))
@@ -207,6 +207,8 @@ class TritonEmitter(Emitter):
                 return f"{plain[0]} // {plain[1]}"
             quotient = f"tl.div_rn({a}, {b})" if dtype == torch.float32 else f"{a} / {b}"
             return f"libdevice.trunc({quotient})"
+        if op == "pow" and not floats:
+            return f"prelude.int_pow({a}, {b})"
         if op == "fmod" and not floats:
             return f"{plain[0]} % {plain[1]}"
         if op == "shift_left":

@@ -102,6 +102,24 @@ def int_remainder(a, b):
 
 
 @triton.jit
+def int_pow(a, b):
+    """By squaring; a negative power of anything but 1 and -1 is 0."""
+    base = a.to(tl.int64)
+    power = b.to(tl.int64)
+    odd = (power & 1) != 0
+    result = base * 0 + 1
+    rest = power
+    for _ in tl.static_range(63):
+        result = tl.where((rest & 1) != 0, result * base, result)
+        base = base * base
+        rest = rest >> 1
+    one = a == 1
+    minus = (a.to(tl.int64)) == -1
+    inverse = tl.where(one, 1, tl.where(minus, tl.where(odd, -1, 1), 0))
+    return tl.where(power < 0, inverse, result).to(a.dtype)
+
+
+@triton.jit
 def float_remainder(a, b):
     rest = libdevice.fmod(a, b)
     return tl.where((rest != 0) & ((b < 0) != (rest < 0)), rest + b, rest)

@@ -8,6 +8,7 @@ from magpy_like.compiler.lowering import (
     random,
     reduction,
     scan,
+    search,
     special,
     view,
 )
@@ -15,5 +16,5 @@ from magpy_like.compiler.lowering.registry import LOWERINGS
 
 __all__ = [
     "LOWERINGS", "concat", "indexing", "pointwise", "pooling", "random", "reduction", "scan",
-    "special", "view",
+    "search", "special", "view",
 ]  # fmt: skip

@@ -321,8 +321,14 @@ def index_reduce(
     graph: Graph, a: Box, dim: int, indices: Box, source: Box, reduce: str, *,
     include_self: bool = True,
 ) -> Box:  # fmt: skip
-    if not a.size or not indices.size or len(source.size) != len(a.size):
-        raise Unsupported("aten.index_reduce", "a 0-d tensor")
+    if not a.size:
+        a, source = (b if b.size else unsqueeze(graph, b, 0) for b in (a, source))
+        whole = index_reduce(graph, a, 0, indices, source, reduce, include_self=include_self)
+        return squeeze(graph, whole)
+    if not indices.size:
+        indices = unsqueeze(graph, indices, 0)
+    if len(source.size) != len(a.size):
+        raise Unsupported("aten.index_reduce", "a source of fewer dimensions")
     dim = canonical_dim(dim, len(a.size))
     shape = [indices.size[0] if d == dim else sympy.S.One for d in range(len(a.size))]
     spread = expand(reshape(indices, shape), source.size)

@@ -34,6 +34,7 @@ prims = torch.ops.prims
 _DEFAULT = Kind.DEFAULT
 _FLOAT = Kind.INT_TO_FLOAT
 _BOOL = Kind.ALWAYS_BOOL
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 #: ATen operator -> (ops name, promotion). Operators whose meaning is one ``ops`` call.
 DIRECT: dict[Any, tuple[str, Kind]] = {
@@ -133,22 +134,31 @@ def div(graph: Graph, a: Any, b: Any) -> Box:
     )
 
 
-def _nonzero_divisor(b: Any) -> bool:
-    """Integer division by zero raises in eager and traps in a kernel: ATen does it."""
-    return isinstance(b, int) and not isinstance(b, bool) and b != 0 and b != -1
+def _quotient(name: str, graph: Graph, a: Any, b: Any, exact_scalars: bool = False) -> Box:
+    """A division that rounds, or its remainder; of integers by zero, the CPU's eager raises."""
+    compute, _ = promote([a, b], _DEFAULT)
+    checked = compute not in _FLOATS and not (isinstance(b, int) and b != 0)
+    if compute == torch.bool:
+        raise Unsupported(name, "of bools")
+
+    def function(x: Value, y: Value) -> Value:
+        if checked and boxes[0].device.type == "cpu":
+            ops.check(ops.ne(y, ops.constant(0, y.dtype)), "ZeroDivisionError", "RuntimeError")
+        return getattr(ops, name)(x, y)
+
+    boxes = [v for v in (a, b) if isinstance(v, Box)]
+    return elementwise(
+        graph, [a, b], _DEFAULT, function, operations=6, expensive=True,
+        exact_scalars=exact_scalars,
+    )  # fmt: skip
 
 
 @lower(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(graph: Graph, a: Any, b: Any, *, rounding_mode: str | None = None) -> Box:
     if rounding_mode is None:
         return div(graph, a, b)
-    if _is_integral(graph, a, b) and not _nonzero_divisor(b):
-        raise Unsupported("aten.div", "integer divisor may be zero")
     name = {"floor": "floordiv", "trunc": "truncdiv"}[rounding_mode]
-    return elementwise(
-        graph, [a, b], _DEFAULT, lambda x, y: getattr(ops, name)(x, y), operations=6,
-        exact_scalars=True,
-    )  # fmt: skip
+    return _quotient(name, graph, a, b, exact_scalars=True)
 
 
 @lower(aten.floor_divide)
@@ -156,18 +166,14 @@ def floor_divide(graph: Graph, a: Any, b: Any) -> Box:
     return div_mode(graph, a, b, rounding_mode="floor")
 
 
-@lower(aten.remainder.Tensor, aten.remainder.Scalar)
+@lower(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(graph: Graph, a: Any, b: Any) -> Box:
-    if _is_integral(graph, a, b) and not _nonzero_divisor(b):
-        raise Unsupported("aten.remainder", "integer divisor may be zero")
-    return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.remainder(x, y), expensive=True)
+    return _quotient("remainder", graph, a, b)
 
 
 @lower(aten.fmod)
 def fmod(graph: Graph, a: Any, b: Any) -> Box:
-    if _is_integral(graph, a, b) and not _nonzero_divisor(b):
-        raise Unsupported("aten.fmod", "integer divisor may be zero")
-    return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.fmod(x, y), expensive=True)
+    return _quotient("fmod", graph, a, b)
 
 
 @lower(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar)
@@ -175,7 +181,8 @@ def pow_(graph: Graph, a: Any, b: Any) -> Box:
     if _is_integral(graph, a, b):
         if isinstance(b, int) and 0 <= b <= 4:
             return _small_power(graph, a, b)
-        raise Unsupported("aten.pow", "integer power")
+        if promote([a, b], _DEFAULT)[0] == torch.bool or (is_number(b) and not b >= 0):
+            raise Unsupported("aten.pow", "of bools, or to a negative power")
     if isinstance(b, (int, float)) and isinstance(a, Box):
         if b == 0.5:
             return elementwise(graph, [a], _FLOAT, lambda x: ops.sqrt(x))
@@ -224,6 +231,22 @@ _rounding(aten.ceil.default, "ceil")
 _rounding(aten.trunc.default, "trunc")
 _rounding(aten.fix.default, "trunc")
 _rounding(aten.round.default, "round")
+
+
+@lower(aten.round.decimals)
+def round_decimals(graph: Graph, a: Box, *, decimals: int) -> Box:
+    """To a power of ten; a factor of ten that low precision cannot hold is rounded, as eager's."""
+    if not a.dtype.is_floating_point:
+        raise Unsupported("aten.round", "integers to decimals")
+
+    def function(x: Value) -> Value:
+        if decimals == 0:
+            return ops.round(x)
+        factor = ops.to_dtype(ops.constant(10.0 ** abs(decimals), x.dtype), a.dtype)
+        there, back = (ops.truediv, ops.mul) if decimals < 0 else (ops.mul, ops.truediv)
+        return back(ops.round(ops.to_dtype(there(x, factor), a.dtype)), factor)
+
+    return elementwise(graph, [a], _DEFAULT, function, operations=4)
 
 
 @lower(aten.relu)
@@ -447,6 +470,7 @@ def full_(graph: Graph, like: Any, *args: Any, **kwargs: Any) -> Box:
     aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default,
     aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default,
     aten.empty_strided.default, aten.new_empty_strided.default, aten.empty_permuted.default,
+    aten._efficientzerotensor.default,
 )  # fmt: skip
 def zeros(graph: Graph, *args: Any, **kwargs: Any) -> Box:
     """Zeros; uninitialised memory may as well be zero, and then never is memory at all."""

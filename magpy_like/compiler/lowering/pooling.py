@@ -59,7 +59,7 @@ class Axis:
     out: Expr
     elements: int
     holders: int
-    element: Callable[[Expr, int], tuple[Expr, list[Value]]]
+    element: Callable[[Expr, int | Expr], tuple[Expr, list[Value]]]
     holder: Callable[[Expr, int], tuple[Expr, list[Value]]]
     counted: Callable[[Expr], Value]
 
@@ -70,15 +70,24 @@ def _fixed(
 ) -> Axis:  # fmt: skip
     """Windows of one size at regular distances."""
 
-    def element(o: Expr, k: int) -> tuple[Expr, list[Value]]:
+    def element(o: Expr, k: int | Expr) -> tuple[Expr, list[Value]]:
         at = o * stride - padding + k * dilation
         tests = []
-        if padding and k * dilation < padding:
+        first, last = (k, k) if isinstance(k, int) else (0, kernel - 1)
+        if first * dilation < padding:
             tests.append(ops.ge(_integer(at), _integer(sympy.S.Zero)))
-        last = (out - 1) * stride - padding + k * dilation
-        if not (last.is_Integer and size.is_Integer and last < size):
+        end = (out - 1) * stride - padding + last * dilation
+        if not (end.is_Integer and size.is_Integer and end < size):
             tests.append(ops.lt(_integer(at), _integer(size)))
         return at, tests
+
+    def dilated_holder(h: Expr, k: int) -> tuple[Expr, list[Value]]:
+        reach = h + padding - k * dilation
+        o = Div(reach, sympy.Integer(stride))
+        tests = [ops.ge(_integer(reach), _integer(sympy.S.Zero)),
+                 ops.eq(_integer(o * stride), _integer(reach)),
+                 ops.lt(_integer(o), _integer(out))]  # fmt: skip
+        return o, tests
 
     def holder(h: Expr, j: int) -> tuple[Expr, list[Value]]:
         o = Div(h + padding, sympy.Integer(stride)) - j
@@ -96,6 +105,8 @@ def _fixed(
             end = ops.minimum(end, _integer(size))
         return ops.sub(end, start)
 
+    if dilation > 1:  # one holder for each element of the window
+        return Axis(size, out, kernel, kernel, element, dilated_holder, counted)
     return Axis(size, out, kernel, -(-kernel // stride), element, holder, counted)
 
 
@@ -108,7 +119,7 @@ def _adaptive(size: Expr, out: Expr) -> Axis:
     def bounds(o: Expr) -> tuple[Expr, Expr]:
         return Div(o * size, out), Div((o + 1) * size + out - 1, out)
 
-    def element(o: Expr, k: int) -> tuple[Expr, list[Value]]:
+    def element(o: Expr, k: int | Expr) -> tuple[Expr, list[Value]]:
         start, end = bounds(o)
         at = start + k
         return at, [] if exact else [ops.lt(_integer(at), _integer(end))]
@@ -253,12 +264,10 @@ def _max_pool_backward(rank: int) -> Callable[..., Box]:
         graph: Graph, grad: Box, a: Box, kernel: Any, stride: Any, padding: Any, dilation: Any,
         ceil_mode: bool, indices: Box,
     ) -> Box:  # fmt: skip
-        if set(_per_dim(dilation, rank)) != {1}:
-            raise Unsupported("the gradient of pooling", "dilated windows")
         kernel = _per_dim(kernel, rank)
         parameters = zip(
             a.size[-rank:], grad.size[-rank:], kernel, _per_dim(stride, rank, kernel),
-            _per_dim(padding, rank), strict=True,
+            _per_dim(padding, rank), _per_dim(dilation, rank), strict=True,
         )  # fmt: skip
         return _max_backward(graph, grad, a, indices, [_fixed(*p) for p in parameters])
 
@@ -291,6 +300,8 @@ def _divisor(axes: Sequence[Axis], index: Index, override: int | None, compute: 
 
 def _average(graph: Graph, a: Box, axes: Sequence[Axis], override: int | None = None) -> Box:
     count = math.prod(axis.elements for axis in axes)
+    if count > MAX_WINDOW:
+        return _large_average(graph, a, axes, override)
     _check(a, count)
     compute = compute_dtype(a.dtype)
     a.realize()
@@ -306,6 +317,27 @@ def _average(graph: Graph, a: Box, axes: Sequence[Axis], override: int | None = 
     return ir.pointwise(
         graph, a.device, a.dtype, size, inner, [a], operations=4 * count, expensive=True
     )
+
+
+def _large_average(graph: Graph, a: Box, axes: Sequence[Axis], override: int | None) -> Box:
+    """The same with a loop over the window: a reduction."""
+    _check(a, 1)
+    compute = compute_dtype(a.dtype)
+    size = sizes(_meta(graph).shape)
+    a.realize()
+    buffer = graph.new_buffer(a.dtype, a.device, size)
+
+    def loops(xs: Sequence[Expr], rs: Sequence[Expr]) -> None:
+        lead, outer = list(xs[: len(xs) - len(axes)]), xs[len(xs) - len(axes) :]
+        found = [axis.element(o, r) for axis, o, r in zip(axes, outer, rs, strict=True)]
+        position = [*lead, *(at for at, _ in found)]
+        value = _where(_all([t for _, tests in found for t in tests]), lambda: a.load(position), 0)
+        total = ops.reduction("sum", value)
+        mean = ops.truediv(total, _divisor(axes, xs, override, compute))
+        ops.store(buffer.name, buffer.address(xs), mean)
+
+    graph.add_loops(size, [sympy.Integer(axis.elements) for axis in axes], loops)
+    return graph.box(buffer)
 
 
 def _average_backward(

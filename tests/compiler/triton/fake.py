@@ -7,9 +7,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from magpy_like.compiler.aot import decompositions
 from magpy_like.compiler.codegen import triton as printer
 from magpy_like.compiler.codegen.common import Kernel
+from magpy_like.compiler.decompositions import decompositions
 from magpy_like.compiler.graph import Graph
 from magpy_like.compiler.scheduler import Scheduler
 from tests.compiler.triton.interpreter import Interpreted
