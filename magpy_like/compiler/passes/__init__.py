@@ -7,8 +7,6 @@ Every pass takes a graph and says whether it changed it. None needs another to h
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from torch.fx import GraphModule
 
 from magpy_like.compiler.passes.attention import rewrite_attention as run_captured
@@ -27,19 +25,17 @@ __all__ = ["run", "run_captured"]
 _ROUNDS = 4
 
 
-def run(gm: GraphModule, *, inference: bool, frozen: Collection[str] = ()) -> GraphModule:
+def run(gm: GraphModule, *, inference: bool) -> GraphModule:
     """Optimise an ATen graph in place, and return it.
 
     Args:
         gm: every tensor node carries its fake tensor in ``meta["val"]``, as AOTAutograd leaves it.
         inference: no gradient will be taken through the graph.
-        frozen: attributes of ``gm`` whose tensors will never be written. Parameters that are
-            inputs of the graph are never taken for constants.
     """
     for _ in range(_ROUNDS):
         changed = remove_noops(gm)
         changed |= eliminate_common_subexpressions(gm)
-        changed |= fold(gm, frozen)
+        changed |= fold(gm)
         eliminate_dead_code(gm)
         changed |= rewrite(gm, inference=inference)
         eliminate_dead_code(gm)

@@ -1,15 +1,13 @@
 """Computing at compile time what depends on nothing that can change.
 
-Only two things cannot change: tensors the graph itself makes (``full``, ``arange``, ...) and those
-the caller of :func:`fold` vouches for. A parameter, a buffer, or a tensor the program closed over
-can be written in place between two calls, in ways no version counter shows (``p.data``), so the
-graph goes on reading it at every call.
+Only tensors that the graph itself makes (``full``, ``arange``, ...) cannot change. A parameter, a
+buffer, or a tensor the program closed over can be written in place between two calls, in ways no
+version counter shows (``p.data``), so the graph goes on reading it at every call.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -39,15 +37,14 @@ _FACTORIES = (
 )
 
 
-def fold(gm: GraphModule, frozen: Collection[str] = ()) -> bool:
+def fold(gm: GraphModule) -> bool:
     """Replace constant sub-graphs by ``full`` or by a tensor held by the graph.
 
-    ``frozen`` names the attributes of ``gm`` whose tensors the caller promises never to write.
     A tensor of equal elements becomes a ``full``, which a kernel needs not read; another one is
     kept if it is small. Nothing that is returned, or that a view of is, becomes a kept tensor:
     the caller could write into it.
     """
-    constant = _constant_nodes(gm, frozen)
+    constant = _constant_nodes(gm)
     aliases = Aliases(gm.graph)
     evaluate = _evaluator(gm)
     changed = False
@@ -69,10 +66,10 @@ def fold(gm: GraphModule, frozen: Collection[str] = ()) -> bool:
     return changed
 
 
-def _constant_nodes(gm: GraphModule, frozen: Collection[str]) -> set[Node]:
+def _constant_nodes(gm: GraphModule) -> set[Node]:
     found: set[Node] = set()
     for node in gm.graph.nodes:
-        if node.op == "get_attr" and (node.target in frozen or _FOLDED in node.meta):
+        if node.op == "get_attr" and _FOLDED in node.meta:
             found.add(node)
         elif is_pure(node) and _is_small_cpu(node):
             inputs = node.all_input_nodes

@@ -179,9 +179,9 @@ def channel_arithmetic_into_convolution(node: Node) -> Node | None:
 
     That is what batch norm is in inference: ``conv(x, w, b) * s + t`` becomes
     ``conv(x, w * s, b * s + t)``. The new weights are computed by the graph, from the weights as
-    they are at each call, so nothing has to be promised about them. Where the caller does promise
-    (``frozen``), constant folding finds that they depend on constants alone and computes them
-    once. As with matrix products, what a compiled loop reads anyway it may as well scale.
+    they are at each call: an optimizer may have written them in between, in ways no version
+    counter shows. Scaling them costs little beside the convolution. As with matrix products, what
+    a compiled loop reads anyway it may as well scale.
     """
     if not (_needs_own_kernel(node) and _is_wide(node)):
         return None
@@ -200,7 +200,7 @@ def channel_arithmetic_into_convolution(node: Node) -> Node | None:
     vectors = [vector for _, vector in steps]
     if transposed or kernel is None or result is None or not _one_dtype(node, x, weight, *vectors):
         return None
-    if not _few(kernel, result, weight):
+    if not _few(kernel, result):
         return None
 
     def call(target: Any, *args: Any) -> Node:
@@ -245,9 +245,7 @@ def _value_and_channels(node: Node) -> tuple[Node, Node] | None:
     return None
 
 
-def _few(kernel: torch.Tensor, result: torch.Tensor, weight: Any) -> bool:
-    if weight.op == "get_attr":  # constant: scaled at compile time if the caller vouches for it
-        return True
+def _few(kernel: torch.Tensor, result: torch.Tensor) -> bool:
     sizes = [*kernel.shape, *result.shape]
     if not all(type(size) is int for size in sizes):
         return False

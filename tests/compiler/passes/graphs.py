@@ -26,10 +26,10 @@ def clones(inputs):
     return [i.detach().clone().requires_grad_(i.requires_grad) for i in inputs]
 
 
-def optimised(function, *inputs, inference=True, functional=True, frozen=()):
+def optimised(function, *inputs, inference=True, functional=True):
     """The graph of ``function`` after all passes, proven to compute what ``function`` does."""
     gm = aten_graph(function, *inputs, functional=functional)
-    gm = passes.run(gm, inference=inference, frozen=frozen)
+    gm = passes.run(gm, inference=inference)
     ours, eager = clones(inputs), clones(inputs)
     torch.manual_seed(0)
     actual = gm(*ours)

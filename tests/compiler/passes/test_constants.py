@@ -98,9 +98,3 @@ def test_a_tensor_the_program_closed_over_is_read_at_every_call():
     before = gm(x).clone()
     gm.table.data.mul_(10)
     assert torch.equal(gm(x), before * 10)
-
-
-def test_a_tensor_the_caller_vouches_for_is_folded():
-    gm = passes.run(graph_with_table(), inference=True, frozen=["table"])
-    assert names(gm) == ["add"]
-    assert gm(torch.zeros(4)).tolist() == [0, 2, 4, 6]

@@ -10,6 +10,7 @@ from magpy_like.compiler import passes
 from magpy_like.compiler.passes import rewrites
 from tests.compare import assert_same
 from tests.compiler.passes.graphs import names, optimised
+from tests.compiler.programs import compiled, kernels
 
 A, B, BIAS = torch.randn(6, 5), torch.randn(5, 4), torch.randn(4)
 
@@ -137,8 +138,8 @@ class ConvNorm(torch.nn.Module):
             torch.nn.init.normal_(self.norm.bias)
 
 
-def conv_norm_graph(module, x, *, function=None, frozen=False):
-    """An inference graph of ``norm(conv(x))`` whose weights are inputs, or attributes if frozen."""
+def conv_norm_graph(module, x, *, function=None, held=False):
+    """An inference graph of ``norm(conv(x))`` whose weights are inputs, or attributes if held."""
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     state = {k: v.detach() for k, v in state.items() if k != "norm.num_batches_tracked"}
 
@@ -167,7 +168,7 @@ def conv_norm_graph(module, x, *, function=None, frozen=False):
         tracing_mode="fake",
         decomposition_table={**table, **get_decompositions([torch.ops.aten.native_batch_norm])},
     )(x, *state.values())
-    if frozen:
+    if held:
         holders = [n for n in gm.graph.nodes if n.op == "placeholder"][1:]
         for number, (node, given) in enumerate(zip(holders, state.values())):
             gm.register_buffer(f"w{number}", given)
@@ -218,15 +219,24 @@ def test_weights_that_change_between_two_calls_are_seen():
     assert_same(gm(X, *state.values()), run(X, state), atol=1e-5, rtol=1e-5)
 
 
-def test_frozen_weights_are_scaled_once():
-    gm, state, run = conv_norm_graph(ConvNorm(), X, frozen=True)
-    gm = passes.run(gm, inference=True, frozen=[f"w{n}" for n in range(6)])
-    assert names(gm) == ["convolution"]
-    assert_same(gm(X), run(X, state), atol=1e-5, rtol=1e-5)
+def test_a_compiled_model_has_no_batch_norm_between_two_convolutions():
+    """Through capture and AOTAutograd; optimizer steps in between are seen."""
+    first = ConvNorm()
+    model = torch.nn.Sequential(first.conv, first.norm, torch.nn.Conv2d(6, 4, 1)).eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    with torch.no_grad():
+        result = model[:1](X)
+        assert all(int(k.size(k.ranges)) < result.numel() for k in kernels(model, X))
+    fast = compiled(model)
+    for _ in range(2):
+        with torch.no_grad():
+            assert_same(fast(X), model(X), atol=1e-5, rtol=1e-5)
+        model(X).square().mean().backward()
+        optimizer.step()
 
 
-def test_attributes_nobody_vouched_for_are_read_at_every_call():
-    gm, state, run = conv_norm_graph(ConvNorm(), X, frozen=True)
+def test_weights_that_the_graph_holds_are_read_at_every_call():
+    gm, state, run = conv_norm_graph(ConvNorm(), X, held=True)
     gm = passes.run(gm, inference=True)
     gm(X)
     for value in state.values():
