@@ -298,7 +298,7 @@ def _looks_at_sizes(
         return False
     if operation is len and type(args[0]).__len__ is not torch.Tensor.__len__:
         return False
-    return getattr(operation, "__name__", "") not in _SHAPELESS
+    return getattr(operation, "__name__", "") not in _SHAPELESS | metadata.UNCHECKED
 
 
 def _finish_metadata(
