@@ -203,7 +203,7 @@ class LiftedNumbers:
         """
         tensor, *rest = args
         if self.rec.operators.has_data_shape(tensor):
-            return self._data_shape(operation, tensor, value)
+            return self._data_shape(operation, tensor, rest, value)
         twin = self.rec.twin_of(tensor)
         assert self.rec.twin is not None
         if twin is None or not any(isinstance(size, torch.SymInt) for size in twin.shape):
@@ -220,8 +220,10 @@ class LiftedNumbers:
             return None
         return self.pair(value, seen)
 
-    def _data_shape(self, operation: Callable[..., Any], tensor: torch.Tensor, value: Any) -> Any:
-        name = operation.__name__
+    def _data_shape(
+        self, operation: Callable[..., Any], tensor: torch.Tensor, rest: list[Any], value: Any
+    ) -> Any:
+        name = getattr(operation, "__name__", "")
         node = self.rec.operators.node_of(tensor)
         assert node is not None
         if name in ("shape", "size") and isinstance(value, torch.Size):
@@ -231,7 +233,10 @@ class LiftedNumbers:
             )
         if operation in _LENGTH:
             return self.lift(value, InGraph(self.rec.operators.size(node, 0)))
-        raise Look("reads a size that depends on a tensor's data")
+        if name == "size" and len(rest) == 1 and type(rest[0]) is int:
+            return self.lift(value, InGraph(self.rec.operators.size(node, rest[0])))
+        self._foretell_sizes(tensor)
+        return None
 
     def fix_sizes(self, tensor: torch.Tensor) -> None:
         """Native code looks at the sizes of a tensor in a way that is not recorded.
@@ -240,10 +245,22 @@ class LiftedNumbers:
             Split: they depend on data.
         """
         twin = self.rec.twin_of(tensor)
-        if self.rec.operators.has_data_shape(tensor) or (
-            twin is not None and self.rec.twin is not None and not self.rec.twin.fix(twin)
-        ):
-            raise Look("reads a size that depends on a tensor's data")
+        if self.rec.operators.has_data_shape(tensor):
+            self._foretell_sizes(tensor)
+        elif twin is not None and self.rec.twin is not None and not self.rec.twin.fix(twin):
+            raise Look(_DATA_SIZE)
+
+    def _foretell_sizes(self, tensor: torch.Tensor) -> None:
+        try:
+            self.may_foretell(_DATA_SIZE)
+        except Split as split:
+            raise Look(str(split)) from None
+        operators = self.rec.operators
+        node = operators.node_of(tensor)
+        assert node is not None
+        for dim, size in enumerate(tensor.shape):
+            self.foretold.append((InGraph(operators.size(node, dim)), size))
+        operators.fix_shape(node)
 
     def fold(self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Any:
         """``operation`` has made one number of a container's."""
@@ -334,6 +351,8 @@ class LiftedNumbers:
         if not any(known is expression for known, _ in self.foretold):
             self.foretold.append((expression, value))
 
+
+_DATA_SIZE = "reads a size that depends on a tensor's data"
 
 _LENGTH = {len, torch.Tensor.__len__}
 

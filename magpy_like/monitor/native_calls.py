@@ -61,6 +61,9 @@ _RUNS_AS_IS = {
 }
 """Operators that no graph compiler takes as they are meant; the graph runs one by one then."""
 
+_MAKES_SEVERAL = {"unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit"}
+"""Operators that make as many tensors as a size says."""
+
 _RESIZES = {torch.Tensor.resize_, torch.Tensor.resize_as_, torch.resize_as_}
 
 _DEPENDS_ON_NOTHING = {
@@ -206,6 +209,9 @@ def native(
             rec.visit(value, wanted.value_read)
         if not on_graph and wanted.value_read in _COMPARES:
             rec.compare(value)
+    if getattr(operation, "__name__", "") in _MAKES_SEVERAL and args and on_graph:
+        if isinstance(args[0], torch.Tensor) and rec.operators.has_data_shape(args[0]):
+            run.lifted.fix_sizes(args[0])
     relation = annotation.output.relation
     if relation is not None and relation.access == "read":
         follow(run, annotation, args, kwargs)
@@ -495,8 +501,9 @@ _SHAPELESS = {
     "is_floating_point", "is_complex", "is_tensor", "get_device", "is_sparse", "is_quantized",
     "is_nested", "is_mkldnn", "is_meta", "is_mps", "is_leaf", "grad_fn", "element_size", "itemsize",
     "isinstance", "type", "id", "hash", "hasattr", "callable", "issubclass", "has_torch_function",
-    "has_torch_function_unary", "has_torch_function_variadic", "is_inference", "is_conj", "is_neg",
-    "is_signed",
+    "has_torch_function_unary", "has_torch_function_variadic", "_has_torch_function",
+    "_has_torch_function_unary", "_has_torch_function_variadic", "is_inference", "is_conj",
+    "is_neg", "is_signed",
 }  # fmt: skip
 """Looks at a tensor that tell nothing about its sizes."""
 

@@ -136,6 +136,10 @@ class OperatorGraph:
             self._scalars.add(node)
         return node
 
+    def fix_shape(self, node: fx.Node) -> None:
+        """The sizes of what an operator has made are known, although they depend on data."""
+        self._data_shapes.discard(node)
+
     def _number(self, value: Any) -> fx.Node | None:
         """The graph's node for a lifted number, or None for a constant."""
         expression = self.expression(value)

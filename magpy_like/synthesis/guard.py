@@ -649,6 +649,8 @@ _COVERED = {torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_de
 
 def describe_tensor(tensor: torch.Tensor, dims: dict[int, Bounds] | None = None) -> str:
     """Such as ``float32[2.., 3] on cpu, requires grad``: the first size is 2 or more."""
+    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        return "a tensor without values"
     dtype = str(tensor.dtype).removeprefix("torch.")
     grad = ", requires grad" if tensor.requires_grad else ""
     sizes = [str(n) for n in tensor.shape]

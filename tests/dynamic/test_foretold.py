@@ -217,3 +217,39 @@ def test_a_number_that_the_program_counts_is_asked_for_its_truth():
     twins = Twins(_CountsDown)
     for i in range(7):
         twins.call(one(), why=f"call {i}")
+
+
+def _elements(x):
+    found = x[x > 0]
+    if found.numel() > 0:
+        return found.mean() * x
+    return x
+
+
+def _iterated(x):
+    return torch.stack([row.sum() for row in x[x > 0]])
+
+
+def _native_size(x):
+    found = x[x > 0]
+    return found.reshape(-1, found.nelement()) + found.stride(0)
+
+
+SIZES = [_elements, _iterated, _native_size]
+
+
+@pytest.mark.parametrize("program", SIZES, ids=lambda program: program.__name__)
+def test_a_size_that_depends_on_data_is_foretold(program):
+    check_made(lambda: program, one(1.0, -2.0, 3.0))
+    assert not magpy.explain(program, tensor(1.0, -2.0, 3.0)).split_points
+    check_right(lambda: program, one(1.0, -2.0, 3.0), one(5.0, 4.0, 6.0), one(1.0, -2.0, -3.0))
+
+
+def test_a_tensor_library_s_own_look_at_an_argument_is_none_at_its_size():
+    def program(x):
+        return torch.nn.functional.leaky_relu(x[x > 0])
+
+    check_made(lambda: program, one(1.0, -2.0, 3.0))
+    twins = Twins(lambda: program)
+    twins.call(one(1.0, -2.0, 3.0))
+    twins.call(one(1.0, 2.0, 3.0), hit=True)

@@ -3,6 +3,8 @@
 import functools
 import math
 import operator
+import typing
+import weakref
 
 import pytest
 import torch
@@ -711,3 +713,47 @@ def test_matrix_program_of_many_calls():
         other=[lambda: (matrix(2, 3), [matrix(3, 3)])],
         backward=True,
     )
+
+
+def test_sets_of_weak_references_forget_in_their_own_time():
+    class Key:
+        pass
+
+    known = weakref.WeakSet()
+
+    def program(x):
+        key = Key()
+        known.add(key)
+        del key
+        return x + 1
+
+    kept = Key()
+    known.add(kept)
+    waiting = [Key() for _ in range(3)]
+    for key in waiting:
+        known.add(key)
+    del key
+
+    def forgetful(x):
+        waiting.clear()
+        return x + 1
+
+    check_right(lambda: program, one())
+    check_right(lambda: forgetful, one())
+    assert not magpy.explain(forgetful, torch.ones(2)).split_points
+
+
+@typing.runtime_checkable
+class _Sized(typing.Protocol):
+    def __len__(self) -> int: ...
+
+
+def test_instances_are_checked_against_protocols():
+    class Own(list):
+        pass
+
+    def program(x, items):
+        return x * 2 if isinstance(items, _Sized) else x
+
+    check(program, lambda: (*one()(), Own()))
+    assert not magpy.explain(program, torch.ones(2), Own()).split_points
