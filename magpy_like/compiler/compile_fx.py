@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from magpy_like.compiler.aot import aot_compile
 from magpy_like.compiler.codegen import cpp, special, triton
 from magpy_like.compiler.codegen.common import Kernel
 from magpy_like.compiler.codegen.launcher import Launcher
+from magpy_like.compiler.control import has_control, in_parts
 from magpy_like.compiler.errors import CompileError, Unsupported, warn_fallback
 from magpy_like.compiler.graph import Graph, assumptions, find_shape_env
 from magpy_like.compiler.memory import plan_memory
@@ -50,6 +52,8 @@ def compile_fx(
     What cannot be compiled runs through ATen, with one warning. Raises CompileError under
     ``strict``, and for unknown options. Source: PyTorch 2 (ASPLOS 2024), section 4.
     """
+    if has_control(gm):
+        return in_parts(gm, functools.partial(compile_fx, mode=mode, options=options))
     settings = dict(options or {})
     unknown = set(settings) - _OPTIONS
     if unknown:

@@ -405,6 +405,24 @@ def identity(run: MonitorRun, step: Step) -> Token:
     return None
 
 
+def _branch(run: MonitorRun, step: Step, tensor: torch.Tensor) -> Token:
+    """Both ways become one operator, or else which one it goes is foretold."""
+    try:
+        if run.branching is not None:
+            run.branching.at_branch(run, step)
+            return None
+    except Split as obstacle:
+        if run.side is not None:
+            raise
+        try:
+            foretell_branch(run, tensor)
+        except Split:
+            raise obstacle from None
+    else:
+        foretell_branch(run, tensor)
+    return finish_without_result, native_calls.tensor_operation((tensor,))
+
+
 def truth(run: MonitorRun, step: Step) -> Token:
     """A jump, or ``not``: what is looked at is whether the value is true."""
     value = step.stack[-1]
@@ -412,8 +430,7 @@ def truth(run: MonitorRun, step: Step) -> Token:
     if isinstance(value, torch.Tensor):
         if rec.constants.hold(value):
             return finish_without_result, native_calls.tensor_operation((value,))
-        foretell_branch(run, value)
-        return finish_without_result, native_calls.tensor_operation((value,))
+        return _branch(run, step, value)
     if isinstance(value, CONTAINERS):
         rec.visit(value, ValueRead.LENGTH)
     elif type(value) not in run.simple_types:
@@ -669,7 +686,7 @@ class Rules:
     filter: bytes
 
 
-_WHEN = {"always": 1, "test": 2, "pair": 3, "root": 4, "iterators": 5, "numbers": 6}
+WHEN = {"always": 1, "test": 2, "pair": 3, "root": 4, "iterators": 5, "numbers": 6}
 
 
 def load_rules() -> Rules:
@@ -682,5 +699,5 @@ def load_rules() -> Rules:
         if opcode.opmap.get(name, 256) < 256:  # pseudo-instructions of the compiler are above
             number = opcode.opmap[name]
             rules[number] = globals()[entry["rule"]]
-            interest[number] = _WHEN[entry.get("when", "always")]
+            interest[number] = WHEN[entry.get("when", "always")]
     return Rules(rules, bytes(interest))

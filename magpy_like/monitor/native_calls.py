@@ -135,6 +135,8 @@ def native(
 ) -> Token:
     """An annotated operation is about to run (section 5.3.1)."""
     rec = run.recording
+    if run.side is not None:
+        run.side.check_call(annotation, operation, args, kwargs)
     on_graph = annotation.as_op_node and not rec.inside
     if rec.inside:
         _look_for_strangers(rec, args, kwargs)

@@ -8,7 +8,7 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -348,6 +348,50 @@ class OperatorGraph:
         if self.twin is not None:
             self.twin.run(node, self._constants, value)
         return node
+
+    # --- branches --------------------------------------------------------------------------------
+
+    def is_constant_tensor(self, node: fx.Node) -> bool:
+        value = self._constants.get(str(node.target)) if node.op == "get_attr" else None
+        return isinstance(value, torch.Tensor)
+
+    def forget_numbers(self, nodes: Collection[fx.Node]) -> None:
+        """These nodes, some of which compute lifted numbers, are none of this graph's any more."""
+        self._numbers = {k: known for k, known in self._numbers.items() if known[1] not in nodes}
+
+    def subgraph(
+        self, inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], outputs: Sequence[fx.Node]
+    ) -> fx.GraphModule:
+        """A part of this graph as a graph of its own."""
+        graph = fx.Graph()
+        copies = {node: graph.placeholder(f"operand_{i}") for i, node in enumerate(inputs)}
+        root = torch.nn.Module()
+        for node in nodes:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            if node.op == "get_attr":
+                setattr(root, str(node.target), self._constants[str(node.target)])
+        graph.output(tuple(copies[node] for node in outputs))
+        return fx.GraphModule(root, graph, class_name="Subgraph")
+
+    def cond(
+        self,
+        test: fx.Node,
+        predicate: torch.Tensor,
+        graphs: Sequence[fx.GraphModule],
+        operands: Sequence[fx.Node],
+        count: int,
+    ) -> list[fx.Node]:
+        """The results of ``cond``: of the first graph if ``predicate`` is true, else the second."""
+        if predicate.dtype is not torch.bool:
+            test = self.graph.call_method("to", (test, torch.bool))
+        if predicate.dim():
+            test = self.graph.call_method("reshape", (test, ()))
+        parts = [self._constant(graph) for graph in graphs]
+        node = self.graph.call_function(
+            torch.ops.higher_order.cond, (test, *parts, tuple(operands))
+        )
+        self.operators += 1
+        return [self.graph.call_function(operator.getitem, (node, i)) for i in range(count)]
 
     def _adopt(self, node: fx.Node, result: Any) -> None:
         """Learn which tensors an operator has made. One that is known already stays what it was."""

@@ -89,7 +89,7 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
         if annotation is None:
             raise Split(f"applies {operation.__name__} to a tensor")
         return native(run, annotation, operation, args, {})
-    in_place = operation.__name__ in _IN_PLACE
+    in_place = operation.__name__ in IN_PLACE
     for position, value in enumerate(args):
         if is_plain(value):
             continue
@@ -114,7 +114,7 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
     return finish_pure, NativeCall(None, operation, args, {}, False)
 
 
-_IN_PLACE = {
+IN_PLACE = {
     f.__name__
     for symbol, f in OPERATORS.items()
     if symbol.endswith("=") and symbol not in ("<=", "==", "!=", ">=")
@@ -133,7 +133,7 @@ def _special_methods(operation: Callable[..., Any]) -> tuple[str, ...]:
         return (f"__{name}__",)
     if operation in _COMPARISONS:
         return (f"__{name}__", f"__{_OTHER_WAY[name]}__")
-    plain = name[1:] if operation.__name__ in _IN_PLACE else name
+    plain = name[1:] if operation.__name__ in IN_PLACE else name
     return tuple(dict.fromkeys((f"__{name}__", f"__{plain}__", f"__r{plain}__")))
 
 

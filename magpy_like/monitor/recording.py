@@ -101,11 +101,17 @@ class Recording:
         """The grad mode that the program left, if it is another than it found."""
         self.kept: list[torch.Tensor] = []
         """The inputs of the operator graph: the backend needs them even if the program lets go."""
+        self.unchanged: list[tuple[torch.Tensor, int]] = []
+        """Tensors that must keep their data, as one may be another, with their versions."""
         self._born: dict[int, Callable[[], Any]] = {}
 
     def release(self) -> None:
         """Let go of the program once a record is made; the parts refer to each other."""
         self.__init__()  # type: ignore[misc]
+
+    def has_changed(self, since: int = 0) -> bool:
+        """Whether one of the tensors that must keep their data was changed in place."""
+        return any(tensor_version(tensor) != version for tensor, version in self.unchanged[since:])
 
     # --- meeting variables ---------------------------------------------------------------------
 

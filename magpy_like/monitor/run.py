@@ -17,17 +17,25 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
+import torch.utils.weak
 
 from magpy_like.annotation import RelationKind, lookup
 from magpy_like.logs import topic
 from magpy_like.monitor import attributes, metadata, native_calls, polyfills
 from magpy_like.monitor.expressions import is_liftable, is_number
-from magpy_like.monitor.instructions import Rules, Step, finish_without_result, load_rules
+from magpy_like.monitor.instructions import (
+    WHEN,
+    Rules,
+    Step,
+    finish_without_result,
+    load_rules,
+)
 from magpy_like.monitor.iterators import foreseen, is_started_before
 from magpy_like.monitor.lifted import LiftedNumbers
 from magpy_like.monitor.number_rules import SETTLED_BY
 from magpy_like.monitor.reads import inputs_of
 from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.sides import MAKES, Side, finish_in_side, side_filter
 from magpy_like.monitor.split import Effect, Look, Split, SplitPoint, active
 from magpy_like.monitor.variation import NOTHING_VARIES, Variation, argument_place
 from magpy_like.native import (
@@ -56,9 +64,13 @@ _PACKAGE = str(pathlib.Path(__file__).parents[1])
 _UNSEEN = (_PACKAGE, str(pathlib.Path(torch.__file__).parent / "_dynamo"))
 """Code that is no part of a program: this package, and torch's other tracer. What it calls is."""
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+_WEAK_CONTAINERS = (
+    weakref.WeakSet, weakref.WeakValueDictionary, weakref.WeakKeyDictionary,
+    torch.utils.weak.WeakIdKeyDictionary,
+)  # fmt: skip
 _HIDDEN_CODE = {torch.nn.Module.__getattr__.__code__} | {
     constant
-    for container in (weakref.WeakSet, weakref.WeakValueDictionary, weakref.WeakKeyDictionary)
+    for container in _WEAK_CONTAINERS
     for constant in container.__init__.__code__.co_consts
     if isinstance(constant, types.CodeType)
 }
@@ -155,6 +167,29 @@ class Cut(Protocol):
         """The program's function that a frame's function runs the rest of, or the function."""
 
 
+class Branching(Protocol):
+    """What makes operators of branches on tensors."""
+
+    def at_branch(self, run: MonitorRun, step: Step) -> None:
+        """The program is about to jump, or not, on a tensor's value.
+
+        Raises:
+            Split: the branch cannot be part of a record.
+        """
+
+    def at_join(self, run: MonitorRun, frame: types.FrameType | None) -> None:
+        """The program, of which nothing was announced since the branch, is where its sides meet.
+
+        ``frame`` is None when it has not come there.
+
+        Raises:
+            Split: it is not as the sides have foretold.
+        """
+
+    def choose(self, step: Step) -> bool:
+        """Which way a side goes whose record is made already."""
+
+
 class MonitorRun:
     """One native run of ``target(*args, **kwargs)`` under the monitor."""
 
@@ -171,8 +206,14 @@ class MonitorRun:
         kwargs: dict[str, Any],
         varying: Variation = NOTHING_VARIES,
         cut: Cut | None = None,
+        branching: Branching | None = None,
     ) -> None:
         """``cut`` is told of a split while the program stands at it."""
+        self.branching = branching
+        self.side: Side | None = None
+        """The side of a branch that is running beside the program."""
+        self.skipping = False
+        """Whether a side goes through a branch inside it, whose operator is on the graph."""
         self.target, self.args, self.kwargs = _seen_entry(target), args, kwargs
         self.cut = cut
         self._begin(varying)
@@ -194,6 +235,7 @@ class MonitorRun:
             on_exception=self._on_exception,
             on_return=self._on_return,
             on_hidden=self._on_hidden,
+            on_join=self._on_join,
             filter=self._rules.filter,
         )
         self._root: dict[int, tuple[int | str, Any]] | None = None
@@ -258,7 +300,7 @@ class MonitorRun:
     def _close(self) -> None:
         """Let go of the program: the monitor and its callbacks refer to each other."""
         self._keep.clear()
-        self._root = self.root_frame = self.cut = None
+        self._root = self.root_frame = self.cut = self.branching = None
         self.steps.clear()
         if self.recording.twin is not None:
             self.recording.twin.account = _nobody_listens
@@ -272,12 +314,16 @@ class MonitorRun:
 
     def _split(self, frame: types.FrameType, reason: str) -> None:
         """End the recording here; the program goes on natively."""
+        if self.side is not None:
+            self.side.refuse(reason)
+            return
         self.end()
         if self.recording.split is None:
             self.recording.split = SplitPoint.at(frame, reason)
 
     def _fail(self, frame: types.FrameType, error: BaseException) -> None:
-        if isinstance(error, Split) and self.recording.inside and not isinstance(error, Effect):
+        ends = isinstance(error, Effect) or self.side is not None
+        if isinstance(error, Split) and self.recording.inside and not ends:
             # The operator as a whole stays on the graph, but has to run as it is.
             self.recording.runs_as_is = f"{frame.f_code.co_qualname} {error}"
             self.recording.dynamic_inside = True
@@ -297,6 +343,13 @@ class MonitorRun:
         self.steps[id(frame)] = (offset, stack)
         try:
             step = Step(frame, number, oparg, offset, stack)
+            if self.skipping:
+                jumps = "JUMP" in opcode.opname[number]
+                if jumps and self.branching is not None and isinstance(stack[-1], torch.Tensor):
+                    frame_set_operand(frame, 1, self.branching.choose(step))
+                return None
+            if self.side is not None:
+                return self._on_side_instruction(self.side, step)
             if self.lifted and number in SETTLED_BY:
                 done = SETTLED_BY[number](self, step)
                 if done is not None:
@@ -307,6 +360,26 @@ class MonitorRun:
                 return _finish_dynamic, (frame,)
             self._fail(frame, error)
             return None
+
+    def _on_side_instruction(self, side: Side, step: Step) -> Any:
+        if side.is_restored_by(step):
+            return None
+        side.check(self, step)
+        token = None
+        if self.lifted and step.opcode in SETTLED_BY:
+            token = SETTLED_BY[step.opcode](self, step)
+        rule = self._rules.rules.get(step.opcode)
+        if token is None and rule is not None:
+            token = rule(self, step)
+        return (finish_in_side, (side, token)) if step.opcode in MAKES else token
+
+    def _on_join(self, frame: types.FrameType | None) -> None:
+        self.skipping = False
+        try:
+            if self.branching is not None:
+                self.branching.at_join(self, frame)
+        except BaseException as error:
+            self._fail(frame or sys._getframe(), error)
 
     def go_on(
         self,
@@ -333,7 +406,8 @@ class MonitorRun:
         self, frame: types.FrameType, split: Split, handled: BaseException | None
     ) -> bool:
         """Whether the program is cut at the instruction it stands at, and watched beyond that."""
-        if self.cut is None or self.recording.inside or self.suspended or self.recording.split:
+        rec = self.recording
+        if self.cut is None or self.side is not None or rec.inside or self.suspended or rec.split:
             return False
         self._compiling.leave()  # neither a backend nor a dynamic function is part of the region
         if self.cut.at_split(self, frame, str(split), handled):
@@ -347,7 +421,8 @@ class MonitorRun:
     def _on_result(self, token: Any, frame: types.FrameType, stack: tuple[Any, ...]) -> None:
         try:
             finish, payload = token
-            instead = finish(self, payload, stack[-1] if stack else None)
+            given: Any = stack if finish is finish_in_side else stack[-1] if stack else None
+            instead = finish(self, payload, given)
             if instead is not None:
                 frame_set_operand(frame, 1, instead)
                 self._monitor.watch_numbers()
@@ -365,6 +440,10 @@ class MonitorRun:
             self.suspended -= 1
             self.end()  # the handler that it goes to runs natively
             return
+        if finish is finish_in_side:
+            if payload[1] is None:
+                return
+            finish, payload = payload[1]
         native_calls.undo(self, payload[0] if finish is finish_without_result else finish)
 
     def _on_return(self, frame: types.FrameType, value: Any) -> None:
@@ -383,6 +462,34 @@ class MonitorRun:
         """Torch has dispatched operators that no instruction or call has told of."""
         if not self.recording.inside:
             self._split(frame, "runs native code that applies tensor operators out of sight")
+
+    def explore(
+        self, function: types.FunctionType, until: int, again: int, side: Side
+    ) -> tuple[int, tuple[Any, ...], tuple[Any, ...]] | None:
+        """Run a part of the program beside it, up to the offset ``until`` or ``again`` of its code.
+
+        Gives the offset, the locals and the operands there, and None when ``side`` has refused.
+        Raises what the program does there. What it has recorded up to then stays.
+        """
+        rec = self.recording
+        before = self.side, rec.inside, self.suspended, self.skipping
+        self.side, self.skipping = side, False
+        self._monitor.set_filter(side_filter(self._rules.filter, WHEN))
+        try:
+            return self._monitor.explore(function, until, again)
+        finally:
+            self.side, rec.inside, self.suspended, self.skipping = before
+            if self.side is None:
+                self._monitor.set_filter(self._rules.filter)
+
+    def abandon(self) -> None:
+        """Unwind the side that is running."""
+        self._monitor.abandon()
+
+    def skip(self, frame: types.FrameType, until: int) -> None:
+        """Announce nothing until ``frame`` is at the offset ``until``, -1 for where it returns."""
+        self.skipping = self.side is not None
+        self._monitor.skip(frame, until, self.skipping)
 
     def account(self) -> None:
         """The operators that torch has dispatched up to now are on the graph."""

@@ -69,9 +69,33 @@ struct Pending {
   PyObject *token;
 };
 
+constexpr int RETURN = -1;  // stands for the offset of whichever instruction returns from a frame
+
+// Up to a place in `frame` nothing is announced. Should `tests` be set, tests of values that are not
+// plain are: the run is one on fake tensors, which do not know which way to go.
+struct Skip {
+  PyFrameObject *frame = nullptr;  // compared, never followed
+  int until = 0;
+  bool tests = false;
+};
+
+constexpr long SIDE_LIMIT = 4'000'000;  // instructions: a side that is never taken may never end
+
+// A run of a part of the program beside the program itself, up to a place in its first frame.
+struct Side {
+  PyObject *code = nullptr;
+  PyFrameObject *frame = nullptr;  // compared, never followed
+  int until = 0, again = 0;
+  long instructions = 0;
+  bool abandoned = false;
+  PyObject *reached = nullptr;
+};
+
+PyObject *abandoned_exception;  // unwinds a run that is not wanted any more
+
 struct Monitor {
   PyObject_HEAD
-  PyObject *on_frame, *on_instruction, *on_result, *on_exception, *on_return, *on_hidden;
+  PyObject *on_frame, *on_instruction, *on_result, *on_exception, *on_return, *on_hidden, *on_join;
   const unsigned long long *dispatched;  // how many operators torch has dispatched on this thread
   unsigned long long accounted;          // how many of them the monitor was told of
   PyFrameObject *root;
@@ -82,6 +106,8 @@ struct Monitor {
   bool numbers;    // plain numbers count too: some are lifted
   bool iterators;  // some iterators come from outside
   long instructions, announced;
+  Skip skip;
+  Side side;
 };
 
 const std::vector<Instruction> &decode(Monitor *m, PyCodeObject *code) {
@@ -131,6 +157,20 @@ void drop(Pending p) {
   Py_DECREF(p.token);
 }
 
+bool at_place(const Instruction &instruction, int offset, int place) {
+  if (place != RETURN) return offset == place;
+#ifdef RETURN_CONST
+  if (instruction.opcode == RETURN_CONST) return true;
+#endif
+  return instruction.opcode == RETURN_VALUE;
+}
+
+// Every further instruction of a run that is abandoned raises, handlers and finally clauses included.
+int unwind() {
+  PyErr_SetNone(abandoned_exception);
+  return -1;
+}
+
 int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
   Monitor *m = (Monitor *)self;
   // The mark stays on no frame that outlives the run: Python 3.12.1 calls the trace function of a
@@ -140,6 +180,14 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
   if (!m->running) return 0;
   switch (what) {
     case PyTrace_CALL: {
+      // In a run that is abandoned, what is entered now is called by destructors.
+      if ((m->skip.frame && !m->skip.tests) || m->side.abandoned) {
+        frame->f_trace_opcodes = 0;
+        frame->f_trace_lines = 0;
+        return 0;
+      }
+      if (m->side.code && !m->side.frame && (PyObject *)internal(frame)->f_code == m->side.code)
+        m->side.frame = frame;
       PyObject *verdict = PyObject_CallFunctionObjArgs(m->on_frame, (PyObject *)frame, nullptr);
       bool follow = verdict && PyObject_IsTrue(verdict) == 1;
       if (!verdict) PyErr_Clear();
@@ -147,29 +195,58 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
       frame->f_trace_opcodes = follow;
       // No line is of interest. A generator that goes on later is known by not asking for lines.
       frame->f_trace_lines = !follow && (internal(frame)->f_code->co_flags & CO_GENERATOR);
-      return 0;
+      return m->side.abandoned ? unwind() : 0;
     }
     case PyTrace_OPCODE: {
+      if (m->side.abandoned) return unwind();
       _PyInterpreterFrame *f = internal(frame);
-      if (!m->pending->empty() && m->pending->back().frame == frame) {
+      int at = PyFrame_GetLasti(frame) / 2;
+      const std::vector<Instruction> &code = decode(m, f->f_code);
+      if (at < 0 || at >= (int)code.size()) return 0;
+      const Instruction &ins = code[at];
+      if (m->skip.frame) {
+        if (frame == m->skip.frame && ins.first && at_place(ins, 2 * at, m->skip.until)) {
+          m->skip = Skip();
+          if (m->dispatched) m->accounted = *m->dispatched;
+          swallow(PyObject_CallFunctionObjArgs(m->on_join, (PyObject *)frame, nullptr));
+          if (m->side.abandoned) return unwind();
+          if (!m->running) return 0;
+        } else if (!m->skip.tests || !ins.first || m->filter[ins.opcode] != TEST ||
+                   plain(peek(f, 1))) {
+          return 0;
+        }
+      }
+      if (!m->skip.frame && !m->pending->empty() && m->pending->back().frame == frame) {
         Pending p = m->pending->back();
         m->pending->pop_back();
         PyObject *stack = slots(stack_base(f), operand_depth(f));
         swallow(PyObject_CallFunctionObjArgs(m->on_result, p.token, (PyObject *)frame, stack, nullptr));
         Py_XDECREF(stack);
         drop(p);
+        if (m->side.abandoned) return unwind();
         if (!m->running) return 0;
       }
-      if (m->dispatched && *m->dispatched != m->accounted) {
+      if (!m->skip.frame && m->dispatched && *m->dispatched != m->accounted) {
         m->accounted = *m->dispatched;
         swallow(PyObject_CallFunctionObjArgs(m->on_hidden, (PyObject *)frame, nullptr));
+        if (m->side.abandoned) return unwind();
         if (!m->running) return 0;
       }
-      int at = PyFrame_GetLasti(frame) / 2;
-      const std::vector<Instruction> &code = decode(m, f->f_code);
       m->instructions++;
-      if (at < 0 || at >= (int)code.size() || !code[at].first) return 0;
-      const Instruction &ins = code[at];
+      if (m->side.code && ++m->side.instructions > SIDE_LIMIT) {
+        m->side.abandoned = true;
+        return unwind();
+      }
+      if (!ins.first) return 0;
+      if (frame == m->side.frame && !m->skip.frame) {
+        if (2 * at == m->side.again || at_place(ins, 2 * at, m->side.until)) {
+          PyObject *locals = slots(f->localsplus, f->f_code->co_nlocalsplus);
+          PyObject *stack = slots(stack_base(f), operand_depth(f));
+          m->side.reached = Py_BuildValue("(iNN)", 2 * at, locals, stack);
+          m->side.abandoned = true;
+          return unwind();
+        }
+      }
       switch (m->filter[ins.opcode]) {
         case IGNORE:
           return 0;
@@ -208,7 +285,7 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
       } else {
         m->pending->push_back({frame, token});
       }
-      return 0;
+      return m->side.abandoned ? unwind() : 0;
     }
     case PyTrace_EXCEPTION:
       if (ends_loop(m, frame, arg)) return 0;
@@ -221,6 +298,11 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
       }
       return 0;
     case PyTrace_RETURN:
+      if (frame == m->skip.frame) {  // it was left by an exception
+        m->skip = Skip();
+        if (m->dispatched) m->accounted = *m->dispatched;
+        swallow(PyObject_CallFunctionObjArgs(m->on_join, Py_None, nullptr));
+      }
       while (!m->pending->empty() && m->pending->back().frame == frame) {
         drop(m->pending->back());
         m->pending->pop_back();
@@ -235,11 +317,11 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
 }
 
 PyObject *monitor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  static const char *names[] = {"on_frame", "on_instruction", "on_result", "on_exception", "on_return", "on_hidden", "filter", nullptr};
-  PyObject *frame, *instruction, *result, *exception, *ret, *hidden;
+  static const char *names[] = {"on_frame", "on_instruction", "on_result", "on_exception", "on_return", "on_hidden", "on_join", "filter", nullptr};
+  PyObject *frame, *instruction, *result, *exception, *ret, *hidden, *join;
   Py_buffer filter;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOy*", (char **)names, &frame, &instruction,
-                                   &result, &exception, &ret, &hidden, &filter))
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOy*", (char **)names, &frame, &instruction,
+                                   &result, &exception, &ret, &hidden, &join, &filter))
     return nullptr;
   if (filter.len != 256) {
     PyBuffer_Release(&filter);
@@ -254,6 +336,9 @@ PyObject *monitor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     m->on_exception = Py_NewRef(exception);
     m->on_return = Py_NewRef(ret);
     m->on_hidden = Py_NewRef(hidden);
+    m->on_join = Py_NewRef(join);
+    m->skip = Skip();
+    m->side = Side();
     m->dispatched = nullptr;
     m->accounted = 0;
     m->root = nullptr;
@@ -279,6 +364,7 @@ void forget(Monitor *m) {
   Py_CLEAR(m->on_exception);
   Py_CLEAR(m->on_return);
   Py_CLEAR(m->on_hidden);
+  Py_CLEAR(m->on_join);
 }
 
 void monitor_dealloc(PyObject *self) {
@@ -298,6 +384,7 @@ int monitor_traverse(PyObject *self, visitproc visit, void *arg) {
   Py_VISIT(m->on_exception);
   Py_VISIT(m->on_return);
   Py_VISIT(m->on_hidden);
+  Py_VISIT(m->on_join);
   for (Pending p : *m->pending) Py_VISIT(p.token);
   return 0;
 }
@@ -359,6 +446,62 @@ PyObject *monitor_watch_iterators(PyObject *self, PyObject *) {
   Py_RETURN_NONE;
 }
 
+PyObject *monitor_set_filter(PyObject *self, PyObject *filter) {
+  if (!PyBytes_Check(filter) || PyBytes_GET_SIZE(filter) != 256) {
+    PyErr_SetString(PyExc_ValueError, "filter must have one byte for each of the 256 opcodes");
+    return nullptr;
+  }
+  memcpy(((Monitor *)self)->filter, PyBytes_AS_STRING(filter), 256);
+  Py_RETURN_NONE;
+}
+
+PyObject *monitor_skip(PyObject *self, PyObject *args) {
+  PyObject *frame;
+  int until, tests;
+  if (!PyArg_ParseTuple(args, "O!ip", &PyFrame_Type, &frame, &until, &tests)) return nullptr;
+  Skip &skip = ((Monitor *)self)->skip;
+  skip.frame = (PyFrameObject *)frame;
+  skip.until = until;
+  skip.tests = tests;
+  Py_RETURN_NONE;
+}
+
+// The run beside the program that is going on has no use any more: it unwinds.
+PyObject *monitor_abandon(PyObject *self, PyObject *) {
+  ((Monitor *)self)->side.abandoned = true;
+  Py_RETURN_NONE;
+}
+
+// Calls a function from inside the trace hook, and traces it.
+PyObject *monitor_explore(PyObject *self, PyObject *args) {
+  Monitor *m = (Monitor *)self;
+  PyObject *function;
+  int until, again;
+  if (!PyArg_ParseTuple(args, "O!ii", &PyFunction_Type, &function, &until, &again)) return nullptr;
+  Side outer_side = m->side;
+  Skip outer_skip = m->skip;
+  m->skip = Skip();
+  m->side = Side();
+  m->side.code = PyFunction_GET_CODE(function);
+  m->side.until = until;
+  m->side.again = again;
+  if (m->dispatched) m->accounted = *m->dispatched;
+  // What `sys.call_tracing` does, which leaves tracing off on Python 3.11.
+  PyThreadState *thread = PyThreadState_Get();
+  PyThreadState_LeaveTracing(thread);
+  PyObject *value = PyObject_CallNoArgs(function);
+  PyThreadState_EnterTracing(thread);
+  Side ended = m->side;
+  m->side = outer_side;
+  m->skip = outer_skip;
+  if (m->dispatched) m->accounted = *m->dispatched;
+  if (!value && ended.abandoned) PyErr_Clear();
+  if (!value && !ended.abandoned) return nullptr;
+  Py_XDECREF(value);
+  if (ended.reached) return ended.reached;
+  Py_RETURN_NONE;
+}
+
 PyObject *monitor_counts(PyObject *self, PyObject *) {
   Monitor *m = (Monitor *)self;
   return Py_BuildValue("ll", m->instructions, m->announced);
@@ -374,6 +517,15 @@ PyMethodDef monitor_methods[] = {
     {"waits", monitor_waits, METH_O, "Whether a frame waits for the result of native code."},
     {"watch_numbers", monitor_watch_numbers, METH_NOARGS, "Announce instructions on plain numbers too."},
     {"watch_iterators", monitor_watch_iterators, METH_NOARGS, "Announce the steps of loops."},
+    {"set_filter", monitor_set_filter, METH_O, "Which instructions are announced from now on."},
+    {"skip", monitor_skip, METH_VARARGS,
+     "(frame, until, tests): announce nothing until `frame` is about to run the instruction at that "
+     "offset (-1: returns); then call `on_join(frame)`, or `on_join(None)` if it raised."},
+    {"explore", monitor_explore, METH_VARARGS,
+     "(function, until, again): run a function in the trace hook, traced, until its frame is about "
+     "to run the instruction at one of these offsets (-1: returns). Returns the offset, the locals "
+     "and the operands there; None when the run was abandoned. Raises what the function raises."},
+    {"abandon", monitor_abandon, METH_NOARGS, "Unwind the run that `explore` has begun."},
     {"counts", monitor_counts, METH_NOARGS, "(instructions seen, instructions announced)."},
     {nullptr, nullptr, 0, nullptr}};
 
@@ -510,6 +662,9 @@ PyMODINIT_FUNC PyInit__magpy_monitor(void) {
   if (PyType_Ready(&monitor_type) < 0) return nullptr;
   PyObject *m = PyModule_Create(&module);
   if (!m) return nullptr;
+  abandoned_exception =
+      PyErr_NewException("_magpy_monitor.Abandoned", PyExc_BaseException, nullptr);
+  if (!abandoned_exception) return nullptr;
   null_marker = PyObject_CallFunction((PyObject *)&PyBaseObject_Type, nullptr);
   if (!null_marker || PyModule_AddObjectRef(m, "NULL", null_marker) < 0 ||
       PyModule_AddObjectRef(m, "Monitor", (PyObject *)&monitor_type) < 0) {

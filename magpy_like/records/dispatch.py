@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from magpy_like.compiler.control import has_control, in_parts
+from magpy_like.dynamic.branches import Branches
 from magpy_like.dynamic.layout import Layout
 from magpy_like.dynamic.splitting import Continuation
 from magpy_like.errors import FullGraphError
@@ -204,8 +206,9 @@ class Dispatcher:
 
     def _monitor(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the program natively; each of the stretches that it comes through gets a record."""
-        cut = StretchCut(self, args, kwargs)
-        run = MonitorRun(self.target, args, dict(kwargs), self.variation(args, kwargs), cut)
+        cut, branches = StretchCut(self, args, kwargs), Branches()
+        varying = self.variation(args, kwargs)
+        run = MonitorRun(self.target, args, dict(kwargs), varying, cut, branches)
         result = run.run()
         last = cut.stretch.dispatcher
         if run.recording.split is not None:
@@ -223,7 +226,7 @@ class Dispatcher:
         if self.fullgraph and self.split_points:
             point = self.split_points[-1]
             raise FullGraphError(point.function, point.filename, point.lineno, point.reason)
-        return result
+        return branches.give_back(result)
 
     def variation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variation:
         """What the monitor run of a call that has missed must not rely on."""
@@ -255,6 +258,11 @@ class Dispatcher:
     def _backend(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         if _graph_log.isEnabledFor(logging.INFO):
             _graph_log.info("%s: operator graph\n%s", self.name, graph.print_readable(False))
+        if has_control(graph):
+            return in_parts(graph, self._compile_graph)
+        return self._compile_graph(graph, inputs)
+
+    def _compile_graph(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         try:
             return self._compile(graph, inputs)
         except Exception as error:

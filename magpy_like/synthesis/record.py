@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from magpy_like.annotation import RelationKind
+from magpy_like.compiler.control import interpreted
 from magpy_like.monitor.constants import VARIES
 from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.iterators import advance
@@ -429,6 +430,8 @@ def _compile(
     noticed = changed or operators.effects
     if not mock.outputs and not (operators.operators and noticed):
         return None, None, []
+    if rec.has_changed():
+        raise Split("changes a tensor in place that a branch may have handed on")
     if any(array.tobytes() != before.tobytes() for array, before in operators.arrays):
         raise Split("changes a NumPy array whose memory a tensor shares")
     if not rec.constants.lent_is_unchanged():
@@ -450,7 +453,7 @@ def _compile(
     objects = sum(isinstance(source, int) for _, source in operators.inputs) - len(nodes)
     if rec.runs_as_is or objects:
         # Backends take an object for a constant, so a graph with such inputs runs as it is.
-        return graph, graph.forward, names
+        return graph, interpreted(graph), names
     with entry():
         compiled = backend(graph, example_inputs(rec, bool(changed)))
     return graph, compiled, names

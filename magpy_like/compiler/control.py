@@ -1,0 +1,173 @@
+"""Graphs with branches: what lies between them is compiled, and Python goes from part to part.
+
+A graph whose nodes include ``torch.ops.higher_order.cond`` is cut at these. Each stretch between
+two of them, and each side of a branch in the same way, is a graph of its own for a backend, and
+compiled when it is first reached; a plain ``if`` chooses the side. Gradients flow through as in
+eager mode: what belongs to the side that was not taken gets none. A side that hands on a tensor
+hands on that very tensor.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+_CONTROL = {torch.ops.higher_order.cond}
+_MODES = ("_enter_", "_exit_", "_set_", "set_")
+"""How the names of functions begin that switch torch's modes: they stay between the parts."""
+
+
+def has_control(gm: fx.GraphModule) -> bool:
+    """Whether a graph has branches."""
+    return any(node.target in _CONTROL for node in gm.graph.nodes if node.op == "call_function")
+
+
+def run_cond(
+    predicate: Any, true_side: Callable[..., Any], false_side: Callable[..., Any], operands: Any
+) -> Any:
+    """What ``cond`` means, in Python."""
+    return (true_side if predicate else false_side)(*operands)
+
+
+def interpreted(gm: fx.GraphModule) -> Callable[..., Any]:
+    """The graph operator by operator, branches as Python's own."""
+    return in_parts(gm, lambda graph, inputs: graph.forward) if has_control(gm) else gm.forward
+
+
+def in_parts(
+    gm: fx.GraphModule, backend: Backend, varying: Sequence[bool] = ()
+) -> Callable[..., Any]:
+    """A callable like ``gm`` which runs the parts between branches compiled by ``backend``.
+
+    A part is compiled for the inputs of the first call that reaches it, and again when a branch
+    hands it tensors of another form. ``varying`` says of which inputs of ``gm`` that may happen.
+    """
+    return _Parts(gm, backend, varying).build()
+
+
+class _Parts:
+    """Cuts one graph at its branches."""
+
+    def __init__(self, gm: fx.GraphModule, backend: Backend, varying: Sequence[bool]) -> None:
+        self._gm, self._backend = gm, backend
+        inputs = gm.graph.find_nodes(op="placeholder")
+        self._varying = {node for node, varies in zip(inputs, varying, strict=False) if varies}
+        """Nodes whose tensors have not the same form at every call."""
+        self._whole, self._root = fx.Graph(), torch.nn.Module()
+        self._copies: dict[fx.Node, fx.Node] = {}
+        self._numbers = itertools.count()
+
+    def build(self) -> Callable[..., Any]:
+        part: list[fx.Node] = []
+        for node in self._gm.graph.nodes:
+            if _is_between(node):
+                self._compile_part(part)
+                part = []
+                self._keep(node)
+            elif node.op != "get_attr":
+                part.append(node)
+        return fx.GraphModule(self._root, self._whole, class_name="Parts").forward
+
+    def _keep(self, node: fx.Node) -> None:
+        """A node that is Python's business."""
+        is_control = node.target in _CONTROL
+        for source in node.all_input_nodes:
+            if source.op == "get_attr" and source not in self._copies:
+                value = self._attribute(source)
+                if isinstance(value, fx.GraphModule):
+                    operands: Any = node.args[-1]
+                    varying = [operand in self._varying for operand in operands]
+                    value = _Python(in_parts(value, self._backend, varying))
+                self._copies[source] = self._whole.get_attr(self._add(value))
+        copy = self._copies[node] = self._whole.node_copy(node, self._copies.__getitem__)
+        if is_control:
+            copy.target = run_cond
+        if is_control or any(source.target in _CONTROL for source in node.all_input_nodes):
+            self._varying.add(node)
+
+    def _compile_part(self, nodes: Sequence[fx.Node]) -> None:
+        """One call of a compiled part, instead of its operators."""
+        inside = set(nodes)
+        sources = dict.fromkeys(s for n in nodes for s in n.all_input_nodes if s not in inside)
+        inputs = [source for source in sources if source.op != "get_attr"]
+        outputs = [node for node in nodes if any(user not in inside for user in node.users)]
+        if not nodes:
+            return
+        graph, own = fx.Graph(), torch.nn.Module()
+        copies = {source: graph.placeholder(f"input_{i}") for i, source in enumerate(inputs)}
+        for source in sources:
+            if source.op == "get_attr":
+                setattr(own, str(source.target), self._attribute(source))
+                copies[source] = graph.get_attr(str(source.target))
+        for node in nodes:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        graph.output(tuple(copies[node] for node in outputs))
+        varying = [i for i, source in enumerate(inputs) if source in self._varying]
+        part = Part(fx.GraphModule(own, graph, class_name="Part"), varying, self._backend)
+        arguments = tuple(self._copies[source] for source in inputs)
+        call = self._whole.call_module(self._add(part), arguments)
+        for i, node in enumerate(outputs):
+            self._copies[node] = self._whole.call_function(operator.getitem, (call, i))
+        if varying:
+            self._varying.update(outputs)
+
+    def _add(self, value: Any) -> str:
+        name = f"part_{next(self._numbers)}"
+        setattr(self._root, name, value)
+        return name
+
+    def _attribute(self, node: fx.Node) -> Any:
+        return operator.attrgetter(str(node.target))(self._gm)
+
+
+def _is_between(node: fx.Node) -> bool:
+    """Whether a node is none of a part's."""
+    if node.op in ("placeholder", "output"):
+        return True
+    if node.op != "call_function":
+        return False
+    if node.target in _CONTROL or getattr(node.target, "__name__", "").startswith(_MODES):
+        return True
+    takes = node.all_input_nodes
+    return node.target is operator.getitem and bool(takes) and takes[0].target in _CONTROL
+
+
+class _Python(torch.nn.Module):
+    """A function where ``torch.fx`` looks for a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.forward = function
+
+
+class Part(torch.nn.Module):
+    """A graph without branches, compiled when it is first called."""
+
+    def __init__(self, gm: fx.GraphModule, varying: Sequence[int], backend: Backend) -> None:
+        """``varying`` are the positions of inputs that a branch may give another form."""
+        super().__init__()
+        self._graph, self._varying, self._backend = gm, varying, backend
+        self._lock = threading.Lock()
+        self._compiled: dict[Any, Callable[..., Any]] = {}
+
+    def forward(self, *args: Any) -> Any:
+        key = tuple(_form(args[i]) for i in self._varying)
+        found = self._compiled.get(key)
+        if found is None:
+            with self._lock:
+                found = self._compiled[key] = self._backend(self._graph, args)
+        return found(*args)
+
+
+def _form(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return type(value)
+    return value.dtype, value.device, value.shape, value.stride(), value.requires_grad

@@ -1,0 +1,428 @@
+"""Branches on a tensor become one operator of the graph, ``cond`` (MagPy, section 6.2.2).
+
+Before the program jumps, both sides run beside it on fake tensors, from the branch to the place
+where they meet, and what they record becomes the operator's two graphs. Then the program itself
+goes on to that place, with nothing announced on the way, and the tensors that it has there are the
+operator's results.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from magpy_like.dynamic.code_flow import instructions, live_locals
+from magpy_like.dynamic.continuation import TESTS, resumption
+from magpy_like.dynamic.frame_state import FrameState, capture, is_resumable, origins, restores
+from magpy_like.dynamic.joins import RETURN, join
+from magpy_like.dynamic.layout import NoLayout
+from magpy_like.dynamic.stand_ins import StandIns
+from magpy_like.logs import topic
+from magpy_like.monitor.instructions import Step
+from magpy_like.monitor.iterators import FORESEEN
+from magpy_like.monitor.operator_graph import UnknownTensor
+from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.run import MonitorRun
+from magpy_like.monitor.sides import Side
+from magpy_like.monitor.split import Split, SplitPoint
+from magpy_like.native import (
+    NULL,
+    frame_locals,
+    frame_set_local,
+    frame_set_operand,
+    frame_stack,
+)
+from magpy_like.refgraph.values import is_plain, tensor_version
+
+_log = topic("splits")
+_MOST_NESTED = 12
+"""Branches inside a side of a branch, and so on: each level runs all further ones twice."""
+
+
+@dataclass
+class End:
+    """A side at the place where it meets the other one."""
+
+    locals: tuple[Any, ...]
+    stack: tuple[Any, ...]
+    side: Side | None
+    """None when there is nothing between the branch and that place."""
+    nodes: list[fx.Node]
+
+    def made(self, tensor: torch.Tensor) -> bool:
+        return self.side is not None and self.side.tensors.owns(tensor)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor is, at the join: a local, an operand or what is returned, or in tuples there.
+
+    ``slot`` counts locals from 0 and operands from the bottom; ``path`` are positions in tuples.
+    """
+
+    local: bool
+    slot: int
+    path: tuple[int, ...] = ()
+
+
+@dataclass
+class Output:
+    """A result of the operator."""
+
+    place: Place
+    values: tuple[torch.Tensor, torch.Tensor]  # what the sides have there, the true side first
+    sources: list[torch.Tensor] = field(default_factory=list)
+    """Tensors that were there before, and one of which it may be."""
+
+
+@dataclass
+class Waiting:
+    """What is to be done when the program comes to the join."""
+
+    outputs: list[tuple[Output, fx.Node]]
+
+
+class Branches:
+    """Makes operators of the branches of one monitor run: its ``Branching``."""
+
+    def __init__(self) -> None:
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._waiting: list[Waiting] = []
+        self._depth = 0
+        self._stand_ins = StandIns()
+        self._may_be: dict[int, tuple[torch.Tensor, list[torch.Tensor]]] = {}
+        """By id, results of branches inside sides, with what they may be that was there before."""
+
+    def at_branch(self, run: MonitorRun, step: Step) -> None:
+        try:
+            self._merge(run, step)
+        except (Split, NoLayout, UnknownTensor) as why:
+            _log.info("%s: no operator for a branch: %s", SplitPoint.at(step.frame, ""), why)
+            raise Split(f"branches on a tensor's value, and no operator does: {why}") from None
+
+    def _merge(self, run: MonitorRun, step: Step) -> None:
+        rec, predicate = run.recording, step.stack[-1]
+        state = _state(run, step, nested=self._depth > 0)
+        if predicate.numel() != 1:
+            raise Split("the tensor has several elements")
+        if rec.twin is not None:
+            raise Split("sizes vary")
+        if self._depth >= _MOST_NESTED:
+            raise Split(f"more than {_MOST_NESTED} branches lie inside each other")
+        until = join(state.code, state.instruction.offset)
+        if until is None:
+            raise Split("there is no way from here to an end")
+        run.read_rest()
+        test = rec.graph_value(predicate)
+        ends: list[End] = []
+        try:
+            for taken in (True, False):
+                ends.append(self._explore(run, _start(state, taken), until))
+            outputs = list(self._compare(state, until, ends[0], ends[1], rec))
+            nodes = self._operator(rec, test, predicate, ends, outputs)
+        finally:
+            for node in reversed([node for end in ends for node in end.nodes]):
+                rec.operators.graph.erase_node(node)
+            run.account()
+        self._waiting.append(Waiting(list(zip(outputs, nodes, strict=True))))
+        run.skip(step.frame, until if until == RETURN else until + _shift(step.frame))
+        if self._depth:
+            frame_set_operand(step.frame, 1, self.choose(step))
+
+    def choose(self, step: Step) -> bool:
+        return True
+
+    def give_back(self, result: Any) -> Any:
+        """The program's result, after the run, with the tensors that the program has handed on."""
+        self._may_be.clear()
+        return self._stand_ins.give_back(result)
+
+    # --- running the sides -----------------------------------------------------------------------
+
+    def _explore(self, run: MonitorRun, start: FrameState, until: int) -> End:
+        """Run a side beside the program.
+
+        Raises:
+            Split: it has an effect that cannot be taken back, or raises.
+        """
+        if start.instruction.offset == until:
+            return End(start.locals, start.stack, None, [])
+        rec = run.recording
+        before = (*start.locals, *start.stack)
+        start = replace(
+            start,
+            locals=tuple(_copied(value, rec) for value in start.locals),
+            stack=tuple(_copied(value, rec) for value in start.stack),
+        )
+        after = (*start.locals, *start.stack)
+        copies = {id(b): a for a, b in zip(before, after, strict=True) if a is not b}
+        function = resumption(start)
+        shift = origins[id(function.__code__)].shift
+        side = Side(function.__code__, shift, self._fake, run.abandon)
+        for value in after:
+            if id(value) in copies:
+                side.own(value)
+        last = next(iter(reversed(rec.operators.graph.nodes)), None)
+        watched, as_is = len(rec.unchanged), rec.runs_as_is
+        random_state = torch.get_rng_state()
+        self._depth += 1
+        waiting, self._waiting = self._waiting, []
+        try:
+            with self._fake, side.tensors:
+                reached = run.explore(
+                    function, until if until == RETURN else until + shift, -2, side
+                )
+        except Exception as error:
+            raise self._undo(rec, last, f"one side raises {type(error).__name__}") from None
+        finally:
+            self._depth -= 1
+            self._waiting = waiting
+            torch.set_rng_state(random_state)
+            unstable = rec.has_changed(watched)
+            del rec.unchanged[watched:]
+            becomes, rec.runs_as_is = rec.runs_as_is, as_is
+        if reached is None or side.refused:
+            raise self._undo(rec, last, side.refused or "one side does not come to an end")
+        if unstable:
+            raise self._undo(rec, last, "one side changes a tensor that it may have from outside")
+        if becomes != as_is:
+            raise self._undo(rec, last, f"one side {becomes}")
+        nodes = _nodes_after(rec, last)
+        rec.operators.forget_numbers(set(nodes))
+        offset, slots, stack = reached
+        if until == RETURN:
+            stack = (_returned(function.__code__, offset, stack),)
+        end = End(slots[:-1], stack, side, nodes)
+
+        def original(value: Any) -> Any:
+            return _MOVED if id(value) in side.advanced else copies.get(id(value), value)
+
+        end.locals, end.stack = tuple(map(original, end.locals)), tuple(map(original, end.stack))
+        return end
+
+    def _undo(self, rec: Recording, last: fx.Node | None, reason: str) -> Split:
+        nodes = _nodes_after(rec, last)
+        rec.operators.forget_numbers(set(nodes))
+        for node in reversed(nodes):
+            rec.operators.graph.erase_node(node)
+        return Split(reason)
+
+    # --- comparing them --------------------------------------------------------------------------
+
+    def _compare(
+        self, state: FrameState, until: int, a: End, b: End, rec: Recording
+    ) -> Iterator[Output]:
+        """The tensors that differ where the sides meet.
+
+        Raises:
+            Split: something else differs.
+        """
+        if until != RETURN:
+            for slot in sorted(live_locals(state.code, until)):
+                yield from self._pair(Place(True, slot), a.locals[slot], b.locals[slot], a, b, rec)
+        if len(a.stack) != len(b.stack):
+            raise Split("the sides meet with different operands")
+        for slot, (left, right) in enumerate(zip(a.stack, b.stack, strict=True)):
+            yield from self._pair(Place(False, slot), left, right, a, b, rec)
+
+    def _pair(
+        self, place: Place, left: Any, right: Any, a: End, b: End, rec: Recording
+    ) -> Iterator[Output]:
+        if left is right:
+            if left is _MOVED:
+                raise Split("one side moves an iterator that is needed afterwards")
+            return
+        if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+            _check_like(left, right)
+            sources = [*self._sources(left, a, rec), *self._sources(right, b, rec)]
+            yield Output(place, (left, right), sources)
+        elif type(left) is tuple and type(right) is tuple and len(left) == len(right):
+            for i, (one, other) in enumerate(zip(left, right, strict=True)):
+                inner = replace(place, path=(*place.path, i))
+                yield from self._pair(inner, one, other, a, b, rec)
+        elif not (is_plain(left) and is_plain(right) and _same(left, right, rec)):
+            raise Split(f"the sides leave {_say(left)} and {_say(right)}")
+
+    def _sources(self, tensor: torch.Tensor, end: End, rec: Recording) -> list[torch.Tensor]:
+        """What was there before the branch and may be this tensor."""
+        tensor, sources = self._may_be.get(id(tensor), (tensor, []))
+        if sources or end.made(tensor):
+            return sources
+        if isinstance(tensor, FakeTensor) and rec.operators.node_of(tensor) in end.nodes:
+            raise Split("one side leaves a view of a tensor that was there before")
+        if tensor.is_inference():
+            raise Split("one side leaves an inference tensor that was there before")
+        return [tensor]
+
+    # --- the operator ----------------------------------------------------------------------------
+
+    def _operator(
+        self,
+        rec: Recording,
+        test: fx.Node,
+        predicate: torch.Tensor,
+        ends: Sequence[End],
+        outputs: Sequence[Output],
+    ) -> list[fx.Node]:
+        if not outputs:
+            return []
+        operators = rec.operators
+        results = [[rec.graph_value(output.values[i]) for output in outputs] for i in (0, 1)]
+        for end in ends:
+            # A constant tensor becomes an operand.
+            end.nodes = [node for node in end.nodes if not operators.is_constant_tensor(node)]
+        outside: dict[fx.Node, None] = {}
+        for end, given in zip(ends, results, strict=True):
+            inside = set(end.nodes)
+            used = [n for node in end.nodes for n in node.all_input_nodes] + given
+            outside |= {n: None for n in used if n not in inside}
+        graphs = [
+            operators.subgraph(list(outside), end.nodes, given)
+            for end, given in zip(ends, results, strict=True)
+        ]
+        return operators.cond(test, predicate, graphs, list(outside), len(outputs))
+
+    # --- where the sides meet --------------------------------------------------------------------
+
+    def at_join(self, run: MonitorRun, frame: FrameType | None) -> None:
+        waiting = self._waiting.pop()
+        if frame is None:
+            raise Split("a branch on a tensor's value raises")
+        slots, stack = frame_locals(frame), frame_stack(frame)
+        changed: dict[tuple[bool, int], Any] = {}
+        for output, node in waiting.outputs:
+            place = output.place
+            key = (place.local, place.slot)
+            value = changed.get(key, (slots if place.local else stack)[place.slot])
+            changed[key] = self._received(run.recording, value, place.path, output, node)
+        for (local, slot), value in changed.items():
+            if value is (slots if local else stack)[slot]:
+                continue
+            if local:
+                frame_set_local(frame, slot, value)
+            else:
+                frame_set_operand(frame, len(stack) - slot, value)
+        run.account()
+
+    def _received(
+        self, rec: Recording, value: Any, path: tuple[int, ...], output: Output, node: fx.Node
+    ) -> Any:
+        """The program has ``value``, or has a tensor in it, as a result of the operator."""
+        if path:
+            item = self._received(rec, value[path[0]], path[1:], output, node)
+            if item is value[path[0]]:
+                return value
+            return (*value[: path[0]], item, *value[path[0] + 1 :])
+        _check_like(value, output.values[0])
+        if rec.operators.node_of(value) is not None or rec.node(value) is not None:
+            value = self._stand_ins.make(value)
+        rec.operators.know(value, node)
+        if output.sources:
+            self._may_be[id(value)] = value, output.sources
+        for tensor in (value, *output.sources) if output.sources else ():
+            rec.unchanged.append((tensor, tensor_version(tensor)))
+        return value
+
+
+def _state(run: MonitorRun, step: Step, nested: bool) -> FrameState:
+    """The state of the frame that branches.
+
+    Raises:
+        Split: it cannot be run on from there.
+    """
+    frame, rec = step.frame, run.recording
+    if rec.inside or run.suspended:
+        raise Split("the branch is inside an operator")
+    if restores(frame.f_code, step.offset):
+        raise Split("a continuation is being restored")
+    state = capture(frame, step.stack, step.offset, sys.exception())
+    name = state.instruction.name
+    if name not in TESTS or (nested and name.endswith("_OR_POP")):
+        raise Split("the truth of a tensor becomes a value")
+    if state.handled is not None:
+        raise Split("an exception is being handled")
+    if reason := is_resumable(state):
+        raise Split(reason)
+    return state
+
+
+def _start(state: FrameState, taken: bool) -> FrameState:
+    """The state in which the side begins that is for a true predicate, or a false one."""
+    at = state.instruction
+    jumps = taken is ("IF_TRUE" in at.name)
+    keeps = jumps and at.name.endswith("_OR_POP")
+    assert at.target is not None
+    stack = state.stack if keeps else state.stack[:-1]
+    return replace(state, offset=at.target if jumps else at.end, stack=stack)
+
+
+def _shift(frame: FrameType) -> int:
+    origin = origins.get(id(frame.f_code))
+    return origin.shift if origin is not None else 0
+
+
+def _returned(code: Any, offset: int, stack: tuple[Any, ...]) -> Any:
+    at = instructions(code)[offset]
+    return code.co_consts[at.arg] if at.name == "RETURN_CONST" else stack[-1]
+
+
+def _copied(value: Any, rec: Recording) -> Any:
+    """An iterator at the same place, for one of the program's own; any other value as it is."""
+    if type(value) not in FORESEEN or rec.node(value) is not None:
+        return value
+    maker, arguments, *state = value.__reduce__()
+    made = maker(*(_copied(argument, rec) for argument in arguments))
+    if state and state[0] is not None:
+        made.__setstate__(state[0])
+    return made
+
+
+def _nodes_after(rec: Recording, last: fx.Node | None) -> list[fx.Node]:
+    found = []
+    for node in reversed(rec.operators.graph.nodes):
+        if node is last:
+            break
+        if node.op != "placeholder":
+            found.append(node)
+    return found[::-1]
+
+
+_MOVED = object()
+
+
+def _check_like(left: Any, right: torch.Tensor) -> None:
+    """What follows is recorded once, for the results of either side."""
+    for name, look in _LOOKS.items():
+        one = look(left) if isinstance(left, torch.Tensor) else None
+        other = look(right)
+        if one != other:
+            raise Split(f"the sides differ in the {name} of a tensor: {one} and {other}")
+
+
+_LOOKS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "dtype": lambda tensor: tensor.dtype,
+    "device": lambda tensor: tensor.device,
+    "shape": lambda tensor: tuple(tensor.shape),
+    "layout": lambda tensor: tensor.layout,
+    "strides": lambda tensor: tensor.stride(),
+    "part in gradients": lambda tensor: tensor.requires_grad,
+}
+
+
+def _same(left: Any, right: Any, rec: Recording) -> bool:
+    if rec.lifted is not None and rec.lifted.any((left, right)):
+        return False
+    return type(left) is type(right) and repr(left) == repr(right)
+
+
+def _say(value: Any) -> str:
+    if value is NULL:
+        return "nothing"
+    return repr(value) if is_plain(value) else f"a {type(value).__qualname__}"

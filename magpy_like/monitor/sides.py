@@ -1,0 +1,322 @@
+"""Running a side of a branch beside the program, with effects that can be undone only.
+
+MagPy (section 6.2.2) runs both sides of a branch on a tensor and takes back what they did. Here a
+side runs on fake tensors, which hold no data, so tensors need no taking back; of Python's objects
+a side may change those that it has made itself, and nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import opcode
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from magpy_like.annotation import Annotation, RelationKind
+from magpy_like.monitor.operators import BINARY, IN_PLACE
+from magpy_like.monitor.reads import inputs_of
+from magpy_like.monitor.split import Split
+from magpy_like.refgraph.values import HEAP_TYPE, is_plain
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.instructions import Step
+    from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., Any], Any] | None
+
+
+class TensorEffects(TorchDispatchMode):
+    """Lets a side run operators on fake tensors, and write only to memory that it has allocated."""
+
+    def __init__(self, fake: FakeTensorMode, refuse: Callable[[str], None]) -> None:
+        super().__init__()
+        self._fake, self._refuse = fake, refuse
+        self._own: dict[int, Any] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, classes: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self._stop(f"{func} draws random numbers")
+        for tensor in _written(func, args, kwargs):
+            if not self.owns(tensor):
+                self._stop(f"{func} changes a tensor that was there before")
+        result = func(*args, **kwargs)
+        given = {self._storage(t)._cdata for t in _tensors((args, kwargs))}
+        for tensor in _tensors(result):
+            storage = self._storage(tensor)
+            if storage._cdata not in given:
+                self._own[storage._cdata] = storage
+        return result
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether the side has allocated a tensor's memory."""
+        return isinstance(tensor, FakeTensor) and tensor.untyped_storage()._cdata in self._own
+
+    def _storage(self, tensor: torch.Tensor) -> Any:
+        if not isinstance(tensor, FakeTensor):
+            tensor = self._fake.from_tensor(tensor)
+        return tensor.untyped_storage()
+
+    def _stop(self, reason: str) -> None:
+        self._refuse(reason)
+        raise Split(reason)
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    undeclared = _WRITES_UNDECLARED.get(func.overloadpacket)
+    if undeclared is not None and args[5]:
+        yield from _tensors([args[position] for position in undeclared])
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[position] if position < len(args) else kwargs.get(argument.name)
+            yield from _tensors(given)
+
+
+_RUNNING_STATISTICS = (3, 4)
+_WRITES_UNDECLARED = {
+    torch.ops.aten.native_batch_norm: _RUNNING_STATISTICS,
+    torch.ops.aten.cudnn_batch_norm: _RUNNING_STATISTICS,
+    torch.ops.aten.miopen_batch_norm: _RUNNING_STATISTICS,
+}
+"""Operators that change arguments which their schemas do not name, if argument 5, which says
+whether they train, is true."""
+
+
+class Side:
+    """The run of one side. Its rules come before those of the monitor."""
+
+    def __init__(
+        self,
+        code: types.CodeType,
+        begin: int,
+        fake: FakeTensorMode,
+        abandon: Callable[[], None],
+    ) -> None:
+        self.code, self._begin = code, begin
+        """The code that restores the branching frame, whose cells are the program's own, and the
+        offset at which that is done."""
+        self.refused: str | None = None
+        """Why the side cannot be part of a record."""
+        self.advanced: set[int] = set()
+        """The ids of iterators that have moved."""
+        self._own: dict[int, Any] = {}
+        self._abandon = abandon
+        self.tensors = TensorEffects(fake, self.refuse)
+
+    def refuse(self, reason: str) -> None:
+        self.refused = self.refused or reason
+        self._abandon()
+
+    def own(self, value: Any) -> None:
+        """The side has made ``value``, and nobody else has it."""
+        self._own[id(value)] = value
+
+    def owns(self, value: Any) -> bool:
+        return id(value) in self._own
+
+    def needs_own(self, value: Any, what: str) -> None:
+        if not self.owns(value):
+            raise Split(f"{what} a {type(value).__qualname__} that was there before")
+
+    def consume(self, value: Any) -> None:
+        """Something takes the next elements of ``value``, should it be an iterator."""
+        if is_iterator(value):
+            self.needs_own(value, "advances")
+            self.advanced.add(id(value))
+
+    def is_restored_by(self, step: Step) -> bool:
+        """Whether an instruction is none of the program's, but brings the side's state about."""
+        return step.code is self.code and step.offset < self._begin
+
+    # --- rules -----------------------------------------------------------------------------------
+
+    def check(self, run: MonitorRun, step: Step) -> None:
+        """An instruction is about to run.
+
+        Raises:
+            Split: it would change something that was there before.
+        """
+        rule = _RULES.get(step.opcode)
+        if rule is not None:
+            rule(self, run, step)
+
+    def check_call(
+        self,
+        annotation: Annotation,
+        operation: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        """An annotated operation is about to run.
+
+        Raises:
+            Split: it has an effect beyond its result, or would tell fake tensors from real ones.
+        """
+        name = getattr(operation, "__qualname__", str(operation))
+        if annotation.global_state or annotation.random or annotation.replay:
+            raise Split(f"{name} changes something outside")
+        if isinstance(operation, functools._lru_cache_wrapper):
+            raise Split(f"{name} keeps its results")
+        relation = annotation.output.relation
+        if relation is not None and relation.kind is RelationKind.CONSTANT:
+            raise Split(f"{name} keeps its results")
+        inputs = inputs_of(args, kwargs)
+        written = None
+        if relation is not None and relation.access == "write":
+            written = relation.of
+        for position, value in inputs:
+            if is_plain(value):
+                continue
+            if isinstance(value, torch.Tensor):
+                if operation in _TELLS_FAKE or position == written:
+                    raise Split(f"{name} looks at or changes a tensor's object")
+                continue
+            if position == written or annotation.input(position).in_place:
+                self.needs_own(value, "changes")
+            self.consume(value)
+
+    def finish(self, run: MonitorRun, token: Token, stack: tuple[Any, ...]) -> Any:
+        """An instruction has given the top of ``stack``."""
+        instead = None
+        if token is not None:
+            finish, payload = token
+            instead = finish(run, payload, stack[-1])
+        # One reference each from the frame, from ``stack`` and from the argument.
+        if instead is None and sys.getrefcount(stack[-1]) == 3:
+            value = stack[-1]
+            if not is_plain(value) and not isinstance(value, np.ndarray | torch.Tensor):
+                self.own(value)
+        return instead
+
+
+def finish_in_side(run: MonitorRun, payload: tuple[Side, Token], stack: tuple[Any, ...]) -> Any:
+    side, token = payload
+    return side.finish(run, token, stack)
+
+
+_TELLS_FAKE = (type, id)
+
+_ITERATES = {"UNPACK_SEQUENCE", "UNPACK_EX", "LIST_EXTEND", "SET_UPDATE"}
+
+
+def is_iterator(value: Any) -> bool:
+    return hasattr(type(value), "__next__")
+
+
+def _changes(place: int) -> Callable[[Side, MonitorRun, Step], None]:
+    def rule(side: Side, run: MonitorRun, step: Step) -> None:
+        target = step.stack[place]
+        if isinstance(target, torch.Tensor) and opcode.opname[step.opcode] in _ON_TENSORS:
+            return  # an operator, which `TensorEffects` sees
+        side.needs_own(target, "changes")
+
+    return rule
+
+
+_ON_TENSORS = {"STORE_SUBSCR", "STORE_SLICE"}
+
+
+def _adds(below: int) -> Callable[[Side, MonitorRun, Step], None]:
+    def rule(side: Side, run: MonitorRun, step: Step) -> None:
+        side.needs_own(step.stack[-step.oparg - below], "changes")
+        if opcode.opname[step.opcode] in _ITERATES:
+            side.consume(step.stack[-1])
+
+    return rule
+
+
+def _operates(side: Side, run: MonitorRun, step: Step) -> None:
+    if BINARY[step.oparg].__name__ not in IN_PLACE:
+        return
+    left = step.stack[-2]
+    if not is_plain(left) and not isinstance(left, torch.Tensor | tuple | frozenset):
+        if not type(left).__flags__ & HEAP_TYPE or isinstance(left, list | set | dict | deque):
+            side.needs_own(left, "changes")
+    side.consume(step.stack[-1])
+
+
+def _writes_cell(side: Side, run: MonitorRun, step: Step) -> None:
+    cell = run.cell(step.frame, step.oparg)
+    if cell is None or side.owns(cell):
+        return
+    code = step.code
+    made_by_frame = step.oparg < code.co_nlocals + len({*code.co_cellvars} - {*code.co_varnames})
+    if not made_by_frame or code is side.code:
+        raise Split("changes a variable that functions share")
+    side.own(cell)
+
+
+def _consumes(side: Side, run: MonitorRun, step: Step) -> None:
+    side.consume(step.stack[-1])
+
+
+def _never(what: str) -> Callable[[Side, MonitorRun, Step], None]:
+    def rule(side: Side, run: MonitorRun, step: Step) -> None:
+        raise Split(what)
+
+    return rule
+
+
+def _rules() -> dict[int, Callable[[Side, MonitorRun, Step], None]]:
+    table = {
+        "STORE_ATTR": _changes(-1),
+        "DELETE_ATTR": _changes(-1),
+        "STORE_SUBSCR": _changes(-2),
+        "DELETE_SUBSCR": _changes(-2),
+        "STORE_SLICE": _changes(-3),
+        "LIST_APPEND": _adds(1),
+        "SET_ADD": _adds(1),
+        "MAP_ADD": _adds(2),
+        "LIST_EXTEND": _adds(1),
+        "SET_UPDATE": _adds(1),
+        "DICT_UPDATE": _adds(1),
+        "DICT_MERGE": _adds(1),
+        "BINARY_OP": _operates,
+        "STORE_DEREF": _writes_cell,
+        "DELETE_DEREF": _writes_cell,
+        "FOR_ITER": _consumes,
+        "UNPACK_SEQUENCE": _consumes,
+        "UNPACK_EX": _consumes,
+        "STORE_GLOBAL": _never("changes a global variable"),
+        "DELETE_GLOBAL": _never("changes a global variable"),
+        "LOAD_BUILD_CLASS": _never("makes a class"),
+        "SEND": _never("hands values to a generator"),
+    }
+    return {opcode.opmap[name]: rule for name, rule in table.items() if name in opcode.opmap}
+
+
+_RULES = _rules()
+
+MAKES = frozenset(
+    number
+    for name, number in opcode.opmap.items()
+    if name.startswith(("BUILD_LIST", "BUILD_MAP", "BUILD_SET", "BUILD_CONST_KEY_MAP"))
+    or name in ("CALL", "CALL_FUNCTION_EX", "BINARY_OP", "BINARY_SLICE", "BINARY_SUBSCR",
+                "GET_ITER", "MAKE_FUNCTION")
+)  # fmt: skip
+"""Instructions whose result may be an object that is the side's own."""
+
+
+def side_filter(ordinary: bytes, when: Mapping[str, int]) -> bytes:
+    """The monitor's filter of instructions, with those that a side has rules for."""
+    changed = bytearray(ordinary)
+    by_operands = (when["test"], when["pair"])  # plain operands are nothing to a side either
+    for number in {*_RULES, *MAKES}:
+        if changed[number] not in by_operands:
+            changed[number] = when["always"]
+    return bytes(changed)

@@ -1,0 +1,442 @@
+"""Branches on a tensor's value become ``cond`` operators of one graph, or split the program."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import magpy_like as magpy
+from magpy_like.dynamic.code_flow import in_order
+from magpy_like.dynamic.continuation import TESTS
+from magpy_like.dynamic.joins import RETURN, join
+from tests.compare import assert_same
+from tests.corpus.test_dynamic import BranchesOnTensor
+from tests.models import ZOO
+
+COND = torch.ops.higher_order.cond
+
+
+@pytest.fixture(autouse=True)
+def _forget_everything():
+    magpy.reset()
+    yield
+    magpy.reset()
+
+
+def inputs(count=6, size=3):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(size, generator=generator) for _ in range(count)]
+
+
+def conds(graph):
+    return sum(node.target is COND for node in graph.graph.nodes)
+
+
+# --- what becomes an operator -------------------------------------------------------------------
+
+
+def two_sides(x):
+    y = x * 2
+    if y.sum() > 0:
+        z = y + 1
+    else:
+        z = y - 1
+    return z * 3
+
+
+def one_side(x):
+    if x.sum() > 0:
+        x = x + 1
+    return x * 2
+
+
+def two_returns(x):
+    if x.sum() > 0:
+        return x + 1, x
+    return x - 1, x
+
+
+def hands_on_its_argument(x):
+    if x.sum() > 0:
+        return x
+    return -x
+
+
+def chosen(a, b):
+    if a.max() > b.max():
+        return torch.sin(a), b
+    return torch.cos(a), a + 1
+
+
+def nested(x):
+    a, b = chosen(x, x.flip(0))
+    if a.sum() > 0:
+        if b.sum() > 0:
+            c = a + b
+        elif b.sum() < -1:
+            c = a - b
+        else:
+            c = a * b
+    else:
+        c = b
+    return c, [a, b]
+
+
+def early_exit(x):
+    for i in range(4):
+        x = x * 0.5 + i
+        if x.sum() > 5:
+            return x * 10
+    return x
+
+
+def leaves_the_loop(x):
+    for factor in (0.5, -1.5, 2.0):
+        x = x * factor
+        if x.max() > 1:
+            break
+        if x.min() < -1:
+            continue
+        x = x + 1
+    return x
+
+
+def within_an_expression(x):
+    return x + 1 if x.sum() > 0 and x.max() > 1 or x.min() > -1 else x - 1
+
+
+def own_containers(x):
+    if x.sum() > 0:
+        parts = [x * 2, x]
+        parts.append(x + 1)
+        named = dict(first=parts[0])
+        named["second"] = parts[2]
+        x = torch.stack([*named.values()]).sum(0)
+    return x + 0
+
+
+def tensor_as_predicate(x):
+    if x.sum().reshape(1, 1):
+        return x * 2
+    return x + 1
+
+
+PROGRAMS = [
+    two_sides, one_side, two_returns, hands_on_its_argument, nested, early_exit, leaves_the_loop,
+    within_an_expression, own_containers, tensor_as_predicate,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_a_branch_is_one_operator_of_one_graph(program, backend):
+    fast = magpy.compile(program, backend=backend, fullgraph=True)
+    for x in [*inputs(), torch.zeros(3)]:
+        arguments, twins = (x.clone(),), (x.clone(),)
+        # With the arguments: a side that hands one on hands on that very tensor.
+        assert_same((fast(*arguments), arguments), (program(*twins), twins))
+    assert magpy.cache_info(fast)[1:] == (1, 1, 1)
+    (graph,) = magpy.explain(fast, inputs(1)[0]).graphs
+    assert conds(graph) >= 1
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        y = torch.tanh(x)
+        if y.sum() > 0:
+            y = self.act(self.left(y))
+        else:
+            y = self.right(y)
+        return y * 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "magpy"])
+def test_gradients_flow_through_the_side_that_was_taken_only(backend):
+    torch.manual_seed(0)
+    model = Gated()
+    twin = copy.deepcopy(model)
+    fast = magpy.compile(model, backend=backend, fullgraph=True)
+    for x in inputs(5):
+        found = []
+        for module, run in ((model, fast), (twin, twin)):
+            given = x.clone().requires_grad_()
+            module.zero_grad()
+            result = run(given)
+            result.sum().backward()
+            found.append((result, given.grad, [p.grad for p in module.parameters()]))
+        assert_same(*found)
+    assert magpy.cache_info(fast).records == 1
+
+
+class EarlyExit(nn.Module):
+    """A classifier that stops at the first layer that is sure."""
+
+    def __init__(self, layers=3):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(layers))
+        self.heads = nn.ModuleList(nn.Linear(8, 4) for _ in range(layers))
+
+    def forward(self, x):
+        for layer, head in zip(self.layers, self.heads):
+            x = F.relu(layer(x))
+            logits = head(x)
+            if logits.softmax(-1).max() > 0.5:
+                return logits
+        return logits
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "magpy"])
+def test_early_exit_classifier_is_one_graph(backend):
+    torch.manual_seed(0)
+    model = EarlyExit().eval()
+    fast = magpy.compile(model, backend=backend, fullgraph=True)
+    with torch.no_grad():
+        for i, x in enumerate(inputs(8, size=8)):
+            assert_same(fast(x * 4 * i), model(x * 4 * i))
+    assert magpy.cache_info(fast)[:3] == (7, 1, 1)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_block_drop_is_one_graph(train):
+    entry = ZOO["BlockDrop"]
+    model = entry.make(seed=0).eval()
+    with torch.no_grad():  # so that the policy does not always want the same blocks
+        model.policy.head.weight.mul_(30)
+    twin = copy.deepcopy(model)
+    fast = magpy.compile(model, backend="eager", fullgraph=True)
+    for seed in range(4):
+        found = []
+        for module, run in ((model, fast), (twin, twin)):
+            args, kwargs = entry.inputs(module, seed, 1)
+            with torch.set_grad_enabled(train):
+                result = run(*args, **kwargs)
+            if train:
+                module.zero_grad()
+                result[0].sum().backward()
+            found.append((result, [p.grad for p in module.parameters()]))
+        assert_same(*found)
+    assert magpy.cache_info(fast)[:3] == (3, 1, 1)
+
+
+def test_corpus_module_is_one_graph():
+    model = BranchesOnTensor()
+    fast = magpy.compile(model, backend="eager", fullgraph=True)
+    for x in inputs(4):
+        assert_same(fast(x), model(x))
+    assert magpy.cache_info(fast).records == 1
+
+
+# --- what must split -----------------------------------------------------------------------------
+
+
+class Counter:
+    count = 0
+
+
+LOG, STATE = [], Counter()
+
+
+def appends(x):
+    if x.sum() > 0:
+        LOG.append(x)
+        return x + 1
+    return x - 1
+
+
+def counts(x):
+    if x.sum() > 0:
+        STATE.count += 1
+        return x + 1
+    return x - 1
+
+
+def appends_to_own(x):
+    seen = []
+    if x.sum() > 0:
+        seen.append(1)
+    return x, seen
+
+
+def changes_its_argument(x):
+    if x.sum() > 0:
+        x.mul_(2)
+    return x + 1
+
+
+def changes_a_view(x):
+    y = x[1:]
+    if x.sum() > 0:
+        y += 1
+    return x + 1
+
+
+def advances(x):
+    numbers = iter([1.0, 2.0, 3.0])
+    if x.sum() > 0:
+        x = x + next(numbers)
+    return x * next(numbers)
+
+
+def raises(x):
+    if x.sum() > 0:
+        raise ValueError("positive")
+    return x
+
+
+def never_ends(x):
+    while x.sum() < 0:
+        x = x if x is not None else x
+        if x.sum() < 1:
+            x = x + 10
+    else:
+        if x.sum() > 1000:
+            while True:
+                pass
+    return x
+
+
+def other_shapes(x):
+    return x.sum() if x.sum() > 0 else x
+
+
+def other_numbers(x):
+    steps = 1 if x.sum() > 0 else 2
+    return x * steps, steps
+
+
+def draws(x):
+    return F.dropout(x) if x.sum() > 0 else x * 2
+
+
+def changed_afterwards(x):
+    y = x * 1
+    z = y if x.sum() > 0 else x + 1
+    z += 1
+    return y, z
+
+
+def closes_over(x):
+    def add():
+        nonlocal x
+        x = x + 1
+
+    if x.sum() > 0:
+        add()
+    return x
+
+
+def cached_result(x):
+    if x.sum() > 0:
+        STATE.table = getattr(STATE, "table", None) or [x * 2]
+        return STATE.table[0] + x
+    return x
+
+
+SPLITTING = [
+    appends, counts, appends_to_own, changes_its_argument, changes_a_view, advances, raises,
+    never_ends, other_shapes, other_numbers, draws, changed_afterwards, closes_over, cached_result,
+]  # fmt: skip
+
+
+def outcome(program, x):
+    LOG.clear()
+    STATE.__dict__.clear()
+    torch.manual_seed(1)
+    argument = x.clone()
+    try:
+        result = program(argument)
+    except ValueError as error:
+        result = str(error)
+    return (result, argument, list(LOG), dict(vars(STATE))), torch.get_rng_state()
+
+
+@pytest.mark.parametrize("program", SPLITTING, ids=lambda program: program.__name__)
+def test_effects_of_a_side_happen_when_it_is_taken_only(program):
+    fast = magpy.compile(program, backend="eager")
+    for x in inputs(8):
+        assert_same(outcome(fast, x), outcome(program, x))
+
+
+def test_a_norm_on_the_side_that_was_not_taken_counts_nothing():
+    def program(x):
+        return norm(x) if x.sum() > 0 else x * 2
+
+    norm, x = nn.BatchNorm1d(3), torch.randn(4, 3)
+    before = copy.deepcopy(norm.state_dict())
+    fast = magpy.compile(program, backend="eager")
+    assert_same(fast(-x.abs()), -x.abs() * 2)
+    assert_same(norm.state_dict(), before)
+    assert_same(fast(x.abs()), copy.deepcopy(norm)(x.abs()))
+    assert norm.num_batches_tracked == 1
+
+
+# --- the monitored run itself ---------------------------------------------------------------------
+
+
+class Keeper:
+    kept = None
+
+
+def test_the_monitored_run_hands_on_the_very_tensors():
+    def program(x, keeper, log):
+        y = x if x.sum() > 0 else x * 2
+        keeper.kept = y
+        log.append((y, [y]))
+        return {"y": y}, y
+
+    fast = magpy.compile(program, backend="eager")
+    for x in (torch.ones(3), torch.ones(3), -torch.ones(3)):
+        found = []
+        for run in (fast, program):
+            given, keeper, log = x.clone(), Keeper(), []
+            found.append((run(given, keeper, log), given, vars(keeper), log))
+        assert_same(*found)
+
+
+def test_a_branch_leaves_torchs_modes_and_random_state_alone():
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    fast = magpy.compile(one_side, backend="eager")
+    with torch.no_grad():
+        fast(torch.ones(3))
+        assert not torch.is_grad_enabled()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_change_in_a_side_that_was_not_taken_must_miss():
+    options = {"factor": 2.0}
+
+    def program(x):
+        if x.sum() > 0:
+            return x * options["factor"]
+        return x
+
+    fast = magpy.compile(program, backend="eager")
+    for factor in (2.0, 3.0, 2.0):
+        options["factor"] = factor
+        for sign in (-1, 1):
+            x = torch.ones(3) * sign
+            assert_same(fast(x), program(x))
+
+
+def joins_of(function):
+    code = function.__code__
+    branches = [i for i in in_order(code) if i.name in TESTS]
+    return [join(code, i.offset) for i in branches]
+
+
+def test_sides_meet_where_every_way_comes_through():
+    assert joins_of(two_returns) == [RETURN]
+    (place,) = joins_of(one_side)
+    lines = {
+        i: line for start, end, line in one_side.__code__.co_lines() for i in range(start, end)
+    }
+    assert lines[place] == one_side.__code__.co_firstlineno + 3
+    assert joins_of(raises) != [RETURN], "a side that raises never gets to the join"
