@@ -649,6 +649,7 @@ class MonitorRun:
         target = node.first.refs.get(relation, ABSENT)
         if target == ABSENT or not (child := self.recording.refs.get_node_by_id(target)).existed:
             return None
+        self._monitor.watch_numbers()
         return self.lifted.read(child, value)
 
     def lift_read(self, step: Step, node: ShadowNode | None, relation: Relation, value: Any) -> Any:
