@@ -83,7 +83,6 @@ def test_one_graph_as_long_as_it_steers_as_before(program):
     twins = check_made(lambda: program, one(1.0, 2.0, 3.0))
     report = magpy.explain(program, tensor(1.0, 2.0, 3.0))
     assert not report.split_points and report.graph_count == 1
-    assert any("steers the program" in guard for guard in report.guards)
     assert magpy.cache_info(twins.compiled).misses == 1
 
 
