@@ -28,6 +28,21 @@ COMPARISONS = {torch.equal, torch.Tensor.equal, torch.allclose, torch.Tensor.all
 """Functions of tensors that give a ``bool``."""
 
 
+def asks_for_truth(operation: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call gives the truth of the one tensor that it is given."""
+    if len(args) != 1 or not isinstance(args[0], torch.Tensor):
+        return False
+    return operation in TRUTHS or (operation is torch.Tensor.item and args[0].dtype is torch.bool)
+
+
+def asks_for_values(operation: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call gives plain values that are not likely to be others every time."""
+    if operation is torch.Tensor.tolist:
+        tensor = args[0]
+        return not tensor.is_floating_point() and not tensor.is_complex()
+    return operation in COMPARISONS
+
+
 def foretell_branch(run: MonitorRun, tensor: torch.Tensor) -> None:
     """The program branches on a tensor, or asks for its truth.
 
@@ -49,15 +64,15 @@ def foretell_branch(run: MonitorRun, tensor: torch.Tensor) -> None:
     run.lifted.foretold.append((truth, bool(tensor)))
 
 
-def foretell_comparison(
+def foretell_values(
     run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """The program compares tensors as a whole.
+    """The program compares tensors as a whole, or makes a list of one.
 
     Raises:
         Split: what it gives cannot be foretold.
     """
     run.lifted.may_foretell("reads a tensor's value into Python")
     result = operation(*args, **kwargs)
-    node = run.recording.comparison(operation, args, kwargs)
+    node = run.recording.plain_result(operation, args, kwargs)
     run.lifted.foretold.append((InGraph(node), result))

@@ -8,6 +8,7 @@ instruction and gets the operand stack, bottom first. It may return a token, ``(
 from __future__ import annotations
 
 import dis
+import importlib
 import opcode
 import operator
 import sys
@@ -638,7 +639,8 @@ def _adopt_function(run: MonitorRun, _: None, result: Any) -> None:
 
 
 def import_module(run: MonitorRun, step: Step) -> Token:
-    """An import inside a function: a look at ``sys.modules`` when the module is there already."""
+    """An import inside a function: a look at ``sys.modules``, where a module is from its first
+    import on. That one runs code which is no part of the program."""
     level = step.stack[-2]
     name = step.name
     if level:
@@ -646,9 +648,20 @@ def import_module(run: MonitorRun, step: Step) -> Token:
         parts = package.rsplit(".", level - 1)
         name = f"{parts[0]}.{name}" if name else parts[0]
     if name not in sys.modules:
-        raise Split(f"imports {name} for the first time")
+        _import_first(run, name)
     run.suspended += 1
     return _finish_import, None
+
+
+def _import_first(run: MonitorRun, name: str) -> None:
+    run.suspended += 1
+    try:
+        importlib.import_module(name)
+    except BaseException:
+        raise Split(f"imports {name}, which fails") from None
+    finally:
+        run.suspended -= 1
+        run.account()
 
 
 def _finish_import(run: MonitorRun, _: None, result: Any) -> None:

@@ -149,11 +149,11 @@ def native(
     reads_constant = operation in VALUE_READERS and rec.constants.hold(*args, *kwargs.values())
     if reads_constant and holds_tensor((args, *kwargs.values())) and not rec.inside:
         return _finish_constant, NativeCall(annotation, operation, args, kwargs, False)
-    if operation in foretold.TRUTHS and len(args) == 1 and isinstance(args[0], torch.Tensor):
+    if foretold.asks_for_truth(operation, args):
         foretold.foretell_branch(run, args[0])
         return finish_pure, NativeCall(None, operation, args, kwargs, False)
-    if operation in foretold.COMPARISONS and holds_tensor(args):
-        foretold.foretell_comparison(run, operation, args, kwargs)
+    if foretold.asks_for_values(operation, args) and holds_tensor(args):
+        foretold.foretell_values(run, operation, args, kwargs)
         return finish_pure, NativeCall(None, operation, args, kwargs, False)
     if operation in _ITEMS and not rec.inside and len(args) == 1 and not kwargs:
         if isinstance(args[0], torch.Tensor):

@@ -481,15 +481,15 @@ class Recording:
         except UnknownTensor as problem:
             raise Split(str(problem)) from None
 
-    def comparison(
+    def plain_result(
         self, operation: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> fx.Node:
-        """The graph's node for a ``bool`` that an operation on tensors gives.
+        """The graph's node for plain values that an operation on tensors gives.
 
         Raises:
             Split: an input is a tensor of unknown origin.
         """
-        self.runs_as_is = "a tensor's value becomes a bool"
+        self.runs_as_is = "tensors' values become Python's"
         try:
             return self.operators.add_operator(operation, args, kwargs, None, self.graph_value)
         except UnknownTensor as problem:

@@ -21,6 +21,11 @@ def same_scalar(a: Any, b: Any) -> bool:
     return base.__repr__(a) == base.__repr__(b)
 
 
+def same_list(a: Any, b: list[Any]) -> bool:
+    """Whether lists of integers and truths, however deep, are the same."""
+    return repr(a) == repr(b)
+
+
 def ordered_keys(mapping: dict[Any, Any]) -> list[Any]:
     """The keys in the order in which the mapping hands them out."""
     return [key for key, _ in items_of(mapping)]

@@ -21,7 +21,7 @@ from magpy_like.monitor.variation import Path
 from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import is_plain
 from magpy_like.synthesis import numbers
-from magpy_like.synthesis.checks import same_scalar
+from magpy_like.synthesis.checks import same_list, same_scalar
 from magpy_like.synthesis.examples import example_inputs
 from magpy_like.synthesis.expected import Expected
 from magpy_like.synthesis.guard import GuardBuilder, same_memory
@@ -143,7 +143,8 @@ class MockBuilder:
         rec, conditions = self.rec, []
         for expression, value in rec.lifted.foretold:
             way = numbers.text(expression, self.existing, self.source.constant, self.graph_output)
-            same = self.source.constant(same_scalar, "same_scalar")
+            check = same_scalar if is_plain(value) else same_list
+            same = self.source.constant(check, check.__name__)
             given = literal(value) or self.source.constant(value, "value")
             conditions.append(f"{same}({way}, {given})")
             self.guard.readable.append(f"a tensor's value that steers the program gives {value!r}")

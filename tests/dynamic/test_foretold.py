@@ -72,7 +72,17 @@ def _without_grad(x):
     return x * scale
 
 
+def _list(x):
+    counts = [(x > 0).sum(0, keepdim=True).tolist(), (x > 100).tolist()]
+    return x * counts[0][0] + sum(counts[1])
+
+
+def _bool_item(x):
+    return x * 2 if (x > -5).all().item() else x * 3
+
+
 PROGRAMS = [
+    _list, _bool_item,
     _assertion, _raising_branch, _number, _truth_of_a_number, _conversion, _equality, _all,
     _changed_after, _in_a_loop, _random_draws, _without_grad,
 ]  # fmt: skip

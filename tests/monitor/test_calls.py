@@ -1,8 +1,10 @@
 """Calls of every kind are followed: functions, methods, classes, C functions that call back."""
 
 import functools
+import importlib.util
 import math
 import operator
+import sys
 import typing
 import weakref
 
@@ -757,3 +759,52 @@ def test_instances_are_checked_against_protocols():
 
     check(program, lambda: (*one()(), Own()))
     assert not magpy.explain(program, torch.ones(2), Own()).split_points
+
+
+def test_a_module_is_imported_for_the_first_time():
+    def program(x):
+        import this_module_is_new
+
+        return x * this_module_is_new.factor
+
+    source = "import torch\nloads = globals().get('loads', 0) + 1\nfactor = torch.ones(2).sum()\n"
+    loader = _Loader(source)
+    sys.meta_path.append(loader)
+    try:
+        fast = magpy.compile(program, backend="eager", fullgraph=True)
+        for _ in range(3):
+            assert torch.equal(fast(torch.ones(3)), torch.full((3,), 2.0))
+        assert magpy.cache_info(fast).hits == 2
+        assert sys.modules["this_module_is_new"].loads == 1
+    finally:
+        sys.meta_path.remove(loader)
+        sys.modules.pop("this_module_is_new", None)
+
+
+class _Loader:
+    """Finds one module, whose source it holds."""
+
+    def __init__(self, source):
+        self.source = source
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "this_module_is_new":
+            return importlib.util.spec_from_loader(name, self)
+        return None
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        exec(self.source, module.__dict__)
+
+
+def test_an_import_that_fails_is_caught():
+    def program(x):
+        try:
+            import there_is_no_such_module  # noqa: F401
+        except ImportError:
+            return x + 1
+        return x
+
+    check_right(lambda: program, one(), one())
