@@ -258,6 +258,30 @@ def test_explain_of_a_program_that_splits():
     assert f"{point.filename}:{point.lineno}" in str(report)
 
 
+def test_explain_lists_each_stretch_and_what_would_remove_each_split():
+    @magpy.disable
+    def tell(value):
+        pass
+
+    def program(x):
+        y = x + 1
+        tell("one")
+        y = y * 2 - 1
+        for n in range(3):
+            tell(n)
+        return y.relu()
+
+    report = magpy.explain(program, tensor(1, -2))
+    line = program.__code__.co_firstlineno
+    assert [s.ends_at and s.ends_at.lineno - line for s in report.stretches][:3] == [2, 5, 5]
+    assert report.stretches[-1].ends_at is None
+    assert report.graph_count == 3
+    assert [point.lineno - line for point in report.split_points] == [2, 5]
+    text = str(report)
+    assert f"stretch 1: {program.__qualname__}, from line {line + 2} on: graph of 2 op" in text
+    assert text.count("to remove it: take magpy_like.disable off") == 2
+
+
 def test_explain_takes_compiled_targets_and_leaves_their_records_alone():
     fast = compiled_net()
     fast(matrix())

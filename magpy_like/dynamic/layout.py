@@ -9,16 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import CodeType
+from types import (
+    BuiltinMethodType,
+    CodeType,
+    MethodDescriptorType,
+    MethodWrapperType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 from magpy_like.dynamic.code_flow import live_locals
 from magpy_like.dynamic.frame_state import FrameState, Then, Waiting
-from magpy_like.native import NULL
+from magpy_like.native import NULL, lookup_in_type
 
 
 class NoLayout(Exception):
     """The state holds something that cannot be handed over; the text says what."""
+
+
+Slot = bool | str
+"""Whether a slot holds a value. A name: it holds the native method of that name, bound to the
+value. Such a method is another object at each call, `file.__exit__` in a `with` for one."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +38,8 @@ class FrameLayout:
 
     code: CodeType
     offset: int
-    locals: tuple[bool, ...]
-    stack: tuple[bool, ...]
+    locals: tuple[Slot, ...]
+    stack: tuple[Slot, ...]
     then: Then | None
     completes: bool
 
@@ -48,7 +59,9 @@ class Layout:
     def given(self) -> int | None:
         """The position of the value that the last instruction has given, if the stack holds one."""
         inner = self.frames[0]
-        return sum(inner.locals) + sum(inner.stack) if inner.stack and inner.stack[-1] else None
+        if not inner.stack or inner.stack[-1] is not True:
+            return None
+        return sum(map(bool, inner.locals)) + sum(map(bool, inner.stack))
 
     def slot_of(self, position: int) -> tuple[int, int | None, int] | None:
         """Where the value at a position is: frame, slot of a local, depth on the operand stack.
@@ -89,11 +102,9 @@ def lay_out(states: Sequence[FrameState]) -> tuple[Layout, list[Any]]:
 def lay_out_frame(state: FrameState, values: list[Any]) -> FrameLayout:
     """The layout of one frame; its values are appended to ``values``."""
     live = live_locals(state.code, state.offset)
-    slots = tuple(value is not NULL and slot in live for slot, value in enumerate(state.locals))
-    stack = tuple(value is not NULL for value in state.stack)
     values.append(state.function)
-    values += [value for value, bound in zip(state.locals, slots, strict=True) if bound]
-    values += [value for value in state.stack if value is not NULL]
+    slots = tuple([slot in live and _put(v, values) for slot, v in enumerate(state.locals)])
+    stack = tuple([_put(value, values) for value in state.stack])
     waiting = state.waiting
     then, complete = (None, None) if waiting is None else (waiting.then, waiting.complete)
     if complete is not None:
@@ -101,11 +112,36 @@ def lay_out_frame(state: FrameState, values: list[Any]) -> FrameLayout:
     return FrameLayout(state.code, state.offset, slots, stack, then, complete is not None)
 
 
+def _put(value: Any, values: list[Any]) -> Slot:
+    if value is NULL:
+        return False
+    if isinstance(value, BuiltinMethodType | MethodWrapperType):
+        name, receiver = value.__name__, value.__self__
+        found = lookup_in_type(type(receiver), name)
+        if isinstance(found, _METHODS) and found.__get__(receiver) == value:
+            values.append(receiver)
+            return name
+    values.append(value)
+    return True
+
+
+_METHODS = (MethodDescriptorType, WrapperDescriptorType)
+
+
+def _take(slot: Slot, source: Iterator[Any]) -> Any:
+    if slot is True:
+        return next(source)
+    if slot is False:
+        return NULL
+    receiver = next(source)
+    return lookup_in_type(type(receiver), slot).__get__(receiver)
+
+
 def build_frame(frame: FrameLayout, source: Iterator[Any]) -> FrameState:
     """The state of one frame from the next values."""
     function = next(source)
-    slots = tuple([next(source) if bound else NULL for bound in frame.locals])
-    stack = tuple([next(source) if there else NULL for there in frame.stack])
+    slots = tuple([_take(slot, source) for slot in frame.locals])
+    stack = tuple([_take(slot, source) for slot in frame.stack])
     complete = next(source) if frame.completes else None
     waiting = None if frame.then is None else Waiting(frame.then, complete)
     return FrameState(function, frame.code, frame.offset, slots, stack, None, waiting)

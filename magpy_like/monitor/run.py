@@ -558,6 +558,8 @@ class MonitorRun:
         if making is not None and making < code.co_argcount:
             # Called with a class that is still in the making; one from outside was met before.
             self.recording.bear(frame_locals(frame)[making])
+        if function.__name__ == "__init__" and self.recording.node(receiver) is None:
+            self.recording.bear(receiver)  # the program may be cut before the call has given it
         if lookup_in_type(type(receiver), function.__name__) is function:
             attributes.read_class(self.recording, type(receiver), function.__name__)
 

@@ -24,7 +24,7 @@ from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import NotForetold, Split, SplitPoint, is_monitoring
 from magpy_like.monitor.variation import Variation, argument_place
 from magpy_like.records.backends import resolve_backend
-from magpy_like.records.interface import CacheInfo, Explanation
+from magpy_like.records.interface import CacheInfo, Explanation, Stretch
 from magpy_like.records.misses import Limits, Varying
 from magpy_like.records.stretches import StretchCut, Stretches
 from magpy_like.synthesis.record import MISTAKEN, Record, synthesise
@@ -333,9 +333,15 @@ class Dispatcher:
             self.call(args, kwargs)
             after = [d for d in (self, *self._following()) if not d.foretells]
             foretold = len(after) > len(before)
-        report = Explanation(split_points=list(self.split_points))
+        everywhere = [self, *self._following()]
+        report = Explanation()
+        for point in (point for d in everywhere for point in d.split_points):
+            if point not in report.split_points:
+                report.split_points.append(point)
         report.generalised = self.varying.in_words()
-        for record in (r for d in (self, *self._following()) for r in d.records):
+        found = [(record, d.name) for d in everywhere for record in d.records]
+        for record, name in sorted(found, key=lambda entry: entry[0].number):
+            report.stretches.append(Stretch(name, record.graph, record.ends_at))
             if record.graph is not None:
                 report.graphs.append(record.graph)
             report.lifted += record.lifted

@@ -15,6 +15,7 @@ import torch
 
 from magpy_like.errors import CompileError
 from magpy_like.monitor.split import SplitPoint
+from magpy_like.records.remedies import remedy
 
 
 class CacheInfo(NamedTuple):
@@ -26,14 +27,24 @@ class CacheInfo(NamedTuple):
     graphs: int
 
 
+class Stretch(NamedTuple):
+    """What a program does between two splits: where it begins, its graph, the split behind it."""
+
+    begins: str
+    graph: torch.fx.GraphModule | None
+    ends_at: SplitPoint | None
+
+
 @dataclass
 class Explanation:
     """Graphs, guards, side effects, split points and generated source of one program run.
 
+    ``stretches`` are in the order in which the program came to them.
     ``lifted`` are the sizes and numbers that the records leave open; ``generalised`` those that
     have caused misses before.
     """
 
+    stretches: list[Stretch] = field(default_factory=list)
     graphs: list[torch.fx.GraphModule] = field(default_factory=list)
     split_points: list[SplitPoint] = field(default_factory=list)
     guards: list[str] = field(default_factory=list)
@@ -48,17 +59,30 @@ class Explanation:
 
     def __str__(self) -> str:
         lines = []
-        for i, graph in enumerate(self.graphs):
-            operators = sum(n.op.startswith("call") for n in graph.graph.nodes)
-            inputs = sum(n.op == "placeholder" for n in graph.graph.nodes)
-            lines.append(f"graph {i}: {operators} operators, {inputs} tensors in")
-        if not self.graphs:
+        for i, stretch in enumerate(self.stretches):
+            lines.append(f"stretch {i}: {stretch.begins}: {_described(stretch.graph)}")
+            if stretch.ends_at is not None:
+                lines.append(f"  up to {stretch.ends_at.filename}:{stretch.ends_at.lineno}")
+        if not self.stretches:
             lines.append("no operator graph")
-        lines.append(_listed("split points", self.split_points))
+        lines.append(_listed("split points", [_with_remedy(p) for p in self.split_points]))
         lines.append(_listed("lifted", self.lifted))
         lines.append(_listed("guards", self.guards))
         lines.append(_listed("side effects", self.side_effects))
         return "\n".join(lines)
+
+
+def _described(graph: torch.fx.GraphModule | None) -> str:
+    if graph is None:
+        return "no operators"
+    operators = sum(n.op.startswith("call") for n in graph.graph.nodes)
+    inputs = sum(n.op == "placeholder" for n in graph.graph.nodes)
+    return f"graph of {operators} operators, {inputs} tensors in"
+
+
+def _with_remedy(point: SplitPoint) -> str:
+    found = remedy(point.reason)
+    return f"{point}\n    to remove it: {found}" if found else str(point)
 
 
 def _listed(title: str, items: list[Any], most: int = 20) -> str:

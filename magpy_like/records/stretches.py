@@ -103,7 +103,7 @@ class StretchCut:
             if not self.stretch.recorded:
                 layout, values = lay_out(states)
                 record = self.stretch.record(run.recording, tuple(values))
-                record.layout = layout
+                record.layout, record.ends_at = layout, SplitPoint.at(frame, reason)
                 dispatcher.add(record, self.stretch.args, self.stretch.kwargs)
                 self.stretch.recorded = True
         except NotForetold:

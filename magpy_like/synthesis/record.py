@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from magpy_like.monitor.constants import VARIES
 from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.iterators import advance
 from magpy_like.monitor.recording import Recording, items_of
-from magpy_like.monitor.split import NotForetold, Split
+from magpy_like.monitor.split import NotForetold, Split, SplitPoint
 from magpy_like.monitor.variation import Path
 from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import is_plain
@@ -31,6 +32,8 @@ from magpy_like.synthesis.source import Source, literal
 
 MISTAKEN = object()
 """What a mock gives that has foretold a tensor's value wrongly, and done nothing."""
+
+_numbers_of_records = itertools.count()
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -55,8 +58,12 @@ class Record:
     """Ids of the objects that a call must bring with it: a module that a loop has come to."""
     lifted: list[str]
     """Sizes and numbers that may differ from call to call, in words."""
+    number: int
+    """Counts the records of the process, in the order in which they were made."""
     layout: Any = None
     """Of the open frames, when the record ends at a split: then the mock gives their values."""
+    ends_at: SplitPoint | None = None
+    """The split that the record ends at."""
     watch: Any = None
     watch_reason: int = -1
     foretells: bool = False
@@ -344,6 +351,7 @@ def synthesise(
         expected=guard.expected,
         rewritten=rewritten,
         bound=frozenset(guard.bound),
+        number=next(_numbers_of_records),
         lifted=guard.lifted,
         watch=guard.watch,
         watch_reason=guard.watch_reason,

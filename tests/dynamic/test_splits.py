@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import io
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ def tell(value):
 
 
 opaque = magpy.disable(tell)
+new_file = magpy.disable(io.StringIO)
 
 
 @magpy.disable
@@ -127,6 +129,18 @@ def cell_of_an_open_frame(x):
     return x * sum(scale.sum() for _ in range(2))
 
 
+def file_in_a_loop(x):
+    for n in range(3):
+        x = x + n
+        with new_file() as file:
+            write = file.write
+            write(f"{n} ")
+            x = x * 2
+            print(x.sum().item(), file=file)
+            opaque(file.getvalue())
+    return x
+
+
 def shared(x):
     pair = [x + 1]
     alias = pair
@@ -145,7 +159,7 @@ def through_partial(x):
 
 PROGRAMS = [
     straight, nested, in_loop, while_large, with_and_try, escapes, closure, cell_of_an_open_frame,
-    shared, comprehension, through_partial,
+    file_in_a_loop, shared, comprehension, through_partial,
 ]  # fmt: skip
 
 
@@ -172,7 +186,7 @@ def test_split_program_does_what_eager_mode_does(program):
         assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("program", [straight, nested, in_loop, closure, shared, comprehension])
+@pytest.mark.parametrize("program", [straight, nested, in_loop, closure, file_in_a_loop, shared])
 def test_one_monitor_run_records_all_stretches(program):
     fast = magpy.compile(program, backend="eager")
     first, *others = inputs(4)
