@@ -202,6 +202,8 @@ class Graph:
     def _leaf_buffer(self, value: torch.Tensor, kind: str) -> Buffer:
         if value.layout != torch.strided or value.is_quantized or value.is_nested:
             raise Unsupported(f"a {kind} tensor", f"layout {value.layout} is not strided")
+        if _is_marked(value):
+            raise Unsupported(f"a {kind} tensor", "it is a conjugate or negative view")
         size = [expr(s) for s in value.shape]
         return self.new_buffer(
             value.dtype, value.device, size, [expr(s) for s in value.stride()], kind
@@ -262,6 +264,8 @@ class Graph:
         for value in _tensors([node.meta.get("val"), *(a.meta.get("val") for a in
                                                        node.all_input_nodes)]):  # fmt: skip
             if value.dtype not in ir.LOOP_DTYPES or value.layout != torch.strided:
+                return False
+            if _is_marked(value):
                 return False
             devices.add(value.device)
         return len(devices) <= 1
@@ -473,6 +477,11 @@ def find_shape_env(gm: fx.GraphModule) -> Any:
         if isinstance(value, torch.SymInt):
             return value.node.shape_env
     return None
+
+
+def _is_marked(value: torch.Tensor) -> bool:
+    """Does its memory hold the conjugates, or the negatives, of its elements?"""
+    return value.is_conj() or value.is_neg()
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 Index = Sequence[Expr]
 
-#: dtypes the loop IR computes; operators on others run through ATen.
+#: dtypes the loop IR computes; operators on others run through ATen: complex numbers because their
+#: functions have rules of their own for infinities and branch cuts, which a pair of reals has not.
 LOOP_DTYPES = frozenset(
     (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
      torch.bfloat16, torch.float16, torch.float32, torch.float64)

@@ -1,12 +1,13 @@
 """Whole programs, forward: values, strides, aliasing and mutation equal eager's."""
 
 import sys
+import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.compiler.programs import compiled, same
+from tests.compiler.programs import compile_fx, compiled, same
 
 # The package's attribute of that name is the function.
 module = sys.modules["magpy_like.compiler.compile_fx"]
@@ -27,6 +28,24 @@ def test_views_are_index_arithmetic():
 def test_inputs_of_any_layout():
     same(lambda x, y: (x + y, y * 2), X.t(), torch.randn(10, 1).expand(10, 6))
     same(lambda x, y: x * y, X[:, 3:5], torch.randn(12).as_strided((6, 2), (1, 2)))
+
+
+def test_memory_that_holds_negatives_or_conjugates():
+    """``conj`` and ``imag`` of it mark a view, and leave the memory as it is."""
+    z = torch.randn(4, dtype=torch.complex64)
+    negative = z.conj().imag
+    assert negative.is_neg()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for function in (lambda y: y + 1, lambda y: (y * 2, y.sum())):
+            got = compile_fx(torch.fx.symbolic_trace(function), [negative])(negative)
+            torch.testing.assert_close(got, function(negative))
+        conjugate = z.conj()
+        got = compile_fx(torch.fx.symbolic_trace(lambda z: z + 1), [conjugate])(conjugate)
+        torch.testing.assert_close(got, conjugate + 1)
+    assert any("negative view" in str(warning.message) for warning in caught)
+    same(lambda z: z.conj().imag + z.real, z)
+    same(lambda z: (z.conj() * 2, z.conj().imag.exp(), z.conj().real - 1), z)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (1, 1)])
