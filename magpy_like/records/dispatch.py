@@ -27,7 +27,7 @@ from magpy_like.records.backends import resolve_backend
 from magpy_like.records.interface import CacheInfo, Explanation, Stretch
 from magpy_like.records.misses import Limits, Varying
 from magpy_like.records.stretches import StretchCut, Stretches
-from magpy_like.synthesis.record import MISTAKEN, Record, synthesise
+from magpy_like.synthesis.record import FAILED, MISTAKEN, Record, synthesise
 
 _records_log = topic("records")
 _guards_log = topic("guards")
@@ -84,6 +84,9 @@ class Dispatcher:
         while match is not None:
             record, found = match
             given = record.mock(*found)
+            if given is FAILED:
+                _records_log.info("%s: the operator graph failed", dispatcher.name)
+                return dispatcher.target(*args, **kwargs)
             if given is MISTAKEN:
                 mistaken = (*mistaken, record)
                 dispatcher._foretold_wrongly()

@@ -70,6 +70,7 @@ class ShadowNode:
     __slots__ = (
         "_held",
         "_weak",
+        "again",
         "contents",
         "existed",
         "facts",
@@ -92,6 +93,8 @@ class ShadowNode:
         self.versions = [ShadowVersion()]
         self.facts: set[Fact] = set()
         self.written: dict[Relation, None] = {}
+        self.again: set[Relation] = set()
+        """What the program removed and put there again, behind all else in a dictionary's order."""
         self.contents: Any = None
         """A shallow copy of a container's first version, taken before its first change."""
         self.replays: list[Any] = []
@@ -188,6 +191,9 @@ class RefGraph:
         node = self.get_node_by_var(variable)
         if node is not None and source.last.refs.get(relation) == node.node_id:
             return
+        if source.last.refs.get(relation) == ABSENT and relation in source.written:
+            del source.written[relation]
+            source.again.add(relation)
         version = self.in_place(source)
         if node is None:
             version.refs.pop(relation, None)

@@ -32,6 +32,8 @@ from magpy_like.synthesis.source import Source, literal
 
 MISTAKEN = object()
 """What a mock gives that has foretold a tensor's value wrongly, and done nothing."""
+FAILED = object()
+"""What a mock gives whose operator graph has raised before anything was changed."""
 
 _numbers_of_records = itertools.count()
 
@@ -211,7 +213,8 @@ class MockBuilder:
                 return []
             self.side_effects.append(f"del {self.guard.label(node)} → {relation}")
             return [_statement(owner, relation, None, self.source, node.type)]
-        if before is not None and before != ABSENT:
+        again = relation in node.again and relation.kind in _ORDERED
+        if before is not None and before != ABSENT and not again:
             first = self.rec.refs.get_node_by_id(before)
             if first.variable is value and not is_plain(value):
                 return []
@@ -220,7 +223,10 @@ class MockBuilder:
                 return []
         self.side_effects.append(f"{self.guard.label(node)} → {relation} = {_short(value)}")
         text = self.values.value(value)
-        return [_statement(owner, relation, text, self.source, node.type)]
+        put = _statement(owner, relation, text, self.source, node.type)
+        if again and before != ABSENT:
+            return [_statement(owner, relation, None, self.source, node.type), put]
+        return [put]
 
     def _rewrite(self, node: ShadowNode) -> list[str]:
         value, before = node.variable, node.contents
@@ -262,6 +268,8 @@ def _short(value: Any) -> str:
     return repr(value) if is_plain(value) else f"a {type(value).__qualname__}"
 
 
+_ORDERED = (RelationKind.KEY, RelationKind.ATTRIBUTE, RelationKind.GLOBAL)
+"""Places in dictionaries, which keep the order in which they were filled."""
 _WRITES: dict[RelationKind, tuple[str, str | None]] = {
     RelationKind.ATTRIBUTE: (
         "{owner}.__dict__[{key}] = {value}",
@@ -333,7 +341,7 @@ def synthesise(
         targets = ", ".join(f"out{i}" for i in range(len(mock.outputs)))
         mock.source.names["run_graph"] = compiled
         run = f"{targets}{',' if len(mock.outputs) == 1 else ''} = {call}" if targets else call
-        mock.source.lines += _undoable(run, foretold, mock) if foretold else [run]
+        mock.source.lines += _undoable(run, foretold, mock) if foretold else _guarded(run, mock)
     mock.source.lines += [*body, *_modes(rec, mock), f"return {returned}"]
     mock.values.forget()
     rewritten = _rewritten(rec, places, guard.expected.numbers)
@@ -357,6 +365,20 @@ def synthesise(
         watch_reason=guard.watch_reason,
         foretells=bool(foretold),
     )
+
+
+def _guarded(run: str, mock: MockBuilder) -> list[str]:
+    """Lines that run the operator graph, and give ``FAILED`` if it raises and has changed nothing.
+
+    Then the program is to run as it is written: it may have effects before the operator that fails,
+    or catch the exception.
+    """
+    rec = mock.rec
+    draws = rec.operators.effects or rec.lifted.draws
+    if draws or rec.operators.sets_modes or rec.changed_inputs():
+        return [run]
+    mock.source.names["FAILED"] = FAILED
+    return ["try:", f"    {run}", "except Exception:", "    return FAILED"]
 
 
 def _undoable(run: str, foretold: list[str], mock: MockBuilder) -> list[str]:

@@ -1,12 +1,14 @@
 """Changes to what is outside happen again at every matched call, in place, on the same objects."""
 
 import logging
+import types
 from collections import Counter, OrderedDict, UserDict, defaultdict, deque
 
 import pytest
 import torch
 from torch import nn
 
+import magpy_like as magpy
 from tests.compare import assert_same
 from tests.programs import (
     Twins,
@@ -589,3 +591,94 @@ def test_function_attribute_that_is_written():
         return program
 
     repeated(make, one())
+
+
+# --- order ---------------------------------------------------------------------------------------
+
+
+def _put_back_new(x, table):
+    table["b"] = 1
+    table["a"] = 2
+    del table["b"]
+    table["b"] = 3
+    return x
+
+
+def _put_back_same(x, table):
+    value = table["a"]
+    del table["a"]
+    table["a"] = value
+    return x * value
+
+
+def _put_back_popped(x, table):
+    table["a"] = table.pop("a")
+    return x
+
+
+ORDERS = {
+    "new key": (_put_back_new, [{}, {"b": 0}, {"b": 0, "a": 0}]),
+    "same value": (_put_back_same, [{"a": 1, "b": 2}, {"b": 2, "a": 1}]),
+    "popped value": (_put_back_popped, [{"a": 1, "b": 2}, {"b": 2, "a": 1}]),
+}
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+@pytest.mark.parametrize("name", ORDERS)
+def test_key_that_is_put_back_comes_last(name, kind):
+    program, tables = ORDERS[name]
+    twins = Twins(lambda: program)
+    for table in tables:
+        for _ in range(2):
+            twins.call(lambda table=table: (tensor(1), kind(table)))
+    assert magpy.cache_info(twins.compiled).hits >= len(tables)
+
+
+def test_attribute_that_is_put_back_comes_last():
+    def program(x, thing):
+        value = thing.a
+        del thing.a
+        thing.a = value
+        return x * value
+
+    check(program, lambda: (tensor(1), types.SimpleNamespace(a=1, b=2)))
+
+
+# --- operators that fail -------------------------------------------------------------------------
+
+
+def _logs(index, log):
+    log.append("start")
+    row = torch.arange(6.0).reshape(3, 2)[index]
+    log.append("end")
+    return row
+
+
+def _catches(index, log):
+    try:
+        return torch.arange(6.0).reshape(3, 2)[index]
+    except IndexError as error:
+        log.append(type(error).__name__)
+        return None
+
+
+@pytest.mark.parametrize("program", [_logs, _catches])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_operator_that_fails_in_a_matched_call_leaves_what_eager_leaves(program, backend):
+    twins = Twins(lambda: program, backend=backend)
+    for index in (1, 1, 7, 2, 7):
+        twins.call(lambda index=index: (torch.tensor([index]), []))
+    assert magpy.cache_info(twins.compiled).misses == 1
+
+
+def test_operator_that_fails_behind_a_split():
+    def program(index, log):
+        log.append("start")
+        print("", end="")
+        row = torch.arange(6.0).reshape(3, 2)[index]
+        log.append("end")
+        return row
+
+    twins = Twins(lambda: program)
+    for index in (1, 1, 1, 7, 2, 7):
+        twins.call(lambda index=index: (torch.tensor([index]), []))
