@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import math
 import operator
+import random
 import types
 from collections.abc import Callable, Iterator
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import torch
 
 from magpy_like.monitor import text
@@ -334,10 +336,13 @@ class LiftedNumbers:
         Raises:
             Split: it could not; the program splits for ``reason``.
         """
-        rec = self.rec
-        undoable = not (rec.inside or self.draws or rec.operators.sets_modes)
-        if not (self._foretells and undoable) or rec.changed_inputs():
+        if not self._foretells or self.rec.inside or not self.can_undo():
             raise Split(reason)
+
+    def can_undo(self) -> bool:
+        """Whether a mock can put back all that was done before its effects."""
+        rewindable = all(args and type(args[0]) in REWINDABLE for _, args, _ in self.draws)
+        return rewindable and not (self.rec.operators.sets_modes or self.rec.changed_inputs())
 
     def foretell(self, expression: Expression, value: Any) -> None:
         """The program looks at a value that is only known when its operators have run.
@@ -345,12 +350,24 @@ class LiftedNumbers:
         Raises:
             Split: it cannot be foretold.
         """
-        if self.draws:
-            raise Split("a random number steers the program")
-        self.may_foretell("a tensor's value, read as a number, steers the program")
+        drawn = _is_drawn(expression)
+        what = "a random number" if drawn else "a tensor's value, read as a number,"
+        self.may_foretell(f"{what} steers the program")
         if not any(known is expression for known, _ in self.foretold):
             self.foretold.append((expression, value))
 
+
+def _is_drawn(expression: Any) -> bool:
+    if isinstance(expression, Computed):
+        return any(map(_is_drawn, expression.operands))
+    return isinstance(expression, Draw)
+
+
+REWINDABLE: dict[type, tuple[str, str]] = {
+    random.Random: ("getstate", "setstate"),
+    np.random.RandomState: ("get_state", "set_state"),
+}
+"""Random generators, and their methods that tell and set the state."""
 
 _DATA_SIZE = "reads a size that depends on a tensor's data"
 

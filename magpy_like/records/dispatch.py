@@ -27,7 +27,8 @@ from magpy_like.records.backends import resolve_backend
 from magpy_like.records.interface import CacheInfo, Explanation, Stretch
 from magpy_like.records.misses import Limits, Varying
 from magpy_like.records.stretches import StretchCut, Stretches
-from magpy_like.synthesis.record import FAILED, MISTAKEN, Record, synthesise
+from magpy_like.synthesis.record import Record, synthesise
+from magpy_like.synthesis.undoing import FAILED, MISTAKEN
 
 _records_log = topic("records")
 _guards_log = topic("guards")

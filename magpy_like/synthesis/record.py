@@ -13,7 +13,6 @@ from torch import fx
 
 from magpy_like.annotation import RelationKind
 from magpy_like.compiler.control import interpreted
-from magpy_like.monitor.constants import VARIES
 from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.iterators import advance
 from magpy_like.monitor.recording import Recording, items_of
@@ -29,11 +28,7 @@ from magpy_like.synthesis.guard import GuardBuilder, same_memory
 from magpy_like.synthesis.places import Places, lookup
 from magpy_like.synthesis.reconstruct import Reconstruction
 from magpy_like.synthesis.source import Source, literal
-
-MISTAKEN = object()
-"""What a mock gives that has foretold a tensor's value wrongly, and done nothing."""
-FAILED = object()
-"""What a mock gives whose operator graph has raised before anything was changed."""
+from magpy_like.synthesis.undoing import Undoing, guarded
 
 _numbers_of_records = itertools.count()
 
@@ -156,8 +151,8 @@ class MockBuilder:
             same = self.source.constant(check, check.__name__)
             given = literal(value) or self.source.constant(value, "value")
             conditions.append(f"{same}({way}, {given})")
-            self.guard.readable.append(f"a tensor's value that steers the program gives {value!r}")
-        if conditions and (rec.lifted.draws or rec.operators.sets_modes or rec.changed_inputs()):
+            self.guard.readable.append(f"a value that steers the program gives {value!r}")
+        if conditions and not rec.lifted.can_undo():
             raise NotForetold("foretells a tensor's value before it changes what is outside")
         return conditions
 
@@ -335,13 +330,19 @@ def synthesise(
     guard.conditions()
     body = mock.source.lines
     mock.source.lines = []
+    undoing = Undoing(mock.rec, mock.source) if foretold else None
     mock.draw()
     if graph is not None:
         call = f"run_graph({', '.join(names)})"
         targets = ", ".join(f"out{i}" for i in range(len(mock.outputs)))
         mock.source.names["run_graph"] = compiled
         run = f"{targets}{',' if len(mock.outputs) == 1 else ''} = {call}" if targets else call
-        mock.source.lines += _undoable(run, foretold, mock) if foretold else _guarded(run, mock)
+        if undoing is None:
+            mock.source.lines += guarded(mock.rec, mock.source, run)
+        else:
+            mock.source.lines += undoing.unless(foretold, run)
+    elif undoing is not None:
+        mock.source.lines += undoing.unless(foretold, "pass")
     mock.source.lines += [*body, *_modes(rec, mock), f"return {returned}"]
     mock.values.forget()
     rewritten = _rewritten(rec, places, guard.expected.numbers)
@@ -365,57 +366,6 @@ def synthesise(
         watch_reason=guard.watch_reason,
         foretells=bool(foretold),
     )
-
-
-def _guarded(run: str, mock: MockBuilder) -> list[str]:
-    """Lines that run the operator graph, and give ``FAILED`` if it raises and has changed nothing.
-
-    Then the program is to run as it is written: it may have effects before the operator that fails,
-    or catch the exception.
-    """
-    rec = mock.rec
-    draws = rec.operators.effects or rec.lifted.draws
-    if draws or rec.operators.sets_modes or rec.changed_inputs():
-        return [run]
-    mock.source.names["FAILED"] = FAILED
-    return ["try:", f"    {run}", "except Exception:", "    return FAILED"]
-
-
-def _undoable(run: str, foretold: list[str], mock: MockBuilder) -> list[str]:
-    """Lines that run the operator graph, and leave no trace of it if a value was foretold wrongly.
-
-    Then an operator may fail that the program does not reach.
-    """
-    if _draws_on_a_device(mock.rec):
-        raise NotForetold("foretells a tensor's value and draws random numbers on a device")
-    names = mock.source.names
-    names["MISTAKEN"], names["grad_mode"] = MISTAKEN, torch.is_grad_enabled
-    names["set_grad_mode"] = torch._C._set_grad_enabled
-    lines = ["mode = grad_mode()", "mistaken = True"]
-    undo = ["set_grad_mode(mode)"]
-    if mock.rec.operators.effects:
-        names["random_state"], names["set_random_state"] = torch.get_rng_state, torch.set_rng_state
-        lines.append("drawn = random_state()")
-        undo.append("set_random_state(drawn)")
-    return [
-        *lines,
-        "try:",
-        f"    {run}",
-        f"    mistaken = not ({' and '.join(foretold)})",
-        "except Exception:",
-        "    pass  # what the program does is seen when it runs as it is written",
-        "if mistaken:",
-        *(f"    {line}" for line in undo),
-        "    return MISTAKEN",
-    ]
-
-
-def _draws_on_a_device(rec: Recording) -> bool:
-    tensors = [rec.refs.get_node_by_id(s).variable for _, s in rec.operators.inputs
-               if isinstance(s, int)]  # fmt: skip
-    on_device = any(isinstance(t, torch.Tensor) and t.device.type != "cpu" for t in tensors)
-    names = (str(getattr(n.target, "__name__", n.target)) for n in rec.operators.graph.nodes)
-    return on_device and any(map(VARIES.search, names))
 
 
 def _rewritten(rec: Recording, places: Places, numbers: dict[Path, Any]) -> frozenset[Path]:

@@ -3,6 +3,7 @@ and whatever it does, every call gives what eager gives."""
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -262,3 +263,34 @@ def test_a_tensor_library_s_own_look_at_an_argument_is_none_at_its_size():
     twins = Twins(lambda: program)
     twins.call(one(1.0, -2.0, 3.0))
     twins.call(one(1.0, 2.0, 3.0), hit=True)
+
+
+def _drawn(x):
+    if random.random() > 0.3:
+        x = x + 1
+    if np.random.uniform() > 0.2 and random.randint(0, 3) < 3:
+        x = x * 2
+    return x * random.random()
+
+
+def _drawn_and_read(x):
+    scale = random.random()
+    count = (x * scale > 1).sum().item()
+    return x * scale if count > 1 else x - scale
+
+
+@pytest.mark.parametrize("program", [_drawn, _drawn_and_read], ids=lambda it: it.__name__)
+def test_random_numbers_that_steer_are_foretold_and_drawn_once(program):
+    fast = magpy.compile(program, backend="eager")
+    for seed in (5, 5, *range(20)):
+        results = []
+        for run in (program, fast):
+            random.seed(seed)
+            np.random.seed(seed)
+            x = torch.full((3,), float(seed % 5))
+            results.append((run(x), torch.tensor([random.random(), np.random.rand()])))
+        for expected, actual in zip(*results, strict=True):
+            assert torch.equal(expected, actual), seed
+        if seed == 5:
+            hits = magpy.cache_info(fast).hits
+    assert hits >= 1

@@ -682,3 +682,19 @@ def test_operator_that_fails_behind_a_split():
     twins = Twins(lambda: program)
     for index in (1, 1, 1, 7, 2, 7):
         twins.call(lambda index=index: (torch.tensor([index]), []))
+
+
+def test_the_grad_mode_is_as_eager_leaves_it_when_an_operator_fails_without_gradients():
+    def program(x, i):
+        try:
+            with torch.no_grad():
+                y = x[i]
+        except IndexError:
+            y = x
+        return y * 2
+
+    twins = Twins(lambda: program)
+    x = torch.ones(3, requires_grad=True)
+    for i in (1, 1, 7, 1, 7):
+        twins.call(lambda i=i: (x.detach().requires_grad_(), torch.tensor(i)))
+        assert torch.is_grad_enabled()
