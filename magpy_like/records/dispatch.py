@@ -194,9 +194,8 @@ class Dispatcher:
             options=self.options,
             stretches=self._stretches,
         )
-        if self.dynamic is not False and rest.layout.given is not None:
-            # What a dynamic function gives is another thing every time.
-            following.varying.numbers.add(argument_place(rest.layout.given))
+        if rest.layout.given is not None:
+            following.varying.expect(argument_place(rest.layout.given))
         return following
 
     def following(self, layout: Layout) -> Dispatcher:

@@ -62,6 +62,11 @@ class Varying:
         self._names: dict[Path, str] = {}
         self._marked: dict[Path, Collection[int]] = {}
 
+    def expect(self, place: Path) -> None:
+        """The number at a place is a result, so it will be another one every time."""
+        if self.dynamic is not False:
+            self.numbers.add(place)
+
     def learn(
         self, records: Iterable[Record], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:

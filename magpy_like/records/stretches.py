@@ -127,6 +127,9 @@ class StretchCut:
             run.end()
             return
         dispatcher = self.stretch.dispatcher.following(layout)
+        for position, value in enumerate(values):
+            if run.lifted.expression(value) is not None:
+                dispatcher.varying.expect(argument_place(position))
         arguments = tuple(values)
         covered = dispatcher.covers(arguments)
         if dispatcher.is_eager and not covered:

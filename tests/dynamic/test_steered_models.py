@@ -1,0 +1,88 @@
+"""The monitored programs: Python looks at what their tensors hold, and eager's results come out."""
+
+import copy
+import io
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import magpy_like as magpy
+from tests.compare import assert_same
+from tests.models import ZOO
+from tests.models.steered import Detector, EarlyExit, TrainingStep, generation
+
+
+def drawn(make):
+    return [make(torch.Generator().manual_seed(i)) for i in range(20)]
+
+
+def detection():
+    images = drawn(lambda g: (3 * torch.randn(1, 3, 16, 16, generator=g),))
+    return Detector().eval(), images
+
+
+def early_exit():
+    return EarlyExit(), drawn(lambda g: (4 * torch.randn(2, 16, generator=g),))
+
+
+def training():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    batches = drawn(lambda g: (3 * torch.randn(5, 4, generator=g), torch.randn(5, 2, generator=g)))
+    return TrainingStep(model, io.StringIO()), batches
+
+
+def of_the_zoo(name):
+    model = ZOO[name].make(seed=0).eval()
+    return model, [ZOO[name].inputs(model, seed=i, batch=2)[0] for i in range(20)]
+
+
+def generating(kind, beams):
+    return generation(kind, beams), drawn(lambda g: (torch.randint(2, 50, (2, 5), generator=g),))
+
+
+PROGRAMS = {
+    "detection": detection,
+    "early exit": early_exit,
+    "training": training,
+    "LSTM": lambda: of_the_zoo("LSTM"),
+    "BlockDrop": lambda: of_the_zoo("BlockDrop"),
+    "GPT-2, greedy": lambda: generating("GPT-2", 1),
+    "GPT-2, beams": lambda: generating("GPT-2", 2),
+    "T5, greedy": lambda: generating("T5", 1),
+    "T5, beams": lambda: generating("T5", 2),
+}
+
+
+def splits_of(compiled):
+    dispatcher = getattr(compiled, "_magpy_dispatcher", None) or compiled.__dict__["_magpy"]
+    everywhere = [dispatcher, *dispatcher._stretches.dispatchers.values()]
+    return {str(point) for d in everywhere for point in d.split_points}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_steered_program_does_what_eager_mode_does(name):
+    torch.manual_seed(0)
+    mine, inputs = PROGRAMS[name]()
+    theirs = mine if "," in name else copy.deepcopy(mine)  # those that generate change nothing
+    fast = magpy.compile(mine, backend="eager")
+
+    def compare(args):
+        with torch.set_grad_enabled(name == "training"):
+            assert_same(fast(*copy.deepcopy(args)), theirs(*copy.deepcopy(args)))
+        return magpy.cache_info(fast)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="magpy_like")  # nothing gives up
+        # The first call may find that a branch could not be foretold after all.
+        known = [compare(inputs[0]) for _ in range(3)][-1]
+        assert known.hits >= 1
+        assert 1 <= known.graphs <= len(splits_of(fast)) + 1
+        for args in inputs:
+            compare(args)
+    info = magpy.cache_info(fast)
+    assert info.hits >= 11, "half of the calls with new data need no monitor run"
+    if name == "training":
+        assert mine.log.getvalue() == theirs.log.getvalue()
+        assert_same(list(mine.model.parameters()), list(theirs.model.parameters()))
