@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -486,6 +486,24 @@ class Emitter:
     ) -> Any:
         """Anything else: see :class:`magpy_like.compiler.ops.Value`."""
         raise NotImplementedError
+
+
+def uniform(body: Body, loop: Symbol, readable: Collection[str]) -> list[Value]:
+    """The values of ``body`` that are the same in all iterations of ``loop``, in order.
+
+    Of loads, those from ``readable`` buffers, which nobody writes meanwhile.
+    """
+    moves: set[Value] = set()
+    for value in body.values:
+        free = {s for a in value.args if isinstance(a, sympy.Basic) for s in a.free_symbols}
+        if (
+            loop in free
+            or any(d in moves for d in dependencies(value, body))
+            or value.op in ("store", "reduction", "scan")
+            or (value.op == "load" and value.args[0] not in readable)
+        ):
+            moves.add(value)
+    return [v for v in body.values if v not in moves]
 
 
 def split_levels(body: Body) -> tuple[list[Value], list[Value], list[Value]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from magpy_like.compiler import indexing
+from magpy_like.compiler.codegen import masks
+from magpy_like.compiler.codegen.common import uniform
 from magpy_like.compiler.codegen.cpp_kernel import GRAIN, CppKernel
 from magpy_like.compiler.codegen.cpp_values import CppEmitter, print_index
 from magpy_like.compiler.indexing import Symbol
@@ -15,51 +17,41 @@ class Pointwise(CppKernel):
     loop than the rest."""
 
     def body(self) -> None:
-        kernel, line = self.kernel, self.lines.line
-        serial = self.is_serial()
-        xs = kernel.xs
-        condition = "" if serial else self.parallel(self.total())
+        xs, line = self.kernel.xs, self.lines.line
         emitter = CppEmitter(self)
-
-        def element() -> None:
-            for phase in kernel.phases:
-                for node in phase.outer:
-                    emitter.run(node.body, node.body.values)
-
         self.declare_locals(scalar=True)
-        if not xs:
-            self.declare_flags()
-            element()
-            self.report_flags()
-            return
-        if serial:
+        if not xs or self.is_serial():
             self.declare_flags()
             for v in xs:
                 self.open_loop(v)
-            element()
+            self._element(emitter)
             self.close(len(xs))
             self.report_flags()
             return
+        condition = self.parallel(self.total())
         if len(xs) == 1:
             self.declare_flags()  # shared: the loop itself reduces them
+            self._hoist(emitter)
+            line(f"#pragma omp parallel{condition}")
+            line("{")
+            self.lines.indent()
+            line(f"#pragma omp for simd schedule(static){self.flag_clause()}")
+            self.open_loop(xs[0])
+            self._element(emitter)
+            self.close(2)
+            self.report_flags()
+            return
         line(f"#pragma omp parallel{condition}")
         line("{")
         self.lines.indent()
-        if len(xs) > 1:
-            self.declare_flags()
-        if len(xs) == 1:
-            line(f"#pragma omp for simd schedule(static){self.flag_clause()}")
-            self.open_loop(xs[0])
-            depth = 1
-        else:
-            depth = self._open_nest(xs, self._strided_loop())
-        element()
-        self.close(depth)
-        if len(xs) > 1:
-            self.report_flags()
+        self.declare_flags()
+        self._nest(emitter)
+        self.report_flags()
         self.close()
-        if len(xs) == 1:
-            self.report_flags()
+
+    def _element(self, emitter: CppEmitter) -> None:
+        for node in self.kernel.nodes():
+            emitter.run(node.body, node.body.values)
 
     def _strided_loop(self) -> Symbol | None:
         """The loop, not the last, that some buffer is contiguous in while the last one jumps."""
@@ -78,29 +70,74 @@ class Pointwise(CppKernel):
                         return x
         return None
 
-    def _open_nest(self, xs: list[Symbol], strided: Symbol | None) -> int:
-        """Open the loops of a pointwise kernel, the last one a vector; how many there are.
+    def _nest(self, emitter: CppEmitter) -> None:
+        """Several loops, the last one a vector.
 
         A strided loop is cut into strips of a cache line, each run inside a tile of the last
         loop: so a line that is read for one element is still there for its neighbours.
         """
-        line = self.lines.line
-        outer = [v for v in xs[:-1] if v is not strided]
+        *outer, last = self.kernel.xs
+        strided, line = self._strided_loop(), self.lines.line
+        outer = [v for v in outer if v is not strided]
         count = len(outer) + (2 if strided is not None else 0)
         line(f"#pragma omp for{f' collapse({count})' if count > 1 else ''} schedule(static)")
         for v in outer:
             self.open_loop(v)
-        begin, end = "0", None
-        if strided is not None:
-            bounds = {}
-            for v, step in ((strided, STRIP), (xs[-1], STRIP)):
-                extent = print_index(self.kernel.ranges[v])
-                start = f"{v.name}_tile"
-                line(f"for (i64 {start} = 0; {start} < {extent}; {start} += {step}) {{")
-                self.lines.indent()
-                bounds[v] = start, f"m_minimum<i64>({start} + {step}, {extent})"
-            self.open_loop(strided, *bounds[strided])
-            begin, end = bounds[xs[-1]]
-        line(self.simd())
-        self.open_loop(xs[-1], begin, end)
-        return count + 1 + (strided is not None)
+        if strided is None:
+            self._vector(emitter)
+            self.close(count)
+            return
+        bounds = {}
+        for v in (strided, last):
+            extent, start = print_index(self.kernel.ranges[v]), f"{v.name}_tile"
+            line(f"for (i64 {start} = 0; {start} < {extent}; {start} += {STRIP}) {{")
+            self.lines.indent()
+            bounds[v] = start, f"m_minimum<i64>({start} + {STRIP}, {extent})"
+        self.open_loop(strided, *bounds[strided])
+        self._hoist(emitter)
+        self._simd_loop(emitter, *bounds[last])
+        self.close(count + 1)
+
+    # --- the loop that is a vector -------------------------------------------------------------
+
+    def _hoist(self, emitter: CppEmitter) -> None:
+        """Compute before the last loop what is the same in all its iterations."""
+        kernel, loop = self.kernel, self.kernel.xs[-1]
+        if not indexing.positive(kernel.ranges[loop] - 1):
+            return  # it may not run at all
+        bodies = [node.body for node in kernel.nodes()]
+        emitter.run_outside((body, uniform(body, loop, kernel.inputs)) for body in bodies)
+
+    def _simd_loop(self, emitter: CppEmitter, begin: str = "0", end: str | None = None) -> None:
+        self.lines.line(self.simd())
+        self.open_loop(self.kernel.xs[-1], begin, end)
+        self._element(emitter)
+        self.close()
+
+    def _vector(self, emitter: CppEmitter) -> None:
+        """The last loop; without masks where all of them hold, as inside the borders of an image.
+
+        Only where they do not hold for all iterations is the loop printed with them, as a lambda.
+        """
+        self._hoist(emitter)
+        kernel, line = self.kernel, self.lines.line
+        inside = masks.interior(kernel, kernel.xs[-1], emitter.outside)
+        if inside is None or kernel.messages:
+            self._simd_loop(emitter)
+            return
+        line("const auto masked = [=](i64 begin, i64 end) {")
+        self.lines.indent()
+        self._simd_loop(emitter, "begin", "end")
+        self.lines.indent(-1)
+        line("};")
+        all_hold = " & ".join(emitter.outside[v] for v in inside.uniform) or "true"
+        extent = print_index(kernel.ranges[kernel.xs[-1]])
+        line(f"if ({all_hold}) {{")
+        self.lines.indent()
+        if inside.begin > 0:
+            line(f"masked(0, {inside.begin});")
+        self._simd_loop(emitter.given(inside.holding), str(inside.begin), inside.end or extent)
+        if inside.end:
+            line(f"masked({inside.end}, {extent});")
+        self.lines.indent(-1)
+        line(f"}} else masked(0, {extent});")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from magpy_like.compiler.codegen.common import Emitter, IndexPrinter
 from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.indexing import Expr
-from magpy_like.compiler.ops import LOW_PRECISION, Value
+from magpy_like.compiler.ops import LOW_PRECISION, Body, Value
 
 if TYPE_CHECKING:
     from magpy_like.compiler.codegen.cpp import CppKernel
@@ -104,13 +105,29 @@ class CppEmitter(Emitter):
         super().__init__(printer.kernel)
         self.printer = printer
         self.lane = lane
+        self.outside: dict[Value, Any] = {}  # named before the loop
 
     def _define(self, text: str, dtype: torch.dtype) -> str:
         name = self.printer.fresh("t")
         self.printer.lines.line(f"const {CTYPE[dtype]} {name} = {text};")
         return name
 
+    def run_outside(self, bodies: Iterable[tuple[Body, Iterable[Value]]]) -> None:
+        """Print values of bodies before the loop that they are to be used in."""
+        for body, values in bodies:
+            self.run(body, values)
+        self.outside = dict(self.names)
+
+    def given(self, holding: Collection[Value]) -> CppEmitter:
+        """One that prints the same where the conditions ``holding`` are known to hold."""
+        other = CppEmitter(self.printer, self.lane)
+        other.outside = {v: name for v, name in self.outside.items() if v.dtype != torch.bool}
+        other.outside |= dict.fromkeys(holding, "true")
+        return other
+
     def _emit(self, value: Value, rename: Any) -> Any:
+        if value in self.outside:
+            return self.outside[value]
         if value.op == "scan":
             return self._scan(value, [self.names[a] for a in value.args[1:]])
         return super()._emit(value, rename)
@@ -139,7 +156,7 @@ class CppEmitter(Emitter):
     def load(self, buffer: str, index: Expr, mask: Any, dtype: torch.dtype) -> str:
         place = self.printer.place(buffer, index, self.lane)
         text = f"widen({place})" if self.kernel.dtypes[buffer] in LOW_PRECISION else place
-        if mask is not None:
+        if mask not in (None, "true"):
             text = f"{mask} ? {text} : {CTYPE[dtype]}(0)"
         return self._define(text, dtype)
 
@@ -166,6 +183,10 @@ class CppEmitter(Emitter):
     def operation(
         self, op: str, args: tuple[Any, ...], dtype: torch.dtype, dtypes: list[torch.dtype]
     ) -> Any:
+        if op == "logical_and" and "true" in args:
+            return args[args[0] == "true"]
+        if op == "where" and args[0] == "true":
+            return args[1]
         if op == "constant":
             return print_number(args[0], dtype)
         if op == "index_expr":

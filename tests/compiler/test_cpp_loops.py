@@ -1,0 +1,119 @@
+"""What C++ kernels compute outside of their loops, and where they need no masks."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from magpy_like.compiler.codegen import cpp
+from tests.compiler.programs import compiled, kernels, same
+
+IMAGE = torch.randn(2, 3, 40, 40)
+
+
+def text(function, *inputs):
+    """The C++ of the one kernel that ``function`` becomes."""
+    (kernel,) = kernels(function, *inputs)
+    return cpp.print_function(kernel, int)
+
+
+def vectors(source):
+    """The bodies of the loops that become vectors."""
+    return re.findall(r"#pragma omp simd[^\n]*\n([^}]*)", source)
+
+
+def masked_loads(body):
+    return re.findall(r"= \w+ \? \w+\[", body)
+
+
+def pooled(x):
+    return F.max_pool2d(x, 3, 2, 1)
+
+
+def padded(x):
+    return F.pad(x, (1, 2, 3, 0))
+
+
+@pytest.mark.parametrize("function", [pooled, padded, lambda x: F.avg_pool2d(x, 3, 2, 1)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_inside_the_border_nothing_is_masked(function, layout):
+    border, inside = vectors(text(function, IMAGE.contiguous(memory_format=layout)))
+    assert masked_loads(border)
+    assert not masked_loads(inside)
+
+
+def test_where_most_is_border_every_load_is_masked():
+    (body,) = vectors(text(lambda x: F.pad(x, (8, 8)), torch.randn(2, 3, 5, 4)))
+    assert masked_loads(body)
+
+
+@pytest.mark.parametrize("function", [pooled, padded, lambda x: F.avg_pool2d(x, 3, 2, 1)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    "size", [(1, 1, 1, 1), (2, 3, 2, 40), (2, 3, 40, 2), (2, 1, 7, 9), (1, 20, 17, 33)], ids=str
+)
+def test_borders_and_interior_are_eagers(function, layout, size):
+    x = torch.randn(size).contiguous(memory_format=layout)
+    same(function, x)
+
+
+@pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf"), -0.0])
+def test_special_values_are_pooled_as_eager_does(special):
+    x = IMAGE.clone()
+    x[0, 0, 0, 0] = x[0, 1, 39, 39] = x[1, 2, 20, 21] = x[1, 0, 17, 0] = special
+    same(lambda x: (pooled(x), padded(x), F.max_pool2d(x, 3, 1, 1, return_indices=True)), x)
+    same(pooled, torch.full((1, 2, 20, 20), special))
+
+
+def test_nothing_is_pooled_and_padded_as_eager_does():
+    same(pooled, torch.randn(0, 3, 8, 8))
+    same(lambda x: F.pad(x, (1, 2, 3, 0), value=7.0), torch.randn(2, 0, 4))
+    same(lambda x: F.pad(x, (3, 1)), torch.randn(2, 0))
+
+
+def test_gradients_of_pooling_are_eagers():
+    x = IMAGE.clone().requires_grad_()
+    y = IMAGE.clone().requires_grad_()
+    compiled(pooled)(x).square().sum().backward()
+    pooled(y).square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+
+
+WEIGHT, ROWS = torch.randn(9, 32), torch.tensor([[0, 8, 3], [8, 8, 1]])
+
+
+def test_an_index_is_read_and_checked_once_for_a_row():
+    (body,) = vectors(text(lambda i, w: F.embedding(i, w) * 2, ROWS, WEIGHT))
+    assert len(re.findall(r"\w+\[", body)) == 2  # an element read, and one written
+    assert "bad" not in body
+
+
+@pytest.mark.parametrize("width", [1, 2, 32])
+@pytest.mark.parametrize("rows", [ROWS, ROWS[:0], ROWS[:1, :1], torch.tensor(4)], ids=range(4))
+def test_rows_are_looked_up_as_eager_does(rows, width):
+    same(lambda i, w: F.embedding(i, w), rows, WEIGHT[:, :width].contiguous())
+
+
+def test_a_wrong_index_is_found_outside_the_loop_too():
+    look_up = compiled(lambda i, w: F.embedding(i, w))
+    look_up(ROWS, WEIGHT)
+    with pytest.raises(IndexError):
+        look_up(ROWS + 1, WEIGHT)
+
+
+def test_a_number_in_a_tensor_is_read_once():
+    x, scale = torch.randn(40, 30), torch.tensor(3.0)
+    (body,) = vectors(text(lambda x, s: x.t() * s.exp(), x, scale)) or [""]
+    same(lambda x, s: (x.t() * s.exp(), x * s), x, scale)
+    assert "exp" not in body
+
+
+def test_what_a_kernel_updates_is_not_read_ahead():
+    def function(x, total):
+        y = x * total
+        total.add_(1)
+        return y + total
+
+    same(function, torch.randn(8, 16), torch.randn(8, 1))
+    same(function, torch.randn(8, 16), torch.tensor(2.0))
