@@ -13,8 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import click
 import torch
@@ -22,43 +21,14 @@ from torch.utils import _pytree as pytree
 
 import magpy_like as magpy
 from benchmarks.common import geometric_mean, machine, measure, seconds, table
-from tests.models import ZOO
+from benchmarks.zoo import COMPILERS, prepared
+from tests.models import ZOO, Size
 
-COMPILERS: dict[str, Callable[..., Any]] = {
-    "eager": lambda target: target,
-    "inductor": torch.compile,
-    "magpy": magpy.compile,
-    # Our compiler behind Dynamo's capture, to tell the two halves apart.
-    "magpy-backend": lambda target: torch.compile(target, backend="magpy"),
-}
 MODES = ("inference", "training")
 CALLS = 100  # for the figure that includes the first call
 
 
-def prepared(
-    name: str, mode: str, compiler: str, batch: int, size: Any
-) -> tuple[Callable[[], Any], Any]:
-    """A call of the compiled model (a forward pass, or a training step without the optimizer),
-    and the compiled model."""
-    zoo = ZOO[name]
-    model = zoo.make(seed=0, size=size)
-    args, kwargs = zoo.inputs(model, seed=1, batch=batch)
-    if mode == "training":
-        model.train()
-    compiled = COMPILERS[compiler](model)
-
-    def infer() -> Any:
-        with torch.no_grad():
-            return compiled(*args, **kwargs)
-
-    def train() -> None:
-        model.zero_grad(set_to_none=True)
-        zoo.loss(compiled(*args, **kwargs)).backward()
-
-    return (infer if mode == "inference" else train), compiled
-
-
-def first_call(name: str, mode: str, compiler: str, batch: int, size: str) -> float:
+def first_call(name: str, mode: str, compiler: str, batch: int, size: Size) -> float:
     """Seconds of the first call, in a new process with empty caches."""
     words = ["--models", name, "--modes", mode, "--compilers", compiler]
     words += ["--batch", str(batch), "--size", size, "--one-first-call"]
@@ -75,7 +45,7 @@ def first_call(name: str, mode: str, compiler: str, batch: int, size: str) -> fl
     return float(done.stdout.split()[-1])
 
 
-def time_first_call(name: str, mode: str, compiler: str, batch: int, size: str) -> float:
+def time_first_call(name: str, mode: str, compiler: str, batch: int, size: Size) -> float:
     # Imports and one-time set-up of the compiler are not what is measured.
     small = torch.ones(8, requires_grad=mode == "training")
     out = COMPILERS[compiler](lambda x: (x * 2).sum())(small)
@@ -88,7 +58,7 @@ def time_first_call(name: str, mode: str, compiler: str, batch: int, size: str) 
 
 
 def steady(
-    name: str, mode: str, compilers: Sequence[str], batch: int, size: str, rounds: int
+    name: str, mode: str, compilers: Sequence[str], batch: int, size: Size, rounds: int
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Median seconds per call by compiler, and the errors of those that failed."""
     torch.compiler.reset()
@@ -108,7 +78,7 @@ def steady(
     return {compiler: timing.median(compiler) for compiler in calls}, errors
 
 
-def wrong(name: str, mode: str, compiler: str, batch: int, size: str) -> bool:
+def wrong(name: str, mode: str, compiler: str, batch: int, size: Size) -> bool:
     """Whether the compiled model gives another loss or output than eager. A speed means nothing
     then. Dropout is off in inference; in training, random numbers make the comparison moot."""
     if mode == "training":
@@ -133,7 +103,7 @@ def main(
     modes: str,
     compilers: str,
     batch: int,
-    size: str,
+    size: Size,
     rounds: int,
     first_rounds: int,
     one_first_call: bool,

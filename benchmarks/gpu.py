@@ -17,14 +17,7 @@ from torch.utils import _pytree as pytree
 import magpy_like as magpy
 from benchmarks.common import geometric_mean, machine, measure, seconds, table
 from benchmarks.kernels import GOAL, moved, suite
-from tests.models import ZOO
-
-COMPILERS: dict[str, Callable[..., Any]] = {
-    "eager": lambda target: target,
-    "inductor": torch.compile,
-    "magpy": magpy.compile,
-    "magpy-backend": lambda target: torch.compile(target, backend="magpy"),
-}
+from benchmarks.zoo import COMPILERS, prepared
 
 
 def first_error() -> str:
@@ -61,24 +54,8 @@ def kernels(scale: int, rounds: int, compilers: list[str]) -> None:
         print(f"\ngeometric mean {geometric_mean(shares):.2f}\n")
 
 
-def call_of(name: str, mode: str, compiler: str, batch: int) -> Callable[[], Any]:
-    """A forward pass, or a training step without the optimizer, on the GPU."""
-    zoo = ZOO[name]
-    model = zoo.make(seed=0, size="real").cuda()
-    args, kwargs = zoo.inputs(model, seed=1, batch=batch)
-    if mode == "training":
-        model.train()
-    compiled = COMPILERS[compiler](model)
-
-    def infer() -> Any:
-        with torch.no_grad():
-            return compiled(*args, **kwargs)
-
-    def train() -> None:
-        model.zero_grad(set_to_none=True)
-        zoo.loss(compiled(*args, **kwargs)).backward()
-
-    return infer if mode == "inference" else train
+def on_gpu(name: str, mode: str, compiler: str, batch: int) -> Callable[[], Any]:
+    return prepared(name, mode, compiler, batch, device="cuda")[0]
 
 
 def close(actual: Any, expected: Any) -> bool:
@@ -94,10 +71,10 @@ def models(names: list[str], modes: list[str], batch: int, rounds: int, wanted: 
             torch.compiler.reset()
             magpy.reset()
             calls = {}
-            expected = call_of(name, mode, "eager", batch)() if mode == "inference" else None
+            expected = on_gpu(name, mode, "eager", batch)() if mode == "inference" else None
             for label in wanted:
                 try:
-                    call = call_of(name, mode, label, batch)
+                    call = on_gpu(name, mode, label, batch)
                     result = call()
                     if mode == "inference" and not close(result, expected):
                         raise ValueError("wrong result")

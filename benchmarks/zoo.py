@@ -1,0 +1,40 @@
+"""Models of the zoo, ready to be called, eager or compiled by anyone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import magpy_like as magpy
+from tests.models import ZOO, Size
+
+COMPILERS: dict[str, Callable[..., Any]] = {
+    "eager": lambda target: target,
+    "inductor": torch.compile,
+    "magpy": magpy.compile,
+    # Our compiler behind Dynamo's capture, to tell the two halves apart.
+    "magpy-backend": lambda target: torch.compile(target, backend="magpy"),
+}
+
+
+def prepared(
+    name: str, mode: str, compiler: str, batch: int, size: Size = "real", device: str = "cpu"
+) -> tuple[Callable[[], Any], Any]:
+    """A call of the compiled model (a forward pass, or a training step without the optimizer),
+    and the compiled model."""
+    zoo = ZOO[name]
+    model = zoo.make(seed=0, size=size).to(device)
+    args, kwargs = zoo.inputs(model, seed=1, batch=batch)
+    if mode == "training":
+        model.train()
+    compiled = COMPILERS[compiler](model)
+
+    def infer() -> Any:
+        with torch.no_grad():
+            return compiled(*args, **kwargs)
+
+    def train() -> None:
+        model.zero_grad(set_to_none=True)
+        zoo.loss(compiled(*args, **kwargs)).backward()
+
+    return (infer if mode == "inference" else train), compiled
