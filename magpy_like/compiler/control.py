@@ -1,10 +1,11 @@
-"""Graphs with branches: what lies between them is compiled, and Python goes from part to part.
+"""Graphs with branches and loops: what lies between is compiled, and Python goes from part to part.
 
-A graph whose nodes include ``torch.ops.higher_order.cond`` is cut at these. Each stretch between
-two of them, and each side of a branch in the same way, is a graph of its own for a backend, and
-compiled when it is first reached; a plain ``if`` chooses the side. Gradients flow through as in
-eager mode: what belongs to the side that was not taken gets none. A side that hands on a tensor
-hands on that very tensor.
+A graph with ``cond`` or ``while_loop`` of ``torch.ops.higher_order`` is cut at these. Each stretch
+between two of them, and each side of a branch and body of a loop in the same way, is a graph of its
+own for a backend, and compiled when it is first reached; a plain ``if`` chooses the side, a plain
+``while`` repeats the body, and numbers are Python's. Gradients flow through as in eager mode: what
+belongs to the side that was not taken gets none. A side that hands on a tensor hands on that very
+tensor.
 """
 
 from __future__ import annotations
@@ -20,14 +21,8 @@ from torch import fx
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
-_CONTROL = {torch.ops.higher_order.cond}
 _MODES = ("_enter_", "_exit_", "_set_", "set_")
 """How the names of functions begin that switch torch's modes: they stay between the parts."""
-
-
-def has_control(gm: fx.GraphModule) -> bool:
-    """Whether a graph has branches."""
-    return any(node.target in _CONTROL for node in gm.graph.nodes if node.op == "call_function")
 
 
 def run_cond(
@@ -35,6 +30,26 @@ def run_cond(
 ) -> Any:
     """What ``cond`` means, in Python."""
     return (true_side if predicate else false_side)(*operands)
+
+
+def run_while_loop(
+    condition: Callable[..., Any], body: Callable[..., Any], carried: Any, others: Any
+) -> Any:
+    """What ``while_loop`` means, in Python."""
+    while condition(*carried, *others):
+        carried = body(*carried, *others)
+    return carried
+
+
+_CONTROL: dict[Any, Callable[..., Any]] = {
+    torch.ops.higher_order.cond: run_cond,
+    torch.ops.higher_order.while_loop: run_while_loop,
+}
+
+
+def has_control(gm: fx.GraphModule) -> bool:
+    """Whether a graph has branches or loops."""
+    return any(node.target in _CONTROL for node in gm.graph.nodes if node.op == "call_function")
 
 
 def interpreted(gm: fx.GraphModule) -> Callable[..., Any]:
@@ -45,7 +60,7 @@ def interpreted(gm: fx.GraphModule) -> Callable[..., Any]:
 def in_parts(
     gm: fx.GraphModule, backend: Backend, varying: Sequence[bool] = ()
 ) -> Callable[..., Any]:
-    """A callable like ``gm`` which runs the parts between branches compiled by ``backend``.
+    """A callable like ``gm`` which runs the parts between those operators compiled by ``backend``.
 
     A part is compiled for the inputs of the first call that reaches it, and again when a branch
     hands it tensors of another form. ``varying`` says of which inputs of ``gm`` that may happen.
@@ -83,15 +98,23 @@ class _Parts:
             if source.op == "get_attr" and source not in self._copies:
                 value = self._attribute(source)
                 if isinstance(value, fx.GraphModule):
-                    operands: Any = node.args[-1]
-                    varying = [operand in self._varying for operand in operands]
+                    varying = self._varying_operands(node)
                     value = _Python(in_parts(value, self._backend, varying))
                 self._copies[source] = self._whole.get_attr(self._add(value))
         copy = self._copies[node] = self._whole.node_copy(node, self._copies.__getitem__)
         if is_control:
-            copy.target = run_cond
+            copy.target = _CONTROL[node.target]
         if is_control or any(source.target in _CONTROL for source in node.all_input_nodes):
             self._varying.add(node)
+
+    def _varying_operands(self, node: fx.Node) -> list[bool]:
+        """Which inputs of an operator's graphs may have other forms at another call of them."""
+        operands: Any = node.args[-1]
+        varying = [operand in self._varying for operand in operands]
+        if node.target is torch.ops.higher_order.while_loop:
+            carried: Any = node.args[2]
+            return [True] * len(carried) + varying
+        return varying
 
     def _compile_part(self, nodes: Sequence[fx.Node]) -> None:
         """One call of a compiled part, instead of its operators."""
@@ -110,7 +133,11 @@ class _Parts:
         for node in nodes:
             copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output(tuple(copies[node] for node in outputs))
-        varying = [i for i, source in enumerate(inputs) if source in self._varying]
+        varying = [
+            i
+            for i, source in enumerate(inputs)
+            if source in self._varying or source.meta.get("number")
+        ]
         part = Part(fx.GraphModule(own, graph, class_name="Part"), varying, self._backend)
         arguments = tuple(self._copies[source] for source in inputs)
         call = self._whole.call_module(self._add(part), arguments)
@@ -136,6 +163,8 @@ def _is_between(node: fx.Node) -> bool:
         return False
     if node.target in _CONTROL or getattr(node.target, "__name__", "").startswith(_MODES):
         return True
+    if node.meta.get("number"):
+        return True
     takes = node.all_input_nodes
     return node.target is operator.getitem and bool(takes) and takes[0].target in _CONTROL
 
@@ -159,6 +188,8 @@ class Part(torch.nn.Module):
         self._compiled: dict[Any, Callable[..., Any]] = {}
 
     def forward(self, *args: Any) -> Any:
+        if not all(isinstance(args[i], torch.Tensor) for i in self._varying):
+            return self._graph(*args)  # a backend would take a number for a constant
         key = tuple(_form(args[i]) for i in self._varying)
         found = self._compiled.get(key)
         if found is None:
@@ -167,7 +198,5 @@ class Part(torch.nn.Module):
         return found(*args)
 
 
-def _form(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return type(value)
+def _form(value: torch.Tensor) -> Any:
     return value.dtype, value.device, value.shape, value.stride(), value.requires_grad

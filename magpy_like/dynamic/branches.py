@@ -9,8 +9,8 @@ operator's results.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -21,19 +21,34 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from magpy_like.dynamic.code_flow import instructions, live_locals
 from magpy_like.dynamic.continuation import TESTS, resumption
 from magpy_like.dynamic.frame_state import FrameState, capture, is_resumable, origins, restores
-from magpy_like.dynamic.joins import RETURN, join
+from magpy_like.dynamic.joins import RETURN, join, leads_to
 from magpy_like.dynamic.layout import NoLayout
+from magpy_like.dynamic.places import (
+    End,
+    Output,
+    Place,
+    Waiting,
+    at_place,
+    check_carried,
+    check_like,
+    copied,
+    erase,
+    nodes_after,
+    same,
+    say,
+    unchanged,
+    with_value,
+)
 from magpy_like.dynamic.stand_ins import StandIns
 from magpy_like.logs import topic
+from magpy_like.monitor.expressions import InGraph, is_number
 from magpy_like.monitor.instructions import Step
-from magpy_like.monitor.iterators import FORESEEN
 from magpy_like.monitor.operator_graph import UnknownTensor
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.sides import Side
 from magpy_like.monitor.split import Split, SplitPoint
 from magpy_like.native import (
-    NULL,
     frame_locals,
     frame_set_local,
     frame_set_operand,
@@ -46,49 +61,6 @@ _MOST_NESTED = 12
 """Branches inside a side of a branch, and so on: each level runs all further ones twice."""
 
 
-@dataclass
-class End:
-    """A side at the place where it meets the other one."""
-
-    locals: tuple[Any, ...]
-    stack: tuple[Any, ...]
-    side: Side | None
-    """None when there is nothing between the branch and that place."""
-    nodes: list[fx.Node]
-
-    def made(self, tensor: torch.Tensor) -> bool:
-        return self.side is not None and self.side.tensors.owns(tensor)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a tensor is, at the join: a local, an operand or what is returned, or in tuples there.
-
-    ``slot`` counts locals from 0 and operands from the bottom; ``path`` are positions in tuples.
-    """
-
-    local: bool
-    slot: int
-    path: tuple[int, ...] = ()
-
-
-@dataclass
-class Output:
-    """A result of the operator."""
-
-    place: Place
-    values: tuple[torch.Tensor, torch.Tensor]  # what the sides have there, the true side first
-    sources: list[torch.Tensor] = field(default_factory=list)
-    """Tensors that were there before, and one of which it may be."""
-
-
-@dataclass
-class Waiting:
-    """What is to be done when the program comes to the join."""
-
-    outputs: list[tuple[Output, fx.Node]]
-
-
 class Branches:
     """Makes operators of the branches of one monitor run: its ``Branching``."""
 
@@ -99,6 +71,8 @@ class Branches:
         self._stand_ins = StandIns()
         self._may_be: dict[int, tuple[torch.Tensor, list[torch.Tensor]]] = {}
         """By id, results of branches inside sides, with what they may be that was there before."""
+        self._ways: dict[tuple[int, int], bool] = {}
+        """By code and offset, the way out of a loop that is an operator already."""
 
     def at_branch(self, run: MonitorRun, step: Step) -> None:
         try:
@@ -120,24 +94,37 @@ class Branches:
         if until is None:
             raise Split("there is no way from here to an end")
         run.read_rest()
+        found = self._loop(run, state, until) or self._cond(run, state, until)
+        self._waiting.append(Waiting(found))
+        run.skip(step.frame, until if until == RETURN else until + _shift(step.frame))
+        if self._depth:
+            frame_set_operand(step.frame, 1, self.choose(step))
+
+    def choose(self, step: Step) -> bool:
+        origin = origins.get(id(step.code))
+        if origin is None:
+            return self._ways.get((id(step.code), step.offset), True)
+        return self._ways.get((id(origin.code), step.offset - origin.shift), True)
+
+    def _cond(self, run: MonitorRun, state: FrameState, until: int) -> list[tuple[Output, fx.Node]]:
+        """Both sides, as the graphs of one ``cond``.
+
+        Raises:
+            Split: there is something about them that no operator can do.
+        """
+        rec, predicate = run.recording, state.stack[-1]
         test = rec.graph_value(predicate)
         ends: list[End] = []
         try:
             for taken in (True, False):
                 ends.append(self._explore(run, _start(state, taken), until))
             outputs = list(self._compare(state, until, ends[0], ends[1], rec))
-            nodes = self._operator(rec, test, predicate, ends, outputs)
+            return list(
+                zip(outputs, self._operator(rec, test, predicate, ends, outputs), strict=True)
+            )
         finally:
-            for node in reversed([node for end in ends for node in end.nodes]):
-                rec.operators.graph.erase_node(node)
+            erase(rec, [node for end in ends for node in end.nodes])
             run.account()
-        self._waiting.append(Waiting(list(zip(outputs, nodes, strict=True))))
-        run.skip(step.frame, until if until == RETURN else until + _shift(step.frame))
-        if self._depth:
-            frame_set_operand(step.frame, 1, self.choose(step))
-
-    def choose(self, step: Step) -> bool:
-        return True
 
     def give_back(self, result: Any) -> Any:
         """The program's result, after the run, with the tensors that the program has handed on."""
@@ -146,8 +133,10 @@ class Branches:
 
     # --- running the sides -----------------------------------------------------------------------
 
-    def _explore(self, run: MonitorRun, start: FrameState, until: int) -> End:
-        """Run a side beside the program.
+    def _explore(
+        self, run: MonitorRun, start: FrameState, until: int, again: int | None = None
+    ) -> End:
+        """Run a side beside the program, until it comes to ``until`` or to ``again``.
 
         Raises:
             Split: it has an effect that cannot be taken back, or raises.
@@ -158,8 +147,8 @@ class Branches:
         before = (*start.locals, *start.stack)
         start = replace(
             start,
-            locals=tuple(_copied(value, rec) for value in start.locals),
-            stack=tuple(_copied(value, rec) for value in start.stack),
+            locals=tuple(copied(value, rec) for value in start.locals),
+            stack=tuple(copied(value, rec) for value in start.stack),
         )
         after = (*start.locals, *start.stack)
         copies = {id(b): a for a, b in zip(before, after, strict=True) if a is not b}
@@ -176,9 +165,8 @@ class Branches:
         waiting, self._waiting = self._waiting, []
         try:
             with self._fake, side.tensors:
-                reached = run.explore(
-                    function, until if until == RETURN else until + shift, -2, side
-                )
+                place = until if until == RETURN else until + shift
+                reached = run.explore(function, place, -2 if again is None else again + shift, side)
         except Exception as error:
             raise self._undo(rec, last, f"one side raises {type(error).__name__}") from None
         finally:
@@ -194,12 +182,13 @@ class Branches:
             raise self._undo(rec, last, "one side changes a tensor that it may have from outside")
         if becomes != as_is:
             raise self._undo(rec, last, f"one side {becomes}")
-        nodes = _nodes_after(rec, last)
+        nodes = nodes_after(rec, last)
         rec.operators.forget_numbers(set(nodes))
         offset, slots, stack = reached
-        if until == RETURN:
+        comes_again = again is not None and offset == again + shift
+        if until == RETURN and not comes_again:
             stack = (_returned(function.__code__, offset, stack),)
-        end = End(slots[:-1], stack, side, nodes)
+        end = End(slots[:-1], stack, side, nodes, comes_again)
 
         def original(value: Any) -> Any:
             return _MOVED if id(value) in side.advanced else copies.get(id(value), value)
@@ -208,10 +197,9 @@ class Branches:
         return end
 
     def _undo(self, rec: Recording, last: fx.Node | None, reason: str) -> Split:
-        nodes = _nodes_after(rec, last)
+        nodes = nodes_after(rec, last)
         rec.operators.forget_numbers(set(nodes))
-        for node in reversed(nodes):
-            rec.operators.graph.erase_node(node)
+        erase(rec, nodes)
         return Split(reason)
 
     # --- comparing them --------------------------------------------------------------------------
@@ -240,15 +228,19 @@ class Branches:
                 raise Split("one side moves an iterator that is needed afterwards")
             return
         if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
-            _check_like(left, right)
+            check_like(left, right)
             sources = [*self._sources(left, a, rec), *self._sources(right, b, rec)]
             yield Output(place, (left, right), sources)
         elif type(left) is tuple and type(right) is tuple and len(left) == len(right):
             for i, (one, other) in enumerate(zip(left, right, strict=True)):
                 inner = replace(place, path=(*place.path, i))
                 yield from self._pair(inner, one, other, a, b, rec)
-        elif not (is_plain(left) and is_plain(right) and _same(left, right, rec)):
-            raise Split(f"the sides leave {_say(left)} and {_say(right)}")
+        elif is_plain(left) and is_plain(right) and same(left, right, rec):
+            return
+        elif is_number(left) and type(left) is type(right):
+            yield Output(place, (left, right))
+        else:
+            raise Split(f"the sides leave {say(left)} and {say(right)}")
 
     def _sources(self, tensor: torch.Tensor, end: End, rec: Recording) -> list[torch.Tensor]:
         """What was there before the branch and may be this tensor."""
@@ -274,20 +266,145 @@ class Branches:
         if not outputs:
             return []
         operators = rec.operators
-        results = [[rec.graph_value(output.values[i]) for output in outputs] for i in (0, 1)]
+        results = [
+            [operators.value_node(output.values[i], rec.graph_value) for output in outputs]
+            for i in (0, 1)
+        ]
         for end in ends:
             # A constant tensor becomes an operand.
             end.nodes = [node for node in end.nodes if not operators.is_constant_tensor(node)]
         outside: dict[fx.Node, None] = {}
         for end, given in zip(ends, results, strict=True):
             inside = set(end.nodes)
-            used = [n for node in end.nodes for n in node.all_input_nodes] + given
+            used = [n for node in end.nodes for n in node.all_input_nodes]
+            used += [n for n in given if isinstance(n, fx.Node)]
             outside |= {n: None for n in used if n not in inside}
         graphs = [
             operators.subgraph(list(outside), end.nodes, given)
             for end, given in zip(ends, results, strict=True)
         ]
-        return operators.cond(test, predicate, graphs, list(outside), len(outputs))
+        numbers = [is_number(output.values[0]) for output in outputs]
+        before, after = (operators.truth(test, predicate),), (tuple(outside),)
+        return operators.control(torch.ops.higher_order.cond, before, graphs, after, numbers)
+
+    # --- loops -----------------------------------------------------------------------------------
+
+    def _loop(
+        self, run: MonitorRun, state: FrameState, until: int
+    ) -> list[tuple[Output, fx.Node]] | None:
+        """A side that leads back to the branch, as the body of one ``while_loop``.
+
+        None when neither does, or when the rounds are not all alike.
+        """
+        at = state.instruction
+        for stays in (True, False):
+            begin, leave = _start(state, stays).offset, _start(state, not stays).offset
+            if leave != until or not leads_to(state.code, begin, at.offset, until):
+                continue
+            carried = [Place(False, len(state.stack) - 1)]
+            known = 0
+            while known < len(carried):
+                known = len(carried)
+                try:
+                    found = self._round(run, state, until, stays, carried)
+                except Split as why:
+                    _log.info("%s is no loop: %s", state.where, why)
+                    break
+                finally:
+                    run.account()
+                if found is not None:
+                    self._ways[id(state.code), at.offset] = not stays
+                    return found
+        return None
+
+    def _round(
+        self, run: MonitorRun, state: FrameState, until: int, stays: bool, carried: list[Place]
+    ) -> list[tuple[Output, fx.Node]] | None:
+        """One round of a loop, for any values at the places that are ``carried`` from one to the
+        next. None when it changes further places, which are added to those.
+
+        Raises:
+            Split: it is no round of a loop.
+        """
+        rec, operators = run.recording, run.recording.operators
+        first = [at_place(state, place) for place in carried]
+        symbols = [operators.symbol(is_number(value)) for value in first]
+        begun, end = state, None
+        values = []
+        try:
+            for place, value, symbol in zip(carried, first, symbols, strict=True):
+                values.append(self._any_like(run, value, symbol))
+                begun = with_value(begun, place, values[-1])
+            end = self._explore(run, _start(begun, stays), until, state.instruction.offset)
+            if not end.again:
+                raise Split("it does not come back to its condition")
+            after = replace(state, locals=end.locals, stack=end.stack)
+            places = [Place(True, slot) for slot in live_locals(state.code, state.offset)]
+            places += [Place(False, i) for i in range(len(state.stack))]
+            further = [
+                place
+                for place in places
+                if place not in carried
+                and not unchanged(at_place(begun, place), at_place(after, place))
+            ]
+            if further:
+                carried += further
+                return None
+            results = [at_place(after, place) for place in carried]
+            for value, result in zip(values, results, strict=True):
+                check_carried(value, result)
+            return self._while_loop(rec, stays, carried, first, symbols, end, results)
+        finally:
+            erase(rec, end.nodes if end is not None else [])
+            erase(rec, symbols)
+
+    def _any_like(self, run: MonitorRun, value: Any, symbol: fx.Node) -> Any:
+        """A tensor without data, or a lifted number, for any value that a loop may carry there."""
+        if is_number(value):
+            return run.lift(value, InGraph(symbol))
+        if not isinstance(value, torch.Tensor):
+            raise Split(f"a {type(value).__qualname__} differs from round to round")
+        with self._fake:
+            made = torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device=value.device,
+                requires_grad=value.requires_grad,
+            )  # fmt: skip
+        run.recording.operators.know(made, symbol)
+        return made
+
+    def _while_loop(
+        self,
+        rec: Recording,
+        stays: bool,
+        carried: Sequence[Place],
+        first: Sequence[Any],
+        symbols: Sequence[fx.Node],
+        end: End,
+        results: Sequence[Any],
+    ) -> list[tuple[Output, fx.Node]]:
+        operators = rec.operators
+        given = [operators.value_node(value, rec.graph_value) for value in results]
+        end.nodes = [node for node in end.nodes if not operators.is_constant_tensor(node)]
+        inside = {*end.nodes, *symbols}
+        used = [n for node in end.nodes for n in node.all_input_nodes]
+        used += [n for n in given if isinstance(n, fx.Node)]
+        outside = list(dict.fromkeys(n for n in used if n not in inside))
+        inputs = [*symbols, *outside]
+        graphs = [
+            operators.condition(inputs, stays),
+            operators.subgraph(inputs, end.nodes, given),
+        ]
+        numbers = [is_number(value) for value in first]
+        initial = tuple(operators.value_node(value, rec.graph_value) for value in first)
+        nodes = operators.control(
+            torch.ops.higher_order.while_loop, (), graphs, (initial, tuple(outside)), numbers
+        )
+        sources = [value for value in first[1:] if isinstance(value, torch.Tensor)]
+        outputs = [
+            Output(place, (value, value), [] if number else sources)
+            for place, value, number in zip(carried, first, numbers, strict=True)
+        ]
+        return list(zip(outputs, nodes, strict=True))[1:]  # the condition is off the stack then
 
     # --- where the sides meet --------------------------------------------------------------------
 
@@ -301,7 +418,7 @@ class Branches:
             place = output.place
             key = (place.local, place.slot)
             value = changed.get(key, (slots if place.local else stack)[place.slot])
-            changed[key] = self._received(run.recording, value, place.path, output, node)
+            changed[key] = self._received(run, value, place.path, output, node)
         for (local, slot), value in changed.items():
             if value is (slots if local else stack)[slot]:
                 continue
@@ -312,15 +429,20 @@ class Branches:
         run.account()
 
     def _received(
-        self, rec: Recording, value: Any, path: tuple[int, ...], output: Output, node: fx.Node
+        self, run: MonitorRun, value: Any, path: tuple[int, ...], output: Output, node: fx.Node
     ) -> Any:
         """The program has ``value``, or has a tensor in it, as a result of the operator."""
+        rec = run.recording
         if path:
-            item = self._received(rec, value[path[0]], path[1:], output, node)
+            item = self._received(run, value[path[0]], path[1:], output, node)
             if item is value[path[0]]:
                 return value
             return (*value[: path[0]], item, *value[path[0] + 1 :])
-        _check_like(value, output.values[0])
+        if is_number(output.values[0]):
+            if type(value) is not type(output.values[0]):
+                raise Split("a branch leaves another kind of number")
+            return run.lift(value, InGraph(node))
+        check_like(value, output.values[0])
         if rec.operators.node_of(value) is not None or rec.node(value) is not None:
             value = self._stand_ins.make(value)
         rec.operators.know(value, node)
@@ -373,56 +495,4 @@ def _returned(code: Any, offset: int, stack: tuple[Any, ...]) -> Any:
     return code.co_consts[at.arg] if at.name == "RETURN_CONST" else stack[-1]
 
 
-def _copied(value: Any, rec: Recording) -> Any:
-    """An iterator at the same place, for one of the program's own; any other value as it is."""
-    if type(value) not in FORESEEN or rec.node(value) is not None:
-        return value
-    maker, arguments, *state = value.__reduce__()
-    made = maker(*(_copied(argument, rec) for argument in arguments))
-    if state and state[0] is not None:
-        made.__setstate__(state[0])
-    return made
-
-
-def _nodes_after(rec: Recording, last: fx.Node | None) -> list[fx.Node]:
-    found = []
-    for node in reversed(rec.operators.graph.nodes):
-        if node is last:
-            break
-        if node.op != "placeholder":
-            found.append(node)
-    return found[::-1]
-
-
 _MOVED = object()
-
-
-def _check_like(left: Any, right: torch.Tensor) -> None:
-    """What follows is recorded once, for the results of either side."""
-    for name, look in _LOOKS.items():
-        one = look(left) if isinstance(left, torch.Tensor) else None
-        other = look(right)
-        if one != other:
-            raise Split(f"the sides differ in the {name} of a tensor: {one} and {other}")
-
-
-_LOOKS: dict[str, Callable[[torch.Tensor], Any]] = {
-    "dtype": lambda tensor: tensor.dtype,
-    "device": lambda tensor: tensor.device,
-    "shape": lambda tensor: tuple(tensor.shape),
-    "layout": lambda tensor: tensor.layout,
-    "strides": lambda tensor: tensor.stride(),
-    "part in gradients": lambda tensor: tensor.requires_grad,
-}
-
-
-def _same(left: Any, right: Any, rec: Recording) -> bool:
-    if rec.lifted is not None and rec.lifted.any((left, right)):
-        return False
-    return type(left) is type(right) and repr(left) == repr(right)
-
-
-def _say(value: Any) -> str:
-    if value is NULL:
-        return "nothing"
-    return repr(value) if is_plain(value) else f"a {type(value).__qualname__}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import CodeType
 
-from magpy_like.dynamic.code_flow import Instruction, in_order, per_code
+from magpy_like.dynamic.code_flow import Instruction, in_order, instructions, per_code
 
 RETURN = -1
 """Stands for the offset of whichever instruction returns from the frame."""
@@ -18,6 +18,21 @@ def join(code: CodeType, offset: int) -> int | None:
     Exceptions are not taken for ways: a side that raises never gets to the join.
     """
     return _joins(code).get(offset)
+
+
+def leads_to(code: CodeType, start: int, offset: int, without: int) -> bool:
+    """Whether there is a way from `start` to `offset` that does not come through `without`."""
+    table = instructions(code)
+    seen: set[int] = set()
+    todo = [start]
+    while todo:
+        place = todo.pop()
+        if place == offset:
+            return True
+        if place not in seen and place not in (without, RETURN):
+            seen.add(place)
+            todo += _successors(table[place])
+    return False
 
 
 def _successors(instruction: Instruction) -> list[int]:

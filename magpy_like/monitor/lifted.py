@@ -47,6 +47,8 @@ class LiftedNumbers:
     def __init__(self, rec: Recording, foretells: bool = False) -> None:
         self.rec = rec
         self._foretells = foretells
+        self.beside = False
+        """Whether the numbers are those of a run beside the program, which foretells nothing."""
         self.foretold: list[tuple[Expression, Any]] = []
         """Expressions that the mock computes and that must give these values, or else it has no
         effect and the program runs as it is written."""
@@ -336,7 +338,7 @@ class LiftedNumbers:
         Raises:
             Split: it could not; the program splits for ``reason``.
         """
-        if not self._foretells or self.rec.inside or not self.can_undo():
+        if self.beside or not self._foretells or self.rec.inside or not self.can_undo():
             raise Split(reason)
 
     def can_undo(self) -> bool:

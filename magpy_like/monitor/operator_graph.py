@@ -29,6 +29,14 @@ from magpy_like.refgraph.values import is_identity, is_plain, tensor_version
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
+NUMBER = "number"
+"""The key by which ``torch.fx`` keeps about a node whether it is a number, not a tensor."""
+
+
+def _symbol() -> Any:
+    raise AssertionError("a symbol is replaced before its graph runs")
+
+
 class UnknownTensor(Exception):
     """An input of an operator is neither another's result nor was it read from outside."""
 
@@ -122,6 +130,7 @@ class OperatorGraph:
 
     def _know_number(self, node: fx.Node, value: Any) -> fx.Node:
         """A node that is a number: where its twin is not known, sizes made of it are not either."""
+        node.meta[NUMBER] = True
         if self.twin is None or not self.twin.run(node, self._constants, value):
             self._scalars.add(node)
         return node
@@ -157,6 +166,7 @@ class OperatorGraph:
             node = self._arithmetic(expression.operation, parts, value)
         elif isinstance(expression, Expression):
             node = self._placeholder(expression)
+            node.meta[NUMBER] = True
             known = self.twin.numbers.get(expression) if self.twin is not None else None
             if known is not None:
                 node.meta[TWIN] = known
@@ -360,38 +370,65 @@ class OperatorGraph:
         self._numbers = {k: known for k, known in self._numbers.items() if known[1] not in nodes}
 
     def subgraph(
-        self, inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], outputs: Sequence[fx.Node]
+        self, inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], outputs: Sequence[Any]
     ) -> fx.GraphModule:
-        """A part of this graph as a graph of its own."""
+        """A part of this graph as a graph of its own; ``outputs`` are nodes and plain numbers."""
         graph = fx.Graph()
         copies = {node: graph.placeholder(f"operand_{i}") for i, node in enumerate(inputs)}
+        for node, copy in copies.items():
+            copy.meta[NUMBER] = node.meta.get(NUMBER, False)
         root = torch.nn.Module()
         for node in nodes:
             copies[node] = graph.node_copy(node, copies.__getitem__)
             if node.op == "get_attr":
                 setattr(root, str(node.target), self._constants[str(node.target)])
-        graph.output(tuple(copies[node] for node in outputs))
+        graph.output(tuple(copies[n] if isinstance(n, fx.Node) else n for n in outputs))
         return fx.GraphModule(root, graph, class_name="Subgraph")
 
-    def cond(
-        self,
-        test: fx.Node,
-        predicate: torch.Tensor,
-        graphs: Sequence[fx.GraphModule],
-        operands: Sequence[fx.Node],
-        count: int,
-    ) -> list[fx.Node]:
-        """The results of ``cond``: of the first graph if ``predicate`` is true, else the second."""
+    def condition(self, inputs: Sequence[fx.Node], stays: bool) -> fx.GraphModule:
+        """The graph of a loop's condition: whether the first of its inputs is ``stays``."""
+        graph = fx.Graph()
+        first, *_ = [graph.placeholder(f"operand_{i}") for i in range(len(inputs))]
+        graph.output(first if stays else graph.call_function(torch.logical_not, (first,)))
+        return fx.GraphModule(torch.nn.Module(), graph, class_name="Condition")
+
+    def value_node(self, value: Any, resolve: Callable[[torch.Tensor], fx.Node]) -> Any:
+        """The node of a tensor or lifted number; any other number itself."""
+        return resolve(value) if isinstance(value, torch.Tensor) else self._number(value) or value
+
+    def truth(self, test: fx.Node, predicate: torch.Tensor) -> fx.Node:
+        """The truth of a tensor as a ``bool`` tensor without dimensions."""
         if predicate.dtype is not torch.bool:
             test = self.graph.call_method("to", (test, torch.bool))
-        if predicate.dim():
-            test = self.graph.call_method("reshape", (test, ()))
+        return self.graph.call_method("reshape", (test, ())) if predicate.dim() else test
+
+    def symbol(self, number: bool) -> fx.Node:
+        """Stands for what a loop carries, until its graphs are made."""
+        node = self.graph.call_function(_symbol)
+        if number:
+            self._scalars.add(node)
+            node.meta[NUMBER] = True
+        return node
+
+    def control(
+        self,
+        operation: Callable[..., Any],
+        before: Sequence[Any],
+        graphs: Sequence[fx.GraphModule],
+        after: Sequence[Any],
+        numbers: Sequence[bool],
+    ) -> list[fx.Node]:
+        """The results of an operator that runs graphs; ``numbers`` says which of them are such."""
         parts = [self._constant(graph) for graph in graphs]
-        node = self.graph.call_function(
-            torch.ops.higher_order.cond, (test, *parts, tuple(operands))
-        )
+        node = self.graph.call_function(operation, (*before, *parts, *after))
         self.operators += 1
-        return [self.graph.call_function(operator.getitem, (node, i)) for i in range(count)]
+        results = []
+        for i, number in enumerate(numbers):
+            results.append(self.graph.call_function(operator.getitem, (node, i)))
+            results[-1].meta[NUMBER] = number
+            if number:
+                self._scalars.add(results[-1])
+        return results
 
     def _adopt(self, node: fx.Node, result: Any) -> None:
         """Learn which tensors an operator has made. One that is known already stays what it was."""

@@ -22,7 +22,7 @@ import torch.utils.weak
 from magpy_like.annotation import RelationKind, lookup
 from magpy_like.logs import topic
 from magpy_like.monitor import attributes, metadata, native_calls, polyfills
-from magpy_like.monitor.expressions import is_liftable, is_number
+from magpy_like.monitor.expressions import Expression, is_liftable, is_number
 from magpy_like.monitor.instructions import (
     WHEN,
     Rules,
@@ -473,7 +473,7 @@ class MonitorRun:
         """
         rec = self.recording
         before = self.side, rec.inside, self.suspended, self.skipping
-        self.side, self.skipping = side, False
+        self.side, self.skipping, self.lifted.beside = side, False, True
         self._monitor.set_filter(side_filter(self._rules.filter, WHEN))
         try:
             return self._monitor.explore(function, until, again)
@@ -481,6 +481,12 @@ class MonitorRun:
             self.side, rec.inside, self.suspended, self.skipping = before
             if self.side is None:
                 self._monitor.set_filter(self._rules.filter)
+                self.lifted.beside = False
+
+    def lift(self, value: Any, expression: Expression) -> Any:
+        """A new object for a number that the program is about to have, known by ``expression``."""
+        self._monitor.watch_numbers()
+        return self.lifted.lift(value, expression)
 
     def abandon(self) -> None:
         """Unwind the side that is running."""

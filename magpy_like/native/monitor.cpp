@@ -198,6 +198,7 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
       return m->side.abandoned ? unwind() : 0;
     }
     case PyTrace_OPCODE: {
+      if (m->side.code && ++m->side.instructions > SIDE_LIMIT) m->side.abandoned = true;
       if (m->side.abandoned) return unwind();
       _PyInterpreterFrame *f = internal(frame);
       int at = PyFrame_GetLasti(frame) / 2;
@@ -233,10 +234,6 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
         if (!m->running) return 0;
       }
       m->instructions++;
-      if (m->side.code && ++m->side.instructions > SIDE_LIMIT) {
-        m->side.abandoned = true;
-        return unwind();
-      }
       if (!ins.first) return 0;
       if (frame == m->side.frame && !m->skip.frame) {
         if (2 * at == m->side.again || at_place(ins, 2 * at, m->side.until)) {

@@ -12,7 +12,7 @@ from magpy_like.dynamic.code_flow import in_order
 from magpy_like.dynamic.continuation import TESTS
 from magpy_like.dynamic.joins import RETURN, join
 from tests.compare import assert_same
-from tests.corpus.test_dynamic import BranchesOnTensor
+from tests.corpus.test_dynamic import BranchesOnTensor, LoopsUntilSmall
 from tests.models import ZOO
 
 COND = torch.ops.higher_order.cond
@@ -123,9 +123,14 @@ def tensor_as_predicate(x):
     return x + 1
 
 
+def other_numbers(x):
+    steps = 1 if x.sum() > 0 else 2
+    return x * steps, steps, steps + 1
+
+
 PROGRAMS = [
-    two_sides, one_side, two_returns, hands_on_its_argument, nested, early_exit, leaves_the_loop,
-    within_an_expression, own_containers, tensor_as_predicate,
+    other_numbers, two_sides, one_side, two_returns, hands_on_its_argument, nested, early_exit,
+    leaves_the_loop, within_an_expression, own_containers, tensor_as_predicate,
 ]  # fmt: skip
 
 
@@ -233,6 +238,109 @@ def test_corpus_module_is_one_graph():
     assert magpy.cache_info(fast).records == 1
 
 
+# --- loops ---------------------------------------------------------------------------------------
+
+
+def halves(x):
+    steps = 0
+    while x.norm() > 1:
+        x = x / 2
+        steps += 1
+    return x, steps
+
+
+def swaps(x):
+    y = x
+    while (x > 0).any():
+        y, x = x, x - y.abs() - 0.5
+    return y, x
+
+
+def newton(x):
+    a = x.abs() + 0.1
+    x = a.clone()
+    while True:
+        new = 0.5 * (x + a / x)
+        if (new - x).abs().max() < 1e-4:
+            break
+        x = new
+    return new
+
+
+def branches_inside(x):
+    for _ in range(2):
+        if x.sum() > 0:
+            x = x - 1
+        while x.sum() < 5:
+            x = x + 1
+            if x.max() > 4:
+                x = x * 2
+    return x
+
+
+def given_up(x):
+    """The rounds differ, for a number that counts them steers the program."""
+    steps = 0
+    while x.norm() > 1 and steps < 3:
+        x = x / 2
+        steps += 1
+    return x, steps
+
+
+def with_effect(x):
+    LOG.append(0)
+    while x.norm() > 1:
+        x = x / 2
+        LOG.append(x.sum())
+    return x
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("program", [halves, swaps, newton, branches_inside])
+def test_a_loop_is_one_operator_of_one_graph(program, backend):
+    fast = magpy.compile(program, backend=backend, fullgraph=True)
+    for scale, x in enumerate([*inputs(), torch.zeros(3)]):
+        arguments, twins = (x * scale,), (x * scale,)
+        assert_same((fast(*arguments), arguments), (program(*twins), twins))
+    assert magpy.cache_info(fast)[1:] == (1, 1, 1)
+    graph = magpy.explain(fast, inputs(1)[0]).graphs[0]
+    whole = graph.print_readable(print_output=False)
+    assert "while_loop" in whole
+
+
+@pytest.mark.parametrize("program", [given_up, with_effect])
+def test_a_loop_whose_rounds_are_not_alike_does_what_eager_mode_does(program):
+    fast = magpy.compile(program, backend="eager")
+    for scale, x in enumerate(inputs(8)):
+        assert_same(outcome(fast, x * scale), outcome(program, x * scale))
+
+
+def test_gradients_flow_through_loops():
+    def program(x, weight):
+        while x.norm() > 1:
+            x = x * weight
+        return x.sum() + weight
+
+    fast = magpy.compile(program, backend="aot_eager", fullgraph=True)
+    for scale, x in enumerate(inputs(4)):
+        found = []
+        for run in (fast, program):
+            leaf = (x * scale).requires_grad_()
+            weight = torch.tensor(0.5, requires_grad=True)
+            result = run(leaf * 1, weight)
+            result.backward()
+            found.append((result, leaf.grad, weight.grad))
+        assert_same(*found)
+
+
+def test_corpus_loop_is_one_graph():
+    model = LoopsUntilSmall()
+    fast = magpy.compile(model, backend="magpy", fullgraph=True)
+    for scale, x in enumerate(inputs(5)):
+        assert_same(fast(x * scale), model(x * scale))
+    assert magpy.cache_info(fast).records == 1
+
+
 # --- what must split -----------------------------------------------------------------------------
 
 
@@ -306,11 +414,6 @@ def other_shapes(x):
     return x.sum() if x.sum() > 0 else x
 
 
-def other_numbers(x):
-    steps = 1 if x.sum() > 0 else 2
-    return x * steps, steps
-
-
 def draws(x):
     return F.dropout(x) if x.sum() > 0 else x * 2
 
@@ -341,7 +444,7 @@ def cached_result(x):
 
 SPLITTING = [
     appends, counts, appends_to_own, changes_its_argument, changes_a_view, advances, raises,
-    never_ends, other_shapes, other_numbers, draws, changed_afterwards, closes_over, cached_result,
+    never_ends, other_shapes, draws, changed_afterwards, closes_over, cached_result,
 ]  # fmt: skip
 
 

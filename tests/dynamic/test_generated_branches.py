@@ -47,6 +47,7 @@ STATEMENTS = (
     "if {p}:\n{b}\nelif {p}:\n{b}\nelse:\n{b}",
     "if {p}: return {v}",
     "for i in range(2):\n{b}\n    if {p}: break",
+    "k = {v} * 2\nwhile k.norm() > 1:\n{b}\n    k = k * 0.5\n    n = n + 1",
     "for f in (0.5, -1.5):\n{b}\n    if {p}: continue\n    {v} = {v} * f",
 )
 
