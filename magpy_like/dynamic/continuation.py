@@ -142,6 +142,12 @@ def step(state: FrameState) -> FrameState | Raised:
     return replace(state, offset=at.end, stack=outcome)
 
 
+def step_code(state: FrameState) -> CodeType:
+    """The code that executes the instruction at which a frame is. It takes the bound local
+    variables, then the operand stack, top first, out of one more free variable."""
+    return _function(state, _Ending("step"), ()).__code__
+
+
 TESTS = frozenset(
     name for name in dis.opmap if "JUMP" in name and ("_IF_TRUE" in name or "_IF_FALSE" in name)
 )

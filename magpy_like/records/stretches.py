@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magpy_like.dynamic.continuation import Raised, run_chain, step
+from magpy_like.dynamic.continuation import Raised, run_chain
+from magpy_like.dynamic.crossing import Crossing
 from magpy_like.dynamic.layout import Layout, NoLayout, lay_out
 from magpy_like.dynamic.splitting import Continuation, behind, open_frames, stands_for
 from magpy_like.logs import topic
@@ -176,6 +177,7 @@ class Stretches:
     def __init__(self, make: Callable[[Continuation], Dispatcher]) -> None:
         self._make = make
         self.dispatchers: dict[Layout, Dispatcher] = {}
+        self._crossings: dict[int, Crossing] = {}
 
     def following(self, layout: Layout) -> Dispatcher:
         """The dispatcher of what is to be run from a state of this layout."""
@@ -190,14 +192,14 @@ class Stretches:
         Returns the dispatcher of what follows, with its arguments; or None and the program's
         result, when the rest had to run natively.
         """
-        states = layout.build(values)
-        outcome = step(states[0])
+        # Every record has a layout object of its own, which lives as long as these stretches.
+        crossing = self._crossings.get(id(layout))
+        if crossing is None:
+            crossing = self._crossings[id(layout)] = Crossing(layout)
+        outcome = crossing.run(values)
         if isinstance(outcome, Raised):
-            return None, run_chain(states, outcome.exception)
-        states[0] = outcome
-        try:
-            after, following = lay_out(states)
-        except NoLayout:
-            del outcome
-            return None, run_chain(states)
-        return self.following(after), tuple(following)
+            return None, run_chain(layout.build(values), outcome.exception)
+        ahead, following = outcome
+        if ahead.following is None:
+            ahead.following = self.following(ahead.layout)
+        return ahead.following, following

@@ -3,6 +3,8 @@
 import contextlib
 import functools
 import io
+import sys
+import traceback
 
 import pytest
 import torch
@@ -277,6 +279,37 @@ def test_text_that_steers_is_looked_at():
     mine = [fast(x, i) for i in range(12)]
     LOG.clear()
     assert_same(mine, [program(x, i) for i in range(12)])
+
+
+def test_a_dynamic_function_is_called_from_where_the_program_calls_it():
+    @magpy.disable
+    def where(fails):
+        caller = sys._getframe(2)
+        LOG.append((caller.f_code.co_name, caller.f_lineno, sorted(caller.f_globals) != []))
+        if fails:
+            raise ValueError("here")
+
+    def program(x, fails):
+        y = x + 1
+        for _ in range(2):
+            where(
+                fails,
+            )
+        return y
+
+    fast = magpy.compile(program, backend="eager")
+    x = torch.ones(2)
+    for fails in (False, False, False, True, True):
+        places = []
+        for run in (fast, program):
+            LOG.clear()
+            try:
+                run(x, fails)
+            except ValueError as error:
+                frames = traceback.extract_tb(error.__traceback__)
+                LOG.append([(f.name, f.lineno) for f in frames if f.filename == __file__][1:])
+            places.append(list(LOG))
+        assert places[0] == places[1]
 
 
 def test_dynamic_function_sees_the_effects_before_it_and_may_change_what_follows():
