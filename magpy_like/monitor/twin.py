@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,30 @@ log = topic("monitor")
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 TWIN = "twin"
 """The key of a graph node's twin among what ``torch.fx`` keeps about it."""
+
+
+def _ask_for_devices() -> None:
+    """Let torch find out, in a thread that never ends, that there is no CUDA device.
+
+    It keeps what stands in for one with the thread that asks first; torch 2.11 crashes when that
+    thread has ended.
+    """
+
+    def ask() -> None:
+        with FakeTensorMode():
+            pass
+        asked.set()
+        threading.Event().wait()
+
+    asked = threading.Event()
+    if threading.current_thread() is threading.main_thread():
+        with FakeTensorMode():
+            return
+    threading.Thread(target=ask, name="magpy_like devices", daemon=True).start()
+    asked.wait()
+
+
+_ask_for_devices()
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,11 @@ class Dispatcher:
 
     def _give_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         why = self.why_missed(args, kwargs)[:1]
-        self._eager = f"{len(self.records)} records did not match, the last because: {''.join(why)}"
+        reason = f"{len(self.records)} records did not match, the last because: {''.join(why)}"
+        with self._lock:
+            if self._eager is not None:
+                return  # another thread was first, and has warned
+            self._eager = reason
         warnings.warn(
             f"magpy_like: {self.name} runs eagerly from now on: {self._eager}", stacklevel=4
         )

@@ -1,6 +1,8 @@
 """The monitor is a guest: trace functions, threads and exceptions stay the program's own."""
 
+import bdb
 import gc
+import subprocess
 import sys
 import threading
 import weakref
@@ -241,6 +243,68 @@ def test_generator_of_a_monitored_run_goes_on_while_another_thread_is_monitored(
     done.set()
     thread.join()
     assert rest == [float(i) for i in range(2, 201)]
+
+
+def test_first_use_in_a_thread_that_ends():
+    script = (
+        "import threading\n"
+        "def work():\n"
+        "    import torch, magpy_like\n"
+        "    fast = magpy_like.compile(lambda x: x * 2 + 1, backend='aot_eager')\n"
+        "    for n in (2, 3, 4):\n"
+        "        assert torch.equal(fast(torch.ones(n)), torch.full((n,), 3.0))\n"
+        "for _ in range(3):\n"
+        "    thread = threading.Thread(target=work)\n"
+        "    thread.start()\n"
+        "    thread.join()\n"
+        "work()\n"
+        "print('done')\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert answer.stdout == "done\n", answer.stderr
+
+
+class Breakpoints(bdb.Bdb):
+    """Stops in ``helper`` and steps through the lines after that, as a debugger does."""
+
+    def __init__(self):
+        super().__init__()
+        self.stops = []
+
+    def user_line(self, frame):
+        self.stops.append(frame.f_code.co_name)
+        self.set_step()
+
+
+def test_debugger_steps_through_the_caller_and_through_native_runs():
+    def session(function):
+        debugger = Breakpoints()
+
+        def caller(x):
+            y = function(x)
+            return y + 1
+
+        results = [debugger.runcall(caller, tensor(i)) for i in range(3)]
+        return results, debugger.stops
+
+    fast = compiled()
+    results, stops = session(fast)
+    assert_same(results, [(tensor(i) + 1) * 2 + 1 for i in range(3)])
+    assert stops.count("caller") == 3 * 2  # each line of the caller, at every call
+    assert magpy.cache_info(fast).hits == 2
+    assert sys.gettrace() is None
+
+
+def test_breakpoint_in_a_program_that_was_compiled_holds_when_it_runs_eagerly():
+    fast = compiled()
+    fast(tensor(1))
+    debugger = Breakpoints()
+    assert debugger.set_break(__file__, helper.__code__.co_firstlineno + 1) is None
+    assert_same(debugger.runcall(program, tensor(1)), tensor(4))
+    assert "helper" in debugger.stops
+    assert_same(fast(tensor(1)), tensor(4))
 
 
 def test_thread_started_by_the_program_is_not_monitored():

@@ -1,6 +1,7 @@
 """Which record a call runs, what happens when none fits, and what is told about it."""
 
 import logging
+import threading
 import warnings
 
 import pytest
@@ -83,6 +84,26 @@ def test_miss_has_a_reason_in_words(name):
     fast(*recorded())
     (why,) = dispatcher(fast).why_missed(called(), {})
     assert reason in why and why.startswith("not ")
+
+
+def test_limit_that_threads_reach_together_gives_one_warning():
+    fast = magpy.compile(lambda x, s: x + len(s), backend="eager")
+    start = threading.Barrier(4)
+
+    def work(i):
+        start.wait()
+        for j in range(12):
+            kind = type(f"K{i}{j}", (list,), {})
+            assert_same(fast(torch.ones(1), kind([1])), torch.ones(1) + 1)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sum("eagerly" in str(w.message) for w in caught) == 1
 
 
 def test_miss_over_a_modules_state_has_a_reason():
