@@ -3,7 +3,7 @@
 Each function reads its inputs and writes its outputs once if it is fused as it should be; a plain
 copy that moves the same number of bytes takes turns with it. Like the functions, the copy writes
 to memory it has just allocated. Goal: within 15 % of the copy. At the default scale, most of what a
-copy does on a CPU is to touch new pages, and our kernels ask for huge ones: a share above 1 says so.
+copy does on a CPU is to touch new pages, and our kernels ask for huge ones: hence shares above 1.
 With `--scale 4096` memory is reused, and the share is one of the caches' bandwidth.
 """
 
