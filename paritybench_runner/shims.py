@@ -46,8 +46,8 @@ MOVED: dict[str, dict[str, str | Callable[[], Any]]] = {
         "product": "numpy.prod",
     },
     "scipy.signal": {
-        "tukey": "scipy.signal.windows.tukey",
-        "gaussian": "scipy.signal.windows.gaussian",
+        name: f"scipy.signal.windows.{name}"
+        for name in ("tukey", "gaussian", "kaiser", "hann", "hamming", "blackman", "bartlett")
     },
     "matplotlib.cm": {"get_cmap": "matplotlib.pyplot.get_cmap"},
     "torch._utils": {"_accumulate": "itertools.accumulate"},

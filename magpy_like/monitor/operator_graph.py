@@ -218,6 +218,9 @@ class OperatorGraph:
                 operation, kwargs = torch.scalar_tensor, _scalar_tensor_kwargs(args[0], kwargs)
         if operation in _SUBSCRIPTS and type(args[1]) is int and self._number(args[1]) is not None:
             operation, args = torch.select, (args[0], 0, args[1])  # an index would be read
+        if operation in _INFERS_DTYPE and _holds_array_scalar(args):
+            # Python's numbers stand for NumPy's in the graph, and have no type of their own.
+            kwargs = {**kwargs, "dtype": result.dtype}
         fx_args = tuple(self._argument(arg, resolve) for arg in args)
         fx_kwargs = {name: self._argument(arg, resolve) for name, arg in kwargs.items()}
         if isinstance(operation, types.GetSetDescriptorType):
@@ -234,7 +237,7 @@ class OperatorGraph:
         from_data = any(source in self._data_shapes for source in node.all_input_nodes) or (
             self._takes_number(node) and operation.__name__ not in _KEEPS_SHAPE
         )
-        if from_data and type(result) in (tuple, list):
+        if from_data and type(result) in (tuple, list) and operation.__name__ not in _FIXED_COUNT:
             # torch does not say whether the length of a plain sequence comes from a size.
             raise UnknownTensor("makes as many tensors as a size says that depends on data")
         known = self.twin is not None and self.twin.run(node, self._constants, result, repeatable)
@@ -484,6 +487,13 @@ _KEEPS_SHAPE = frozenset(
 )  # fmt: skip
 """Operators whose output has the same shape whatever a number among the inputs is."""
 
+_FIXED_COUNT = {
+    "broadcast_tensors", "meshgrid", "nonzero", "where", "lstm", "gru", "rnn_tanh", "rnn_relu",
+    "std_mean", "var_mean", "_unique2", "unique_consecutive", "unique_dim", "_pack_padded_sequence",
+    "_pad_packed_sequence", "native_layer_norm", "native_batch_norm",
+}  # fmt: skip
+"""Operators that give several tensors, as many whatever the sizes of their inputs are."""
+
 _IN_PLACE = {
     f"i{name}": getattr(operator, word)
     for name, word in (
@@ -566,6 +576,15 @@ def graph_function(operation: Callable[..., Any]) -> Callable[..., Any]:
     run.__name__ = re.sub(r"\W", "_", name)
     run.__qualname__ = run.__name__
     return run
+
+
+_INFERS_DTYPE = {torch.tensor, torch.as_tensor, torch.asarray}
+
+
+def _holds_array_scalar(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_holds_array_scalar, value))
+    return isinstance(value, np.generic)
 
 
 def _has_tensor(value: Any) -> bool:

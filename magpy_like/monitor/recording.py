@@ -29,6 +29,7 @@ from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, RefGraph, Relation, Shad
 from magpy_like.refgraph.values import (
     HEAP_TYPE,
     behind_proxy,
+    has_values,
     is_identity,
     is_plain,
     storage_of,
@@ -176,7 +177,7 @@ class Recording:
             if Fact.METADATA not in node.facts:
                 node.facts.add(Fact.METADATA)
                 node.first.value = self._dynamic(node, value) or TensorCheck(value)
-                if value.layout is torch.strided:
+                if value.layout is torch.strided and has_values(value):
                     self.layouts[node.node_id] = tuple(value.shape), tuple(value.stride())
                 self.tensor_versions[node.node_id] = tensor_version(value)
         elif is_identity(value):

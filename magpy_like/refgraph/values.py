@@ -97,3 +97,8 @@ def tensor_version(tensor: torch.Tensor) -> int:
     """How often a tensor's data was changed in place; inference tensors do not count."""
     with torch._C.DisableTorchFunctionSubclass():  # some subclasses answer nothing
         return -1 if tensor.is_inference() else tensor._version
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is more than the place of a parameter that is made later."""
+    return not isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)

@@ -25,7 +25,7 @@ from magpy_like.monitor.twin import Twin
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import StateCheck, TensorCheck, Watch
 from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, Relation, ShadowNode
-from magpy_like.refgraph.values import HEAP_TYPE, is_identity, is_plain
+from magpy_like.refgraph.values import HEAP_TYPE, has_values, is_identity, is_plain
 from magpy_like.synthesis import numbers
 from magpy_like.synthesis.checks import (
     gives,
@@ -649,7 +649,7 @@ _COVERED = {torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_de
 
 def describe_tensor(tensor: torch.Tensor, dims: dict[int, Bounds] | None = None) -> str:
     """Such as ``float32[2.., 3] on cpu, requires grad``: the first size is 2 or more."""
-    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+    if not has_values(tensor):
         return "a tensor without values"
     dtype = str(tensor.dtype).removeprefix("torch.")
     grad = ", requires grad" if tensor.requires_grad else ""

@@ -294,3 +294,14 @@ def test_random_numbers_that_steer_are_foretold_and_drawn_once(program):
         if seed == 5:
             hits = magpy.cache_info(fast).hits
     assert hits >= 1
+
+
+def test_as_many_tensors_as_were_given_come_out_whatever_their_sizes():
+    def program(x):
+        a, b = torch.broadcast_tensors(x[x > 0], torch.ones(1))
+        return a + b
+
+    check_made(lambda: program, one(1.0, -2.0, 3.0))
+    twins = Twins(lambda: program)
+    twins.call(one(1.0, -2.0, 3.0))
+    twins.call(one(1.0, 2.0, 3.0), hit=True)

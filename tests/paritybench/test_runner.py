@@ -44,7 +44,15 @@ class Unsteady(nn.Module):
         Unsteady.calls += 1
         return x * Unsteady.calls
 
-TESTCASES = tests(Good, Refused, Dynamic, FailsInEager, NoForward, Unsteady)
+class Unwritten(nn.Module):
+    calls = 0
+    def forward(self, x):
+        Unwritten.calls += 1
+        for size in (16, 64, 256):
+            [torch.full((size,), float(Unwritten.calls)) for _ in range(50)]
+        return [torch.empty(size) for size in (16, 64, 256) for _ in range(20)]
+
+TESTCASES = tests(Good, Refused, Dynamic, FailsInEager, NoForward, Unsteady, Unwritten)
 """,
     "test_wrong.py": """
 class WrongValue(nn.Module):
@@ -206,6 +214,10 @@ def test_what_eager_mode_makes_of_a_program_is_told_apart(by_name):
     assert by_name["Unsteady"]["eager"]["deterministic"] is False
     assert by_name["Good"]["eager"]["deterministic"] is True
     assert "torchscript" not in by_name["FailsInEager"]
+
+
+def test_memory_that_was_not_written_to_is_the_same_each_time(by_name):
+    assert by_name["Unwritten"]["eager"]["deterministic"]
 
 
 @pytest.mark.parametrize(

@@ -151,3 +151,19 @@ def test_parameters_without_values_are_left_alone():
     twins = Twins(_Uninitialised)
     for _ in range(4):
         twins.call(one())
+
+
+def test_a_place_for_a_parameter_is_no_tensor_to_look_at():
+    class Initialises(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.UninitializedParameter()
+
+        def forward(self, x):
+            return x + len(self._parameters) if self.weight is not None else x
+
+    twins = Twins(Initialises)
+    for _ in range(3):
+        actual = twins.compiled(*one()())
+        assert torch.equal(actual, twins.eager(*one()()))
+    assert magpy.cache_info(twins.compiled).hits == 2

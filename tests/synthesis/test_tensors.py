@@ -885,3 +885,19 @@ def test_weight_sharing():
         m.b.weight = nn.Parameter(matrix(3, 3) * 3)
 
     check_made(Tied, lambda: (matrix(2, 3),), changes=[untie], backward=True)
+
+
+def test_numpy_scalars_give_a_new_tensor_their_type():
+    def program(x):
+        scale = np.float64(0.5)
+        table = [[np.float64(1.5), 2.0], [np.float32(3.0), np.int64(4)]]
+        return (
+            x * torch.tensor(table[0]),
+            torch.tensor(scale) + x,
+            torch.as_tensor([np.float64(1), 2.0]),
+            torch.tensor([np.int32(3), np.int32(5)]),
+            torch.tensor([scale], dtype=torch.float16),
+            x * scale,
+        )
+
+    check(program, one(1.0, 2.0))
