@@ -16,6 +16,7 @@ library and put right afterwards.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -111,18 +112,22 @@ def _values(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[Node, Any] |
     if mode is None:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
     recorder = _Recorder(gm, mode)
-    fakes = [
-        mode.from_tensor(a, static_shapes=True)
-        if isinstance(a, torch.Tensor) and not isinstance(a, FakeTensor)
-        else a
-        for a in example_inputs
-    ]
+    fakes = [_own_fake(a, mode) if isinstance(a, torch.Tensor) else a for a in example_inputs]
+    env = mode.shape_env
+    unbound = contextlib.nullcontext() if env is None else env.ignore_fresh_unbacked_symbols()
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), unbound:
             recorder.propagate_dont_convert_inputs(*fakes)
     except Exception:
         return None  # a graph that fake tensors cannot run is left alone
     return recorder.vals
+
+
+def _own_fake(given: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """A fake tensor that nobody else has: one remembers what was read from it."""
+    if not isinstance(given, FakeTensor):
+        return mode.from_tensor(given, static_shapes=True)
+    return given.detach().requires_grad_(given.requires_grad)
 
 
 @dataclass
