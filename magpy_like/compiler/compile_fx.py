@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,9 +15,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from magpy_like.compiler import describe, numbers, passes
+from magpy_like.compiler import build, describe, numbers, passes
 from magpy_like.compiler.aot import aot_compile
-from magpy_like.compiler.codegen import cpp, special, triton
 from magpy_like.compiler.codegen.common import Kernel
 from magpy_like.compiler.codegen.launcher import Launcher
 from magpy_like.compiler.control import has_control, in_parts
@@ -32,7 +28,6 @@ from magpy_like.compiler.scheduler import Scheduler
 from magpy_like.compiler.trace import Trace, open_trace
 
 _OPTIONS = {"strict", "trace"}
-KERNELS_PER_UNIT = 8
 
 
 def compile_fx(
@@ -188,6 +183,10 @@ def interpret(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
 
 
 def _compile(gm: fx.GraphModule, kind: str, trace: Trace) -> Callable[[list[Any]], Any]:
+    key = build.key(gm, kind, trace)
+    found = None if key is None else build.find(key, gm, kind)
+    if found is not None:
+        return found
     stage = "aten_backward" if kind == "backward" else "aten_forward"
     trace.write(stage, f"{kind}.py", lambda: gm.print_readable(print_output=False))
     with trace.timing("passes"):
@@ -199,90 +198,9 @@ def _compile(gm: fx.GraphModule, kind: str, trace: Trace) -> Callable[[list[Any]
     with trace.timing("scheduling"):
         schedule = Scheduler(graph).run()
         for work in schedule.steps:
-            if isinstance(work, Kernel) and work.device.type in PRINTERS:
-                PRINTERS[work.device.type].settle(work, graph.hint)
+            if isinstance(work, Kernel):
+                build.settle(work, graph)
         steps = plan_memory(graph, schedule)
     trace.write("schedule", f"{kind}.txt", lambda: describe.schedule(schedule))
     kernels = [step.work for step in steps if isinstance(step.work, Kernel)]
-    launcher = Launcher(graph, steps)
-    source = launcher.print()
-    with trace.timing("kernels"):
-        launcher.namespace |= build(kernels, graph, kind, trace)
-    trace.write("launcher", f"{kind}.py", source)
-    call = launcher.compile(source)
-    call.assumes = launcher.assumes  # type: ignore[attr-defined]
-    return call
-
-
-def build(
-    kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace
-) -> dict[str, Callable[..., Any]]:
-    """Print, compile and load kernels: name -> function of addresses and sizes."""
-    by_device: dict[str, list[Kernel]] = {}
-    for kernel in kernels:
-        by_device.setdefault(kernel.device.type, []).append(kernel)
-    found: dict[str, Callable[..., Any]] = {}
-    for device, part in by_device.items():
-        if device not in PRINTERS:
-            raise Unsupported("a graph", f"no printer for device {device}")
-        found |= PRINTERS[device].build(part, graph, kind, trace)
-    return found
-
-
-def build_cpp(
-    kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace
-) -> dict[str, Callable[..., Any]]:
-    """:func:`build` for the CPU."""
-    names: dict[str, str] = {}  # text -> function; kernels of one text share it
-    origins: dict[str, list[str]] = {}
-    entry: dict[str, str] = {}
-    for kernel in kernels:
-        text = cpp.print_function(kernel, graph.hint)
-        function = entry[kernel.name] = names.setdefault(text, kernel.name)
-        origins.setdefault(function, []).extend(kernel.origins)
-    functions = [(name, text, origins[name]) for text, name in names.items()]
-    count = -(-len(functions) // KERNELS_PER_UNIT)
-    count = min(count, len(os.sched_getaffinity(0)))
-    units = [functions[n::count] for n in range(count)]
-    if any(special.uses_special(text) for text in names):
-        special.load_special()
-    sources = [
-        code_cache.CppSource(
-            cpp.print_unit(unit), f"magpy_{kind}", cpp.FLAGS, {"cpp_prelude.h": cpp.PRELUDE}
-        )
-        for unit in units
-    ]
-    for source in sources:
-        trace.write("kernels", f"{kind}.cpp", source.source)
-    found: dict[str, Callable[..., Any]] = {}
-    for path, unit in zip(code_cache.compile_cpp_many(sources), units, strict=True):
-        found |= load(path, [name for name, *_ in unit])
-    return {name: found[function] for name, function in entry.items()}
-
-
-def load(path: Any, names: Sequence[str]) -> dict[str, Callable[..., Any]]:
-    """The entries of a translation unit as Python functions, through CPython's stable interface:
-    calling one costs what calling a built-in costs."""
-    library = code_cache.load_library(path)
-    table = ctypes.addressof(ctypes.c_char.in_dll(library, "magpy_kernels"))
-    make = ctypes.pythonapi.PyCFunction_NewEx
-    make.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    make.restype = ctypes.py_object
-    size = 4 * ctypes.sizeof(ctypes.c_void_p)  # a PyMethodDef
-    return {name: make(table + k * size, None, None) for k, name in enumerate(names)}
-
-
-@dataclass(frozen=True)
-class Printer:
-    """A printer: ``settle(kernel, hint)`` may change a plan before memory is planned, ``build``
-    prints, compiles and loads (see :func:`build`)."""
-
-    settle: Callable[[Kernel, Callable[[Any], int]], None]
-    build: Callable[..., dict[str, Callable[..., Any]]]
-
-
-#: Device type -> the printer for its kernels.
-PRINTERS = {
-    "cpu": Printer(lambda kernel, hint: None, build_cpp),
-    "cuda": Printer(triton.settle, triton.build),
-}
+    return build.build(Launcher(graph, steps), kernels, graph, kind, trace, key)

@@ -13,12 +13,14 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
+from torch.utils._sympy import functions
 
 from magpy_like.compiler import ir
 from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.indexing import Expr, contiguous_strides, expr
 from magpy_like.compiler.ir import Box, Buffer, Computed, ExternOp, LoopOp, Strided, View
 from magpy_like.compiler.ops import LOW_PRECISION, Value, compute_dtype, ops, record
+from magpy_like.compiler.passes.constants import FOLDED
 
 # Beyond these a computation is stored rather than repeated in each consumer.
 MAX_INLINE_OPERATIONS = 64
@@ -42,6 +44,7 @@ class Graph:
         self.inputs: list[str | Expr | None] = []
         self.outputs: list[Any] = []
         self.constants: dict[str, torch.Tensor] = {}
+        self.attributes: dict[str, str | None] = {}  # of ``gm``: constants not made by compiling
         self.fallbacks: dict[str, int] = {}  # operator -> calls that run through ATen
         self.lowered: dict[str, int] = {}
         self.mutated_inputs: set[str] = set()
@@ -197,6 +200,7 @@ class Graph:
                 return self.box(self.buffers[name])
         buffer = self._leaf_buffer(value, "constant")
         self.constants[buffer.name] = value
+        self.attributes[buffer.name] = None if FOLDED in node.meta else str(node.target)
         return self.box(buffer)
 
     def _leaf_buffer(self, value: torch.Tensor, kind: str) -> Buffer:
@@ -395,20 +399,23 @@ class Graph:
     def _output_window(self, box: Box, value: torch.Tensor) -> Strided:
         """The box as memory with exactly eager's strides."""
         window = box.realize()
-        stride = [expr(s) for s in value.stride()]
+        size, stride = box.size, [expr(s) for s in value.stride()]
         same = all(
-            a == b or s == 1 for a, b, s in zip(window.stride, stride, box.size, strict=True)
+            self.known(sympy.Eq(a, b)) or n == 1
+            for a, b, n in zip(window.stride, stride, size, strict=True)
         )
         # A constant is the graph's own: a caller that writes to what it got must not reach it.
-        if self.buffers[window.buffer].kind == "constant":
-            same = False
-        if not same and 0 not in box.size:
-            layout = dense_stride(value)
-            if layout is not None:
-                copy = self.box(self.new_buffer(box.dtype, box.device, box.size, layout))
-                self.store_into(box, copy)
-                window = copy.realize()
-        return Strided(window.buffer, box.size, stride if same else window.stride, window.offset)
+        if (same and self.buffers[window.buffer].kind != "constant") or 0 in size:
+            return Strided(window.buffer, size, stride if same else window.stride, window.offset)
+        # What is expanded there is stored once, and shown as often.
+        shown = [d for d, (n, step) in enumerate(zip(size, stride, strict=True))
+                 if step == 0 and n != 1]  # fmt: skip
+        once = [sympy.S.One if d in shown else n for d, n in enumerate(size)]
+        buffer = self.new_buffer(box.dtype, box.device, once, stride)
+        buffer.dense = not shown and dense_stride(value) is not None
+        first = Box(self, box.dtype, box.device, once, View(box, lambda i: i, lambda w: None))
+        self.store_into(first, self.box(buffer))
+        return Strided(buffer.name, size, stride, sympy.S.Zero)
 
 
 def _rounded(box: Box, data: Computed) -> Box:
@@ -441,15 +448,25 @@ def dense_stride(value: torch.Tensor) -> list[Expr] | None:
     stride = [expr(s) for s in value.stride()]
     if 0 in size:
         return stride
+    # Eager steps over an empty dimension as over one element; then there are no elements.
+    steps = [e.replace(_is_at_least_one, _without_one) for e in stride]
     dims = [d for d in range(len(size)) if size[d] != 1]
     step: Expr = sympy.S.One
     while dims:
-        found = next((d for d in dims if stride[d] == step), None)
+        found = next((d for d in dims if steps[d] == step), None)
         if found is None:
             return None
         step = step * size[found]
         dims.remove(found)
     return stride
+
+
+def _is_at_least_one(e: Expr) -> bool:
+    return isinstance(e, functions.Max) and sympy.S.One in e.args
+
+
+def _without_one(e: Expr) -> Expr:
+    return functions.Max(*(a for a in e.args if a != 1))
 
 
 def _has_symbols(tree: Any) -> bool:

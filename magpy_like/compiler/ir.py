@@ -47,6 +47,7 @@ class Buffer:
     stride: list[Expr]
     kind: str
     aliased: bool = False  # another buffer may share its memory: never reused
+    dense: bool = True  # fills its memory: may take over other memory of as many elements
 
     def address(self, index: Index) -> Expr:
         """Position of an element, in elements from the first."""

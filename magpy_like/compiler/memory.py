@@ -62,13 +62,13 @@ def plan_memory(graph: Graph, schedule: Schedule) -> list[Step]:
                 step.allocate.append((b, in_place[b]))
                 continue
             free = pool.get((_span(graph, b), buffer.dtype, buffer.device), [])
-            source = _take(graph, free, range(k), last, held)
+            source = _take(graph, free, range(k), last, held) if buffer.dense else None
             step.allocate.append((b, source))
             if source is not None:
                 taken.add(source)
         for b in dying.get(k, []):
             buffer = graph.buffers[b]
-            if buffer.kind == "computed" and not buffer.aliased:
+            if buffer.kind == "computed" and buffer.dense and not buffer.aliased:
                 pool.setdefault((_span(graph, b), buffer.dtype, buffer.device), []).append(b)
             else:
                 step.free.append(b)
@@ -112,7 +112,7 @@ def _is_own(graph: Graph, name: str) -> bool:
 def _fits(graph: Graph, kernel: Kernel, old: str, new: str) -> bool:
     """Does every iteration read of ``old`` only the element that it then writes of ``new``?"""
     a, b = graph.buffers[old], graph.buffers[new]
-    if (a.dtype, a.device, a.numel()) != (b.dtype, b.device, b.numel()):
+    if (a.dtype, a.device, a.numel()) != (b.dtype, b.device, b.numel()) or not b.dense:
         return False
     if kernel.forward.get(new) not in (None, "value") or new in graph.concatenated:
         return False

@@ -45,6 +45,11 @@ class Trace:
         self._depth: dict[str, int] = {}
         self._open: list[str] = []
 
+    def is_watched(self) -> bool:
+        """Does anybody look at the stages, which then must all run?"""
+        topics = {logs.topic(name) for name in _TOPIC.values()}
+        return self.directory is not None or any(topic.isEnabledFor(10) for topic in topics)
+
     def write(self, stage: str, name: str, text: str | Callable[[], str]) -> None:
         """Write ``text`` as file ``name`` of ``stage``, one of ``STAGES``.
 

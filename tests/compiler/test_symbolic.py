@@ -262,3 +262,16 @@ def test_sizes_that_do_not_fit_raise_as_in_eager():
     fast = compiled(lambda x, y: x[x > 0] + y, MASKED[0], floats(2))
     with pytest.raises(RuntimeError, match=r"must match the size of tensor b"):
         fast(MASKED[1], floats(2))
+
+
+def test_results_and_what_the_backward_pass_reads_are_laid_out_as_in_eager():
+    """Every second row of a permuted tensor is neither dense nor row-major."""
+
+    def function(x):
+        y = x.permute(2, 0, 1).sigmoid()
+        z = y[0:-1:2] * y[1::2]
+        return z[1::2].sigmoid() * y[2:3], z, y[::2], z.sum(0, keepdim=True).expand(3, -1, -1)
+
+    one_graph_for(
+        function, *((floats(*s, grad=True),) for s in [(4, 3, 17), (2, 5, 23), (3, 2, 12)])
+    )

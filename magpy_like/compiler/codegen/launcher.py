@@ -46,6 +46,27 @@ def relayout(t: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     return copy.copy_(t)
 
 
+#: What every launcher's source may name.
+COMMON: dict[str, Any] = {
+    "torch": torch,
+    "math": math,
+    "AssumptionFailed": AssumptionFailed,
+    "empty": torch._C._dynamo.guards._empty_strided_cpu,
+    "empty_on": torch.empty_strided,
+    "window": torch._C._dynamo.guards._reinterpret_tensor,
+    "relayout": relayout,
+}
+
+
+def define(source: str, names: dict[str, Any]) -> Callable[[list[Any]], Any]:
+    """The function of a launcher's source; a traceback into it shows its lines."""
+    filename = f"<magpy launcher {next(_counter)}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    exec(compile(source, filename, "exec"), names)
+    call: Callable[[list[Any]], Any] = names["call"]
+    return call
+
+
 class Launcher:
     """Prints the function ``call(args)``, which empties the list it is given, as AOTAutograd
     expects of a boxed function, so that arguments die when they were used last."""
@@ -54,16 +75,7 @@ class Launcher:
         self.graph = graph
         self.steps = steps
         self.lines = Lines()
-        self.namespace: dict[str, Any] = {
-            "torch": torch,
-            "math": math,
-            "AssumptionFailed": AssumptionFailed,
-            "empty": torch._C._dynamo.guards._empty_strided_cpu,
-            "empty_large": pages.empty_large,
-            "empty_on": torch.empty_strided,
-            "window": torch._C._dynamo.guards._reinterpret_tensor,
-            "relayout": relayout,
-        }
+        self.namespace: dict[str, Any] = dict(COMMON)
         for name, tensor in graph.constants.items():
             self.namespace[name] = tensor
         self._bound: set[sympy.Symbol] = set()
@@ -89,13 +101,6 @@ class Launcher:
         line(f"return ({', '.join(values)}{',' if values else ''})")
         self.lines.indent(-1)
         return self.lines.text()
-
-    def compile(self, source: str) -> Callable[[list[Any]], Any]:
-        """Compile what :meth:`print` returned; a traceback into it shows its lines."""
-        filename = f"<magpy launcher {next(_counter)}>"
-        linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-        exec(compile(source, filename, "exec"), self.namespace)
-        return self.namespace["call"]
 
     # --- sizes ---------------------------------------------------------------------------------
 

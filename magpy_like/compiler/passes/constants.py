@@ -28,7 +28,7 @@ from magpy_like.compiler.passes.graphs import (
 LARGEST_COMPUTED = 1 << 20  # elements; beyond, the compile time is not worth it
 LARGEST_KEPT = 1 << 14  # bytes of a constant; a larger one costs more to read than to compute
 
-_FOLDED = "folded"  # marks, in a node's meta, a tensor made here: nobody else can write it
+FOLDED = "folded"  # marks, in a node's meta, a tensor made here: nobody else can write it
 
 _FACTORIES = (
     {aten.full.default, aten.zeros.default, aten.ones.default, aten.scalar_tensor.default}
@@ -69,7 +69,7 @@ def fold(gm: GraphModule) -> bool:
 def _constant_nodes(gm: GraphModule) -> set[Node]:
     found: set[Node] = set()
     for node in gm.graph.nodes:
-        if node.op == "get_attr" and _FOLDED in node.meta:
+        if node.op == "get_attr" and FOLDED in node.meta:
             found.add(node)
         elif is_pure(node) and _is_small_cpu(node):
             inputs = node.all_input_nodes
@@ -127,7 +127,7 @@ def _as_constant(
     gm.register_buffer(name, result.detach().clone(memory_format=torch.preserve_format), False)
     with gm.graph.inserting_before(node):
         new = gm.graph.get_attr(name)
-    new.meta |= {"val": node.meta["val"], _FOLDED: True}
+    new.meta |= {"val": node.meta["val"], FOLDED: True}
     return new
 
 

@@ -1,9 +1,8 @@
 """On the CPU, kernels of these tests are printed in Triton and interpreted."""
 
-import sys
-
 import pytest
 
+from magpy_like.compiler import build as building
 from magpy_like.compiler.codegen import triton
 from magpy_like.compiler.graph import ATOMIC_DTYPES
 from magpy_like.compiler.runtime import triton_launch
@@ -11,7 +10,6 @@ from tests.compiler import test_programs
 from tests.compiler.triton import interpreter
 
 CPU_ONLY = ("scan", "gcd", "lcm")
-module = sys.modules["magpy_like.compiler.compile_fx"]
 
 
 @pytest.fixture
@@ -20,8 +18,8 @@ def printed(monkeypatch, device):
     if device.type == "cuda":
         monkeypatch.setattr(test_programs, "X", test_programs.X.to(device))
     else:
-        printer = module.Printer(triton.settle, build)
-        monkeypatch.setitem(module.PRINTERS, "cpu", printer)
+        printer = building.Printer(triton.settle, build)
+        monkeypatch.setitem(building.PRINTERS, "cpu", printer)
         monkeypatch.setattr(triton_launch, "load_many", interpreter.load_many)
 
 
@@ -29,7 +27,7 @@ def build(kernels, graph, kind, trace):
     """Lowerings give some operations to the CPU alone; their kernels stay in C++."""
     cpp = [k for k in kernels if any(map(is_for_cpu, k.nodes()))]
     others = [k for k in kernels if k not in cpp]
-    return triton.build(others, graph, kind, trace) | module.build_cpp(cpp, graph, kind, trace)
+    return triton.build(others, graph, kind, trace) | building.build_cpp(cpp, graph, kind, trace)
 
 
 def is_for_cpu(node):

@@ -1,0 +1,164 @@
+"""From a plan of kernels and launcher to a function: print, compile, load, or find it compiled."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+
+from magpy_like.compiler.codegen import cpp, special, triton
+from magpy_like.compiler.codegen.common import Kernel
+from magpy_like.compiler.codegen.launcher import COMMON, Launcher, define
+from magpy_like.compiler.errors import Unsupported
+from magpy_like.compiler.graph import Graph
+from magpy_like.compiler.runtime import code_cache, graph_cache
+from magpy_like.compiler.runtime.graph_cache import CompiledGraph
+from magpy_like.compiler.trace import Trace
+
+KERNELS_PER_UNIT = 8
+
+Call = Callable[[list[Any]], Any]
+Functions = dict[str, Callable[..., Any]]  # kernel -> function of addresses, sizes and numbers
+
+
+def settle(kernel: Kernel, graph: Graph) -> None:
+    """Let the printer of the kernel's device change its plan. Raises Unsupported without one."""
+    if kernel.device.type not in PRINTERS:
+        raise Unsupported("a graph", f"no printer for device {kernel.device.type}")
+    PRINTERS[kernel.device.type].settle(kernel, graph.hint)
+
+
+def key(gm: fx.GraphModule, kind: str, trace: Trace) -> str | None:
+    """Where the graph may be kept; None where it cannot, or where somebody wants to look on."""
+    if trace.is_watched() or PRINTERS["cpu"].build is not build_cpp:
+        return None
+    return graph_cache.key(gm, kind)
+
+
+def build(
+    launcher: Launcher, kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace,
+    key: str | None,
+) -> Call:  # fmt: skip
+    """Print and compile everything, and keep it under ``key`` where it can be kept."""
+    source = launcher.print()
+    compiled = CompiledGraph(source, launcher.assumes)
+    functions: Functions = {}
+    for device in dict.fromkeys(k.device.type for k in kernels):
+        part = [k for k in kernels if k.device.type == device]
+        with trace.timing("kernels"):
+            if PRINTERS[device].build is build_cpp:
+                functions |= _build_units(compiled, part, graph, kind, trace)
+            else:
+                functions |= PRINTERS[device].build(part, graph, kind, trace)
+                key = None
+    trace.write("launcher", f"{kind}.py", source)
+    if key is not None:
+        _keep(compiled, launcher, graph, key)
+    return _call(compiled, launcher.namespace | functions)
+
+
+def find(key: str, gm: fx.GraphModule, kind: str) -> Call | None:
+    """The function that :func:`build` kept under ``key``, by this or another process."""
+    compiled = graph_cache.get(key)
+    if compiled is None:
+        return None
+    return _call(compiled, compiled.objects(gm) | _load_units(compiled, kind))
+
+
+def _call(compiled: CompiledGraph, names: dict[str, Any]) -> Call:
+    call = define(compiled.launcher, {**COMMON, **names})
+    call.assumes = compiled.assumes  # type: ignore[attr-defined]
+    return call
+
+
+def _keep(compiled: CompiledGraph, launcher: Launcher, graph: Graph, key: str) -> None:
+    for name, target in graph.attributes.items():
+        if target is None:
+            compiled.folded[name] = graph_cache.text_of(graph.constants[name])
+        else:
+            compiled.held[name] = target
+    try:
+        for name, thing in launcher.namespace.items():
+            if name not in graph.constants and COMMON.get(name) is not thing:
+                compiled.names[name] = graph_cache.spell(thing)
+    except graph_cache.NoKey:
+        return
+    graph_cache.put(key, compiled)
+
+
+def build_cpp(kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace) -> Functions:
+    """Print, compile and load kernels for the CPU."""
+    return _build_units(CompiledGraph("", False), kernels, graph, kind, trace)
+
+
+def _build_units(
+    compiled: CompiledGraph, kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace
+) -> Functions:
+    _print_units(compiled, kernels, graph)
+    for text, _ in compiled.units:
+        trace.write("kernels", f"{kind}.cpp", text)
+    return _load_units(compiled, kind)
+
+
+def _print_units(compiled: CompiledGraph, kernels: Sequence[Kernel], graph: Graph) -> None:
+    names: dict[str, str] = {}  # text -> function; kernels of one text share it
+    origins: dict[str, list[str]] = {}
+    for kernel in kernels:
+        text = cpp.print_function(kernel, graph.hint)
+        function = compiled.functions[kernel.name] = names.setdefault(text, kernel.name)
+        origins.setdefault(function, []).extend(kernel.origins)
+    functions = [(name, text, origins[name]) for text, name in names.items()]
+    count = -(-len(functions) // KERNELS_PER_UNIT)
+    count = min(count, len(os.sched_getaffinity(0)))
+    for n in range(count):
+        unit = functions[n::count]
+        compiled.units.append((cpp.print_unit(unit), [name for name, *_ in unit]))
+
+
+def _load_units(compiled: CompiledGraph, kind: str) -> Functions:
+    """Compile, or find compiled, and load: kernel -> function of addresses and sizes."""
+    if any(special.uses_special(text) for text, _ in compiled.units):
+        special.load_special()
+    headers = {"cpp_prelude.h": cpp.PRELUDE}
+    sources = [
+        code_cache.CppSource(text, f"magpy_{kind}", cpp.FLAGS, headers)
+        for text, _ in compiled.units
+    ]
+    found: Functions = {}
+    paths = code_cache.compile_cpp_many(sources)
+    for path, (_, names) in zip(paths, compiled.units, strict=True):
+        found |= load(path, names)
+    return {kernel: found[function] for kernel, function in compiled.functions.items()}
+
+
+def load(path: Path, names: Sequence[str]) -> Functions:
+    """The entries of a translation unit as Python functions, through CPython's stable interface:
+    calling one costs what calling a built-in costs."""
+    library = code_cache.load_library(path)
+    table = ctypes.addressof(ctypes.c_char.in_dll(library, "magpy_kernels"))
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    make.restype = ctypes.py_object
+    size = 4 * ctypes.sizeof(ctypes.c_void_p)  # a PyMethodDef
+    return {name: make(table + k * size, None, None) for k, name in enumerate(names)}
+
+
+@dataclass(frozen=True)
+class Printer:
+    """``settle(kernel, hint)`` may change a plan before memory is planned; ``build(kernels, graph,
+    kind, trace)`` prints, compiles and loads."""
+
+    settle: Callable[[Kernel, Callable[[Any], int]], None]
+    build: Callable[..., Functions]
+
+
+#: Device type -> the printer for its kernels.
+PRINTERS = {
+    "cpu": Printer(lambda kernel, hint: None, build_cpp),
+    "cuda": Printer(triton.settle, triton.build),
+}
