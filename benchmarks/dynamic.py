@@ -80,7 +80,7 @@ def prepared(
 @click.option("--size", default="real", type=click.Choice(["real", "small"]), show_default=True)
 @click.option("--calls", default=8, show_default=True, help="Different inputs per sample.")
 @click.option("--rounds", default=11, show_default=True, help="Samples of each candidate.")
-def main(workloads: str, size: str, calls: int, rounds: int) -> None:
+def main(workloads: str, size: Any, calls: int, rounds: int) -> None:
     """Prints, per workload, eager's time per call and each compiler's speed-up over it."""
     print(f"{size} models, {calls} inputs ({machine()})")
     rows, gained = [], []

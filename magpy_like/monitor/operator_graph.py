@@ -51,6 +51,8 @@ class OperatorGraph:
         """Placeholders, each with the id of a tensor's or object's ShadowNode, or an expression."""
         self.expression: Callable[[Any], Any] = lambda value: None
         """Gives the expression of a lifted number, None for any other value."""
+        self.value_of: Callable[[Any], Any] = lambda expression: None
+        """Gives what an expression was in this run."""
         self.twin: Twin | None = None
         """Runs each operator on symbolic sizes too, while there are dynamic dimensions."""
         self._numbers: dict[int, tuple[Any, fx.Node]] = {}
@@ -131,7 +133,8 @@ class OperatorGraph:
     def _know_number(self, node: fx.Node, value: Any) -> fx.Node:
         """A node that is a number: where its twin is not known, sizes made of it are not either."""
         node.meta[NUMBER] = True
-        if self.twin is None or not self.twin.run(node, self._constants, value):
+        known = self.twin is not None and self.twin.run(node, self._constants, value)
+        if not known or self._takes_number(node):
             self._scalars.add(node)
         return node
 
@@ -168,10 +171,10 @@ class OperatorGraph:
             node = self._placeholder(expression)
             node.meta[NUMBER] = True
             known = self.twin.numbers.get(expression) if self.twin is not None else None
-            if known is not None:
-                node.meta[TWIN] = known
-            else:
+            if known is None:  # sizes that it decides are not followed
                 self._scalars.add(node)
+                known = self.value_of(expression)
+            node.meta[TWIN] = known
         else:
             return expression
         self._numbers[id(expression)] = (expression, node)
@@ -221,6 +224,11 @@ class OperatorGraph:
         if operation in _INFERS_DTYPE and _holds_array_scalar(args):
             # Python's numbers stand for NumPy's in the graph, and have no type of their own.
             kwargs = {**kwargs, "dtype": result.dtype}
+        if getattr(operation, "__name__", "") in _BOUNDED:
+            bounds = [*args[1:], *kwargs.values()]
+            if any(map(is_number, bounds)):  # then torch takes the number out of the other one too
+                args = (*args[:1], *map(self._bound, args[1:]))
+                kwargs = {name: self._bound(bound) for name, bound in kwargs.items()}
         fx_args = tuple(self._argument(arg, resolve) for arg in args)
         fx_kwargs = {name: self._argument(arg, resolve) for name, arg in kwargs.items()}
         if isinstance(operation, types.GetSetDescriptorType):
@@ -334,7 +342,7 @@ class OperatorGraph:
         return self._constant(value)
 
     def _bound(self, part: Any) -> Any:
-        """A bound of a slice: a number, even if it comes in a tensor, when it is known at entry."""
+        """A bound, as of a slice: a number, if it comes in a tensor and is known at entry."""
         if not isinstance(part, torch.Tensor) or self.twin is None:
             return part
         value = self.value_in(part)
@@ -519,6 +527,8 @@ _KEEP_VALUE: dict[Any, Callable[..., Any]] = {
     torch.scalar_tensor: lambda number: number,
 }
 """Operators on integers in tensors, and the same on symbolic numbers."""
+
+_BOUNDED = frozenset({"clamp", "clamp_", "clip", "clip_"})
 
 _SUBSCRIPTS = (operator.getitem, torch.Tensor.__getitem__)
 

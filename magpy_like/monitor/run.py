@@ -248,6 +248,7 @@ class MonitorRun:
         self.lifted = LiftedNumbers(self.recording, self.cut is not None and self.cut.foretells)
         self.recording.lifted = self.lifted
         self.recording.operators.expression = self.lifted.expression
+        self.recording.operators.value_of = self.lifted.values.get
         self.varying = varying
         if varying.dims is not None:
             self.recording.dynamic_dims = varying.dims

@@ -68,6 +68,31 @@ def test_comparison_of_a_lifted_number_keeps_the_outcome_not_the_value():
     twins.call(sized((4,), 8.5), hit=True)
 
 
+def test_number_that_keeps_sizes_leaves_them_known():
+    def program(x, s):
+        y = torch.cat([x, x]) * s
+        return y.sum(0) / y.shape[0] if y.shape[0] > 6 else y.mean(0)
+
+    twins = Twins(lambda: program)
+    twins.call(sized((4, 3), 0.5), hit=False)
+    twins.call(sized((5, 3), 1.5), hit=False)
+    (record,) = magpy.api._dispatcher(twins.compiled).records
+    assert not record.foretells, "the guard knows the branch"
+    twins.call(sized((9, 3), 2.5), hit=True)
+    twins.call(sized((3, 3), 2.5), hit=False)
+
+
+def test_number_that_decides_sizes_is_not_taken_for_a_constant():
+    def program(x, step):
+        y = torch.arange(0, 2, step)
+        return x.sum() + y, y.shape[0] * 2, len(y) + x.shape[0]
+
+    twins = Twins(lambda: program)
+    for rows, step in ((4, 0.5), (5, 0.25), (6, 0.125), (7, 1.0)):
+        twins.call(sized((rows,), step))
+    assert magpy.cache_info(twins.compiled).hits >= 2
+
+
 def test_dynamic_false_never_generalises():
     twins = Twins(lambda: scaled, dynamic=False)
     for rows, s in ((4, 2), (6, 2), (6, 3), (8, 4)):

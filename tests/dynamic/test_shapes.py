@@ -225,6 +225,30 @@ def test_one_record_serves_all_sizes_at_which_the_program_does_the_same(name):
             twins.call(sized(*again), why=f"{name}: {again} again")
 
 
+def test_sizes_that_travel_in_tensors_stay_known():
+    def program(x):
+        span = torch.tensor(min(x.shape[0], 16))
+        table = torch.arange(32.0)[16 - span : 16 + span]
+        return table, torch.clamp(x, 0, span * 2 - 1), x.shape[0] + span.item()
+
+    twins = Twins(lambda: program, dynamic=True, backend="aot_eager")
+    twins.call(sized((4, 3)), hit=False)
+    twins.call(sized((3, 2)), hit=True)
+    twins.call(sized((9, 2)), hit=True)
+    twins.call(sized((40, 2)))
+
+
+def test_integer_in_a_tensor_that_is_changed_is_not_what_it_was():
+    def program(x):
+        span = torch.tensor(x.shape[0])
+        span += 1
+        return x[: span - 3], span.item()
+
+    twins = Twins(lambda: program, dynamic=True)
+    for rows in (4, 6, 9):
+        twins.call(sized((rows, 3)))
+
+
 def test_strides_follow_from_sizes_as_they_did():
     twins = Twins(lambda: lambda x: (x * 2, x.stride()), dynamic=True)
     twins.call(lambda: (torch.ones(4, 6).t(),), hit=False)
