@@ -329,7 +329,14 @@ def _finish_fold(run: MonitorRun, folded: tuple[Any, tuple[Any, ...]], result: A
 
 
 def _draw(run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token:
-    """A random number of Python's: the mock draws again, by the same call."""
+    """A random number of Python's: the mock draws again, by the same call.
+
+    Raises:
+        Split: it draws from a container, or changes one.
+    """
+    for arg in (*args[1:], *kwargs.values()):
+        if not is_plain(arg) and not holds_tensor(arg):
+            raise Split("draws at random from a container, or into it")
     run.lifted.settle((args, tuple(kwargs.values())))
     for arg in args[:1]:
         if not is_plain(arg):

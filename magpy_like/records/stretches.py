@@ -120,8 +120,8 @@ class StretchCut:
     def behind_split(self, run: MonitorRun, frame: types.FrameType) -> None:
         states, frames = self._states, self._frames
         del self._states, self._frames
-        states[0] = behind(states[0], frame)
         try:
+            states[0] = behind(states[0], frame)
             layout, values = lay_out(states)
         except NoLayout as obstacle:
             _splits_log.info("what follows runs natively: %s", obstacle)

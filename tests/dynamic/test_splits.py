@@ -3,9 +3,11 @@
 import contextlib
 import functools
 import io
+import random
 import sys
 import traceback
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -310,6 +312,50 @@ def test_a_dynamic_function_is_called_from_where_the_program_calls_it():
                 LOG.append([(f.name, f.lineno) for f in frames if f.filename == __file__][1:])
             places.append(list(LOG))
         assert places[0] == places[1]
+
+
+def shuffled(x):
+    order = [1, 2, 3]
+    random.shuffle(order)
+    return x * order[0], order
+
+
+def drawn_by_numpy(x):
+    return x * torch.from_numpy(np.random.rand(3)).float() + float(np.random.rand())
+
+
+def drawn_after_a_seed(x):
+    random.seed(7)
+    y = x * random.random()
+    opaque("seeded")
+    return y + random.randint(0, 9)
+
+
+def shuffled_by_numpy(x):
+    order = np.arange(3)
+    np.random.shuffle(order)
+    return x * torch.from_numpy(order)
+
+
+def drawn_by_a_generator(x):
+    generator = np.random.default_rng(1)
+    return x * generator.random() + torch.from_numpy(generator.permutation(3))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [shuffled, drawn_by_numpy, drawn_after_a_seed, shuffled_by_numpy, drawn_by_a_generator],
+)
+def test_random_numbers_come_in_eager_modes_order(program):
+    fast = magpy.compile(program, backend="eager")
+    ends = []
+    for run in (fast, program):
+        random.seed(0)
+        np.random.seed(0)
+        LOG.clear()
+        results = [run(torch.ones(3)) for _ in range(6)]
+        ends.append((results, random.random(), np.random.rand(), list(LOG)))
+    assert_same(*ends)
 
 
 def test_dynamic_function_sees_the_effects_before_it_and_may_change_what_follows():
