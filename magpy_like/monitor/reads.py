@@ -59,7 +59,9 @@ def follow(
         name = inputs[relation.key]
         if isinstance(name, str):
             if isinstance(source, torch.Tensor):
-                run.read_tensor_attribute(source, name)
+                # What all tensors have is told by the class; others keep it in a dictionary.
+                if not isinstance(lookup_in_type(type(source), name), types.GetSetDescriptorType):
+                    run.read_tensor_attribute(source, name)
             elif annotation.operation.endswith("object.__getattribute__"):
                 attributes.read_by_default_rules(rec, source, name)
             else:

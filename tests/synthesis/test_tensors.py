@@ -901,3 +901,24 @@ def test_numpy_scalars_give_a_new_tensor_their_type():
         )
 
     check(program, one(1.0, 2.0))
+
+
+@pytest.mark.parametrize("name", ["T", "data", "grad", "grad_fn", "shape", "no_such_name"])
+def test_a_program_asks_whether_a_tensor_has_an_attribute(name):
+    def program(x):
+        return x * 2 if hasattr(x, name) else x * 3
+
+    check(program, lambda: (matrix(2, 2),))
+    assert not magpy.explain(program, matrix(2, 2)).split_points
+
+
+def test_an_attribute_that_somebody_gave_a_tensor_is_looked_for():
+    def program(x):
+        return x * 2 if hasattr(x, "mark") else x * 3
+
+    def marked():
+        x = matrix(2, 2)
+        x.mark = True
+        return (x,)
+
+    check(program, lambda: (matrix(2, 2),), other=[marked])
