@@ -1,0 +1,112 @@
+"""Graphs with ``cond`` and ``while_loop`` through the compiler, part by part."""
+
+import operator
+
+import pytest
+import torch
+from torch import fx, nn
+
+from magpy_like.compiler import compile_fx
+from magpy_like.compiler.control import in_parts
+from tests.compare import assert_same
+
+ops = torch.ops.higher_order
+
+
+class Double(nn.Module):
+    def forward(self, x, weight):
+        return (torch.sin(x * 2) + 1,)
+
+
+class Weighted(nn.Module):
+    def forward(self, x, weight):
+        return (x * weight,)
+
+
+class Hand(nn.Module):
+    def forward(self, x, weight):
+        return (x,)
+
+
+class Positive(nn.Module):
+    def forward(self, x, weight):
+        return x.sum() > 1
+
+
+class Branch(nn.Module):
+    """``cond`` between operators, as capture records it."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.first, self.second = fx.symbolic_trace(Double()), fx.symbolic_trace(other)
+
+    def build(self):
+        graph = fx.Graph()
+        x, weight = graph.placeholder("x"), graph.placeholder("weight")
+        y = graph.call_function(torch.tanh, (x,))
+        test = graph.call_function(torch.gt, (graph.call_method("sum", (y,)), 0))
+        sides = graph.get_attr("first"), graph.get_attr("second")
+        found = graph.call_function(ops.cond, (test, *sides, (y, weight)))
+        z = graph.call_function(operator.getitem, (found, 0))
+        graph.output((graph.call_function(torch.mul, (z, 3.0)), z))
+        return fx.GraphModule(self, graph)
+
+    def forward(self, x, weight):
+        y = torch.tanh(x)
+        z = torch.sin(y * 2) + 1 if y.sum() > 0 else self.second(y, weight)[0]
+        return z * 3.0, z
+
+
+def inputs(sign):
+    x = (torch.rand(64, generator=torch.Generator().manual_seed(0)) * sign).requires_grad_()
+    return x, torch.full((64,), 1.5, requires_grad=True)
+
+
+@pytest.mark.parametrize("other", [Weighted, Hand], ids=lambda other: other.__name__)
+def test_sides_of_a_branch_are_compiled_and_take_their_own_gradients(other):
+    eager = Branch(other())
+    compiled = compile_fx(eager.build(), inputs(1), options={"strict": True})
+    for sign in (1, -1, 1):
+        found = []
+        for run in (compiled, eager):
+            given = inputs(sign)
+            result = run(*given)
+            result[0].sum().backward()
+            found.append((result, [leaf.grad for leaf in given]))
+        assert_same(*found)
+
+
+def test_a_part_is_compiled_once_for_each_form_of_what_a_branch_gives():
+    compiled = []
+
+    def backend(graph, given):
+        compiled.append([tuple(value.shape) for value in given])
+        return graph.forward
+
+    run = in_parts(Branch(Weighted()).build(), backend)
+    for sign in (1, -1, 1, -1):
+        run(*inputs(sign))
+    assert len(compiled) == 4, "before the branch, two sides, behind it"
+
+
+def test_while_loop_repeats_its_body():
+    graph = fx.Graph()
+    x, weight = graph.placeholder("x"), graph.placeholder("weight")
+    root = nn.Module()
+    root.condition = fx.symbolic_trace(Positive())
+    root.body = fx.symbolic_trace(Weighted())
+    parts = graph.get_attr("condition"), graph.get_attr("body")
+    found = graph.call_function(ops.while_loop, (*parts, (x,), (weight,)))
+    graph.output((graph.call_function(torch.neg, (found,)),))
+    first = graph.find_nodes(op="call_function", target=torch.neg)[0]
+    with graph.inserting_before(first):
+        item = graph.call_function(operator.getitem, (found, 0))
+    first.args = (item,)
+    weight = torch.full((8,), 0.5)
+    run = compile_fx(fx.GraphModule(root, graph), (torch.ones(8), weight), options={"strict": True})
+    for start in (1.0, 16.0, -1.0):
+        x = torch.full((8,), start)
+        (result,) = run(x, weight)
+        while x.sum() > 1:
+            x = x * weight
+        assert_same(result, -x)
