@@ -4,7 +4,7 @@ This runs on the graph as captured, before autograd, so that the backward pass i
 too. The graph may hold torch functions, Tensor methods, Python operators or ATen operators; the
 tables below say which of them are the same thing. What is looked for is
 
-    softmax(q @ kT [* scale] [+ mask]) @ v
+    softmax(q @ kT [* scale] [+ bias] [+ mask]) @ v
 
 where the mask may be added or filled in. Anything else between the two products (dropout that is
 switched on, a second reader of the probabilities) leaves the program as it is.
@@ -62,7 +62,7 @@ def rewrite_attention(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphMo
     vals = _values(gm, example_inputs)
     if vals is None:
         return gm
-    changed = False
+    changed = _erase_idle(gm, vals)
     for softmax in softmaxes:
         found = _match(softmax, vals)
         if found is not None and _nothing_is_written(gm, found):
@@ -72,6 +72,17 @@ def rewrite_attention(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphMo
         gm.graph.lint()
         gm.recompile()
     return gm
+
+
+def _erase_idle(gm: GraphModule, vals: dict[Node, Any]) -> bool:
+    """Erase what gives its argument back and is not read: a capture that follows identities has
+    switched-off dropout beside the probabilities, not behind them. Was there any?"""
+    idle = 0
+    for node in reversed(list(gm.graph.nodes)):
+        if not node.users and node.op != "output" and _changes_nothing(node, vals):
+            gm.graph.erase_node(node)
+            idle += 1
+    return idle > 0
 
 
 # --- reading the graph -------------------------------------------------------------------------
@@ -137,6 +148,7 @@ class _Attention:
     v: Node
     scale: float
     mask: Node | None
+    bias: Node | None  # added before a mask that is added, too
     # How the mask is read: "add" its values; "drop" or "keep" where it is true.
     mask_kind: str
     fill: float
@@ -152,7 +164,8 @@ class _Attention:
         if _name(node) in _MATMUL and _operands(node) == (self.q, self.k_transposed):
             return [node]
         for below in node.all_input_nodes:
-            rest = None if below in (self.mask, self.v) else self._path(below)
+            outside = below in (self.mask, self.bias, self.v)
+            rest = None if outside else self._path(below)
             if rest is not None:
                 return [node, *rest]
         return None
@@ -178,7 +191,7 @@ def _match(softmax: Node, vals: dict[Node, Any]) -> _Attention | None:
     probabilities, v = _operands(product)
     if _origin(probabilities, vals) is not softmax:
         return None
-    return _match_scores(scores, _Attention(v, v, v, 1.0, None, "", 0.0, product), vals)
+    return _match_scores(scores, _Attention(v, v, v, 1.0, None, None, "", 0.0, product), vals)
 
 
 def _forward_to_product(node: Node, vals: dict[Node, Any]) -> Node | None:
@@ -228,6 +241,10 @@ def _match_scores(scores: Any, found: _Attention, vals: dict[Node, Any]) -> _Att
     if masked is not None:
         scores, found.mask, found.mask_kind, found.fill = masked
         scores = _sole(scores, vals)
+        added = _match_mask(scores, vals) if scores and found.mask_kind == "add" else None
+        if added is not None and added[2] == "add":
+            scores, found.bias, *_ = added
+            scores = _sole(scores, vals)
     if scores is not None and _name(scores) in _SCALE:
         factor = _factor(scores)
         if factor is None:
@@ -279,10 +296,10 @@ def _match_mask(node: Node, vals: dict[Node, Any]) -> tuple[Any, Node, str, floa
             if not isinstance(scores, Node) or not isinstance(mask, Node):
                 continue
             inner = _sole(scores, vals)
-            is_scores = inner is not None and (
-                _name(inner) in _MATMUL or _scaled_product(inner, vals)
-            )
-            if is_scores:
+            if inner is None:
+                continue
+            biased = _match_mask(inner, vals) if _name(inner) in _ADD else None
+            if _name(inner) in _MATMUL or _scaled_product(inner, vals) or biased is not None:
                 return scores, mask, "add", 0.0
     return None
 
@@ -326,16 +343,21 @@ def _fits(found: _Attention, vals: dict[Node, Any]) -> bool:
         return False
     if found.mask is None:
         return True
-    mask = vals.get(found.mask)
-    if not isinstance(mask, torch.Tensor) or mask.requires_grad or mask.device != q.device:
-        return False
-    if mask.dtype != (q.dtype if found.mask_kind == "add" else torch.bool):
-        return False
     if found.mask_kind == "add" and vals[found.product].requires_grad:
         # The library's backward starts from log(sum(exp(scores))). In a row where all scores are
         # as large as a mask's, the logarithm is lost to rounding, and with it the gradient.
         return False
     scores = [*q.shape[:-1], k.shape[-1]]
+    masks = [found.mask] if found.bias is None else [found.mask, found.bias]
+    dtype = q.dtype if found.mask_kind == "add" else torch.bool
+    return all(_is_mask(vals.get(m), scores, dtype, q.device) for m in masks)
+
+
+def _is_mask(mask: Any, scores: list[Any], dtype: torch.dtype, device: torch.device) -> bool:
+    if not isinstance(mask, torch.Tensor) or mask.requires_grad:
+        return False
+    if mask.dtype != dtype or mask.device != device:
+        return False
     return 2 <= mask.dim() <= len(scores) and all(
         same_sizes([m], [1]) or same_sizes([m], [s])
         for m, s in zip(reversed(mask.shape), reversed(scores), strict=False)
@@ -407,12 +429,15 @@ def _layout_is_hidden(result: Node) -> bool:
 def _mask_and_repair(
     call: Callable[..., Node], found: _Attention
 ) -> tuple[Node | None, Callable[[Node], Node]]:
-    """The mask as the library wants it, and what sets fully masked rows right afterwards."""
+    """Mask and bias as the library wants them, and what sets fully masked rows right after it."""
     if found.mask is None:
         return None, lambda new: new
     if found.mask_kind == "add":
-        rows = call(torch.all, call(torch.eq, found.mask, -math.inf), -1, keepdim=True)
-        mask = call(torch.masked_fill, found.mask, rows, 0.0)
+        given = found.mask
+        if found.bias is not None:
+            given = call(torch.add, found.bias, found.mask)
+        rows = call(torch.all, call(torch.eq, given, -math.inf), -1, keepdim=True)
+        mask = call(torch.masked_fill, given, rows, 0.0)
     else:
         keep = found.mask
         if found.mask_kind == "drop":

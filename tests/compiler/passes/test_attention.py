@@ -107,6 +107,43 @@ def test_the_graph_may_be_aten():
     compare(gm, function, inputs)
 
 
+def idle_readers(q, k, v):
+    probabilities = (q @ k.mT).softmax(-1)
+    F.dropout(probabilities, 0.0, False)  # given back as it is, and so read by nobody
+    probabilities.to(torch.float32)
+    return probabilities @ v
+
+
+def test_readers_that_nobody_reads_do_not_count():
+    check(idle_readers, *qkv(grad=True))
+
+
+def drawing_reader(q, k, v):
+    probabilities = (q @ k.mT).softmax(-1)
+    F.dropout(probabilities, 0.5, True)
+    return probabilities @ v
+
+
+def test_a_reader_that_draws_random_numbers_does():
+    gm = check(drawing_reader, *qkv(), fires=False)
+    assert any(node.target is F.dropout for node in gm.graph.nodes)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 6, 7), (6, 7), (2, 1, 6, 7)])
+def test_a_position_bias_before_a_mask_is_added_to_it(shape):
+    def biased(q, k, v, bias, mask):
+        return (((q @ k.mT) * 0.4 + bias) + mask).softmax(-1) @ v
+
+    bias = torch.randn(shape)
+    mask = torch.where(torch.rand(2, 1, 6, 7) > 0.3, 0.0, torch.finfo(torch.float32).min)
+    mask[0, 0, 2] = torch.finfo(torch.float32).min  # a row of which nothing is seen
+    check(biased, *qkv(), bias, mask)
+    check(biased, *qkv(), bias, torch.where(mask < 0, -INF, mask))
+    check(biased, *qkv(), bias.clone().requires_grad_(), mask, fires=False)
+    check(biased, *qkv(), bias, mask.bool().logical_not(), fires=False)  # added as numbers
+    check(biased, *qkv(grad=True), bias, mask, fires=False)
+
+
 def test_two_layers_are_two():
     def function(q, k, v):
         once = (q @ k.mT).softmax(-1) @ v
