@@ -225,7 +225,7 @@ def _changes_nothing(node: Node, vals: dict[Node, Any]) -> bool:
         p = _argument(node, 1, "p", default=0.5)
         training = _argument(node, 2, "training", "train", default=True)
         return p == 0 or training is False
-    return name in _KEEPING or name in ("to", "type_as", "float", "expand", "_to_copy")
+    return name in _KEEPING or name in ("to", "type", "type_as", "float", "expand", "_to_copy")
 
 
 def _operands(product: Node) -> tuple[Any, Any]:

@@ -1,6 +1,7 @@
 """``python -m tests.compiler.opinfo``: sweep operators and print what differs, by cause.
 
-Also ``--coverage``: count the operators lowered, decomposed and fallen back, and write the list.
+Also ``--coverage``: count the operators lowered, decomposed and fallen back, and write the list;
+with names, their rows are written anew and the others kept.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     if options.coverage:
-        print(coverage.write())
+        print(coverage.write(options.names))
         return
     dtypes = [getattr(torch, name) for name in options.dtype or ()] or list(FORWARD_DTYPES)
     part, parts = map(int, options.part.split("/"))

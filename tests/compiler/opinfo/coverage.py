@@ -155,9 +155,10 @@ def figures(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return counts
 
 
-def write() -> str:
-    """Survey all operators, write the list, and return its figures as text."""
-    rows = survey(sorted(harness.operators()))
+def write(names: list[str]) -> str:
+    """Survey operators (none named: all), write the list, and return its figures as text."""
+    kept = committed() if names else {}
+    rows = dict(sorted((kept | survey(names or sorted(harness.operators()))).items()))
     LIST.write_text(json.dumps({"figures": figures(rows), "operators": rows}, indent=1) + "\n")
     return json.dumps(figures(rows), indent=1)
 
