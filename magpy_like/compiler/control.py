@@ -177,6 +177,10 @@ class _Python(torch.nn.Module):
         self.forward = function
 
 
+_compiling = threading.RLock()
+"""Held while a part is compiled: torch traces in one thread at a time."""
+
+
 class Part(torch.nn.Module):
     """A graph without branches, compiled when it is first called."""
 
@@ -184,7 +188,6 @@ class Part(torch.nn.Module):
         """``varying`` are the positions of inputs that a branch may give another form."""
         super().__init__()
         self._graph, self._varying, self._backend = gm, varying, backend
-        self._lock = threading.Lock()
         self._compiled: dict[Any, Callable[..., Any]] = {}
 
     def forward(self, *args: Any) -> Any:
@@ -193,8 +196,10 @@ class Part(torch.nn.Module):
         key = tuple(_form(args[i]) for i in self._varying)
         found = self._compiled.get(key)
         if found is None:
-            with self._lock:
-                found = self._compiled[key] = self._backend(self._graph, args)
+            with _compiling:
+                found = self._compiled.get(key)
+                if found is None:
+                    found = self._compiled[key] = self._backend(self._graph, args)
         return found(*args)
 
 

@@ -126,6 +126,18 @@ class Branches:
             erase(rec, [node for end in ends for node in end.nodes])
             run.account()
 
+    def at_identity(self, run: MonitorRun, step: Step) -> None:
+        left, right = step.stack[-2:]
+        if not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)):
+            return
+        for depth, tensor in ((2, left), (1, right)):
+            original = self._stand_ins.original(tensor)
+            if original is not tensor:
+                frame_set_operand(step.frame, depth, original)
+        unsure = {id(tensor) for tensor, _ in run.recording.unchanged}
+        if unsure & {id(left), id(right)}:
+            raise Split("asks whether two tensors are one, which a branch decides")
+
     def give_back(self, result: Any) -> Any:
         """The program's result, after the run, with the tensors that the program has handed on."""
         self._may_be.clear()

@@ -30,6 +30,13 @@ class StandIns:
         self._pairs.append((made, tensor))
         return made
 
+    def original(self, tensor: Any) -> Any:
+        """What the program would have instead of a stand-in; any other value itself."""
+        for made, behind in reversed(self._pairs):
+            if made is tensor:
+                tensor = behind
+        return tensor
+
     def give_back(self, result: Any) -> Any:
         """``result`` with the tensors that the program has handed on; elsewhere they are put back.
 
@@ -37,11 +44,7 @@ class StandIns:
         """
         while self._pairs:
             made, tensor = self._pairs.pop()
-            while True:  # a stand-in's original may be a stand-in
-                behind = next((o for m, o in self._pairs if m is tensor), None)
-                if behind is None:
-                    break
-                tensor = behind
+            tensor = self.original(tensor)  # which may be a stand-in as well
             result = _replaced(result, made, tensor)
             if sys.getrefcount(made) > 2:
                 _put_back(made, tensor)

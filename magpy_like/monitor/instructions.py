@@ -402,6 +402,8 @@ def contains(run: MonitorRun, step: Step) -> Token:
 
 def identity(run: MonitorRun, step: Step) -> Token:
     """``left is right``."""
+    if run.branching is not None:
+        run.branching.at_identity(run, step)
     operators.identify(run.recording, *step.stack[-2:])
     return None
 

@@ -186,6 +186,13 @@ class Branching(Protocol):
             Split: it is not as the sides have foretold.
         """
 
+    def at_identity(self, run: MonitorRun, step: Step) -> None:
+        """The program is about to ask whether two variables are one.
+
+        Raises:
+            Split: a branch decides that.
+        """
+
     def choose(self, step: Step) -> bool:
         """Which way a side goes whose record is made already."""
 

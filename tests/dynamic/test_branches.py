@@ -503,6 +503,17 @@ def test_the_monitored_run_hands_on_the_very_tensors():
         assert_same(*found)
 
 
+def test_which_tensor_a_branch_hands_on_is_asked_anew():
+    def program(x, y):
+        z = y if x.sum() > 0 else x
+        return z, z is y, z is not x, z is None
+
+    fast = magpy.compile(program, backend="eager")
+    for sign in (1, -1, 1, -1):
+        arguments, twins = ((torch.ones(3) * sign, torch.zeros(3)) for _ in range(2))
+        assert_same((fast(*arguments), arguments), (program(*twins), twins))
+
+
 def test_a_branch_leaves_torchs_modes_and_random_state_alone():
     torch.manual_seed(3)
     state = torch.get_rng_state()
