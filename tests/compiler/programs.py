@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from typing import Any, Callable
+from unittest import mock
 
 import torch
 
-from magpy_like.compiler import dynamo_backend
+from magpy_like.compiler import build, dynamo_backend
 from magpy_like.compiler.codegen.common import Kernel
 from magpy_like.compiler.compile_fx import compile_fx
 from magpy_like.compiler.graph import Graph
@@ -68,12 +69,13 @@ def schedule(function: Callable[..., Any], *args: Any) -> Schedule:
         found.append(original(self))
         return found[-1]
 
-    Scheduler.run = run  # type: ignore[method-assign]
-    try:
-        with torch.no_grad():
-            compiled(function)(*args)
-    finally:
-        Scheduler.run = original  # type: ignore[method-assign]
+    # A graph that an earlier run left on disk would not be scheduled.
+    with (
+        mock.patch.object(Scheduler, "run", run),
+        mock.patch.object(build, "find", lambda *args: None),
+        torch.no_grad(),
+    ):
+        compiled(function)(*args)
     (result,) = found
     return result
 

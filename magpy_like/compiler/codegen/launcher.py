@@ -62,6 +62,9 @@ def define(source: str, names: dict[str, Any]) -> Callable[[list[Any]], Any]:
     """The function of a launcher's source; a traceback into it shows its lines."""
     filename = f"<magpy launcher {next(_counter)}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    # An overload's own call is a Python function around this one.
+    direct = {n: t._op for n, t in names.items() if isinstance(t, torch._ops.OpOverload)}
+    names = names | direct
     exec(compile(source, filename, "exec"), names)
     call: Callable[[list[Any]], Any] = names["call"]
     return call
