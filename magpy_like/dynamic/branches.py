@@ -126,17 +126,26 @@ class Branches:
             erase(rec, [node for end in ends for node in end.nodes])
             run.account()
 
-    def at_identity(self, run: MonitorRun, step: Step) -> None:
-        left, right = step.stack[-2:]
-        if not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)):
+    def at_identity(self, run: MonitorRun, step: Step, depths: Sequence[int]) -> None:
+        operands = [(depth, step.stack[-depth]) for depth in depths]
+        if not all(isinstance(value, torch.Tensor) for _, value in operands):
             return
-        for depth, tensor in ((2, left), (1, right)):
+        unsure = {id(tensor) for tensor, _ in run.recording.unchanged}
+        for depth, tensor in operands:
             original = self._stand_ins.original(tensor)
             if original is not tensor:
                 frame_set_operand(step.frame, depth, original)
-        unsure = {id(tensor) for tensor, _ in run.recording.unchanged}
-        if unsure & {id(left), id(right)}:
-            raise Split("asks whether two tensors are one, which a branch decides")
+        if any(id(tensor) in unsure for _, tensor in operands):
+            raise Split("asks which tensor it is that a branch has handed on")
+
+    def at_end(self) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and self._stand_ins:
+            for slot, value in enumerate(frame_locals(frame)[: frame.f_code.co_nlocals]):
+                original = self._stand_ins.original(value)
+                if original is not value:
+                    frame_set_local(frame, slot, original)
+            frame = frame.f_back
 
     def give_back(self, result: Any) -> Any:
         """The program's result, after the run, with the tensors that the program has handed on."""

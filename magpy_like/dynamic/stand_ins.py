@@ -24,6 +24,9 @@ class StandIns:
     def __init__(self) -> None:
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
 
+    def __bool__(self) -> bool:
+        return bool(self._pairs)
+
     def make(self, tensor: torch.Tensor) -> torch.Tensor:
         with torch.enable_grad():
             made = tensor.view_as(tensor)

@@ -261,6 +261,8 @@ def delete_attribute(run: MonitorRun, step: Step) -> Token:
 def read_item(run: MonitorRun, step: Step) -> Token:
     """``source[key]``."""
     source, key = step.stack[-2:]
+    if isinstance(source, dict):
+        _ask_which(run, step, 1)
     return get_item(run, source, key, step)
 
 
@@ -384,6 +386,7 @@ def unary(run: MonitorRun, step: Step) -> Token:
 def contains(run: MonitorRun, step: Step) -> Token:
     """``item in container``."""
     item, container = step.stack[-2:]
+    _ask_which(run, step, 2)
     rec = run.recording
     if isinstance(container, torch.Tensor):
         raise Split("looks for a value in a tensor")
@@ -400,10 +403,15 @@ def contains(run: MonitorRun, step: Step) -> Token:
     return None
 
 
+def _ask_which(run: MonitorRun, step: Step, *depths: int) -> None:
+    """What comes next depends on which objects these operands are, should they be tensors."""
+    if run.branching is not None:
+        run.branching.at_identity(run, step, depths)
+
+
 def identity(run: MonitorRun, step: Step) -> Token:
     """``left is right``."""
-    if run.branching is not None:
-        run.branching.at_identity(run, step)
+    _ask_which(run, step, 2, 1)
     operators.identify(run.recording, *step.stack[-2:])
     return None
 
@@ -594,6 +602,8 @@ def call(run: MonitorRun, step: Step) -> Token:
         function, args = stack[-count - 1], stack[len(stack) - count :]
     else:
         function, args = first, stack[len(stack) - count - 1 :]
+    if count == 1 and (function is id or function is hash):
+        _ask_which(run, step, 1)
     names = run.keyword_names(step)
     kwargs: dict[str, Any] = {}
     if names:

@@ -186,12 +186,15 @@ class Branching(Protocol):
             Split: it is not as the sides have foretold.
         """
 
-    def at_identity(self, run: MonitorRun, step: Step) -> None:
-        """The program is about to ask whether two variables are one.
+    def at_identity(self, run: MonitorRun, step: Step, depths: Sequence[int]) -> None:
+        """The program is about to ask which objects the operands at these depths are.
 
         Raises:
             Split: a branch decides that.
         """
+
+    def at_end(self) -> None:
+        """The program is watched no more: its open frames are to have its own tensors."""
 
     def choose(self, step: Step) -> bool:
         """Which way a side goes whose record is made already."""
@@ -319,6 +322,8 @@ class MonitorRun:
     def end(self) -> None:
         """Watch no more; the program goes on natively."""
         self._monitor.stop()
+        if self.branching is not None:
+            self.branching.at_end()
 
     def _split(self, frame: types.FrameType, reason: str) -> None:
         """End the recording here; the program goes on natively."""

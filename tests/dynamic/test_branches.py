@@ -514,6 +514,18 @@ def test_which_tensor_a_branch_hands_on_is_asked_anew():
         assert_same((fast(*arguments), arguments), (program(*twins), twins))
 
 
+def test_containers_tell_which_tensor_a_branch_hands_on():
+    def program(x):
+        y = x * 1
+        z = y if x.sum() > 0 else x + 1
+        seen = {y: 1}
+        return z in seen, id(z) == id(y)
+
+    fast = magpy.compile(program, backend="eager")
+    for sign in (1, -1, 1, -1):
+        assert_same(fast(torch.ones(3) * sign), program(torch.ones(3) * sign))
+
+
 def test_a_branch_leaves_torchs_modes_and_random_state_alone():
     torch.manual_seed(3)
     state = torch.get_rng_state()
