@@ -42,6 +42,22 @@ def _prod(iterable: Iterable[Any], /, *, start: Any = 1) -> Any:
     return total
 
 
+def _max(*values: Any) -> Any:
+    largest, *others = values if len(values) > 1 else values[0]
+    for value in others:
+        if value > largest:
+            largest = value
+    return largest
+
+
+def _min(*values: Any) -> Any:
+    smallest, *others = values if len(values) > 1 else values[0]
+    for value in others:
+        if value < smallest:
+            smallest = value
+    return smallest
+
+
 def _reduce(function: Callable[..., Any], iterable: Iterable[Any], /, *initial: Any) -> Any:
     return functools.reduce(spread(function), iterable, *initial)
 
@@ -140,6 +156,12 @@ def _consumes_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return bool(args) and may_yield_tensors(args[0])
 
 
+def _compares_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    if kwargs or not args or (len(args) == 1 and type(args[0]) not in (list, tuple)):
+        return False
+    return any(isinstance(value, torch.Tensor) for value in (args if len(args) > 1 else args[0]))
+
+
 def _runs_native(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether a function that is to be called on each item does its work out of sight."""
     if not args or isinstance(args[0], types.FunctionType | types.MethodType | type | str):
@@ -158,16 +180,22 @@ def _plain_checkpoint(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 Applies = Callable[[tuple[Any, ...], Mapping[str, Any]], bool]
 
-_POLYFILLS: dict[Any, tuple[Applies, Callable[..., Any]]] = {
-    sum: (_consumes_tensors, _sum),
-    math.prod: (_consumes_tensors, _prod),
-    functools.reduce: (_runs_native, _reduce),
-    map: (_runs_native, _map),
-    itertools.starmap: (_runs_native, _starmap),
-    itertools.accumulate: (_consumes_tensors, _accumulate),
-    torch.utils.checkpoint.checkpoint: (_plain_checkpoint, _checkpoint),
-    **{chooser: (_by_native_key, _in_order_of(chooser)) for chooser in (sorted, min, max)},
-}
+_ROWS: tuple[tuple[Any, Applies, Callable[..., Any]], ...] = (
+    (sum, _consumes_tensors, _sum),
+    (math.prod, _consumes_tensors, _prod),
+    (max, _compares_tensors, _max),
+    (min, _compares_tensors, _min),
+    (functools.reduce, _runs_native, _reduce),
+    (map, _runs_native, _map),
+    (itertools.starmap, _runs_native, _starmap),
+    (itertools.accumulate, _consumes_tensors, _accumulate),
+    (torch.utils.checkpoint.checkpoint, _plain_checkpoint, _checkpoint),
+    *((chooser, _by_native_key, _in_order_of(chooser)) for chooser in (sorted, min, max)),
+)
+"""Native functions, when they are replaced, and by what."""
+_POLYFILLS: dict[Any, list[tuple[Applies, Callable[..., Any]]]] = {}
+for _function, _applies, _instead in _ROWS:
+    _POLYFILLS.setdefault(_function, []).append((_applies, _instead))
 
 
 def polyfill(
@@ -178,10 +206,10 @@ def polyfill(
     if getter is not None:
         return getter(function)
     try:
-        found = _POLYFILLS.get(function)
+        rows = _POLYFILLS.get(function, ())
     except TypeError:  # not hashable
         return None
-    return found[1] if found is not None and found[0](args, kwargs) else None
+    return next((instead for applies, instead in rows if applies(args, kwargs)), None)
 
 
 def may_yield_tensors(iterable: Any) -> bool:
@@ -196,9 +224,7 @@ def may_yield_tensors(iterable: Any) -> bool:
 
 
 CODE = {
-    function.__code__
-    for _, function in _POLYFILLS.values()
-    if isinstance(function, types.FunctionType)
+    function.__code__ for _, _, function in _ROWS if isinstance(function, types.FunctionType)
 } | {
     constant
     for maker in (spread, *_GETTERS.values())

@@ -305,3 +305,17 @@ def test_as_many_tensors_as_were_given_come_out_whatever_their_sizes():
     twins = Twins(lambda: program)
     twins.call(one(1.0, -2.0, 3.0))
     twins.call(one(1.0, 2.0, 3.0), hit=True)
+
+
+@pytest.mark.parametrize("choose", [max, min])
+def test_the_largest_of_tensors_and_numbers_is_chosen_in_python(choose):
+    def program(x):
+        count = choose((x > 0).sum(), 1)
+        return x / count, choose([x.sum(), x.mean(), x.prod()])
+
+    check_right(
+        lambda: program,
+        *(one(1.0, 2.0, 3.0), one(-1.0, -2.0, -3.0), one(1.0, -2.0, 0.0)),
+        one(1.0, float("nan"), 2.0),
+    )
+    assert not magpy.explain(program, tensor(1.0, 2.0, 3.0)).split_points
