@@ -14,6 +14,7 @@ from typing import Any
 
 from magpy_like.dynamic.code_flow import instructions, live_locals, slot_count
 from magpy_like.dynamic.continuation import OPERATIONS, TESTS, Raised, step, step_code
+from magpy_like.dynamic.frame_state import pushes_two
 from magpy_like.dynamic.layout import FrameLayout, Layout, Slot, lay_out
 from magpy_like.native import NULL, lookup_in_type
 
@@ -64,7 +65,8 @@ class Crossing:
             return self._test(values, given)
         if name == "FOR_ITER":
             return self._next(values, given)
-        if name not in OPERATIONS or type(values[0]) is not FunctionType:
+        alone = name in OPERATIONS and not pushes_two(self._at)
+        if not alone or type(values[0]) is not FunctionType:
             return self._step(values)
         return self._operate(values, given)
 
