@@ -9,6 +9,7 @@ operator's results.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import FrameType
@@ -54,11 +55,14 @@ from magpy_like.native import (
     frame_set_operand,
     frame_stack,
 )
-from magpy_like.refgraph.values import is_plain, tensor_version
+from magpy_like.refgraph.values import Steady, is_plain
 
 _log = topic("splits")
 _MOST_NESTED = 12
 """Branches inside a side of a branch, and so on: each level runs all further ones twice."""
+
+
+_Reference = weakref.ref[torch.Tensor]
 
 
 class Branches:
@@ -69,8 +73,8 @@ class Branches:
         self._waiting: list[Waiting] = []
         self._depth = 0
         self._stand_ins = StandIns()
-        self._may_be: dict[int, tuple[torch.Tensor, list[torch.Tensor]]] = {}
-        """By id, results of branches inside sides, with what they may be that was there before."""
+        self._may_be: dict[int, tuple[_Reference, list[_Reference]]] = {}
+        """By id, results of branches, with what they may be that was there before."""
         self._ways: dict[tuple[int, int], bool] = {}
         """By code and offset, the way out of a loop that is an operator already."""
 
@@ -130,7 +134,7 @@ class Branches:
         operands = [(depth, step.stack[-depth]) for depth in depths]
         if not all(isinstance(value, torch.Tensor) for _, value in operands):
             return
-        unsure = {id(tensor) for tensor, _ in run.recording.unchanged}
+        unsure = {id(steady.tensor()) for steady in run.recording.unchanged}
         for depth, tensor in operands:
             original = self._stand_ins.original(tensor)
             if original is not tensor:
@@ -265,7 +269,9 @@ class Branches:
 
     def _sources(self, tensor: torch.Tensor, end: End, rec: Recording) -> list[torch.Tensor]:
         """What was there before the branch and may be this tensor."""
-        tensor, sources = self._may_be.get(id(tensor), (tensor, []))
+        known, references = self._may_be.get(id(tensor), (lambda: None, []))
+        found = [source() for source in references if known() is tensor]
+        sources = [source for source in found if source is not None]
         if sources or end.made(tensor):
             return sources
         if isinstance(tensor, FakeTensor) and rec.operators.node_of(tensor) in end.nodes:
@@ -468,9 +474,9 @@ class Branches:
             value = self._stand_ins.make(value)
         rec.operators.know(value, node)
         if output.sources:
-            self._may_be[id(value)] = value, output.sources
+            self._may_be[id(value)] = weakref.ref(value), [*map(weakref.ref, output.sources)]
         for tensor in (value, *output.sources) if output.sources else ():
-            rec.unchanged.append((tensor, tensor_version(tensor)))
+            rec.unchanged.append(Steady(tensor))
         return value
 
 

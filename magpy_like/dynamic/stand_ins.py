@@ -12,6 +12,7 @@ import gc
 import operator
 import sys
 import types
+import weakref
 from collections import deque
 from typing import Any
 
@@ -19,25 +20,30 @@ import torch
 
 
 class StandIns:
-    """The tensors of one monitor run that stand for others."""
+    """The tensors of one monitor run that stand for others.
+
+    What a stand-in stands for is kept no longer than the stand-in itself: a monitored run is to
+    hold no more memory than an eager one.
+    """
 
     def __init__(self) -> None:
-        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._made: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        """Stand-ins by their ids, in the order of their making, each with what it stands for."""
 
     def __bool__(self) -> bool:
-        return bool(self._pairs)
+        return bool(self._made)
 
     def make(self, tensor: torch.Tensor) -> torch.Tensor:
         with torch.enable_grad():
             made = tensor.view_as(tensor)
-        self._pairs.append((made, tensor))
+        known, key = self._made, id(made)
+        known[key] = weakref.ref(made, lambda _: known.pop(key, None)), tensor
         return made
 
     def original(self, tensor: Any) -> Any:
         """What the program would have instead of a stand-in; any other value itself."""
-        for made, behind in reversed(self._pairs):
-            if made is tensor:
-                tensor = behind
+        while (known := self._made.get(id(tensor))) is not None and known[0]() is tensor:
+            tensor = known[1]
         return tensor
 
     def give_back(self, result: Any) -> Any:
@@ -45,8 +51,11 @@ class StandIns:
 
         Call it when nothing of the program runs any more and the recording is released.
         """
-        while self._pairs:
-            made, tensor = self._pairs.pop()
+        while self._made:
+            _, (reference, tensor) = self._made.popitem()
+            made = reference()
+            if made is None:
+                continue
             tensor = self.original(tensor)  # which may be a stand-in as well
             result = _replaced(result, made, tensor)
             if sys.getrefcount(made) > 2:

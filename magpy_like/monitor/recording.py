@@ -28,6 +28,7 @@ from magpy_like.native import TensorCheck
 from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, RefGraph, Relation, ShadowNode
 from magpy_like.refgraph.values import (
     HEAP_TYPE,
+    Steady,
     behind_proxy,
     has_values,
     is_identity,
@@ -102,8 +103,8 @@ class Recording:
         """The grad mode that the program left, if it is another than it found."""
         self.kept: list[torch.Tensor] = []
         """The inputs of the operator graph: the backend needs them even if the program lets go."""
-        self.unchanged: list[tuple[torch.Tensor, int]] = []
-        """Tensors that must keep their data, as one may be another, with their versions."""
+        self.unchanged: list[Steady] = []
+        """Tensors that must keep their data, as one may be another."""
         self._born: dict[int, Callable[[], Any]] = {}
 
     def release(self) -> None:
@@ -112,7 +113,7 @@ class Recording:
 
     def has_changed(self, since: int = 0) -> bool:
         """Whether one of the tensors that must keep their data was changed in place."""
-        return any(tensor_version(tensor) != version for tensor, version in self.unchanged[since:])
+        return any(steady.has_changed() for steady in self.unchanged[since:])
 
     # --- meeting variables ---------------------------------------------------------------------
 

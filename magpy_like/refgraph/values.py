@@ -10,6 +10,7 @@ import gc
 import re
 import types
 import uuid
+import weakref
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,31 @@ def tensor_version(tensor: torch.Tensor) -> int:
     """How often a tensor's data was changed in place; inference tensors do not count."""
     with torch._C.DisableTorchFunctionSubclass():  # some subclasses answer nothing
         return -1 if tensor.is_inference() else tensor._version
+
+
+class Steady:
+    """Notices that a tensor's data was changed in place, without keeping its memory.
+
+    Views of a tensor count their changes together with it, and may outlive it.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = weakref.ref(tensor)
+        self._counter = _version_counter(tensor)
+        self._version = tensor_version(self._counter)
+
+    def has_changed(self) -> bool:
+        return tensor_version(self._counter) != self._version
+
+
+def _version_counter(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that counts changes together with another one and, if it can be, is empty."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_inference():
+        return tensor
+    counter = tensor.detach()
+    if counter.layout is torch.strided:
+        counter.data = counter.new_empty(0)
+    return counter
 
 
 def has_values(tensor: torch.Tensor) -> bool:
