@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -68,7 +68,9 @@ _Reference = weakref.ref[torch.Tensor]
 class Branches:
     """Makes operators of the branches of one monitor run: its ``Branching``."""
 
-    def __init__(self) -> None:
+    def __init__(self, merges: Callable[[], bool]) -> None:
+        self._merges = merges
+        """Whether branches may become operators where the program is."""
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._waiting: list[Waiting] = []
         self._depth = 0
@@ -86,6 +88,8 @@ class Branches:
             raise Split(f"branches on a tensor's value, and no operator does: {why}") from None
 
     def _merge(self, run: MonitorRun, step: Step) -> None:
+        if not self._merges():
+            raise Split("what one hands on is changed in place later")
         rec, predicate = run.recording, step.stack[-1]
         state = _state(run, step, nested=self._depth > 0)
         if predicate.numel() != 1:

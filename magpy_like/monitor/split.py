@@ -27,6 +27,10 @@ class NotForetold(Split):
     """A value was foretold, and what the program did later cannot be undone if it was wrong."""
 
 
+class NotMerged(Split):
+    """A branch became an operator, which the program does not allow by what it did later."""
+
+
 @dataclass(frozen=True)
 class SplitPoint:
     """Where a program was cut, and why. ``lineno`` counts from 1."""

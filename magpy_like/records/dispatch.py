@@ -21,7 +21,7 @@ from magpy_like.errors import FullGraphError
 from magpy_like.logs import topic
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
-from magpy_like.monitor.split import NotForetold, Split, SplitPoint, is_monitoring
+from magpy_like.monitor.split import NotForetold, NotMerged, Split, SplitPoint, is_monitoring
 from magpy_like.monitor.variation import Variation, argument_place
 from magpy_like.records.backends import resolve_backend
 from magpy_like.records.interface import CacheInfo, Explanation, Stretch
@@ -73,6 +73,8 @@ class Dispatcher:
         self._stretches = stretches or Stretches(self._continue)
         self.foretells = True
         """Whether values of tensors that steer the program are foretold."""
+        self.merges = True
+        """Whether branches on tensors become operators."""
         self.varying = Varying(dynamic, text=not self._is_program)
         _all.add(self)
 
@@ -213,7 +215,8 @@ class Dispatcher:
 
     def _monitor(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the program natively; each of the stretches that it comes through gets a record."""
-        cut, branches = StretchCut(self, args, kwargs), Branches()
+        cut = StretchCut(self, args, kwargs)
+        branches = Branches(lambda: cut.stretch.dispatcher.merges)
         varying = self.variation(args, kwargs)
         run = MonitorRun(self.target, args, dict(kwargs), varying, cut, branches)
         result = run.run()
@@ -227,6 +230,8 @@ class Dispatcher:
                 self.varying.check_marks(record)
             except NotForetold:
                 last.foretells = False
+            except NotMerged:
+                last.merges = False
             except Split as reason:
                 last.no_record(SplitPoint.of(self.name, _code_of(self.target), str(reason)), "")
         run.recording.release()
@@ -334,12 +339,11 @@ class Dispatcher:
         """
         if known is not None:
             self.dynamic, self.varying = known.dynamic, copy.deepcopy(known.varying)
-        foretold = True
-        while foretold:  # the next run splits where this one could not foretell after all
-            before = [d for d in (self, *self._following()) if not d.foretells]
+        learns = True
+        while learns:  # the next run splits where this one could not go on as one graph after all
+            before = self._refrains()
             self.call(args, kwargs)
-            after = [d for d in (self, *self._following()) if not d.foretells]
-            foretold = len(after) > len(before)
+            learns = self._refrains() > before
         everywhere = [self, *self._following()]
         report = Explanation()
         for point in (point for d in everywhere for point in d.split_points):
@@ -357,6 +361,10 @@ class Dispatcher:
             report.source += f"{record.guard_source}\n{record.mock_source}"
         return report
 
+    def _refrains(self) -> int:
+        """How many ways of keeping branches inside of a graph have been given up."""
+        return sum((not d.foretells) + (not d.merges) for d in (self, *self._following()))
+
     def reset(self) -> None:
         """Forget all records and what was learnt about the program."""
         with self._lock:
@@ -364,7 +372,7 @@ class Dispatcher:
             self.hits = self.misses = self._given_up = 0
             self.split_points = []
             self.varying = Varying(self.dynamic, text=not self._is_program)
-            self.foretells = True
+            self.foretells = self.merges = True
             if self._is_program:
                 self._stretches = Stretches(self._continue)
             self._eager = None

@@ -23,7 +23,7 @@ from magpy_like.logs import topic
 from magpy_like.monitor.expressions import is_liftable
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
-from magpy_like.monitor.split import NotForetold, Split, SplitPoint
+from magpy_like.monitor.split import NotForetold, NotMerged, Split, SplitPoint
 from magpy_like.monitor.variation import argument_place
 from magpy_like.native import StateCheck, frame_set_local, frame_set_operand, fresh_plain
 from magpy_like.synthesis.record import Record
@@ -109,6 +109,9 @@ class StretchCut:
                 self.stretch.recorded = True
         except NotForetold:
             dispatcher.foretells = False
+            return False
+        except NotMerged:
+            dispatcher.merges = False
             return False
         except (NoLayout, Split) as obstacle:
             dispatcher.no_record(SplitPoint.at(frame, reason), str(obstacle))

@@ -16,7 +16,7 @@ from magpy_like.compiler.control import interpreted
 from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.iterators import advance
 from magpy_like.monitor.recording import Recording, items_of
-from magpy_like.monitor.split import NotForetold, Split, SplitPoint
+from magpy_like.monitor.split import NotForetold, NotMerged, Split, SplitPoint
 from magpy_like.monitor.variation import Path
 from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import is_plain
@@ -412,7 +412,7 @@ def _compile(
     if not mock.outputs and not (operators.operators and noticed):
         return None, None, []
     if rec.has_changed():
-        raise Split("changes a tensor in place that a branch may have handed on")
+        raise NotMerged("changes a tensor in place that a branch may have handed on")
     if any(array.tobytes() != before.tobytes() for array, before in operators.arrays):
         raise Split("changes a NumPy array whose memory a tensor shares")
     if not rec.constants.lent_is_unchanged():

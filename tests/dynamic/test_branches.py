@@ -566,3 +566,18 @@ def test_sides_meet_where_every_way_comes_through():
     }
     assert lines[place] == one_side.__code__.co_firstlineno + 3
     assert joins_of(raises) != [RETURN], "a side that raises never gets to the join"
+
+
+def changes_what_is_handed_on(x):
+    y = x if x.sum() > 0 else x * 2
+    y.add_(1)
+    return y, x * 1
+
+
+def test_a_branch_whose_result_is_changed_in_place_is_none_of_the_graph_from_then_on():
+    fast = magpy.compile(changes_what_is_handed_on, backend="eager")
+    for sign in (1, -1, 1, -1, 1, -1):
+        given, expected = torch.full((3,), float(sign)), torch.full((3,), float(sign))
+        assert_same(fast(given), changes_what_is_handed_on(expected))
+        assert torch.equal(given, expected)
+    assert magpy.cache_info(fast).hits >= 2
