@@ -52,6 +52,7 @@ COMMON: dict[str, Any] = {
     "math": math,
     "AssumptionFailed": AssumptionFailed,
     "empty": torch._C._dynamo.guards._empty_strided_cpu,
+    "empty_large": pages.empty_large,
     "empty_on": torch.empty_strided,
     "window": torch._C._dynamo.guards._reinterpret_tensor,
     "relayout": relayout,
@@ -62,9 +63,6 @@ def define(source: str, names: dict[str, Any]) -> Callable[[list[Any]], Any]:
     """The function of a launcher's source; a traceback into it shows its lines."""
     filename = f"<magpy launcher {next(_counter)}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    # An overload's own call is a Python function around this one.
-    direct = {n: t._op for n, t in names.items() if isinstance(t, torch._ops.OpOverload)}
-    names = names | direct
     exec(compile(source, filename, "exec"), names)
     call: Callable[[list[Any]], Any] = names["call"]
     return call
@@ -189,7 +187,10 @@ class Launcher:
         line = self.lines.line
         args = [self._argument(a) for a in operation.args]
         args += [f"{k}={self._argument(v)}" for k, v in operation.kwargs.items()]
-        call = f"{self._name(operation.target)}({', '.join(args)})"
+        target = self._name(operation.target)
+        if isinstance(operation.target, torch._ops.OpOverload):
+            target += "._op"  # its own call is a Python function around this one
+        call = f"{target}({', '.join(args)})"
         if not operation.multiple:
             (output,) = operation.outputs
             if output is None:

@@ -205,7 +205,8 @@ class CompiledGraph:
 
 def text_of(tensor: torch.Tensor) -> str:
     """A small tensor, strides included, as text. (torch.load looks for fake tensor modes.)"""
-    data = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
+    data = flat.view(torch.uint8).numpy().tobytes()
     layout = [str(tensor.dtype), list(tensor.shape), list(tensor.stride())]
     return json.dumps([*layout, base64.b64encode(data).decode()])
 
