@@ -288,9 +288,19 @@ def started(tmp_path):
         tmp_path / "out",
     )
     options = ("--corpus", corpus, "--compilers", "torchscript", "--out", out)
-    process = subprocess.Popen(command(*options), stderr=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(
+        command(*options),
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=_listen_to_interrupts,
+    )
     wait_until(lambda: (tmp_path / "pid").exists() and lines(out))
     return process, int((tmp_path / "pid").read_text()), options
+
+
+def _listen_to_interrupts():
+    """Also where the tests run in a shell's background, whose jobs ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_until(condition):
