@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.dynamic.cutting import Program, every_cut, resume, step_and_resume
+from tests.dynamic.grammar import Grammar
 from tests.dynamic.programs import MANAGERS
 
 EXPRESSIONS = (
@@ -37,26 +38,7 @@ STATEMENTS = (
 )
 
 
-def fill(draw, templates, depth):
-    """One of the templates; at depth 0 one of those in front, without parts of its own kind."""
-    text = draw(st.sampled_from(templates if depth else templates[: len(templates) // 4]))
-    for part in ("{n}", "{i}", "{e}", "{b}"):
-        while part in text:
-            text = text.replace(part, PARTS[part](draw, depth - 1), 1)
-    return text
-
-
-PARTS = {
-    "{n}": lambda draw, _: draw(st.sampled_from("abc")),
-    "{i}": lambda draw, _: str(draw(st.integers(0, 3))),
-    "{e}": lambda draw, depth: fill(draw, EXPRESSIONS, min(max(depth, 0), 2)),
-    "{b}": lambda draw, depth: textwrap.indent(block(draw, max(depth, 0)), "    "),
-}
-
-
-def block(draw, depth):
-    count = draw(st.integers(1, 3))
-    return "\n".join(fill(draw, STATEMENTS, depth) for _ in range(count))
+GRAMMAR = Grammar(EXPRESSIONS, STATEMENTS, ends=4)
 
 
 @st.composite
@@ -71,7 +53,7 @@ def helper(x, *, k=0):
 def part(a, b):
     c = 2
     get = lambda: c
-{textwrap.indent(block(draw, 3), "    ")}
+{textwrap.indent(GRAMMAR.block(draw, 3), "    ")}
     return a, b, get()
 def main():
     try:

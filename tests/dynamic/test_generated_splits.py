@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import magpy_like as magpy
 from tests.compare import assert_same
+from tests.dynamic.grammar import Grammar
 
 EXPRESSIONS = (
     "x",
@@ -55,25 +56,7 @@ STATEMENTS = (
 )
 
 
-def fill(draw, templates, depth):
-    text = draw(st.sampled_from(templates if depth else templates[: len(templates) // 3]))
-    for part in ("{n}", "{i}", "{e}", "{b}"):
-        while part in text:
-            text = text.replace(part, PARTS[part](draw, depth - 1), 1)
-    return text.replace("{{", "{").replace("}}", "}")
-
-
-PARTS = {
-    "{n}": lambda draw, _: draw(st.sampled_from("abc")),
-    "{i}": lambda draw, _: str(draw(st.integers(0, 3))),
-    "{e}": lambda draw, depth: fill(draw, EXPRESSIONS, min(max(depth, 0), 2)),
-    "{b}": lambda draw, depth: textwrap.indent(block(draw, max(depth, 0)), "    "),
-}
-
-
-def block(draw, depth):
-    count = draw(st.integers(1, 3))
-    return "\n".join(fill(draw, STATEMENTS, depth) for _ in range(count))
+GRAMMAR = Grammar(EXPRESSIONS, STATEMENTS, ends=3)
 
 
 @st.composite
@@ -108,7 +91,7 @@ def method(box):
 def program(x):
     a, b, c = x, x + 1, x * 0 + 1
     box = Box(b)
-{textwrap.indent(block(draw, 3), "    ")}
+{textwrap.indent(GRAMMAR.block(draw, 3), "    ")}
     return a, b, c, box.value
 """
 
