@@ -228,10 +228,8 @@ class Dispatcher:
                 record = cut.stretch.record(run.recording, result)
                 last.add(record, cut.stretch.args, cut.stretch.kwargs)
                 self.varying.check_marks(record)
-            except NotForetold:
-                last.foretells = False
-            except NotMerged:
-                last.merges = False
+            except (NotForetold, NotMerged) as obstacle:
+                last.refrain(obstacle)
             except Split as reason:
                 last.no_record(SplitPoint.of(self.name, _code_of(self.target), str(reason)), "")
         run.recording.release()
@@ -360,6 +358,13 @@ class Dispatcher:
             report.side_effects += record.side_effects
             report.source += f"{record.guard_source}\n{record.mock_source}"
         return report
+
+    def refrain(self, obstacle: NotForetold | NotMerged) -> None:
+        """Do without what has kept a program from being recorded."""
+        if isinstance(obstacle, NotForetold):
+            self.foretells = False
+        else:
+            self.merges = False
 
     def _refrains(self) -> int:
         """How many ways of keeping branches inside of a graph have been given up."""

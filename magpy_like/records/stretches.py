@@ -107,11 +107,8 @@ class StretchCut:
                 record.layout, record.ends_at = layout, SplitPoint.at(frame, reason)
                 dispatcher.add(record, self.stretch.args, self.stretch.kwargs)
                 self.stretch.recorded = True
-        except NotForetold:
-            dispatcher.foretells = False
-            return False
-        except NotMerged:
-            dispatcher.merges = False
+        except (NotForetold, NotMerged) as obstacle:
+            dispatcher.refrain(obstacle)
             return False
         except (NoLayout, Split) as obstacle:
             dispatcher.no_record(SplitPoint.at(frame, reason), str(obstacle))
