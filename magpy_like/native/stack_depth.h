@@ -1,10 +1,11 @@
 // How many operands lie on a frame's stack.
 //
-// CPython 3.12.0 to 3.12.2 do not store the stack pointer in the frame before they call the trace
-// function. There, the depth at each instruction is derived from the code: by the stack effect of
-// every instruction, along jumps and into exception handlers. Elsewhere the frame knows.
+// CPython 3.12 does not store the stack pointer in the frame before it calls the trace function for
+// an instruction (from 3.12.3 it does so for a line only). There, the depth at each instruction is
+// derived from the code: by the stack effect of every instruction, along jumps and into exception
+// handlers. Elsewhere the frame knows.
 #pragma once
-#define STACK_POINTER_IS_STORED !(PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030C03F0)
+#define STACK_POINTER_IS_STORED (PY_VERSION_HEX < 0x030C0000 || PY_VERSION_HEX >= 0x030D0000)
 
 #if STACK_POINTER_IS_STORED
 
