@@ -1,6 +1,7 @@
 """With ``--device cuda``, the tensors that tests make are made there."""
 
 import pytest
+import torch
 
 
 @pytest.fixture(autouse=True)
@@ -8,5 +9,7 @@ def _default_device(device):
     if device.type == "cpu":
         yield
         return
-    with device:
-        yield
+    # Not as a context: Dynamo follows only the default device into what it captures.
+    torch.set_default_device(device)
+    yield
+    torch.set_default_device(None)
