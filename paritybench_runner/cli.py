@@ -54,7 +54,8 @@ def _compilers(_: click.Context, __: click.Parameter, value: str) -> tuple[str, 
     type=click.FloatRange(0, min_open=True),
     default=12.0,
     show_default=True,
-    help="Address space of a file's process in GiB (not with --device cuda, which maps far more).",
+    help="Address space of a file's process in GiB; with --device cuda, its memory, and as much on "
+    "the GPU.",
 )
 @click.option("--filter", "pattern", help="Part of a file or module name, or FILE::MODULE.")
 @click.option("--shard", help="i/n: part i of n of the files.")
@@ -93,6 +94,8 @@ def _run(
     resume: bool,
     out: Path,
 ) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise click.UsageError("--device cuda: PyTorch finds no GPU here")
     folder = corpus.folder_of(root.absolute())
     files = corpus.shard(corpus.discover(folder, listing), shard)
     files = corpus.wanted_files(files, pattern)
@@ -115,12 +118,15 @@ def _run(
         for path in files
         if path.name not in done
     ]
-    limits = Limits(timeout, None if device == "cuda" else int(memory * _GIB))
+    limits = Limits(timeout, int(memory * _GIB))
     interrupted = False
     # However the run is told to stop, files' processes end and what is done is summed up.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with Supervisor(limits, jobs, compilers) as supervisor, _Bar(len(files), compilers) as bar:
+        with (
+            Supervisor(limits, jobs, compilers, device) as supervisor,
+            _Bar(len(files), compilers) as bar,
+        ):
             for line in writer.done:
                 bar.count(line)
             for line in supervisor.run(todo):

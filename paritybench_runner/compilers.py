@@ -83,7 +83,7 @@ class Magpy:
     """magpy_like, through its public names."""
 
     name = "magpy"
-    imports: tuple[str, ...] = ("magpy_like",)
+    imports: tuple[str, ...] = ("magpy_like", "magpy_like.compiler")
 
     def __init__(self, backend: str) -> None:
         import magpy_like

@@ -31,7 +31,12 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "PYTHONWARNINGS": "ignore",
     "GLIBC_TUNABLES": "glibc.malloc.perturb=85:glibc.malloc.tcache_count=0",
+    # The usual way to ask whether there is a GPU starts the driver, and a process forked after that
+    # cannot use it.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
+# Programs that ask for a GPU do not get one when the CPU is what is looked at.
+_WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 FileResult = dict[str, Any]
 
@@ -42,7 +47,8 @@ class Limits:
 
     Attributes:
         seconds: for each step: importing the file, a test in eager mode, a test in one compiler.
-        memory: bytes of address space of the file's process, or None.
+        memory: bytes of memory that the file's process has to itself, or None. Also of its address
+            space on the CPU, where that refuses an allocation; of device memory on a GPU.
     """
 
     seconds: float
@@ -53,15 +59,26 @@ class Stopped(Exception):
     """The run was told to stop while this file was running."""
 
 
+class _TooLarge(Exception):
+    """The file's process took more memory than it may."""
+
+
 class Supervisor:
     """Runs files, `jobs` at a time; as a context manager, leaves no process behind."""
 
-    def __init__(self, limits: Limits, jobs: int = 1, compilers: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        jobs: int = 1,
+        compilers: tuple[str, ...] = (),
+        device: str = "cpu",
+    ) -> None:
         self.limits = limits
         self._context = multiprocessing.get_context("forkserver")
         imports = [module for name in compilers for module in COMPILERS[name].imports]
         self._context.set_forkserver_preload([*imports, "paritybench_runner.preload"])
-        with mock.patch.dict(os.environ, _ENVIRONMENT):
+        environment = _ENVIRONMENT | (_WITHOUT_GPU if device == "cpu" else {})
+        with mock.patch.dict(os.environ, environment):
             resource_tracker.ensure_running()
             forkserver.ensure_running()
         self._stop = threading.Event()
@@ -96,22 +113,28 @@ class Supervisor:
             process.start()
             theirs.close()
             try:
-                for event in self._events(channel):
+                for event in self._events(channel, process.pid):
+                    if event.kind == "again":
+                        break
                     record.take(event)
-                if record.unfinished:
-                    process.join(_POLL_SECONDS * 10)
-                    record.died(process.exitcode, _tail(Path(folder, "stderr")))
+                else:
+                    if record.unfinished:
+                        process.join(_POLL_SECONDS * 10)
+                        record.died(process.exitcode, _tail(Path(folder, "stderr")))
             except TimeoutError:
                 record.timed_out(self.limits.seconds)
+            except _TooLarge as reason:
+                record.died_of(str(reason))
             finally:
                 _end(process)
                 channel.close()
 
-    def _events(self, channel: Connection) -> Iterator[Event]:
+    def _events(self, channel: Connection, process: int | None) -> Iterator[Event]:
         deadline = time.monotonic() + self.limits.seconds
         while True:
             if self._stop.is_set():
                 raise Stopped
+            self._check_memory(process)
             if channel.poll(_POLL_SECONDS):
                 try:
                     event = channel.recv()
@@ -123,6 +146,11 @@ class Supervisor:
                 deadline = time.monotonic() + self.limits.seconds
             elif time.monotonic() > deadline:
                 raise TimeoutError
+
+    def _check_memory(self, process: int | None) -> None:
+        limit, used = self.limits.memory, _private_memory(process)
+        if limit is not None and used > limit:
+            raise _TooLarge(f"used {used / 2**30:.1f} GiB of the {limit / 2**30:g} it may use")
 
 
 class _Record:
@@ -165,7 +193,10 @@ class _Record:
             self._give_up(f"not run: {MAX_TIMEOUTS} steps of this file timed out before")
 
     def died(self, exit_code: int | None, stderr: str) -> None:
-        self._failed("crashed", f"{_cause_of_death(exit_code)}; {stderr}".rstrip("; "))
+        self.died_of(f"{_cause_of_death(exit_code)}; {stderr}".rstrip("; "))
+
+    def died_of(self, cause: str) -> None:
+        self._failed("crashed", cause)
 
     def _failed(self, kind: str, error: str) -> None:
         index, step = self._current
@@ -199,6 +230,16 @@ def _cause_of_death(exit_code: int | None) -> str:
     if exit_code is not None and exit_code < 0:
         return f"killed by {signal.Signals(-exit_code).name}"
     return f"the process exited with {exit_code}"
+
+
+def _private_memory(process: int | None) -> int:
+    """Bytes of memory that a process shares with no file; 0 when it is gone."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return 0
+    sizes = [line.split() for line in status.splitlines() if line.startswith("RssAnon:")]
+    return sum(int(size) for _, size, _ in sizes) * 1024
 
 
 def _tail(stderr: Path) -> str:

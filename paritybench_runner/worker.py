@@ -15,6 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from paritybench_runner import corpus
 from paritybench_runner.compilers import COMPILERS, first_line
 from paritybench_runner.evaluate import evaluate_compiler, evaluate_eager
@@ -48,7 +50,7 @@ class Event:
     """A step of a file.
 
     Attributes:
-        kind: "begin", "done" or "end" (of the file).
+        kind: "begin", "done", "end" (of the file) or "again" (the rest needs a new process).
         index: of the test; -1 while the file is imported.
         step: "eager" or a compiler's name; "import".
         result: of a step that is done: what there is to say about it.
@@ -89,17 +91,32 @@ def run_file(
         # In a second attempt eager mode runs again: its program is needed, its verdict is known.
         yield Event("begin", case.index, EAGER)
         program, result = evaluate_eager(case, job.device, job.train)
-        if eager is None:
+        lost = _gpu_is_lost()
+        if lost:
+            program, result = None, {"class": "fails", "error": result.get("error", "lost the GPU")}
+        if eager is None or program is None:
             eager = result
             yield Event("done", case.index, EAGER, result)
-        if program is None:
-            continue
         for step in steps:
-            if step != EAGER:
+            if step != EAGER and program is not None and not lost:
                 yield Event("begin", case.index, step)
                 result = evaluate_compiler(program, eager, compilers[step])
                 yield Event("done", case.index, step, result)
+                lost = _gpu_is_lost()
+        if lost:
+            yield Event("again")
+            return
     yield Event("end")
+
+
+def _gpu_is_lost() -> bool:
+    """Whether a failed kernel left this process without its GPU: nothing will run on it."""
+    if torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return True
+    return False
 
 
 def main(
@@ -116,7 +133,8 @@ def main(
         channel: where events go.
         folder: a temporary folder to work in; what the program prints to stderr goes to `stderr`
             there.
-        memory: limit of the address space in bytes, or None.
+        memory: limit in bytes, or None: of the address space, or of what the process allocates on
+            the device.
     """
     os.setsid()  # so that the file's processes can be ended together
     threading.Thread(target=_end_with_runner, daemon=True).start()
@@ -124,8 +142,7 @@ def main(
     _redirect(os.path.join(folder, "stderr"))
     faulthandler.enable()
     if memory is not None:
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
+        _limit(memory, job.device)
     sys.path.insert(0, os.path.dirname(job.path))
     warnings.simplefilter("ignore")
     for event in run_file(job, known):
@@ -133,6 +150,16 @@ def main(
     channel.close()
     # Threads and exit handlers of whatever was imported must not keep the process.
     os._exit(0)
+
+
+def _limit(memory: int, device: str) -> None:
+    if device == "cuda":
+        # CUDA reserves far more addresses than it uses; the supervisor watches the rest.
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(memory / total, 1.0))
+    else:
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
 
 
 def _end_with_runner() -> None:

@@ -128,6 +128,16 @@ class EatsMemory(Raises):
     def fail(self, x: torch.Tensor) -> torch.Tensor:
         return torch.empty(2**40)
 
+class EatsMemoryInSmallPieces(Raises):
+    @torch.jit.ignore
+    def fail(self, x: torch.Tensor) -> torch.Tensor:
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        eaten = []
+        while True:
+            eaten.append(torch.ones(2**27))
+            time.sleep(0.01)
+
 class DiesInEager(nn.Module):
     def forward(self, x):
         os.kill(os.getpid(), 11)
@@ -136,14 +146,51 @@ class Survivor(nn.Module):
     def forward(self, x):
         return x + 1
 
-TESTCASES = tests(Dies, Raises, Hangs, EatsMemory, DiesInEager, Survivor)
+TESTCASES = tests(
+    Dies, Raises, Hangs, EatsMemory, EatsMemoryInSmallPieces, DiesInEager, Survivor
+)
+""",
+    "test_loses_gpu.py": """
+healthy = True
+
+def synchronize():
+    if not healthy:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+torch.cuda.is_initialized, torch.cuda.synchronize = lambda: True, synchronize
+
+class NeedsGpu(nn.Module):
+    def forward(self, x):
+        if not torch.jit.is_scripting():
+            synchronize()
+        return x + 1
+
+class LosesGpuInEager(nn.Module):
+    def forward(self, x):
+        global healthy
+        healthy = False
+        return x + 1
+
+class LosesGpu(nn.Module):
+    @torch.jit.ignore
+    def lose(self, x: torch.Tensor) -> torch.Tensor:
+        global healthy
+        healthy = False
+        raise TypeError("only when compiled")
+    def forward(self, x):
+        if torch.jit.is_scripting():
+            x = self.lose(x)
+        return x + 1
+
+TESTCASES = [case for cls in (LosesGpuInEager, LosesGpu) for case in tests(cls, NeedsGpu)]
 """,
     "test_import_fails.py": "import no_such_library",
     "test_import_dies.py": "os.abort()",
     "test_no_tests.py": "",
 }
 HEAD = """
-import os, time
+import os, resource, time
 import torch
 from torch import nn
 
@@ -175,7 +222,7 @@ def lines(out):
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     corpus, out = write(folder / "corpus", FILES), folder / "out"
-    options = ("--compilers", "torchscript", "--timeout", 5, "--memory", 30, "--train")
+    options = ("--compilers", "torchscript", "--timeout", 5, "--memory", 4, "--train")
     result = run("--corpus", corpus, *options, "--out", out)
     assert result.returncode == 0, result.stderr
     return corpus, out
@@ -245,10 +292,32 @@ def test_a_crash_a_hang_and_hunger_cost_only_the_test_itself(by_name):
     assert found["Raises"] == "crashed"
     assert "in the TorchScript interpreter" in by_name["Raises"]["torchscript"]["error"]
     assert found["Hangs"] == "timeout"
-    assert found["EatsMemory"] == "crashed"
+    assert found["EatsMemory"] == found["EatsMemoryInSmallPieces"] == "crashed"
+    assert "of the 4 it may use" in by_name["EatsMemoryInSmallPieces"]["torchscript"]["error"]
     assert by_name["DiesInEager"]["eager"]["class"] == "crashed"
     assert "SIGSEGV" in by_name["DiesInEager"]["eager"]["error"]
     assert found["Survivor"] == "one_graph"
+
+
+def test_a_lost_gpu_costs_only_the_test_that_lost_it(finished):
+    (line,) = (line for line in lines(finished[1]) if line["file"] == "test_loses_gpu.py")
+    in_eager, first, compiled, second = line["tests"]
+    assert in_eager["eager"] == {"class": "fails", "error": "lost the GPU"}
+    assert compiled["torchscript"]["class"] == "crashed"
+    assert first["torchscript"]["class"] == second["torchscript"]["class"] == "one_graph"
+
+
+def test_a_process_forked_from_the_one_with_the_libraries_can_use_a_gpu():
+    script = """
+import torch
+asked = []
+for name in ("is_available", "device_count", "init", "_lazy_init", "get_device_capability"):
+    setattr(torch.cuda, name, lambda *args, name=name: asked.append(name))
+import magpy_like.compiler
+import paritybench_runner.preload
+assert not asked, asked
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_a_file_that_cannot_be_imported_says_why(finished):
@@ -259,7 +328,7 @@ def test_a_file_that_cannot_be_imported_says_why(finished):
 
 
 def test_summary_and_report_are_written(finished):
-    assert "| torchscript | 3 |" in (finished[1] / "summary.md").read_text()
+    assert "| torchscript | 4 |" in (finished[1] / "summary.md").read_text()
     assert "test_dies.py" in (finished[1] / "report.html").read_text()
 
 
