@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -73,7 +73,7 @@ def compile_fx(
                 return numbers.only_for(known, compile_fx(gm, baked, options=options), gm)
         # A program that eager refuses is refused by eager, with eager's message, when it runs.
         warn_fallback("a graph", _first_line(error), strict=strict)
-        return gm
+        return cast(Callable[..., Any], gm.forward)  # calling it prints what it raises
 
 
 def _compile_captured(

@@ -2,8 +2,8 @@
 
 The guard cannot know whether ``if loss.isnan().any():`` will go the recorded way. The mock can: it
 runs the operator graph, looks at the condition, and goes on to the effects only when it is what it
-was. Otherwise nothing has happened yet, and the program runs as it is written. A function of which
-a value was foretold wrongly is split at its branches from then on.
+was. Otherwise nothing has happened yet, and the program runs as it is written. Where a value was
+foretold wrongly, the program is split from then on.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def foretell_branch(run: MonitorRun, tensor: torch.Tensor) -> None:
     if node is not None and not rec.is_written(node):
         run.lifted.conditions.append((Computed(operator.truth, (Read(node),)), bool(tensor)))
         return
-    run.lifted.may_foretell(reason)
+    place = run.lifted.may_foretell(reason)
     truth = Computed(operator.truth, (InGraph(run.recording.snapshot_of(tensor)),))
-    run.lifted.foretold.append((truth, bool(tensor)))
+    run.lifted.foretold.append((truth, bool(tensor), place))
 
 
 def foretell_values(
@@ -72,7 +72,7 @@ def foretell_values(
     Raises:
         Split: what it gives cannot be foretold.
     """
-    run.lifted.may_foretell("reads a tensor's value into Python")
+    place = run.lifted.may_foretell("reads a tensor's value into Python")
     result = operation(*args, **kwargs)
     node = run.recording.plain_result(operation, args, kwargs)
-    run.lifted.foretold.append((InGraph(node), result))
+    run.lifted.foretold.append((InGraph(node), result, place))

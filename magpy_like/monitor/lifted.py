@@ -33,7 +33,7 @@ from magpy_like.monitor.expressions import (
     known_at_entry,
 )
 from magpy_like.monitor.recording import CONTAINERS, Recording, elements
-from magpy_like.monitor.split import Look, Split
+from magpy_like.monitor.split import Look, Place, Split
 from magpy_like.native import fresh_plain
 from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.refgraph.values import is_plain
@@ -44,14 +44,16 @@ NUMBERS = (int, float)
 class LiftedNumbers:
     """The lifted numbers of a run, by the identity of their objects."""
 
-    def __init__(self, rec: Recording, foretells: bool = False) -> None:
+    def __init__(self, rec: Recording, place_to_foretell: Callable[[], Place | None]) -> None:
+        """``place_to_foretell`` gives where the program stands; None when values must not be
+        foretold there."""
         self.rec = rec
-        self._foretells = foretells
+        self._place_to_foretell = place_to_foretell
         self.beside = False
         """Whether the numbers are those of a run beside the program, which foretells nothing."""
-        self.foretold: list[tuple[Expression, Any]] = []
+        self.foretold: list[tuple[Expression, Any, Place]] = []
         """Expressions that the mock computes and that must give these values, or else it has no
-        effect and the program runs as it is written."""
+        effect and the program runs as it is written; and where the program looks at them."""
         self.nodes: set[int] = set()
         """Ids of the nodes whose numbers are lifted at every read."""
         self._known: dict[int, tuple[Any, Expression]] = {}
@@ -256,14 +258,14 @@ class LiftedNumbers:
 
     def _foretell_sizes(self, tensor: torch.Tensor) -> None:
         try:
-            self.may_foretell(_DATA_SIZE)
+            place = self.may_foretell(_DATA_SIZE)
         except Split as split:
             raise Look(str(split)) from None
         operators = self.rec.operators
         node = operators.node_of(tensor)
         assert node is not None
         for dim, size in enumerate(tensor.shape):
-            self.foretold.append((InGraph(operators.size(node, dim)), size))
+            self.foretold.append((InGraph(operators.size(node, dim)), size, place))
         operators.fix_shape(node)
 
     def fold(self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Any:
@@ -332,14 +334,18 @@ class LiftedNumbers:
         else:
             self.settle(operands)
 
-    def may_foretell(self, reason: str) -> None:
+    def may_foretell(self, reason: str) -> Place:
         """Ask whether the mock could still undo everything when a value is foretold wrongly.
 
+        Returns the place at which the program looks at the value.
+
         Raises:
-            Split: it could not; the program splits for ``reason``.
+            Split: it could not, or the program is to split there, for ``reason``.
         """
-        if self.beside or not self._foretells or self.rec.inside or not self.can_undo():
+        place = None if self.beside or self.rec.inside else self._place_to_foretell()
+        if place is None or not self.can_undo():
             raise Split(reason)
+        return place
 
     def can_undo(self) -> bool:
         """Whether a mock can put back all that was done before its effects."""
@@ -354,9 +360,9 @@ class LiftedNumbers:
         """
         drawn = _is_drawn(expression)
         what = "a random number" if drawn else "a tensor's value, read as a number,"
-        self.may_foretell(f"{what} steers the program")
-        if not any(known is expression for known, _ in self.foretold):
-            self.foretold.append((expression, value))
+        place = self.may_foretell(f"{what} steers the program")
+        if not any(known is expression for known, *_ in self.foretold):
+            self.foretold.append((expression, value, place))
 
 
 def _is_drawn(expression: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import dis
 import functools
 import gc
@@ -36,7 +37,7 @@ from magpy_like.monitor.number_rules import SETTLED_BY
 from magpy_like.monitor.reads import inputs_of
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.sides import MAKES, Side, finish_in_side, side_filter
-from magpy_like.monitor.split import Effect, Look, Split, SplitPoint, active
+from magpy_like.monitor.split import Effect, Look, Place, Split, SplitPoint, active
 from magpy_like.monitor.variation import NOTHING_VARIES, Variation, argument_place
 from magpy_like.native import (
     NULL,
@@ -68,13 +69,14 @@ _WEAK_CONTAINERS = (
     weakref.WeakSet, weakref.WeakValueDictionary, weakref.WeakKeyDictionary,
     torch.utils.weak.WeakIdKeyDictionary,
 )  # fmt: skip
-_HIDDEN_CODE = {torch.nn.Module.__getattr__.__code__} | {
+_HIDDEN_CODE = {torch.nn.Module.__getattr__.__code__, copyreg._slotnames.__code__} | {  # type: ignore[attr-defined]
     constant
     for container in _WEAK_CONTAINERS
     for constant in container.__init__.__code__.co_consts
     if isinstance(constant, types.CodeType)
 }
-"""Not entered: what the monitor knows by itself, and what weak containers do when objects die."""
+"""Not entered: what the monitor knows by itself, what copying finds out once about a class, and
+what weak containers do when objects die."""
 
 
 _compiling_lock = threading.Lock()
@@ -153,9 +155,8 @@ class Cut(Protocol):
     ) -> bool:
         """The program stands before a dynamic instruction: is it to be watched beyond that?"""
 
-    @property
-    def foretells(self) -> bool:
-        """Whether values of tensors that steer the program may be foretold."""
+    def foretells(self, place: Place) -> bool:
+        """Whether values of tensors that steer the program there may be foretold."""
 
     def behind_split(self, run: MonitorRun, frame: types.FrameType) -> None:
         """The instruction has run natively, and the program stands behind it."""
@@ -255,7 +256,7 @@ class MonitorRun:
     def _begin(self, varying: Variation) -> None:
         """A recording begins, of which nothing is known yet."""
         self.recording = Recording()
-        self.lifted = LiftedNumbers(self.recording, self.cut is not None and self.cut.foretells)
+        self.lifted = LiftedNumbers(self.recording, self._place_to_foretell)
         self.recording.lifted = self.lifted
         self.recording.operators.expression = self.lifted.expression
         self.recording.operators.value_of = self.lifted.values.get
@@ -294,6 +295,12 @@ class MonitorRun:
                 sys.settrace(previous)
                 active.run = outer
                 self._close()
+
+    def _place_to_foretell(self) -> Place | None:
+        if self.cut is None or self._at is None:
+            return None
+        place = self._at.f_code, self._at.f_lasti
+        return place if self.cut.foretells(place) else None
 
     def _locate(self) -> str:
         frame = self._at

@@ -27,6 +27,10 @@ class NotForetold(Split):
     """A value was foretold, and what the program did later cannot be undone if it was wrong."""
 
 
+Place = tuple[CodeType, int]
+"""Where a program looks at a value: code, and the offset of the instruction."""
+
+
 class NotMerged(Split):
     """A branch became an operator, which the program does not allow by what it did later."""
 

@@ -9,7 +9,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -21,20 +21,30 @@ from magpy_like.errors import FullGraphError
 from magpy_like.logs import topic
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
-from magpy_like.monitor.split import NotForetold, NotMerged, Split, SplitPoint, is_monitoring
+from magpy_like.monitor.split import (
+    NotForetold,
+    NotMerged,
+    Place,
+    Split,
+    SplitPoint,
+    is_monitoring,
+)
 from magpy_like.monitor.variation import Variation, argument_place
 from magpy_like.records.backends import resolve_backend
 from magpy_like.records.interface import CacheInfo, Explanation, Stretch
 from magpy_like.records.misses import Limits, Varying
 from magpy_like.records.stretches import StretchCut, Stretches
+from magpy_like.synthesis.graphs import CompiledGraph, relied_on
 from magpy_like.synthesis.record import Record, synthesise
-from magpy_like.synthesis.undoing import FAILED, MISTAKEN
+from magpy_like.synthesis.undoing import FAILED, Mistaken
 
 _records_log = topic("records")
 _guards_log = topic("guards")
 _graph_log = topic("graph")
 _splits_log = topic("splits")
 
+SURPRISE_LIMIT = 8
+"""Places of one program at which values are foretold wrongly, before none is foretold any more."""
 SPLIT_LIMIT = 3
 """Monitor runs that end in a split before the function runs eagerly without further tries."""
 
@@ -90,9 +100,9 @@ class Dispatcher:
             if given is FAILED:
                 _records_log.info("%s: the operator graph failed", dispatcher.name)
                 return dispatcher.target(*args, **kwargs)
-            if given is MISTAKEN:
+            if type(given) is Mistaken:
                 mistaken = (*mistaken, record)
-                dispatcher._foretold_wrongly()
+                dispatcher._foretold_wrongly(given.place)
                 match = dispatcher._match(args, kwargs, mistaken)
                 continue
             if record.layout is None:
@@ -114,14 +124,32 @@ class Dispatcher:
         except Exception:  # a guard meets objects that the recorded run never saw
             return None
 
-    def _foretold_wrongly(self) -> None:
-        """From now on the program is split where values steer it, unless it must not be."""
+    def _foretold_wrongly(self, place: Place | None) -> None:
+        """From now on the program is split there, unless it must not be.
+
+        Where it is not known what was foretold wrongly, nothing is any more. Nor is it in a program
+        that keeps going other ways.
+        """
         _records_log.info("%s: a tensor's value was foretold wrongly", self.name)
+        surprises = self._stretches.surprises
         with self._lock:
             self.hits -= 1
-            if not self.fullgraph:
+            if self.fullgraph:
+                return
+            if place is None:
                 self.foretells = False
-                self.records = tuple(r for r in self.records if not r.foretells)
+            else:
+                surprises.add(place)
+        for other in {self, *list(self._stretches.dispatchers.values())}:
+            with other._lock:
+                other.records = tuple(
+                    r for r in other.records if all(map(other.may_foretell, r.foretells))
+                )
+
+    def may_foretell(self, place: Place) -> bool:
+        """Whether a tensor's value that steers the program at a place may be foretold."""
+        surprises = self._stretches.surprises
+        return self.foretells and place not in surprises and len(surprises) <= SURPRISE_LIMIT
 
     def _match(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], mistaken: tuple[Record, ...] = ()
@@ -265,12 +293,16 @@ class Dispatcher:
             _records_log.debug("synthesis failed", exc_info=error)
             raise Split(f"no record could be made: {type(error).__name__}: {error}") from error
 
-    def _backend(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+    def _backend(self, graph: torch.fx.GraphModule, inputs: Any) -> CompiledGraph:
         if _graph_log.isEnabledFor(logging.INFO):
             _graph_log.info("%s: operator graph\n%s", self.name, graph.print_readable(False))
         if has_control(graph):
-            return in_parts(graph, self._compile_graph)
-        return self._compile_graph(graph, inputs)
+            return CompiledGraph(graph, in_parts(graph, self._compile_graph))
+        return self._stretches.graphs.compiled(
+            graph,
+            () if self.backend == "eager" else relied_on(inputs),
+            lambda: self._compile_graph(graph, inputs),
+        )
 
     def _compile_graph(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         try:
@@ -283,7 +315,7 @@ class Dispatcher:
                 f"{self.name}; it runs operator by operator: {type(error).__name__}: {error}",
                 stacklevel=2,
             )
-            return graph
+            return cast(Callable[..., Any], graph.forward)
 
     def add(self, record: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep a record of a run on these arguments, unless there are too many like it."""
@@ -323,7 +355,7 @@ class Dispatcher:
     def cache_info(self) -> CacheInfo:
         following = self._following()
         records = [r for d in (self, *following) for r in d.records]
-        graphs = sum(record.graph is not None for record in records)
+        graphs = len({id(record.graph) for record in records if record.graph is not None})
         # A call that was monitored in a later stretch has needed a monitor run after all.
         late = min(self.hits, sum(d.misses for d in following))
         return CacheInfo(self.hits - late, self.misses + late, len(records), graphs)
@@ -337,6 +369,8 @@ class Dispatcher:
         """
         if known is not None:
             self.dynamic, self.varying = known.dynamic, copy.deepcopy(known.varying)
+            self.foretells, self.merges = known.foretells, known.merges
+            self._stretches.surprises |= known._stretches.surprises
         learns = True
         while learns:  # the next run splits where this one could not go on as one graph after all
             before = self._refrains()
@@ -351,7 +385,7 @@ class Dispatcher:
         found = [(record, d.name) for d in everywhere for record in d.records]
         for record, name in sorted(found, key=lambda entry: entry[0].number):
             report.stretches.append(Stretch(name, record.graph, record.ends_at))
-            if record.graph is not None:
+            if record.graph is not None and record.graph not in report.graphs:
                 report.graphs.append(record.graph)
             report.lifted += record.lifted
             report.guards += record.guards

@@ -23,9 +23,10 @@ from magpy_like.logs import topic
 from magpy_like.monitor.expressions import is_liftable
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
-from magpy_like.monitor.split import NotForetold, NotMerged, Split, SplitPoint
+from magpy_like.monitor.split import NotForetold, NotMerged, Place, Split, SplitPoint
 from magpy_like.monitor.variation import argument_place
 from magpy_like.native import StateCheck, frame_set_local, frame_set_operand, fresh_plain
+from magpy_like.synthesis.graphs import SharedGraphs
 from magpy_like.synthesis.record import Record
 
 _splits_log = topic("splits")
@@ -82,9 +83,8 @@ class StretchCut:
         self.stretch = Stretch(dispatcher, args, kwargs)
         self._frames: list[types.FrameType] = []
 
-    @property
-    def foretells(self) -> bool:
-        return self.stretch.dispatcher.foretells
+    def foretells(self, place: Place) -> bool:
+        return self.stretch.dispatcher.may_foretell(place)
 
     def begins(self, function: Any) -> bool:
         return not self._continues or stands_for(function) is not function
@@ -177,6 +177,9 @@ class Stretches:
     def __init__(self, make: Callable[[Continuation], Dispatcher]) -> None:
         self._make = make
         self.dispatchers: dict[Layout, Dispatcher] = {}
+        self.graphs = SharedGraphs()
+        self.surprises: set[Place] = set()
+        """Where the program has gone another way than foretold."""
         self._crossings: dict[int, Crossing] = {}
 
     def following(self, layout: Layout) -> Dispatcher:

@@ -16,7 +16,7 @@ from magpy_like.compiler.control import interpreted
 from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.iterators import advance
 from magpy_like.monitor.recording import Recording, items_of
-from magpy_like.monitor.split import NotForetold, NotMerged, Split, SplitPoint
+from magpy_like.monitor.split import NotForetold, NotMerged, Place, Split, SplitPoint
 from magpy_like.monitor.variation import Path
 from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import is_plain
@@ -24,6 +24,7 @@ from magpy_like.synthesis import numbers
 from magpy_like.synthesis.checks import same_list, same_scalar
 from magpy_like.synthesis.examples import example_inputs
 from magpy_like.synthesis.expected import Expected
+from magpy_like.synthesis.graphs import CompiledGraph
 from magpy_like.synthesis.guard import GuardBuilder, same_memory
 from magpy_like.synthesis.places import Places, lookup
 from magpy_like.synthesis.reconstruct import Reconstruction
@@ -32,7 +33,7 @@ from magpy_like.synthesis.undoing import Undoing, guarded
 
 _numbers_of_records = itertools.count()
 
-Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+Backend = Callable[[fx.GraphModule, Sequence[Any]], CompiledGraph]
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Record:
 
     guard: Callable[[tuple[Any, ...], dict[str, Any]], Any]
     mock: Callable[..., Any]
-    graph: fx.GraphModule | None
+    compiled: CompiledGraph | None
     guards: list[str]
     side_effects: list[str]
     guard_source: str
@@ -63,8 +64,12 @@ class Record:
     """The split that the record ends at."""
     watch: Any = None
     watch_reason: int = -1
-    foretells: bool = False
-    """Whether the mock may find that a value was foretold wrongly, and give ``MISTAKEN``."""
+    foretells: frozenset[Place] = frozenset()
+    """Where the mock may find that a value was foretold wrongly, and give ``Mistaken``."""
+
+    @property
+    def graph(self) -> fx.GraphModule | None:
+        return None if self.compiled is None else self.compiled.graph
 
     def covers(self, other: Record) -> bool:
         """Whether it serves all calls that another record serves, as far as their guards tell."""
@@ -145,7 +150,7 @@ class MockBuilder:
             NotForetold: the mock could not undo what comes before them.
         """
         rec, conditions = self.rec, []
-        for expression, value in rec.lifted.foretold:
+        for expression, value, _ in rec.lifted.foretold:
             way = numbers.text(expression, self.existing, self.source.constant, self.graph_output)
             check = same_scalar if is_plain(value) else same_list
             same = self.source.constant(check, check.__name__)
@@ -326,23 +331,24 @@ def synthesise(
     returned = mock.result(result)
     mock.effects()
     foretold = mock.foretold()
-    graph, compiled, names = _compile(rec, guard, mock, backend, entry)
+    compiled, names = _compile(rec, guard, mock, backend, entry)
     guard.conditions()
     body = mock.source.lines
     mock.source.lines = []
     undoing = Undoing(mock.rec, mock.source) if foretold else None
+    places_foretold = [place for *_, place in rec.lifted.foretold]
     mock.draw()
-    if graph is not None:
+    if compiled is not None:
         call = f"run_graph({', '.join(names)})"
         targets = ", ".join(f"out{i}" for i in range(len(mock.outputs)))
-        mock.source.names["run_graph"] = compiled
+        mock.source.names["run_graph"] = compiled.run
         run = f"{targets}{',' if len(mock.outputs) == 1 else ''} = {call}" if targets else call
         if undoing is None:
             mock.source.lines += guarded(mock.rec, mock.source, run)
         else:
-            mock.source.lines += undoing.unless(foretold, run)
+            mock.source.lines += undoing.unless(foretold, places_foretold, run)
     elif undoing is not None:
-        mock.source.lines += undoing.unless(foretold, "pass")
+        mock.source.lines += undoing.unless(foretold, places_foretold, "pass")
     mock.source.lines += [*body, *_modes(rec, mock), f"return {returned}"]
     mock.values.forget()
     rewritten = _rewritten(rec, places, guard.expected.numbers)
@@ -351,7 +357,7 @@ def synthesise(
     return Record(
         guard=guard.source.build("guard", "args, kwargs"),
         mock=mock.source.build("mock", parameters),
-        graph=graph,
+        compiled=compiled,
         guards=guard.readable,
         side_effects=mock.side_effects,
         guard_source=guard.source.text("guard", "args, kwargs"),
@@ -364,7 +370,7 @@ def synthesise(
         lifted=guard.lifted,
         watch=guard.watch,
         watch_reason=guard.watch_reason,
-        foretells=bool(foretold),
+        foretells=frozenset(places_foretold),
     )
 
 
@@ -401,16 +407,16 @@ def _compile(
     mock: MockBuilder,
     backend: Backend,
     entry: Callable[[], Any],
-) -> tuple[fx.GraphModule | None, Any, list[str]]:
+) -> tuple[CompiledGraph | None, list[str]]:
     """Hand the operator graph to the backend, unless it has nothing that anybody could notice.
 
-    Returns the graph, what the backend made of it, and the names of its inputs in the mock.
+    Returns what the backend made of it, and the names of its inputs in the mock.
     """
     operators = rec.operators
     changed = rec.changed_inputs()
     noticed = changed or operators.effects
     if not mock.outputs and not (operators.operators and noticed):
-        return None, None, []
+        return None, []
     if rec.has_changed():
         raise NotMerged("changes a tensor in place that a branch may have handed on")
     if any(array.tobytes() != before.tobytes() for array, before in operators.arrays):
@@ -434,7 +440,6 @@ def _compile(
     objects = sum(isinstance(source, int) for _, source in operators.inputs) - len(nodes)
     if rec.runs_as_is or objects:
         # Backends take an object for a constant, so a graph with such inputs runs as it is.
-        return graph, interpreted(graph), names
+        return CompiledGraph(graph, interpreted(graph)), names
     with entry():
-        compiled = backend(graph, example_inputs(rec, bool(changed)))
-    return graph, compiled, names
+        return backend(graph, example_inputs(rec, bool(changed))), names

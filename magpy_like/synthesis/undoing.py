@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 
 from magpy_like.monitor.constants import VARIES
 from magpy_like.monitor.lifted import REWINDABLE
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.split import NotForetold
+from magpy_like.monitor.split import NotForetold, Place
 from magpy_like.synthesis.source import Source
 
-MISTAKEN = object()
-"""What a mock gives that has foretold a value wrongly, and done nothing."""
+
+class Mistaken(NamedTuple):
+    """What a mock gives that has foretold a value wrongly, and done nothing."""
+
+    place: Place | None
+    """Where the program looks at the value; None when the operator graph has raised."""
+
+
+_GRAPH_RAISED = Mistaken(None)
+
+
+def first_mistake(held: tuple[bool, ...], places: Sequence[Place]) -> Mistaken:
+    """What has gone another way than foretold, of the conditions in the program's order."""
+    return Mistaken(places[held.index(False)])
+
+
 FAILED = object()
 """What a mock gives whose operator graph has raised before anything was changed."""
 
@@ -28,7 +45,9 @@ class Undoing:
         if _draws_on_a_device(rec):
             raise NotForetold("foretells a value and draws random numbers on a device")
         self._undo: list[str] = []
-        source.names["MISTAKEN"] = MISTAKEN
+        self._source = source
+        source.names["GRAPH_RAISED"] = _GRAPH_RAISED
+        source.names["first_mistake"] = first_mistake
         source.emit(f"mode = {source.constant(torch.is_grad_enabled)}()")
         self._undo.append(f"{source.constant(torch._C._set_grad_enabled)}(mode)")
         if rec.operators.effects:
@@ -41,18 +60,25 @@ class Undoing:
             source.emit(f"drawn_{i} = {name}.{save}()")
             self._undo.append(f"{name}.{restore}(drawn_{i})")
 
-    def unless(self, conditions: list[str], run: str) -> list[str]:
-        """Lines that run the operator graph and end the mock unless all conditions hold."""
+    def unless(self, conditions: list[str], places: Sequence[Place], run: str) -> list[str]:
+        """Lines that run the operator graph and end the mock unless all conditions hold.
+
+        ``places`` are those where the program looks at what the conditions are about.
+        """
+        self._source.names["places"] = tuple(places)
         return [
-            "mistaken = True",
+            "mistaken = GRAPH_RAISED",
             "try:",
             f"    {run}",
-            f"    mistaken = not ({' and '.join(conditions)})",
+            f"    if {' and '.join(conditions)}:",
+            "        mistaken = None",
+            "    else:",
+            f"        mistaken = first_mistake(({', '.join(conditions)},), places)",
             "except Exception:",
             "    pass  # what the program does is seen when it runs as it is written",
-            "if mistaken:",
+            "if mistaken is not None:",
             *(f"    {line}" for line in self._undo),
-            "    return MISTAKEN",
+            "    return mistaken",
         ]
 
 

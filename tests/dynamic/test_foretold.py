@@ -319,3 +319,47 @@ def test_the_largest_of_tensors_and_numbers_is_chosen_in_python(choose):
         one(1.0, float("nan"), 2.0),
     )
     assert not magpy.explain(program, tensor(1.0, 2.0, 3.0)).split_points
+
+
+def _two_questions(x):
+    """The first answer never changes, the second one does."""
+    if x.isnan().any():
+        raise ValueError("not a number")
+    y = x * 2
+    if y.sum() > 0:
+        seen.append(1)
+        y = y[:2]
+    return y.abs()
+
+
+seen: list[int] = []
+
+
+def test_a_program_is_split_only_where_a_value_was_foretold_wrongly():
+    twins = Twins(lambda: _two_questions)
+    twins.call(one(1.0, 2.0, 3.0), hit=False)
+    twins.call(one(4.0, 2.0, 3.0), hit=True)
+    twins.call(one(-1.0, -2.0, -3.0), hit=False, why="the second question")
+    for values in ((1.0, 1.0, 1.0), (-1.0, -1.0, -1.0), (2.0, 1.0, 1.0), (-2.0, 1.0, 0.0)):
+        twins.call(one(*values))
+    for values in ((5.0, 1.0, 1.0), (-5.0, -1.0, -1.0)):
+        twins.call(one(*values), hit=True, why="both ways are known")
+    lines = {p.lineno for p in magpy.explain(twins.compiled, tensor(1.0, 2.0, 3.0)).split_points}
+    asked = _two_questions.__code__.co_firstlineno + 5
+    assert lines == {asked}, "the first question is foretold still"
+
+
+def test_a_program_that_keeps_going_other_ways_is_foretold_no_more(monkeypatch):
+    monkeypatch.setattr("magpy_like.records.dispatch.SURPRISE_LIMIT", 1)
+
+    def program(x):
+        a = x + 1 if x[0].item() > 0 else x - 1
+        b = a * 2 if x[1].item() > 0 else a * 3
+        return b + 1 if x[2].item() > 0 else b - 1
+
+    fast = magpy.compile(program, backend="eager")
+    for values in ((1.0, 1.0, 1.0), (-1.0, 1.0, 1.0), (1.0, -1.0, 1.0), (1.0, 1.0, 1.0)):
+        assert torch.equal(fast(tensor(*values)), program(tensor(*values)))
+    dispatcher = magpy.api._dispatcher(fast)
+    records = [r for d in (dispatcher, *dispatcher._following()) for r in d.records]
+    assert records and not any(record.foretells for record in records)

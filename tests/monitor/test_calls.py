@@ -1,5 +1,6 @@
 """Calls of every kind are followed: functions, methods, classes, C functions that call back."""
 
+import copy
 import functools
 import importlib.util
 import math
@@ -808,3 +809,28 @@ def test_an_import_that_fails_is_caught():
         return x
 
     check_right(lambda: program, one(), one())
+
+
+class _NeverCopied:
+    def __init__(self):
+        self.parts = [1, 2]
+
+
+def test_what_python_notes_of_a_class_when_it_copies_an_instance_is_no_effect_of_the_program():
+    class Fresh(_NeverCopied):
+        pass
+
+    kept = Fresh()
+
+    def program(x):
+        copied = copy.deepcopy(kept)
+        copied.parts.append(3)
+        return x * len(copied.parts), copied
+
+    compiled = magpy.compile(program, backend="eager", fullgraph=True)
+    for _ in range(2):
+        result, copied = compiled(tensor(1.0))
+        assert result.item() == 3 and copied is not kept and copied.parts == [1, 2, 3]
+    assert magpy.cache_info(compiled).hits == 1
+    kept.parts.append(0)
+    assert compiled(tensor(1.0))[0].item() == 4

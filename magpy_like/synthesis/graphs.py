@@ -1,0 +1,151 @@
+"""One compiled graph for all records of a program whose operator graphs are the same.
+
+A loop that a split cuts is entered at two places: before its first round, and behind a round. What
+is recorded from both is one graph, which is compiled once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from magpy_like.monitor.operator_graph import NUMBER
+
+
+class CompiledGraph:
+    """An operator graph and what a backend made of it."""
+
+    def __init__(self, graph: fx.GraphModule, run: Callable[..., Any]) -> None:
+        self.graph, self.run = graph, run
+
+
+Key = tuple[Any, ...]
+
+
+class SharedGraphs:
+    """The compiled graphs of one program, as long as a record has them."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakValueDictionary[Key, CompiledGraph] = weakref.WeakValueDictionary()
+
+    def compiled(
+        self,
+        graph: fx.GraphModule,
+        inputs: Key | None,
+        compile_graph: Callable[[], Callable[..., Any]],
+    ) -> CompiledGraph:
+        """What was made of an equal graph for such inputs, or else of this one.
+
+        ``inputs`` is what the backend may rely on beside the graph; None: nobody knows.
+        """
+        key = None if inputs is None else _description(graph)
+        if key is None:
+            return CompiledGraph(graph, compile_graph())
+        key = (key, inputs)
+        found = self._known.get(key)
+        if found is None:
+            # The key names objects by their ids; the graph holds them as long as the entry lives.
+            found = self._known[key] = CompiledGraph(graph, compile_graph())
+        return found
+
+
+class _NoDescription(Exception):
+    """Something in a graph cannot be compared."""
+
+
+def _description(graph: fx.GraphModule) -> Key | None:
+    """Equal for graphs that compute the same; None for one that cannot be compared."""
+    numbers: dict[fx.Node, int] = {}
+    rows = []
+    try:
+        for node in graph.graph.nodes:
+            numbers[node] = len(numbers)
+            rows.append(
+                (
+                    node.op,
+                    _target(graph, node),
+                    bool(node.meta.get(NUMBER)),
+                    _argument(node.args, numbers),
+                    _argument(node.kwargs, numbers),
+                )
+            )
+    except _NoDescription:
+        return None
+    return tuple(rows)
+
+
+def _target(graph: fx.GraphModule, node: fx.Node) -> Any:
+    if node.op == "get_attr":
+        return id(getattr(graph, str(node.target)))
+    if node.op == "call_function":
+        return id(node.target)
+    return str(node.target) if node.op == "call_method" else None
+
+
+def _argument(value: Any, numbers: dict[fx.Node, int]) -> Any:
+    kind = type(value)
+    if kind is fx.Node:
+        return kind, numbers[value]
+    if isinstance(value, tuple | list):
+        return kind, *(_argument(item, numbers) for item in value)
+    if isinstance(value, dict):
+        return kind, *((name, _argument(item, numbers)) for name, item in value.items())
+    if kind is slice:
+        return kind, *(_argument(part, numbers) for part in (value.start, value.stop, value.step))
+    if kind in (float, complex):
+        return kind, repr(value)  # tells 0.0 from -0.0, and finds one NaN equal to another
+    if value is None or kind in _COMPARABLE:
+        return kind, value
+    raise _NoDescription
+
+
+_COMPARABLE = {
+    bool, int, str, bytes, type(...), torch.dtype, torch.device, torch.layout, torch.memory_format,
+}  # fmt: skip
+
+
+def relied_on(inputs: Sequence[Any]) -> Key | None:
+    """What a backend sees when it compiles a graph for these inputs; None if sizes may vary.
+
+    Parameters are told apart by identity, other tensors by their form and by the memory they share.
+    """
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    if len(tensors) < len(inputs) or not all(map(_is_plain, tensors)):
+        return None
+    memory: dict[int, int] = {}
+    forms = [
+        (
+            id(t) if isinstance(t, torch.nn.Parameter) else None,
+            tuple(t.shape),
+            t.stride(),
+            t.storage_offset(),
+            t.dtype,
+            t.device,
+            t.requires_grad,
+            memory.setdefault(t.untyped_storage()._cdata, len(memory)),
+        )
+        for t in tensors
+    ]
+    return *forms, *(look() for look in _MODES)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    fixed = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    return fixed and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+
+
+_MODES: tuple[Callable[[], Any], ...] = (
+    torch.is_grad_enabled,
+    torch.is_inference_mode_enabled,
+    torch.get_default_dtype,
+    torch.are_deterministic_algorithms_enabled,
+    *(
+        (lambda kind=kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)))
+        for kind in ("cpu", "cuda")
+    ),
+)
+"""Torch's modes under which a graph is compiled."""

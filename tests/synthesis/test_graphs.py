@@ -1,0 +1,120 @@
+"""Records of one program whose operator graphs are the same share what the backend made of them."""
+
+import pytest
+import torch
+
+import magpy_like as magpy
+from tests.programs import Twins, one, tensor
+
+
+def _halved(x):
+    while x.sum().item() > 1:
+        with open("/dev/null", "w") as log:
+            log.write("a round")
+        x = x.abs() / 2
+    return x
+
+
+def test_a_loop_that_is_entered_at_two_places_has_one_graph():
+    twins = Twins(lambda: _halved)
+    for value in (3.0, 40.0, 3.0, 40.0):
+        twins.call(one(value))
+    info = magpy.cache_info(twins.compiled)
+    assert info.graphs < info.records
+    graphs = magpy.explain(twins.compiled, tensor(40.0)).graphs
+    assert len({id(graph) for graph in graphs}) == len(graphs)
+
+
+def made(program, *inputs, backend="eager"):
+    """How many graphs there are for these calls."""
+    compiled = magpy.compile(program, backend=backend, dynamic=False)
+    for args in inputs:
+        expected, actual = program(*args), compiled(*args)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+    assert magpy.cache_info(compiled).misses == len(inputs)
+    return magpy.cache_info(compiled).graphs
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "graphs"),
+    [
+        ((1,), (1, 2), 1),
+        ((1,), (1.0,), 2),
+        ((0.0,), (-0.0,), 2),
+        ((float("nan"),), (float("nan"), 1), 1),
+        ((True,), (1,), 2),
+        ((2,), (3,), 2),
+    ],
+)
+def test_graphs_are_the_same_when_all_their_constants_are(a, b, graphs):
+    def program(x, *numbers):
+        return x * numbers[0]
+
+    x = tensor(1.0, -2.0)
+    assert made(program, (x, *a), (x, *b)) == graphs
+
+
+def test_graphs_of_other_operators_are_others():
+    def program(x, y, mode):
+        if mode == "a" or mode == "b":
+            return x - y
+        return y - x if mode == "c" else x.add(y)
+
+    x, y = tensor(1.0, 2.0), tensor(3.0, 5.0)
+    # The graph of y - x is that of x - y: it is given other inputs.
+    assert made(program, *((x, y, mode) for mode in "abcd")) == 2
+
+
+def test_a_backend_that_looks_at_inputs_shares_only_for_inputs_of_one_form():
+    compiled_for = []
+
+    def backend(graph, inputs):
+        compiled_for.append([tuple(t.shape) for t in inputs])
+        return graph.forward
+
+    def program(x, mode):
+        return x.abs() + len(mode)
+
+    flat, other = torch.ones(4), torch.ones(6)
+    inputs = ((flat, [0]), (flat, (0,)), (other, [0]), (other, (0,)))
+    assert made(program, *inputs, backend=backend) == 2
+    assert compiled_for == [[(4,)], [(6,)]]
+
+
+def test_a_backend_compiles_anew_under_other_modes():
+    calls = []
+
+    def backend(graph, inputs):
+        calls.append(torch.is_grad_enabled())
+        return graph.forward
+
+    def program(x):
+        return x.abs()
+
+    compiled = magpy.compile(program, backend=backend)
+    for enabled in (True, False, True):
+        with torch.set_grad_enabled(enabled):
+            compiled(torch.ones(2))
+    assert calls == [True, False]
+
+
+def test_parameters_are_told_apart_where_the_backend_sees_them():
+    class Chosen(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(2))
+
+        def forward(self, x, which):
+            return self.parts[which](x)
+
+    torch.manual_seed(0)
+    model, x = Chosen(), torch.ones(1, 2)
+
+    def seeing(graph, inputs):
+        return graph.forward
+
+    for backend, graphs in (("eager", 1), (seeing, 2)):
+        compiled = magpy.compile(model, backend=backend, dynamic=False)
+        for which in (0, 1, 0, 1):
+            assert torch.equal(compiled(x, which), model(x, which))
+        assert magpy.cache_info(compiled).graphs == graphs
