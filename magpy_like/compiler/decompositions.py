@@ -120,6 +120,8 @@ def _nonzero_static(a: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
         column = torch.full([size + 1], fill_value, dtype=torch.int64, device=a.device)
         columns.append(column.index_put([place], rest % extent)[:size])
         rest = rest // extent
+    if a.device.type == "cuda":  # column by column in memory, as eager's
+        return torch.stack(columns[::-1]).t()
     return torch.stack(columns[::-1], 1)
 
 

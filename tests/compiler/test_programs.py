@@ -116,7 +116,8 @@ def test_binary_search(right):
     rows, order = torch.randn(4, 9).sort(1).values, torch.randn(4, 9)
     same(lambda r, o: torch.searchsorted(r, o, right=right, out_int32=True), rows, order)
     same(lambda o: torch.searchsorted(o, o * 2, sorter=o.argsort(1), right=right), order)
-    same(lambda x: torch.isin(x, torch.arange(40) * 3), torch.arange(60).reshape(6, 10))
+    x = torch.arange(60).reshape(6, 10)
+    same(lambda x: torch.isin(x, torch.arange(40, device=x.device) * 3), x)
 
 
 def test_windows_are_written_to_a_copy():
@@ -287,11 +288,11 @@ def test_results_alias_as_in_eager():
 
 def test_a_constant_that_was_returned_may_be_written_to():
     def f(x):
-        return torch.tensor([1.0, 2.0]), x + 1
+        return torch.tensor([1.0, 2.0], device=x.device), x + 1
 
-    g = compiled(f)
-    g(X)[0].zero_()
-    torch.testing.assert_close(g(X)[0], torch.tensor([1.0, 2.0]))
+    g, x = compiled(f), torch.ones(3)
+    g(x)[0].zero_()
+    torch.testing.assert_close(g(x)[0], torch.tensor([1.0, 2.0]))
 
 
 def test_small_windows_pool_as_in_eager():
@@ -315,13 +316,15 @@ def test_operators_without_a_lowering_run_through_aten_one_by_one():
 
 def test_random_numbers_are_eagers():
     def f(x):
-        return F.dropout(x, 0.4) + torch.rand_like(x) * torch.randn(6, 1), torch.randint(9, (3,))
+        drawn = torch.rand_like(x) * torch.randn(6, 1, device=x.device)
+        return F.dropout(x, 0.4) + drawn, torch.randint(9, (3,), device=x.device)
 
+    x = torch.randn(6, 10)
     torch.manual_seed(3)
-    got = compiled(f)(X)
+    got = compiled(f)(x)
     after = torch.rand(1)
     torch.manual_seed(3)
-    torch.testing.assert_close(got, f(X))
+    torch.testing.assert_close(got, f(x))
     assert torch.equal(after, torch.rand(1))
 
 

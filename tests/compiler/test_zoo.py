@@ -17,6 +17,11 @@ STEPS = 3
 
 
 @pytest.fixture(autouse=True)
+def _default_device():
+    """As it is: beneath a default device nothing is captured."""
+
+
+@pytest.fixture(autouse=True)
 def _forget_everything():
     magpy.reset()
     yield
@@ -50,8 +55,8 @@ def compiled(model):
 
 @zoo(STATIC)
 @pytest.mark.filterwarnings("error::magpy_like.compiler.errors.MagpyWarning")
-def test_inference_equals_eager(entry):
-    model = entry.make(seed=0)
+def test_inference_equals_eager(entry, device):
+    model = entry.make(seed=0).to(device)
     fast = compiled(model)
     for seed in range(2):  # the second call runs the compiled graph
         args, kwargs = entry.inputs(model, seed, batch=2)
@@ -65,10 +70,10 @@ def test_inference_equals_eager(entry):
 
 @zoo([m for m in STATIC if m.trains])
 @pytest.mark.filterwarnings("error::magpy_like.compiler.errors.MagpyWarning")
-def test_training_equals_eager(entry):
+def test_training_equals_eager(entry, device):
     """In double precision: a ReLU at zero or a batch of two can turn float32's rounding into any
     difference of gradients, in eager as well. (Some models go through float32 inside.)"""
-    model = entry.make(seed=0).double().train()
+    model = entry.make(seed=0).to(device).double().train()
     eager = copy.deepcopy(model)
     fast = compiled(model)
     seen = []
@@ -93,20 +98,20 @@ def test_training_equals_eager(entry):
 
 
 @zoo(STATIC)
-def test_inference_takes_no_more_memory_than_eager(entry):
-    model = entry.make(seed=0)
+def test_inference_takes_no_more_memory_than_eager(entry, device):
+    model = entry.make(seed=0).to(device)
     fast = compiled(model)
     args, kwargs = entry.inputs(model, seed=0, batch=16)
     with torch.no_grad():
         for call in (model, fast, fast):
             call(*args, **kwargs)  # what is allocated once
-        eager, mine = (peak_bytes(lambda c=c: c(*args, **kwargs)) for c in (model, fast))
+        eager, mine = (peak_bytes(lambda c=c: c(*args, **kwargs), device) for c in (model, fast))
     assert mine <= eager
 
 
 @zoo([m for m in STATIC if m.trains], fast={"BERT"})
-def test_training_takes_no_more_memory_than_eager(entry):
-    model = entry.make(seed=0).train()
+def test_training_takes_no_more_memory_than_eager(entry, device):
+    model = entry.make(seed=0).to(device).train()
     fast = compiled(model)
     args, kwargs = entry.inputs(model, seed=0, batch=16)
 
@@ -116,5 +121,5 @@ def test_training_takes_no_more_memory_than_eager(entry):
 
     for call in (model, fast, fast):
         step(call)  # what is allocated once
-    eager, mine = (peak_bytes(lambda c=c: step(c)) for c in (model, fast))
+    eager, mine = (peak_bytes(lambda c=c: step(c), device) for c in (model, fast))
     assert mine <= eager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
@@ -35,6 +35,10 @@ _DEFAULT = Kind.DEFAULT
 _FLOAT = Kind.INT_TO_FLOAT
 _BOOL = Kind.ALWAYS_BOOL
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+#: Device types on which eager leaves a low precision operator's number as it is: of a product or
+#: quotient, and of a sum.
+ALWAYS, ON_GPUS = ("cpu", "cuda"), ("cuda",)
 
 #: ATen operator -> (ops name, promotion). Operators whose meaning is one ``ops`` call.
 DIRECT: dict[Any, tuple[str, Kind]] = {
@@ -107,7 +111,7 @@ def _scaled_sum(graph: Graph, a: Any, b: Any, alpha: Any, sign: int) -> Box:
         return ops.add(x, y) if sign > 0 else ops.sub(x, y)
 
     if is_number(alpha) and alpha == 1:
-        return elementwise(graph, [a, b], _DEFAULT, function)
+        return elementwise(graph, [a, b], _DEFAULT, function, exact_scalars=ON_GPUS)
     _, common = promote([a, b], _DEFAULT)
 
     def scaled(x: Value, y: Value) -> Value:
@@ -116,7 +120,7 @@ def _scaled_sum(graph: Graph, a: Any, b: Any, alpha: Any, sign: int) -> Box:
             return function(x, ops.mul(y, factor))
         return ops.fma(y, factor if sign > 0 else ops.neg(factor), x)
 
-    return elementwise(graph, [a, b], _DEFAULT, scaled, operations=2)
+    return elementwise(graph, [a, b], _DEFAULT, scaled, operations=2, exact_scalars=ON_GPUS)
 
 
 @lower(aten.mul)
@@ -124,17 +128,17 @@ def mul(graph: Graph, a: Any, b: Any) -> Box:
     compute, _ = promote([a, b], _DEFAULT)
     if compute == torch.bool:
         return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.logical_and(x, y))
-    return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.mul(x, y), exact_scalars=True)
+    return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.mul(x, y), exact_scalars=ALWAYS)
 
 
 @lower(aten.div.Tensor, aten.div.Scalar, aten.true_divide)
 def div(graph: Graph, a: Any, b: Any) -> Box:
     return elementwise(
-        graph, [a, b], _FLOAT, lambda x, y: ops.truediv(x, y), operations=2, exact_scalars=True
+        graph, [a, b], _FLOAT, lambda x, y: ops.truediv(x, y), operations=2, exact_scalars=ALWAYS
     )
 
 
-def _quotient(name: str, graph: Graph, a: Any, b: Any, exact_scalars: bool = False) -> Box:
+def _quotient(name: str, graph: Graph, a: Any, b: Any, exact_scalars: Sequence[str] = ()) -> Box:
     """A division that rounds, or its remainder; of integers by zero, the CPU's eager raises."""
     compute, _ = promote([a, b], _DEFAULT)
     checked = compute not in _FLOATS and not (isinstance(b, int) and b != 0)
@@ -158,7 +162,7 @@ def div_mode(graph: Graph, a: Any, b: Any, *, rounding_mode: str | None = None) 
     if rounding_mode is None:
         return div(graph, a, b)
     name = {"floor": "floordiv", "trunc": "truncdiv"}[rounding_mode]
-    return _quotient(name, graph, a, b, exact_scalars=True)
+    return _quotient(name, graph, a, b, exact_scalars=ALWAYS)
 
 
 @lower(aten.floor_divide)

@@ -152,7 +152,7 @@ def elementwise(
     dtype: torch.dtype | None = None,
     operations: int = 1,
     expensive: bool = False,
-    exact_scalars: bool = False,
+    exact_scalars: Sequence[str] = (),
 ) -> Box:
     """Broadcast, promote and apply ``function`` to each element's values.
 
@@ -160,7 +160,7 @@ def elementwise(
     result's. A 0-d CPU tensor among CUDA tensors is left to ATen.
 
     Eager converts all arguments to one dtype, which rounds where that is bfloat16 or float16.
-    ``exact_scalars``: not numbers and 0-d tensors; so its products and quotients have it.
+    ``exact_scalars``: where numbers are not, nor, on CPUs, 0-d tensors.
     """
     boxes = [a for a in args if isinstance(a, Box)]
     device = common_device(boxes)
@@ -169,7 +169,8 @@ def elementwise(
     size = broadcast_shapes(*(b.size for b in boxes))
 
     def argument(a: Any, index: Index) -> Value:
-        exact = exact_scalars and not (isinstance(a, Box) and a.size) and bool(size)
+        scalar = not a.size and device.type == "cpu" if isinstance(a, Box) else True
+        exact = scalar and device.type in exact_scalars and bool(size)
         target = compute if exact else common
         if not isinstance(a, Box):
             value = ops.constant(a, compute)
