@@ -30,7 +30,7 @@ from magpy_like.monitor.iterators import foreseen, take  # noqa: F401 (a rule)
 from magpy_like.monitor.polyfills import polyfill, spread
 from magpy_like.monitor.recording import CONTAINERS, plain_key
 from magpy_like.monitor.split import Split
-from magpy_like.native import NULL, frame_set_operand
+from magpy_like.native import NULL, frame_set_operand, lookup_in_type
 from magpy_like.refgraph import Relation
 from magpy_like.refgraph.values import HEAP_TYPE, is_plain
 
@@ -245,14 +245,20 @@ def delete_attribute(run: MonitorRun, step: Step) -> Token:
     if isinstance(attributes.read_class(rec, cls, "__delattr__"), types.FunctionType):
         return None
     found = attributes.read_class(rec, cls, step.name)
-    if isinstance(found, property):
+    deleter = lookup_in_type(type(found), "__delete__")
+    if isinstance(found, property) or isinstance(deleter, types.FunctionType):
         return None
     node = attributes.node_of_store(rec, target)
-    if node is not None:
+    if node is None:
+        return None
+    if isinstance(found, types.MemberDescriptorType):
+        attributes.read_slot(rec, target, step.name, found)
+        rec.remove(node, Relation(RelationKind.SLOT, step.name))
+    elif deleter is not NULL:
+        raise Split(f"deletes {cls.__qualname__}.{step.name}, which native code stores")
+    else:
         attributes.read_instance(rec, target, step.name)
         owner, relation = attributes.entry_of(rec, target, step.name)
-        if isinstance(found, types.MemberDescriptorType):
-            owner, relation = node, Relation(RelationKind.SLOT, step.name)
         assert owner is not None
         rec.remove(owner, relation)
     return None
@@ -275,7 +281,7 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
         rec.visit(key, ValueRead.ALL)
         rec.compare(key)
         if isinstance(key, torch.Tensor) and not isinstance(
-            attributes.lookup_in_type(type(source), "__getitem__"), types.FunctionType
+            lookup_in_type(type(source), "__getitem__"), types.FunctionType
         ):
             if isinstance(source, dict):
                 raise Split("looks up a tensor as a key")
@@ -296,7 +302,7 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
     elif type(source) not in run.simple_types:
         attributes.read_class(rec, type(source), "__getitem__")
         if rec.node(source) is not None and not isinstance(
-            attributes.lookup_in_type(type(source), "__getitem__"), types.FunctionType
+            lookup_in_type(type(source), "__getitem__"), types.FunctionType
         ):
             rec.visit(source, ValueRead.ALL)
     return None

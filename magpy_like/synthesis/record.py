@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -285,10 +286,16 @@ _WRITES: dict[RelationKind, tuple[str, str | None]] = {
     RelationKind.CONTEXT: ("{owner}.set({value})", None),
     RelationKind.SLOT: (
         "object.__setattr__({owner}, {key}, {value})",
-        "object.__delattr__({owner}, {key})",
+        "{clear}({owner}, {key})",
     ),
 }
 """How a mock puts something at a place, and how it takes away what is there."""
+
+
+def _clear_slot(owner: Any, name: str) -> None:
+    """A program that has filled a slot before it cleared it does not ask what was there."""
+    with contextlib.suppress(AttributeError):
+        object.__delattr__(owner, name)
 
 
 def _statement(
@@ -300,11 +307,13 @@ def _statement(
     text = delete if value is None else assign
     if text is None:
         raise Split(f"{'removes' if value is None else 'changes'} something along {relation}")
-    base = ""
+    base = clear = ""
     if kind is RelationKind.KEY:
         native = native_base(owned_by)
         base = source.constant(native, native.__name__)
-    return text.format(owner=owner, key=source.key(key), value=value, base=base)
+    elif kind is RelationKind.SLOT and value is None:
+        clear = source.constant(_clear_slot, "clear_slot")
+    return text.format(owner=owner, key=source.key(key), value=value, base=base, clear=clear)
 
 
 def synthesise(
