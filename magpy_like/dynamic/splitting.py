@@ -4,6 +4,7 @@ continuation with records of its own (MagPy, section 5.3.1; design, section 6)."
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -39,15 +40,15 @@ class Continuation:
 def open_frames(
     frame: FrameType,
     root: FrameType,
-    steps: dict[int, tuple[int, tuple[Any, ...]]],
+    step_of: Callable[[FrameType], tuple[int, tuple[Any, ...]] | None],
     handled: BaseException | None,
 ) -> tuple[list[FrameType], list[FrameState]]:
     """The chain of open frames from the split out to the root, every outer one waiting.
 
     Both the frames themselves and their states, innermost first.
 
-    ``steps`` has the offset and operand stack of the instruction that each frame is in, by the
-    frame's id.
+    ``step_of`` gives the offset and operand stack of the instruction that a frame is in, and None
+    for one that is not followed.
 
     Raises:
         NoLayout: one of the frames cannot be run on later.
@@ -55,7 +56,7 @@ def open_frames(
     frames, states = [], []
     current: FrameType | None = frame
     while current is not None:
-        at = steps.get(id(current))
+        at = step_of(current)
         if at is None:
             raise NoLayout(f"{current.f_code.co_qualname} is code that the monitor does not follow")
         offset, stack = at

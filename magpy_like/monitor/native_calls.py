@@ -34,7 +34,13 @@ from magpy_like.monitor.repeated_calls import repeatable
 from magpy_like.monitor.split import Effect, Look, Split
 from magpy_like.native import lookup_in_type
 from magpy_like.refgraph import REFERENT, Fact, Relation
-from magpy_like.refgraph.values import HEAP_TYPE, is_identity, is_plain, storage_of
+from magpy_like.refgraph.values import (
+    HEAP_TYPE,
+    answers_for_itself,
+    is_identity,
+    is_plain,
+    storage_of,
+)
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -740,6 +746,9 @@ def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
         return
     annotation = done.annotation
     assert annotation is not None
+    for tensor in tensors_in(result):
+        if answers_for_itself(tensor):
+            raise Look(f"makes a {type(tensor).__qualname__}, which has a __torch_function__")
     for position, value in inputs_of(done.args, done.kwargs):
         if isinstance(value, torch.Tensor) and annotation.input(position).in_place:
             run.recording.written_memory.add(storage_of(value))

@@ -29,6 +29,7 @@ from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, RefGraph, Relation, Shad
 from magpy_like.refgraph.values import (
     HEAP_TYPE,
     Steady,
+    answers_for_itself,
     behind_proxy,
     has_values,
     is_identity,
@@ -141,12 +142,18 @@ class Recording:
             self.cached.append(value)
 
     def meet(self, source: ShadowNode, relation: Relation, value: Any) -> ShadowNode:
-        """The program got ``value`` by following ``relation`` from ``source``."""
+        """The program got ``value`` by following ``relation`` from ``source``.
+
+        Raises:
+            Split: it is a tensor whose class must not be asked anything out of turn.
+        """
         if source.replays:
             self.settle(source)
         if source.contents is not None and source.rewritten:
             self.open(source)
             return source
+        if answers_for_itself(value):
+            raise Split(f"meets a {type(value).__qualname__}, which has a __torch_function__")
         plain = is_plain(value)
         node = self.refs.read(source, relation, value, plain=plain)
         if node.existed:
@@ -231,8 +238,8 @@ class Recording:
         """``value`` was created inside the region."""
         if is_plain(value) or self.refs.get_node_by_var(value) is not None:
             return
-        if isinstance(value, Iterator):
-            return  # would keep alive what it goes through, and is never made again
+        if isinstance(value, Iterator | BaseException):
+            return  # would keep alive what it goes through, or the frames that it came through
         try:
             self._born[id(value)] = weakref.ref(value)
         except TypeError:

@@ -234,8 +234,6 @@ class MonitorRun:
         self.root_frame: types.FrameType | None = None
         self._at: types.FrameType | None = None
         """Where the program was last seen."""
-        self.steps: dict[int, tuple[int, tuple[Any, ...]]] = {}
-        """By the id of an open frame: offset and operands of its last announced instruction."""
         self.suspended = 0
         """How many calls are running whose Python code is not followed."""
         self._rules = _rules()
@@ -319,7 +317,6 @@ class MonitorRun:
         """Let go of the program: the monitor and its callbacks refer to each other."""
         self._keep.clear()
         self._root = self.root_frame = self.cut = self.branching = None
-        self.steps.clear()
         if self.recording.twin is not None:
             self.recording.twin.account = _nobody_listens
             self.recording.twin.locate = _in_the_backend
@@ -360,7 +357,6 @@ class MonitorRun:
     ) -> Any:
         handled = sys.exception()
         self._at = frame
-        self.steps[id(frame)] = (offset, stack)
         try:
             step = Step(frame, number, oparg, offset, stack)
             if self.skipping:
@@ -449,10 +445,13 @@ class MonitorRun:
             return
         except BaseException as raised:
             error = raised
-        if isinstance(error, Look) and self._cut_here(frame, error, sys.exception()):
-            self._on_result((_finish_dynamic, (frame,)), frame, ())
-        else:
-            self._fail(frame, error)
+        try:
+            if isinstance(error, Look) and self._cut_here(frame, error, sys.exception()):
+                self._on_result((_finish_dynamic, (frame,)), frame, ())
+            else:
+                self._fail(frame, error)
+        finally:
+            del error  # whose traceback holds this frame, and the program's
 
     def _on_exception(self, token: Any, frame: types.FrameType, _: Any) -> None:
         finish, payload = token
@@ -467,8 +466,14 @@ class MonitorRun:
         native_calls.undo(self, payload[0] if finish is finish_without_result else finish)
 
     def _on_return(self, frame: types.FrameType, value: Any) -> None:
-        """A lifted number that a Python function gives to native code is looked at there."""
-        self.steps.pop(id(frame), None)
+        """A lifted number that a Python function gives to native code is looked at there.
+
+        To hold the frame any longer would keep its variables alive.
+        """
+        if self._at is frame:
+            self._at = None
+        if self.root_frame is frame:
+            self.root_frame = None
         caller = frame.f_back
         if not self.lifted.any((value,)) or caller is None:
             return
@@ -516,6 +521,10 @@ class MonitorRun:
         """Announce nothing until ``frame`` is at the offset ``until``, -1 for where it returns."""
         self.skipping = self.side is not None
         self._monitor.skip(frame, until, self.skipping)
+
+    def step_of(self, frame: types.FrameType) -> tuple[int, tuple[Any, ...]] | None:
+        """Offset and operands of the instruction that an open frame is in."""
+        return self._monitor.step(frame)
 
     def account(self) -> None:
         """The operators that torch has dispatched up to now are on the graph."""

@@ -69,6 +69,13 @@ struct Pending {
   PyObject *token;
 };
 
+// The instruction that a followed frame has announced last.
+struct Step {
+  PyFrameObject *frame;  // compared, never followed
+  int offset;
+  PyObject *stack;  // its operands
+};
+
 constexpr int RETURN = -1;  // stands for the offset of whichever instruction returns from a frame
 
 // Up to a place in `frame` nothing is announced. Should `tests` be set, tests of values that are not
@@ -100,6 +107,7 @@ struct Monitor {
   unsigned long long accounted;          // how many of them the monitor was told of
   PyFrameObject *root;
   std::vector<Pending> *pending;
+  std::vector<Step> *steps;
   std::unordered_map<PyCodeObject *, std::vector<Instruction>> *codes;
   unsigned char filter[256];
   bool running;
@@ -153,8 +161,35 @@ void swallow(PyObject *result) {
   Py_XDECREF(result);
 }
 
-void drop(Pending p) {
-  Py_DECREF(p.token);
+// Lets go of what the monitor may be the last to hold: what runs when such an object dies, a
+// destructor, a weak reference's callback or the rest of a generator, is part of the program.
+void release(PyObject *value) {
+  if (!value) return;
+  PyThreadState *thread = PyThreadState_Get();
+  PyThreadState_LeaveTracing(thread);
+  Py_DECREF(value);
+  PyThreadState_EnterTracing(thread);
+}
+
+// The operands of a frame's last announced instruction, which are none of the monitor's any more.
+PyObject *take_step(Monitor *m, PyFrameObject *frame) {
+  for (size_t i = m->steps->size(); i-- > 0;) {
+    if ((*m->steps)[i].frame != frame) continue;
+    PyObject *stack = (*m->steps)[i].stack;
+    m->steps->erase(m->steps->begin() + i);
+    return stack;
+  }
+  return nullptr;
+}
+
+// Outside of the trace hook, and where the program is watched no more.
+void drop_all(Monitor *m) {
+  std::vector<Pending> pending;
+  pending.swap(*m->pending);
+  for (Pending p : pending) Py_DECREF(p.token);
+  std::vector<Step> steps;
+  steps.swap(*m->steps);
+  for (Step s : steps) Py_DECREF(s.stack);
 }
 
 bool at_place(const Instruction &instruction, int offset, int place) {
@@ -223,7 +258,7 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
         PyObject *stack = slots(stack_base(f), operand_depth(f));
         swallow(PyObject_CallFunctionObjArgs(m->on_result, p.token, (PyObject *)frame, stack, nullptr));
         Py_XDECREF(stack);
-        drop(p);
+        release(p.token);
         if (m->side.abandoned) return unwind();
         if (!m->running) return 0;
       }
@@ -266,9 +301,13 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
           break;
       }
       m->announced++;
+      release(take_step(m, frame));
+      if (m->side.abandoned) return unwind();
+      if (!m->running) return 0;
       PyObject *stack = slots(stack_base(f), operand_depth(f));
       PyObject *op = PyLong_FromLong(ins.opcode), *oparg = PyLong_FromLong(ins.oparg);
       PyObject *offset = PyLong_FromLong(at * 2);
+      if (stack) m->steps->push_back({frame, at * 2, Py_NewRef(stack)});
       PyObject *token = PyObject_CallFunctionObjArgs(m->on_instruction, (PyObject *)frame, op, oparg,
                                                      offset, stack, nullptr);
       Py_XDECREF(stack);
@@ -277,7 +316,7 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
       Py_XDECREF(offset);
       if (!token) {
         PyErr_Clear();
-      } else if (token == Py_None) {
+      } else if (token == Py_None || !m->running) {
         Py_DECREF(token);
       } else {
         m->pending->push_back({frame, token});
@@ -291,7 +330,7 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
         Pending p = m->pending->back();
         m->pending->pop_back();
         swallow(PyObject_CallFunctionObjArgs(m->on_exception, p.token, (PyObject *)frame, arg, nullptr));
-        drop(p);
+        release(p.token);
       }
       return 0;
     case PyTrace_RETURN:
@@ -301,12 +340,14 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
         swallow(PyObject_CallFunctionObjArgs(m->on_join, Py_None, nullptr));
       }
       while (!m->pending->empty() && m->pending->back().frame == frame) {
-        drop(m->pending->back());
+        Pending p = m->pending->back();
         m->pending->pop_back();
+        release(p.token);
       }
       if (followed && m->on_return != Py_None)
         swallow(PyObject_CallFunctionObjArgs(m->on_return, (PyObject *)frame, arg ? arg : null_marker,
                                              nullptr));
+      release(take_step(m, frame));
       return 0;
     default:
       return 0;
@@ -340,6 +381,7 @@ PyObject *monitor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     m->accounted = 0;
     m->root = nullptr;
     m->pending = new std::vector<Pending>();
+    m->steps = new std::vector<Step>();
     m->codes = new std::unordered_map<PyCodeObject *, std::vector<Instruction>>();
     memcpy(m->filter, filter.buf, 256);
     m->running = false;
@@ -349,9 +391,7 @@ PyObject *monitor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
 }
 
 void forget(Monitor *m) {
-  std::vector<Pending> pending;
-  pending.swap(*m->pending);
-  for (Pending p : pending) drop(p);
+  drop_all(m);
   std::unordered_map<PyCodeObject *, std::vector<Instruction>> codes;
   codes.swap(*m->codes);
   for (auto &c : codes) Py_DECREF(c.first);
@@ -369,6 +409,7 @@ void monitor_dealloc(PyObject *self) {
   PyObject_GC_UnTrack(self);
   forget(m);
   delete m->pending;
+  delete m->steps;
   delete m->codes;
   Py_TYPE(self)->tp_free(self);
 }
@@ -383,6 +424,7 @@ int monitor_traverse(PyObject *self, visitproc visit, void *arg) {
   Py_VISIT(m->on_hidden);
   Py_VISIT(m->on_join);
   for (Pending p : *m->pending) Py_VISIT(p.token);
+  for (Step s : *m->steps) Py_VISIT(s.stack);
   return 0;
 }
 
@@ -404,6 +446,7 @@ PyObject *monitor_start(PyObject *self, PyObject *counter) {
 // Ends the announcements at once; whoever started the monitor restores the earlier trace function.
 PyObject *monitor_stop(PyObject *self, PyObject *) {
   ((Monitor *)self)->running = false;
+  drop_all((Monitor *)self);
   Py_RETURN_NONE;
 }
 
@@ -418,7 +461,14 @@ PyObject *monitor_account(PyObject *self, PyObject *) {
 PyObject *monitor_drop_pending(PyObject *self, PyObject *) {
   std::vector<Pending> pending;
   pending.swap(*((Monitor *)self)->pending);
-  for (Pending p : pending) drop(p);
+  for (Pending p : pending) Py_DECREF(p.token);
+  Py_RETURN_NONE;
+}
+
+// The offset and the operands of the instruction that a frame is in; None for one not followed.
+PyObject *monitor_step(PyObject *self, PyObject *frame) {
+  for (const Step &s : *((Monitor *)self)->steps)
+    if ((PyObject *)s.frame == frame) return Py_BuildValue("(iO)", s.offset, s.stack);
   Py_RETURN_NONE;
 }
 
@@ -511,6 +561,8 @@ PyMethodDef monitor_methods[] = {
     {"stop", monitor_stop, METH_NOARGS, "Announce nothing more."},
     {"set_root", monitor_set_root, METH_O, "The frame whose reads of its own arguments are announced."},
     {"drop_pending", monitor_drop_pending, METH_NOARGS, "Forget what instructions under way will give."},
+    {"step", monitor_step, METH_O,
+     "The offset and the operands of the instruction that a frame is in, or None."},
     {"waits", monitor_waits, METH_O, "Whether a frame waits for the result of native code."},
     {"watch_numbers", monitor_watch_numbers, METH_NOARGS, "Announce instructions on plain numbers too."},
     {"watch_iterators", monitor_watch_iterators, METH_NOARGS, "Announce the steps of loops."},

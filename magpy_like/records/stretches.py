@@ -100,7 +100,7 @@ class StretchCut:
             if run.root_frame is None:
                 raise NoLayout("the program has not begun")
             run.read_rest()
-            self._frames, states = open_frames(frame, run.root_frame, run.steps, handled)
+            self._frames, states = open_frames(frame, run.root_frame, run.step_of, handled)
             if not self.stretch.recorded:
                 layout, values = lay_out(states)
                 record = self.stretch.record(run.recording, tuple(values))

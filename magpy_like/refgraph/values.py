@@ -100,6 +100,17 @@ def tensor_version(tensor: torch.Tensor) -> int:
         return -1 if tensor.is_inference() else tensor._version
 
 
+def answers_for_itself(value: Any) -> bool:
+    """Whether a class in Python decides what any operator makes of a tensor, and sees all of them.
+
+    Those of torch itself do nothing else than what the operator does.
+    """
+    if type(value) in (torch.Tensor, torch.nn.Parameter) or not isinstance(value, torch.Tensor):
+        return False
+    decides = getattr(type(value).__torch_function__, "__func__", None)
+    return decides is not None and not str(decides.__module__).startswith("torch.")
+
+
 class Steady:
     """Notices that a tensor's data was changed in place, without keeping its memory.
 

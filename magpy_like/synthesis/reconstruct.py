@@ -298,6 +298,8 @@ class Reconstruction:
         structseq = isinstance(value, tuple) and hasattr(cls, "n_sequence_fields")
         if not self.rec.is_born(value) and not isinstance(value, _KNOWN_BASES):
             raise Split(f"leaves a {cls.__qualname__} of unknown origin")
+        if isinstance(value, BaseException) and value.__traceback__ is not None:
+            raise Split(f"leaves a {cls.__qualname__} with the frames that it came through")
         class_name = self.source.constant(cls, cls.__name__)
         if structseq:
             return self._frozen(
@@ -313,6 +315,10 @@ class Reconstruction:
             self._fill_container(value, name)
         if state:
             self.source.emit(f"{name}.__dict__.update({self.dict_text(state)})")
+        if isinstance(value, BaseException):
+            for link in ("__cause__", "__context__", "__suppress_context__"):
+                if getattr(value, link):
+                    self.source.emit(f"{name}.{link} = {self.value(getattr(value, link))}")
         for slot in copyreg._slotnames(cls):  # type: ignore[attr-defined]
             try:
                 found = getattr(value, slot)
@@ -388,7 +394,7 @@ def _layout(cls: type) -> type:
     return object
 
 
-_KNOWN_BASES = (list, dict, set, tuple, collections.deque)
+_KNOWN_BASES = (list, dict, set, tuple, collections.deque, BaseException)
 
 _MAKERS: tuple[tuple[Any, Callable[[Reconstruction, Any], str]], ...] = (
     (types.FunctionType, Reconstruction._function),

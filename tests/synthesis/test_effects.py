@@ -698,3 +698,77 @@ def test_the_grad_mode_is_as_eager_leaves_it_when_an_operator_fails_without_grad
     for i in (1, 1, 7, 1, 7):
         twins.call(lambda i=i: (x.detach().requires_grad_(), torch.tensor(i)))
         assert torch.is_grad_enabled()
+
+
+def test_slots_that_are_filled_and_cleared():
+    class Slotted:
+        __slots__ = ("kept", "passing")
+
+    slotted = Slotted()
+
+    def fills_and_clears(x):
+        slotted.passing = x
+        del slotted.passing
+        return x * 2, hasattr(slotted, "passing")
+
+    check(fills_and_clears, one(1.0))
+
+    def clears(x):
+        del slotted.kept
+        return x * 2
+
+    compiled = magpy.compile(clears, backend="eager")
+    for _ in range(2):
+        slotted.kept = 1
+        assert_same(compiled(tensor(1)), tensor(2))
+        assert not hasattr(slotted, "kept")
+    with pytest.raises(AttributeError):
+        compiled(tensor(1))
+
+
+def test_an_attribute_that_a_descriptor_deletes():
+    class Deletes:
+        def __delete__(self, owner):
+            owner.deleted += 1
+
+    class Owner:
+        place = Deletes()
+
+    def make():
+        box = Owner()
+        box.deleted = 0
+
+        def program(x):
+            del box.place
+            return x * box.deleted
+
+        program.box = box
+        return program
+
+    twins = Twins(make)
+    for i in range(3):
+        twins.call(one(1.0 + i), hit=i > 0)
+
+
+def test_an_exception_that_is_kept():
+    def made_only(x):
+        error = ValueError("found", x * 2)
+        error.__cause__ = KeyError("other")
+        return error
+
+    compiled = magpy.compile(made_only, backend="eager")
+    for value in (1, 2):
+        error = compiled(tensor(value))
+        assert_same(error.args, ("found", tensor(2 * value)))
+        assert repr(error.__cause__) == "KeyError('other')" and error.__suppress_context__
+    assert magpy.cache_info(compiled).hits == 1
+
+    def raised(x):
+        try:
+            raise ValueError(x)
+        except ValueError as error:
+            return error
+
+    compiled = magpy.compile(raised, backend="eager")
+    for _ in range(2):
+        assert compiled(tensor(1)).__traceback__.tb_frame.f_code is raised.__code__

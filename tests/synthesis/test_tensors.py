@@ -922,3 +922,28 @@ def test_an_attribute_that_somebody_gave_a_tensor_is_looked_for():
         return (x,)
 
     check(program, lambda: (matrix(2, 2),), other=[marked])
+
+
+def test_a_tensor_class_in_python_that_sees_all_operators_sees_those_of_the_program_alone():
+    seen = []
+
+    class Watched(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            seen.append(getattr(func, "__name__", str(func)))
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    def made_inside(x):
+        return (x.as_subclass(Watched) * 2).sum()
+
+    def from_outside(x):
+        return (x * 2).sum()
+
+    for program, argument in ((made_inside, tensor(1, 2)), (from_outside, None)):
+        compiled = magpy.compile(program, backend="eager")
+        argument = tensor(1, 2).as_subclass(Watched) if argument is None else argument
+        for function in (program, compiled, compiled):
+            del seen[:]
+            function(argument)
+            expected = list(seen) if function is program else expected
+            assert seen == expected and "mul" in expected
