@@ -449,7 +449,7 @@ def truth(run: MonitorRun, step: Step) -> Token:
             return finish_without_result, native_calls.tensor_operation((value,))
         return _branch(run, step, value)
     if isinstance(value, CONTAINERS):
-        rec.visit(value, ValueRead.LENGTH)
+        rec.look_at_truth(value)
     elif type(value) not in run.simple_types:
         for name in ("__bool__", "__len__"):
             attributes.read_class(rec, type(value), name)

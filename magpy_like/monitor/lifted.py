@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import fx
 
 from magpy_like.monitor import text
 from magpy_like.monitor.expressions import (
@@ -239,10 +240,20 @@ class LiftedNumbers:
             )
         if operation in _LENGTH:
             return self.lift(value, InGraph(self.rec.operators.size(node, 0)))
+        if name in ("numel", "nelement") and tensor.dim() and not rest:
+            return self._data_numel(node, tensor)
         if name == "size" and len(rest) == 1 and type(rest[0]) is int:
             return self.lift(value, InGraph(self.rec.operators.size(node, rest[0])))
         self._foretell_sizes(tensor)
         return None
+
+    def _data_numel(self, node: fx.Node, tensor: torch.Tensor) -> Any:
+        sizes = [self.rec.operators.size(node, dim) for dim in range(tensor.dim())]
+        lifted = [self.lift(n, InGraph(s)) for n, s in zip(tensor.shape, sizes, strict=True)]
+        count = lifted[0]
+        for size in lifted[1:]:
+            count = self.compute(operator.mul, (count, size), count * size)
+        return count
 
     def fix_sizes(self, tensor: torch.Tensor) -> None:
         """Native code looks at the sizes of a tensor in a way that is not recorded.

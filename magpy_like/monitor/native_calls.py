@@ -210,6 +210,8 @@ def native(
         elif on_graph:
             if _is_number_like(value):
                 raise Split(f"gives a {type(value).__qualname__} to a tensor operator")
+            if rec.length_varies(value):
+                raise Split("gives a list whose length varies to a tensor operator")
             _offer(rec, value)
         elif by_key and position != "key":
             rec.visit(value, ValueRead.ELEMENTS)

@@ -59,6 +59,8 @@ class Recording:
         """The run on symbolic sizes beside this one, while there are dynamic dimensions."""
         self.dynamic_dims: Callable[[Path, torch.Tensor], Collection[int]] = _none_dynamic
         """Which dimensions of a tensor at a place outside may vary."""
+        self.varying_lengths: Collection[Path] = ()
+        """Where lists are whose length has varied."""
         self._paths: dict[int, Path] = {}
         self._roots: dict[Relation, Any] = {}
         self.layouts: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
@@ -309,6 +311,23 @@ class Recording:
             self.open(node)
         else:
             node.facts.add(Fact.LENGTH)
+
+    def look_at_truth(self, value: Any) -> None:
+        """The program asked whether a container holds anything."""
+        node = self.node(value)
+        if node is None:
+            return
+        if node.contents is not None:
+            self.open(node)
+        else:
+            node.facts.add(Fact.TRUTH if elements(value) else Fact.LENGTH)
+
+    def length_varies(self, value: Any) -> bool:
+        """Whether a variable is a list from outside that has had other lengths at other calls."""
+        if not self.varying_lengths or type(value) is not list:
+            return False
+        node = self.node(value)
+        return node is not None and self.path(node) in self.varying_lengths
 
     def look_at_keys(self, node: ShadowNode) -> None:
         if node.contents is not None or not isinstance(node.variable, dict):

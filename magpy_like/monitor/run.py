@@ -37,7 +37,7 @@ from magpy_like.monitor.number_rules import SETTLED_BY
 from magpy_like.monitor.reads import inputs_of
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.sides import MAKES, Side, finish_in_side, side_filter
-from magpy_like.monitor.split import Effect, Look, Place, Split, SplitPoint, active
+from magpy_like.monitor.split import Effect, Look, Place, Split, SplitPoint, active, place_of
 from magpy_like.monitor.variation import NOTHING_VARIES, Variation, argument_place
 from magpy_like.native import (
     NULL,
@@ -259,6 +259,7 @@ class MonitorRun:
         self.recording.operators.expression = self.lifted.expression
         self.recording.operators.value_of = self.lifted.values.get
         self.varying = varying
+        self.recording.varying_lengths = varying.lengths
         if varying.dims is not None:
             self.recording.dynamic_dims = varying.dims
             self.recording.begin_twin(self.account, self._locate)
@@ -297,7 +298,7 @@ class MonitorRun:
     def _place_to_foretell(self) -> Place | None:
         if self.cut is None or self._at is None:
             return None
-        place = self._at.f_code, self._at.f_lasti
+        place = place_of(self._at)
         return place if self.cut.foretells(place) else None
 
     def _locate(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Callable
@@ -27,8 +28,16 @@ class NotForetold(Split):
     """A value was foretold, and what the program did later cannot be undone if it was wrong."""
 
 
-Place = tuple[CodeType, int]
-"""Where a program looks at a value: code, and the offset of the instruction."""
+Place = tuple[Any, ...]
+"""Where a program looks at a value, in its source: file, function, lines and columns. A loop's
+condition stands there once, but twice in the bytecode, and in that of every continuation."""
+
+
+def place_of(frame: FrameType) -> Place:
+    """The place at which a frame stands."""
+    code = frame.f_code
+    position = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None))
+    return code.co_filename, code.co_qualname, *position
 
 
 class NotMerged(Split):

@@ -22,10 +22,12 @@ def argument_place(key: int | str) -> Path:
 @dataclass(frozen=True)
 class Variation:
     """``numbers`` are the places (see ``Recording.place``) whose numbers are lifted, ``dims`` gives
-    the dimensions that may vary of a tensor at a place; None when no tensor has any."""
+    the dimensions that may vary of a tensor at a place; None when no tensor has any. ``lengths``
+    are the places of lists of which a record must not hold as many elements as there are."""
 
     numbers: frozenset[Path] = frozenset()
     dims: Callable[[Path, torch.Tensor], Collection[int]] | None = None
+    lengths: frozenset[Path] = frozenset()
 
 
 NOTHING_VARIES = Variation()

@@ -8,7 +8,7 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, cast
 
 import torch
@@ -85,7 +85,7 @@ class Dispatcher:
         """Whether values of tensors that steer the program are foretold."""
         self.merges = True
         """Whether branches on tensors become operators."""
-        self.varying = Varying(dynamic, text=not self._is_program)
+        self.varying = Varying(dynamic, inner=not self._is_program)
         _all.add(self)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -102,7 +102,8 @@ class Dispatcher:
                 return dispatcher.target(*args, **kwargs)
             if type(given) is Mistaken:
                 mistaken = (*mistaken, record)
-                dispatcher._foretold_wrongly(given.place)
+                suspects = record.foretells if given.place is None else {given.place}
+                dispatcher._foretold_wrongly(suspects)
                 match = dispatcher._match(args, kwargs, mistaken)
                 continue
             if record.layout is None:
@@ -124,22 +125,16 @@ class Dispatcher:
         except Exception:  # a guard meets objects that the recorded run never saw
             return None
 
-    def _foretold_wrongly(self, place: Place | None) -> None:
-        """From now on the program is split there, unless it must not be.
-
-        Where it is not known what was foretold wrongly, nothing is any more. Nor is it in a program
-        that keeps going other ways.
-        """
-        _records_log.info("%s: a tensor's value was foretold wrongly", self.name)
+    def _foretold_wrongly(self, places: Collection[Place]) -> None:
+        """From now on the program is split at these places, unless it must not be."""
+        where = ", ".join("{0}:{2} in {1}".format(*place) for place in places)
+        _records_log.info("%s: a value was foretold wrongly at %s", self.name, where)
         surprises = self._stretches.surprises
         with self._lock:
             self.hits -= 1
             if self.fullgraph:
                 return
-            if place is None:
-                self.foretells = False
-            else:
-                surprises.add(place)
+            surprises.update(places)
         for other in {self, *list(self._stretches.dispatchers.values())}:
             with other._lock:
                 other.records = tuple(
@@ -270,6 +265,8 @@ class Dispatcher:
         """What the monitor run of a call that has missed must not rely on."""
         if len(self.records) >= self._limits.generalise_after:
             self.varying.learn(self.records, args, kwargs)
+            with self._lock:
+                self.records = tuple(r for r in self.records if not self.varying.outdates(r))
         return self.varying.variation()
 
     def synthesise(
@@ -410,7 +407,7 @@ class Dispatcher:
             self.records = ()
             self.hits = self.misses = self._given_up = 0
             self.split_points = []
-            self.varying = Varying(self.dynamic, text=not self._is_program)
+            self.varying = Varying(self.dynamic, inner=not self._is_program)
             self.foretells = self.merges = True
             if self._is_program:
                 self._stretches = Stretches(self._continue)

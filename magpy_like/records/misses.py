@@ -15,7 +15,7 @@ import torch
 from magpy_like.errors import DynamicDimensionError
 from magpy_like.monitor.marks import any_marked, marked
 from magpy_like.monitor.variation import Path, Variation
-from magpy_like.synthesis.expected import differences
+from magpy_like.synthesis.expected import differences, other_lengths
 from magpy_like.synthesis.record import Record
 
 RECORD_LIMIT = 8
@@ -53,10 +53,13 @@ class Limits:
 class Varying:
     """What has varied between the calls of one compiled function."""
 
-    def __init__(self, dynamic: bool | None, text: bool) -> None:
-        """``text`` says whether text varies as numbers do. An argument that is text is a mode, most
-        likely; on an open frame's stack it is in the making."""
-        self.dynamic, self._text = dynamic, text
+    def __init__(self, dynamic: bool | None, inner: bool) -> None:
+        """``inner`` says whether the arguments are what open frames hold. There text varies as
+        numbers do, for it is in the making; one that a program is given is a mode, most likely. And
+        a list that varies in length may cut the program, for it is cut already."""
+        self.dynamic, self._inner = dynamic, inner
+        self._cuts_at_lists = inner
+        self.lengths: set[Path] = set()
         self.numbers: set[Path] = set()
         self.dims: dict[Path, set[int]] = {}
         self._names: dict[Path, str] = {}
@@ -82,6 +85,17 @@ class Varying:
                     self.numbers.add(place)
                 else:
                     self.dims.setdefault(place, set()).add(dim)
+            if self._cuts_at_lists:
+                self.lengths.update(other_lengths(record.expected, args, kwargs))
+
+    def outdates(self, record: Record) -> bool:
+        """Whether a record relies on a length that has varied: the program is cut there."""
+        return not self.lengths.isdisjoint(record.expected.lengths)
+
+    def keep_lengths(self) -> bool:
+        """From now on lists have the lengths that they have; whether any varied before."""
+        varied, self.lengths, self._cuts_at_lists = bool(self.lengths), set(), False
+        return varied
 
     def learn_from(self, record: Record, others: Iterable[Record]) -> None:
         """A new record expects other numbers than those before, or counts some up itself."""
@@ -96,7 +110,7 @@ class Varying:
                     self._names[place] = record.expected.names[place]
 
     def _counts(self, value: Any) -> bool:
-        return self._text or type(value) is not str
+        return self._inner or type(value) is not str
 
     def in_words(self) -> list[str]:
         """The numbers and sizes that have varied."""
@@ -120,12 +134,12 @@ class Varying:
 
     def variation(self) -> Variation:
         """What a monitor run must not rely on."""
-        numbers = frozenset(self.numbers)
+        numbers, lengths = frozenset(self.numbers), frozenset(self.lengths)
         if self.dynamic:
-            return Variation(numbers, _all_dims)
+            return Variation(numbers, _all_dims, lengths)
         if self.dynamic is False or not (self.dims or numbers or any_marked()):
-            return Variation(numbers)
-        return Variation(numbers, self._some_dims)
+            return Variation(numbers, None, lengths)
+        return Variation(numbers, self._some_dims, lengths)
 
     def _some_dims(self, path: Path, tensor: torch.Tensor) -> Collection[int]:
         marks = marked(tensor)

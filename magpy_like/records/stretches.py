@@ -111,6 +111,8 @@ class StretchCut:
             dispatcher.refrain(obstacle)
             return False
         except (NoLayout, Split) as obstacle:
+            if dispatcher.varying.keep_lengths():
+                return False  # it may have been cut for that alone
             dispatcher.no_record(SplitPoint.at(frame, reason), str(obstacle))
             return False
         dispatcher.note_split(SplitPoint.at(frame, reason))

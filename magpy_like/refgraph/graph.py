@@ -38,6 +38,7 @@ class Fact(enum.Enum):
     VALUE = "value"
     METADATA = "metadata"  # of a tensor: all but its data
     LENGTH = "length"
+    TRUTH = "truth"  # of a container: that it holds something
     KEYS = "keys"  # of a mapping or set, in order
     IDENTITY = "identity"
 

@@ -39,6 +39,8 @@ class Expected:
     """Of tensors with dimensions that may vary: the least and the largest size of each."""
     reasons: dict[tuple[Path, int], str] = field(default_factory=dict)
     """For each dimension that could vary, but does not: where the program relies on its size."""
+    lengths: dict[Path, int] = field(default_factory=dict)
+    """Of lists that the guard checks the lengths of."""
     names: dict[Path, str] = field(default_factory=dict)
     """How a person would write these places."""
     inner: dict[Path, tuple[int, ...]] = field(default_factory=dict)
@@ -126,6 +128,10 @@ def expected(rec: Recording, places: Places) -> Expected:
         if node.node_id in rec.layouts and not places.is_fixed(node):
             place = rec.path(node)
             found.layouts[place] = Layout(*rec.layouts[node.node_id])
+        elif node.type is list and Fact.LENGTH in node.facts and not places.is_fixed(node):
+            place = rec.path(node)
+            contents = node.variable if node.contents is None else node.contents
+            found.lengths[place] = list.__len__(contents)
         elif node.plain and is_liftable(node.first.value):
             parent, relation = places.edges[node.node_id][0]
             if relation.kind is RelationKind.MEMBERSHIP:
@@ -148,6 +154,19 @@ def expected(rec: Recording, places: Places) -> Expected:
         if root is not None:
             found.roots.setdefault(place[0], root)
     return found
+
+
+def other_lengths(
+    record: Expected, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[Path]:
+    """The places at which a call has a list of another length than the recorded run."""
+    for place, length in record.lengths.items():
+        try:
+            found = record.now(place, args, kwargs)
+        except Exception:  # the call has nothing there
+            continue
+        if type(found) is list and len(found) != length:
+            yield place
 
 
 def differences(

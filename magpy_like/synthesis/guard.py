@@ -19,7 +19,7 @@ import torch
 from magpy_like.annotation import RelationKind
 from magpy_like.monitor.expressions import Size
 from magpy_like.monitor.iterators import FORESEEN, separate
-from magpy_like.monitor.recording import SCALARS, Recording
+from magpy_like.monitor.recording import SCALARS, Recording, elements
 from magpy_like.monitor.split import Split
 from magpy_like.monitor.twin import Twin
 from magpy_like.native import ABSENT as NOTHING
@@ -232,6 +232,8 @@ class GuardBuilder:
             self._once(value, "__code__", value.__code__)
         elif Fact.KEYS in node.facts or Fact.LENGTH in node.facts or Fact.VALUE in node.facts:
             self._fixed_extent(node, value)
+        elif Fact.TRUTH in node.facts:
+            self._call(lambda: bool(elements(value)), f"{self.label(node)} is not empty")
 
     def _fixed_extent(self, node: ShadowNode, value: Any) -> None:
         label = self.label(node)
@@ -430,6 +432,9 @@ class GuardBuilder:
             self._keys(name, list(before), label)
         elif Fact.LENGTH in node.facts:
             self._check(f"len({name}) == {len(before)}", f"len({label}) == {len(before)}")
+        if Fact.TRUTH in node.facts and not _EXTENTS & node.facts:
+            held = self.source.constant(elements, "elements")
+            self._check(f"{held}({name})", f"{label} is not empty")
         if Fact.VALUE in node.facts and isinstance(value, np.ndarray):
             same = self.source.constant(same_array, "same_array")
             array = self.source.constant(before, "array")
@@ -642,6 +647,9 @@ class GuardBuilder:
                 labels = ", ".join(self.label(node) for node in nodes)
                 self._check(f"len({{{ids}}}) == {len(nodes)}", f"{labels} are different objects")
 
+
+_EXTENTS = {Fact.LENGTH, Fact.KEYS, Fact.VALUE}
+"""What tells whether a container holds anything, and more."""
 
 _COVERED = {torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype}
 """Looks at state that the check of torch's modes covers."""

@@ -1,0 +1,197 @@
+"""Lists whose lengths vary: what a program that is split collects in a loop, and then joins."""
+
+import contextlib
+import warnings
+
+import pytest
+import torch
+
+import magpy_like as magpy
+from tests.programs import Twins, check_right, one, tensor
+
+
+def rounds(*counts):
+    """Inputs that take so many rounds, one after the other."""
+    return [lambda n=n: (torch.full((3,), float(n)),) for n in counts]
+
+
+def _collected(x):
+    parts = []
+    while x.sum().item() > 0:
+        parts.append(x * 2)
+        x = x - 1
+    return torch.stack(parts) if parts else x
+
+
+def _joined_within(x):
+    parts = []
+    while x.sum().item() > 0:
+        parts.append(x.abs())
+        x = x - 1
+    return torch.cat([*parts, x]).sum() + len(parts), parts
+
+
+def _changed_before(x):
+    parts = [x]
+    while x.sum().item() > 0:
+        parts.append(x * 2)
+        x = x - 1
+    parts[0] = parts[-1] + 1
+    parts.append(x)
+    return torch.stack(parts), parts
+
+
+def _nested(x):
+    parts = [x], []
+    while x.sum().item() > 0:
+        parts[0].append(x)
+        parts[1].append(x + 1)
+        x = x - 1
+    return torch.cat(parts[0]), torch.stack(parts[1])
+
+
+def _extended(x):
+    parts, more = [], [x]
+    while x.sum().item() > 0:
+        parts.append(x)
+        x = x - 1
+    more.extend(parts)
+    return torch.cat(parts), torch.stack(more)
+
+
+def _in_a_block(x):
+    parts = []
+    while x.sum().item() > 0:
+        parts.append(x)
+        x = x - 1
+    with contextlib.suppress(ZeroDivisionError):
+        x = torch.stack([*parts, x]) if parts else x
+        y = torch.cat(parts)
+    return x, y
+
+
+def _raises(x):
+    parts = []
+    while x.sum().item() > 0:
+        parts.append(x[: len(parts) + 1])
+        x = x - 1
+    try:
+        return torch.stack(parts)
+    except RuntimeError as error:
+        return str(error)
+
+
+PROGRAMS = [_collected, _joined_within, _changed_before, _nested, _extended, _in_a_block, _raises]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_right_whatever_the_length(program):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_right(lambda: program, *rounds(3, 1, 4, 2, 6, 3, 5, 2))
+
+
+@pytest.mark.parametrize("program", [_collected, _nested], ids=lambda program: program.__name__)
+def test_an_operator_on_a_list_of_any_length_cuts_and_all_lengths_share_what_follows(program):
+    twins = Twins(lambda: program)
+    for inputs in rounds(3, 2, 4, 3, 5):
+        twins.call(inputs)
+    for inputs in rounds(6, 2, 9, 7, 12):
+        twins.call(inputs, hit=True)
+    points = [p.reason for d in everywhere(twins.compiled) for p in d.split_points]
+    assert sum("list whose length varies" in reason for reason in points) >= 1
+
+
+def everywhere(compiled):
+    dispatcher = magpy.api._dispatcher(compiled)
+    return [dispatcher, *dispatcher._following()]
+
+
+def test_a_list_that_a_program_is_given_does_not_cut_it():
+    def program(parts):
+        return torch.stack(parts).sum(0)
+
+    twins = Twins(lambda: program)
+    for n in (2, 3, 4):
+        twins.call(lambda n=n: ([torch.ones(2)] * n,), hit=False)
+        twins.call(lambda n=n: ([torch.ones(2)] * n,), hit=True)
+    assert not any(d.split_points for d in everywhere(twins.compiled))
+
+
+def test_dynamic_false_has_a_record_for_each_length():
+    twins = Twins(lambda: _collected, dynamic=False)
+    for inputs in rounds(3, 2, 4, 3):
+        twins.call(inputs)
+    points = [p.reason for d in everywhere(twins.compiled) for p in d.split_points]
+    assert not any("list" in reason for reason in points)
+
+
+HOLDERS = {
+    "list": lambda n: [tensor(1.0)] * n,
+    "tuple": lambda n: (tensor(1.0),) * n,
+    "dict": lambda n: {i: tensor(1.0) for i in range(n)},
+    "set": lambda n: {f"{i}" for i in range(n)},
+}
+
+
+@pytest.mark.parametrize("kind", HOLDERS)
+@pytest.mark.parametrize("way", ["if", "not", "bool", "and"])
+def test_to_ask_whether_a_container_holds_anything_is_not_to_ask_how_much(kind, way):
+    ask = {
+        "if": lambda x, held: x + 1 if held else x - 1,
+        "not": lambda x, held: x * (2 if not held else 3),
+        "bool": lambda x, held: x * 2 if bool(held) else x,
+        "and": lambda x, held: (held and x + 1) is x or x,
+    }[way]
+    make = HOLDERS[kind]
+    twins = Twins(lambda: ask)
+    twins.call(lambda: (tensor(1.0, 2.0), make(2)), hit=False)
+    hit = None if way == "bool" else True
+    twins.call(lambda: (tensor(1.0, 2.0), make(3)), hit=hit)
+    twins.call(lambda: (tensor(1.0, 2.0), make(0)), hit=False, why="it is empty")
+    twins.call(lambda: (tensor(1.0, 2.0), make(0)), hit=True)
+    twins.call(lambda: (tensor(1.0, 2.0), make(1)))
+
+
+class _Held(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        return x * 2 if self.seen else x
+
+
+def test_of_a_container_that_is_always_the_same_too():
+    twins = Twins(_Held)
+    twins.call(one(), hit=False)
+    twins.change(lambda module: module.seen.append(1))
+    twins.call(one(), hit=False)
+    twins.change(lambda module: module.seen.append(2))
+    twins.call(one(), hit=True)
+    twins.change(lambda module: module.seen.clear())
+    twins.call(one(), hit=True, why="the first record")
+
+
+def test_asked_first_and_counted_then():
+    def program(x, held):
+        if held:
+            x = x + 1
+        return x * len(held), held[0]
+
+    twins = Twins(lambda: program)
+    for n in (2, 2, 3, 1):
+        twins.call(lambda n=n: (tensor(1.0), [5] * n), hit=None if n == 2 else False)
+
+
+def test_number_of_elements_that_depends_on_data_is_asked_without_being_fixed():
+    def program(x):
+        found = x[x > 0]
+        return found * 2 if found.numel() > 1 else x, found.nelement() - 1
+
+    twins = Twins(lambda: program)
+    twins.call(one(1.0, 2.0, -3.0), hit=False)
+    twins.call(one(1.0, 2.0, 3.0), hit=True)
+    twins.call(one(1.0, 2.0, 3.0, 4.0, -1.0), hit=False, why="another size")
+    twins.call(one(-1.0, 2.0, -3.0))
+    twins.call(one(-1.0, 2.0, -3.0))
