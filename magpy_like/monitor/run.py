@@ -436,6 +436,7 @@ class MonitorRun:
         return False
 
     def _on_result(self, token: Any, frame: types.FrameType, stack: tuple[Any, ...]) -> None:
+        self._at = frame
         try:
             finish, payload = token
             given: Any = stack if finish is finish_in_side else stack[-1] if stack else None
@@ -499,12 +500,14 @@ class MonitorRun:
         """
         rec = self.recording
         before = self.side, rec.inside, self.suspended, self.skipping
+        at = self._at
         self.side, self.skipping, self.lifted.beside = side, False, True
         self._monitor.set_filter(side_filter(self._rules.filter, WHEN))
         try:
             return self._monitor.explore(function, until, again)
         finally:
             self.side, rec.inside, self.suspended, self.skipping = before
+            self._at = at
             if self.side is None:
                 self._monitor.set_filter(self._rules.filter)
                 self.lifted.beside = False
