@@ -94,7 +94,8 @@ def _compile_captured(
     gm = fx.GraphModule(captured, copy.deepcopy(captured.graph))
     gm = passes.run_captured(gm, example_inputs)
     gm, restore = _flat_outputs(gm)
-    examples, floats = numbers.floats_as_tensors(gm, example_inputs)
+    examples, sizes = numbers.sizes_as_arguments(gm, example_inputs)
+    examples, floats = numbers.floats_as_tensors(gm, examples)
 
     def aot() -> Callable[..., Any]:
         return aot_compile(
@@ -110,6 +111,8 @@ def _compile_captured(
         call = aot()  # torch now knows which floats of the shape environment are no constants
     if floats:
         call = numbers.with_tensors(call, floats)
+    if sizes:
+        call = numbers.with_sizes(call, sizes)
     if restore is not None:
         call = _then(call, restore)
     return numbers.or_eager(call, captured, assuming[0]) if assuming else call

@@ -62,7 +62,20 @@ def group_of(operation: LoopOp, key: int, device: torch.device) -> Group:
     return Group([node], device, body.xs, body.rs, dict(body.ranges), key)
 
 
-def try_fuse(first: Group, second: Group) -> Group | str:
+@dataclass(frozen=True)
+class Conflict:
+    """A buffer that two nests touch at two addresses. To print an address takes far longer than
+    to compare it, so this is text only once somebody reads it."""
+
+    buffer: str
+    written: Expr
+    index: Expr
+
+    def __str__(self) -> str:
+        return f"{self.buffer} is touched at {self.written} and at {self.index}"
+
+
+def try_fuse(first: Group, second: Group) -> Group | Conflict | str:
     """One group doing both, ``first`` before ``second``; or the reason why not."""
     if first.device != second.device:
         return "different devices"
@@ -72,7 +85,7 @@ def try_fuse(first: Group, second: Group) -> Group | str:
         return "a scan's loop is the order of its elements"
     if len(first.nodes) + len(second.nodes) > MAX_NODES:
         return "the kernel would be too large"
-    reason = "loop sizes differ"
+    reason: Conflict | str = "loop sizes differ"
     for fused in _alignments(first, second):
         conflict = _conflict(fused, first.writes, second.writes)
         if conflict is None:
@@ -81,7 +94,7 @@ def try_fuse(first: Group, second: Group) -> Group | str:
     return reason
 
 
-def _conflict(group: Group, first: set[str], second: set[str]) -> str | None:
+def _conflict(group: Group, first: set[str], second: set[str]) -> Conflict | str | None:
     """A buffer that one side writes and that is not touched at one address only."""
     for buffer in (first | second) & group.writes:
         written: Expr | None = None
@@ -93,7 +106,7 @@ def _conflict(group: Group, first: set[str], second: set[str]) -> str | None:
                 if written is None:
                     written = index
                 elif index != written:
-                    return f"{buffer} is touched at {written} and at {index}"
+                    return Conflict(buffer, written, index)
         if group.rs and _read_around(group.nodes, buffer):
             return f"{buffer} is read before and after it is updated"
     # A per-element value is there only once its loop ran; results of the loop cannot feed

@@ -52,6 +52,8 @@ class Graph:
         self.numbers = 0  # floats computed at run time so far
         self._env: dict[fx.Node, Any] = {}
         self._lazy: list[Box] = []
+        self._hinted: dict[Expr, int] = {}
+        self._bytes: dict[str, int] = {}
         self._origin: fx.Node | None = None
         self.shape_env = find_shape_env(gm)
 
@@ -144,9 +146,20 @@ class Graph:
         """The value of an expression for the example inputs (a guess where there is none)."""
         if e.is_Integer:
             return int(e)
-        known = self._hints()
-        value = e.xreplace({s: known.get(s, sympy.Integer(64)) for s in e.free_symbols})
-        return int(value)
+        found = self._hinted.get(e)
+        if found is None:
+            known = self._hints()
+            value = e.xreplace({s: known.get(s, sympy.Integer(64)) for s in e.free_symbols})
+            found = self._hinted[e] = int(value)
+        return found
+
+    def bytes_of(self, name: str) -> int:
+        """What a buffer takes for the example inputs; asked for many pairs of few buffers."""
+        found = self._bytes.get(name)
+        if found is None:
+            buffer = self.buffers[name]
+            found = self._bytes[name] = self.hint(buffer.numel()) * buffer.dtype.itemsize
+        return found
 
     def known(self, relation: Any) -> bool:
         """Does a relation between sizes hold for all sizes that the guards admit?"""

@@ -161,13 +161,13 @@ def _held(
     held = [0] * len(steps)
     born: set[str] = set()
     for new, old in in_place.items():
-        held[last[old]] -= _bytes(graph, new)
+        held[last[old]] -= graph.bytes_of(new)
     for k, step in enumerate(steps):
         for b in _touched(step.work):
             if b not in born and graph.buffers[b].kind in ("computed", "extern"):
                 born.add(b)
                 for j in range(k, last[b] + 1):
-                    held[j] += _bytes(graph, b)
+                    held[j] += graph.bytes_of(b)
     return held
 
 
@@ -179,17 +179,12 @@ def _take(
     if not free:
         return None
     idle = before[last[free[-1]] + 1 :]
-    size = _bytes(graph, free[-1])
+    size = graph.bytes_of(free[-1])
     if any(held[j] + size > max(held) for j in idle):
         return None
     for j in idle:
         held[j] += size
     return free.pop()
-
-
-def _bytes(graph: Graph, name: str) -> int:
-    buffer = graph.buffers[name]
-    return graph.hint(buffer.numel()) * buffer.dtype.itemsize
 
 
 def _span(graph: Graph, name: str) -> Expr:

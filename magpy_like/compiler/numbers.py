@@ -42,6 +42,40 @@ def floats_as_tensors(
     return examples, floats
 
 
+def sizes_as_arguments(
+    gm: fx.GraphModule, example_inputs: Sequence[Any]
+) -> tuple[list[Any], list[tuple[int, int]]]:
+    """An argument for each size that is a symbol and has none, and the (argument, dimension) it is.
+
+    Parts of AOTAutograd compute with a symbol only where the graph is given it as a number.
+    """
+    examples = list(example_inputs)
+    given = {e.node.expr for e in examples if isinstance(e, torch.SymInt)}
+    places = []
+    last = [n for n in gm.graph.nodes if n.op == "placeholder"][-1:]
+    for k, example in enumerate(example_inputs):
+        for d, size in enumerate(example.shape if isinstance(example, FakeTensor) else ()):
+            if not isinstance(size, torch.SymInt) or size.node.expr in given:
+                continue
+            if not size.node.expr.is_Symbol:
+                continue
+            given.add(size.node.expr)
+            with gm.graph.inserting_after(last[-1]):
+                last.append(gm.graph.placeholder(f"size_{k}_{d}"))
+            examples.append(size)
+            places.append((k, d))
+    if places:
+        gm.recompile()
+    return examples, places
+
+
+def with_sizes(call: Call, places: Sequence[tuple[int, int]]) -> Call:
+    def run(*args: Any) -> Any:
+        return call(*args, *[args[k].shape[d] for k, d in places])
+
+    return run
+
+
 def with_tensors(call: Call, floats: Sequence[int]) -> Call:
     def run(*args: Any) -> Any:
         given = list(args)

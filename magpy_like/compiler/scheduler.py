@@ -16,7 +16,7 @@ import sympy
 
 from magpy_like.compiler import fusion
 from magpy_like.compiler.codegen.common import Kernel, plan
-from magpy_like.compiler.fusion import Group, try_fuse
+from magpy_like.compiler.fusion import Conflict, Group, try_fuse
 from magpy_like.compiler.graph import Graph
 from magpy_like.compiler.ir import ExternOp, LoopOp, Operation, Strided, strided_leaves
 
@@ -30,7 +30,7 @@ class Decision:
     first: list[str]
     second: list[str]
     fused: bool
-    reason: str
+    reason: Conflict | str
 
 
 @dataclass
@@ -182,17 +182,13 @@ class Scheduler:
         if not isinstance(a.work, Group) or not isinstance(b.work, Group):
             return None
         shared = (a.work.reads | a.work.writes) & (b.work.reads | b.work.writes)
-        saved = sum(self._bytes(name) for name in shared)
+        saved = sum(self.graph.bytes_of(name) for name in shared)
         if saved == 0:
             return None
         category = 0 if bool(a.work.rs) == bool(b.work.rs) else 1
         if not (a.work.writes & b.work.reads or b.work.writes & a.work.reads):
             category += 2  # horizontal: saves a read, not a write
         return (category, -saved, abs(a.position - b.position))
-
-    def _bytes(self, name: str) -> int:
-        buffer = self.graph.buffers[name]
-        return self.graph.hint(buffer.numel()) * buffer.dtype.itemsize
 
     def _attempt(
         self, items: dict[int, _Item], earlier: dict[int, int], a: int, b: int
@@ -206,15 +202,15 @@ class Scheduler:
                     between = k
                     break
         if between is not None:
-            result: Group | str = f"{_names(items[between].work)} must run between"
+            result: Group | Conflict | str = f"{_names(items[between].work)} must run between"
         else:
             result = try_fuse(first, second)
         names = [n.name for n in first.nodes], [n.name for n in second.nodes]
-        if isinstance(result, str):
+        if not isinstance(result, Group):
             self.decisions.append(Decision(*names, False, result))
             return None
         shared = (first.reads | first.writes) & (second.reads | second.writes)
-        saved = sum(self._bytes(s) for s in shared)
+        saved = sum(self.graph.bytes_of(s) for s in shared)
         why = f"share {', '.join(sorted(shared))}: {saved} bytes less traffic"
         self.decisions.append(Decision(*names, True, why))
         return result
@@ -233,8 +229,8 @@ class Scheduler:
         for b, k in first.items():
             own = self.graph.buffers[b].kind in ("computed", "extern")
             if own and (last[b] > k or isinstance(order[k].work, ExternOp)):
-                change[k] += self._bytes(b)
-                change[last[b] + 1] -= self._bytes(b)
+                change[k] += self.graph.bytes_of(b)
+                change[last[b] + 1] -= self.graph.bytes_of(b)
         return max(itertools.accumulate(change))
 
     # --- kernels -------------------------------------------------------------------------------

@@ -140,6 +140,20 @@ def test_the_backward_pass_gets_the_sizes():
     each_size(lambda x: x.sum() * x.shape[0] + x.repeat(3, 1).sum(0) / x.shape[1], True)
 
 
+def test_running_statistics_count_elements_of_computed_sizes():
+    """A factor n / (n - 1), where no tensor of the program has one of n's symbols for a size."""
+
+    def program(x, weight, mean, var):
+        y = F.conv2d(x, weight, stride=2, padding=1)
+        return F.batch_norm(y, mean, var, training=True)
+
+    one_graph_for(
+        program,
+        *((floats(b, 3, h, w), floats(4, 3, 3, 3, grad=True), floats(4), floats(4).exp())
+          for b, h, w in ((2, 9, 8), (3, 6, 11))),
+    )  # fmt: skip
+
+
 def test_written_arguments():
     def function(x):
         x.add_(x.shape[1])

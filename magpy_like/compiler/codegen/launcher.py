@@ -176,7 +176,7 @@ class Launcher:
             else:
                 line(f"{buffer.name} = window({source}, {size}, {stride}, 0); del {source}")
         elif buffer.device.type == "cpu":
-            large = self.graph.hint(buffer.numel()) * buffer.dtype.itemsize >= pages.LARGE
+            large = self.graph.bytes_of(buffer.name) >= pages.LARGE
             make = "empty_large" if large else "empty"
             line(f"{buffer.name} = {make}({size}, {stride}, {self._name(buffer.dtype)})")
         else:

@@ -86,18 +86,31 @@ def value(val: Any) -> Any:
         if type(val) not in (torch.Tensor, torch.nn.Parameter, FakeTensor):
             raise NoKey(type(val))
         described = [str(val.dtype), str(val.device), str(val.layout), val.requires_grad]
-        described += [[str(s) for s in val.shape]]
+        described += [[text(s) for s in val.shape]]
         if val.layout is torch.strided:
-            described += [[str(s) for s in val.stride()], str(val.storage_offset())]
+            described += [[text(s) for s in val.stride()], text(val.storage_offset())]
             described += [val.is_conj(), val.is_neg(), val.is_quantized, val.is_nested]
         return described
     if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return type(val).__name__, str(val.node.expr)
+        return type(val).__name__, text(val)
     if isinstance(val, (tuple, list)):
         return [value(v) for v in val]
     if val is None or isinstance(val, (bool, int, float, complex)):
         return repr(val)
     raise NoKey(type(val))
+
+
+def text(size: Any) -> str:
+    """A plain or symbolic number as text."""
+    if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return _text_of_expr(size.node.expr)
+    return str(size)
+
+
+@functools.lru_cache(maxsize=4096)
+def _text_of_expr(e: Any) -> str:
+    """SymPy prints slowly, and the values of a graph share few sizes."""
+    return str(e)
 
 
 def _known_of_sizes(gm: fx.GraphModule) -> Any:
