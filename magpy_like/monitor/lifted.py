@@ -360,8 +360,12 @@ class LiftedNumbers:
 
     def can_undo(self) -> bool:
         """Whether a mock can put back all that was done before its effects."""
+        return self.can_rewind() and not self.rec.changed_inputs()
+
+    def can_rewind(self) -> bool:
+        """The same, once the tensors that operators have changed hold what they did."""
         rewindable = all(args and type(args[0]) in REWINDABLE for _, args, _ in self.draws)
-        return rewindable and not (self.rec.operators.sets_modes or self.rec.changed_inputs())
+        return rewindable and not self.rec.operators.sets_modes
 
     def foretell(self, expression: Expression, value: Any) -> None:
         """The program looks at a value that is only known when its operators have run.

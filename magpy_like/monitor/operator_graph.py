@@ -73,6 +73,10 @@ class OperatorGraph:
         self.effects = False
         """Whether an operator has an effect beside its result, such as drawing random numbers."""
 
+    def generators(self) -> list[torch.Generator]:
+        """Those that operators draw from, beside torch's own."""
+        return [g for g in self._constants.values() if isinstance(g, torch.Generator)]
+
     def node_of(self, tensor: torch.Tensor) -> fx.Node | None:
         """The graph's node for a tensor that is alive, or None."""
         found = self._known.get(id(tensor))

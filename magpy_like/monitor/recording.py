@@ -98,8 +98,9 @@ class Recording:
         """Calls of functions with a cache, with what they gave."""
         self.data_replaced: dict[int, None] = {}
         """The tensors from outside that were given other data."""
-        self.written_memory: set[int] = set()
-        """The memory of tensors that operators have written to, through whatever tensor."""
+        self.written_memory: dict[int, fx.Node | None] = {}
+        """The memory of tensors that operators have written to, through whatever tensor, and what
+        the graph ended with before the first time."""
         self.tensor_versions: dict[int, int] = {}
         """torch's own version counters of the tensors from outside, when they were met."""
         self.grad_mode_at_end: bool | None = None
@@ -539,7 +540,23 @@ class Recording:
         return (
             node.node_id in self.data_replaced
             or tensor_version(tensor) != self.tensor_versions.get(node.node_id)
-            or (bool(self.written_memory) and storage_of(tensor) in self.written_memory - {0})
+            or (bool(self.written_memory) and storage_of(tensor) in self.written_memory)
+        )
+
+    def note_write(self, tensor: torch.Tensor) -> None:
+        """An operator that is not on the graph yet has written to a tensor."""
+        memory = storage_of(tensor)
+        if memory:
+            self.written_memory.setdefault(memory, next(reversed(self.operators.graph.nodes), None))
+
+    def changes_anything(self) -> bool:
+        """Whether running the operators leaves more behind than the grad mode and results."""
+        return bool(
+            self.operators.effects
+            or self.lifted.draws
+            or self.operators.sets_modes
+            or self.operators.generators()
+            or self.changed_inputs()
         )
 
     def graph_value(self, tensor: torch.Tensor) -> fx.Node:

@@ -36,7 +36,7 @@ from magpy_like.records.misses import Limits, Varying
 from magpy_like.records.stretches import StretchCut, Stretches
 from magpy_like.synthesis.graphs import CompiledGraph, relied_on
 from magpy_like.synthesis.record import Record, synthesise
-from magpy_like.synthesis.undoing import FAILED, Mistaken
+from magpy_like.synthesis.undoing import Failed, Mistaken
 
 _records_log = topic("records")
 _guards_log = topic("guards")
@@ -76,7 +76,7 @@ class Dispatcher:
         self._compile = resolve_backend(backend, mode, for_backend)
         self._lock = threading.RLock()
         self.records: tuple[Record, ...] = ()
-        self.hits = self.misses = self._given_up = 0
+        self.hits = self.misses = self._given_up = self._failures = 0
         self.split_points: list[SplitPoint] = []
         self._eager: str | None = None
         self._is_program = stretches is None
@@ -97,13 +97,12 @@ class Dispatcher:
         while match is not None:
             record, found = match
             given = record.mock(*found)
-            if given is FAILED:
-                _records_log.info("%s: the operator graph failed", dispatcher.name)
-                return dispatcher.target(*args, **kwargs)
+            if type(given) is Failed:
+                return dispatcher._run_after(given, args, kwargs)
             if type(given) is Mistaken:
                 mistaken = (*mistaken, record)
                 suspects = record.foretells if given.place is None else {given.place}
-                dispatcher._foretold_wrongly(suspects)
+                dispatcher._foretold_wrongly(suspects, given.why)
                 match = dispatcher._match(args, kwargs, mistaken)
                 continue
             if record.layout is None:
@@ -125,10 +124,24 @@ class Dispatcher:
         except Exception:  # a guard meets objects that the recorded run never saw
             return None
 
-    def _foretold_wrongly(self, places: Collection[Place]) -> None:
+    def _run_after(self, failure: Failed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The operator graph has raised: what the program does is seen when it runs natively."""
+        _records_log.info("%s: the operator graph raised %s", self.name, failure.why)
+        result = self.target(*args, **kwargs)
+        self._failures += 1
+        if self._failures == 2:
+            warnings.warn(
+                f"magpy_like: the operator graph of {self.name} keeps raising an exception that "
+                f"the program itself does not raise, so such calls run eagerly: {failure.why}",
+                stacklevel=4,
+            )
+        return result
+
+    def _foretold_wrongly(self, places: Collection[Place], raised: str) -> None:
         """From now on the program is split at these places, unless it must not be."""
         where = ", ".join("{0}:{2} in {1}".format(*place) for place in places)
-        _records_log.info("%s: a value was foretold wrongly at %s", self.name, where)
+        because = f": the operator graph raised {raised}" if raised else ""
+        _records_log.info("%s: a value was foretold wrongly at %s%s", self.name, where, because)
         surprises = self._stretches.surprises
         with self._lock:
             self.hits -= 1
@@ -405,7 +418,7 @@ class Dispatcher:
         """Forget all records and what was learnt about the program."""
         with self._lock:
             self.records = ()
-            self.hits = self.misses = self._given_up = 0
+            self.hits = self.misses = self._given_up = self._failures = 0
             self.split_points = []
             self.varying = Varying(self.dynamic, inner=not self._is_program)
             self.foretells = self.merges = True

@@ -30,7 +30,7 @@ from magpy_like.synthesis.guard import GuardBuilder, same_memory
 from magpy_like.synthesis.places import Places, lookup
 from magpy_like.synthesis.reconstruct import Reconstruction
 from magpy_like.synthesis.source import Source, literal
-from magpy_like.synthesis.undoing import Undoing, guarded
+from magpy_like.synthesis.undoing import Undoing
 
 _numbers_of_records = itertools.count()
 
@@ -344,7 +344,9 @@ def synthesise(
     guard.conditions()
     body = mock.source.lines
     mock.source.lines = []
-    undoing = Undoing(mock.rec, mock.source) if foretold else None
+    undoing = None
+    if foretold or compiled is not None:
+        undoing = Undoing(rec, mock.source, mock.existing, bool(foretold))
     places_foretold = [place for *_, place in rec.lifted.foretold]
     mock.draw()
     if compiled is not None:
@@ -352,10 +354,11 @@ def synthesise(
         targets = ", ".join(f"out{i}" for i in range(len(mock.outputs)))
         mock.source.names["run_graph"] = compiled.run
         run = f"{targets}{',' if len(mock.outputs) == 1 else ''} = {call}" if targets else call
-        if undoing is None:
-            mock.source.lines += guarded(mock.rec, mock.source, run)
-        else:
+        assert undoing is not None
+        if foretold:
             mock.source.lines += undoing.unless(foretold, places_foretold, run)
+        else:
+            mock.source.lines += undoing.guarded(run)
     elif undoing is not None:
         mock.source.lines += undoing.unless(foretold, places_foretold, "pass")
     mock.source.lines += [*body, *_modes(rec, mock), f"return {returned}"]
