@@ -13,6 +13,7 @@ import gc
 import random
 import re
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -61,6 +62,7 @@ class Program:
         self.device = device
         self.train = train
         self.rebuild = False
+        self.keeps_graph = train
         self._original = self._build()
         self._calls: dict[int, Call] = {}
 
@@ -161,6 +163,33 @@ def run(function: Callable[..., Any], call: Call, seed: int, program: Program) -
     return outcome
 
 
+class _Saved:
+    __slots__ = ("__weakref__", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor: torch.Tensor | None = tensor
+
+
+@contextlib.contextmanager
+def _no_backward_after() -> Iterator[None]:
+    """Lets go, in the end, of what operators saved for a backward pass.
+
+    A result is kept until it is compared, and with its graph it would keep the activations of a
+    whole model from the memory that the next run may use.
+    """
+    saved: weakref.WeakSet[_Saved] = weakref.WeakSet()
+
+    def pack(tensor: torch.Tensor) -> _Saved:
+        box = _Saved(tensor)
+        saved.add(box)
+        return box
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda box: box.tensor):
+        yield
+    for box in saved:
+        box.tensor = None
+
+
 def _wait(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
@@ -219,7 +248,8 @@ def in_step(
         if program.train:
             eager.zero_grad()
             module.zero_grad()
-        expected = run(eager, expected_call, seed, program)
+        with contextlib.nullcontext() if program.keeps_graph else _no_backward_after():
+            expected = run(eager, expected_call, seed, program)
         if expected.error is not None and number == 1:
             steps.eager_error = expected.error
             return steps
@@ -237,6 +267,7 @@ def in_step(
         if steps.difference is not None:
             steps.difference = f"call {number}: {steps.difference}"
             return steps
+        del expected, actual
     return steps
 
 
@@ -293,6 +324,9 @@ def evaluate_eager(case: Case, device: str, train: bool) -> tuple[Program | None
         if not program.has_forward:
             return None, {"class": "no forward"}
         verdict = _repeatable(program)
+        if "saved tensor hooks" in str(verdict.eager_error):
+            program.keeps_graph = True  # torch.func takes no such hooks
+            verdict = _repeatable(program)
         if (verdict.eager_error is None and verdict.difference) or verdict.error:
             program.rebuild = True
             verdict = _repeatable(program)

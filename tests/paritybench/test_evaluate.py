@@ -1,0 +1,54 @@
+"""What evaluating a test keeps in memory between its calls."""
+
+import weakref
+
+import torch
+from torch import nn
+
+from paritybench_runner.corpus import Case
+from paritybench_runner.evaluate import evaluate_eager
+
+
+class SavesActivation(nn.Module):
+    """Notes, at every call, how many activations of earlier calls are still there."""
+
+    activations: list[weakref.ref] = []
+    left: list[int] = []
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        self.left.append(sum(ref() is not None for ref in self.activations))
+        activation = self.layer(x).exp()
+        self.activations.append(weakref.ref(activation))
+        return activation.sin()
+
+
+class DifferentiatesInside(nn.Module):
+    def forward(self, x):
+        point = x.clone().requires_grad_()
+        return torch.autograd.grad(point.exp().sum(), point)[0]
+
+
+class TakesNoHooks(nn.Module):
+    def forward(self, x):
+        return torch.func.grad(lambda x: x.sin().sum())(x)
+
+
+def evaluated(module):
+    case = Case(0, module.__name__, module, lambda: ([], {}), lambda: ([torch.ones(2, 3)], {}))
+    return evaluate_eager(case, "cpu", False)[1]
+
+
+def test_no_more_than_one_graph_of_a_result_is_kept():
+    SavesActivation.activations.clear()
+    SavesActivation.left.clear()
+    assert evaluated(SavesActivation)["class"] == "ok"
+    assert SavesActivation.left == [0] * 7  # three calls in step, and one that watches for reads
+
+
+def test_a_program_may_take_gradients_inside():
+    assert evaluated(DifferentiatesInside)["class"] == "ok"
+    assert evaluated(TakesNoHooks)["class"] == "ok"
