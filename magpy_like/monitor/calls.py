@@ -15,6 +15,7 @@ from magpy_like.monitor import attributes
 from magpy_like.monitor.native_calls import describe, native
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split, is_disabled
+from magpy_like.monitor.torchscript import check_script
 from magpy_like.native import NULL
 from magpy_like.refgraph import Fact, Relation
 from magpy_like.refgraph.values import HEAP_TYPE, is_identity
@@ -55,6 +56,8 @@ def call(
             return None
         annotation = lookup(function)
         return None if annotation is None else native(run, annotation, function, args, kwargs)
+    if kind is torch._C.ScriptFunction:
+        check_script(function)
     annotation = lookup(function)
     operation = function
     if annotation is not None:
@@ -81,8 +84,8 @@ def call(
         return native(run, annotation, operation, args, kwargs)
     if isinstance(function, type):
         return instantiate(run, function)
-    if isinstance(function, torch._C.ScriptFunction | torch.jit.ScriptModule):
-        raise Split("calls a TorchScript function")
+    if isinstance(function, torch.jit.ScriptModule):
+        raise Split("calls a TorchScript module")
     if rec.inside and str(getattr(function, "__module__", "")).startswith("torch."):
         return None  # the operator's own machinery
     raise Split(f"calls {describe(function)}, native code without an annotation")

@@ -228,7 +228,8 @@ class OperatorGraph:
         if operation in _INFERS_DTYPE and _holds_array_scalar(args):
             # Python's numbers stand for NumPy's in the graph, and have no type of their own.
             kwargs = {**kwargs, "dtype": result.dtype}
-        if getattr(operation, "__name__", "") in _BOUNDED:
+        name = getattr(operation, "__name__", "")  # a traced function has none
+        if name in _BOUNDED:
             bounds = [*args[1:], *kwargs.values()]
             if any(map(is_number, bounds)):  # then torch takes the number out of the other one too
                 args = (*args[:1], *map(self._bound, args[1:]))
@@ -236,20 +237,20 @@ class OperatorGraph:
         fx_args = tuple(self._argument(arg, resolve) for arg in args)
         fx_kwargs = {name: self._argument(arg, resolve) for name, arg in kwargs.items()}
         if isinstance(operation, types.GetSetDescriptorType):
-            node = self.graph.call_function(getattr, (fx_args[0], operation.__name__))
+            node = self.graph.call_function(getattr, (fx_args[0], name))
         elif isinstance(operation, _METHODS) and issubclass(
             operation.__objclass__, torch._C.TensorBase
         ):
-            node = self.graph.call_method(operation.__name__, fx_args, fx_kwargs)
+            node = self.graph.call_method(name, fx_args, fx_kwargs)
         else:
-            if operation.__name__ in _IN_PLACE and not isinstance(fx_args[0], fx.Node):
-                operation = _IN_PLACE[operation.__name__]  # 2.0 += t makes a new tensor
+            if name in _IN_PLACE and not isinstance(fx_args[0], fx.Node):
+                operation = _IN_PLACE[name]  # 2.0 += t makes a new tensor
             node = self.graph.call_function(graph_function(operation), fx_args, fx_kwargs)
         self.operators += 1
         from_data = any(source in self._data_shapes for source in node.all_input_nodes) or (
-            self._takes_number(node) and operation.__name__ not in _KEEPS_SHAPE
+            self._takes_number(node) and name not in _KEEPS_SHAPE
         )
-        if from_data and type(result) in (tuple, list) and operation.__name__ not in _FIXED_COUNT:
+        if from_data and type(result) in (tuple, list) and name not in _FIXED_COUNT:
             # torch does not say whether the length of a plain sequence comes from a size.
             raise UnknownTensor("makes as many tensors as a size says that depends on data")
         known = self.twin is not None and self.twin.run(node, self._constants, result, repeatable)
