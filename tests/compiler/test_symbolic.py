@@ -129,6 +129,14 @@ def test_padding_that_is_a_size_may_crop_or_extend():
     )  # fmt: skip
 
 
+def test_looking_for_attention_fixes_no_size():
+    def program(x):
+        y = F.pad(x, (0, 1, 0, 1))
+        return (y @ y.mT).softmax(-1) @ y
+
+    one_graph_for(program, *((floats(*size),) for size in ((2, 3, 5, 7), (3, 3, 9, 4))))
+
+
 def test_concatenation_and_reshapes():
     each_size(
         lambda x: (torch.cat([x, x * 2]), torch.stack([x, x]), x.t().reshape(-1) * x.flatten()),

@@ -1,4 +1,4 @@
-"""The model zoo with sizes that vary: one compilation, and eager's results at every size."""
+"""The model zoo with sizes that vary: one record, one compilation, eager's results everywhere."""
 
 import copy
 
@@ -6,42 +6,27 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from magpy_like.compiler import compile_fx
+import magpy_like as magpy
 from tests.models import ZOO
 
-# DeBERTa's sizes are beyond Dynamo, whatever the backend.
-STATIC = [m for m in ZOO.values() if not m.dynamic and m.name != "DeBERTa"]
-FAST = {"LSTM"}
+STATIC = [m for m in ZOO.values() if not m.dynamic]
+pytestmark = pytest.mark.full
 SIZES = [(2, 11), (3, 16), (5, 7)]  # batch, tokens
 ONE_LENGTH = {"Mamba"}  # its scan is a different program for every length
 
 
 def zoo(models):
-    return pytest.mark.parametrize(
-        "entry",
-        [
-            pytest.param(m, id=m.name, marks=() if m.name in FAST else pytest.mark.full)
-            for m in models
-        ],
-    )
-
-
-class Backend:
-    """The compiler behind Dynamo, strictly, counting graphs."""
-
-    def __init__(self):
-        self.graphs = 0
-
-    def __call__(self, gm, example_inputs):
-        call = compile_fx(gm, example_inputs, options={"strict": True})
-        self.graphs += 1  # where nothing was raised: Dynamo may ask again for another graph
-        return call
+    return pytest.mark.parametrize("entry", models, ids=lambda m: m.name)
 
 
 def compiled(model):
-    torch._dynamo.reset()
-    backend = Backend()
-    return torch.compile(model, backend=backend, dynamic=True, fullgraph=True), backend
+    """Strictly: nothing but the compiled graph will do."""
+    return magpy.compile(model, dynamic=True, fullgraph=True, options={"strict": True})
+
+
+def was_compiled_once(fast):
+    info = magpy.cache_info(fast)
+    return (info.misses, info.records, info.graphs) == (1, 1, 1)
 
 
 def inputs(entry, model, seed, batch, length):
@@ -63,7 +48,7 @@ def tensors(tree):
 @zoo(STATIC)
 def test_inference_at_several_sizes_is_one_compilation(entry):
     model = entry.make(seed=0)
-    fast, backend = compiled(model)
+    fast = compiled(model)
     for seed, (batch, length) in enumerate(SIZES):
         args, kwargs = inputs(entry, model, seed, batch, length)
         with torch.no_grad():
@@ -71,7 +56,7 @@ def test_inference_at_several_sizes_is_one_compilation(entry):
         for a, b in zip(got, wanted, strict=True):
             assert a.stride() == b.stride()
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * max(1.0, b.abs().max().item()))
-    assert backend.graphs == 1
+    assert was_compiled_once(fast)
 
 
 @zoo([m for m in STATIC if m.trains])
@@ -79,7 +64,7 @@ def test_training_at_several_sizes_is_one_compilation(entry):
     """In double precision, since rounding can turn into any difference of gradients."""
     model = entry.make(seed=0).double().train()
     eager = copy.deepcopy(model)
-    fast, backend = compiled(model)
+    fast = compiled(model)
     for seed, (batch, length) in enumerate(SIZES):
         results = []
         for call, owner in ((fast, model), (eager, eager)):
@@ -96,4 +81,4 @@ def test_training_at_several_sizes_is_one_compilation(entry):
             results.append((loss, {n: g for n, g in gradients.items() if g.any()}))
         torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(model.state_dict(), eager.state_dict(), rtol=1e-4, atol=1e-5)
-    assert backend.graphs == 1
+    assert was_compiled_once(fast)

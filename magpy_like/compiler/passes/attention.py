@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
@@ -127,7 +128,8 @@ def _values(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[Node, Any] |
     env = mode.shape_env
     unbound = contextlib.nullcontext() if env is None else env.ignore_fresh_unbacked_symbols()
     try:
-        with torch.random.fork_rng(devices=[]), unbound:
+        # Without the Python dispatcher, operators made of others would fix sizes (pad does).
+        with torch.random.fork_rng(devices=[]), unbound, enable_python_dispatcher():
             recorder.propagate_dont_convert_inputs(*fakes)
     except Exception:
         return None  # a graph that fake tensors cannot run is left alone
