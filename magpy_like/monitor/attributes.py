@@ -129,11 +129,9 @@ def read_super(rec: Recording, cls: type, of: type, name: str) -> None:
 
 
 def read_method(rec: Recording, method: types.MethodType) -> None:
-    """A bound method from outside leads to its function and receiver."""
     node = rec.node(method)
     if node is not None:
-        rec.meet(node, Relation(RelationKind.SLOT, "__func__"), method.__func__)
-        rec.meet(node, Relation(RelationKind.SLOT, "__self__"), method.__self__)
+        rec.take_apart(node)
 
 
 def read_function(rec: Recording, function: types.FunctionType, name: str) -> None:

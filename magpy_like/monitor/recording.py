@@ -199,6 +199,13 @@ class Recording:
                 node.facts.add(Fact.VALUE)
             elif isinstance(value, slice):
                 self.open(node)  # native code takes its parts without asking
+            elif isinstance(value, types.MethodType):
+                self.take_apart(node)  # Python 3.11 does, before the call that the monitor sees
+
+    def take_apart(self, node: ShadowNode) -> None:
+        """A bound method from outside leads to its function and receiver."""
+        for name in ("__func__", "__self__"):
+            self.meet(node, Relation(RelationKind.SLOT, name), getattr(node.variable, name))
 
     def _dynamic(self, node: ShadowNode, tensor: torch.Tensor) -> TensorCheck | None:
         """The check of a tensor of which some dimensions may vary."""

@@ -281,8 +281,8 @@ class GuardBuilder:
             pass  # a tuple cannot change
         elif kind in _WATCHED_DIRECTLY and isinstance(owner, dict | list):
             self.watch.place(owner, key, value, equal)
-        elif kind is RelationKind.CLOSURE:
-            pass  # the cells of a function cannot change
+        elif kind is RelationKind.CLOSURE or isinstance(owner, types.MethodType):
+            pass  # the cells of a function cannot change, nor can the parts of a bound method
         elif kind is RelationKind.DEFAULT and isinstance(key, int):
             self._once(owner, "__defaults__", owner.__defaults__)
         elif kind is RelationKind.DEFAULT:

@@ -834,3 +834,29 @@ def test_what_python_notes_of_a_class_when_it_copies_an_instance_is_no_effect_of
     assert magpy.cache_info(compiled).hits == 1
     kept.parts.append(0)
     assert compiled(tensor(1.0))[0].item() == 4
+
+
+class Scaled:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def times(self, x):
+        return x * self.factor
+
+
+def test_receiver_of_a_bound_method_from_outside_is_guarded():
+    def program(method, x):
+        return method(x)
+
+    makes = [lambda f=f: (Scaled(f).times, tensor(1, 2)) for f in (2, 3)]
+    check(program, makes[0], other=[makes[1]])
+
+
+def test_receiver_of_a_bound_method_in_a_container_is_guarded():
+    def program(methods, x):
+        for method in methods:
+            x = method(x)
+        return x
+
+    makes = [lambda f=f: ([Scaled(2).times, Scaled(f).times], tensor(1, 2)) for f in (2, 3)]
+    check(program, makes[0], other=[makes[1]])
