@@ -13,6 +13,7 @@ import threading
 import types
 from typing import Any
 
+import numpy as np
 import torch
 
 from magpy_like.annotation.schema import RelationKind
@@ -195,6 +196,8 @@ _BINDING = {
     staticmethod,
     functools._lru_cache_wrapper,
     type,
+    type(np.random.RandomState.rand),  # a function that Cython has made
+    type(np.random.Generator.random),
 }
 """Descriptors that give a function or what they hold, and look at nothing of the instance."""
 _KNOWN_PROPERTIES = {property, types.GetSetDescriptorType}

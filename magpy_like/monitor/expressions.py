@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import sympy
 from torch import fx
 from torch.utils._sympy import functions
 
+from magpy_like.native import fresh_plain
 from magpy_like.refgraph import ShadowNode
 
 
@@ -33,9 +35,10 @@ class Size:
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """A random number, drawn again by the mock; ``index`` counts the draws of a run."""
+    """What the mock draws again, or one item of it; ``index`` counts the draws of a run."""
 
     index: int
+    item: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,17 +56,35 @@ class InGraph:
     node: fx.Node
 
 
-Expression = Read | Size | Draw | Computed | InGraph
+@dataclass(frozen=True, eq=False)
+class AsPython:
+    """The number of Python's that a number of NumPy's stands for."""
+
+    number: Any
+
+
+Expression = Read | Size | Draw | Computed | InGraph | AsPython
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number that can be lifted. There are but two bools, so those cannot."""
+    """Whether a value is a number of Python's that can be lifted. There are but two bools, so
+    those cannot."""
     return type(value) in (int, float)
+
+
+def is_array_number(value: Any) -> bool:
+    """Whether a value is a number of NumPy's that one of Python's can stand for."""
+    return isinstance(value, np.integer | np.floating) and not isinstance(value, np.longdouble)
 
 
 def is_liftable(value: Any) -> bool:
     """Whether a value can have an identity of its own: a number, or text with a character."""
-    return type(value) in (int, float) or (type(value) is str and bool(value))
+    return is_number(value) or (type(value) is str and bool(value)) or is_array_number(value)
+
+
+def fresh(value: Any) -> Any:
+    """An equal value with an identity of its own."""
+    return value.copy() if isinstance(value, np.generic) else fresh_plain(value)
 
 
 def known_at_entry(expression: Any) -> bool:

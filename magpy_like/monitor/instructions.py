@@ -634,6 +634,8 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
         (function, args), kwargs = stack[-2:], {}
     if not isinstance(args, tuple | list) or not isinstance(kwargs, dict):
         # The instruction itself will go through the iterable; a function in between sees the rest.
+        reads.iterate(run.recording, args)
+        run.recording.visit(kwargs, ValueRead.ELEMENTS)
         if not native_calls.is_followed(function):
             frame_set_operand(step.frame, 3 if step.oparg & 1 else 2, spread(function))
         return None

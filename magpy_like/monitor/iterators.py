@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from types import GeneratorType
+from types import FunctionType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from magpy_like.annotation import RelationKind
 from magpy_like.monitor.split import Split
 from magpy_like.native import ABSENT as NOTHING
+from magpy_like.native import NULL, lookup_in_type
 from magpy_like.refgraph import Relation, ShadowNode
 
 if TYPE_CHECKING:
@@ -106,6 +107,12 @@ def foreseen(rec: Recording, value: Any) -> ShadowNode | None:
     return rec.node(value) if type(value) in FORESEEN else None
 
 
+def is_native_iterator(value: Any) -> bool:
+    """Whether native code gives what comes next, and keeps how far it has come."""
+    step = lookup_in_type(type(value), "__next__")
+    return step is not NULL and not isinstance(step, FunctionType)
+
+
 def is_started_before(rec: Recording, value: Any) -> bool:
     """Whether a value is a generator from outside: what it does next depends on its frame."""
     return isinstance(value, GeneratorType) and rec.node(value) is not None
@@ -123,6 +130,8 @@ def take(run: MonitorRun, step: Step) -> Token:
         raise Split("goes on with a generator from before the region")
     node = foreseen(rec, iterator)
     if node is None:
+        if rec.node(iterator) is not None and is_native_iterator(iterator):
+            raise Split(f"advances a {type(iterator).__qualname__} from outside")
         return None
     if not separate(iterator):
         raise Split("goes on with an iterator that takes two elements at a time")

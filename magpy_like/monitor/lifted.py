@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import math
 import operator
-import random
 import types
 from collections.abc import Callable, Iterator
 from functools import reduce
 from typing import Any
 
-import numpy as np
 import torch
 from torch import fx
 
 from magpy_like.monitor import text
+from magpy_like.monitor.draws import Drawing
 from magpy_like.monitor.expressions import (
     Computed,
     Draw,
@@ -29,13 +28,14 @@ from magpy_like.monitor.expressions import (
     InGraph,
     Read,
     Untranslatable,
+    fresh,
+    is_array_number,
     is_liftable,
     is_number,
     known_at_entry,
 )
 from magpy_like.monitor.recording import CONTAINERS, Recording, elements
 from magpy_like.monitor.split import Look, Place, Split
-from magpy_like.native import fresh_plain
 from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.refgraph.values import is_plain
 
@@ -65,7 +65,8 @@ class LiftedNumbers:
         """What the lifted numbers were in this run."""
         self.conditions: list[tuple[Expression, Any]] = []
         """Expressions that must give these values, for the program looked at them."""
-        self.draws: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+        self.draws: list[Drawing] = []
+        """The calls that the mock repeats before the operator graph."""
 
     def __bool__(self) -> bool:
         return bool(self._known) or bool(self.draws)
@@ -80,7 +81,7 @@ class LiftedNumbers:
 
     def lift(self, value: Any, expression: Expression, twin: Any = None) -> Any:
         """A new object for a number, known by ``expression`` from here on."""
-        number = fresh_plain(value)
+        number = fresh(value)
         self._know(number, expression, twin)
         return number
 
@@ -113,15 +114,23 @@ class LiftedNumbers:
                 self.rec.twin.number(read, value, size=False)
         return read, self.rec.twin.numbers.get(read) if self.rec.twin is not None else None
 
-    def draw(
-        self,
-        operation: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        value: Any,
-    ) -> Any:
-        self.draws.append((operation, args, kwargs))
-        return self.lift(value, Draw(len(self.draws) - 1))
+    def draw(self, drawing: Drawing) -> Draw:
+        """The result of a call that the mock is to repeat."""
+        self.draws.append(drawing)
+        return Draw(len(self.draws) - 1)
+
+    def adopt_drawn(self, value: Any, drawn: Draw) -> None:
+        """Know a drawn object that is no number, such as an array."""
+        self._known[id(value)] = (value, drawn)
+
+    def is_drawn(self, value: Any) -> bool:
+        """Whether a value is made of random numbers that the mock draws again."""
+        return _is_drawn(self.expression(value))
+
+    def is_known_before_graph(self, value: Any) -> bool:
+        """Whether the mock can have a value before the operator graph runs."""
+        expression = self.expression(value)
+        return is_plain(value) if expression is None else not _is_in_graph(expression)
 
     def compute(self, operation: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> Any:
         twin = self._compute_twin(operation, operands, value)
@@ -156,10 +165,8 @@ class LiftedNumbers:
 
     def _with_twins(self, value: Any) -> Any:
         kind = type(value)
-        if kind in NUMBERS:
-            return self._twins[id(value)] if id(value) in self._known else value
-        if kind is str and id(value) in self._known:
-            raise LookupError
+        if id(value) in self._known:
+            return self._twins[id(value)]
         if kind is tuple or kind is torch.Size:
             return tuple(self._with_twins(item) for item in value)
         if kind is list:
@@ -364,7 +371,7 @@ class LiftedNumbers:
 
     def can_rewind(self) -> bool:
         """The same, once the tensors that operators have changed hold what they did."""
-        rewindable = all(args and type(args[0]) in REWINDABLE for _, args, _ in self.draws)
+        rewindable = all(drawing.can_be_undone for drawing in self.draws)
         return rewindable and not self.rec.operators.sets_modes
 
     def foretell(self, expression: Expression, value: Any) -> None:
@@ -386,11 +393,11 @@ def _is_drawn(expression: Any) -> bool:
     return isinstance(expression, Draw)
 
 
-REWINDABLE: dict[type, tuple[str, str]] = {
-    random.Random: ("getstate", "setstate"),
-    np.random.RandomState: ("get_state", "set_state"),
-}
-"""Random generators, and their methods that tell and set the state."""
+def _is_in_graph(expression: Any) -> bool:
+    if isinstance(expression, Computed):
+        return any(map(_is_in_graph, expression.operands))
+    return isinstance(expression, InGraph)
+
 
 _DATA_SIZE = "reads a size that depends on a tensor's data"
 
@@ -402,7 +409,7 @@ _FLOATS = (float, torch.SymFloat)
 
 def _numbers_in(value: Any, depth: int = 4) -> Iterator[Any]:
     """The numbers in nested containers, and text, which may be made of lifted numbers."""
-    if type(value) in NUMBERS or type(value) is str:
+    if type(value) in NUMBERS or type(value) is str or is_array_number(value):
         yield value
     elif isinstance(value, slice):
         yield from _numbers_in((value.start, value.stop, value.step))

@@ -19,7 +19,7 @@ import torch
 import torch.utils.checkpoint
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
-from magpy_like.monitor import attributes, foretold, lifted, metadata
+from magpy_like.monitor import attributes, draws, foretold, lifted, metadata
 from magpy_like.monitor.constants import VALUE_READERS
 from magpy_like.monitor.expressions import is_liftable, is_number
 from magpy_like.monitor.reads import ATTRIBUTES, follow, inputs_of
@@ -165,7 +165,9 @@ def native(
         if isinstance(args[0], torch.Tensor):
             return _finish_item, (operation, args)
     if annotation.random and not rec.inside:
-        return _draw(run, operation, args, kwargs)
+        return draws.draw(run, operation, args, kwargs)
+    if (derived := draws.derives(run, operation, args, kwargs)) is not None:
+        return derived
     if _looks_at_sizes(run, annotation, operation, args):
         run.lifted.settle((args[1:], tuple(kwargs.values())))
         if operation is len:
@@ -334,37 +336,6 @@ def _finish_length(run: MonitorRun, looked: Any, result: Any) -> Any:
 
 def _finish_fold(run: MonitorRun, folded: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
     return run.lifted.fold(*folded, result)
-
-
-def _draw(run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token:
-    """A random number of Python's: the mock draws again, by the same call.
-
-    Raises:
-        Split: it draws from a container, or changes one.
-    """
-    for arg in (*args[1:], *kwargs.values()):
-        if not is_plain(arg) and not holds_tensor(arg):
-            raise Split("draws at random from a container, or into it")
-    run.lifted.settle((args, tuple(kwargs.values())))
-    for arg in args[:1]:
-        if not is_plain(arg):
-            run.recording.constant(arg)
-    if isinstance(operation, types.FunctionType):
-        run.suspended += 1
-        return _finish_draw_suspended, (operation, args, kwargs)
-    return _finish_draw, (operation, args, kwargs)
-
-
-def _finish_draw(run: MonitorRun, drawn: tuple[Any, Any, Any], result: Any) -> Any:
-    if not is_number(result):
-        raise Look(f"draws a random {type(result).__qualname__}")
-    operation, args, kwargs = drawn
-    return run.lifted.draw(operation, args, kwargs, result)
-
-
-def _finish_draw_suspended(run: MonitorRun, drawn: tuple[Any, Any, Any], result: Any) -> Any:
-    run.suspended -= 1
-    return _finish_draw(run, drawn, result)
 
 
 def finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
@@ -776,8 +747,8 @@ def _about_metadata(result: Any) -> bool:
 _SUSPENDED = (
     _finish_suspended,
     _finish_operator_suspended,
-    _finish_draw_suspended,
     _finish_length,
+    *draws.FINISHERS,
 )
 
 

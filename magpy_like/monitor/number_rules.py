@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from magpy_like.monitor import operators
+from magpy_like.monitor import draws, operators
 from magpy_like.monitor.expressions import is_liftable, is_number
 from magpy_like.monitor.lifted import ARITHMETIC
 from magpy_like.monitor.native_calls import finish_computed
@@ -30,6 +31,8 @@ def _compute(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Toke
         run.lifted.settle(operands)
     if not run.lifted.any(operands):
         return None
+    if (derived := draws.derives(run, operation, operands, {})) is not None:
+        return derived
     if operation in ARITHMETIC and all(is_number(operand) for operand in operands):
         return finish_computed, (operation, operands)
     if any(isinstance(operand, torch.Tensor) for operand in operands):
@@ -73,6 +76,8 @@ def _branch(run: MonitorRun, step: Step) -> Token:
 
 def _ask(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Token:
     tensors = any(isinstance(operand, torch.Tensor) for operand in operands)
+    if any(isinstance(operand, np.ndarray) for operand in operands):
+        return draws.derives(run, operation, operands, {})
     if not tensors and run.lifted.any_in(operands):
         run.lifted.ask(operation, operands)
     return None

@@ -17,10 +17,12 @@ from torch import fx
 
 from magpy_like.annotation.schema import DataShape
 from magpy_like.monitor.expressions import (
+    AsPython,
     Computed,
     Expression,
     InGraph,
     Untranslatable,
+    is_liftable,
     is_number,
 )
 from magpy_like.monitor.twin import TWIN, Twin, hint
@@ -49,6 +51,8 @@ class OperatorGraph:
         self._known: dict[int, tuple[weakref.ref[Any], fx.Node]] = {}
         self.inputs: list[tuple[fx.Node, Any]] = []
         """Placeholders, each with the id of a tensor's or object's ShadowNode, or an expression."""
+        self.samples: dict[Any, Any] = {}
+        """What expressions among the inputs were in this run that are none of lifted numbers."""
         self.expression: Callable[[Any], Any] = lambda value: None
         """Gives the expression of a lifted number, None for any other value."""
         self.value_of: Callable[[Any], Any] = lambda expression: None
@@ -92,6 +96,14 @@ class OperatorGraph:
             self.twin.meet(node, tensor, shadow_id)
         self.know(tensor, node)
         return node
+
+    def add_drawn(self, tensor: torch.Tensor, drawn: Expression) -> None:
+        """A placeholder for a tensor that the mock makes of random numbers."""
+        node = self._placeholder(drawn)
+        self.samples[drawn] = tensor
+        if self.twin is not None:
+            node.meta[TWIN] = self.twin.fixed(tensor)
+        self.know(tensor, node)
 
     def add_object(self, value: Any, shadow_id: int) -> None:
         """A placeholder for an object from outside that is no tensor; the RefGraph holds it."""
@@ -161,6 +173,20 @@ class OperatorGraph:
         expression = self.expression(value)
         return None if expression is None else self._node_for(expression, value)
 
+    def _array_number(self, value: np.generic) -> fx.Node | None:
+        """The graph's node for a lifted number of NumPy's, or None for a constant."""
+        expression = self.expression(value)
+        if expression is None:
+            return None
+        found = self._numbers.get(id(expression))
+        if found is not None:
+            return found[1]
+        number = AsPython(expression)
+        self.samples[number] = value.item()
+        node: fx.Node = self._node_for(number, None)
+        self._numbers[id(expression)] = (expression, node)
+        return node
+
     def _node_for(self, expression: Any, value: Any) -> Any:
         """The node of an expression, or the constant itself; ``value`` is what it was, if known."""
         if isinstance(expression, InGraph):
@@ -177,7 +203,7 @@ class OperatorGraph:
             known = self.twin.numbers.get(expression) if self.twin is not None else None
             if known is None:  # sizes that it decides are not followed
                 self._scalars.add(node)
-                known = self.value_of(expression)
+                known = self.samples.get(expression, self.value_of(expression))
             node.meta[TWIN] = known
         else:
             return expression
@@ -223,7 +249,7 @@ class OperatorGraph:
         if operation is torch.tensor and len(args) == 1 and is_number(args[0]):
             if self._number(args[0]) is not None:
                 operation, kwargs = torch.scalar_tensor, _scalar_tensor_kwargs(args[0], kwargs)
-        if operation in _SUBSCRIPTS and type(args[1]) is int and self._number(args[1]) is not None:
+        if operation in _SUBSCRIPTS and is_liftable(args[1]) and self.expression(args[1]):
             operation, args = torch.select, (args[0], 0, args[1])  # an index would be read
         if operation in _INFERS_DTYPE and _holds_array_scalar(args):
             # Python's numbers stand for NumPy's in the graph, and have no type of their own.
@@ -337,7 +363,7 @@ class OperatorGraph:
                 )
             )
         if isinstance(value, np.generic):
-            return value.item()
+            return self._array_number(value) or value.item()
         if isinstance(value, np.ndarray):
             value = value.copy()
         elif not is_plain(value) and not is_identity(value) and _may_change(value):

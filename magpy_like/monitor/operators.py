@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import opcode
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from magpy_like.annotation import ValueRead, lookup
@@ -95,7 +97,7 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
             continue
         rec.compare(value)
         node = rec.node(value)
-        if position == 0 and in_place and node is not None and isinstance(value, list | set | dict):
+        if position == 0 and in_place and node is not None and isinstance(value, _CHANGE_IN_PLACE):
             if isinstance(value, list) and operation is operator.iadd:
                 change(rec, list.extend, value, args, {})
             else:
@@ -113,6 +115,8 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
         return finish_followed, None
     return finish_pure, NativeCall(None, operation, args, {}, False)
 
+
+_CHANGE_IN_PLACE = (list, set, dict, collections.deque, np.ndarray)
 
 IN_PLACE = {
     f.__name__

@@ -142,6 +142,8 @@ def iterate(rec: Recording, source: Any) -> None:
         lookup_in_type(type(source), "__next__"), types.FunctionType
     ):
         raise Split(f"advances a {type(source).__qualname__} from outside")
+    elif not isinstance(lookup_in_type(type(source), "__iter__"), types.FunctionType):
+        rec.visit(source, ValueRead.ALL)
 
 
 _DICT_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))

@@ -20,6 +20,7 @@ from torch import fx
 
 from magpy_like.annotation.schema import DataShape, RelationKind, ValueRead
 from magpy_like.monitor.constants import ConstantTensors
+from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.operator_graph import OperatorGraph, UnknownTensor, replace_data
 from magpy_like.monitor.split import Effect, Split, SplitPoint
 from magpy_like.monitor.twin import TWIN, Twin
@@ -105,6 +106,10 @@ class Recording:
         """torch's own version counters of the tensors from outside, when they were met."""
         self.grad_mode_at_end: bool | None = None
         """The grad mode that the program left, if it is another than it found."""
+        self.random_state = torch.get_rng_state()
+        """Of torch's generator, when the region was entered."""
+        self.drawn: list[ShadowNode] = []
+        """Arrays and generators that the mock makes before anything else."""
         self.kept: list[torch.Tensor] = []
         """The inputs of the operator graph: the backend needs them even if the program lets go."""
         self.unchanged: list[Steady] = []
@@ -260,6 +265,15 @@ class Recording:
         held = self._born.get(id(value))
         return held is not None and held() is value
 
+    def meet_drawn(self, value: Any) -> None:
+        """``value`` is there before the operator graph runs, but another one at every call."""
+        self.drawn.append(self.refs.add(value, existed=True))
+
+    def has_drawn(self) -> bool:
+        """Whether torch's generator was drawn from, or given a seed."""
+        seeded = any(drawing.generator is torch.default_generator for drawing in self.lifted.draws)
+        return seeded or not torch.equal(self.random_state, torch.get_rng_state())
+
     # --- looking into variables ------------------------------------------------------------------
 
     def visit(self, value: Any, read: ValueRead) -> None:
@@ -376,6 +390,8 @@ class Recording:
             raise Split(f"reads the value of a {type(value).__qualname__} from outside")
 
     def _open_array(self, node: ShadowNode, array: np.ndarray[Any, Any]) -> None:
+        if node in self.drawn:
+            raise Split("looks at a random array in Python")
         if array.nbytes > _GUARDED_BYTES or array.dtype.hasobject:
             raise Split(f"reads a NumPy array of {array.nbytes} bytes from outside")
         node.facts.add(Fact.VALUE)
@@ -565,6 +581,17 @@ class Recording:
             or self.operators.generators()
             or self.changed_inputs()
         )
+
+    def add_drawn(self, tensor: torch.Tensor, drawn: Expression) -> None:
+        """A tensor made of what was drawn is an input of the operator graph."""
+        self.kept.append(tensor)
+        self.operators.add_drawn(tensor, drawn)
+
+    def changed_arrays(self) -> bool:
+        """Whether NumPy arrays that count hold something else by now."""
+        seen = [(n.variable, n.contents) for n in self.refs if isinstance(n.contents, np.ndarray)]
+        pairs = [*seen, *self.operators.arrays]
+        return any(array.tobytes() != before.tobytes() for array, before in pairs)
 
     def graph_value(self, tensor: torch.Tensor) -> fx.Node:
         known = self.operators.node_of(tensor)

@@ -23,7 +23,7 @@ import torch.utils.weak
 from magpy_like.annotation import RelationKind, lookup
 from magpy_like.logs import topic
 from magpy_like.monitor import attributes, metadata, native_calls, polyfills
-from magpy_like.monitor.expressions import Expression, is_liftable, is_number
+from magpy_like.monitor.expressions import Expression, fresh, is_liftable, is_number
 from magpy_like.monitor.instructions import (
     WHEN,
     Rules,
@@ -31,7 +31,7 @@ from magpy_like.monitor.instructions import (
     finish_without_result,
     load_rules,
 )
-from magpy_like.monitor.iterators import foreseen, is_started_before
+from magpy_like.monitor.iterators import is_native_iterator
 from magpy_like.monitor.lifted import LiftedNumbers
 from magpy_like.monitor.number_rules import SETTLED_BY
 from magpy_like.monitor.reads import inputs_of
@@ -46,7 +46,6 @@ from magpy_like.native import (
     frame_function,
     frame_locals,
     frame_set_operand,
-    fresh_plain,
     lookup_in_type,
     start_counting,
     stop_counting,
@@ -664,7 +663,7 @@ class MonitorRun:
     def _read_argument(self, key: int | str, value: Any) -> None:
         relation = Relation(RelationKind.LOCAL, key)
         node = self.recording.meet(self.recording.refs.external, relation, value)
-        if foreseen(self.recording, value) or is_started_before(self.recording, value):
+        if is_native_iterator(value):
             self.watch_iterators()
         if is_liftable(value) and (relation,) in self.varying.numbers:
             self.lifted.adopt(value, node)
@@ -673,7 +672,11 @@ class MonitorRun:
     def _varying_argument(self, key: int | str, value: Any) -> Any:
         """A number that varies between calls gets an identity of its own before the call."""
         lifted = argument_place(key) in self.varying.numbers and is_liftable(value)
-        return fresh_plain(value) if lifted else value
+        return fresh(value) if lifted else value
+
+    def watch_numbers(self) -> None:
+        """Instructions count from now on that look at plain values: some of them are lifted."""
+        self._monitor.watch_numbers()
 
     def watch_iterators(self) -> None:
         """Steps of loops count from now on: some iterators come from outside."""

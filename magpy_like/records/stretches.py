@@ -20,12 +20,12 @@ from magpy_like.dynamic.crossing import Crossing
 from magpy_like.dynamic.layout import Layout, NoLayout, lay_out
 from magpy_like.dynamic.splitting import Continuation, behind, open_frames, stands_for
 from magpy_like.logs import topic
-from magpy_like.monitor.expressions import is_liftable
+from magpy_like.monitor.expressions import fresh, is_liftable
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import NotForetold, NotMerged, Place, Split, SplitPoint
 from magpy_like.monitor.variation import argument_place
-from magpy_like.native import StateCheck, frame_set_local, frame_set_operand, fresh_plain
+from magpy_like.native import StateCheck, frame_set_local, frame_set_operand
 from magpy_like.synthesis.graphs import SharedGraphs
 from magpy_like.synthesis.record import Record
 
@@ -46,7 +46,6 @@ class Stretch:
         """Whether there is a record of it already."""
         self._modes = StateCheck()
         self._grad_mode = torch.is_grad_enabled()
-        self._random_state = torch.get_rng_state()
 
     def record(self, rec: Recording, result: Any) -> Record:
         """The record of what has been recorded since, with ``result`` as what its mock returns.
@@ -54,7 +53,7 @@ class Stretch:
         Raises:
             Split: no record can be made.
         """
-        rec.operators.effects = not torch.equal(self._random_state, torch.get_rng_state())
+        rec.operators.effects = rec.has_drawn()
         self._note_modes(rec)
         return self.dispatcher.synthesise(rec, self.args, self.kwargs, result, self._at_entry)
 
@@ -143,7 +142,7 @@ class StretchCut:
         for position in range(len(values)):
             place = argument_place(position)
             if place in varying and is_liftable(values[position]):
-                number = fresh_plain(values[position])
+                number = fresh(values[position])
                 if _replace(layout, position, frames, number):
                     values[position] = number
                 else:

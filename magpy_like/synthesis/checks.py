@@ -16,7 +16,9 @@ from magpy_like.synthesis.places import lookup
 
 
 def same_scalar(a: Any, b: Any) -> bool:
-    """Whether instances of a subclass of a number or string have the same value."""
+    """Whether numbers of NumPy's, or instances of a subclass of a number or string, are equal."""
+    if isinstance(b, np.generic):
+        return type(a) is type(b) and repr(a) == repr(b)
     base = next(kind for kind in SCALARS if isinstance(b, kind))
     return base.__repr__(a) == base.__repr__(b)
 

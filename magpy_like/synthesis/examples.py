@@ -20,14 +20,15 @@ def example_inputs(rec: Recording, changes_inputs: bool) -> list[Any]:
         for source in sources
         if isinstance(source, int)
     }
-    numbers = [source for source in sources if isinstance(source, Expression)]
+    known = {**rec.lifted.values, **rec.operators.samples}
+    numbers = [s for s in sources if isinstance(s, Expression) and not _is_tensor(known.get(s))]
     twin = rec.twin
     if twin is not None and changes_inputs and _share_memory(list(tensors.values())):
         for fake in twin.inputs.values():  # how the memory is shared would depend on the sizes
             twin.fix(fake)
     varies = numbers or rec.operators.reads_data or (twin and any(map(twin.varies, tensors)))
     if not varies:
-        return [tensors[source] for source in sources]
+        return [tensors[s] if isinstance(s, int) else known[s] for s in sources]
     if twin is None:
         twin = Twin(rec.operators.size)
     examples = []
@@ -35,11 +36,18 @@ def example_inputs(rec: Recording, changes_inputs: bool) -> list[Any]:
         if isinstance(source, int):
             examples.append(twin.example(source, tensors[source]))
             continue
+        if _is_tensor(known.get(source)):
+            examples.append(twin.fixed(known[source]))
+            continue
         number = twin.numbers.get(source)
         if number is None:
-            number = twin.number(source, rec.lifted.values[source], size=False)
+            number = twin.number(source, known[source], size=False)
         examples.append(number)
     return examples
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 def _share_memory(tensors: list[torch.Tensor]) -> bool:

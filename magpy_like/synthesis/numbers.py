@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from magpy_like.monitor.expressions import Computed, Draw, InGraph, Read, Size
+from magpy_like.monitor.expressions import AsPython, Computed, Draw, InGraph, Read, Size
 from magpy_like.monitor.operators import OPERATORS
 from magpy_like.refgraph import ShadowNode
 from magpy_like.synthesis.source import literal
@@ -40,7 +40,10 @@ def text(
     if isinstance(expression, Size):
         return f"{name(expression.node)}.size({expression.dim})"
     if isinstance(expression, Draw):
-        return f"draw{expression.index}"
+        item = "" if expression.item is None else f"[{expression.item}]"
+        return f"draw{expression.index}{item}"
+    if isinstance(expression, AsPython):
+        return f"{text(expression.number, name, constant, output)}.item()"
     if not isinstance(expression, Computed):
         return literal(expression) or constant(expression)
     operands = [text(operand, name, constant, output) for operand in expression.operands]

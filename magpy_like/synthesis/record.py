@@ -136,12 +136,10 @@ class MockBuilder:
 
     def draw(self) -> None:
         """Draw Python's random numbers again, in the program's order."""
-        for i, (operation, args, kwargs) in enumerate(
-            self.rec.lifted.draws if self.rec.lifted else ()
-        ):
-            function = self.source.constant(operation, operation.__name__)
-            texts = [self.values.value(arg) for arg in args]
-            texts += [f"{name}={self.values.value(arg)}" for name, arg in kwargs.items()]
+        for i, drawing in enumerate(self.rec.lifted.draws):
+            function = self.source.constant(drawing.operation, drawing.operation.__name__)
+            texts = [self.values.value(arg) for arg in drawing.args]
+            texts += [f"{name}={self.values.value(arg)}" for name, arg in drawing.kwargs.items()]
             self.source.emit(f"draw{i} = {function}({', '.join(texts)})")
 
     def foretold(self) -> list[str]:
@@ -332,6 +330,8 @@ def synthesise(
     Raises:
         Split: something that the program read or made cannot be checked or made again.
     """
+    if any(map(_is_relied_on, rec.drawn)):
+        raise Split("relies on what it has drawn")
     places = Places(rec)
     guard = GuardBuilder(rec, places, args, kwargs)
     with entry():
@@ -386,6 +386,12 @@ def synthesise(
     )
 
 
+def _is_relied_on(node: ShadowNode) -> bool:
+    """Whether a program has gone on by more than the type and length of a variable."""
+    found = any(target != ABSENT for target in node.first.refs.values())
+    return found or node.changed or bool(node.facts - {Fact.TYPE, Fact.LENGTH})
+
+
 def _rewritten(rec: Recording, places: Places, numbers: dict[Path, Any]) -> frozenset[Path]:
     """The places of numbers at which the program has left others."""
     found = set()
@@ -427,12 +433,12 @@ def _compile(
     operators = rec.operators
     changed = rec.changed_inputs()
     noticed = changed or operators.effects
+    if rec.changed_arrays():
+        raise Split("changes a NumPy array from outside, or one whose memory a tensor shares")
     if not mock.outputs and not (operators.operators and noticed):
         return None, []
     if rec.has_changed():
         raise NotMerged("changes a tensor in place that a branch may have handed on")
-    if any(array.tobytes() != before.tobytes() for array, before in operators.arrays):
-        raise Split("changes a NumPy array whose memory a tensor shares")
     if not rec.constants.lent_is_unchanged():
         raise Split("changes memory that a tensor and a NumPy array share")
     graph = operators.finish(mock.outputs)

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from magpy_like.monitor.constants import VARIES
-from magpy_like.monitor.lifted import REWINDABLE
+from magpy_like.monitor.draws import REWINDABLE
 from magpy_like.monitor.operator_graph import NUMBER
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import NotForetold, Place
@@ -96,13 +96,13 @@ class Undoing:
             get, put = torch.cuda.get_rng_state, torch.cuda.set_rng_state
             source.emit(f"drawn_on_device = {source.constant(get, 'get_cuda_state')}()")
             self._undo.append(f"{source.constant(put, 'set_cuda_state')}(drawn_on_device)")
-        owners = {id(args[0]): args[0] for _, args, _ in rec.lifted.draws}
-        generators = {id(g): g for g in rec.operators.generators()}
-        for i, owner in enumerate((owners | generators).values()):
-            save, restore = REWINDABLE.get(type(owner), ("get_state", "set_state"))
-            name = source.constant(owner, "generator")
-            source.emit(f"drawn_{i} = {name}.{save}()")
-            self._undo.append(f"{name}.{restore}(drawn_{i})")
+        generators = [*(d.generator for d in rec.lifted.draws), *rec.operators.generators()]
+        changed = {id(generator): generator for generator in generators if generator is not None}
+        for i, generator in enumerate(changed.values()):
+            tell, put_back = REWINDABLE[type(generator)]
+            name = source.constant(generator, "generator")
+            source.emit(f"drawn_{i} = {tell.format(name)}")
+            self._undo.append(put_back.format(name, f"drawn_{i}"))
 
     def _save_inputs(
         self, rec: Recording, existing: Callable[[ShadowNode], str], behind: Sequence[fx.Node]

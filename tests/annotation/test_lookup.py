@@ -157,7 +157,7 @@ def test_metadata_reads_no_data(operation) -> None:
     "operation",
     [print, input, open, eval, torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.numpy,
      torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__int__, torch.Tensor.data_ptr,
-     torch.Tensor.backward, torch.Tensor.register_hook, torch.random.manual_seed,
+     torch.Tensor.backward, torch.Tensor.register_hook, torch.set_rng_state,
      time.time],
 )  # fmt: skip
 def test_what_splits_says_why(operation) -> None:
@@ -166,11 +166,13 @@ def test_what_splits_says_why(operation) -> None:
     assert annotation.reason
 
 
-def test_draws_can_be_repeated_and_seeds_cannot() -> None:
+def test_draws_and_seeds_can_be_repeated_and_states_cannot() -> None:
     for draw in (random.Random.choice, random.Random.randint, numpy.random.RandomState.randn):
         assert lookup(draw).random
-    assert lookup(resolve(random.seed)[0]).dynamic
-    assert lookup(resolve(numpy.random.seed)[0]).dynamic
+    for seed in (random.seed, numpy.random.seed, torch.manual_seed, numpy.random.default_rng):
+        assert lookup(resolve(seed)[0]).random
+    for state in (random.getstate, numpy.random.set_state, torch.get_rng_state):
+        assert lookup(resolve(state)[0]).dynamic
 
 
 def test_state_setters_are_nodes_and_getters_are_asked_again() -> None:

@@ -314,6 +314,37 @@ def test_a_dynamic_function_is_called_from_where_the_program_calls_it():
         assert places[0] == places[1]
 
 
+FOUND = {"values": {1, 2}}
+
+
+class _Sequence:
+    def __getitem__(self, i):
+        return sorted(FOUND["values"])[i]
+
+
+ITERATORS = {
+    "set": lambda: iter(FOUND["values"]),
+    "map": lambda: map(abs, list(FOUND["values"])),
+    "sequence": lambda: iter(_Sequence()),
+    "list": lambda: iter(sorted(FOUND["values"])),
+}
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_iterator_that_a_dynamic_function_gave_is_gone_through_anew(kind):
+    given = magpy.disable(ITERATORS[kind])
+
+    def program(x):
+        for value in given():
+            x = x * 3 + value
+        return x
+
+    fast = magpy.compile(program, backend="eager")
+    for values in ({1, 2}, {1, 2}, {3, 5}, {8}, {1, 2}):
+        FOUND["values"] = values
+        assert torch.equal(fast(torch.ones(2)), program(torch.ones(2)))
+
+
 def shuffled(x):
     order = [1, 2, 3]
     random.shuffle(order)

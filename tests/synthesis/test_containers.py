@@ -570,3 +570,66 @@ def test_containers_inside_a_module_are_watched():
             lambda m: setattr(m, "table", {"scale": 5, "list": []}),
         ],
     )
+
+
+def _looped(x, values):
+    for value in values:
+        x = x + float(value)
+    return x
+
+
+def _taken_apart(x, values):
+    first, second = values
+    return x * float(first) - float(second)
+
+
+GOES_THROUGH = {
+    "loop": _looped,
+    "unpacking": _taken_apart,
+    "comprehension": lambda x, values: [x * float(value) for value in values],
+    "arguments": lambda x, values: (lambda *given: x * float(sum(given)))(*values),
+    "a sum": lambda x, values: x * float(sum(values)),
+}
+KINDS = {"array": np.array, "set": set, "deque": deque, "keys": dict.fromkeys, "bytes": bytes}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", GOES_THROUGH)
+def test_what_a_program_goes_through_is_guarded(kind, name):
+    makes = [lambda v=v: (tensor(1, 2), KINDS[kind](v)) for v in ([1, 2], [3, 5])]
+    check(GOES_THROUGH[name], makes[0], other=[makes[1]])
+
+
+def _doubled(x, values):
+    values *= 2
+    return x
+
+
+def _with_a_changed_view(x, values):
+    view = values[:1]
+    view[0] = 9
+    return x + float(values[1])
+
+
+def _extended(x, values):
+    values += [1]
+    return x
+
+
+@pytest.mark.parametrize(
+    "program, make",
+    [
+        (_doubled, lambda: np.array([1.0, 2.0])),
+        (_with_a_changed_view, lambda: np.array([1.0, 2.0])),
+        (_extended, lambda: deque([1, 2])),
+        (_extended, lambda: [1, 2]),
+    ],
+)
+def test_array_or_deque_from_outside_that_an_operator_changes(program, make):
+    twins = Twins(lambda: program)
+    eager, compiled = make(), make()
+    for _ in range(4):
+        x = tensor(1, 2)
+        result = program(x, eager)
+        assert torch.equal(twins.compiled(x, compiled), result)
+        assert list(compiled) == list(eager)

@@ -1,0 +1,371 @@
+"""Random numbers of Python and NumPy: drawn again by the mock, in eager mode's order."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import magpy_like as magpy
+from tests.compare import assert_same
+from tests.programs import Twins, check_right, one
+
+OWN = random.Random(3)
+ARRAYS = np.random.default_rng(5)
+OLD = np.random.RandomState(4)
+SCALES = [0.5, 1.0, 1.5]
+ORDER = [1, 2, 3]
+LOG = []
+
+
+@magpy.disable
+def tell(value):
+    LOG.append(value)
+
+
+def _shuffled(x):
+    order = [0, 1, 2]
+    random.shuffle(order)
+    return x[order], order
+
+
+def _shuffled_by_numpy(x):
+    order, same = [0, 1, 2], []
+    same.append(order)
+    np.random.shuffle(order)
+    return x[order], same
+
+
+def _unpacked(x):
+    i, j = random.sample(range(3), 2)
+    return x[i] - x[j]
+
+
+def _container_changed_later(x):
+    values = [1, 2, 3]
+    value = random.choice(values)
+    values.append(10)
+    return x * value, values
+
+
+def _beta(x):
+    share = np.random.beta(1.0, 1.0)
+    return share * x + (1 - share) * x.flip(0)
+
+
+def _arithmetic(x):
+    noise = np.clip(np.random.rand(3) * 2 - 1, -0.5, 0.5).astype(np.float32)
+    return x + torch.from_numpy(noise), noise
+
+
+def _array_kept_twice(x):
+    array = np.random.rand(3)
+    return array, [array], torch.from_numpy(array) + x, array.shape[0] * x
+
+
+def _new_generators(x):
+    generator, own = np.random.default_rng(1), random.Random(2)
+    old = np.random.RandomState(0)
+    y = x * generator.random() + torch.from_numpy(generator.permutation(3))
+    return y * own.uniform(0.0, 2.0) + old.uniform(), generator, old.rand(2)
+
+
+def _seeded(x):
+    random.seed(7)
+    np.random.seed(7)
+    torch.manual_seed(7)
+    return x * random.random() + np.random.rand() + torch.rand(3), np.random.rand(2)
+
+
+def _seeded_for_nothing(x):
+    torch.manual_seed(3)
+    torch.rand(3)
+    return x
+
+
+def _seeded_again(x):
+    random.seed(1)
+    first = random.random()
+    random.seed(1)
+    return x * (random.random() - first)
+
+
+def _numbers_of_numpy(x):
+    n = ARRAYS.integers(1, 9)
+    y = x[ARRAYS.integers(0, 3)] * (n * 2 + 1) + float(ARRAYS.integers(0, 3) + 0.5)
+    return y, n, x.long() * ARRAYS.integers(0, 9), f"{n} of {ARRAYS.random():.3f}"
+
+
+def _sizes_of_numpy(x):
+    return torch.ones(int(ARRAYS.integers(2, 5))), torch.full((2,), ARRAYS.integers(2, 5))
+
+
+def _statistics(x):
+    array = np.random.rand(3)
+    return x * float(array.mean()) + array.std(), array.sum(), np.stack([array, array + 1])
+
+
+def _lists_of_draws(x):
+    values = [random.random() for _ in range(3)]
+    return torch.tensor(values) * x, torch.tensor([random.randint(0, 4), 2]), sum(values), values
+
+
+ONE_GRAPH = {
+    "one of Python's numbers": lambda x: x * random.random() + OWN.random(),
+    "in a range": lambda x: x * random.uniform(0.5, 1.5) + random.randint(0, 9),
+    "of a distribution": lambda x: x + random.gauss(mu=0, sigma=1) * random.betavariate(2, 3),
+    "bits": lambda x: x * random.getrandbits(4),
+    "an index": lambda x: x[random.randint(0, 2)],
+    "a bound": lambda x: x[: random.randint(1, 3)],
+    "one of a list from outside": lambda x: x * random.choice(SCALES),
+    "one of a list": lambda x: x * random.choice([1, 2, 3]),
+    "text": lambda x: (x, random.choice("abc")),
+    "several of a list": lambda x: x * torch.tensor(random.choices(SCALES, weights=[1, 2, 3], k=3)),
+    "a sample as index": lambda x: x[random.sample(range(3), 2)],
+    "the sum of a sample": lambda x: x * sum(random.sample([1, 2, 3, 4], 2)),
+    "one of NumPy's": lambda x: x * np.random.rand() + OLD.uniform(0.0, 2.0) + ARRAYS.normal(),
+    "an array": lambda x: x * torch.from_numpy(np.random.rand(3)).float(),
+    "an array by another way": lambda x: x + torch.tensor(np.random.randn(3)),
+    "an array of another type": lambda x: torch.as_tensor(np.random.rand(3), dtype=x.dtype) * x,
+    "integers": lambda x: x[torch.from_numpy(np.random.randint(0, 3, size=4))],
+    "a permutation": lambda x: x[torch.from_numpy(np.random.permutation(3))],
+    "choices of NumPy": lambda x: x * torch.tensor(np.random.choice(3, 2)).sum(),
+    "a weighted choice": lambda x: x * np.random.choice([0.1, 0.2, 0.3], p=[0.5, 0.25, 0.25]),
+    "a mask": lambda x: x[torch.from_numpy(np.random.rand(3) > 0.5)],
+    "of a generator": lambda x: x + torch.from_numpy(ARRAYS.random(3)) * ARRAYS.random(),
+    "functions of NumPy": lambda x: x + torch.from_numpy(np.exp(np.maximum(OLD.rand(3), 0.5))),
+    "results": lambda x: (x, random.random(), np.random.rand(2), random.sample(range(9), 3)),
+    **{
+        program.__name__: program
+        for program in (
+            *(_shuffled, _shuffled_by_numpy, _unpacked, _container_changed_later, _beta),
+            *(_arithmetic, _array_kept_twice, _new_generators, _seeded, _seeded_for_nothing),
+            *(_seeded_again, _numbers_of_numpy, _sizes_of_numpy, _statistics, _lists_of_draws),
+        )
+    },
+}
+
+
+def _states():
+    """A draw of every generator that is there: it tells in what state the program has left it."""
+    drawn = random.random(), np.random.rand(), OWN.random(), OLD.rand(), ARRAYS.random()
+    return *drawn, torch.rand(1)
+
+
+def _seed_all(seed):
+    for generator in (random, np.random, OWN, OLD):
+        generator.seed(seed)
+    ARRAYS.bit_generator.state = np.random.default_rng(seed).bit_generator.state
+    torch.manual_seed(seed)
+    LOG.clear()
+    ORDER.sort()
+
+
+def _compare(program, calls=6, **settings):
+    """Both ways from one seed: results, what was told, and the state of all generators."""
+    fast = magpy.compile(program, **{"backend": "eager", **settings})
+    ends = []
+    for run in (fast, program):
+        _seed_all(0)
+        results = []
+        for i in range(calls):
+            results.append((run(torch.arange(3.0) + i), _states(), list(LOG)))
+        ends.append(results)
+    assert_same(*ends)
+    return fast
+
+
+@pytest.mark.parametrize("name", ONE_GRAPH)
+def test_draws_are_part_of_one_graph_and_hit_from_the_second_call_on(name):
+    fast = _compare(ONE_GRAPH[name])
+    info = magpy.cache_info(fast)
+    assert (info.misses, info.hits, info.records) == (1, 5, 1)
+    assert not magpy.api._dispatcher(fast).split_points
+
+
+@pytest.mark.parametrize("name", ["an array", "_unpacked", "_numbers_of_numpy", "_lists_of_draws"])
+@pytest.mark.parametrize("backend", ["aot_eager", "magpy"])
+def test_draws_are_inputs_of_compiled_graphs(name, backend):
+    _compare(ONE_GRAPH[name], 3, backend=backend)
+
+
+@pytest.mark.parametrize("name", ["an array", "_arithmetic", "_numbers_of_numpy", "_unpacked"])
+def test_draws_take_part_in_graphs_of_any_size(name):
+    _compare(ONE_GRAPH[name], 3, dynamic=True)
+
+
+def _array_in_a_branch(x):
+    return x + 1 if (np.random.rand(3) > 0.7).any() else x - 1
+
+
+def _array_in_a_loop(x):
+    for value in np.random.rand(3):
+        x = x + float(value)
+    return x
+
+
+def _array_as_a_list(x):
+    return x + torch.tensor(np.random.rand(3).tolist())
+
+
+def _array_changed(x):
+    array = np.random.rand(3)
+    tensor = torch.from_numpy(array)
+    array[0] = 5.0
+    return x + tensor, array
+
+
+def _array_changed_through_a_tensor(x):
+    array = np.random.rand(3)
+    torch.from_numpy(array).add_(x)
+    return array
+
+
+def _array_doubled(x):
+    array = np.random.rand(3)
+    array *= 2
+    return x + torch.from_numpy(array), array
+
+
+def _order_of_tensors(x):
+    order = [x, x + 1, x + 2]
+    random.shuffle(order)
+    return order[0] - order[1]
+
+
+def _order_of_an_array_with_a_view(x):
+    order = np.arange(3)
+    view = order[::-1]
+    np.random.shuffle(order)
+    return x * torch.tensor(order) + torch.tensor(view.copy())
+
+
+def _order_outside(x):
+    random.shuffle(ORDER)
+    return x * ORDER[0], list(ORDER)
+
+
+def _told(x):
+    array, number = np.random.rand(3), random.random()
+    tell(float(number))
+    y = x + torch.from_numpy(array) * number
+    tell(array.tolist())
+    return y
+
+
+def _seeded_after_a_draw(x):
+    noise = torch.rand(3)
+    torch.manual_seed(7)
+    return x * torch.rand(3) + noise
+
+
+def _restored(x):
+    state = random.getstate()
+    y = x * random.random()
+    random.setstate(state)
+    return y + random.random()
+
+
+def _forked(x):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        y = torch.rand(3)
+    return x + y
+
+
+def _refused(x):
+    try:
+        return x * random.randint(5, 1)
+    except ValueError:
+        return x * random.choice([1, 2])
+
+
+class _Fixed(random.Random):
+    def random(self):
+        return 0.25
+
+
+NATIVE = [
+    *(_array_in_a_branch, _array_in_a_loop, _array_as_a_list, _array_changed),
+    *(_array_changed_through_a_tensor, _array_doubled, _order_of_tensors, _order_outside),
+    *(_order_of_an_array_with_a_view, _told, _seeded_after_a_draw, _restored, _forked, _refused),
+    lambda x: x * random.choice([1, 2.5, True]),
+    lambda x: x.long() * random.choice([1, 2.5]),
+    lambda x: random.choice([torch.sin, torch.cos])(x),
+    lambda x: random.choice([x, x + 1, x * 2]) * 3,
+    lambda x: x + 1 if random.choice(["red", "green"]) == "red" else x - 1,
+    lambda x: x * {"red": 1, "green": 2}[random.choice(["red", "green"])],
+    lambda x: (x, random.choice([None, 1]), random.choice(["", "z"])),
+    lambda x: x[np.random.permutation(3)],
+    lambda x: x + 1 if ARRAYS.integers(0, 3) > 1 else x - 1,
+    lambda x: x + 1 if not ARRAYS.integers(0, 2) else x - 1,
+    lambda x: [x, x + 1, x + 2][ARRAYS.integers(0, 3)],
+    lambda x: [x * i for i in range(ARRAYS.integers(0, 4))],
+    lambda x: (x, np.random.rand(2).tobytes(), random.randbytes(2)),
+    lambda x: x * _Fixed(1).uniform(0, 1),
+    lambda x: x + torch.rand(3, generator=torch.Generator().manual_seed(3)),
+    lambda x: x + torch.from_numpy(np.random.rand(3, 2).T.copy()).sum(),
+]
+
+
+@pytest.mark.parametrize("program", NATIVE)
+def test_what_draws_decide_comes_out_as_in_eager_mode(program):
+    _compare(program, 10)
+
+
+class _Steered(torch.nn.Module):
+    """Draws by generators of its own, then looks at a tensor: what is foretold may be wrong."""
+
+    def __init__(self):
+        super().__init__()
+        self.arrays, self.own = np.random.default_rng(5), random.Random(3)
+        self.seen = []
+
+    def forward(self, x):
+        noise = torch.from_numpy(self.arrays.random(3)) * self.own.random()
+        self.seen.append(self.arrays.random())
+        return x + noise if (x + noise).sum() > 3 else x - noise
+
+
+def test_draws_of_every_generator_are_taken_back_when_a_value_was_foretold_wrongly():
+    twins = Twins(_Steered)
+    for values in ((1.0, 2.0), (1.0, 2.0), (-1.0, -2.0), (1.0, 2.0), (-3.0, 1.0)):
+        twins.call(one(*values, 1.0))
+        assert twins.eager.arrays.random() == twins.target.arrays.random()
+        assert twins.eager.own.random() == twins.target.own.random()
+
+
+def test_generators_of_a_module_are_told_apart_by_identity():
+    module = _Steered()
+    module.forward = lambda x: x * module.own.random()
+    fast = magpy.compile(lambda x: x * module.own.random(), backend="eager")
+    for seed in (1, 1, 2, 3):
+        module.own = random.Random(seed)
+        assert torch.equal(fast(torch.ones(1)), torch.full((1,), random.Random(seed).random()))
+
+
+def test_container_that_is_drawn_from_is_guarded():
+    values = [1.0, 2.0, 3.0]
+
+    def program(x):
+        return x * random.choice(values), random.sample(values, 2)
+
+    fast = magpy.compile(program, backend="eager")
+    for seed, found in enumerate(
+        ([1.0, 2.0, 3.0],) * 2 + ([4.0, 5.0, 6.0],) * 2 + ([7.0, 8.0],) * 2
+    ):
+        values[:] = found
+        random.seed(seed)
+        expected = program(torch.ones(3))
+        random.seed(seed)
+        assert_same(fast(torch.ones(3)), expected)
+
+
+def test_seeds_from_outside_may_differ():
+    def program(x, seed):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        return x * random.random() + np.random.rand() + torch.rand(3)
+
+    check_right(lambda: program, *(lambda s=s: (torch.ones(3), s) for s in (1, 2, 1, 3)))
