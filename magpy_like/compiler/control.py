@@ -1,11 +1,11 @@
 """Graphs with branches and loops: what lies between is compiled, and Python goes from part to part.
 
-A graph with ``cond`` or ``while_loop`` of ``torch.ops.higher_order`` is cut at these. Each stretch
-between two of them, and each side of a branch and body of a loop in the same way, is a graph of its
-own for a backend, and compiled when it is first reached; a plain ``if`` chooses the side, a plain
-``while`` repeats the body, and numbers are Python's. Gradients flow through as in eager mode: what
-belongs to the side that was not taken gets none. A side that hands on a tensor hands on that very
-tensor.
+A graph with ``cond`` or ``while_loop`` of ``torch.ops.higher_order``, or ``for_loop``, is cut at
+these. Each stretch between two of them, and each side of a branch and body of a loop in the same
+way, is a graph of its own for a backend, and compiled when it is first reached; a plain ``if``
+chooses the side, a plain ``while`` or ``for`` repeats the body, and numbers and lists are Python's.
+Gradients flow through as in eager mode: what belongs to the side that was not taken gets none. A
+side that hands on a tensor hands on that very tensor.
 """
 
 from __future__ import annotations
@@ -41,10 +41,42 @@ def run_while_loop(
     return carried
 
 
+def for_loop(
+    body: Callable[..., Any],
+    bounds: tuple[int, int, int],
+    carried: Any,
+    gathered: Sequence[tuple[Sequence[Any], int]],
+    others: Any,
+) -> tuple[Any, ...]:
+    """A loop over ``range(*bounds)``, whose rounds share one graph; there is at least one.
+
+    ``body(index, *carried, *others)`` gives what the next round is given for ``carried``, then
+    what is wanted of the last round only, then the elements that the round adds to lists.
+    ``gathered`` has a pair per list: what it begins with, and how many elements a round adds.
+
+    Returns what the last round has given, but for the elements, and then the lists.
+    """
+    lists = [list(begin) for begin, _ in gathered]
+    added = sum(count for _, count in gathered)
+    given: Sequence[Any] = ()
+    for index in range(*bounds):
+        given = body(index, *carried, *others)
+        carried = given[: len(carried)]
+        at = len(given) - added
+        for found, (_, count) in zip(lists, gathered, strict=True):
+            found.extend(given[at : at + count])
+            at += count
+    return (*given[: len(given) - added], *lists)
+
+
 _CONTROL: dict[Any, Callable[..., Any]] = {
     torch.ops.higher_order.cond: run_cond,
     torch.ops.higher_order.while_loop: run_while_loop,
+    for_loop: for_loop,
 }
+
+NUMBER, LIST = "number", "list"
+"""The keys by which ``torch.fx`` keeps about a node that it is a number, or a list of tensors."""
 
 
 def has_control(gm: fx.GraphModule) -> bool:
@@ -104,16 +136,20 @@ class _Parts:
         copy = self._copies[node] = self._whole.node_copy(node, self._copies.__getitem__)
         if is_control:
             copy.target = _CONTROL[node.target]
-        if is_control or any(source.target in _CONTROL for source in node.all_input_nodes):
+        if is_control or any(
+            source in self._varying or source.target in _CONTROL or _is_pythons(source)
+            for source in node.all_input_nodes
+        ):
             self._varying.add(node)
 
     def _varying_operands(self, node: fx.Node) -> list[bool]:
         """Which inputs of an operator's graphs may have other forms at another call of them."""
         operands: Any = node.args[-1]
         varying = [operand in self._varying for operand in operands]
-        if node.target is torch.ops.higher_order.while_loop:
+        if node.target in (torch.ops.higher_order.while_loop, for_loop):
             carried: Any = node.args[2]
-            return [True] * len(carried) + varying
+            indices = [True] * (node.target is for_loop)
+            return indices + [True] * len(carried) + varying
         return varying
 
     def _compile_part(self, nodes: Sequence[fx.Node]) -> None:
@@ -136,7 +172,7 @@ class _Parts:
         varying = [
             i
             for i, source in enumerate(inputs)
-            if source in self._varying or source.meta.get("number")
+            if source in self._varying or source.meta.get(NUMBER)
         ]
         part = Part(fx.GraphModule(own, graph, class_name="Part"), varying, self._backend)
         arguments = tuple(self._copies[source] for source in inputs)
@@ -159,14 +195,19 @@ def _is_between(node: fx.Node) -> bool:
     """Whether a node is none of a part's."""
     if node.op in ("placeholder", "output"):
         return True
+    takes = node.all_input_nodes
+    if node.meta.get(NUMBER) or any(_is_pythons(source) for source in takes):
+        return True
     if node.op != "call_function":
         return False
     if node.target in _CONTROL or getattr(node.target, "__name__", "").startswith(_MODES):
         return True
-    if node.meta.get("number"):
-        return True
-    takes = node.all_input_nodes
     return node.target is operator.getitem and bool(takes) and takes[0].target in _CONTROL
+
+
+def _is_pythons(node: fx.Node) -> bool:
+    """Whether a node is nothing that a backend takes: a number would be a constant to it."""
+    return bool(node.meta.get(NUMBER) or node.meta.get(LIST))
 
 
 class _Python(torch.nn.Module):

@@ -28,7 +28,6 @@ from magpy_like.dynamic.places import (
     End,
     Output,
     Place,
-    Waiting,
     at_place,
     check_carried,
     check_like,
@@ -40,6 +39,7 @@ from magpy_like.dynamic.places import (
     unchanged,
     with_value,
 )
+from magpy_like.dynamic.rounds import FEWEST_ROUNDS, Loop
 from magpy_like.dynamic.stand_ins import StandIns
 from magpy_like.logs import topic
 from magpy_like.monitor.expressions import InGraph, is_number
@@ -72,11 +72,14 @@ class Branches:
         self._merges = merges
         """Whether branches may become operators where the program is."""
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
-        self._waiting: list[Waiting] = []
+        self._waiting: list[Callable[[MonitorRun, FrameType], None]] = []
+        """What is to be done where operators end that the program has yet to go through."""
         self._depth = 0
         self._stand_ins = StandIns()
         self._may_be: dict[int, tuple[_Reference, list[_Reference]]] = {}
         """By id, results of branches, with what they may be that was there before."""
+        self._any: list[_Reference] = []
+        """What stands for any tensor that rounds of a loop hand on."""
         self._ways: dict[tuple[int, int], bool] = {}
         """By code and offset, the way out of a loop that is an operator already."""
 
@@ -103,10 +106,33 @@ class Branches:
             raise Split("there is no way from here to an end")
         run.read_rest()
         found = self._loop(run, state, until) or self._cond(run, state, until)
-        self._waiting.append(Waiting(found))
+        self._waiting.append(lambda run, frame: self._receive(run, frame, found))
         run.skip(step.frame, until if until == RETURN else until + _shift(step.frame))
         if self._depth:
             frame_set_operand(step.frame, 1, self.choose(step))
+
+    def at_loop(self, run: MonitorRun, step: Step, bounds: tuple[int, int, int]) -> bool:
+        rounds, lifted = len(range(*bounds)), run.lifted.any(bounds)
+        if self._depth or rounds < 2 or run.lifted.any(bounds[2:]) or not self._merges():
+            return False
+        if not lifted and rounds < FEWEST_ROUNDS:
+            return False
+        nodes = None
+        try:
+            state = _at_head(run, step)
+            if state is None:
+                return False
+            for slot in live_locals(state.code, state.offset):
+                if step.frame is run.root_frame:
+                    run.read_root_local(step.frame, slot)
+            loop = Loop(self, run, state, bounds)
+            nodes = loop.record()
+        except (Split, NoLayout, UnknownTensor) as why:
+            _log.info("%s: no operator for a loop: %s", SplitPoint.at(step.frame, ""), why)
+            return False
+        self._waiting.append(lambda run, frame: loop.receive(nodes, frame))
+        run.skip(step.frame, loop.exit + _shift(step.frame))
+        return True
 
     def choose(self, step: Step) -> bool:
         origin = origins.get(id(step.code))
@@ -125,7 +151,7 @@ class Branches:
         ends: list[End] = []
         try:
             for taken in (True, False):
-                ends.append(self._explore(run, _start(state, taken), until))
+                ends.append(self.explore(run, _start(state, taken), until))
             outputs = list(self._compare(state, until, ends[0], ends[1], rec))
             return list(
                 zip(outputs, self._operator(rec, test, predicate, ends, outputs), strict=True)
@@ -138,6 +164,8 @@ class Branches:
         operands = [(depth, step.stack[-depth]) for depth in depths]
         if not all(isinstance(value, torch.Tensor) for _, value in operands):
             return
+        if any(reference() is value for reference in self._any for _, value in operands):
+            raise Split("asks which tensor it is that rounds of a loop hand on")
         unsure = {id(steady.tensor()) for steady in run.recording.unchanged}
         for depth, tensor in operands:
             original = self._stand_ins.original(tensor)
@@ -162,10 +190,19 @@ class Branches:
 
     # --- running the sides -----------------------------------------------------------------------
 
-    def _explore(
-        self, run: MonitorRun, start: FrameState, until: int, again: int | None = None
+    def explore(
+        self,
+        run: MonitorRun,
+        start: FrameState,
+        until: int,
+        again: int | None = None,
+        own: Sequence[Any] = (),
+        gradients_differ: bool = False,
     ) -> End:
         """Run a side beside the program, until it comes to ``until`` or to ``again``.
+
+        It may change what is in ``own``. Where ``gradients_differ`` it must not ask what takes part
+        in them.
 
         Raises:
             Split: it has an effect that cannot be taken back, or raises.
@@ -184,9 +221,9 @@ class Branches:
         function = resumption(start)
         shift = origins[id(function.__code__)].shift
         side = Side(function.__code__, shift, self._fake, run.abandon)
-        for value in after:
-            if id(value) in copies:
-                side.own(value)
+        side.gradients_differ = gradients_differ
+        for value in (*(v for v in after if id(v) in copies), *own):
+            side.own(value)
         last = next(iter(reversed(rec.operators.graph.nodes)), None)
         watched, as_is = len(rec.unchanged), rec.runs_as_is
         random_state = torch.get_rng_state()
@@ -366,7 +403,7 @@ class Branches:
             for place, value, symbol in zip(carried, first, symbols, strict=True):
                 values.append(self._any_like(run, value, symbol))
                 begun = with_value(begun, place, values[-1])
-            end = self._explore(run, _start(begun, stays), until, state.instruction.offset)
+            end = self.explore(run, _start(begun, stays), until, state.instruction.offset)
             if not end.again:
                 raise Split("it does not come back to its condition")
             after = replace(state, locals=end.locals, stack=end.stack)
@@ -395,11 +432,18 @@ class Branches:
             return run.lift(value, InGraph(symbol))
         if not isinstance(value, torch.Tensor):
             raise Split(f"a {type(value).__qualname__} differs from round to round")
+        return self.any_tensor(run, value, symbol, value.requires_grad)
+
+    def any_tensor(
+        self, run: MonitorRun, like: torch.Tensor, symbol: fx.Node, gradients: bool
+    ) -> torch.Tensor:
+        """A tensor without data, known as ``symbol``, for any that rounds of a loop hand on."""
         with self._fake:
             made = torch.empty_strided(
-                value.shape, value.stride(), dtype=value.dtype, device=value.device,
-                requires_grad=value.requires_grad,
+                like.shape, like.stride(), dtype=like.dtype, device=like.device,
+                requires_grad=gradients,
             )  # fmt: skip
+        self._any.append(weakref.ref(made))
         run.recording.operators.know(made, symbol)
         return made
 
@@ -440,12 +484,18 @@ class Branches:
     # --- where the sides meet --------------------------------------------------------------------
 
     def at_join(self, run: MonitorRun, frame: FrameType | None) -> None:
-        waiting = self._waiting.pop()
+        receive = self._waiting.pop()
         if frame is None:
-            raise Split("a branch on a tensor's value raises")
+            raise Split("what has become an operator raises")
+        receive(run, frame)
+        run.account()
+
+    def _receive(
+        self, run: MonitorRun, frame: FrameType, outputs: Sequence[tuple[Output, fx.Node]]
+    ) -> None:
         slots, stack = frame_locals(frame), frame_stack(frame)
         changed: dict[tuple[bool, int], Any] = {}
-        for output, node in waiting.outputs:
+        for output, node in outputs:
             place = output.place
             key = (place.local, place.slot)
             value = changed.get(key, (slots if place.local else stack)[place.slot])
@@ -457,7 +507,6 @@ class Branches:
                 frame_set_local(frame, slot, value)
             else:
                 frame_set_operand(frame, len(stack) - slot, value)
-        run.account()
 
     def _received(
         self, run: MonitorRun, value: Any, path: tuple[int, ...], output: Output, node: fx.Node
@@ -490,20 +539,49 @@ def _state(run: MonitorRun, step: Step, nested: bool) -> FrameState:
     Raises:
         Split: it cannot be run on from there.
     """
-    frame, rec = step.frame, run.recording
-    if rec.inside or run.suspended:
-        raise Split("the branch is inside an operator")
-    if restores(frame.f_code, step.offset):
-        raise Split("a continuation is being restored")
-    state = capture(frame, step.stack, step.offset, sys.exception())
+    state = _captured(run, step)
     name = state.instruction.name
     if name not in TESTS or (nested and name.endswith("_OR_POP")):
         raise Split("the truth of a tensor becomes a value")
+    _check_resumable(state)
+    return state
+
+
+def _at_head(run: MonitorRun, step: Step) -> FrameState | None:
+    """The state at the head of the loop over the range that is about to be made; None when it is
+    made for something else.
+
+    Raises:
+        Split: the frame cannot be run on from there.
+    """
+    table = instructions(step.code)
+    following = table[table[step.offset].end]
+    head = table.get(following.end)
+    if following.name != "GET_ITER" or head is None or head.name != "FOR_ITER":
+        return None
+    state = _captured(run, step)
+    below = len(state.stack) - step.oparg - 2
+    iterator = iter(range(1))  # nothing takes elements out of it
+    head = instructions(state.code)[head.offset - _shift(step.frame)]
+    state = replace(state, offset=head.offset, stack=(*state.stack[:below], iterator))
+    _check_resumable(state)
+    return state
+
+
+def _captured(run: MonitorRun, step: Step) -> FrameState:
+    frame = step.frame
+    if run.recording.inside or run.suspended:
+        raise Split("it is inside an operator")
+    if restores(frame.f_code, step.offset):
+        raise Split("a continuation is being restored")
+    return capture(frame, step.stack, step.offset, sys.exception())
+
+
+def _check_resumable(state: FrameState) -> None:
     if state.handled is not None:
         raise Split("an exception is being handled")
     if reason := is_resumable(state):
         raise Split(reason)
-    return state
 
 
 def _start(state: FrameState, taken: bool) -> FrameState:

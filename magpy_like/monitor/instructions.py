@@ -26,6 +26,7 @@ from magpy_like.annotation.location import annotations_dir
 from magpy_like.monitor import attributes, calls, native_calls, operators, reads
 from magpy_like.monitor.expressions import is_number
 from magpy_like.monitor.foretold import foretell_branch
+from magpy_like.monitor.gathered import ENDS, Gathered
 from magpy_like.monitor.iterators import foreseen, take  # noqa: F401 (a rule)
 from magpy_like.monitor.polyfills import polyfill, spread
 from magpy_like.monitor.recording import CONTAINERS, plain_key
@@ -277,6 +278,10 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
     rec = run.recording
     if isinstance(source, torch.Tensor):
         return operators.operate(run, operator.getitem, (source, key))
+    given = rec.operators.lists.get(id(source))
+    if isinstance(given, Gathered) and given.is_whole() and type(key) is int and key in ENDS:
+        given.know(rec.operators, key)
+        return None
     if not is_plain(key):
         rec.visit(key, ValueRead.ALL)
         rec.compare(key)
@@ -617,12 +622,22 @@ def call(run: MonitorRun, step: Step) -> Token:
         kwargs = dict(zip(names, args[split:], strict=True))
         args = args[:split]
     if first is NULL:
+        if function is range and _begins_loop(run, step, args):
+            return None
         instead = polyfill(function, args, kwargs)
         if instead is not None:
             calls.rely_on(run.recording, function)
             frame_set_operand(step.frame, count + 1, instead)
             return None
     return calls.call(run, function, args, kwargs)
+
+
+def _begins_loop(run: MonitorRun, step: Step, args: tuple[Any, ...]) -> bool:
+    """Whether a loop over ``range(*args)`` is one operator of the graph now."""
+    if run.branching is None or not args or any(type(arg) is not int for arg in args):
+        return False
+    start, stop, by = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
+    return by != 0 and run.branching.at_loop(run, step, (start, stop, by))
 
 
 def call_spread(run: MonitorRun, step: Step) -> Token:

@@ -22,6 +22,7 @@ from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
 from magpy_like.monitor import attributes, draws, foretold, lifted, metadata
 from magpy_like.monitor.constants import VALUE_READERS
 from magpy_like.monitor.expressions import is_liftable, is_number
+from magpy_like.monitor.gathered import JOINS, Gathered, Growing
 from magpy_like.monitor.reads import ATTRIBUTES, follow, inputs_of
 from magpy_like.monitor.recording import (
     CONTAINERS,
@@ -152,6 +153,10 @@ def native(
         for value in args:
             _offer(rec, value)
         return finish_followed, None
+    if args and id(args[0]) in rec.operators.lists and not rec.inside:
+        token = _of_list(run, annotation, operation, args, kwargs)
+        if token is not None:
+            return token
     reads_constant = operation in VALUE_READERS and rec.constants.hold(*args, *kwargs.values())
     if reads_constant and holds_tensor((args, *kwargs.values())) and not rec.inside:
         return _finish_constant, NativeCall(annotation, operation, args, kwargs, False)
@@ -604,6 +609,40 @@ def _is_number_like(value: Any) -> bool:
 _CONVERSIONS = (
     "__index__", "__int__", "__float__", "__complex__", "__array__", "__torch_function__",
 )  # fmt: skip
+
+
+def _of_list(
+    run: MonitorRun,
+    annotation: Annotation,
+    operation: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Token | None:
+    """An operation on a list as long as a loop has rounds; None when its length is looked at."""
+    rec = run.recording
+    operators, rest = rec.operators, (*args[1:], *kwargs.values())
+    given = operators.lists[id(args[0])]
+    if isinstance(given, Growing) and operation is list.append:
+        return finish_pure, NativeCall(annotation, operation, args, kwargs, False)
+    if isinstance(given, Gathered) and operation is len and not rest:
+        return _finish_count, given
+    plain = all(type(value) is int for value in rest) and not run.lifted.any(rest)
+    joins = isinstance(given, Gathered) and operation in JOINS and given.is_whole()
+    if not (joins and plain):
+        operators.look_at(given.value)
+        return None
+    rec.inside += 1
+    rec.given = {id(tensor) for tensor in given.value}
+    rec.dynamic_inside = False
+    run.suspended += 1
+    return _finish_operator_suspended, NativeCall(annotation, operation, args, kwargs, True)
+
+
+def _finish_count(run: MonitorRun, given: Gathered, result: Any) -> Any:
+    expression = run.lifted.expression(given.count)
+    if expression is None:
+        return None
+    return run.lifted.lift(result, expression, run.lifted.twin(given.count))
 
 
 def _offer(rec: Recording, value: Any) -> None:

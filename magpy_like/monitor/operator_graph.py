@@ -25,6 +25,7 @@ from magpy_like.monitor.expressions import (
     is_liftable,
     is_number,
 )
+from magpy_like.monitor.gathered import Gathered, Growing
 from magpy_like.monitor.twin import TWIN, Twin, hint
 from magpy_like.refgraph.values import is_identity, is_plain, tensor_version
 
@@ -33,6 +34,8 @@ _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 NUMBER = "number"
 """The key by which ``torch.fx`` keeps about a node whether it is a number, not a tensor."""
+LIST = "list"
+"""The same for a list of tensors that a loop has gathered."""
 
 
 def _symbol() -> Any:
@@ -57,6 +60,8 @@ class OperatorGraph:
         """Gives the expression of a lifted number, None for any other value."""
         self.value_of: Callable[[Any], Any] = lambda expression: None
         """Gives what an expression was in this run."""
+        self.lists: dict[int, Growing | Gathered] = {}
+        """By id, lists of tensors whose length is a loop's number of rounds."""
         self.twin: Twin | None = None
         """Runs each operator on symbolic sizes too, while there are dynamic dimensions."""
         self._numbers: dict[int, tuple[Any, fx.Node]] = {}
@@ -158,6 +163,7 @@ class OperatorGraph:
         """A number: one size of a tensor that an operator has made."""
         with self.graph.inserting_after(source):
             node = self.graph.call_method("size", (source, dim))
+        node.meta[NUMBER] = True
         if self.twin is not None and TWIN in source.meta:
             node.meta[TWIN] = source.meta[TWIN].shape[dim]
         else:
@@ -251,6 +257,9 @@ class OperatorGraph:
                 operation, kwargs = torch.scalar_tensor, _scalar_tensor_kwargs(args[0], kwargs)
         if operation in _SUBSCRIPTS and is_liftable(args[1]) and self.expression(args[1]):
             operation, args = torch.select, (args[0], 0, args[1])  # an index would be read
+        given = self.lists.get(id(args[0])) if args else None
+        if isinstance(given, Gathered):
+            return self._join(operation, given, args[1:], kwargs, result)
         if operation in _INFERS_DTYPE and _holds_array_scalar(args):
             # Python's numbers stand for NumPy's in the graph, and have no type of their own.
             kwargs = {**kwargs, "dtype": result.dtype}
@@ -274,7 +283,7 @@ class OperatorGraph:
             node = self.graph.call_function(graph_function(operation), fx_args, fx_kwargs)
         self.operators += 1
         from_data = any(source in self._data_shapes for source in node.all_input_nodes) or (
-            self._takes_number(node) and name not in _KEEPS_SHAPE
+            self._takes_number(node) and not self._keeps_shape(operation, name, fx_args)
         )
         if from_data and type(result) in (tuple, list) and name not in _FIXED_COUNT:
             # torch does not say whether the length of a plain sequence comes from a size.
@@ -287,6 +296,42 @@ class OperatorGraph:
         self._adopt(node, result)
         self._note_value(node, operation, args, result)
         return node
+
+    def _join(
+        self,
+        operation: Callable[..., Any],
+        given: Gathered,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        result: torch.Tensor,
+    ) -> fx.Node:
+        """``torch.stack`` or ``torch.cat`` of a list of which a loop says how long it is."""
+        node = self.graph.call_function(operation, (given.node, *args), dict(kwargs))
+        self.operators += 1
+        count = given.count if self.expression(given.count) is None else self._number(given.count)
+        count = count.meta.get(TWIN) if isinstance(count, fx.Node) else count
+        known = self.twin is not None and self.twin.join(
+            node, operation, given.twin, count, args, kwargs, result
+        )
+        if not known and self.expression(given.count) is not None:
+            self.reads_data = True
+            self._data_shapes.add(node)
+        self._adopt(node, result)
+        return node
+
+    def look_at(self, value: Any) -> None:
+        """Somebody looks into ``value`` in a way that is not recorded, should it be a loop's list.
+
+        Raises:
+            Split: its length depends on data.
+        """
+        found = self.lists.get(id(value))
+        if found is not None:
+            found.look(self)
+
+    def look_at_all(self) -> None:
+        for found in list(self.lists.values()):
+            found.look(self)
 
     def _note_value(
         self, node: fx.Node, operation: Callable[..., Any], args: Sequence[Any], result: Any
@@ -319,6 +364,16 @@ class OperatorGraph:
         """What a tensor of the graph holds at this point, whatever becomes of it later."""
         self.operators += 1
         return self.graph.call_method("clone", (self.graph.call_method("detach", (node,)),))
+
+    def _keeps_shape(self, operation: Callable[..., Any], name: str, args: Sequence[Any]) -> bool:
+        """Whether the result has the same sizes whatever the numbers in the arguments are."""
+        if operation is torch.select:
+            return args[1] not in self._scalars
+        if operation in _SUBSCRIPTS:
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            parts = [part for part in index if not isinstance(part, fx.Node)]
+            return not any(n in self._scalars for part in parts for n in _nodes_in(part))
+        return name in _KEEPS_SHAPE
 
     def _takes_number(self, node: fx.Node) -> bool:
         return any(source in self._scalars for source in node.all_input_nodes)
@@ -418,7 +473,7 @@ class OperatorGraph:
         graph = fx.Graph()
         copies = {node: graph.placeholder(f"operand_{i}") for i, node in enumerate(inputs)}
         for node, copy in copies.items():
-            copy.meta[NUMBER] = node.meta.get(NUMBER, False)
+            copy.meta |= {key: node.meta.get(key, False) for key in (NUMBER, LIST)}
         root = torch.nn.Module()
         for node in nodes:
             copies[node] = graph.node_copy(node, copies.__getitem__)
@@ -444,9 +499,12 @@ class OperatorGraph:
             test = self.graph.call_method("to", (test, torch.bool))
         return self.graph.call_method("reshape", (test, ())) if predicate.dim() else test
 
-    def symbol(self, number: bool) -> fx.Node:
-        """Stands for what a loop carries, until its graphs are made."""
+    def symbol(self, number: bool, twin: Any = None) -> fx.Node:
+        """Stands for what a loop carries, until its graphs are made. ``twin`` is that of any value
+        that it carries; no size may follow from a number."""
         node = self.graph.call_function(_symbol)
+        if twin is not None:
+            node.meta[TWIN] = twin
         if number:
             self._scalars.add(node)
             node.meta[NUMBER] = True
@@ -499,6 +557,12 @@ class OperatorGraph:
             else:
                 setattr(root, name, value)
         return fx.GraphModule(root, self.graph, class_name="OperatorGraph")
+
+
+def _nodes_in(argument: Any) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    fx.node.map_arg(argument, found.append)
+    return found
 
 
 def _may_change(value: Any) -> bool:

@@ -128,6 +128,8 @@ class Recording:
 
     def node(self, value: Any) -> ShadowNode | None:
         """The node of a variable that was there when the region was entered."""
+        if self.operators.lists:
+            self.operators.look_at(value)
         found = self.refs.get_node_by_var(value)
         return found if found is not None and found.existed else None
 

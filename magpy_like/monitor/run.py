@@ -24,6 +24,7 @@ from magpy_like.annotation import RelationKind, lookup
 from magpy_like.logs import topic
 from magpy_like.monitor import attributes, metadata, native_calls, polyfills
 from magpy_like.monitor.expressions import Expression, fresh, is_liftable, is_number
+from magpy_like.monitor.gathered import looked_at
 from magpy_like.monitor.instructions import (
     WHEN,
     Rules,
@@ -185,6 +186,9 @@ class Branching(Protocol):
         Raises:
             Split: it is not as the sides have foretold.
         """
+
+    def at_loop(self, run: MonitorRun, step: Step, bounds: tuple[int, int, int]) -> bool:
+        """The program is about to make a ``range``; whether the loop over it is an operator now."""
 
     def at_identity(self, run: MonitorRun, step: Step, depths: Sequence[int]) -> None:
         """The program is about to ask which objects the operands at these depths are.
@@ -364,6 +368,10 @@ class MonitorRun:
                 if jumps and self.branching is not None and isinstance(stack[-1], torch.Tensor):
                     frame_set_operand(frame, 1, self.branching.choose(step))
                 return None
+            operators = self.recording.operators
+            if operators.lists:
+                for value in looked_at(step, operators.lists, native_calls.is_followed):
+                    operators.look_at(value)
             if self.side is not None:
                 return self._on_side_instruction(self.side, step)
             if self.lifted and number in SETTLED_BY:
@@ -741,6 +749,8 @@ class MonitorRun:
 
     def read_tensor_attribute(self, tensor: torch.Tensor, name: str) -> Any:
         rec = self.recording
+        if self.side is not None:
+            self.side.check_attribute(name)
         descriptor = lookup_in_type(type(tensor), name)
         if isinstance(descriptor, types.GetSetDescriptorType):
             if name == "grad":

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from magpy_like.annotation import Annotation, RelationKind
 from magpy_like.monitor.operators import BINARY, IN_PLACE
 from magpy_like.monitor.reads import inputs_of
+from magpy_like.monitor.recording import CONTAINERS
 from magpy_like.monitor.split import Split
 from magpy_like.refgraph.values import HEAP_TYPE, is_plain
 
@@ -110,6 +111,8 @@ class Side:
         self.code, self._begin = code, begin
         """The code that restores the branching frame, whose cells are the program's own, and the
         offset at which that is done."""
+        self.gradients_differ = False
+        """Whether tensors take part in gradients in some rounds of a loop only."""
         self.refused: str | None = None
         """Why the side cannot be part of a record."""
         self.advanced: set[int] = set()
@@ -172,6 +175,9 @@ class Side:
             raise Split(f"{name} changes something outside")
         if isinstance(operation, functools._lru_cache_wrapper):
             raise Split(f"{name} keeps its results")
+        looks_for = isinstance(args[0], CONTAINERS) if args else False
+        if looks_for and operation.__name__ in _TELLS_WHICH and any(map(_holds_fake, args[1:])):
+            raise Split(f"{name} asks which tensor it is")
         relation = annotation.output.relation
         if relation is not None and relation.kind is RelationKind.CONSTANT:
             raise Split(f"{name} keeps its results")
@@ -189,6 +195,15 @@ class Side:
             if position == written or annotation.input(position).in_place:
                 self.needs_own(value, "changes")
             self.consume(value)
+
+    def check_attribute(self, name: str) -> None:
+        """An attribute of a tensor is about to be read.
+
+        Raises:
+            Split: it is not the same in every round of a loop.
+        """
+        if self.gradients_differ and name in _ABOUT_GRADIENTS:
+            raise Split(f"asks for {name}, which differs from round to round")
 
     def finish(self, run: MonitorRun, token: Token, stack: tuple[Any, ...]) -> Any:
         """An instruction has given the top of ``stack``."""
@@ -210,8 +225,17 @@ def finish_in_side(run: MonitorRun, payload: tuple[Side, Token], stack: tuple[An
 
 
 _TELLS_FAKE = (type, id)
+_TELLS_WHICH = frozenset({"index", "count", "remove", "__contains__", "__eq__", "__ne__"})
+"""Methods of containers that look for a tensor by what object it is."""
+_ABOUT_GRADIENTS = frozenset(
+    {"requires_grad", "is_leaf", "grad_fn", "_grad_fn", "grad", "retains_grad"}
+)
 
 _ITERATES = {"UNPACK_SEQUENCE", "UNPACK_EX", "LIST_EXTEND", "SET_UPDATE"}
+
+
+def _holds_fake(value: Any) -> bool:
+    return any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(value))
 
 
 def is_iterator(value: Any) -> bool:

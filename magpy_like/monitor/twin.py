@@ -234,6 +234,36 @@ class Twin:
         node.meta[TWIN] = twin
         return True
 
+    def join(
+        self,
+        node: fx.Node,
+        operation: Callable[..., Any],
+        element: torch.Tensor | None,
+        count: Any,
+        args: Sequence[Any],
+        kwargs: Any,
+        result: torch.Tensor,
+    ) -> bool:
+        """The same for an operator that joins ``count`` tensors like ``element`` along a dimension;
+        whether its twin is known now."""
+        if element is None or not isinstance(count, int | torch.SymInt):
+            return False
+        try:
+            with self._quiet():
+                one = operation([element], *args, **kwargs)
+                dims = [i for i, two in enumerate(operation([element] * 2, *args, **kwargs).shape)
+                        if not _equal(two, one.shape[i])]  # fmt: skip
+                if len(dims) != 1 or not one.is_contiguous():
+                    return False
+                sizes = [n * count if i in dims else n for i, n in enumerate(one.shape)]
+                twin = one.new_empty(sizes)
+            self._compare(twin, result)
+        except Exception as error:
+            log.debug("%s of a list: %s", operation, error)
+            return False
+        node.meta[TWIN] = twin
+        return True
+
     def _inputs(self, node: fx.Node) -> tuple[Any, Any]:
         """Raises KeyError: an input has no twin."""
         return (
@@ -372,6 +402,15 @@ def hint(number: Any) -> Any:
     if not isinstance(number, SYMBOLIC):
         return number
     return number.node.hint if number.node.has_hint() else None
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two sizes are the same number or expression."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    return isinstance(one, torch.SymInt) and isinstance(other, torch.SymInt) and (
+        one.node.expr == other.node.expr
+    )  # fmt: skip
 
 
 def _may_be(twin: Any, real: Any) -> bool:

@@ -100,6 +100,7 @@ class StretchCut:
                 raise NoLayout("the program has not begun")
             run.read_rest()
             self._frames, states = open_frames(frame, run.root_frame, run.step_of, handled)
+            run.recording.operators.look_at_all()  # what follows is given its elements
             if not self.stretch.recorded:
                 layout, values = lay_out(states)
                 record = self.stretch.record(run.recording, tuple(values))

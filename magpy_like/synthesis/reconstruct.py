@@ -22,6 +22,7 @@ from torch import fx
 
 from magpy_like.dynamic.generators import put_together, take_apart
 from magpy_like.monitor.attributes import instance_dict
+from magpy_like.monitor.gathered import Gathered
 from magpy_like.monitor.iterators import DICT_ITERATORS, FORESEEN, advance, container_of
 from magpy_like.monitor.recording import Recording, elements, items_of
 from magpy_like.monitor.split import Split
@@ -84,6 +85,9 @@ class Reconstruction:
             raise Split(f"makes a {type(value).__qualname__} that contains itself")
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
+        gathered = self.rec.operators.lists.get(id(value))
+        if isinstance(gathered, Gathered) and gathered.is_whole():
+            return self._remember(value, self._scalar(gathered.node))
         node = self.rec.node(value)
         if node is not None:
             return self._remember(value, self._existing(node))

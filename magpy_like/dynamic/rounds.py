@@ -1,0 +1,493 @@
+"""Loops over a ``range`` become one operator of the graph, ``for_loop`` (design, section 6).
+
+At ``range(...)`` one round runs beside the program on fake tensors, for any index and any values of
+what the rounds hand on to each other. When it leaves everything else as it was, every round is the
+same graph, and the operator serves each number of rounds. Then the program goes through its loop
+with nothing announced, and what it has behind it are the operator's results. Lists that nobody else
+has may be changed: their elements are handed on, and what rounds append to one is gathered. Any
+other loop is recorded round by round.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from magpy_like.compiler.control import for_loop
+from magpy_like.dynamic.code_flow import live_locals
+from magpy_like.dynamic.frame_state import FrameState
+from magpy_like.dynamic.places import End, check_like, erase, say, unchanged
+from magpy_like.monitor.expressions import InGraph, is_number
+from magpy_like.monitor.gathered import Gathered, Growing
+from magpy_like.monitor.operator_graph import LIST, NUMBER
+from magpy_like.monitor.run import MonitorRun
+from magpy_like.monitor.split import Split
+from magpy_like.monitor.twin import TWIN
+from magpy_like.native import NULL, frame_locals, frame_set_local
+from magpy_like.refgraph.values import is_identity, is_plain
+
+FEWEST_ROUNDS = 8
+_FEWEST_OPERATORS = 400
+"""A loop whose number of rounds is a constant is worth an operator from so many on."""
+_MOST_TRIES = 5
+"""Rounds that run beside the program until it is known what one hands on to the next."""
+
+Path = tuple[int, ...]
+
+
+class Explorer(Protocol):
+    """What runs a part of the program beside it."""
+
+    def explore(
+        self,
+        run: MonitorRun,
+        start: FrameState,
+        until: int,
+        again: int,
+        own: Sequence[Any],
+        gradients_differ: bool,
+    ) -> End:
+        """See ``Branches``."""
+
+    def any_tensor(
+        self, run: MonitorRun, like: torch.Tensor, symbol: fx.Node, gradients: bool
+    ) -> torch.Tensor:
+        """See ``Branches``."""
+
+
+@dataclass
+class _Leaf:
+    """A tensor or number that a round leaves: in the local ``slot``, or in containers there."""
+
+    slot: int
+    path: Path
+    first: Any
+    """What the first round is given; NULL for what no round is given."""
+    gradients: bool = False
+    """Whether it takes part in gradients in any round but the first."""
+    symbol: Any = None
+    result: Any = None
+
+
+@dataclass
+class _List:
+    """A list that rounds append to."""
+
+    slot: int
+    begin: list[Any]
+    added: list[Any]
+
+
+class _NotYet(Exception):
+    """A round has left more than was expected, which is known now."""
+
+
+@dataclass
+class Loop:
+    """A loop over ``bounds`` that the program is about to begin: ``state`` is at its FOR_ITER."""
+
+    explorer: Explorer
+    run: MonitorRun
+    state: FrameState
+    bounds: tuple[int, int, int]
+    carried: dict[tuple[int, Path], _Leaf] = field(default_factory=dict)
+    last: list[_Leaf] = field(default_factory=list)
+    lists: list[_List] = field(default_factory=list)
+    _joined: bool = False
+
+    def __post_init__(self) -> None:
+        head = self.state.instruction
+        self.exit = head.exhausted
+        self._wanted = sorted(live_locals(self.state.code, head.offset))
+        self._given = live_locals(self.state.code, head.end)
+        rec, slots = self.run.recording, self.state.locals
+        # References from the frame, from the state, and as an argument: nobody else has the list.
+        self._own = {
+            slot
+            for slot in self._given
+            if type(slots[slot]) is list
+            and sys.getrefcount(slots[slot]) <= 3
+            and rec.node(slots[slot]) is None
+        }
+
+    @property
+    def rounds(self) -> int:
+        return len(range(*self.bounds))
+
+    # --- one round beside the program ------------------------------------------------------------
+
+    def record(self) -> list[fx.Node]:
+        """Put the operator on the graph; gives the nodes of its results.
+
+        Raises:
+            Split: the rounds are not alike, or do what the operator cannot.
+        """
+        for _ in range(_MOST_TRIES):
+            try:
+                return self._try()
+            except _NotYet:
+                continue
+            finally:
+                self.run.account()
+        raise Split("each round hands on more than the one before")
+
+    def _try(self) -> list[fx.Node]:
+        run, rec = self.run, self.run.recording
+        start, symbols = int(self.bounds[0]), []
+        end: End | None = None
+        growing: list[Growing] = []
+        self.last, self.lists = [], []
+        for leaf in self.carried.values():
+            leaf.symbol = leaf.result = None
+        try:
+            twin = run.lifted.twin(self.bounds[0])
+            self._index = rec.operators.symbol(number=True, twin=start if twin is None else twin)
+            symbols.append(self._index)
+            given: dict[int, dict[Path, Any]] = {}
+            for leaf in self.carried.values():
+                value = self._any_like(leaf)
+                symbols.append(leaf.symbol)
+                given.setdefault(leaf.slot, {})[leaf.path] = value
+            slots = list(self.state.locals)
+            for slot in {*self._own, *given}:
+                slots[slot] = _rebuilt(slots[slot], given.get(slot, {}), ())
+            before = [list(value) if i in self._own else value for i, value in enumerate(slots)]
+            index = run.lift(start, InGraph(self._index))
+            begun = replace(
+                self.state,
+                offset=self.state.instruction.end,
+                locals=tuple(slots),
+                stack=(*self.state.stack, index),
+            )
+            own = [slots[slot] for slot in self._own]
+            growing = [Growing(value) for value in own]
+            rec.operators.lists |= {id(found.value): found for found in growing}
+            differ = any(
+                leaf.gradients != _takes_part(leaf.first) for leaf in self.carried.values()
+            )
+            end = self.explorer.explore(run, begun, self.exit, self.state.offset, own, differ)
+            for slot, found in zip(self._own, growing, strict=True):
+                if found.is_looked_at and len(found.value) != len(before[slot]):
+                    raise Split("a round looks into a list that it appends to")
+            self._compare(before, begun, end)
+            self._check(end)
+            return self._operator(end)
+        finally:
+            for found in growing:
+                rec.operators.lists.pop(id(found.value), None)
+            erase(rec, end.nodes if end is not None else [])
+            erase(rec, symbols)
+
+    def _any_like(self, leaf: _Leaf) -> Any:
+        """What stands for the value that any round is given, known as the leaf's symbol."""
+        run, rec, first = self.run, self.run.recording, leaf.first
+        if is_number(first):
+            leaf.symbol = rec.operators.symbol(number=True, twin=type(first)(first))
+            return run.lift(first, InGraph(leaf.symbol))
+        node = rec.graph_value(first)
+        if rec.operators.has_data_shape(first) or (rec.twin is not None and TWIN not in node.meta):
+            raise Split("the sizes of a tensor that rounds hand on depend on data")
+        leaf.symbol = rec.operators.symbol(number=False, twin=node.meta.get(TWIN))
+        return self.explorer.any_tensor(run, first, leaf.symbol, leaf.gradients)
+
+    # --- what it has left ------------------------------------------------------------------------
+
+    def _compare(self, before: Sequence[Any], begun: FrameState, end: End) -> None:
+        """Find what differs from the state in which the round began."""
+        if not end.again:
+            raise Split("a round does not come back to the head of its loop")
+        below = len(self.state.stack) - 1
+        if not all(map(operator.is_, end.stack[:below], self.state.stack[:below])):
+            raise Split("a round changes what lies below its iterator")
+        containers: list[int] = []
+        for slot in self._wanted:
+            after, was = end.locals[slot], before[slot]
+            if slot in self._given:
+                if slot in self._own and after is begun.locals[slot] and len(after) > len(was):
+                    begin = list(self.state.locals[slot])
+                    self.lists.append(_List(slot, begin, after[len(was) :]))
+                    after = after[: len(was)]
+                found = list(_differences(was, after, ()))
+                for path, result in found:
+                    self._carry(slot, path, result)
+                if not found:
+                    continue
+            else:
+                for path, result in self._leaves(after, (), end):
+                    self.last.append(_Leaf(slot, path, NULL, result=result))
+            containers += map(id, _containers(end.locals[slot]))
+        if {found.slot for found in self.lists} & {slot for slot, _ in self.carried}:
+            raise Split("rounds change elements of a list that they append to")
+        if len(set(containers)) < len(containers):
+            raise Split("a round leaves one container in two places")
+        if any(leaf.symbol and leaf.result is None for leaf in self.carried.values()):
+            raise Split("rounds take turns in what they hand on")
+
+    def _carry(self, slot: int, path: Path, result: Any) -> None:
+        leaf = self.carried.get((slot, path))
+        if leaf is None:
+            first = self.state.locals[slot]
+            for position in path:
+                first = first[position]
+            self.carried[slot, path] = _Leaf(slot, path, first, _takes_part(first))
+        else:
+            leaf.result = result
+
+    def _leaves(self, value: Any, path: Path, end: End) -> Iterator[tuple[Path, Any]]:
+        """The tensors and numbers of the last round in what no round is given.
+
+        Raises:
+            Split: there is something else that the round has made.
+        """
+        rec = self.run.recording
+        if isinstance(value, torch.Tensor):
+            node = rec.operators.node_of(value)
+            if end.made(value) or node in end.nodes or node in self._symbols():
+                yield path, value
+        elif is_number(value):
+            if self.run.lifted.any((value,)):
+                yield path, value
+        elif type(value) in (list, tuple) and rec.node(value) is None:
+            for i, item in enumerate(value):
+                yield from self._leaves(item, (*path, i), end)
+        elif not (is_plain(value) or is_identity(value) or value is NULL):
+            if rec.node(value) is None:
+                raise Split(f"a round leaves {say(value)}")
+
+    def _symbols(self) -> list[fx.Node]:
+        return [leaf.symbol for leaf in self.carried.values()]
+
+    def _check(self, end: End) -> None:
+        """Whether the next round, given what this one has left, does the same.
+
+        Raises:
+            Split: it may not.
+            _NotYet: it may take part in gradients otherwise.
+        """
+        if any(leaf.symbol is None for leaf in self.carried.values()):
+            raise _NotYet
+        rec = self.run.recording
+        leaves = [*self.carried.values(), *self.last]
+        for tensor in [leaf.result for leaf in leaves] + [t for s in self.lists for t in s.added]:
+            if isinstance(tensor, torch.Tensor):
+                if not end.made(tensor):
+                    raise Split("a round hands on a tensor that it has not made")
+                if rec.operators.has_data_shape(tensor):
+                    raise Split("the sizes of a tensor that a round makes depend on data")
+            elif not is_number(tensor):
+                raise Split(f"a round hands on {say(tensor)}")
+        if any(not isinstance(item, torch.Tensor) for s in self.lists for item in s.added):
+            raise Split("rounds add numbers to a list")
+        differ = False
+        for leaf in self.carried.values():
+            if isinstance(leaf.first, torch.Tensor):
+                check_like(leaf.result, leaf.first, but="part in gradients")
+                self._check_twin(leaf)
+                differ |= leaf.gradients != leaf.result.requires_grad
+                leaf.gradients = leaf.result.requires_grad
+        if differ and self._joined:
+            raise Split("rounds take turns in what takes part in gradients")
+        if differ:
+            self._joined = True
+            raise _NotYet
+
+    def _check_twin(self, leaf: _Leaf) -> None:
+        """Sizes that vary from call to call are those that the round was given."""
+        rec = self.run.recording
+        if rec.twin is None:
+            return
+        node = rec.operators.node_of(leaf.result)
+        given, left = leaf.symbol.meta[TWIN], node.meta.get(TWIN) if node is not None else None
+        if left is None or left.dim() != given.dim():
+            raise Split("the sizes of a tensor that a round makes are not known")
+        for one, other in zip(
+            (*given.shape, *given.stride()), (*left.shape, *left.stride()), strict=True
+        ):
+            if not self.run.lifted.hold(one == other):
+                raise Split("a tensor that rounds hand on changes its sizes")
+
+    # --- the operator ----------------------------------------------------------------------------
+
+    def _operator(self, end: End) -> list[fx.Node]:
+        rec, operators = self.run.recording, self.run.recording.operators
+        few = len(end.nodes) * self.rounds < _FEWEST_OPERATORS
+        if few and not self.run.lifted.any(self.bounds):
+            raise Split("so few operators are faster one by one")
+        self.run.lifted.ask(operator.ge, (rounds_of(self.run, self.bounds), 2))
+        leaves = [*self.carried.values(), *self.last]
+        results = [leaf.result for leaf in leaves] + [t for s in self.lists for t in s.added]
+        given = [operators.value_node(result, rec.graph_value) for result in results]
+        self._nodes = given[: len(leaves)]
+        self._twins = [n.meta.get(TWIN) if isinstance(n, fx.Node) else None for n in given]
+        end.nodes = [node for node in end.nodes if not operators.is_constant_tensor(node)]
+        symbols = [self._index, *self._symbols()]
+        inside = {*end.nodes, *symbols}
+        used = [n for node in end.nodes for n in node.all_input_nodes]
+        used += [n for n in given if isinstance(n, fx.Node)]
+        outside = list(dict.fromkeys(n for n in used if n not in inside))
+        body = operators.subgraph([*symbols, *outside], end.nodes, given)
+
+        def node_of(value: Any) -> Any:
+            return operators.value_node(value, rec.graph_value)
+
+        bounds = tuple(map(node_of, self.bounds))
+        carried = tuple(node_of(leaf.first) for leaf in self.carried.values())
+        gathered = tuple((tuple(map(node_of, s.begin)), len(s.added)) for s in self.lists)
+        numbers = [is_number(leaf.result) for leaf in leaves] + [False] * len(self.lists)
+        after = (bounds, carried, gathered, tuple(outside))
+        nodes = operators.control(for_loop, (), [body], after, numbers)
+        for node, twin in zip(nodes[: len(leaves)], self._twins, strict=False):
+            if twin is not None and not node.meta[NUMBER]:
+                node.meta[TWIN] = twin
+        for node in nodes[len(leaves) :]:
+            node.meta[LIST] = True
+        return nodes
+
+    # --- behind the loop -------------------------------------------------------------------------
+
+    def receive(self, nodes: Sequence[fx.Node], frame: FrameType) -> None:
+        """The program, in ``frame``, has come to the end of the loop.
+
+        Raises:
+            Split: it is not as the round beside it has foretold.
+        """
+        leaves = [*self.carried.values(), *self.last]
+        slots = frame_locals(frame)
+        known: dict[int, Any] = {}
+        for leaf, node, inner in zip(leaves, nodes[: len(leaves)], self._nodes, strict=True):
+            value = slots[leaf.slot]
+            received = self._received(value, leaf.path, leaf, node, inner, known)
+            if received is not value:
+                frame_set_local(frame, leaf.slot, received)
+                slots = frame_locals(frame)
+        at, count = len(leaves), rounds_of(self.run, self.bounds)
+        for found, node in zip(self.lists, nodes[at:], strict=True):
+            self._gather(slots[found.slot], found, node, count, self._twins[at:])
+            at += len(found.added)
+        self.run.account()
+
+    def _received(
+        self, value: Any, path: Path, leaf: _Leaf, node: fx.Node, inner: Any, known: dict[int, Any]
+    ) -> Any:
+        """``value``, in which the operator has made what is at ``path``."""
+        if path:
+            item = value[path[0]]
+            received = self._received(item, path[1:], leaf, node, inner, known)
+            if received is item:
+                return value
+            if type(value) is list:
+                value[path[0]] = received
+                return value
+            return (*value[: path[0]], received, *value[path[0] + 1 :])
+        operators = self.run.recording.operators
+        if is_number(leaf.result):
+            if type(value) is not type(leaf.result):
+                raise Split("a loop leaves another kind of number")
+            if inner is self._index:
+                return self._last_index(value)
+            return self.run.lift(value, InGraph(node))
+        check_like(value, leaf.result)
+        if id(value) in known:
+            if known[id(value)] is not inner:
+                raise Split("a loop leaves one tensor in two places")
+            return value
+        if operators.node_of(value) is not None or self.run.recording.node(value) is not None:
+            raise Split("a loop leaves a tensor that was there before")
+        known[id(value)] = inner
+        operators.know(value, node)
+        return value
+
+    def _last_index(self, value: int) -> int:
+        start, _, step = self.bounds
+        rounds = rounds_of(self.run, self.bounds)
+        steps = number(self.run, operator.mul, number(self.run, operator.sub, rounds, 1), step)
+        found = number(self.run, operator.add, start, steps)
+        return found if found == value else value
+
+    def _gather(
+        self, value: list[Any], found: _List, node: fx.Node, rounds: Any, twins: Sequence[Any]
+    ) -> None:
+        run, added = self.run, len(found.added)
+        count = number(run, operator.mul, rounds, added) if added > 1 else rounds
+        if found.begin:
+            count = number(run, operator.add, count, len(found.begin))
+        if len(value) != count:
+            raise Split("a loop leaves a list of another length")
+        alike = added == 1 and not found.begin
+
+        def settle() -> None:
+            run.lifted.settle(self.bounds)
+
+        twin = twins[0] if alike else None
+        run.recording.operators.lists[id(value)] = Gathered(value, node, count, twin, settle)
+
+
+def rounds_of(run: MonitorRun, bounds: tuple[int, int, int]) -> int:
+    """How many rounds there are, lifted if a bound is."""
+    start, stop, step = bounds
+    if start == 0 and step == 1 and not run.lifted.any((start,)):
+        return stop
+    if step == 1:
+        return number(run, operator.sub, stop, start)
+    distance = number(run, operator.sub, start, stop)
+    return number(run, operator.neg, number(run, operator.floordiv, distance, step))
+
+
+def number(run: MonitorRun, operation: Callable[..., Any], *operands: Any) -> Any:
+    """``operation(*operands)``, lifted if an operand is."""
+    value = operation(*operands)
+    if not run.lifted.any(operands):
+        return value
+    found = run.lifted.compute(operation, operands, value)
+    return value if found is None else found
+
+
+def _takes_part(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _rebuilt(value: Any, leaves: dict[Path, Any], path: Path) -> Any:
+    """A copy of a list or tuple with other values at some places in it."""
+    if path in leaves:
+        return leaves[path]
+    if type(value) not in (list, tuple):
+        return value
+    items = [_rebuilt(item, leaves, (*path, i)) for i, item in enumerate(value)]
+    if path and all(map(operator.is_, items, value)):
+        return value
+    return items if type(value) is list else tuple(items)
+
+
+def _differences(before: Any, after: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    """The tensors and numbers that differ.
+
+    Raises:
+        Split: something else does.
+    """
+    if unchanged(before, after):
+        return
+    same_type = type(before) is type(after)
+    if same_type and type(after) in (list, tuple) and len(before) == len(after):
+        for i, (one, other) in enumerate(zip(before, after, strict=True)):
+            yield from _differences(one, other, (*path, i))
+    elif isinstance(before, torch.Tensor) == isinstance(after, torch.Tensor) and (
+        isinstance(after, torch.Tensor) or (same_type and is_number(after))
+    ):
+        yield path, after
+    else:
+        raise Split(f"a round makes {say(after)} of {say(before)}")
+
+
+def _containers(value: Any) -> Iterator[Any]:
+    if type(value) is list:
+        yield value
+    if type(value) in (list, tuple):
+        for item in value:
+            yield from _containers(item)

@@ -1,0 +1,119 @@
+"""Lists of as many tensors as a loop has rounds.
+
+Once a loop is an operator, a list that its rounds have appended to is one node of the graph. A
+program that looks into it, or asks how long it is in a way that is not recorded, relies on the
+number of rounds of this run. Until then another call may have another number.
+"""
+
+from __future__ import annotations
+
+import opcode
+import operator
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from magpy_like.monitor.twin import TWIN
+from magpy_like.native import NULL
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.instructions import Step
+    from magpy_like.monitor.operator_graph import OperatorGraph
+
+JOINS = frozenset({torch.stack, torch.cat, torch.concat, torch.concatenate})
+"""Operators that take such a list as it is."""
+
+
+@dataclass
+class Growing:
+    """A list in a round that runs beside the program."""
+
+    value: list[Any]
+    is_looked_at: bool = False
+    allowed = frozenset({list.append})
+    """What takes it as its first argument without looking into it."""
+
+    def look(self, operators: OperatorGraph) -> None:
+        self.is_looked_at = True
+
+
+@dataclass
+class Gathered:
+    """A list behind its loop."""
+
+    value: list[Any]
+    node: fx.Node
+    count: Any
+    """How many elements there are: a lifted number, or a plain one."""
+    twin: torch.Tensor | None
+    """That of any element, if they are alike."""
+    settle: Callable[[], None]
+    """The number of rounds must not vary."""
+    allowed = frozenset({len, *JOINS})
+
+    def __post_init__(self) -> None:
+        self._items = [id(item) for item in self.value]
+
+    def is_whole(self) -> bool:
+        """Whether nobody has changed the list since."""
+        return list(map(id, self.value)) == self._items
+
+    def look(self, operators: OperatorGraph) -> None:
+        """From here on it is a list like any other."""
+        del operators.lists[id(self.value)]
+        self.settle()
+        for i, item in enumerate(self.value):
+            if operators.node_of(item) is None:
+                self.know(operators, i)
+
+    def know(self, operators: OperatorGraph, position: int) -> None:
+        """The element at a position is a value of the graph from here on."""
+        item = self.value[position]
+        if operators.node_of(item) is None:
+            node = operators.graph.call_function(operator.getitem, (self.node, position))
+            if self.twin is not None:
+                node.meta[TWIN] = self.twin
+            operators.know(item, node)
+
+
+Lists = Mapping[int, Growing | Gathered]
+
+
+def looked_at(step: Step, lists: Lists, follows: Callable[[Any], bool]) -> Iterator[Any]:
+    """The lists that an instruction may look into: those that it takes off the stack."""
+    name, stack = opcode.opname[step.opcode], step.stack
+    taken, function = stack[max(len(stack) - _DEPTHS.get(name, 3), 0) :], None
+    if name == "CALL":
+        first = len(stack) - step.oparg - 2
+        function = stack[first + 1] if stack[first] is NULL else stack[first]
+        if isinstance(function, types.FunctionType | types.MethodType) and follows(function):
+            return
+        taken = stack[first:]
+    elif name in ("LOAD_ATTR", "LOAD_METHOD"):
+        function = getattr(list, step.name, None)
+    elif name == "BINARY_SUBSCR" and type(taken[1]) is int and taken[1] in ENDS:
+        if isinstance(lists.get(id(taken[0])), Gathered):
+            return
+    for value in taken:
+        found = lists.get(id(value))
+        if found is not None and not any(function is known for known in found.allowed):
+            yield value
+
+
+ENDS = (0, -1)
+"""The elements that there are whatever the number of rounds is."""
+_DEPTHS = {
+    **dict.fromkeys(
+        ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FAST", "IMPORT_NAME",
+         "LOAD_FAST_CHECK", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"), 0
+    ),
+    **dict.fromkeys(
+        ("LOAD_ATTR", "LOAD_METHOD", "GET_ITER", "FORMAT_VALUE", "UNPACK_SEQUENCE", "UNARY_NOT"), 1
+    ),
+    **dict.fromkeys(("BINARY_SUBSCR", "BINARY_OP", "COMPARE_OP", "CONTAINS_OP", "IS_OP"), 2),
+}  # fmt: skip
+"""How many operands instructions take, where that is not three."""

@@ -1,0 +1,517 @@
+"""Loops over a ``range`` as one operator of the graph, whatever the number of rounds is."""
+
+import copy
+import random
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import magpy_like as magpy
+from magpy_like.compiler import compile_fx
+from magpy_like.compiler.control import for_loop
+from tests.compare import assert_same
+from tests.models.lstm import LSTM
+
+WEIGHT = torch.linspace(-1, 1, 9).reshape(3, 3)
+
+
+def last_state(x):
+    h = x[0] * 0
+    for t in range(x.shape[0]):
+        h = torch.tanh(h @ WEIGHT + x[t])
+    return h
+
+
+def stacked(x):
+    h, found = x[0] * 0, []
+    for t in range(x.size(0)):
+        h = torch.tanh(h @ WEIGHT + x[t])
+        found.append(h)
+    return torch.stack(found, 1), h
+
+
+def joined(x):
+    found = [x[0] * 2]
+    for t in range(len(x)):
+        found.append(x[t] * t)
+    return torch.cat(found)
+
+
+def list_of_results(x):
+    h, found = x[0] * 0, []
+    for t in range(x.shape[0]):
+        h = h + x[t] * 0.5
+        found.append(h)
+    return found, h
+
+
+def two_lists(x):
+    left, right, h = [], [], x[0] * 0
+    for t in range(x.shape[0]):
+        h = h * 0.5 + x[t]
+        left.append(h)
+        right.append(h * 2)
+        right.append(h * 3)
+    return torch.stack(left), right
+
+
+def last_element(x):
+    found = []
+    for t in range(x.shape[0]):
+        found.append(x[t] + t)
+    return found[-1] * 2
+
+
+def states_in_a_list(x):
+    states = [(x[0] * 0, x[0] * 1) for _ in range(2)]
+    for t in range(x.shape[0]):
+        y = x[t]
+        for i, (h, c) in enumerate(states):
+            states[i] = (h + y, c * 0.5)
+            y = states[i][0]
+    return states
+
+
+def states_made_anew(x):
+    states = [x[0] * 0, x[0] * 1]
+    for t in range(x.shape[0]):
+        states = [state * 0.5 + x[t] for state in states]
+    return states
+
+
+def tuple_of_states(x):
+    state = (x[0] * 0, x[0] * 1)
+    for t in range(x.shape[0]):
+        h, c = state
+        state = (torch.tanh(h + x[t]), c + h)
+    return state
+
+
+def numbers_too(x):
+    total, steps, weight = x[0] * 0, 0, 1.0
+    for t in range(x.shape[0]):
+        total = total + x[t] * weight
+        steps += 1
+        weight = weight / 2
+    return total, steps, weight
+
+
+def by_step(x):
+    total = x[0] * 0
+    for t in range(1, x.shape[0], 2):
+        total = total * 0.5 + x[t]
+    return total, t
+
+
+def backwards(x):
+    total = x[0] * 0
+    for t in range(x.shape[0] - 1, -1, -1):
+        total = total * 0.5 + x[t]
+    return total, t
+
+
+def neighbours(x):
+    found = []
+    for t in range(x.shape[0] - 1):
+        found.append(x[t + 1] - x[t])
+    return torch.stack(found)
+
+
+def other_dimension(x):
+    x, total = x.t(), 0.0
+    for t in range(x.shape[1]):
+        total = x[:, t] + total
+    return total
+
+
+def with_else(x):
+    h = x[0] * 0
+    for t in range(x.shape[0]):
+        h = h + x[t]
+    else:
+        h = h * 2
+    return h
+
+
+def with_continue(x, skip=False):
+    h = x[0] * 0
+    for t in range(x.shape[0]):
+        h = h + x[t]
+        if skip:
+            continue
+        h = h * 0.5
+    return h
+
+
+def with_constant_inner_loop(x):
+    h = x[0] * 0
+    for t in range(x.shape[0]):
+        for k in range(3):
+            h = h * 0.9 + x[t] * k
+    return h, k
+
+
+def used_in_a_function(x):
+    def step(h, y):
+        return F.relu(h + y) * 0.5
+
+    h = x[0] * 0
+    for t in range(x.shape[0]):
+        h = step(h, x[t])
+    return h
+
+
+def length_of_the_list(x):
+    found = []
+    for t in range(x.shape[0]):
+        found.append(x[t] * 2)
+    return torch.stack(found).sum(0) / len(found)
+
+
+def changed_behind(x):
+    h, found = x[0] * 0, []
+    for t in range(x.shape[0]):
+        h = h + x[t]
+        found.append(h)
+    h.mul_(3)
+    return torch.stack(found), h
+
+
+def two_loops(x):
+    found = []
+    for t in range(x.shape[0]):
+        found.append(x[t] * 2)
+    y = torch.stack(found)
+    h = y[0] * 0
+    for t in range(y.shape[0]):
+        h = h * 0.5 + y[t]
+    return h
+
+
+OPERATORS = [
+    last_state, stacked, joined, list_of_results, two_lists, last_element, states_in_a_list,
+    tuple_of_states, numbers_too, by_step, backwards, neighbours, with_else, with_continue,
+    used_in_a_function, length_of_the_list, changed_behind, two_loops,
+]  # fmt: skip
+
+
+def grows(x):
+    h = x[:1]
+    for t in range(x.shape[0]):
+        h = torch.cat([h, x[t : t + 1]])
+    return h
+
+
+def dtype_changes(x):
+    h = x[0] > 0
+    for t in range(x.shape[0]):
+        h = h + x[t]
+    return h
+
+
+def takes_turns(x):
+    a, b = x[0], x[1]
+    for t in range(x.shape[0]):
+        a, b = b, a + x[t]
+    return a, b
+
+
+def in_place(x):
+    h = x[0] * 0
+    for t in range(x.shape[0]):
+        h += x[t]
+    return h
+
+
+def fills_a_tensor(x):
+    found = torch.zeros(x.shape)
+    for t in range(x.shape[0]):
+        found[t] = x[t] * 2
+    return found
+
+
+def keeps_views(x):
+    found = []
+    for t in range(x.shape[0]):
+        found.append(x[t])
+    return found
+
+
+def keeps_what_was_there(x):
+    h, found = x[0] * 0, []
+    for t in range(x.shape[0]):
+        found.append(h)
+        h = h + x[t]
+    return found, h
+
+
+def breaks(x):
+    h = x[0] * 0
+    for t in range(x.shape[0]):
+        if t == 5:
+            break
+        h = h + x[t]
+    return h, t
+
+
+def first_round_differs(x):
+    h = None
+    for t in range(x.shape[0]):
+        h = x[t] if h is None else h + x[t]
+    return h
+
+
+def looks_at_its_index(x):
+    h = x[0] * 0
+    for t in range(x.shape[0]):
+        h = h + x[t] if t % 3 else h - x[t]
+    return h
+
+
+def looks_at_its_list(x):
+    found = []
+    for t in range(x.shape[0]):
+        if len(found) < 4:
+            found.append(x[t] * 2)
+    return found
+
+
+def counts_in_python(x):
+    h, names = x[0] * 0, []
+    for t in range(x.shape[0]):
+        h = h + x[t]
+        names.append(f"step {t}")
+    return h, names
+
+
+def shared_list(x):
+    found = []
+    alias = found
+    for t in range(x.shape[0]):
+        found.append(x[t] * 2)
+    return alias[0], len(alias)
+
+
+def in_a_dictionary(x):
+    found = {"h": x[0] * 0}
+    for t in range(x.shape[0]):
+        found["h"] = found["h"] + x[t]
+    return found
+
+
+def in_an_object(x):
+    class Box:
+        h = None
+
+    box = Box()
+    box.h = x[0] * 0
+    for t in range(x.shape[0]):
+        box.h = box.h + x[t]
+    return box.h
+
+
+def closes_over(x):
+    h, functions = x[0] * 0, []
+    for t in range(x.shape[0]):
+        functions.append(lambda y, t=t: y * t)
+        h = functions[-1](h + x[t])
+    return h
+
+
+def pops(x):
+    todo = [x[i] * 2 for i in range(3)]
+    h = x[0] * 0
+    for t in range(x.shape[0]):
+        if todo:
+            h = h + todo.pop()
+    return h
+
+
+def a_row_for_each(x):
+    rows = []
+    for t in range(x.shape[0]):
+        rows.append(torch.arange(t + 1).sum() + x[t])
+    return rows
+
+
+def draws(x):
+    h = x[0] * 0
+    for t in range(x.shape[0]):
+        h = F.dropout(h + x[t], 0.5, True)
+    return h
+
+
+def nested(x):
+    h = x[0] * 0
+    for t in range(x.shape[0]):
+        for k in range(x.shape[0] - 1):
+            h = h * 0.9 + x[t] * x[k]
+    return h
+
+
+def one_in_two_lists(x):
+    left, right = [], []
+    for t in range(x.shape[0]):
+        y = x[t] * 2
+        left.append(y)
+        right.append(y)
+    return left, right
+
+
+def looks_into_its_results(x):
+    found = []
+    for t in range(x.shape[0]):
+        found.append(x[t] * 2)
+    total = 0
+    for y in found:
+        total = total + y
+    return total, found[1:], len(found) > 6, [y * 2 for y in found]
+
+
+def adds_to_its_results(x):
+    found = []
+    for t in range(x.shape[0]):
+        found.append(x[t] * 2)
+    found.append(x[0])
+    return torch.stack(found), found
+
+
+def compares_with_the_first(x):
+    first = h = x[0] * 0
+    for t in range(x.shape[0]):
+        h = h * 0.5 + x[t] if h is first else h + x[t] * 2
+    return h
+
+
+def asks_for_gradients(x):
+    h = x[0].detach() * 0
+    for t in range(x.shape[0]):
+        h = h * 0.5 + x[t] if h.requires_grad else h + x[t] * 2
+    return h
+
+
+def enumerated(x):
+    h = x[0] * 0
+    for i, row in enumerate(x):
+        h = h * 0.5 + row * i
+    return h
+
+
+def zipped(x):
+    h = x[0] * 0
+    for i, row in zip(range(x.shape[0]), x):
+        h = h * 0.5 + row * i
+    return h
+
+
+def of_a_reversed_range(x):
+    h = x[0] * 0
+    for i in reversed(range(x.shape[0])):
+        h = h * 0.5 + x[i]
+    return h
+
+
+def raises_at_last(x):
+    h = x[0] * 0
+    for t in range(x.shape[0] + 1):
+        h = h + x[t]
+    return h
+
+
+ROUND_BY_ROUND = [
+    grows, dtype_changes, takes_turns, in_place, fills_a_tensor, keeps_views, keeps_what_was_there,
+    breaks, first_round_differs, looks_at_its_index, looks_at_its_list, counts_in_python,
+    shared_list, in_a_dictionary, in_an_object, closes_over, pops, a_row_for_each, draws,
+    nested, compares_with_the_first, one_in_two_lists, looks_into_its_results, enumerated,
+    adds_to_its_results, asks_for_gradients, zipped, of_a_reversed_range, raises_at_last,
+    states_made_anew, other_dimension, with_constant_inner_loop,
+]  # fmt: skip
+
+SIZES = [5, 7, 9, 2, 3, 1, 12, 6, 5]
+
+
+def outcome(program, x):
+    torch.manual_seed(0)
+    try:
+        return program(x), torch.random.get_rng_state()
+    except (IndexError, RuntimeError, UnboundLocalError) as error:
+        return type(error), str(error)
+
+
+def gradient(program, x):
+    leaf = x.clone().requires_grad_()
+    try:
+        result = outcome(program, leaf)
+    except RuntimeError as error:
+        return str(error)
+    tensors = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    losses = [t.sum() for t in tensors if t.requires_grad]
+    if losses:
+        sum(losses).backward()
+    return result, leaf.grad
+
+
+def has_loop(fast, *args):
+    graphs = magpy.explain(fast, *args).graphs
+    return any(node.target is for_loop for graph in graphs for node in graph.graph.nodes)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(
+    "program", OPERATORS + ROUND_BY_ROUND, ids=lambda program: program.__name__
+)
+def test_loop_over_a_size_gives_what_eager_gives(program, training):
+    fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
+    run = gradient if training else outcome
+    for i, size in enumerate(SIZES):
+        x = torch.randn(size, 3, generator=torch.Generator().manual_seed(i))
+        assert_same((run(fast, x), x), (run(program, x), x))
+
+
+@pytest.mark.parametrize("program", OPERATORS, ids=lambda program: program.__name__)
+def test_one_record_serves_every_number_of_rounds(program):
+    fast = magpy.compile(program, backend="eager", fullgraph=True)
+    for i, size in enumerate([5, 7, 9, 4, 12, 30, 6]):
+        x = torch.randn(size, 3, generator=torch.Generator().manual_seed(i))
+        assert_same(fast(x), program(x))
+    info = magpy.cache_info(fast)
+    assert (info.hits, info.misses) == (5, 2), "the second call has generalised"
+    assert has_loop(fast, torch.ones(8, 3))
+
+
+def test_loop_that_raises_in_a_round_raises_eagers_error():
+    fast = magpy.compile(raises_at_last, backend="eager")
+    for size in (5, 7, 9):
+        with pytest.raises(IndexError, match=f"index {size} is out of bounds"):
+            fast(torch.ones(size, 3))
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+def test_lstm_over_any_number_of_steps_is_one_graph_with_one_loop(backend):
+    compiled = []
+
+    def counted(graph, given):
+        compiled.append(graph)
+        return compile_fx(graph, given) if backend == "magpy" else graph.forward
+
+    chance = random.Random(0)
+    model = LSTM(8, 8, 3)
+    reference = copy.deepcopy(model)
+    fast = magpy.compile(model, backend=counted, fullgraph=True)
+    for i in range(20):
+        if i == 3:
+            parts = len(compiled)
+        inputs = torch.randn(chance.randint(2, 24), 4, 8)
+        found = []
+        for run, module in ((fast, model), (reference, reference)):
+            given = inputs.clone().requires_grad_()
+            result = run(given)
+            sum(t.sum() for t in (result[0], *result[1][2])).backward()
+            found.append((result, given.grad, [p.grad for p in module.parameters()]))
+            module.zero_grad()
+        assert_same(*found, rtol=1e-3, atol=1e-5)
+    info = magpy.cache_info(fast)
+    assert (info.hits, info.misses, info.graphs) == (18, 2, 1)
+    assert len(compiled) == parts, "no part of it is compiled for another number of steps"
+    assert has_loop(fast, inputs)
