@@ -291,18 +291,19 @@ def _difference(
     eager: Left, compiled: Left, exact: Callable[[str], torch.Tensor | None]
 ) -> str | None:
     # One comparison, so that a result that is an argument, or part of the module, has to be one.
-    one, other = (
-        {"result": outcome.said(), "args": args, "kwargs": kwargs, "module": state}
-        for outcome, (args, kwargs), state in (eager, compiled)
-    )
-    found = difference(one, other, "", exact)
+    found = difference(_left(*eager), _left(*compiled), "", exact)
     if found is not None:
         return re.sub(r"^\['(\w+)'\]", r"\1", found)
     return difference(eager[0].random_state, compiled[0].random_state, "random state")
 
 
+def _left(outcome: Outcome, call: Call, state: Any) -> dict[str, Any]:
+    args, kwargs = call
+    return {"result": outcome.said(), "args": args, "kwargs": kwargs, "module": state}
+
+
 def _exact(program: Program, number: int, path: str) -> torch.Tensor | None:
-    """A tensor of a call's result computed in float64, or None where that fails."""
+    """A tensor that a call leaves behind, computed in float64, or None where that fails."""
 
     def double(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.double() if tensor.is_floating_point() else tensor
@@ -312,7 +313,7 @@ def _exact(program: Program, number: int, path: str) -> torch.Tensor | None:
         for seed in CALL_SEEDS[:number]:
             call = _pytree.tree_map_only(torch.Tensor, double, program.call(seed))
             outcome = run(module, call, seed, program)
-        return tensors_by_path(outcome.result, "['result']").get(path)
+        return tensors_by_path(_left(outcome, call, module), "").get(path)
     except Exception:
         return None
 
