@@ -135,7 +135,7 @@ class EatsMemoryInSmallPieces(Raises):
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
         eaten = []
         while True:
-            eaten.append(torch.ones(2**27))
+            eaten.append(torch.ones(2**26))
             time.sleep(0.01)
 
 class DiesInEager(nn.Module):
@@ -222,7 +222,7 @@ def lines(out):
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     corpus, out = write(folder / "corpus", FILES), folder / "out"
-    options = ("--compilers", "torchscript", "--timeout", 5, "--memory", 4, "--train")
+    options = ("--compilers", "torchscript", "--timeout", 5, "--memory", 2, "--train")
     result = run("--corpus", corpus, *options, "--out", out)
     assert result.returncode == 0, result.stderr
     return corpus, out
@@ -293,7 +293,7 @@ def test_a_crash_a_hang_and_hunger_cost_only_the_test_itself(by_name):
     assert "in the TorchScript interpreter" in by_name["Raises"]["torchscript"]["error"]
     assert found["Hangs"] == "timeout"
     assert found["EatsMemory"] == found["EatsMemoryInSmallPieces"] == "crashed"
-    assert "of the 4 it may use" in by_name["EatsMemoryInSmallPieces"]["torchscript"]["error"]
+    assert "of the 2 it may use" in by_name["EatsMemoryInSmallPieces"]["torchscript"]["error"]
     assert by_name["DiesInEager"]["eager"]["class"] == "crashed"
     assert "SIGSEGV" in by_name["DiesInEager"]["eager"]["error"]
     assert found["Survivor"] == "one_graph"
