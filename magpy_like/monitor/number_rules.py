@@ -35,12 +35,15 @@ def _compute(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Toke
         return derived
     if operation in ARITHMETIC and all(is_number(operand) for operand in operands):
         return finish_computed, (operation, operands)
+    if operation in _APPENDS and all(type(operand) is str for operand in operands):
+        return finish_computed, (joined, operands)
     if any(isinstance(operand, torch.Tensor) for operand in operands):
         return None  # an input of the operator graph
     run.lifted.settle(operands)
     return None
 
 
+_APPENDS = (operator.add, operator.iadd)
 _FORMATS = (operator.mod, operator.imod)
 
 

@@ -26,6 +26,7 @@ from magpy_like.monitor.expressions import (
     is_number,
 )
 from magpy_like.monitor.gathered import Gathered, Growing
+from magpy_like.monitor.symbolic_forms import SUBSCRIPTS, SYMBOLIC_FORMS, getitem, is_basic_key
 from magpy_like.monitor.twin import TWIN, Twin, hint
 from magpy_like.refgraph.values import is_identity, is_plain, tensor_version
 
@@ -255,11 +256,13 @@ class OperatorGraph:
         if operation is torch.tensor and len(args) == 1 and is_number(args[0]):
             if self._number(args[0]) is not None:
                 operation, kwargs = torch.scalar_tensor, _scalar_tensor_kwargs(args[0], kwargs)
-        if operation in _SUBSCRIPTS and is_liftable(args[1]) and self.expression(args[1]):
-            operation, args = torch.select, (args[0], 0, args[1])  # an index would be read
         given = self.lists.get(id(args[0])) if args else None
         if isinstance(given, Gathered):
             return self._join(operation, given, args[1:], kwargs, result)
+        if operation in SUBSCRIPTS and self._varies_in(args[1]):
+            operation = SUBSCRIPTS[operation]  # a number as an index would be read
+        if self.twin is not None:
+            operation = SYMBOLIC_FORMS.get(operation, operation)
         if operation in _INFERS_DTYPE and _holds_array_scalar(args):
             # Python's numbers stand for NumPy's in the graph, and have no type of their own.
             kwargs = {**kwargs, "dtype": result.dtype}
@@ -369,11 +372,16 @@ class OperatorGraph:
         """Whether the result has the same sizes whatever the numbers in the arguments are."""
         if operation is torch.select:
             return args[1] not in self._scalars
-        if operation in _SUBSCRIPTS:
+        if operation in _READS_ITEM:
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             parts = [part for part in index if not isinstance(part, fx.Node)]
             return not any(n in self._scalars for part in parts for n in _nodes_in(part))
         return name in _KEEPS_SHAPE
+
+    def _varies_in(self, key: Any) -> bool:
+        """Whether a key has lifted numbers as indices."""
+        parts = key if type(key) is tuple else (key,)
+        return is_basic_key(key) and any(is_liftable(p) and self.expression(p) for p in parts)
 
     def _takes_number(self, node: fx.Node) -> bool:
         return any(source in self._scalars for source in node.all_input_nodes)
@@ -623,9 +631,9 @@ _KEEP_VALUE: dict[Any, Callable[..., Any]] = {
 }
 """Operators on integers in tensors, and the same on symbolic numbers."""
 
-_BOUNDED = frozenset({"clamp", "clamp_", "clip", "clip_"})
+_READS_ITEM = (operator.getitem, torch.Tensor.__getitem__, getitem)
 
-_SUBSCRIPTS = (operator.getitem, torch.Tensor.__getitem__)
+_BOUNDED = frozenset({"clamp", "clamp_", "clip", "clip_"})
 
 _ON_SYMBOLS: dict[Any, Callable[..., Any]] = {
     max: torch.sym_max,

@@ -78,7 +78,7 @@ class GuardBuilder:
         self._watched: set[tuple[int, str]] = set()
         self._dynamic: list[tuple[int, int, ShadowNode]] = []
         """Tensors with dynamic dimensions: the numbers of reason and sentence, the node."""
-        self._types: list[str] = []
+        self._about_lifted: list[str] = []
         """The sentences about the types of lifted numbers."""
         self._later: list[tuple[ShadowNode, Relation, ShadowNode]] = []
         """Edges from variables that are fetched after the one that they lead to."""
@@ -319,6 +319,7 @@ class GuardBuilder:
         if node.plain and Fact.VALUE in node.facts:
             self._value(parent, relation, node)
             return
+        said = len(self.readable)
         if self.places.is_fixed(parent) and parent.node_id != EXTERNAL:
             self._watch(parent, relation, ..., equal=False)
         elif relation.kind is RelationKind.ATTRIBUTE:
@@ -337,6 +338,8 @@ class GuardBuilder:
                 f"len({self.name(parent)}) > {relation.key}",
                 f"len({self.label(parent)}) > {relation.key}",
             )
+        if node.node_id in self.rec.lifted.nodes and relation.kind is not RelationKind.ITEM:
+            self._about_lifted += self.readable[said:]  # a record of one number says it is there
         name = self.source.fresh("v")
         self.source.emit(f"{name} = {self._way(parent, relation)}")
         if relation.kind is RelationKind.ITERATION:
@@ -404,7 +407,7 @@ class GuardBuilder:
         kind = self.source.constant(node.type, node.type.__name__)
         self._check(f"type({name}) is {kind}", f"type({label}) is {node.type.__qualname__}")
         if node.node_id in self.rec.lifted.nodes:
-            self._types.append(self.readable[-1])
+            self._about_lifted.append(self.readable[-1])
         before = value if node.contents is None else node.contents
         if isinstance(value, SCALARS) and Fact.VALUE in node.facts:  # a lifted number may differ
             same = self.source.constant(same_scalar, "same_scalar")
@@ -549,7 +552,7 @@ class GuardBuilder:
             words = numbers.text(number, self.label, repr)
             self._check(self._equals(way, value), f"{words} == {value!r}")
         self.expected.conditions += self.rec.lifted.conditions
-        self.expected.about_lifted.update(self.readable[said:], self._types)
+        self.expected.about_lifted.update(self.readable[said:], self._about_lifted)
         for node in self.places.order:
             if self.expected.places.get(node.node_id) in self.expected.lifted:
                 self.lifted.append(self.label(node))

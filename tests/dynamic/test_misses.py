@@ -216,3 +216,32 @@ def test_batches_of_a_model_need_one_further_record():
     twins = Twins(make)
     for i, batch in enumerate((4, 6, 3, 9, 2)):
         twins.call(lambda b=batch: (torch.ones(b, 3, 8, 8),), hit=i > 1, backward=True)
+
+
+def test_text_with_a_size_in_it_grows_without_being_looked_at():
+    def program(x):
+        hint = "increase it."
+        hint += f" It is {x.shape[0]} now."
+        message = f"rows: {x.shape[0] + 1}. " + hint
+        if x.dim() > 2:
+            raise ValueError(message)
+        return x * 2, message
+
+    twins = Twins(lambda: program)
+    for i, rows in enumerate((4, 5, 9, 2)):
+        twins.call(sized((rows, 3)), hit=i > 1)
+
+
+def test_general_record_takes_the_place_of_one_for_a_single_number_at_an_attribute():
+    class Settings:
+        def __init__(self, longest):
+            self.longest = longest
+
+    def program(x, settings):
+        return x * 2 if x.shape[0] < settings.longest else x
+
+    twins = Twins(lambda: program)
+    twins.call(lambda: (torch.ones(3), Settings(7)), hit=False)
+    twins.call(lambda: (torch.ones(4), Settings(9)), hit=False)
+    twins.call(lambda: (torch.ones(3), Settings(7)), hit=True)
+    assert len(lifted(twins)) == 1, "the first one is covered"
