@@ -1,0 +1,51 @@
+"""The elementary functions that C++ kernels bring along, over all of float32."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.compiler.programs import compiled
+
+STRIDE = (
+    1021  # of the bit patterns of float32: 4.2 million of them, both signs, NaNs and subnormals
+)
+
+
+def every_kind_of_float():
+    bits = torch.arange(0, 2**32, STRIDE, dtype=torch.int64)
+    edges = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1.4e-45, -1.4e-45, 88.72284]
+    edges += [88.7229, -87.33655, -103.97208, -103.972084, -104.0, 3.4028235e38, -3.4028235e38]
+    return torch.cat([bits.to(torch.int32).view(torch.float32), torch.tensor(edges)])
+
+
+def units_off(actual, exact):
+    """How far float32 values are from float64 ones, in units in the last place of float32."""
+    rounded = exact.to(torch.float32)
+    one = torch.ldexp(torch.tensor(1.0), torch.frexp(rounded).exponent.clamp(min=-125) - 24)
+    off = (actual.to(torch.float64) - exact).abs() / one
+    return torch.where((actual == rounded) | (actual.isnan() & exact.isnan()), 0, off)
+
+
+@pytest.mark.parametrize(
+    ("function", "bound"), [(torch.exp, 1.1), (torch.erf, 1.3), (torch.tanh, 1.5)]
+)
+def test_results_are_within_a_unit_or_so_of_the_exact_ones(function, bound):
+    x = every_kind_of_float()
+    off = units_off(compiled(function)(x), function(x.to(torch.float64)))
+    worst = off.nan_to_num(float("inf")).max()
+    assert worst <= bound, (x[off.argmax()], worst)
+
+
+@pytest.mark.parametrize("function", [torch.erf, torch.tanh, F.gelu])
+def test_zeros_keep_their_sign(function):
+    x = torch.tensor([0.0, -0.0])
+    assert compiled(function)(x).signbit().tolist() == [False, True]
+
+
+@pytest.mark.parametrize("count", [1, 7, 15, 17, 33])
+@pytest.mark.parametrize("function", [torch.exp, torch.erf, torch.tanh, torch.sigmoid, F.gelu])
+def test_the_rest_of_a_vector_is_computed_alike(function, count):
+    """A result depends on its element only, not on where in memory that is."""
+    x = torch.linspace(-6, 6, 64)
+    whole = compiled(function)(x)
+    torch.testing.assert_close(compiled(function)(x[:count].clone()), whole[:count], rtol=0, atol=0)
