@@ -80,6 +80,7 @@ ELEMENTWISE: dict[str, tuple[int, str]] = {
     "sinh": (1, _SAME), "cosh": (1, _SAME), "tanh": (1, _SAME),
     "asinh": (1, _SAME), "acosh": (1, _SAME), "atanh": (1, _SAME),
     "erf": (1, _SAME), "erfc": (1, _SAME), "lgamma": (1, _SAME), "sigmoid": (1, _SAME),
+    "normal_cdf": (1, _SAME),  # of the standard normal distribution; absolute error of an epsilon
     "floor": (1, _SAME), "ceil": (1, _SAME), "trunc": (1, _SAME),
     "round": (1, _SAME),  # half to even
     "isnan": (1, _BOOL), "isinf": (1, _BOOL), "signbit": (1, _BOOL),
@@ -122,7 +123,7 @@ EXPENSIVE = frozenset(
     (
         "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin",
         "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc",
-        "lgamma", "sigmoid", "pow", "hypot", "fmod", "remainder", "floordiv", "truncdiv",
+        "lgamma", "sigmoid", "normal_cdf", "pow", "hypot", "fmod", "remainder", "floordiv", "truncdiv",
         "gcd", "lcm", *(f"special_{name}" for name in SPECIAL),
     )
 )  # fmt: skip

@@ -21,7 +21,7 @@ def every_kind_of_float():
 def units_off(actual, exact):
     """How far float32 values are from float64 ones, in units in the last place of float32."""
     rounded = exact.to(torch.float32)
-    one = torch.ldexp(torch.tensor(1.0), torch.frexp(rounded).exponent.clamp(min=-125) - 24)
+    one = torch.ldexp(torch.ones_like(exact), torch.frexp(rounded).exponent.clamp(min=-125) - 24)
     off = (actual.to(torch.float64) - exact).abs() / one
     return torch.where((actual == rounded) | (actual.isnan() & exact.isnan()), 0, off)
 
@@ -49,3 +49,17 @@ def test_the_rest_of_a_vector_is_computed_alike(function, count):
     x = torch.linspace(-6, 6, 64)
     whole = compiled(function)(x)
     torch.testing.assert_close(compiled(function)(x[:count].clone()), whole[:count], rtol=0, atol=0)
+
+
+def test_gelu_is_at_least_as_exact_as_eagers():
+    x = torch.linspace(-9, 9, 1_000_001)
+    exact = F.gelu(x.to(torch.float64))
+    error, eagers = ((y - exact).abs() / x.abs() for y in (compiled(F.gelu)(x), F.gelu(x)))
+    assert error.nan_to_num(0).max() <= max(eagers.nan_to_num(0).max(), 2.5e-7)
+
+
+@pytest.mark.parametrize("value", [float("nan"), -20.0, -6.0, 20.0, 3e38])
+def test_gelu_far_from_zero(value):
+    x = torch.full([33], value)
+    expected = x * torch.special.ndtr(x)
+    torch.testing.assert_close(compiled(F.gelu)(x), expected, equal_nan=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -189,6 +190,8 @@ class TritonEmitter(Emitter):
             if dtype == torch.float32:
                 return f"tl.div_rn({_ones(self.printer.rank)}, {total})"
             return f"1.0 / ({total})"
+        if op == "normal_cdf":
+            return f"libdevice.erf({a} * {math.sqrt(0.5)}) * 0.5 + 0.5"
         if op == "logical_not" or (op == "bitwise_not" and dtype == torch.bool):
             return f"{a} == 0"
         if op == "bitwise_not":

@@ -550,12 +550,12 @@ def _c(number: float, like: Value) -> Value:
 
 @_activation(aten.gelu.default)
 def gelu(x: Value, approximate: str = "none") -> Value:
-    half = ops.mul(x, _c(0.5, x))
     if approximate == "tanh":
+        half = ops.mul(x, _c(0.5, x))
         cube = ops.mul(ops.mul(x, x), x)
         inner = ops.mul(_c(math.sqrt(2 / math.pi), x), ops.add(x, ops.mul(_c(0.044715, x), cube)))
         return ops.mul(half, ops.add(_c(1, x), ops.tanh(inner)))
-    return ops.mul(half, ops.add(_c(1, x), ops.erf(ops.mul(x, _c(math.sqrt(0.5), x)))))
+    return ops.mul(x, ops.normal_cdf(x))
 
 
 @_activation(aten.gelu_backward.default, 12)
@@ -573,11 +573,10 @@ def gelu_backward(grad: Value, x: Value, approximate: str = "none") -> Value:
             grad,
             ops.add(ops.mul(_c(0.5, x), right), ops.mul(ops.mul(left, slope), inner_slope)),
         )
-    cdf = ops.mul(_c(0.5, x), ops.add(_c(1, x), ops.erf(ops.mul(x, _c(math.sqrt(0.5), x)))))
     density = ops.mul(
         ops.exp(ops.mul(ops.mul(x, x), _c(-0.5, x))), _c(1 / math.sqrt(2 * math.pi), x)
     )
-    return ops.mul(grad, ops.add(cdf, ops.mul(x, density)))
+    return ops.mul(grad, ops.add(ops.normal_cdf(x), ops.mul(x, density)))
 
 
 @_activation(aten.silu.default)
