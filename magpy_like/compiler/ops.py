@@ -123,8 +123,8 @@ EXPENSIVE = frozenset(
     (
         "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin",
         "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc",
-        "lgamma", "sigmoid", "normal_cdf", "pow", "hypot", "fmod", "remainder", "floordiv", "truncdiv",
-        "gcd", "lcm", *(f"special_{name}" for name in SPECIAL),
+        "lgamma", "sigmoid", "normal_cdf", "pow", "hypot", "fmod", "remainder", "floordiv",
+        "truncdiv", "gcd", "lcm", *(f"special_{name}" for name in SPECIAL),
     )
 )  # fmt: skip
 

@@ -117,3 +117,43 @@ def test_what_a_kernel_updates_is_not_read_ahead():
 
     same(function, torch.randn(8, 16), torch.randn(8, 1))
     same(function, torch.randn(8, 16), torch.tensor(2.0))
+
+
+# --- buffers that are contiguous along another loop -----------------------------------------------
+
+
+def crossed(x, y):
+    return x + y.t() * 2
+
+
+def test_what_jumps_along_the_vector_is_transposed_and_not_gathered():
+    source = text(crossed, torch.randn(200, 300), torch.randn(300, 200))
+    assert source.count("transpose(") == 1
+    for body in vectors(source):
+        assert not re.findall(r"= \w+\[\(x0 \+ \(\d+ \* x1\)\)\]", body)
+
+
+@pytest.mark.parametrize("size", [(128, 256), (127, 300), (17, 2000), (300, 301)], ids=str)
+def test_tiles_and_what_is_left_beside_them_are_transposed(size):
+    same(crossed, torch.randn(size), torch.randn(size[::-1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int8, torch.int64], ids=str)
+def test_elements_of_every_width_are_transposed(dtype):
+    x, y = torch.randn(150, 211) * 9, torch.randn(211, 150) * 9
+    same(crossed, x.to(dtype), y.to(dtype))
+
+
+def test_transposed_truth_values():
+    same(lambda x, y: x ^ y.t(), torch.randn(150, 200) > 0, torch.randn(200, 150) > 0)
+
+
+def test_several_transposed_inputs_and_an_outer_loop():
+    def function(x, y, z):
+        return x + y.permute(0, 2, 3, 1) / (1 + z.permute(0, 2, 3, 1).abs()), y.mT
+
+    same(function, torch.randn(2, 33, 35, 70), *(torch.randn(2, 70, 33, 35) for _ in range(2)))
+
+
+def test_large_transposed_inputs_go_block_by_block():
+    same(crossed, torch.randn(1030, 1040), torch.randn(1040, 1030))

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import sympy
+
 from magpy_like.compiler import indexing
 from magpy_like.compiler.codegen import masks
-from magpy_like.compiler.codegen.common import uniform
+from magpy_like.compiler.codegen.common import Kernel, uniform
 from magpy_like.compiler.codegen.cpp_kernel import GRAIN, CppKernel
-from magpy_like.compiler.codegen.cpp_values import CppEmitter, print_index
-from magpy_like.compiler.indexing import Symbol
+from magpy_like.compiler.codegen.cpp_values import CTYPE, CppEmitter, print_index
+from magpy_like.compiler.indexing import Expr, Symbol
 
-STRIP = 16  # elements of a strided loop run before the next tile: a cache line of float32
+STRIP = 16  # elements along each side of a tile: a cache line of float32
+BLOCK = 256  # along each side of a block of tiles, in a large kernel
 
 
 class Pointwise(CppKernel):
     """A vector along the last loop, in square tiles where one buffer is contiguous along another
     loop than the rest."""
+
+    def __init__(self, kernel: Kernel, hint: Callable[[Expr], int]) -> None:
+        super().__init__(kernel, hint)
+        self._tiles: dict[tuple[str, Expr], str] = {}  # transposed load -> array
+        self._tile_loops = "", ""
 
     def body(self) -> None:
         xs, line = self.kernel.xs, self.lines.line
@@ -71,11 +81,7 @@ class Pointwise(CppKernel):
         return None
 
     def _nest(self, emitter: CppEmitter) -> None:
-        """Several loops, the last one a vector.
-
-        A strided loop is cut into strips of a cache line, each run inside a tile of the last
-        loop: so a line that is read for one element is still there for its neighbours.
-        """
+        """Several loops, the last one a vector."""
         *outer, last = self.kernel.xs
         strided, line = self._strided_loop(), self.lines.line
         outer = [v for v in outer if v is not strided]
@@ -85,18 +91,79 @@ class Pointwise(CppKernel):
             self.open_loop(v)
         if strided is None:
             self._vector(emitter)
-            self.close(count)
-            return
-        bounds = {}
+        else:
+            self._blocks(emitter, strided, last)
+        self.close(len(outer))
+
+    # --- where a buffer is contiguous along another loop ---------------------------------------
+
+    def _blocks(self, emitter: CppEmitter, strided: Symbol, last: Symbol) -> None:
+        """Tiles of a cache line each way, in blocks.
+
+        What jumps along the vector is transposed in registers, a tile at a time, rather than
+        gathered. A block touches few enough pages for their addresses to stay known.
+        """
+        line, edge = self.lines.line, BLOCK if self.work >= 16 * BLOCK * BLOCK else 4 * STRIP
         for v in (strided, last):
-            extent, start = print_index(self.kernel.ranges[v]), f"{v.name}_tile"
-            line(f"for (i64 {start} = 0; {start} < {extent}; {start} += {STRIP}) {{")
+            extent, start = print_index(self.kernel.ranges[v]), f"{v.name}_block"
+            line(f"for (i64 {start} = 0; {start} < {extent}; {start} += {edge})")
+        line("{")
+        self.lines.indent()
+        for v in (strided, last):
+            extent, start = print_index(self.kernel.ranges[v]), f"{v.name}_block"
+            end = f"m_minimum<i64>({start} + {edge}, {extent})"
+            line(f"for (i64 {v.name}_tile = {start}; {v.name}_tile < {end};")
+            line(f"     {v.name}_tile += {STRIP}) {{")
             self.lines.indent()
-            bounds[v] = start, f"m_minimum<i64>({start} + {STRIP}, {extent})"
-        self.open_loop(strided, *bounds[strided])
+            line(f"const i64 {v.name}_n = m_minimum<i64>({end} - {v.name}_tile, {STRIP});")
+        self._transpose(strided, last)
+        begin = f"{strided.name}_tile"
+        self.open_loop(strided, begin, f"{begin} + {strided.name}_n")
         self._hoist(emitter)
-        self._simd_loop(emitter, *bounds[last])
-        self.close(count + 1)
+        begin = f"{last.name}_tile"
+        line(f"if ({last.name}_n == {STRIP}) {{")  # a vector, and no loop
+        self.lines.indent()
+        self._simd_loop(emitter.again(), begin, f"{begin} + {STRIP}")
+        self.lines.indent(-1)
+        line("} else {")
+        self.lines.indent()
+        self._simd_loop(emitter.again(), begin, f"{begin} + {last.name}_n")
+        self.close(5)
+
+    def _transpose(self, strided: Symbol, last: Symbol) -> None:
+        """Copy into tiles what is contiguous along ``strided``."""
+        self._tile_loops = strided.name, last.name
+        start = {v: sympy.Symbol(f"{v.name}_tile", integer=True) for v in (strided, last)}
+        for node in self.kernel.nodes():
+            for v in node.body.of("load"):
+                buffer, index, mask = v.args
+                form = indexing.coefficients(index, self.kernel.xs)
+                if (
+                    buffer not in self.kernel.inputs
+                    or mask is not None
+                    or form is None
+                    or form[0].get(strided) != 1
+                    or form[0].get(last, 0) in (0, 1)
+                    or index.free_symbols & set(node.body.indirect)
+                    or (buffer, index) in self._tiles
+                ):
+                    continue
+                name = self._tiles[buffer, index] = self.fresh("tile")
+                self.lines.line(
+                    f"alignas(64) {CTYPE[self.kernel.dtypes[buffer]]} {name}[{STRIP * STRIP}];"
+                )
+                self.lines.line(
+                    f"transpose({name}, &{buffer}[{print_index(index.xreplace(start))}], "
+                    f"{print_index(form[0][last])}, {strided.name}_n, {last.name}_n);"
+                )
+
+    def place(self, buffer: str, index: Expr, lane: str | None) -> str:
+        """As for every kernel; or the element of a tile."""
+        name = self._tiles.get((buffer, index))
+        if name is None:
+            return super().place(buffer, index, lane)
+        strided, last = self._tile_loops
+        return f"{name}[{STRIP} * ({strided} - {strided}_tile) + {last} - {last}_tile]"
 
     # --- the loop that is a vector -------------------------------------------------------------
 

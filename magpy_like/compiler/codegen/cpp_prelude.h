@@ -257,6 +257,43 @@ template <class T> INLINE T shift_right(T a, T b) {
 }
 
 // --- memory types to values and back -------------------------------------------------------------
+// Tiles of 16 x 16 elements, transposed in registers: four times, rows k and k + 8 are interleaved.
+template <int size> struct Bits;
+template <> struct Bits<1> { typedef u8 type; };
+template <> struct Bits<2> { typedef u16 type; };
+template <> struct Bits<4> { typedef u32 type; };
+template <> struct Bits<8> { typedef u64 type; };
+template <class T> struct Tile {
+    typedef T row __attribute__((vector_size(16 * sizeof(T))));
+    typedef T loose __attribute__((vector_size(16 * sizeof(T)), aligned(sizeof(T)), may_alias));
+    INLINE void interleave(const row* a, row* b) {
+#pragma GCC unroll 8
+        for (int k = 0; k < 8; ++k) {
+            b[2 * k] = __builtin_shufflevector(
+                a[k], a[k + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            b[2 * k + 1] = __builtin_shufflevector(
+                a[k], a[k + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+        }
+    }
+    INLINE void transpose(T* out, const T* in, i64 step) {
+        row a[16], b[16];
+#pragma GCC unroll 16
+        for (int k = 0; k < 16; ++k) a[k] = *(const loose*)(in + k * step);
+        interleave(a, b);
+        interleave(b, a);
+        interleave(a, b);
+        interleave(b, a);
+#pragma GCC unroll 16
+        for (int k = 0; k < 16; ++k) *(loose*)(out + 16 * k) = a[k];
+    }
+};
+// out[16 i + j] = in[i + step j] for i below rows and j below columns.
+template <class T> INLINE void transpose(T* out, const T* in, i64 step, i64 rows, i64 columns) {
+    typedef typename Bits<sizeof(T)>::type U;
+    if (rows == 16 && columns == 16) return Tile<U>::transpose((U*)out, (const U*)in, step);
+    for (i64 j = 0; j < columns; ++j)
+        for (i64 i = 0; i < rows; ++i) out[16 * i + j] = in[i + step * j];
+}
 template <class T> INLINE T widen(T x) { return x; }
 INLINE f32 widen(bf16 x) { return bitcast<f32>(u32(x.bits) << 16); }
 INLINE f32 widen(f16 h) {

@@ -118,6 +118,12 @@ class CppEmitter(Emitter):
             self.run(body, values)
         self.outside = dict(self.names)
 
+    def again(self) -> CppEmitter:
+        """One that prints the same in another scope, with what is named before the loop."""
+        other = CppEmitter(self.printer, self.lane)
+        other.outside = dict(self.outside)
+        return other
+
     def given(self, holding: Collection[Value]) -> CppEmitter:
         """One that prints the same where the conditions ``holding`` are known to hold."""
         other = CppEmitter(self.printer, self.lane)
