@@ -73,6 +73,10 @@ def _whole_slice(node: Node) -> bool:
     return argument(node, 4, "step", 1) == 1
 
 
+def _pads_nothing(node: Node) -> bool:
+    return all(amount == 0 for amount in node.args[1])
+
+
 def _one_part(node: Node) -> bool:
     return len(node.args[0]) == 1
 
@@ -114,7 +118,7 @@ _NOOPS: dict[Any, tuple[int, Callable[[Node], bool]]] = {
     aten.squeeze.dims: (0, _always),
     aten.slice.Tensor: (0, _whole_slice),
     aten.repeat.default: (0, _always),
-    aten.constant_pad_nd.default: (0, _always),
+    aten.constant_pad_nd.default: (0, _pads_nothing),
     aten.cat.default: (0, _one_part),
     aten.where.self: (1, _same_branches),
 }
