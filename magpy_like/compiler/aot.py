@@ -40,11 +40,23 @@ def aot_compile(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=compile_inference,
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=_partition,
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
     )
     return _without_grad(*direct) if direct else wrapped
+
+
+def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+    """Min-cut partitioning that leaves random draws of the backward pass where they are.
+
+    The forward graph could make them as well, but then without a backward pass, too.
+    """
+    for node in joint.graph.nodes:
+        drawn = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if drawn and node.meta.get("partitioner_tag") == "is_backward":
+            node.meta["partitioner_tag"] = "must_be_in_backward"
+    return min_cut_rematerialization_partition(joint, *args, **kwargs)
 
 
 def _needs_no_wrapper(

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from tests.compiler.programs import same_gradients
+from tests.compiler.programs import compiled, same_gradients
 
 
 def test_layer_norm_with_affine_parameters():
@@ -69,3 +69,29 @@ def test_fused_attention():
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 9, 8)
 
     same_gradients(attention, torch.randn(2, 9, 8), torch.randn(8, 24))
+
+
+class _RandomGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        return a * 0.5
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * torch.rand(grad.shape[0], 1, device=grad.device)
+
+
+def test_a_random_draw_of_the_backward_pass_happens_there():
+    def f(x):
+        return _RandomGradient.apply(x.sin()).relu()
+
+    states = []
+    for call in (compiled(f), f):
+        x = torch.linspace(0, 1, 20).view(4, 5).requires_grad_()
+        generator = torch.random if x.device.type == "cpu" else torch.cuda
+        generator.manual_seed(1)
+        y = call(x)
+        before = generator.get_rng_state()
+        y.sum().backward()
+        states.append((before, generator.get_rng_state(), x.grad))
+    torch.testing.assert_close(*states)
