@@ -238,3 +238,17 @@ def test_new_record_and_miss_are_logged(caplog):
     fast(tensor(1), 3)
     text = caplog.text
     assert "new record" in text and "does not match" in text and "args[1] == 2" in text
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "magpy"])
+def test_a_result_that_collects_gradients_of_its_own_does_so(backend):
+    def made(x):
+        kept = torch.zeros(3)
+        kept.requires_grad_()
+        return torch.ones(2, requires_grad=True), (x * 2).detach().requires_grad_(), kept, kept + 1
+
+    fast = magpy.compile(made, backend=backend)
+    for _ in range(3):
+        for mine, theirs in zip(fast(tensor(1)), made(tensor(1)), strict=True):
+            assert_same(mine, theirs)
+            assert mine.is_leaf is theirs.is_leaf
