@@ -193,6 +193,7 @@ def test_numbers_are_rounded_to_low_precision_where_eager_rounds_them(dtype):
     same(lambda x: (x % 0.1, torch.fmod(x, 0.1), torch.remainder(0.1, x)), x, rtol=0, atol=0)
     same(lambda x: (x > 0.1, x == 0.1, x * 0.1, x / 0.1), x - 1.5 + 0.1, rtol=0, atol=0)
     same(lambda x: torch.div(x, 0.1, rounding_mode="trunc"), x, rtol=0, atol=0)
+    same(lambda x: torch.div(x, x.flip(0), rounding_mode="trunc"), x, rtol=0, atol=0)
     same(lambda x, t: (x + t, x * t, x / t, x >= t, x % t), x, tenth, rtol=0, atol=0)
     same(lambda x, n: (x + n, x * n, x < n), x, torch.arange(199) * 17 + 250, rtol=0, atol=0)
 
@@ -225,6 +226,7 @@ def test_concatenation_and_padding():
     same(lambda x: torch.cat([x, x * 2, x[:, :1]], 1), X)
     same(lambda x: torch.stack([x.exp(), x.t().t()]) + torch.cat([x, x]).view(2, 6, 10), X)
     same(lambda x: F.pad(x, (1, 2, -1, 3), value=7.0) * 2, X)
+    same(lambda x: F.pad(x, (1, -1, -2, 2)), X)
 
 
 def test_computed_indices():

@@ -14,6 +14,7 @@ from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.graph import Graph
 from magpy_like.compiler.ir import Box
 from magpy_like.compiler.lowering.registry import (
+    LOW_PRECISION,
     Kind,
     aten,
     broadcast_index,
@@ -148,9 +149,15 @@ def _quotient(name: str, graph: Graph, a: Any, b: Any, exact_scalars: Sequence[s
     def function(x: Value, y: Value) -> Value:
         if checked and boxes[0].device.type == "cpu":
             ops.check(ops.ne(y, ops.constant(0, y.dtype)), "ZeroDivisionError", "RuntimeError")
+        if rounded is not None:
+            return ops.trunc(ops.to_dtype(ops.truediv(x, y), rounded))
         return getattr(ops, name)(x, y)
 
     boxes = [v for v in (a, b) if isinstance(v, Box)]
+    _, common = promote([a, b], _DEFAULT)
+    # Eager on a GPU rounds the quotient of two tensors before it drops what is behind the point.
+    early = name == "truncdiv" and boxes[0].device.type == "cuda" and len(boxes) == 2
+    rounded = common if early and common in LOW_PRECISION else None
     return elementwise(
         graph, [a, b], _DEFAULT, function, operations=6, expensive=True,
         exact_scalars=exact_scalars,

@@ -1,0 +1,50 @@
+"""Random operators, compiled, draw eager's numbers and leave the generators as eager does."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import magpy_like as magpy
+
+
+@pytest.fixture(autouse=True)
+def _default_device():
+    """As it is: beneath a default device nothing is captured."""
+
+
+DRAWS = {
+    "normal_": lambda x: torch.empty_like(x).normal_(1, 0.1),
+    "normal": lambda x: torch.normal(x, 0.5),
+    "uniform_": lambda x: torch.empty_like(x).uniform_(-1, 2),
+    "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
+    "bernoulli_": lambda x: torch.empty_like(x).bernoulli_(0.3),
+    "exponential_": lambda x: torch.empty_like(x).exponential_(2),
+    "geometric_": lambda x: torch.empty_like(x).geometric_(0.4),
+    "cauchy_": lambda x: torch.empty_like(x).cauchy_(),
+    "log_normal_": lambda x: torch.empty_like(x).log_normal_(),
+    "random_": lambda x: torch.empty_like(x).random_(3, 90),
+    "randperm": lambda x: torch.randperm(70, device=x.device),
+    "randint_like": lambda x: torch.randint_like(x, 7),
+    "randn_like": lambda x: torch.randn_like(x),
+    "rand of half": lambda x: torch.rand(33, dtype=torch.float16, device=x.device),
+    "multinomial": lambda x: torch.multinomial(x.softmax(-1), 3),
+    "poisson": lambda x: torch.poisson(x.exp()),
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "alpha dropout": lambda x: F.alpha_dropout(x, 0.3, training=True),
+    "feature dropout": lambda x: F.dropout1d(x[None], 0.3, training=True),
+    "drawn for nothing": lambda x: (x + 1, torch.empty_like(x).normal_())[0],
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_every_random_operator_draws_what_eagers_does(name, device):
+    x = torch.randn(6, 10, device=device)
+    generator = torch.random if device.type == "cpu" else torch.cuda
+    fast = magpy.compile(DRAWS[name], fullgraph=True)
+    fast(x)
+    drawn = []
+    for call in (fast, DRAWS[name]):
+        generator.manual_seed(5)
+        drawn.append((call(x), generator.get_rng_state()))
+    torch.testing.assert_close(*drawn)
+    assert magpy.cache_info(fast).hits == 1
