@@ -305,13 +305,14 @@ class Twin:
 
     @contextlib.contextmanager
     def _quiet(self) -> Iterator[None]:
-        """What runs on twins must leave no trace in the program's own run."""
-        random_state = torch.get_rng_state()
+        """What runs on twins must leave no trace in the program's own run.
+
+        Nothing is drawn on fake tensors. To put generators back would rewind other threads' too.
+        """
         try:
             with self.mode, enable_python_dispatcher():
                 yield
         finally:
-            torch.set_rng_state(random_state)
             self.env.pending_fresh_unbacked_symbols.clear()  # they are found in the results
             self.note_place()
             self.account()

@@ -351,3 +351,20 @@ def test_program_that_branches_on_a_size_that_data_decides_splits():
     twins = Twins(lambda: program, dynamic=True)
     for shift in (0, 3, -3, 0.5, 3):
         twins.call(lambda shift=shift: (torch.linspace(-2, 2, 6) + shift,))
+
+
+def _draws_in_many_ways(x):
+    y = F.dropout(x, 0.5) + torch.rand(x.shape[0], 1) + torch.randn_like(x)
+    y = y + torch.empty_like(x).uniform_() + torch.bernoulli(x.sigmoid())
+    return y + torch.normal(x, 1.0) + torch.randperm(x.shape[0])[:, None]
+
+
+def test_symbolic_runs_leave_generators_to_other_threads(monkeypatch):
+    twins = Twins(lambda: _draws_in_many_ways, dynamic=True)
+
+    def rewinds(state):
+        raise AssertionError("another thread may have drawn meanwhile")
+
+    monkeypatch.setattr(torch, "set_rng_state", rewinds)
+    for i, rows in enumerate((3, 5, 7)):
+        twins.call(sized((rows, 2)), hit=i > 0)
