@@ -288,9 +288,12 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
         if isinstance(key, torch.Tensor) and not isinstance(
             lookup_in_type(type(source), "__getitem__"), types.FunctionType
         ):
-            if isinstance(source, dict):
+            if not isinstance(source, dict):
+                raise Split("uses a tensor as an index into a Python container")
+            if rec.node(source) is not None:
                 raise Split("looks up a tensor as a key")
-            raise Split("uses a tensor as an index into a Python container")
+            for other in dict.keys(source):  # tensors are found by their identity
+                rec.compare(other)
     if isinstance(source, type):
         return None
     source = rec.proxied(source)

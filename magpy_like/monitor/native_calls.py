@@ -11,7 +11,7 @@ import itertools
 import operator
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,8 +52,14 @@ _CUSTOM_FUNCTION = (
     torch.autograd.Function.apply.__func__,
     torch._C._FunctionBase.__dict__["apply"],
 )
-_FOLLOWED = (*_CUSTOM_FUNCTION, torch._functorch.vmap.vmap_impl)
-"""A custom autograd function, or one that is vmapped, is one operator, but its Python code is
+_TRANSFORMS = (
+    torch._functorch.vmap.vmap_impl,
+    torch._functorch.eager_transforms.grad_impl,
+    torch._functorch.eager_transforms.grad_and_value_impl,
+)
+"""What ``torch.func`` makes of a function when it is called."""
+_FOLLOWED = (*_CUSTOM_FUNCTION, *_TRANSFORMS)
+"""A custom autograd function, or a transformed one, is one operator, but its Python code is
 followed for what it reads."""
 
 _RUNS_AS_IS = {
@@ -232,11 +238,12 @@ def native(
     relation = annotation.output.relation
     if relation is not None and relation.access == "read":
         follow(run, annotation, args, kwargs)
+    if on_graph and (operation in _RUNS_AS_IS or operation in _TRANSFORMS):
+        _look_at_functions(rec, args)
     if annotation.as_op_node:
         rec.inside += 1
         if on_graph and operation in _RUNS_AS_IS:
             rec.runs_as_is = f"{describe(operation)} {_RUNS_AS_IS[operation]}"
-            _look_at_functions(rec, args)
         if on_graph and operation in _CUSTOM_FUNCTION:
             _keep_objects(rec, args)
         if on_graph:
@@ -388,7 +395,7 @@ def _keep_objects(rec: Recording, args: tuple[Any, ...]) -> None:
             rec.operators.add_object(value, node.node_id)
 
 
-def _look_at_functions(rec: Recording, args: tuple[Any, ...]) -> None:
+def _look_at_functions(rec: Recording, args: Sequence[Any]) -> None:
     """Functions that an operator calls at every later call must not keep this run's values.
 
     Raises:
@@ -396,9 +403,13 @@ def _look_at_functions(rec: Recording, args: tuple[Any, ...]) -> None:
     """
     for function in args:
         if isinstance(function, types.FunctionType) and rec.is_born(function):
-            kept = [cell.cell_contents for cell in function.__closure__ or ()]
+            own = (cell for cell in function.__closure__ or () if rec.node(cell) is None)
+            kept = [cell.cell_contents for cell in own]
             kept += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+            _look_at_functions(rec, [value for value in kept if value is not function])
             for value in kept:
+                if isinstance(value, types.FunctionType) and rec.is_born(value):
+                    continue
                 plain = is_plain(value) or is_identity(value)
                 if not plain and rec.node(value) is None:
                     raise Split(

@@ -1,0 +1,122 @@
+"""What `torch.func` makes of a function is one operator; the function is followed for its reads."""
+
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, grad_and_value, vmap
+
+from tests.programs import Twins, check, check_made, one, tensor
+
+TRANSFORMS = {
+    "grad": lambda function, x: grad(function)(x),
+    "grad and value": lambda function, x: grad_and_value(function)(x),
+    "vmap": lambda function, x: vmap(function)(x),
+    "vmap of grad": lambda function, x: vmap(grad(function))(x),
+    "grad of grad": lambda function, x: grad(lambda t: grad(function)(t).sum())(x),
+}
+ONE_GRAPH = sorted(TRANSFORMS)
+transforms = pytest.mark.parametrize("transform", [TRANSFORMS[n] for n in ONE_GRAPH], ids=ONE_GRAPH)
+
+
+@transforms
+def test_a_transformed_function_is_one_operator(transform):
+    twins = check(lambda x: transform(lambda t: (t * t * 2).sum(), x), one(), other=[one(1.0)])
+    assert not twins.compiled._magpy_dispatcher.split_points
+
+
+@transforms
+def test_what_a_transformed_function_reads_is_guarded(transform):
+    def make():
+        state = types.SimpleNamespace(power=2)
+        program = lambda x: transform(lambda t: (t**state.power).sum(), x)
+        program.state = state
+        return program
+
+    check_made(make, one(), changes=[lambda program: setattr(program.state, "power", 3)])
+
+
+@transforms
+def test_a_number_of_a_transformed_function_that_varies(transform):
+    twins = Twins(lambda: lambda x, k: transform(lambda t: (t * t * k).sum(), x))
+    for k in (2.0, 2.0, 3.0, 4.0, 2.0, 5.0):
+        twins.call(lambda k=k: (tensor(1, -2, 3), k), why=f"{k}")
+
+
+@transforms
+def test_values_of_the_region_in_a_transformed_function(transform):
+    def program(x):
+        scale, items = x.mean(), [2.0]
+        first = transform(lambda t: (t * t * scale * items[0]).sum(), x)
+        items.append(3.0)
+        return first, transform(lambda t: (t * t * len(items)).sum(), x)
+
+    twins = Twins(lambda: program)
+    for i in range(4):
+        twins.call(one(1.0, 2.0 + i), why=f"call {i}")
+
+
+@transforms
+def test_effects_of_a_transformed_function(transform):
+    def make():
+        state = types.SimpleNamespace(calls=0, log=[])
+
+        def function(t):
+            state.calls += 1
+            state.log.append(state.calls)
+            return (t * t * state.calls).sum()
+
+        program = lambda x: transform(function, x)
+        program.state = state
+        return program
+
+    twins = Twins(make)
+    for i in range(4):
+        twins.call(one(1.0, 2.0 + i), why=f"call {i}")
+
+
+@transforms
+def test_gradients_through_a_transformed_function(transform):
+    check(
+        lambda x: transform(lambda t: (t * t * t).sum(), x),
+        lambda: (tensor(1, 2, 3, grad=True),),
+        other=[one(1.0, 2.0, 3.0)],
+        backward=True,
+    )
+
+
+def test_a_module_with_other_parameters():
+    def make():
+        torch.manual_seed(0)
+        layer = nn.Linear(3, 2)
+
+        def program(x):
+            doubled = {name: value * 2 for name, value in layer.named_parameters()}
+            return functional_call(layer, doubled, (x,))
+
+        program.layer = layer
+        return program
+
+    def ties(program):
+        program.layer.other = program.layer.weight
+
+    def replaces(program):
+        program.layer.bias = nn.Parameter(torch.ones(2))
+
+    twins = check_made(make, one())
+    for change in (replaces, ties):
+        twins.change(change)
+        for i in range(2):
+            twins.call(one(2.0, 1.0, float(i)))
+
+
+def test_tensors_as_keys_of_a_dictionary_of_the_region():
+    def program(x, y):
+        named = {x: "first", y: "second"}
+        return x * len(named), named[x], named.get(y), y in named
+
+    shared = lambda: (lambda t: (t, t))(tensor(1, 2))
+    apart = lambda: (tensor(1, 2), tensor(1, 2))
+    check(program, apart, other=[shared])
+    check(program, shared, other=[apart])
