@@ -19,7 +19,7 @@ import torch
 import torch.utils.checkpoint
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
-from magpy_like.monitor import attributes, draws, foretold, lifted, metadata
+from magpy_like.monitor import attributes, draws, foretold, handled, lifted, metadata
 from magpy_like.monitor.constants import VALUE_READERS
 from magpy_like.monitor.expressions import is_liftable, is_number
 from magpy_like.monitor.gathered import JOINS, Gathered, Growing
@@ -151,6 +151,8 @@ def native(
     if run.side is not None:
         run.side.check_call(annotation, operation, args, kwargs)
     on_graph = annotation.as_op_node and not rec.inside
+    if operation in handled.ASKS and not rec.inside:
+        return handled.ask(run)
     if rec.inside:
         _look_for_strangers(rec, args, kwargs)
     if operation in _RESIZES and _is_outside(rec, args[0]):

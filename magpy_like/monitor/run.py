@@ -235,6 +235,8 @@ class MonitorRun:
             self.args = tuple(self._varying_argument(i, value) for i, value in enumerate(args))
             self.kwargs = {name: self._varying_argument(name, v) for name, v in kwargs.items()}
         self.root_frame: types.FrameType | None = None
+        self.handled_outside: BaseException | None = None
+        """The exception that the program's caller handles."""
         self._at: types.FrameType | None = None
         """Where the program was last seen."""
         self.suspended = 0
@@ -279,6 +281,7 @@ class MonitorRun:
         """Run the program; what it returns or raises is what it would have without the monitor."""
         outer = getattr(active, "run", None)
         previous = sys.gettrace()
+        self.handled_outside = sys.exception()
         _ask_for_instructions()
         active.run = self
         self._compiling = _Compiling()
@@ -324,7 +327,7 @@ class MonitorRun:
         if self.recording.twin is not None:
             self.recording.twin.account = _nobody_listens
             self.recording.twin.locate = _in_the_backend
-        self._at = None
+        self._at = self.handled_outside = None
         del self._monitor, self.args, self.kwargs
 
     def end(self) -> None:
@@ -784,6 +787,10 @@ class MonitorRun:
                 return native_calls.tensor_operation((tensor, value))
             if name == "requires_grad" and isinstance(value, bool):
                 return self._require_grad(tensor, value)
+            node = self.recording.node(tensor)
+            if name == "grad" and node is not None:
+                self.recording.snapshot(node)
+                return _finish_grad, (node, value)
             raise Split(f"sets Tensor.{name}")
         node = self.recording.node(tensor)
         if node is not None:
@@ -814,6 +821,13 @@ def _finish_dynamic(run: MonitorRun, payload: tuple[types.FrameType], result: An
     run._compiling.enter()
     assert run.cut is not None
     run.cut.behind_split(run, *payload)
+
+
+def _finish_grad(run: MonitorRun, payload: tuple[ShadowNode, Any], result: Any) -> None:
+    """Torch has accepted a gradient."""
+    node, value = payload
+    run.account()
+    run.recording.store(node, Relation(RelationKind.SLOT, "grad"), value)
 
 
 def _finish_lift(run: MonitorRun, payload: tuple[ShadowNode, Any], result: Any) -> Any:

@@ -2,10 +2,12 @@
 
 import contextlib
 import itertools
+import sys
 
 import pytest
 import torch
 
+import magpy_like as magpy
 from tests.programs import Twins, check, check_made, check_right, matrix, one, tensor
 
 
@@ -553,3 +555,58 @@ def program(x):
         from tests.compare import assert_same
 
         assert_same(namespace(twins.target), namespace(twins.eager))
+
+
+# --- the exception that is being handled ---------------------------------------------------------
+
+
+def _leaves_several_contexts(x):
+    log = []
+    with contextlib.ExitStack() as stack:
+        factor = stack.enter_context(contextlib.nullcontext(3.0))
+        stack.callback(log.append, "called back")
+        x = x * factor
+    return x, log
+
+
+def _leaves_several_contexts_by_an_exception(x):
+    log = []
+    with contextlib.suppress(ValueError), contextlib.ExitStack() as stack:
+        stack.callback(log.append, "called back")
+        stack.push(lambda kind, error, trace: log.append(error.args))
+        raise ValueError("inside")
+    return x * len(log), log
+
+
+def _asks_in_its_own_handler(x):
+    try:
+        raise KeyError("own")
+    except KeyError:
+        return x, sys.exc_info()[1].args, repr(sys.exception())
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        _leaves_several_contexts, _leaves_several_contexts_by_an_exception,
+        _asks_in_its_own_handler,
+    ],
+)  # fmt: skip
+def test_a_program_asks_which_exception_it_handles(program):
+    check(program, one(), other=[one(1.0)])
+
+
+def test_the_exception_that_the_caller_handles_is_that_of_each_call():
+    def program(x):
+        return x * 2, sys.exception()
+
+    compiled = magpy.compile(program, backend="eager")
+    for _ in range(2):
+        assert compiled(tensor(1))[1] is None
+    for i in range(3):
+        try:
+            raise ValueError(i)
+        except ValueError as error:
+            assert compiled(tensor(1))[1] is error
+    assert compiled(tensor(1))[1] is None
+    assert magpy.cache_info(compiled).hits == 2

@@ -772,3 +772,49 @@ def test_an_exception_that_is_kept():
     compiled = magpy.compile(raised, backend="eager")
     for _ in range(2):
         assert compiled(tensor(1)).__traceback__.tb_frame.f_code is raised.__code__
+
+
+def _clears(layer, x):
+    layer.weight.grad = None
+    return layer(x)
+
+
+def _clears_all(layer, x):
+    layer.zero_grad()
+    return layer(x), layer.weight.grad
+
+
+def _accumulates_by_hand(layer, x):
+    layer.weight.grad = (x * 2)[None] if layer.weight.grad is None else layer.weight.grad + x
+    return layer(x), layer.weight.grad
+
+
+def _sets_another_shape(layer, x):
+    try:
+        layer.weight.grad = x
+    except RuntimeError as error:
+        return x, type(error).__name__
+
+
+@pytest.mark.parametrize(
+    "program", [_clears, _clears_all, _accumulates_by_hand, _sets_another_shape]
+)
+def test_the_gradient_of_a_parameter_is_set(program):
+    def make():
+        torch.manual_seed(0)
+        layer = nn.Linear(3, 1)
+        made = lambda x: program(layer, x)
+        made.layer = layer
+        return made
+
+    def has_gradients(made):
+        for parameter in made.layer.parameters():
+            parameter.grad = torch.ones_like(parameter)
+
+    twins = Twins(make)
+    for i in range(6):
+        if i % 3:
+            twins.change(has_gradients)
+        twins.call(one(1.0, 2.0, float(i)), why=f"call {i}")
+    if program is not _sets_another_shape:
+        assert magpy.cache_info(twins.compiled).hits >= 3
