@@ -81,6 +81,7 @@ class Rule:
             replay=p.replay,
             reason=p.reason,
             calls=p.calls,
+            changes_if=p.changes_if,
         )
 
     def error(self, message: str, name: str, line: int) -> AnnotationError:

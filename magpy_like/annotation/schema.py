@@ -15,7 +15,7 @@ again with the same constants), ``calls`` (inputs that it calls with parts of th
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -112,7 +112,11 @@ class OutputProperty:
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """The properties of one operation; ``source`` says where they are written."""
+    """The properties of one operation; ``source`` says where they are written.
+
+    ``changes_if`` is the position of the argument that says whether what is in place is changed,
+    such as ``training`` of a normalisation.
+    """
 
     operation: str
     as_op_node: bool
@@ -127,6 +131,7 @@ class Annotation:
     replay: bool = False
     reason: str = ""
     calls: tuple[int | str, ...] = ()
+    changes_if: int | None = None
 
     def input(self, position: int | str) -> InputProperty:
         """The property of the input at a position (receiver first) or of a keyword."""
@@ -137,6 +142,12 @@ class Annotation:
         given = self.input(position)
         return given.in_place or (given.value_read in _ITERATING and isinstance(value, Iterator))
 
+    def writes_to(self, position: int | str, args: Sequence[Any]) -> bool:
+        """Whether a call with these arguments may write to the tensor at a position."""
+        decides = self.changes_if
+        spared = decides is not None and decides < len(args) and args[decides] is False
+        return self.input(position).in_place and not spared
+
     @property
     def dynamic(self) -> bool:
         """Whether a call splits the program whatever its inputs are."""
@@ -144,7 +155,9 @@ class Annotation:
 
 
 FLAGS = ("as_op_node", "pure_closure", "global_state", "state_read", "random", "replay")
-PROPERTIES = frozenset((*FLAGS, "inputs", "default_input", "output", "reason", "calls"))
+PROPERTIES = frozenset(
+    (*FLAGS, "inputs", "default_input", "output", "reason", "calls", "changes_if")
+)
 
 _VALUE_READS = {read.name: read for read in ValueRead}
 _DATA_SHAPES = {shape.name: shape for shape in DataShape}
@@ -187,6 +200,7 @@ def build(operation: str, raw: Mapping[str, Any], source: str) -> Annotation:
         calls=tuple(
             _position(position, ("calls",)) for position in _typed(raw, "calls", list, default=[])
         ),
+        changes_if=_typed(raw, "changes_if", int, default=None),
         **flags,
     )
 

@@ -775,7 +775,7 @@ def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
         if answers_for_itself(tensor):
             raise Look(f"makes a {type(tensor).__qualname__}, which has a __torch_function__")
     for position, value in inputs_of(done.args, done.kwargs):
-        if isinstance(value, torch.Tensor) and annotation.input(position).in_place:
+        if isinstance(value, torch.Tensor) and annotation.writes_to(position, done.args):
             run.recording.note_write(value)
     on_tensors = holds_tensor(done.args) or holds_tensor(tuple(done.kwargs.values()))
     if annotation.global_state and done.operation is not torch._C._set_grad_enabled:

@@ -326,3 +326,11 @@ def test_loading_all_annotations_takes_less_than_150_ms() -> None:
         capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert float(answer.stdout) < 0.150
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_statistics_are_written_to_in_training_only(training):
+    args = (torch.ones(2, 3), None, None, torch.zeros(3), torch.ones(3), training, 0.1, 1e-5, False)
+    annotation = lookup(torch.batch_norm)
+    assert [annotation.writes_to(i, args) for i in range(5)] == [False] * 3 + [training] * 2
+    assert annotation.writes_to("out", args[:5])

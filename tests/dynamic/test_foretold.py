@@ -363,3 +363,35 @@ def test_a_program_that_keeps_going_other_ways_is_foretold_no_more(monkeypatch):
     dispatcher = magpy.api._dispatcher(fast)
     records = [r for d in (dispatcher, *dispatcher._following()) for r in d.records]
     assert records and not any(record.foretells for record in records)
+
+
+class _Normalised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.other = nn.InstanceNorm1d(3, track_running_stats=True)
+
+    def forward(self, x):
+        y = self.other(self.norm(x).unsqueeze(-1).expand(-1, -1, 2))
+        if y.isnan().any():
+            raise ValueError("not a number")
+        return y
+
+
+def _normalised():
+    torch.manual_seed(0)
+    return _Normalised().eval()
+
+
+def test_a_normalisation_that_only_reads_its_statistics_stands_in_no_way():
+    twins = check_made(_normalised, lambda: (torch.ones(4, 3).cumsum(0),))
+    assert not magpy.api._dispatcher(twins.compiled).split_points
+    twins.call(lambda: (torch.full((4, 3), float("nan")),))
+
+
+def test_statistics_that_were_changed_before_a_branch_are_not_changed_twice():
+    twins = Twins(_normalised)
+    for training in (False, True, True, False, True):
+        twins.change(lambda module, training=training: module.train(training))
+        for scale in (1.0, 2.0, float("nan"), 3.0):
+            twins.call(lambda scale=scale: (torch.ones(4, 3).cumsum(0) * scale,))
