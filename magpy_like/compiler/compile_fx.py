@@ -26,6 +26,7 @@ from magpy_like.compiler.memory import plan_memory
 from magpy_like.compiler.runtime import code_cache
 from magpy_like.compiler.scheduler import Scheduler
 from magpy_like.compiler.trace import Trace, open_trace
+from magpy_like.compiler.varying import is_symbolic
 
 _OPTIONS = {"strict", "trace"}
 
@@ -48,7 +49,8 @@ def compile_fx(
     ``strict``, and for unknown options. Source: PyTorch 2 (ASPLOS 2024), section 4.
     """
     if has_control(gm):
-        return in_parts(gm, functools.partial(compile_fx, mode=mode, options=options))
+        varying = [is_symbolic(given) for given in example_inputs]
+        return in_parts(gm, functools.partial(compile_fx, mode=mode, options=options), varying)
     settings = dict(options or {})
     unknown = set(settings) - _OPTIONS
     if unknown:

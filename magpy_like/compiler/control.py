@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from magpy_like.compiler.varying import Form, Varying, form
+
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 _MODES = ("_enter_", "_exit_", "_set_", "set_")
@@ -230,19 +232,37 @@ class Part(torch.nn.Module):
         super().__init__()
         self._graph, self._varying, self._backend = gm, varying, backend
         self._compiled: dict[Any, Callable[..., Any]] = {}
+        self._general: list[tuple[Callable[..., bool], Callable[..., Any]]] = []
+        """What serves more than one form, with the condition."""
 
     def forward(self, *args: Any) -> Any:
         if not all(isinstance(args[i], torch.Tensor) for i in self._varying):
             return self._graph(*args)  # a backend would take a number for a constant
-        key = tuple(_form(args[i]) for i in self._varying)
+        key = tuple(form(args[i]) for i in self._varying)
         found = self._compiled.get(key)
         if found is None:
             with _compiling:
                 found = self._compiled.get(key)
                 if found is None:
-                    found = self._compiled[key] = self._backend(self._graph, args)
+                    found = self._compiled[key] = self._compile(key, args)
         return found(*args)
 
+    def _compile(self, key: tuple[Form, ...], args: tuple[Any, ...]) -> Callable[..., Any]:
+        """What serves inputs of these forms, made for more of them when sizes have differed."""
+        forms = self._of_all(key, args)
+        for admits, call in self._general:
+            if admits(forms):
+                return call
+        for earlier in reversed(self._compiled):
+            try:
+                varying = Varying(args, forms, self._of_all(earlier, args))
+                call = self._backend(self._graph, varying.examples)
+                self._general.append((varying.condition(), call))
+            except (ValueError, NotImplementedError):
+                continue
+            return call
+        return self._backend(self._graph, args)
 
-def _form(value: torch.Tensor) -> Any:
-    return value.dtype, value.device, value.shape, value.stride(), value.requires_grad
+    def _of_all(self, key: tuple[Form, ...], args: tuple[Any, ...]) -> list[Form | None]:
+        known = dict(zip(self._varying, key, strict=True))
+        return [known.get(i) for i in range(len(args))]

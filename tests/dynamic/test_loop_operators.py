@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import magpy_like as magpy
@@ -515,3 +516,43 @@ def test_lstm_over_any_number_of_steps_is_one_graph_with_one_loop(backend):
     assert (info.hits, info.misses, info.graphs) == (18, 2, 1)
     assert len(compiled) == parts, "no part of it is compiled for another number of steps"
     assert has_loop(fast, inputs)
+
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.step, self.out = nn.Linear(8, 8), nn.Linear(8, 5)
+
+    def forward(self, x):
+        y, h, found = torch.tanh(x * 2), x.new_zeros(x.shape[1], 8), []
+        for t in range(x.shape[0]):
+            h = torch.tanh(self.step(y[t]) + h)
+            found.append(h)
+        z = torch.stack(found)
+        return self.out(z).softmax(-1) + z.mean(0).sum(), z.flatten(0, 1).relu()
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_what_lies_before_and_behind_a_loop_is_compiled_for_all_sizes(training):
+    compiled = []
+
+    def counted(graph, given):
+        compiled.append(graph)
+        return compile_fx(graph, given, options={"strict": True})
+
+    model = Tagger()
+    fast = magpy.compile(model, backend=counted, fullgraph=True)
+    for i, steps in enumerate((5, 7, 9, 20, 3, 2, 12)):
+        if i == 4:
+            parts = len(compiled)
+        inputs, found = torch.randn(steps, 4, 8), []
+        for run in (fast, model):
+            with torch.set_grad_enabled(training):
+                result = run(inputs)
+            if training:
+                model.zero_grad()
+                (result[0].pow(2).sum() + result[1].sum()).backward()
+            found.append((result, [p.grad for p in model.parameters()]))
+        assert_same(*found, rtol=1e-3, atol=1e-5)
+    assert magpy.cache_info(fast).hits == 5
+    assert len(compiled) == parts <= 10, "what two sizes have shown serves the others"
