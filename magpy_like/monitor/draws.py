@@ -236,9 +236,10 @@ def derives(
     of_numpy = any(isinstance(value, np.ndarray | np.generic) for value in values)
     if of_numpy:
         known = isinstance(operation, np.ufunc) or operation in _REPEATED | _TENSOR_MAKERS
-    else:  # one list of numbers
-        known = operation in _TENSOR_MAKERS | _FOLDS and not is_number(args[0])
-        known = known and any(map(lifted.is_drawn, values)) and len(set(map(type, values))) == 1
+    elif operation in _FOLDS:
+        known = any(map(lifted.is_drawn, values)) and len(set(map(type, values))) == 1
+    else:
+        known = operation in _TENSOR_MAKERS and not is_number(args[0])
     if not known or "out" in kwargs:
         return None
     if not all(_is_type(value) or lifted.is_known_before_graph(value) for value in values):

@@ -94,6 +94,13 @@ def known_at_entry(expression: Any) -> bool:
     return not isinstance(expression, Draw | InGraph)
 
 
+def known_before_graph(expression: Any) -> bool:
+    """Whether the mock can compute the expression before it runs the operator graph."""
+    if isinstance(expression, Computed):
+        return all(known_before_graph(operand) for operand in expression.operands)
+    return not isinstance(expression, InGraph)
+
+
 class Untranslatable(Exception):
     """A symbolic expression has a part that Python has no exact counterpart for."""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.monitor.expressions import Computed, InGraph, Read
+from magpy_like.monitor.operator_graph import REAL_NUMBERS
 from magpy_like.monitor.split import Split
 
 if TYPE_CHECKING:
@@ -41,6 +42,16 @@ def asks_for_values(operation: Any, args: tuple[Any, ...]) -> bool:
         tensor = args[0]
         return not tensor.is_floating_point() and not tensor.is_complex()
     return operation in COMPARISONS
+
+
+def gives_numbers(operation: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call makes a list of few numbers, as many at every call."""
+    if operation is not torch.Tensor.tolist or args[0].dtype not in REAL_NUMBERS:
+        return False
+    return 0 < args[0].numel() <= _FEW
+
+
+_FEW = 16
 
 
 def foretell_branch(run: MonitorRun, tensor: torch.Tensor) -> None:

@@ -33,6 +33,7 @@ from magpy_like.monitor.expressions import (
     is_liftable,
     is_number,
     known_at_entry,
+    known_before_graph,
 )
 from magpy_like.monitor.recording import CONTAINERS, Recording, elements
 from magpy_like.monitor.split import Look, Place, Split
@@ -130,9 +131,13 @@ class LiftedNumbers:
     def is_known_before_graph(self, value: Any) -> bool:
         """Whether the mock can have a value before the operator graph runs."""
         expression = self.expression(value)
-        return is_plain(value) if expression is None else not _is_in_graph(expression)
+        return is_plain(value) if expression is None else known_before_graph(expression)
 
     def compute(self, operation: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> Any:
+        if operation in _CHOOSES and len(set(map(type, operands))) > 1:
+            return self._choose(operation, operands)
+        if operation in _POWERS:
+            self._hold_type_of_power(*operands)
         twin = self._compute_twin(operation, operands, value)
         if twin is not None and not isinstance(twin, torch.SymInt | torch.SymFloat):
             return None  # it is the same whatever the operands are
@@ -141,6 +146,22 @@ class LiftedNumbers:
             node = self.rec.operators.compute(operation, operands, value)
             return self.lift(value, InGraph(node), twin)
         return self.lift(value, Computed(operation, parts), twin)
+
+    def _choose(self, operation: Callable[..., Any], operands: tuple[Any, ...]) -> None:
+        """One of several numbers of different types: which one it is must not differ."""
+        goes_before = operator.gt if operation is max else operator.lt
+        chosen = operands[0]
+        for operand in operands[1:]:
+            self.ask(goes_before, (operand, chosen))
+            chosen = operand if goes_before(operand, chosen) else chosen
+
+    def _hold_type_of_power(self, base: Any, exponent: Any, *_: Any) -> None:
+        """By their signs, powers of integers may be fractions, and others complex numbers."""
+        if type(base) is type(exponent) is int:
+            if self.expression(exponent) is not None:
+                self.ask(operator.ge, (exponent, 0))
+        elif self.expression(exponent) is not None or exponent != int(exponent):
+            self.ask(operator.ge, (base, 0))
 
     def _compute_twin(
         self, operation: Callable[..., Any], operands: tuple[Any, ...], value: Any
@@ -208,6 +229,17 @@ class LiftedNumbers:
         if not isinstance(expression, Expression):
             return value
         return self.lift(value, expression, twin)
+
+    def items(self, operation: Any, tensor: torch.Tensor, values: Any) -> Any:
+        """A tensor's values became lists of numbers, each of which stays one of the graph."""
+        numbers = self.rec.items(operation, tensor)
+
+        def lifted(value: Any) -> Any:
+            if type(value) is list:
+                return [lifted(item) for item in value]
+            return self.lift(value, InGraph(numbers(value)))
+
+        return lifted(values)
 
     def metadata(self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Any:
         """``operation`` has looked at a tensor's sizes, or at what follows from them.
@@ -289,10 +321,13 @@ class LiftedNumbers:
     def fold(self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Any:
         """``operation`` has made one number of a container's."""
         twins = self.twins_of(args)
-        if twins is None or type(value) is not int:
-            self.settle(args)
-            return None
-        return self.pair(value, FOLDS[operation](*twins))
+        if twins is not None and type(value) is int:
+            return self.pair(value, FOLDS[operation](*twins))
+        numbers = args[0] if type(args[0]) in (list, tuple) else ()
+        if len(numbers) > 1 and all(map(is_number, numbers)) and operation in _OF_SEVERAL:
+            return self.compute(_OF_SEVERAL[operation], tuple(numbers), value)
+        self.settle(args)
+        return None
 
     def any(self, values: tuple[Any, ...]) -> bool:
         return any(id(value) in self._known for value in values)
@@ -393,12 +428,6 @@ def _is_drawn(expression: Any) -> bool:
     return isinstance(expression, Draw)
 
 
-def _is_in_graph(expression: Any) -> bool:
-    if isinstance(expression, Computed):
-        return any(map(_is_in_graph, expression.operands))
-    return isinstance(expression, InGraph)
-
-
 _DATA_SIZE = "reads a size that depends on a tensor's data"
 
 _LENGTH = {len, torch.Tensor.__len__}
@@ -425,6 +454,9 @@ ARITHMETIC = {
     operator.imod, operator.ipow, operator.ilshift, operator.irshift, operator.iand, operator.ior,
     operator.ixor, operator.neg, operator.pos, operator.invert,
 }  # fmt: skip
+
+_CHOOSES = (max, min)
+_POWERS = (operator.pow, operator.ipow, pow)
 
 PURE_FUNCTIONS = {
     abs, min, max, round, pow, int, float, math.sqrt, math.exp, math.log, math.log2, math.log10,
@@ -459,6 +491,14 @@ FOLDS: dict[Any, Callable[..., Any]] = {
     sum: sum,
 }
 """Functions of one container of numbers, and the same of symbolic ones."""
+
+
+def total(*numbers: Any) -> Any:
+    return sum(numbers)
+
+
+_OF_SEVERAL: dict[Any, Callable[..., Any]] = {sum: total, max: max, min: min}
+"""Functions of one container, and the same of its elements."""
 
 
 def computes(operation: Any, args: tuple[Any, ...]) -> bool:

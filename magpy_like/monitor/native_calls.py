@@ -172,8 +172,15 @@ def native(
         foretold.foretell_branch(run, args[0])
         return finish_pure, NativeCall(None, operation, args, kwargs, False)
     if foretold.asks_for_values(operation, args) and holds_tensor(args):
-        foretold.foretell_values(run, operation, args, kwargs)
-        return finish_pure, NativeCall(None, operation, args, kwargs, False)
+        try:
+            foretold.foretell_values(run, operation, args, kwargs)
+            return finish_pure, NativeCall(None, operation, args, kwargs, False)
+        except Split:
+            if not foretold.gives_numbers(operation, args):
+                raise
+    if foretold.gives_numbers(operation, args) and not rec.inside:
+        run.lifted.fix_sizes(args[0])
+        return _finish_items, (operation, args[0])
     if operation in _ITEMS and not rec.inside and len(args) == 1 and not kwargs:
         if isinstance(args[0], torch.Tensor):
             return _finish_item, (operation, args)
@@ -291,6 +298,14 @@ def _finish_item(run: MonitorRun, read: tuple[Any, tuple[Any, ...]], result: Any
     number = run.lifted.item(*read, result)
     run.account()
     return number
+
+
+def _finish_items(run: MonitorRun, read: tuple[Any, torch.Tensor], result: Any) -> Any:
+    if type(result) is not list:
+        return _finish_item(run, (read[0], (read[1],)), result)
+    numbers = run.lifted.items(*read, result)
+    run.account()
+    return numbers
 
 
 def _finish_constant(run: MonitorRun, done: NativeCall, result: Any) -> None:

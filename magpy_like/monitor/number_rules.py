@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 def _compute(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Token:
     if operation in _FORMATS and isinstance(operands[0], str | bytes):
+        if type(operands[0]) is str and is_liftable(operands[1]) and run.lifted.any(operands):
+            return finish_computed, (operation, operands)
         run.lifted.settle(operands)
     if not run.lifted.any(operands):
         return None

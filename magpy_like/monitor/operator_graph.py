@@ -24,6 +24,7 @@ from magpy_like.monitor.expressions import (
     Untranslatable,
     is_liftable,
     is_number,
+    known_before_graph,
 )
 from magpy_like.monitor.gathered import Gathered, Growing
 from magpy_like.monitor.symbolic_forms import SUBSCRIPTS, SYMBOLIC_FORMS, getitem, is_basic_key
@@ -128,7 +129,7 @@ class OperatorGraph:
         self.operators += 1
         self.reads_data = True
         tensor = resolve(args[0])
-        if args[0].dtype not in _REAL_NUMBERS:
+        if args[0].dtype not in REAL_NUMBERS:
             function = operation if isinstance(operation, type) else type(value)
             return self._know_number(self.graph.call_function(function, (tensor,)), value)
         read = args[0].dtype.is_floating_point
@@ -138,6 +139,12 @@ class OperatorGraph:
         if read is (type(value) is float):
             return node
         return self._arithmetic(type(value), (node,), value)
+
+    def elements(self, node: fx.Node, count: int) -> Iterator[fx.Node]:
+        """Tensors of one element each: what a tensor of the graph holds."""
+        flat = self.graph.call_method("reshape", (node, (-1,)))
+        for i in range(count):
+            yield self.graph.call_method("select", (flat, 0, i))
 
     def compute(
         self, operation: Callable[..., Any], operands: Sequence[Any], value: Any
@@ -201,7 +208,7 @@ class OperatorGraph:
         found = self._numbers.get(id(expression))
         if found is not None:
             return found[1]
-        if isinstance(expression, Computed):
+        if isinstance(expression, Computed) and not _is_for_python(expression):
             parts = tuple(self._node_for(part, None) for part in expression.operands)
             node = self._arithmetic(expression.operation, parts, value)
         elif isinstance(expression, Expression):
@@ -645,7 +652,16 @@ _ON_SYMBOLS: dict[Any, Callable[..., Any]] = {
 """Functions of numbers that would ask a symbolic one for its value, and those that do not."""
 
 
-_REAL_NUMBERS = frozenset(
+_FOR_PYTHON = set(filter(callable, vars(math).values())) - {math.sqrt, math.floor, math.ceil}
+"""Functions of numbers that symbolic ones have no counterpart of."""
+
+
+def _is_for_python(expression: Computed) -> bool:
+    """Whether a number comes into the graph from the mock, which can compute it."""
+    return expression.operation in _FOR_PYTHON and known_before_graph(expression)
+
+
+REAL_NUMBERS = frozenset(
     {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
      torch.float32, torch.float64}
 )  # fmt: skip

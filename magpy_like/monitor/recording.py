@@ -524,6 +524,22 @@ class Recording:
         except UnknownTensor as problem:
             raise Split(str(problem)) from None
 
+    def items(
+        self, operation: Callable[..., Any], tensor: torch.Tensor
+    ) -> Callable[[Any], fx.Node]:
+        """Gives the graph's nodes for the numbers that a tensor holds, one after the other.
+
+        Raises:
+            Split: the tensor is of unknown origin.
+        """
+        try:
+            elements = self.operators.elements(self.graph_value(tensor), tensor.numel())
+        except UnknownTensor as problem:
+            raise Split(str(problem)) from None
+        return lambda value: self.operators.scalar(
+            operation, (tensor,), value, lambda _: next(elements)
+        )
+
     def snapshot_of(self, tensor: torch.Tensor) -> fx.Node:
         """The graph's node for what a tensor holds now, whatever becomes of it.
 

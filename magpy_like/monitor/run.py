@@ -713,7 +713,7 @@ class MonitorRun:
         It is when it varied between calls, or when the program is about to change it in place,
         as in ``self.step += 1``.
         """
-        if node is None or not is_number(value) or relation in node.written:
+        if node is None or not is_number(value) or relation in node.written or node.rewritten:
             return None
         target = node.first.refs.get(relation)
         if target is None or target == ABSENT:

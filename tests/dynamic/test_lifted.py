@@ -1,0 +1,193 @@
+"""Numbers that differ from call to call: what they are made of, and what is made of them."""
+
+import math
+
+import pytest
+import torch
+
+import magpy_like as magpy
+from tests.compare import assert_same
+
+INTEGERS = [3, 4, 2, 5, 6, 7, 4, 3]
+FRACTIONS = [0.5, 3.0, 1.25, 2.5, 0.75, 7.5, 2.0, 0.5]
+
+WHOLE = {
+    "argument": lambda n: n,
+    "keyword of a dictionary": lambda n: {"value": n},
+    "element of a list": lambda n: [0, n],
+    "last element of a tuple": lambda n: (0.5, n),
+    "item of a tensor": lambda n: torch.tensor(n),
+    "int of a tensor": lambda n: torch.tensor([n]),
+    "list of a tensor": lambda n: torch.tensor([[1, n], [n, 2]]),
+    "length of a tensor": lambda n: torch.ones(n + 1),
+    "size of a tensor": lambda n: torch.ones(2, n + 1),
+}
+"""Where an integer comes from, by the argument that brings it."""
+TAKES = {
+    "argument": lambda given: given,
+    "keyword of a dictionary": lambda given: given["value"],
+    "element of a list": lambda given: given[1],
+    "last element of a tuple": lambda given: given[-1],
+    "item of a tensor": lambda given: given.item(),
+    "int of a tensor": lambda given: int(given.sum()),
+    "list of a tensor": lambda given: given.tolist()[0][1],
+    "length of a tensor": lambda given: len(given) - 1,
+    "size of a tensor": lambda given: given.shape[1] - 1,
+    "float of a tensor": lambda given: float(given.sum()),
+}
+"""How the program takes the number out of it."""
+OF_FRACTIONS = {
+    **{name: WHOLE[name] for name in list(WHOLE)[:5]},
+    "float of a tensor": lambda n: torch.tensor([n]),
+    "list of a tensor": lambda n: torch.tensor([[1.0, n], [n, 2.0]]),
+}
+
+
+def _in_a_loop(x, n):
+    total = 0
+    for i in range(3):
+        total += n * i
+    return x * total
+
+
+SCALARS = {
+    "factor": lambda x, n: x * n + n - 1,
+    "left operand": lambda x, n: n - x / (n + 10.0),
+    "arithmetic": lambda x, n: x * ((n * 2 + 1) / 3 - n**2),
+    "division": lambda x, n: x * (n // 2) + n % 3,
+    "sign": lambda x, n: x * -n + abs(-n),
+    "power": lambda x, n: x * 2**n,
+    "mathematics": lambda x, n: x * math.sqrt(n + 1) + math.sin(n) + math.floor(n / 2),
+    "exponential": lambda x, n: x * math.exp(-n),
+    "rounding": lambda x, n: x * round(n / 3, 2) + round(n / 3),
+    "comparison": lambda x, n: x + 1 if n > 0 else x - n,
+    "bounds": lambda x, n: x + n if -2 < n < 100 else x,
+    "truth": lambda x, n: x + 1 if n else x - n,
+    "text": lambda x, n: (x * n, f"{n:.2f}", str(n), "%s" % n),
+    "conversion": lambda x, n: x * int(n) + float(n),
+    "result": lambda x, n: (x + 1, n, n * 2, [n, {"n": n}]),
+    "sum": lambda x, n: x * sum([n, n]) + max([n, n * 2]),
+    "fill": lambda x, n: x.masked_fill(x > 0, n),
+    "choice": lambda x, n: torch.where(x > 0, x, n),
+    "bound": lambda x, n: x.clamp(-n - 10, n + 10),
+    "new tensor": lambda x, n: torch.full((2,), n) + torch.full_like(x, n)[:2],
+    "multiple": lambda x, n: torch.add(x, x, alpha=n),
+    "tensor": lambda x, n: x.sum() + torch.tensor([n, n * 2]) + torch.tensor(n),
+    "equality": lambda x, n: x == n,
+    "exponent": lambda x, n: x.abs() ** n,
+    "slope": lambda x, n: torch.nn.functional.leaky_relu(x, n),
+    "type": lambda x, n: x * 2 if isinstance(n, str) else x * n,
+    "integers": lambda x, n: x.long() * n,
+    "loop": _in_a_loop,
+    "closure": lambda x, n: (lambda: x * n)(),
+}
+SIZES = {
+    "size": lambda x, n: torch.zeros(n) + x.sum(),
+    "expanded": lambda x, n: x[:1].expand(n) * 2,
+    "index": lambda x, n: x[n] * 2,
+    "bounds of a slice": lambda x, n: x[n - 1 : n + 1] * 2,
+    "end of a slice": lambda x, n: x[:n] * 2,
+    "range": lambda x, n: torch.arange(n) * x.sum(),
+    "view": lambda x, n: torch.zeros(n * 2).view(n, 2) + x.sum(),
+    "repeated": lambda x, n: x.repeat(n),
+    "part": lambda x, n: x.narrow(0, 0, n),
+    "shift": lambda x, n: x.long() << n,
+}
+"""Uses after which the number may be another one at every call."""
+
+STEERS = {
+    "smaller of two types": lambda x, n: x.long() * min(n, 2.5) + x.long() * max(n, 2),
+    "largest of three": lambda x, n: x.long() * max(n, 1, 2.5),
+    "root": lambda x, n: x * (n - 2) ** 0.5,
+    "negative power": lambda x, n: x.long() * 3 ** (int(n) - 3),
+    "one value": lambda x, n: x + 1 if n == 3 else x - n,
+    "key": lambda x, n: x * {3: 2.0, 0.5: 4.0}.get(n, 3.0),
+    "member": lambda x, n: x if n in (1, 2, 3, 0.5) else x * 2,
+    "order of tuples": lambda x, n: x if (n, 1) > (2, 0) else x * 2,
+    "truth of a difference": lambda x, n: x + 1 if not n - 3 else x * n,
+    "rounds": lambda x, n: sum((x * i for i in range(int(n))), x),
+    "choice of a tensor": lambda x, n: [x, x + 1, x + 2, x * 3, x * 4, x * 5, x, x][int(n)],
+}
+"""Uses that need the number's value, or something about it."""
+
+
+def _compare(use, take, make, values):
+    """Calls with all values; whether each was a hit."""
+
+    def program(x, given):
+        return use(x, take(given))
+
+    fast = magpy.compile(program, backend="eager")
+    hits = []
+    for value in values:
+        x = torch.arange(8.0) - 2
+        expected = program(x, make(value))
+        before = magpy.cache_info(fast).hits
+        assert_same(fast(x, make(value)), expected)
+        hits.append(magpy.cache_info(fast).hits > before)
+    return hits
+
+
+@pytest.mark.parametrize("source", list(WHOLE)[1::2])
+@pytest.mark.parametrize("use", SCALARS)
+def test_no_integer_is_recorded_for_ever(use, source):
+    hits = _compare(SCALARS[use], TAKES[source], WHOLE[source], INTEGERS)
+    assert all(hits[4:])
+
+
+@pytest.mark.parametrize("source", WHOLE)
+@pytest.mark.parametrize("use", SIZES)
+def test_no_size_is_recorded_for_ever(use, source):
+    hits = _compare(SIZES[use], TAKES[source], WHOLE[source], INTEGERS)
+    assert all(hits[4:])
+
+
+@pytest.mark.parametrize("source", list(OF_FRACTIONS)[::2])
+@pytest.mark.parametrize("use", SCALARS)
+def test_no_fraction_is_recorded_for_ever(use, source):
+    hits = _compare(SCALARS[use], TAKES[source], OF_FRACTIONS[source], FRACTIONS)
+    assert all(hits[4:])
+
+
+@pytest.mark.parametrize("source", ["argument", "element of a list", "item of a tensor"])
+@pytest.mark.parametrize("use", STEERS)
+def test_what_a_number_steers_is_right_for_every_value(use, source):
+    _compare(STEERS[use], TAKES[source], WHOLE[source], [*INTEGERS, 1, 0, -1, 3])
+    _compare(STEERS[use], TAKES[source], OF_FRACTIONS[source], [*FRACTIONS, -1.5, 0.0, -2.5])
+
+
+@pytest.mark.parametrize("source", ["argument", "keyword of a dictionary", "element of a list"])
+@pytest.mark.parametrize("kinds", [(2, 2.5), (2, True), (2.5, "a"), (True, 2)])
+def test_number_of_another_type_is_another_program(kinds, source):
+    values = [kinds[0], kinds[0] + 1, kinds[1], kinds[0]]
+    if isinstance(kinds[1], str):
+        values[2] = False
+    _compare(lambda x, n: (x.long() * n, n), TAKES[source], WHOLE[source], values)
+
+
+TRUTHS = {
+    "argument": (lambda given: given, lambda flag: flag),
+    "keyword of a dictionary": (lambda given: given["value"], lambda flag: {"value": flag}),
+    "element of a list": (lambda given: given[1], lambda flag: [0, flag]),
+    "item of a tensor": (lambda given: given.item(), torch.tensor),
+    "bool of a tensor": (bool, lambda flag: torch.tensor([flag])),
+    "list of a tensor": (lambda given: given.tolist()[1], lambda flag: torch.tensor([True, flag])),
+}
+USES_OF_TRUTH = {
+    "factor": lambda x, flag: x * flag + x.long() * flag,
+    "choice": lambda x, flag: torch.where(x > 0, flag, x),
+    "fill": lambda x, flag: x.masked_fill(x > 0, flag),
+    "new tensor": lambda x, flag: torch.full((2,), flag),
+    "mask": lambda x, flag: (x > 0) & flag,
+    "sum": lambda x, flag: x * (flag + flag),
+    "operator's mode": lambda x, flag: x.sum(0, keepdim=flag),
+    "identity": lambda x, flag: x + 1 if flag is True else x,
+}
+
+
+@pytest.mark.parametrize("source", TRUTHS)
+@pytest.mark.parametrize("use", USES_OF_TRUTH)
+def test_each_truth_is_recorded_once(use, source):
+    flags = [True, False, True, False, False, True, True, False]
+    hits = _compare(USES_OF_TRUTH[use], *TRUTHS[source], flags)
+    assert all(hits[-4:])
