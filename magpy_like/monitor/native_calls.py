@@ -32,7 +32,7 @@ from magpy_like.monitor.recording import (
     plain_key,
 )
 from magpy_like.monitor.repeated_calls import repeatable
-from magpy_like.monitor.split import Effect, Look, Split
+from magpy_like.monitor.split import LENGTH_VARIES, Effect, Look, Split
 from magpy_like.native import lookup_in_type
 from magpy_like.refgraph import REFERENT, Fact, Relation
 from magpy_like.refgraph.values import (
@@ -233,7 +233,7 @@ def native(
             if _is_number_like(value):
                 raise Split(f"gives a {type(value).__qualname__} to a tensor operator")
             if rec.length_varies(value):
-                raise Split("gives a list whose length varies to a tensor operator")
+                raise Split(LENGTH_VARIES)
             _offer(rec, value)
         elif by_key and position != "key":
             rec.visit(value, ValueRead.ELEMENTS)

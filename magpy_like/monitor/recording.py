@@ -237,6 +237,17 @@ class Recording:
             return self.twin.inputs[node.node_id]
         return self.operators.twin_of(tensor)
 
+    def varying_dims(self, tensor: torch.Tensor) -> list[int]:
+        """The dimensions of a tensor whose sizes are made of varying ones, or decided by data.
+
+        Where nobody knows which, it is most likely the first one: operators that select elements
+        put them there.
+        """
+        twin = self.twin_of(tensor)
+        if twin is None or self.twin is None:
+            return [0] if tensor.dim() and self.operators.has_data_shape(tensor) else []
+        return [dim for dim, size in enumerate(twin.shape) if self.twin.is_open(size)]
+
     def meet_context(self, variable: contextvars.ContextVar[Any]) -> None:
         """The program looked at a context variable."""
         node, relation = self.constant(variable), Relation(RelationKind.CONTEXT)

@@ -28,6 +28,8 @@ class NotForetold(Split):
     """A value was foretold, and what the program did later cannot be undone if it was wrong."""
 
 
+LENGTH_VARIES = "gives a list whose length varies to a tensor operator"
+
 Place = tuple[Any, ...]
 """Where a program looks at a value, in its source: file, function, lines and columns. A loop's
 condition stands there once, but twice in the bytecode, and in that of every continuation."""

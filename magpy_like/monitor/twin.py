@@ -172,10 +172,11 @@ class Twin:
     def varies(self, shadow_id: int) -> bool:
         """Whether a tensor from outside may have other sizes."""
         sizes, _ = self._layouts.get(shadow_id, ((), ()))
-        return any(
-            isinstance(n, torch.SymInt) and not self.env.replace(n.node.expr).is_number
-            for n in sizes
-        )
+        return any(map(self.is_open, sizes))
+
+    def is_open(self, size: Any) -> bool:
+        """Whether a size may be another one at the next call."""
+        return isinstance(size, torch.SymInt) and not self.env.replace(size.node.expr).is_number
 
     def example(self, shadow_id: int, tensor: torch.Tensor) -> torch.Tensor:
         """A fake tensor like the one outside when the region was entered."""

@@ -70,6 +70,11 @@ class Varying:
         if self.dynamic is not False:
             self.numbers.add(place)
 
+    def expect_sizes(self, place: Path, dims: Collection[int]) -> None:
+        """The tensor at a place is a result, of other sizes in these dimensions every time."""
+        if self.dynamic is not False and dims:
+            self.dims.setdefault(place, set()).update(dims)
+
     def learn(
         self, records: Iterable[Record], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
@@ -115,7 +120,12 @@ class Varying:
     def in_words(self) -> list[str]:
         """The numbers and sizes that have varied."""
         numbers = [self._names[place] for place in self.numbers if place in self._names]
-        sizes = [f"{self._names[p]}.size({dim})" for p, dims in self.dims.items() for dim in dims]
+        sizes = [
+            f"{self._names[place]}.size({dim})"
+            for place, dims in self.dims.items()
+            for dim in dims
+            if place in self._names
+        ]
         return sorted([*numbers, *sizes])
 
     def check_marks(self, record: Record) -> None:

@@ -23,7 +23,7 @@ from magpy_like.logs import topic
 from magpy_like.monitor.expressions import fresh, is_liftable
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
-from magpy_like.monitor.split import NotForetold, NotMerged, Place, Split, SplitPoint
+from magpy_like.monitor.split import LENGTH_VARIES, NotForetold, NotMerged, Place, Split, SplitPoint
 from magpy_like.monitor.variation import argument_place
 from magpy_like.native import StateCheck, frame_set_local, frame_set_operand
 from magpy_like.synthesis.graphs import SharedGraphs
@@ -116,7 +116,7 @@ class StretchCut:
             dispatcher.no_record(SplitPoint.at(frame, reason), str(obstacle))
             return False
         dispatcher.note_split(SplitPoint.at(frame, reason))
-        self._states = states
+        self._states, self._joins = states, reason == LENGTH_VARIES
         return not (dispatcher.fullgraph or dispatcher.is_eager)
 
     def behind_split(self, run: MonitorRun, frame: types.FrameType) -> None:
@@ -133,6 +133,11 @@ class StretchCut:
         for position, value in enumerate(values):
             if run.lifted.expression(value) is not None:
                 dispatcher.varying.expect(argument_place(position))
+            elif isinstance(value, torch.Tensor):
+                dims = run.recording.varying_dims(value)
+                if self._joins and position == layout.given and value.dim():
+                    dims = [0]  # along which lists are joined, most likely
+                dispatcher.varying.expect_sizes(argument_place(position), dims)
         arguments = tuple(values)
         covered = dispatcher.covers(arguments)
         if dispatcher.is_eager and not covered:

@@ -7,7 +7,7 @@ import torch
 
 import magpy_like as magpy
 from tests.dynamic.test_shapes import sized
-from tests.programs import Twins
+from tests.programs import Twins, one
 
 
 def lifted(twins):
@@ -245,3 +245,58 @@ def test_general_record_takes_the_place_of_one_for_a_single_number_at_an_attribu
     twins.call(lambda: (torch.ones(4), Settings(9)), hit=False)
     twins.call(lambda: (torch.ones(3), Settings(7)), hit=True)
     assert len(lifted(twins)) == 1, "the first one is covered"
+
+
+def _selected(x):
+    found = x[x > 0]
+    with open("/dev/null", "w") as log:
+        log.write("selected")
+    return found * 2
+
+
+def _selected_in_columns(x):
+    found = x[:, x[0] > 0] + 1
+    with open("/dev/null", "w") as log:
+        log.write("selected")
+    return found.sum(1)
+
+
+def test_a_size_that_data_decides_varies_behind_a_split_at_once():
+    twins = Twins(lambda: _selected)
+    twins.call(one(1.0, 2.0, -3.0, -4.0), hit=False)
+    for values in ((1.0, 2.0, 3.0, -1.0), (1.0, 2.0, 3.0, 4.0), (1.0, 4.0, -1.0, -2.0)):
+        twins.call(one(*values), hit=True)
+    for values in ((1.0, -2.0, -3.0, -1.0), (-1.0, -2.0, -3.0, -4.0)):
+        twins.call(one(*values), hit=False, why="0 and 1 are sizes like no others")
+
+
+def test_another_dimension_than_the_first_varies_once_it_has_varied():
+    twins = Twins(lambda: _selected_in_columns)
+
+    def columns(*values):
+        return lambda: (torch.tensor([values, values]),)
+
+    twins.call(columns(1.0, 2.0, 3.0, -1.0), hit=False)
+    twins.call(columns(1.0, 2.0, -3.0, -1.0))
+    twins.call(columns(1.0, 2.0, 3.0, 4.0), hit=True)
+
+
+def test_a_size_that_varies_before_a_split_varies_behind_it_at_once():
+    def program(x):
+        y = torch.cat([x, x]) + 1
+        with open("/dev/null", "w") as log:
+            log.write("joined")
+        return y * x.shape[0], x.sum(0)
+
+    twins = Twins(lambda: program)
+    twins.call(sized((4, 3)), hit=False)
+    twins.call(sized((6, 3)), hit=False)
+    for rows in (9, 3, 12):
+        twins.call(sized((rows, 3)), hit=True)
+    assert magpy.cache_info(twins.compiled).misses == 2
+
+
+def test_dynamic_false_lets_no_size_vary_behind_a_split():
+    twins = Twins(lambda: _selected, dynamic=False)
+    twins.call(one(1.0, 2.0, -3.0, -4.0), hit=False)
+    twins.call(one(1.0, 2.0, 3.0, -1.0), hit=False)

@@ -1,4 +1,8 @@
-"""The monitored programs: Python looks at what their tensors hold, and eager's results come out."""
+"""The monitored programs: Python looks at what their tensors hold, and eager's results come out.
+
+Twenty calls with varied inputs need no more graphs than the places that split them and one, and for
+shapes no more than two monitor runs beside the first.
+"""
 
 import copy
 import io
@@ -39,7 +43,13 @@ def of_the_zoo(name):
 
 
 def generating(kind, beams):
-    return generation(kind, beams), drawn(lambda g: (torch.randint(2, 50, (2, 5), generator=g),))
+    """Prompts of 3 to 9 tokens."""
+
+    def prompt(g):
+        length = int(torch.randint(3, 10, (), generator=g))
+        return (torch.randint(2, 50, (2, length), generator=g),)
+
+    return generation(kind, beams), drawn(prompt)
 
 
 PROGRAMS = {
@@ -55,13 +65,18 @@ PROGRAMS = {
 }
 
 
-def splits_of(compiled):
-    dispatcher = getattr(compiled, "_magpy_dispatcher", None) or compiled.__dict__["_magpy"]
+def splits_of(dispatcher):
     everywhere = [dispatcher, *dispatcher._stretches.dispatchers.values()]
-    return {str(point) for d in everywhere for point in d.split_points}
+    return {(p.filename, p.lineno) for d in everywhere for p in d.split_points}
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+QUICK = ("detection", "early exit", "training", "BlockDrop", "LSTM", "GPT-2, greedy")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in QUICK else pytest.mark.full) for n in PROGRAMS],
+)
 def test_a_steered_program_does_what_eager_mode_does(name):
     torch.manual_seed(0)
     mine, inputs = PROGRAMS[name]()
@@ -71,18 +86,16 @@ def test_a_steered_program_does_what_eager_mode_does(name):
     def compare(args):
         with torch.set_grad_enabled(name == "training"):
             assert_same(fast(*copy.deepcopy(args)), theirs(*copy.deepcopy(args)))
-        return magpy.cache_info(fast)
 
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="magpy_like")  # nothing gives up
-        # The first call may find that a branch could not be foretold after all.
-        known = [compare(inputs[0]) for _ in range(3)][-1]
-        assert known.hits >= 1
-        assert 1 <= known.graphs <= len(splits_of(fast)) + 1
         for args in inputs:
             compare(args)
-    info = magpy.cache_info(fast)
-    assert info.hits >= 11, "half of the calls with new data need no monitor run"
+    info, dispatcher = magpy.cache_info(fast), magpy.api._dispatcher(fast)
+    assert 1 <= info.graphs <= len(splits_of(dispatcher)) + 1
+    # A value that was foretold wrongly takes one run, and so does one that could not be foretold.
+    steering = len(dispatcher._stretches.surprises) + (not dispatcher.foretells)
+    assert info.misses <= 1 + steering + 2
     if name == "training":
         assert mine.log.getvalue() == theirs.log.getvalue()
         assert_same(list(mine.model.parameters()), list(theirs.model.parameters()))
