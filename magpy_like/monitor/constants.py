@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from magpy_like.monitor.containers import elements
 from magpy_like.refgraph.values import is_plain, storage_of, tensor_version
 
 _FACTORIES = frozenset(
@@ -116,7 +117,7 @@ class ConstantTensors:
 
 def _leaves(value: Any) -> Iterator[Any]:
     if isinstance(value, list | tuple):
-        for item in value:
+        for item in elements(value):
             yield from _leaves(item)
     elif isinstance(value, dict):
         yield from _leaves(list(value.values()))

@@ -24,12 +24,12 @@ import yaml
 from magpy_like.annotation import RelationKind, ValueRead, lookup
 from magpy_like.annotation.location import annotations_dir
 from magpy_like.monitor import attributes, calls, native_calls, operators, reads
+from magpy_like.monitor.containers import CONTAINERS, goes_own_ways, plain_key
 from magpy_like.monitor.expressions import is_number
 from magpy_like.monitor.foretold import foretell_branch
 from magpy_like.monitor.gathered import ENDS, Gathered
 from magpy_like.monitor.iterators import foreseen, take  # noqa: F401 (a rule)
 from magpy_like.monitor.polyfills import polyfill, spread
-from magpy_like.monitor.recording import CONTAINERS, plain_key
 from magpy_like.monitor.split import Split
 from magpy_like.native import NULL, frame_set_operand, lookup_in_type
 from magpy_like.refgraph import Relation
@@ -655,7 +655,8 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
         function, args, kwargs = stack[-3:]
     else:
         (function, args), kwargs = stack[-2:], {}
-    if not isinstance(args, tuple | list) or not isinstance(kwargs, dict):
+    plain = isinstance(args, tuple | list) and isinstance(kwargs, dict)
+    if not plain or goes_own_ways(args):
         # The instruction itself will go through the iterable; a function in between sees the rest.
         reads.iterate(run.recording, args)
         run.recording.visit(kwargs, ValueRead.ELEMENTS)

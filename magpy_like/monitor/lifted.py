@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from magpy_like.monitor import text
+from magpy_like.monitor.containers import CONTAINERS, elements
 from magpy_like.monitor.draws import Drawing
 from magpy_like.monitor.expressions import (
     Computed,
@@ -35,7 +36,7 @@ from magpy_like.monitor.expressions import (
     known_at_entry,
     known_before_graph,
 )
-from magpy_like.monitor.recording import CONTAINERS, Recording, elements
+from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Look, Place, Split
 from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.refgraph.values import is_plain

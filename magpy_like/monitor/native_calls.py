@@ -21,16 +21,17 @@ import torch.utils.checkpoint
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
 from magpy_like.monitor import attributes, draws, foretold, handled, lifted, metadata
 from magpy_like.monitor.constants import VALUE_READERS
+from magpy_like.monitor.containers import (
+    CONTAINERS,
+    SCALARS,
+    elements,
+    goes_own_ways,
+    plain_key,
+)
 from magpy_like.monitor.expressions import is_liftable, is_number
 from magpy_like.monitor.gathered import JOINS, Gathered, Growing
 from magpy_like.monitor.reads import ATTRIBUTES, follow, inputs_of
-from magpy_like.monitor.recording import (
-    CONTAINERS,
-    SCALARS,
-    Recording,
-    elements,
-    plain_key,
-)
+from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.repeated_calls import repeatable
 from magpy_like.monitor.split import LENGTH_VARIES, Effect, Look, Split
 from magpy_like.native import lookup_in_type
@@ -625,12 +626,14 @@ def _is_instance(value: Any) -> bool:
     if isinstance(value, torch.Tensor) or is_plain(value) or is_identity(value):
         return False
     if isinstance(value, CONTAINERS):
-        return any(_is_instance(item) for item in elements(value))
+        return goes_own_ways(value) or any(_is_instance(item) for item in elements(value))
     return bool(type(value).__flags__ & HEAP_TYPE) and not isinstance(value, SCALARS)
 
 
 def _is_number_like(value: Any) -> bool:
-    """Whether a tensor operator would ask an instance for a number or tensor, out of sight."""
+    """Whether a tensor operator would run methods of an instance, or of one inside, unseen."""
+    if isinstance(value, CONTAINERS):
+        return goes_own_ways(value) or any(map(_is_number_like, elements(value)))
     return _is_instance(value) and any(hasattr(type(value), name) for name in _CONVERSIONS)
 
 

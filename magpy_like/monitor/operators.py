@@ -13,6 +13,7 @@ import torch
 
 from magpy_like.annotation import ValueRead, lookup
 from magpy_like.monitor import attributes
+from magpy_like.monitor.containers import CONTAINERS
 from magpy_like.monitor.native_calls import (
     NativeCall,
     answers_in_python,
@@ -22,7 +23,7 @@ from magpy_like.monitor.native_calls import (
     holds_tensor,
     native,
 )
-from magpy_like.monitor.recording import CONTAINERS, Recording
+from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.refgraph import Fact
 from magpy_like.refgraph.values import HEAP_TYPE, is_plain

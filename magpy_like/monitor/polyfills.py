@@ -18,6 +18,8 @@ from typing import Any, cast
 import torch
 import torch.utils.checkpoint
 
+from magpy_like.monitor.containers import elements
+
 
 def _sum(iterable: Iterable[Any], /, start: Any = 0) -> Any:
     items = iter(iterable)
@@ -217,7 +219,7 @@ def may_yield_tensors(iterable: Any) -> bool:
     if isinstance(iterable, range | str | bytes):
         return False
     if isinstance(iterable, list | tuple | set | frozenset):
-        return any(isinstance(item, torch.Tensor) for item in iterable)
+        return any(isinstance(item, torch.Tensor) for item in elements(iterable))
     if isinstance(iterable, dict):
         return any(isinstance(item, torch.Tensor) for item in dict.keys(iterable))
     return True

@@ -10,7 +10,8 @@ import torch
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
 from magpy_like.monitor import attributes
-from magpy_like.monitor.recording import CONTAINERS, Recording, plain_key
+from magpy_like.monitor.containers import CONTAINERS, plain_key
+from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native import lookup_in_type
 from magpy_like.refgraph import Fact, Relation

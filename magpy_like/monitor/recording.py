@@ -20,15 +20,22 @@ from torch import fx
 
 from magpy_like.annotation.schema import DataShape, RelationKind, ValueRead
 from magpy_like.monitor.constants import ConstantTensors
+from magpy_like.monitor.containers import (
+    CONTAINERS,
+    SCALARS,
+    elements,
+    items_of,
+    plain_key,
+    transparent,
+)
 from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.operator_graph import OperatorGraph, UnknownTensor, replace_data
 from magpy_like.monitor.split import Effect, Split, SplitPoint
 from magpy_like.monitor.twin import TWIN, Twin
 from magpy_like.monitor.variation import Path
-from magpy_like.native import TensorCheck
+from magpy_like.native import TensorCheck, lookup_in_type
 from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, RefGraph, Relation, ShadowNode
 from magpy_like.refgraph.values import (
-    HEAP_TYPE,
     Steady,
     answers_for_itself,
     behind_proxy,
@@ -39,9 +46,6 @@ from magpy_like.refgraph.values import (
     tensor_version,
 )
 
-CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
-SCALARS = (int, float, complex, str, bytes)
-"""Instances of subclasses of these have a value beside their attributes."""
 _GUARDED_BYTES = 1 << 16
 """The largest NumPy array whose contents are compared at every call."""
 
@@ -344,7 +348,9 @@ class Recording:
     def look_at_length(self, node: ShadowNode) -> None:
         if node.contents is not None:
             self.open(node)
-        else:
+        elif isinstance(node.variable, CONTAINERS) or not isinstance(
+            lookup_in_type(node.type, "__len__"), types.FunctionType
+        ):  # others answer in Python
             node.facts.add(Fact.LENGTH)
 
     def look_at_truth(self, value: Any) -> None:
@@ -386,14 +392,15 @@ class Recording:
                 self._keep(node, Relation(RelationKind.KEY, plain_key(key)), item)
         elif isinstance(value, list | tuple | collections.deque):
             node.facts.add(Fact.LENGTH)
-            for i, item in enumerate(before):
+            for i, item in enumerate(elements(before)):
                 self._keep(node, Relation(RelationKind.ITEM, i), item)
         elif isinstance(value, set | frozenset):
-            for item in before:
+            members = elements(before)
+            for item in members:
                 plain_key(item)
             node.facts.add(Fact.VALUE)
             if node.contents is None:
-                node.contents = tuple(before)
+                node.contents = tuple(members)
         elif isinstance(value, np.ndarray):
             self._open_array(node, value)
         elif isinstance(value, slice):
@@ -443,9 +450,9 @@ class Recording:
             if isinstance(value, dict):
                 node.contents = dict(items_of(value))
             elif isinstance(value, list | tuple | collections.deque):
-                node.contents = list(value)
+                node.contents = elements(value)
             elif isinstance(value, set):
-                node.contents = tuple(value)
+                node.contents = tuple(elements(value))
 
     def settle(self, node: ShadowNode) -> None:
         """A container that was only added to is looked at: its first contents count after all."""
@@ -635,54 +642,3 @@ class Recording:
 
 def _identity(value: Any) -> Any:
     return value
-
-
-def elements(value: Any) -> list[Any]:
-    """What a built-in container, or an instance of a subclass, holds directly."""
-    if isinstance(value, dict):
-        return list(dict.values(value))
-    if isinstance(value, list):
-        return list.__getitem__(value, slice(None))
-    if isinstance(value, tuple):
-        return list(tuple.__iter__(value))
-    return list(value)
-
-
-def items_of(mapping: dict[Any, Any]) -> list[tuple[Any, Any]]:
-    """Keys and values in the order that iterating gives, whatever a subclass makes of it."""
-    if isinstance(mapping, collections.OrderedDict):  # keeps an order of its own
-        return list(collections.OrderedDict.items(mapping))
-    return list(dict.items(mapping))
-
-
-def plain_key(key: Any) -> Any:
-    """A dictionary key or set member that a guard can look for again.
-
-    Raises:
-        Split: it is equal by its own rules, or by an identity that a later call will not share.
-    """
-    if is_plain(key) or is_identity(key) or isinstance(key, types.FunctionType | torch.nn.Module):
-        return key
-    if isinstance(key, weakref.ref) and is_identity(key()):
-        return key  # equal to any other reference to the same object
-    if type(key) in (tuple, frozenset):
-        for item in key:
-            plain_key(item)
-        return key
-    raise Split(f"looks up a {type(key).__qualname__} as a key")
-
-
-def transparent(value: Any) -> bool:
-    """Whether native code that is given a variable learns no more than its type and identity.
-
-    Instances of Python classes answer through methods in Python, which the monitor follows.
-    """
-    return (
-        is_identity(value)
-        or isinstance(value, types.FunctionType | types.MethodType | super)
-        or type(value).__flags__ & (HEAP_TYPE | _IMMUTABLE_TYPE) == HEAP_TYPE
-    )
-
-
-_IMMUTABLE_TYPE = 1 << 8
-"""A class made in Python is a heap type that can be changed; native ones are not both."""

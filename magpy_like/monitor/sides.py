@@ -22,9 +22,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from magpy_like.annotation import Annotation, RelationKind
+from magpy_like.monitor.containers import CONTAINERS
 from magpy_like.monitor.operators import BINARY, IN_PLACE
 from magpy_like.monitor.reads import inputs_of
-from magpy_like.monitor.recording import CONTAINERS
 from magpy_like.monitor.split import Split
 from magpy_like.refgraph.values import HEAP_TYPE, is_plain
 

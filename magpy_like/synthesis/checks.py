@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from magpy_like.monitor.recording import SCALARS, items_of
+from magpy_like.monitor.containers import SCALARS, items_of
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.refgraph import Relation
 from magpy_like.refgraph.values import is_plain

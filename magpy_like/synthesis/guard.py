@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from magpy_like.annotation import RelationKind
+from magpy_like.monitor.containers import CONTAINERS, SCALARS, elements, length_of
 from magpy_like.monitor.expressions import Size
 from magpy_like.monitor.iterators import FORESEEN, separate
-from magpy_like.monitor.recording import SCALARS, Recording, elements
+from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.monitor.twin import Twin
 from magpy_like.native import ABSENT as NOTHING
@@ -247,7 +248,7 @@ class GuardBuilder:
                 self._call(lambda: same_keys(ordered_keys(value), keys), f"{label}: {keys!r}")
             else:
                 self.watch.size(value, keys)
-            self.readable.append(f"{label} has {len(before)} keys, the same in the same order")
+            self.readable.append(f"{label} has {len(keys)} keys, the same in the same order")
         elif isinstance(value, list | dict) and Fact.LENGTH in node.facts:
             size = list.__len__(before) if isinstance(before, list) else dict.__len__(before)
             self.watch.size(value, size)
@@ -255,11 +256,12 @@ class GuardBuilder:
         elif isinstance(value, np.ndarray):
             self._call(functools.partial(same_array, value, before), f"{label} holds what it held")
         elif isinstance(value, set | frozenset) and Fact.VALUE in node.facts:
-            members = list(before)
-            self._call(lambda: same_keys(value, members), f"{label} has the same members")
+            members = elements(before)
+            self._call(lambda: same_keys(elements(value), members), f"{label} has the same members")
         elif not isinstance(value, tuple | frozenset):
-            size = len(before)
-            self._call(lambda: len(value) == size, f"len({label}) == {size}")
+            length = length_of if isinstance(value, CONTAINERS) else len
+            size = length(before)
+            self._call(lambda: length(value) == size, f"len({label}) == {size}")
 
     def _call(self, check: Callable[[], bool], reason: str) -> None:
         self.watch.place(check, reason, True, False)
@@ -335,7 +337,7 @@ class GuardBuilder:
             )
         elif relation.kind is RelationKind.ITEM and Fact.LENGTH not in parent.facts:
             self._check(
-                f"len({self.name(parent)}) > {relation.key}",
+                f"{self._length(parent)} > {relation.key}",
                 f"len({self.label(parent)}) > {relation.key}",
             )
         if node.node_id in self.rec.lifted.nodes and relation.kind is not RelationKind.ITEM:
@@ -376,7 +378,7 @@ class GuardBuilder:
             way = self._way(parent, relation)
             if relation.kind is RelationKind.ITEM and Fact.LENGTH not in parent.facts:
                 self._check(
-                    f"len({self.name(parent)}) > {relation.key}",
+                    f"{self._length(parent)} > {relation.key}",
                     f"len({self.label(parent)}) > {relation.key}",
                 )
         self._check(self._equals(way, value), f"{label} == {value!r}")
@@ -430,11 +432,14 @@ class GuardBuilder:
                     f"{self.source.constant(ordered_keys)}({name})", ordered_keys(before), label
                 )
             elif Fact.LENGTH in node.facts:
-                self._check(f"len({name}) == {len(before)}", f"len({label}) == {len(before)}")
+                size = length_of(before)
+                self._check(f"{self._length(node)} == {size}", f"len({label}) == {size}")
         elif isinstance(value, set | frozenset) and Fact.VALUE in node.facts:
-            self._keys(name, list(before), label)
+            held = name if node.type in CONTAINERS else f"{self.source.constant(elements)}({name})"
+            self._keys(held, elements(before), label)
         elif Fact.LENGTH in node.facts:
-            self._check(f"len({name}) == {len(before)}", f"len({label}) == {len(before)}")
+            size = length_of(before) if isinstance(before, CONTAINERS) else len(before)
+            self._check(f"{self._length(node)} == {size}", f"len({label}) == {size}")
         if Fact.TRUTH in node.facts and not _EXTENTS & node.facts:
             held = self.source.constant(elements, "elements")
             self._check(f"{held}({name})", f"{label} is not empty")
@@ -442,6 +447,12 @@ class GuardBuilder:
             same = self.source.constant(same_array, "same_array")
             array = self.source.constant(before, "array")
             self._check(f"{same}({name}, {array})", f"{label} holds what it held")
+
+    def _length(self, node: ShadowNode) -> str:
+        """An expression for how much a variable holds that runs no method of a class in Python."""
+        if node.type in CONTAINERS or not issubclass(node.type, CONTAINERS):
+            return f"len({self.name(node)})"
+        return f"{self.source.constant(length_of)}({self.name(node)})"
 
     def _keys(self, way: str, keys: list[Any], label: str) -> None:
         same = self.source.constant(same_keys, "same_keys")
@@ -472,7 +483,7 @@ class GuardBuilder:
             way = f"{self.name(parent)}.__dict__.get({relation.key!r})"
         elif relation.kind is RelationKind.ITEM and Fact.LENGTH not in parent.facts:
             self._check(
-                f"len({self.name(parent)}) > {relation.key}",
+                f"{self._length(parent)} > {relation.key}",
                 f"len({self.label(parent)}) > {relation.key}",
             )
         self._check(f"{way} is {self.name(node)}", f"{way} is {self.label(node)}")

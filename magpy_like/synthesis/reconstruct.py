@@ -22,9 +22,10 @@ from torch import fx
 
 from magpy_like.dynamic.generators import put_together, take_apart
 from magpy_like.monitor.attributes import instance_dict
+from magpy_like.monitor.containers import elements, items_of
 from magpy_like.monitor.gathered import Gathered
 from magpy_like.monitor.iterators import DICT_ITERATORS, FORESEEN, advance, container_of
-from magpy_like.monitor.recording import Recording, elements, items_of
+from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.values import HEAP_TYPE, behind_proxy, is_identity, is_plain

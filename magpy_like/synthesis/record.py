@@ -14,9 +14,10 @@ from torch import fx
 
 from magpy_like.annotation import RelationKind
 from magpy_like.compiler.control import interpreted
+from magpy_like.monitor.containers import elements, items_of, length_of
 from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.iterators import advance
-from magpy_like.monitor.recording import Recording, items_of
+from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import NotForetold, NotMerged, Place, Split, SplitPoint
 from magpy_like.monitor.variation import Path
 from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
@@ -241,7 +242,7 @@ class MockBuilder:
                 return [f"{base}.clear({name})", f"{base}.update({name}, {text})"]
             changed = {k: v for k, v in entries.items() if k not in before or before[k] is not v}
             return [f"{base}.update({name}, {self.values.dict_text(changed)})"]
-        text = self.values.list_text(value)
+        text = self.values.list_text(elements(value))
         fill = "update" if isinstance(value, set) else "extend"
         return [f"{base}.clear({name})", f"{base}.{fill}({name}, {text})"]
 
@@ -253,14 +254,14 @@ def native_base(cls: type) -> type:
 
 
 def _same_contents(value: Any, before: Any) -> bool:
-    if len(value) != len(before):
+    if length_of(value) != len(before):
         return False
     if isinstance(value, dict):
         pairs = zip(items_of(value), before.items(), strict=True)
         return all(k == j and v is w for (k, v), (j, w) in pairs)
     if isinstance(value, set):
-        return bool(value == set(before))
-    return all(a is b for a, b in zip(value, before, strict=True))
+        return set(elements(value)) == set(before)
+    return all(a is b for a, b in zip(elements(value), before, strict=True))
 
 
 def _short(value: Any) -> str:

@@ -1,0 +1,89 @@
+"""What containers hold, whatever a subclass in Python makes of going through them.
+
+The methods of a subclass are the program's: they run when the program calls them, and never because
+the monitor or a guard looks at an instance.
+"""
+
+from __future__ import annotations
+
+import collections
+import types
+import weakref
+from typing import Any
+
+import torch
+
+from magpy_like.monitor.split import Split
+from magpy_like.native import lookup_in_type
+from magpy_like.refgraph.values import HEAP_TYPE, is_identity, is_plain
+
+CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
+SCALARS = (int, float, complex, str, bytes)
+"""Instances of subclasses of these have a value beside their attributes."""
+
+
+def elements(value: Any) -> list[Any]:
+    """What a built-in container, or an instance of a subclass, holds directly."""
+    if isinstance(value, dict):
+        return list(dict.values(value))
+    if isinstance(value, list):
+        return list.__getitem__(value, slice(None))
+    base = next((kind for kind in _ITERATED if isinstance(value, kind)), None)
+    return list(value if base is None else base.__iter__(value))
+
+
+_ITERATED: tuple[Any, ...] = (tuple, set, frozenset, collections.deque)
+
+
+def length_of(value: Any) -> int:
+    """How much a built-in container, or an instance of a subclass, holds."""
+    base: Any = next(kind for kind in CONTAINERS if isinstance(value, kind))
+    return int(base.__len__(value))
+
+
+def goes_own_ways(value: Any) -> bool:
+    """Whether Python code of its class runs when native code goes through a container."""
+    if type(value) in CONTAINERS:
+        return False
+    ways = (lookup_in_type(type(value), name) for name in ("__iter__", "__getitem__", "__len__"))
+    return any(isinstance(way, types.FunctionType) for way in ways)
+
+
+def items_of(mapping: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """Keys and values in the order that iterating gives, whatever a subclass makes of it."""
+    if isinstance(mapping, collections.OrderedDict):  # keeps an order of its own
+        return list(collections.OrderedDict.items(mapping))
+    return list(dict.items(mapping))
+
+
+def plain_key(key: Any) -> Any:
+    """A dictionary key or set member that a guard can look for again.
+
+    Raises:
+        Split: it is equal by its own rules, or by an identity that a later call will not share.
+    """
+    if is_plain(key) or is_identity(key) or isinstance(key, types.FunctionType | torch.nn.Module):
+        return key
+    if isinstance(key, weakref.ref) and is_identity(key()):
+        return key  # equal to any other reference to the same object
+    if type(key) in (tuple, frozenset):
+        for item in key:
+            plain_key(item)
+        return key
+    raise Split(f"looks up a {type(key).__qualname__} as a key")
+
+
+def transparent(value: Any) -> bool:
+    """Whether native code that is given a variable learns no more than its type and identity.
+
+    Instances of Python classes answer through methods in Python, which the monitor follows.
+    """
+    return (
+        is_identity(value)
+        or isinstance(value, types.FunctionType | types.MethodType | super)
+        or type(value).__flags__ & (HEAP_TYPE | _IMMUTABLE_TYPE) == HEAP_TYPE
+    )
+
+
+_IMMUTABLE_TYPE = 1 << 8
+"""A class made in Python is a heap type that can be changed; native ones are not both."""
