@@ -1,4 +1,4 @@
-"""Methods of a container's own class run when the program calls them, and not when it is watched."""
+"""Methods of a container's own class run when the program calls them, not when it is watched."""
 
 import collections
 import operator
