@@ -93,7 +93,10 @@ def gather(graph: Graph, a: Box, dim: int, indices: Box, *, sparse_grad: bool = 
         j = ops.indirect(at, a.size[dim], _GATHER)
         return a.load([*index[:dim], j, *index[dim + 1 :]])
 
-    return ir.pointwise(graph, a.device, a.dtype, indices.size, inner, [a, indices], operations=6)
+    box = ir.pointwise(graph, a.device, a.dtype, indices.size, inner, [a, indices], operations=6)
+    if indices.size[dim] == 1 and a.strided() is None:
+        box.realize()  # one element of each row: where the row is computed, while it is in cache
+    return box
 
 
 # --- advanced indexing ----------------------------------------------------------------------------
@@ -219,6 +222,10 @@ def _scatter(
         raise Unsupported("scatter", "accumulating bools")
     boxes = [b for b in (a, indices, source) if isinstance(b, Box)]
     common_device(boxes)
+    others = [(a.size[d], indices.size[d]) for d in range(len(a.size)) if d != dim]
+    one = indices.size[dim] == 1 and all(m == n for m, n in others)
+    if one and mode in (None, "add") and a.strided() is None:
+        return _chosen(graph, a, dim, indices, source, mode)
     for box in boxes[1:]:
         box.realize()
     result = _copy_of(graph, a)
@@ -234,6 +241,36 @@ def _scatter(
 
     graph.add_loops(indices.size, [], loops)
     return result
+
+
+def _chosen(
+    graph: Graph, a: Box, dim: int, indices: Box, source: Box | Any, mode: str | None
+) -> Box:
+    """A scatter of one element into each row of what is still to be computed, as a choice for
+    every element of the row: so a one-hot matrix is never in memory."""
+    small = a.size[dim].is_Integer and a.size[dim] < 2**31
+    narrow = torch.int32 if small else torch.int64
+
+    def checked(index: Index) -> Value:
+        at = ops.to_dtype(indices.load(index), torch.int64)
+        extent = ops.index_expr(a.size[dim], torch.int64)
+        within = ops.logical_and(ops.ge(at, ops.constant(0, torch.int64)), ops.lt(at, extent))
+        ops.check(within, _GATHER)
+        return ops.to_dtype(at, narrow)
+
+    position = ir.pointwise(graph, a.device, narrow, indices.size, checked, [indices])
+    position.realize()  # once for each row
+
+    def inner(index: Index) -> Value:
+        row = [*index[:dim], sympy.S.Zero, *index[dim + 1 :]]
+        old = a.load(index)
+        new = source.load(row) if isinstance(source, Box) else ops.constant(source, a.dtype)
+        new = ops.add(old, new) if mode == "add" else new
+        here = ops.eq(position.load(row), ops.index_expr(index[dim], narrow))
+        return ops.where(here, new, old)
+
+    boxes = [b for b in (a, position, source) if isinstance(b, Box)]
+    return ir.pointwise(graph, a.device, a.dtype, a.size, inner, boxes, operations=3)
 
 
 @lower(aten.scatter.src, aten.scatter.value)

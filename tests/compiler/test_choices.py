@@ -1,0 +1,89 @@
+"""Scatters of one element into each row, and gathers of one: where the row is computed."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.compiler.programs import compiled, kernels, same, same_gradients
+
+SCORES, LABELS = torch.randn(60, 50), torch.randint(0, 50, (60,))
+
+
+def one_hot(x, labels):
+    return x - torch.zeros_like(x).scatter(1, labels[:, None], 1.0)
+
+
+def added(x, labels):
+    return (x * 2).scatter_add(1, labels[:, None], x[:, :1])
+
+
+def placed(x, labels):
+    return x.exp().scatter(1, labels[:, None], x[:, 1:])
+
+
+@pytest.mark.parametrize("function", [one_hot, added, placed])
+def test_a_scatter_into_each_row_writes_no_matrix_but_the_result(function):
+    matrices = [k for k in kernels(function, SCORES, LABELS) if k.size(k.ranges) == SCORES.numel()]
+    assert len(matrices) == 1 and len(matrices[0].outputs) == 1
+    same(function, SCORES, LABELS)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64])
+@pytest.mark.parametrize("function", [one_hot, added])
+def test_elements_of_other_types_are_scattered_alike(function, dtype):
+    same(function, (SCORES * 9).to(dtype), LABELS)
+
+
+def test_an_untouched_zero_keeps_its_sign():
+    x = torch.full((2, 3), -0.0)
+    result = compiled(lambda x, i, s: (x * 1).scatter_add(1, i, s))(
+        x, torch.tensor([[1], [2]]), torch.zeros(2, 1)
+    )
+    assert result.signbit().tolist() == [[True, False, True], [True, True, False]]
+
+
+def test_a_scatter_along_an_outer_dimension():
+    same(lambda x, i: (x + 1).scatter(0, i, 5.0), torch.randn(7, 40), torch.randint(0, 7, (1, 40)))
+
+
+def test_only_a_part_of_the_rows_is_touched():
+    same(lambda x, i: (x + 1).scatter(1, i, 5.0), SCORES, torch.randint(0, 50, (30, 1)))
+
+
+@pytest.mark.parametrize("bad", [-1, 50])
+@pytest.mark.parametrize("function", [one_hot, added])
+def test_a_position_outside_of_the_row_raises(function, bad):
+    fast = compiled(function)
+    fast(SCORES, LABELS)
+    labels = LABELS.clone()
+    labels[7] = bad
+    for call in (function, fast):
+        with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+            call(SCORES, labels)
+
+
+def test_cross_entropy_reads_the_scores_in_one_kernel():
+    found = kernels(F.cross_entropy, SCORES, LABELS)
+    scores = [
+        k for k in found if any(k.dtypes[b] == torch.float32 and "arg" in b for b in k.inputs)
+    ]
+    assert len(scores) == 1 and len(found) == 2
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_gradients_of_cross_entropy(reduction, smoothing):
+    labels = LABELS.clone()
+    labels[3] = -100  # ignored
+    weight = torch.rand(50)
+
+    def loss(x):
+        return F.cross_entropy(
+            x * 1.5, labels, weight, reduction=reduction, label_smoothing=smoothing
+        )
+
+    same_gradients(loss, SCORES)
+
+
+def test_gradients_of_a_gather():
+    same_gradients(lambda x: (x * 2).gather(1, LABELS[:, None]).exp(), SCORES)
