@@ -124,15 +124,15 @@ def test_miss_over_torchs_modes_has_a_reason():
 
 
 def test_program_that_splits_runs_by_stretches():
-    def reads(x):
-        y = x + 1
-        return y * y.sum().tolist()
+    def calls(x):
+        y = native(x * 2)
+        return y * y
 
-    fast = magpy.compile(reads, backend="eager")
+    fast = magpy.compile(calls, backend="eager")
     for i in range(6):
-        assert_same(fast(tensor(i, 2)), reads(tensor(i, 2)))
+        assert_same(fast(tensor(i, 2)), calls(tensor(i, 2)))
     info = magpy.cache_info(fast)
-    assert info.hits >= 2, "the number in between is lifted once it is seen to vary"
+    assert info.hits == 5
     assert info.graphs >= 2, "one before the split, one behind it"
 
 
