@@ -1,8 +1,8 @@
-# `make demo` and `make test` work on a fresh machine with Python 3.11 or later.
+# `make demo` and `make test` work on a fresh machine with Python 3.11 or 3.12.
 
-# The first interpreter that runs and is recent enough.
-PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13; do \
-    $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; \
+# The first interpreter that runs and whose frames are known.
+PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
+    $$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; \
     done)
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -27,7 +27,7 @@ lint: $(READY)
 
 # The environment is rebuilt when what it is made from has changed.
 $(READY): pyproject.toml setup.py constraints.txt
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/it"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed: make PYTHON=/path/to/it"; exit 1; }
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(READY)

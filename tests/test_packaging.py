@@ -56,3 +56,13 @@ def test_a_wheel_carries_the_annotations_and_all_code(tmp_path):
             sources = {p.relative_to(source) for p in (source / package).rglob(kind)}
             carried = {p.relative_to(site) for p in (site / package).rglob(kind)}
             assert sources - carried == set()
+
+
+@pytest.mark.parametrize("version", [(3, 10, 14), (3, 13, 0), (3, 14, 1)])
+def test_an_interpreter_whose_frames_are_not_known_is_refused(version):
+    script = f"import sys; sys.version_info = {version}; import magpy_like"
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 1
+    said = ran.stderr.strip().splitlines()[-1]
+    assert said.startswith("ImportError: magpy_like needs CPython 3.11 or 3.12")
+    assert said.endswith(".".join(map(str, version)))
