@@ -1,6 +1,6 @@
 """magpy_like: makes PyTorch programs fast by monitoring one native run of them."""
 
-from magpy_like import interpreter as _interpreter
+from magpy_like import interpreter as interpreter  # refuses those that it does not know
 from magpy_like.annotation import annotate, load_annotations
 from magpy_like.api import (
     cache_info,
