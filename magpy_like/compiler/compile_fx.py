@@ -19,7 +19,7 @@ from magpy_like.compiler import build, describe, numbers, passes
 from magpy_like.compiler.aot import aot_compile
 from magpy_like.compiler.codegen.common import Kernel
 from magpy_like.compiler.codegen.launcher import Launcher
-from magpy_like.compiler.control import has_control, in_parts
+from magpy_like.compiler.control import has_parts, in_parts
 from magpy_like.compiler.errors import CompileError, Unsupported, warn_fallback
 from magpy_like.compiler.graph import Graph, assumptions, find_shape_env
 from magpy_like.compiler.memory import plan_memory
@@ -48,7 +48,7 @@ def compile_fx(
     What cannot be compiled runs through ATen, with one warning. Raises CompileError under
     ``strict``, and for unknown options. Source: PyTorch 2 (ASPLOS 2024), section 4.
     """
-    if has_control(gm):
+    if has_parts(gm):
         varying = [is_symbolic(given) for given in example_inputs]
         return in_parts(gm, functools.partial(compile_fx, mode=mode, options=options), varying)
     settings = dict(options or {})

@@ -6,6 +6,10 @@ way, is a graph of its own for a backend, and compiled when it is first reached;
 chooses the side, a plain ``while`` or ``for`` repeats the body, and numbers and lists are Python's.
 Gradients flow through as in eager mode: what belongs to the side that was not taken gets none. A
 side that hands on a tensor hands on that very tensor.
+
+So is a graph with operators that no backend takes as they are meant (a custom autograd function
+that reads a tensor's value, ``checkpoint``): these carry ``as_is`` in their ``meta``, and run as
+they were recorded.
 """
 
 from __future__ import annotations
@@ -71,6 +75,8 @@ def for_loop(
     return (*given[: len(given) - added], *lists)
 
 
+_CALLS = ("call_function", "call_method")
+
 _CONTROL: dict[Any, Callable[..., Any]] = {
     torch.ops.higher_order.cond: run_cond,
     torch.ops.higher_order.while_loop: run_while_loop,
@@ -81,14 +87,18 @@ NUMBER, LIST = "number", "list"
 """The keys by which ``torch.fx`` keeps about a node that it is a number, or a list of tensors."""
 
 
-def has_control(gm: fx.GraphModule) -> bool:
-    """Whether a graph has branches or loops."""
-    return any(node.target in _CONTROL for node in gm.graph.nodes if node.op == "call_function")
+def has_parts(gm: fx.GraphModule) -> bool:
+    """Whether a graph has branches, loops or operators that run as they are."""
+    return any(
+        node.target in _CONTROL or "as_is" in node.meta
+        for node in gm.graph.nodes
+        if node.op in _CALLS
+    )
 
 
 def interpreted(gm: fx.GraphModule) -> Callable[..., Any]:
     """The graph operator by operator, branches as Python's own."""
-    return in_parts(gm, lambda graph, inputs: graph.forward) if has_control(gm) else gm.forward
+    return in_parts(gm, lambda graph, inputs: graph.forward) if has_parts(gm) else gm.forward
 
 
 def in_parts(
@@ -96,8 +106,9 @@ def in_parts(
 ) -> Callable[..., Any]:
     """A callable like ``gm`` which runs the parts between those operators compiled by ``backend``.
 
-    A part is compiled for the inputs of the first call that reaches it, and again when a branch
-    hands it tensors of another form. ``varying`` says of which inputs of ``gm`` that may happen.
+    A part is compiled for the inputs of the first call that reaches it, and again when a branch, or
+    an operator that runs as it is, hands it tensors of another form. ``varying`` says of which
+    inputs of ``gm`` that may happen.
     """
     return _Parts(gm, backend, varying).build()
 
@@ -138,9 +149,9 @@ class _Parts:
         copy = self._copies[node] = self._whole.node_copy(node, self._copies.__getitem__)
         if is_control:
             copy.target = _CONTROL[node.target]
-        if is_control or any(
-            source in self._varying or source.target in _CONTROL or _is_pythons(source)
-            for source in node.all_input_nodes
+        if any(
+            n in self._varying or n.target in _CONTROL or "as_is" in n.meta or _is_pythons(n)
+            for n in (node, *node.all_input_nodes)
         ):
             self._varying.add(node)
 
@@ -195,7 +206,7 @@ class _Parts:
 
 def _is_between(node: fx.Node) -> bool:
     """Whether a node is none of a part's."""
-    if node.op in ("placeholder", "output"):
+    if node.op in ("placeholder", "output") or "as_is" in node.meta:
         return True
     takes = node.all_input_nodes
     if node.meta.get(NUMBER) or any(_is_pythons(source) for source in takes):
@@ -204,7 +215,16 @@ def _is_between(node: fx.Node) -> bool:
         return False
     if node.target in _CONTROL or getattr(node.target, "__name__", "").startswith(_MODES):
         return True
-    return node.target is operator.getitem and bool(takes) and takes[0].target in _CONTROL
+    if node.target is not operator.getitem or not takes:
+        return False
+    return takes[0].target in _CONTROL or _comes_as_is(takes[0])
+
+
+def _comes_as_is(node: fx.Node) -> bool:
+    """Whether a node is what an operator that runs as it is gives, or is taken out of that."""
+    if "as_is" in node.meta:
+        return True
+    return node.target is operator.getitem and any(map(_comes_as_is, node.all_input_nodes[:1]))
 
 
 def _is_pythons(node: fx.Node) -> bool:
@@ -224,6 +244,10 @@ _compiling = threading.RLock()
 """Held while a part is compiled: torch traces in one thread at a time."""
 
 
+MAX_COMPILED = 8
+"""How often one part is compiled. Beyond that, inputs of further forms run operator by operator."""
+
+
 class Part(torch.nn.Module):
     """A graph without branches, compiled when it is first called."""
 
@@ -231,21 +255,36 @@ class Part(torch.nn.Module):
         """``varying`` are the positions of inputs that a branch may give another form."""
         super().__init__()
         self._graph, self._varying, self._backend = gm, varying, backend
-        self._compiled: dict[Any, Callable[..., Any]] = {}
+        self._writes = bool(varying) and any(map(_may_write, gm.graph.nodes))
+        self._compiled: dict[tuple[Form, ...], Callable[..., Any]] = {}
         self._general: list[tuple[Callable[..., bool], Callable[..., Any]]] = []
         """What serves more than one form, with the condition."""
+        self._of_shared: dict[Any, Callable[..., Any]] = {}
+        """What serves inputs that share memory, by who shares it, and forms."""
+        self._left = MAX_COMPILED
 
     def forward(self, *args: Any) -> Any:
         if not all(isinstance(args[i], torch.Tensor) for i in self._varying):
             return self._graph(*args)  # a backend would take a number for a constant
-        key = tuple(form(args[i]) for i in self._varying)
-        found = self._compiled.get(key)
+        key: Any = tuple(form(args[i]) for i in self._varying)
+        known: dict[Any, Callable[..., Any]] = self._compiled
+        if self._writes and (shared := _sharing(args)):
+            key, known = (shared, key), self._of_shared
+        found = known.get(key)
         if found is None:
             with _compiling:
-                found = self._compiled.get(key)
+                found = known.get(key)
                 if found is None:
-                    found = self._compiled[key] = self._compile(key, args)
+                    general = known is self._compiled
+                    found = self._compile(key, args) if general else self._call_backend(args)
+                    known[key] = found
         return found(*args)
+
+    def _call_backend(self, args: Sequence[Any]) -> Callable[..., Any]:
+        if not self._left:
+            return self._graph.forward
+        self._left -= 1
+        return self._backend(self._graph, args)
 
     def _compile(self, key: tuple[Form, ...], args: tuple[Any, ...]) -> Callable[..., Any]:
         """What serves inputs of these forms, made for more of them when sizes have differed."""
@@ -256,13 +295,36 @@ class Part(torch.nn.Module):
         for earlier in reversed(self._compiled):
             try:
                 varying = Varying(args, forms, self._of_all(earlier, args))
-                call = self._backend(self._graph, varying.examples)
+                call = self._call_backend(varying.examples)
                 self._general.append((varying.condition(), call))
             except (ValueError, NotImplementedError):
                 continue
             return call
-        return self._backend(self._graph, args)
+        return self._call_backend(args)
 
     def _of_all(self, key: tuple[Form, ...], args: tuple[Any, ...]) -> list[Form | None]:
         known = dict(zip(self._varying, key, strict=True))
         return [known.get(i) for i in range(len(args))]
+
+
+def _sharing(args: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    """The inputs that share memory with an earlier one, with the first of these."""
+    first: dict[int, int] = {}
+    found = [
+        (i, first.setdefault(arg.untyped_storage()._cdata, i))
+        for i, arg in enumerate(args)
+        if _has_memory(arg)
+    ]
+    return tuple((i, k) for i, k in found if i != k)
+
+
+def _has_memory(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def _may_write(node: fx.Node) -> bool:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    in_place |= name.startswith("__i") or name.strip("_") == "setitem"
+    in_place |= getattr(node.target, "__module__", "") == "_operator" and name.startswith("i")
+    return in_place or bool({"out", "inplace"} & node.kwargs.keys())

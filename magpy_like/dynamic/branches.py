@@ -225,7 +225,7 @@ class Branches:
         for value in (*(v for v in after if id(v) in copies), *own):
             side.own(value)
         last = next(iter(reversed(rec.operators.graph.nodes)), None)
-        watched, as_is = len(rec.unchanged), rec.runs_as_is
+        watched, as_is = len(rec.unchanged), (rec.runs_as_is, len(rec.operators_as_is))
         random_state = torch.get_rng_state()
         self._depth += 1
         waiting, self._waiting = self._waiting, []
@@ -241,13 +241,16 @@ class Branches:
             torch.set_rng_state(random_state)
             unstable = rec.has_changed(watched)
             del rec.unchanged[watched:]
-            becomes, rec.runs_as_is = rec.runs_as_is, as_is
+            becomes = rec.runs_as_is, len(rec.operators_as_is)
+            reason = next(iter(rec.operators_as_is[as_is[1] :]), rec.runs_as_is)
+            rec.runs_as_is = as_is[0]
+            del rec.operators_as_is[as_is[1] :]
         if reached is None or side.refused:
             raise self._undo(rec, last, side.refused or "one side does not come to an end")
         if unstable:
             raise self._undo(rec, last, "one side changes a tensor that it may have from outside")
         if becomes != as_is:
-            raise self._undo(rec, last, f"one side {becomes}")
+            raise self._undo(rec, last, f"one side {reason}")
         nodes = nodes_after(rec, last)
         rec.operators.forget_numbers(set(nodes))
         offset, slots, stack = reached

@@ -63,7 +63,7 @@ _FOLLOWED = (*_CUSTOM_FUNCTION, *_TRANSFORMS)
 """A custom autograd function, or a transformed one, is one operator, but its Python code is
 followed for what it reads."""
 
-_RUNS_AS_IS = {
+_KEEPS_ALL_AS_IS = {
     torch.autograd.grad: "takes gradients inside",
     torch.Tensor.requires_grad_: "changes which tensors take part in gradients",
     torch._C.TensorBase.__dict__["_make_subclass"].__func__: "makes a parameter",
@@ -71,9 +71,15 @@ _RUNS_AS_IS = {
         (torch.Tensor.resize_, torch.Tensor.resize_as_, torch.resize_as_),
         "changes a tensor's storage",
     ),
-    torch.utils.checkpoint.checkpoint: "runs its function again in the backward pass",
 }
-"""Operators that no graph compiler takes as they are meant; the graph runs one by one then."""
+"""Operators that ask of the ones before them what no compiled graph has; the graph runs one by one
+then."""
+
+_RUNS_AS_IS = {torch.utils.checkpoint.checkpoint: "runs its function again in the backward pass"}
+"""Operators that no graph compiler takes as they are meant; what lies between is compiled."""
+
+_CALLS_LATER = {*_KEEPS_ALL_AS_IS, *_RUNS_AS_IS, *_TRANSFORMS}
+"""Operators that may call what they are given at every later call."""
 
 _MAKES_SEVERAL = {"unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit"}
 """Operators that make as many tensors as a size says."""
@@ -248,12 +254,16 @@ def native(
     relation = annotation.output.relation
     if relation is not None and relation.access == "read":
         follow(run, annotation, args, kwargs)
-    if on_graph and (operation in _RUNS_AS_IS or operation in _TRANSFORMS):
+    if on_graph and operation in _CALLS_LATER:
         _look_at_functions(rec, args)
     if annotation.as_op_node:
         rec.inside += 1
+        if on_graph:
+            rec.running_as_is = None
+        if on_graph and operation in _KEEPS_ALL_AS_IS:
+            rec.runs_as_is = f"{describe(operation)} {_KEEPS_ALL_AS_IS[operation]}"
         if on_graph and operation in _RUNS_AS_IS:
-            rec.runs_as_is = f"{describe(operation)} {_RUNS_AS_IS[operation]}"
+            rec.running_as_is = f"{describe(operation)} {_RUNS_AS_IS[operation]}"
         if on_graph and operation in _CUSTOM_FUNCTION:
             _keep_objects(rec, args)
         if on_graph:
@@ -407,7 +417,7 @@ def _keep_objects(rec: Recording, args: tuple[Any, ...]) -> None:
         if isinstance(value, CONTAINERS):
             _keep_objects(rec, (None, *elements(value)))
             continue
-        rec.runs_as_is = f"a custom function is given a {type(value).__qualname__}"
+        rec.running_as_is = f"a custom function is given a {type(value).__qualname__}"
         node = rec.node(value)
         if node is not None:
             rec.operators.add_object(value, node.node_id)

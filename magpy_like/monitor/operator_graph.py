@@ -38,6 +38,8 @@ NUMBER = "number"
 """The key by which ``torch.fx`` keeps about a node whether it is a number, not a tensor."""
 LIST = "list"
 """The same for a list of tensors that a loop has gathered."""
+AS_IS = "as_is"
+"""The key of the reason why no backend may be given a node: it runs as it was recorded."""
 
 
 def _symbol() -> Any:
@@ -581,7 +583,12 @@ def _nodes_in(argument: Any) -> list[fx.Node]:
 
 
 def _may_change(value: Any) -> bool:
-    """Whether an argument could be something else at the next call, or lead to tensors."""
+    """Whether an argument could be something else at the next call, or lead to tensors.
+
+    Not a ``Sequential``: what is given a module calls it, as it is at that time.
+    """
+    if isinstance(value, torch.nn.Module):
+        return False
     return isinstance(value, set | frozenset) or hasattr(type(value), "__iter__")
 
 

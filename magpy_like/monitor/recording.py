@@ -29,7 +29,7 @@ from magpy_like.monitor.containers import (
     transparent,
 )
 from magpy_like.monitor.expressions import Expression
-from magpy_like.monitor.operator_graph import OperatorGraph, UnknownTensor, replace_data
+from magpy_like.monitor.operator_graph import AS_IS, OperatorGraph, UnknownTensor, replace_data
 from magpy_like.monitor.split import Effect, Split, SplitPoint
 from magpy_like.monitor.twin import TWIN, Twin
 from magpy_like.monitor.variation import Path
@@ -81,8 +81,12 @@ class Recording:
         self.dynamic_inside = False
         """Whether the running operator does something that is dynamic, so that running it a second
         time would be more than to compute."""
+        self.running_as_is: str | None = None
+        """Why the running operator is not for a backend: it does more than to compute."""
+        self.operators_as_is: list[str] = []
+        """The same of each such operator on the graph."""
         self.runs_as_is: str | None = None
-        """Why the operator graph must not be compiled: an operator in it is dynamic inside."""
+        """Why no part of the operator graph must be compiled."""
         self.cached: list[Any] = []
         """Tensors that a cache keeps, held until the record holds them."""
         self.advanced: dict[int, int] = {}
@@ -505,11 +509,14 @@ class Recording:
             Split: an input is a tensor of unknown origin.
         """
         try:
-            self.operators.add_operator(
+            node = self.operators.add_operator(
                 operation, args, kwargs, result, self.graph_value, shape, not self.dynamic_inside
             )
         except UnknownTensor as problem:
             raise Split(str(problem)) from None
+        if self.running_as_is:
+            node.meta[AS_IS] = self.running_as_is
+            self.operators_as_is.append(self.running_as_is)
         self.constants.note(operation, args, kwargs, result, self._is_lifted)
 
     def _is_lifted(self, value: Any) -> bool:

@@ -349,7 +349,7 @@ class MonitorRun:
         ends = isinstance(error, Effect) or self.side is not None
         if isinstance(error, Split) and self.recording.inside and not ends:
             # The operator as a whole stays on the graph, but has to run as it is.
-            self.recording.runs_as_is = f"{frame.f_code.co_qualname} {error}"
+            self.recording.running_as_is = f"{frame.f_code.co_qualname} {error}"
             self.recording.dynamic_inside = True
         elif isinstance(error, Split):
             self._split(frame, str(error))

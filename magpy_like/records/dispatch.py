@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 
-from magpy_like.compiler.control import has_control, in_parts
+from magpy_like.compiler.control import has_parts, in_parts
 from magpy_like.compiler.varying import is_symbolic
 from magpy_like.dynamic.branches import Branches
 from magpy_like.dynamic.layout import Layout
@@ -307,7 +307,7 @@ class Dispatcher:
     def _backend(self, graph: torch.fx.GraphModule, inputs: Any) -> CompiledGraph:
         if _graph_log.isEnabledFor(logging.INFO):
             _graph_log.info("%s: operator graph\n%s", self.name, graph.print_readable(False))
-        if has_control(graph):
+        if has_parts(graph):
             varying = [is_symbolic(given) for given in inputs]
             return CompiledGraph(graph, in_parts(graph, self._compile_graph, varying))
         return self._stretches.graphs.compiled(

@@ -456,9 +456,7 @@ def _compile(
         names.append(mock.existing(node))
     if changed:
         same_memory(guard, nodes, changed)
-    objects = sum(isinstance(source, int) for _, source in operators.inputs) - len(nodes)
-    if rec.runs_as_is or objects:
-        # Backends take an object for a constant, so a graph with such inputs runs as it is.
+    if rec.runs_as_is:
         return CompiledGraph(graph, interpreted(graph)), names
     with entry():
         return backend(graph, example_inputs(rec, bool(changed))), names

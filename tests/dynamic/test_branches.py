@@ -15,6 +15,7 @@ from tests.compare import assert_same
 from tests.corpus.test_dynamic import BranchesOnTensor, LoopsUntilSmall
 from tests.models import ZOO
 
+AOT_EAGER = pytest.param("aot_eager", marks=pytest.mark.full)
 COND = torch.ops.higher_order.cond
 
 
@@ -134,7 +135,7 @@ PROGRAMS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["eager", AOT_EAGER])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_a_branch_is_one_operator_of_one_graph(program, backend):
     fast = magpy.compile(program, backend=backend, fullgraph=True)
@@ -162,7 +163,7 @@ class Gated(nn.Module):
         return y * 2
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "magpy"])
+@pytest.mark.parametrize("backend", ["eager", AOT_EAGER, "magpy"])
 def test_gradients_flow_through_the_side_that_was_taken_only(backend):
     torch.manual_seed(0)
     model = Gated()
@@ -197,7 +198,7 @@ class EarlyExit(nn.Module):
         return logits
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "magpy"])
+@pytest.mark.parametrize("backend", ["eager", AOT_EAGER, "magpy"])
 def test_early_exit_classifier_is_one_graph(backend):
     torch.manual_seed(0)
     model = EarlyExit().eval()
@@ -295,7 +296,7 @@ def with_effect(x):
     return x
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["eager", AOT_EAGER])
 @pytest.mark.parametrize("program", [halves, swaps, newton, branches_inside])
 def test_a_loop_is_one_operator_of_one_graph(program, backend):
     fast = magpy.compile(program, backend=backend, fullgraph=True)
