@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from magpy_like.compiler.passes.graphs import aten, insert, replace, same_sizes, tensor
 
 SMALLEST = 1 << 21  # multiplications
+WORTH_A_COPY = 128  # columns of the result from which a copy of the left operand's transpose pays
 
 
 def use_onednn(gm: GraphModule) -> bool:
@@ -44,6 +45,9 @@ def _on_onednn(node: Node) -> Node | None:
         return None
     if not _is_matrix(right):
         return None
+    columns = _number(right.shape[1])
+    if columns is not None and columns < WORTH_A_COPY and not _known(left.stride()[1] == 1):
+        return None  # the library copies it to rows: time, and memory at the peak of training
     # The library's operator multiplies by the transpose of what it is given.
     weight = insert(node.graph, aten.permute.default, b, [1, 0], like=node)
     inside = bias if bias is not None and _one_per_column(bias, right) else None
@@ -56,10 +60,13 @@ def _on_onednn(node: Node) -> Node | None:
 
 def _is_large(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Many multiplications, and not a matrix times a vector, at which the BLAS is good."""
-    sizes = [
-        size if isinstance(size, int) else size.node.hint for size in (*left.shape, right.shape[1])
-    ]
+    sizes = [_number(size) for size in (*left.shape, right.shape[1])]
     return None not in sizes and math.prod(sizes) >= SMALLEST and min(sizes[0], sizes[2]) > 1
+
+
+def _number(size: Any) -> int | None:
+    """A size as it is in the example."""
+    return size if isinstance(size, int) else size.node.hint
 
 
 def _is_matrix(val: torch.Tensor) -> bool:
