@@ -9,6 +9,7 @@ import fractions
 import gc
 import re
 import types
+import typing
 import uuid
 import weakref
 from typing import Any
@@ -60,6 +61,9 @@ IDENTITY_TYPES: tuple[type, ...] = (
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
     types.CodeType,
+    types.UnionType,
+    types.GenericAlias,
+    type(typing.Union),
     staticmethod,
     classmethod,
     property,

@@ -1,7 +1,13 @@
 """Which arguments are one object steers a program in many ways; a record is for one of them."""
 
-import pytest
+import types
+import typing
 
+import pytest
+import torch
+
+import magpy_like as magpy
+from tests.compare import assert_same
 from tests.programs import check, check_right, tensor
 
 
@@ -88,3 +94,18 @@ def test_objects_that_are_one_or_two(name):
 def test_objects_that_are_not_compared_may_be_one_or_two():
     twins = check(lambda a, b: a + b, two_tensors)
     twins.call(same_tensor, hit=True)
+
+
+def test_types_of_annotations_are_told_apart():
+    """As libraries do that validate the fields of a configuration."""
+    kinds = {types.UnionType: 2, typing.Union: 3, list: 5}
+
+    def program(x, expected):
+        kind = kinds.get(typing.get_origin(expected), 7)
+        return x * kind + (int in typing.get_args(expected))
+
+    fast = magpy.compile(program, backend="eager", fullgraph=True)
+    some = [int | None, typing.Optional[list], list[int], list[str], str | None, int]
+    for expected in [*some, *some]:
+        assert_same(fast(torch.ones(2), expected), program(torch.ones(2), expected))
+    assert magpy.cache_info(fast).hits == len(some)
