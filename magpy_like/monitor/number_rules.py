@@ -64,6 +64,8 @@ def _compare(run: MonitorRun, step: Step) -> Token:
 
 def _contains(run: MonitorRun, step: Step) -> Token:
     item, container = step.stack[-2:]
+    if getattr(type(container), "__contains__", None) is dict.__contains__:
+        container = tuple(dict.keys(container))  # what its values are says nothing
     return _ask(run, operator.contains, (container, item))
 
 

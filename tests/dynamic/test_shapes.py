@@ -274,6 +274,20 @@ def test_sizes_in_containers_and_attributes_may_vary():
     twins.call(lambda: inputs(6), hit=True)
 
 
+def test_sizes_in_a_dictionary_may_vary_where_its_keys_are_looked_for():
+    def program(x, **options):
+        if "offset" in options:
+            x = x + options["offset"]
+        return x.sum() * torch.arange(options["n"])
+
+    def caller(x):
+        return program(x, n=x.shape[0])
+
+    twins = Twins(lambda: caller, dynamic=True)
+    twins.call(sized((4, 3)), hit=False)
+    twins.call(sized((6, 3)), hit=True)
+
+
 def test_parameters_and_buffers_are_what_they_are():
     twins = Twins(lambda: torch.nn.BatchNorm1d(3).eval(), dynamic=True)
     twins.call(sized((4, 3)), hit=False)
