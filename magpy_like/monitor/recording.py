@@ -613,7 +613,8 @@ class Recording:
         """An operator that is not on the graph yet has written to a tensor."""
         memory = storage_of(tensor)
         if memory:
-            self.written_memory.setdefault(memory, next(reversed(self.operators.graph.nodes), None))
+            last = next(iter(reversed(self.operators.graph.nodes)), None)
+            self.written_memory.setdefault(memory, last)
 
     def changes_anything(self) -> bool:
         """Whether running the operators leaves more behind than the grad mode and results."""
