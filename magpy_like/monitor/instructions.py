@@ -310,7 +310,7 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
         if isinstance(source, list | tuple) and type(key) is int and step:
             at = key if key >= 0 else key + len(source)
             node = rec.node(source)
-            if node is not None and node.contents is None and 0 <= at < len(source):
+            if node is not None and 0 <= at < len(source):
                 return run.lift_read(step, node, Relation(RelationKind.ITEM, at), source[at])
     elif type(source) not in run.simple_types:
         attributes.read_class(rec, type(source), "__getitem__")

@@ -29,12 +29,23 @@ def _sum(iterable: Iterable[Any], /, start: Any = 0) -> Any:
             break
         numbers.append(item)
     else:
-        return sum(numbers, start)
+        return sum(numbers) if type(start) is int and start == 0 else sum(numbers, start)
     # Native code adds plain numbers in its own way: from Python 3.12 on it makes up for rounding.
     total = sum(numbers, start) + item
     for item in items:
         total = total + item
     return total
+
+
+def _list(iterable: Iterable[Any], /) -> Any:
+    items = []
+    for item in iterable:
+        items.append(item)
+    return items
+
+
+def _tuple(iterable: Iterable[Any], /) -> Any:
+    return tuple(_list(iterable))
 
 
 def _prod(iterable: Iterable[Any], /, *, start: Any = 1) -> Any:
@@ -158,6 +169,11 @@ def _consumes_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return bool(args) and may_yield_tensors(args[0])
 
 
+def _is_generator(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """What a generator yields may be lifted numbers, at which native code would look."""
+    return len(args) == 1 and isinstance(args[0], types.GeneratorType) and not kwargs
+
+
 def _compares_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     if kwargs or not args or (len(args) == 1 and type(args[0]) not in (list, tuple)):
         return False
@@ -185,6 +201,8 @@ Applies = Callable[[tuple[Any, ...], Mapping[str, Any]], bool]
 _ROWS: tuple[tuple[Any, Applies, Callable[..., Any]], ...] = (
     (sum, _consumes_tensors, _sum),
     (math.prod, _consumes_tensors, _prod),
+    (list, _is_generator, _list),
+    (tuple, _is_generator, _tuple),
     (max, _compares_tensors, _max),
     (min, _compares_tensors, _min),
     (functools.reduce, _runs_native, _reduce),

@@ -350,22 +350,27 @@ class Recording:
                 self.compare(key, seen)
 
     def look_at_length(self, node: ShadowNode) -> None:
-        if node.contents is not None:
+        if not self._has_first_length(node):
             self.open(node)
         elif isinstance(node.variable, CONTAINERS) or not isinstance(
             lookup_in_type(node.type, "__len__"), types.FunctionType
         ):  # others answer in Python
             node.facts.add(Fact.LENGTH)
 
+    def _has_first_length(self, node: ShadowNode) -> bool:
+        """Whether a container holds as many elements as it did: a list may have others by now."""
+        replaced = isinstance(node.variable, list) and not (node.replays or node.rewritten)
+        return node.contents is None or replaced
+
     def look_at_truth(self, value: Any) -> None:
         """The program asked whether a container holds anything."""
         node = self.node(value)
         if node is None:
             return
-        if node.contents is not None:
-            self.open(node)
-        else:
+        if self._has_first_length(node):
             node.facts.add(Fact.TRUTH if elements(value) else Fact.LENGTH)
+        else:
+            self.open(node)
 
     def length_varies(self, value: Any) -> bool:
         """Whether a variable is a list from outside that has had other lengths at other calls."""

@@ -300,3 +300,93 @@ def test_dynamic_false_lets_no_size_vary_behind_a_split():
     twins = Twins(lambda: _selected, dynamic=False)
     twins.call(one(1.0, 2.0, -3.0, -4.0), hit=False)
     twins.call(one(1.0, 2.0, 3.0, -1.0), hit=False)
+
+
+GENERATED = {
+    "sum": lambda x: x.new_zeros(sum(n for n in x.shape)),
+    "sum of attributes": lambda x: sum(t.shape[0] for t in (x, x.t())) * x,
+    "sum from a number": lambda x: x * sum((n for n in x.shape), 0),
+    "list": lambda x: x.new_zeros(list(n + 1 for n in x.shape)),  # noqa: C400
+    "tuple": lambda x: (x.new_zeros(tuple(n for n in x.shape)), tuple(n - 1 for n in x.shape)),
+    "nothing": lambda x: x.new_zeros(tuple(n for n in x.shape if n < 0)),
+}
+
+
+@pytest.mark.parametrize("kind", GENERATED)
+def test_sizes_that_a_generator_hands_out_vary(kind):
+    twins = Twins(lambda: GENERATED[kind])
+    for i, rows in enumerate((4, 5, 9, 7)):
+        twins.call(sized((rows, 3)), hit=i > 1)
+
+
+def test_a_generator_that_raises_does_so_where_it_is_used_up():
+    def program(x):
+        made = []
+
+        def sizes():
+            for n in x.shape:
+                made.append(n)
+                if n == 3:
+                    raise ValueError(f"{n} after {x.shape[0]}")
+                yield n
+
+        for use in (list, tuple, sum):
+            try:
+                use(sizes())
+            except ValueError as error:
+                made.append(str(error))
+        return x + 1, made
+
+    twins = Twins(lambda: program)
+    for rows in (4, 5, 9, 7):
+        twins.call(sized((rows, 3)))
+
+
+class _Averages(torch.nn.Module):
+    """Keeps running averages in a list and a dictionary, as losses do that weigh by frequency."""
+
+    def __init__(self):
+        super().__init__()
+        self.averages, self.last, self.momentum = [0.0] * 3, {"total": 1.0}, 0.75
+
+    def forward(self, x):
+        for i in range(len(self.averages)):
+            share = (x > i).sum().item()
+            self.averages[i] = self.momentum * self.averages[i] + (1 - self.momentum) * share
+            x = x + self.averages[i]
+        self.last["total"] = self.averages[0] + self.last["total"]
+        return x * self.last["total"]
+
+
+def test_numbers_that_are_rewritten_in_containers_do_not_miss():
+    twins = Twins(_Averages)
+    for i in range(6):
+        twins.call(one(1.0 + i, -2.0, 3.0 / (i + 1)), hit=i > 1)
+    twins.change(lambda module: setattr(module, "averages", [1.0, 2.0, 3.0]))
+    twins.call(one(1.0, 2.0, 3.0))
+    twins.change(lambda module: module.averages.append(0.5))
+    for _ in range(3):
+        twins.call(one(1.0, 2.0, 3.0))
+    twins.change(lambda module: module.averages.__setitem__(1, 9))
+    for _ in range(2):
+        twins.call(one(1.0, 2.0, 3.0))
+
+
+def test_an_element_that_was_read_only_is_guarded_beside_rewritten_ones():
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.numbers = [1.0, 2.0, 4.0]
+
+        def forward(self, x):
+            self.numbers[0] = self.numbers[0] * 0.5
+            self.numbers[-2] = self.numbers[0] + 1
+            return x * self.numbers[2] + self.numbers[0], len(self.numbers)
+
+    twins = Twins(Scaled)
+    for i in range(4):
+        twins.call(one(1.0, 2.0), hit=i > 1)
+    twins.change(lambda module: module.numbers.__setitem__(2, 8.0))
+    twins.call(one(1.0, 2.0), hit=False)
+    twins.change(lambda module: module.numbers.append(1.0))
+    twins.call(one(1.0, 2.0), hit=False)
