@@ -8,6 +8,7 @@ on the operand stack instead, and follows it like any Python code.
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import math
 import operator
@@ -171,7 +172,9 @@ def _consumes_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 def _is_generator(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """What a generator yields may be lifted numbers, at which native code would look."""
-    return len(args) == 1 and isinstance(args[0], types.GeneratorType) and not kwargs
+    if kwargs or len(args) != 1 or not isinstance(args[0], types.GeneratorType):
+        return False
+    return inspect.getgeneratorstate(args[0]) == inspect.GEN_CREATED
 
 
 def _compares_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
