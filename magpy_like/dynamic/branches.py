@@ -39,7 +39,7 @@ from magpy_like.dynamic.places import (
     unchanged,
     with_value,
 )
-from magpy_like.dynamic.rounds import FEWEST_ROUNDS, Loop
+from magpy_like.dynamic.rounds import FEWEST_ROUNDS, Element, Loop
 from magpy_like.dynamic.stand_ins import StandIns
 from magpy_like.logs import topic
 from magpy_like.monitor.expressions import InGraph, is_number
@@ -111,8 +111,25 @@ class Branches:
         if self._depth:
             frame_set_operand(step.frame, 1, self.choose(step))
 
-    def at_loop(self, run: MonitorRun, step: Step, bounds: tuple[int, int, int]) -> bool:
+    def row(self, run: MonitorRun, tensor: torch.Tensor, node: fx.Node) -> torch.Tensor:
+        """A row of a tensor without data, known as ``node``."""
+        with self._fake:
+            made = torch.select(self._fake.from_tensor(tensor), 0, 0)
+        self._any.append(weakref.ref(made))
+        run.recording.operators.know(made, node)
+        return made
+
+    def at_loop(
+        self,
+        run: MonitorRun,
+        step: Step,
+        bounds: tuple[int, int, int],
+        tensors: tuple[torch.Tensor, ...],
+        element: Element,
+    ) -> bool:
         rounds, lifted = len(range(*bounds)), run.lifted.any(bounds)
+        if self._depth and lifted:
+            raise Split("a loop whose number of rounds varies lies in it")  # see to that one alone
         if self._depth or rounds < 2 or run.lifted.any(bounds[2:]) or not self._merges():
             return False
         if not lifted and rounds < FEWEST_ROUNDS:
@@ -125,7 +142,7 @@ class Branches:
             for slot in live_locals(state.code, state.offset):
                 if step.frame is run.root_frame:
                     run.read_root_local(step.frame, slot)
-            loop = Loop(self, run, state, bounds)
+            loop = Loop(self, run, state, bounds, tensors, element)
             nodes = loop.record()
         except (Split, NoLayout, UnknownTensor) as why:
             _log.info("%s: no operator for a loop: %s", SplitPoint.at(step.frame, ""), why)
@@ -551,19 +568,22 @@ def _state(run: MonitorRun, step: Step, nested: bool) -> FrameState:
 
 
 def _at_head(run: MonitorRun, step: Step) -> FrameState | None:
-    """The state at the head of the loop over the range that is about to be made; None when it is
-    made for something else.
+    """The state at the head of the loop over what is about to be made, or gone through; None when
+    that is for something else.
 
     Raises:
         Split: the frame cannot be run on from there.
     """
     table = instructions(step.code)
-    following = table[table[step.offset].end]
-    head = table.get(following.end)
-    if following.name != "GET_ITER" or head is None or head.name != "FOR_ITER":
+    getter = table[step.offset]
+    taken = 1
+    if getter.name == "CALL":
+        getter, taken = table[getter.end], step.oparg + 2
+    head = table.get(getter.end)
+    if getter.name != "GET_ITER" or head is None or head.name != "FOR_ITER":
         return None
     state = _captured(run, step)
-    below = len(state.stack) - step.oparg - 2
+    below = len(state.stack) - taken
     iterator = iter(range(1))  # nothing takes elements out of it
     head = instructions(state.code)[head.offset - _shift(step.frame)]
     state = replace(state, offset=head.offset, stack=(*state.stack[:below], iterator))

@@ -1,11 +1,11 @@
-"""Loops over a ``range`` become one operator of the graph, ``for_loop`` (design, section 6).
+"""Loops over a ``range`` or the rows of tensors become one operator of the graph, ``for_loop``.
 
-At ``range(...)`` one round runs beside the program on fake tensors, for any index and any values of
-what the rounds hand on to each other. When it leaves everything else as it was, every round is the
-same graph, and the operator serves each number of rounds. Then the program goes through its loop
-with nothing announced, and what it has behind it are the operator's results. Lists that nobody else
-has may be changed: their elements are handed on, and what rounds append to one is gathered. Any
-other loop is recorded round by round.
+Before such a loop one round runs beside the program on fake tensors, for any index and any values
+of what the rounds hand on to each other. When it leaves everything else as it was, every round is
+the same graph, and the operator serves each number of rounds. Then the program goes through its
+loop with nothing announced, and what it has behind it are the operator's results. Lists that nobody
+else has may be changed: their elements are handed on, and what rounds append to one is gathered.
+Any other loop is recorded round by round.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ _MOST_TRIES = 5
 """Rounds that run beside the program until it is known what one hands on to the next."""
 
 Path = tuple[int, ...]
+Element = Callable[[int, list[torch.Tensor]], Any]
+"""From a round's index and the rows of tensors to what the loop takes from its iterator."""
 
 
 class Explorer(Protocol):
@@ -62,6 +64,9 @@ class Explorer(Protocol):
     def any_tensor(
         self, run: MonitorRun, like: torch.Tensor, symbol: fx.Node, gradients: bool
     ) -> torch.Tensor:
+        """See ``Branches``."""
+
+    def row(self, run: MonitorRun, tensor: torch.Tensor, node: fx.Node) -> torch.Tensor:
         """See ``Branches``."""
 
 
@@ -100,6 +105,9 @@ class Loop:
     run: MonitorRun
     state: FrameState
     bounds: tuple[int, int, int]
+    tensors: tuple[torch.Tensor, ...]
+    """What the rounds are given the rows of."""
+    element: Element
     carried: dict[tuple[int, Path], _Leaf] = field(default_factory=dict)
     last: list[_Leaf] = field(default_factory=list)
     lists: list[_List] = field(default_factory=list)
@@ -145,6 +153,7 @@ class Loop:
         run, rec = self.run, self.run.recording
         start, symbols = int(self.bounds[0]), []
         end: End | None = None
+        made: list[fx.Node] = []
         growing: list[Growing] = []
         self.last, self.lists = [], []
         for leaf in self.carried.values():
@@ -163,11 +172,12 @@ class Loop:
                 slots[slot] = _rebuilt(slots[slot], given.get(slot, {}), ())
             before = [list(value) if i in self._own else value for i, value in enumerate(slots)]
             index = run.lift(start, InGraph(self._index))
+            rows = [self._row(tensor, made) for tensor in self.tensors]
             begun = replace(
                 self.state,
                 offset=self.state.instruction.end,
                 locals=tuple(slots),
-                stack=(*self.state.stack, index),
+                stack=(*self.state.stack, self.element(index, rows)),
             )
             own = [slots[slot] for slot in self._own]
             growing = [Growing(value) for value in own]
@@ -176,6 +186,7 @@ class Loop:
                 leaf.gradients != _takes_part(leaf.first) for leaf in self.carried.values()
             )
             end = self.explorer.explore(run, begun, self.exit, self.state.offset, own, differ)
+            end.nodes = made = [*made, *end.nodes]
             for slot, found in zip(self._own, growing, strict=True):
                 if found.is_looked_at and len(found.value) != len(before[slot]):
                     raise Split("a round looks into a list that it appends to")
@@ -185,8 +196,15 @@ class Loop:
         finally:
             for found in growing:
                 rec.operators.lists.pop(id(found.value), None)
-            erase(rec, end.nodes if end is not None else [])
+            erase(rec, made if end is None else end.nodes)
             erase(rec, symbols)
+
+    def _row(self, tensor: torch.Tensor, made: list[fx.Node]) -> torch.Tensor:
+        """What stands for the row of a tensor that any round is given."""
+        rec = self.run.recording
+        node = rec.graph_value(tensor)
+        made.append(rec.operators.row(node, self._index))
+        return self.explorer.row(self.run, tensor, made[-1])
 
     def _any_like(self, leaf: _Leaf) -> Any:
         """What stands for the value that any round is given, known as the leaf's symbol."""
@@ -425,8 +443,10 @@ class Loop:
             raise Split("a loop leaves a list of another length")
         alike = added == 1 and not found.begin
 
+        bounds = self.bounds
+
         def settle() -> None:
-            run.lifted.settle(self.bounds)
+            run.lifted.settle(bounds)
 
         twin = twins[0] if alike else None
         run.recording.operators.lists[id(value)] = Gathered(value, node, count, twin, settle)

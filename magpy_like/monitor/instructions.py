@@ -23,7 +23,7 @@ import yaml
 
 from magpy_like.annotation import RelationKind, ValueRead, lookup
 from magpy_like.annotation.location import annotations_dir
-from magpy_like.monitor import attributes, calls, native_calls, operators, reads
+from magpy_like.monitor import attributes, calls, loops, native_calls, operators, reads
 from magpy_like.monitor.containers import CONTAINERS, goes_own_ways, plain_key
 from magpy_like.monitor.expressions import is_number
 from magpy_like.monitor.foretold import foretell_branch
@@ -476,6 +476,8 @@ def iterate(run: MonitorRun, step: Step) -> Token:
     """``iter(value)`` at the head of a loop, an unpacking or a ``yield from``."""
     rec = run.recording
     value = step.stack[-1]
+    if isinstance(value, torch.Tensor) and loops.begins(run, step, iter, (value,), {}):
+        return None
     if opcode.opname[step.opcode] == "GET_ITER" and foreseen(rec, value) is not None:
         run.watch_iterators()
         return None
@@ -630,7 +632,9 @@ def call(run: MonitorRun, step: Step) -> Token:
         kwargs = dict(zip(names, args[split:], strict=True))
         args = args[:split]
     if first is NULL:
-        if function is range and _begins_loop(run, step, args):
+        if (function is range or function is enumerate or function is zip) and loops.begins(
+            run, step, function, args, kwargs
+        ):
             return None
         instead = polyfill(function, args, kwargs)
         if instead is not None:
@@ -638,14 +642,6 @@ def call(run: MonitorRun, step: Step) -> Token:
             frame_set_operand(step.frame, count + 1, instead)
             return None
     return calls.call(run, function, args, kwargs)
-
-
-def _begins_loop(run: MonitorRun, step: Step, args: tuple[Any, ...]) -> bool:
-    """Whether a loop over ``range(*args)`` is one operator of the graph now."""
-    if run.branching is None or not args or any(type(arg) is not int for arg in args):
-        return False
-    start, stop, by = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
-    return by != 0 and run.branching.at_loop(run, step, (start, stop, by))
 
 
 def call_spread(run: MonitorRun, step: Step) -> Token:

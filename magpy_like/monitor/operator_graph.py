@@ -516,6 +516,13 @@ class OperatorGraph:
             test = self.graph.call_method("to", (test, torch.bool))
         return self.graph.call_method("reshape", (test, ())) if predicate.dim() else test
 
+    def row(self, tensor: fx.Node, index: fx.Node) -> fx.Node:
+        """A row of a tensor: its sizes are the same whatever the index is."""
+        node = self.graph.call_function(torch.select, (tensor, 0, index))
+        if self.twin is not None and TWIN in tensor.meta:
+            self.twin.run(node, self._constants, None)
+        return node
+
     def symbol(self, number: bool, twin: Any = None) -> fx.Node:
         """Stands for what a loop carries, until its graphs are made. ``twin`` is that of any value
         that it carries; no size may follow from a number."""

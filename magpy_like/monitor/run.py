@@ -187,8 +187,17 @@ class Branching(Protocol):
             Split: it is not as the sides have foretold.
         """
 
-    def at_loop(self, run: MonitorRun, step: Step, bounds: tuple[int, int, int]) -> bool:
-        """The program is about to make a ``range``; whether the loop over it is an operator now."""
+    def at_loop(
+        self,
+        run: MonitorRun,
+        step: Step,
+        bounds: tuple[int, int, int],
+        tensors: tuple[torch.Tensor, ...],
+        element: Callable[[int, list[torch.Tensor]], Any],
+    ) -> bool:
+        """The program may be about to begin a loop over ``range(*bounds)``, which takes
+        ``element(index, rows)`` of its iterator, the rows being those of ``tensors``; whether it
+        does, and is an operator now."""
 
     def at_identity(self, run: MonitorRun, step: Step, depths: Sequence[int]) -> None:
         """The program is about to ask which objects the operands at these depths are.

@@ -1,4 +1,4 @@
-"""Loops over a ``range`` as one operator of the graph, whatever the number of rounds is."""
+"""Loops as one operator of the graph, whatever the number of their rounds is."""
 
 import copy
 import random
@@ -126,6 +126,36 @@ def other_dimension(x):
     return total
 
 
+def rows(x):
+    h = x[0] * 0
+    for row in x:
+        h = torch.tanh(h + row)
+    return h
+
+
+def enumerated(x):
+    h, found = x[0] * 0, []
+    for i, row in enumerate(x):
+        h = h * 0.5 + row * i
+        found.append(h)
+    return torch.stack(found), i
+
+
+def rows_of_two(x):
+    found = []
+    for left, right in zip(x, x[1:] * 2):
+        found.append(left - right)
+    return found
+
+
+def in_a_loop_of_constants(x):
+    h = x[0] * 0
+    for k in range(9):
+        for t in range(x.shape[0]):
+            h = h * 0.9 + x[t] * k
+    return h
+
+
 def with_else(x):
     h = x[0] * 0
     for t in range(x.shape[0]):
@@ -193,7 +223,8 @@ def two_loops(x):
 OPERATORS = [
     last_state, stacked, joined, list_of_results, two_lists, last_element, states_in_a_list,
     tuple_of_states, numbers_too, by_step, backwards, neighbours, with_else, with_continue,
-    used_in_a_function, length_of_the_list, changed_behind, two_loops,
+    rows, enumerated, rows_of_two, in_a_loop_of_constants, used_in_a_function, two_loops,
+    length_of_the_list, changed_behind,
 ]  # fmt: skip
 
 
@@ -392,13 +423,6 @@ def asks_for_gradients(x):
     return h
 
 
-def enumerated(x):
-    h = x[0] * 0
-    for i, row in enumerate(x):
-        h = h * 0.5 + row * i
-    return h
-
-
 def zipped(x):
     h = x[0] * 0
     for i, row in zip(range(x.shape[0]), x):
@@ -424,7 +448,7 @@ ROUND_BY_ROUND = [
     grows, dtype_changes, takes_turns, in_place, fills_a_tensor, keeps_views, keeps_what_was_there,
     breaks, first_round_differs, looks_at_its_index, looks_at_its_list, counts_in_python,
     shared_list, in_a_dictionary, in_an_object, closes_over, pops, a_row_for_each, draws,
-    nested, compares_with_the_first, one_in_two_lists, looks_into_its_results, enumerated,
+    nested, compares_with_the_first, one_in_two_lists, looks_into_its_results,
     adds_to_its_results, asks_for_gradients, zipped, of_a_reversed_range, raises_at_last,
     states_made_anew, other_dimension, with_constant_inner_loop,
 ]  # fmt: skip
