@@ -61,7 +61,8 @@ def _on_onednn(node: Node) -> Node | None:
 def _is_large(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Many multiplications, and not a matrix times a vector, at which the BLAS is good."""
     sizes = [_number(size) for size in (*left.shape, right.shape[1])]
-    return None not in sizes and math.prod(sizes) >= SMALLEST and min(sizes[0], sizes[2]) > 1
+    known = [size for size in sizes if size is not None]
+    return len(known) == 3 and math.prod(known) >= SMALLEST and min(known[0], known[2]) > 1
 
 
 def _number(size: Any) -> int | None:
