@@ -225,7 +225,9 @@ class Launcher:
                 self._assume(f"{output}.size({dim}) == {self._size(e)}")
         if not buffer.aliased and buffer.size:
             stride = self._sizes(buffer.stride)
-            line(f"if {output}.stride() != {stride}: {output} = relayout({output}, {stride})")
+            # Where the meta function promises a tensor, the operator may give none after all.
+            there = f"{output} is not None and " if text.startswith("results[") else ""
+            line(f"if {there}{output}.stride() != {stride}: {output} = relayout({output}, {stride})")
 
     # --- values --------------------------------------------------------------------------------
 
