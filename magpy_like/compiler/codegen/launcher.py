@@ -46,6 +46,19 @@ def relayout(t: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     return copy.copy_(t)
 
 
+def for_backward(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """``operator`` as it runs where gradients are taken, without anything that takes them."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
+            return operator(*args, **kwargs)
+
+    return run
+
+
+#: Make what their backward needs in the grad mode only, as their last result.
+_MAKES_WORKSPACE = {torch.ops.aten.mkldnn_rnn_layer.default}
+
 #: What every launcher's source may name.
 COMMON: dict[str, Any] = {
     "torch": torch,
@@ -56,6 +69,7 @@ COMMON: dict[str, Any] = {
     "empty_on": torch.empty_strided,
     "window": torch._C._dynamo.guards._reinterpret_tensor,
     "relayout": relayout,
+    "for_backward": for_backward,
 }
 
 
@@ -190,6 +204,8 @@ class Launcher:
         target = self._name(operation.target)
         if isinstance(operation.target, torch._ops.OpOverload):
             target += "._op"  # its own call is a Python function around this one
+        if operation.target in _MAKES_WORKSPACE and self._returns(operation.outputs[-1]):
+            target = f"for_backward({target})"
         call = f"{target}({', '.join(args)})"
         if not operation.multiple:
             (output,) = operation.outputs
@@ -228,6 +244,10 @@ class Launcher:
             # Where the meta function promises a tensor, the operator may give none after all.
             there = f"{output} is not None and " if text.startswith("results[") else ""
             line(f"if {there}{output}.stride() != {stride}: {output} = relayout({output}, {stride})")
+
+    def _returns(self, buffer: str | None) -> bool:
+        windows = [value for value in self.graph.outputs if isinstance(value, Strided)]
+        return any(window.buffer == buffer for window in windows)
 
     # --- values --------------------------------------------------------------------------------
 
