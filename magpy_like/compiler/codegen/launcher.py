@@ -242,8 +242,10 @@ class Launcher:
         if not buffer.aliased and buffer.size:
             stride = self._sizes(buffer.stride)
             # Where the meta function promises a tensor, the operator may give none after all.
-            there = f"{output} is not None and " if text.startswith("results[") else ""
-            line(f"if {there}{output}.stride() != {stride}: {output} = relayout({output}, {stride})")
+            other = f"{output}.stride() != {stride}"
+            if text.startswith("results["):
+                other = f"{output} is not None and {other}"
+            line(f"if {other}: {output} = relayout({output}, {stride})")
 
     def _returns(self, buffer: str | None) -> bool:
         windows = [value for value in self.graph.outputs if isinstance(value, Strided)]
