@@ -5,6 +5,7 @@ import io
 import logging
 import os
 import pickle
+import re
 import subprocess
 import sys
 
@@ -391,7 +392,7 @@ magpy.compile(splits, backend="eager")(torch.ones(1))
 
 
 def test_magpy_logs_in_the_environment():
-    environment = {**os.environ, "MAGPY_LOGS": "guards,graph,records,splits"}
+    environment = {**os.environ, "MAGPY_LOGS": "guards,graph,records,splits,monitor"}
     done = subprocess.run(
         [sys.executable, "-c", LOGGED], env=environment, capture_output=True, text=True, timeout=120
     )
@@ -400,6 +401,7 @@ def test_magpy_logs_in_the_environment():
     assert "args[1] == 2" in text  # guards
     assert "operator graph" in text and "new record" in text and "does not match" in text
     assert "split at" in text and "in splits" in text
+    assert re.search(r"\[monitor\] program: [1-9]\d* instructions, [1-9]\d* of interest", text)
 
 
 def test_loggers_follow_the_logging_module(caplog):

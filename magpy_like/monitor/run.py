@@ -238,6 +238,7 @@ class MonitorRun:
         self.skipping = False
         """Whether a side goes through a branch inside it, whose operator is on the graph."""
         self.target, self.args, self.kwargs = _seen_entry(target), args, kwargs
+        self.name = getattr(target, "__qualname__", type(target).__qualname__)
         self.cut = cut
         self._begin(varying)
         if varying.numbers:
@@ -308,6 +309,7 @@ class MonitorRun:
                 stop_counting(counting)
                 sys.settrace(previous)
                 active.run = outer
+                log.info("%s: %d instructions, %d of interest", self.name, *self._monitor.counts())
                 self._close()
 
     def _place_to_foretell(self) -> Place | None:
