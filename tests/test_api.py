@@ -248,7 +248,7 @@ def test_explain_of_a_whole_program():
 def test_explain_of_a_program_that_splits():
     def program(x):
         y = x + 1
-        return y * y.sum().tolist()
+        return y * len(repr(y))
 
     report = magpy.explain(program, tensor(1, 2))
     (point,) = report.split_points
@@ -386,7 +386,7 @@ def program(x, n):
 fast = magpy.compile(program, backend="eager")
 fast(torch.ones(2), 2); fast(torch.ones(2), 3)
 def splits(x):
-    return x.tolist()
+    return repr(x)
 magpy.compile(splits, backend="eager")(torch.ones(1))
 """
 
@@ -406,5 +406,5 @@ def test_magpy_logs_in_the_environment():
 
 def test_loggers_follow_the_logging_module(caplog):
     caplog.set_level(logging.INFO, logger="magpy_like")
-    magpy.compile(lambda x: x.tolist(), backend="eager")(tensor(1))
+    magpy.compile(lambda x: repr(x), backend="eager")(tensor(1))
     assert any("split at" in record.getMessage() for record in caplog.records)
