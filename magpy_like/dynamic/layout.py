@@ -56,6 +56,15 @@ class Layout:
         return [build_frame(frame, source) for frame in self.frames]
 
     @property
+    def functions(self) -> frozenset[int]:
+        """The positions of the frames' functions, whose code is the frames'."""
+        found, at = [], 0
+        for frame in self.frames:
+            found.append(at)
+            at += 1 + sum(map(bool, (*frame.locals, *frame.stack))) + frame.completes
+        return frozenset(found)
+
+    @property
     def given(self) -> int | None:
         """The position of the value that the last instruction has given, if the stack holds one."""
         inner = self.frames[0]

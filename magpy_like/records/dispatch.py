@@ -297,7 +297,9 @@ class Dispatcher:
             Split: no record can be made.
         """
         try:
-            return synthesise(rec, args, kwargs, result, self._backend, entry)
+            layout = self.target.layout if isinstance(self.target, Continuation) else None
+            known = None if layout is None else layout.functions
+            return synthesise(rec, args, kwargs, result, self._backend, entry, known)
         except (Split, FullGraphError):
             raise
         except Exception as error:

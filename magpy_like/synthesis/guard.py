@@ -60,9 +60,16 @@ class GuardBuilder:
     """Builds the guard of one record, and names the variables that it fetches on the way."""
 
     def __init__(
-        self, rec: Recording, places: Places, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        rec: Recording,
+        places: Places,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        known: frozenset[int] | None = None,
     ):
-        self.rec, self.places = rec, places
+        """``known`` are the positions of functions whose code a call cannot but bring, as the
+        values of open frames do: there are as many of those at every call, too."""
+        self.rec, self.places, self._known = rec, places, known
         self._positional, self._keywords = len(args), list(kwargs)
         self.source = Source()
         self.watch = Watch()
@@ -136,7 +143,9 @@ class GuardBuilder:
             "torch's global modes are as they were (grad, inference, autocast, dtype)"
         )
         keywords = ", ".join(map(repr, self._keywords))
-        if self._keywords:
+        if self._known is not None:
+            pass
+        elif self._keywords:
             self._check(
                 f"len(args) == {self._positional} and kwargs.keys() == {{{keywords}}}",
                 f"{self._positional} positional arguments, and {keywords}",
@@ -405,6 +414,9 @@ class GuardBuilder:
         value, label = node.variable, self.label(node)
         if isinstance(node.type, type) and issubclass(node.type, torch.Tensor):
             self._tensor(name, node, label)
+            return
+        parent, relation = self.places.edges[node.node_id][0]
+        if self._known and parent.node_id == EXTERNAL and relation.key in self._known:
             return
         kind = self.source.constant(node.type, node.type.__name__)
         self._check(f"type({name}) is {kind}", f"type({label}) is {node.type.__qualname__}")

@@ -322,9 +322,11 @@ def synthesise(
     result: Any,
     backend: Backend,
     entry: Callable[[], Any],
+    known: frozenset[int] | None = None,
 ) -> Record:
     """Guard, mock and compiled graph from a recording that reached its end.
 
+    ``known`` is what the guard of a continuation need not ask for: see :class:`GuardBuilder`.
     ``entry`` is a context manager factory that puts torch's global state back to what it was when
     the region was entered, which is the state that the backend must see.
 
@@ -334,7 +336,7 @@ def synthesise(
     if any(map(_is_relied_on, rec.drawn)):
         raise Split("relies on what it has drawn")
     places = Places(rec)
-    guard = GuardBuilder(rec, places, args, kwargs)
+    guard = GuardBuilder(rec, places, args, kwargs, known)
     with entry():
         guard.build()
     mock = MockBuilder(rec, places, guard)

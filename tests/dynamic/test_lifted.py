@@ -156,13 +156,20 @@ def test_what_a_number_steers_is_right_for_every_value(use, source):
     _compare(STEERS[use], TAKES[source], OF_FRACTIONS[source], [*FRACTIONS, -1.5, 0.0, -2.5])
 
 
+def test_sizes_of_one_and_none_are_other_programs():
+    use = lambda x, n: x + 1 if n == 0 else x * 2 if n < 0 else x * n
+    for source in ("length of a tensor", "size of a tensor"):
+        _compare(use, TAKES[source], WHOLE[source], [3, 4, 5, 0, 6, -1, 0, 3])
+
+
 @pytest.mark.parametrize("source", ["argument", "keyword of a dictionary", "element of a list"])
 @pytest.mark.parametrize("kinds", [(2, 2.5), (2, True), (2.5, "a"), (True, 2)])
 def test_number_of_another_type_is_another_program(kinds, source):
     values = [kinds[0], kinds[0] + 1, kinds[1], kinds[0]]
     if isinstance(kinds[1], str):
         values[2] = False
-    _compare(lambda x, n: (x.long() * n, n), TAKES[source], WHOLE[source], values)
+    use = lambda x, n: (x.long() * n, n, x + isinstance(n, int))
+    _compare(use, TAKES[source], WHOLE[source], values)
 
 
 TRUTHS = {
