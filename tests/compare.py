@@ -6,6 +6,7 @@ observed, and values within the tolerances of torch's own tests, with NaN equal 
 
 import collections
 import dataclasses
+import enum
 import functools
 import math
 import types
@@ -34,6 +35,7 @@ _ITERATORS = tuple(
         filter(None, []),
     )
 )
+_LEFT_ON_CLASSES = (int, float, str, list, dict, set, tuple, torch.Tensor)
 _FUNCTION_STATE = ("__code__", "__defaults__", "__kwdefaults__", "__dict__")
 
 
@@ -70,7 +72,7 @@ class _Comparison:
         self.alive: list[Any] = []  # ids are only unique among living objects
 
     def same(self, a: Any, e: Any, path: str) -> None:
-        if type(a) is not type(e):
+        if type(a) is not type(e) and not _of_one_maker(type(a), type(e)):
             _differ(path, f"type {type(a).__qualname__}", type(e).__qualname__)
         if not isinstance(e, _IMMUTABLE):
             if self._paired(a, e, path):
@@ -81,6 +83,10 @@ class _Comparison:
             self._array(a, e, path)
         elif isinstance(e, (float, complex)):
             self._number(a, e, path)
+        elif isinstance(e, enum.Enum):
+            self.same(a.name, e.name, f"{path}.name")
+        elif isinstance(e, type) and _of_one_maker(a, e):
+            self._class(a, e, path)
         elif isinstance(e, _BY_IDENTITY):
             if a is not e:
                 _differ(path, repr(a), repr(e))
@@ -104,6 +110,18 @@ class _Comparison:
         self.partner[id(e)] = a
         self.partner_back[id(a)] = e
         return False
+
+    def _class(self, a: type, e: type, path: str) -> None:
+        """Two classes of one maker: what a program may have left on them."""
+        left, right = (
+            {k: v for k, v in vars(cls).items() if isinstance(v, _LEFT_ON_CLASSES)}
+            for cls in (a, e)
+        )
+        names = [{k for k in own if not k.startswith("_")} for own in (left, right)]
+        if names[0] != names[1]:
+            _differ(path, f"attributes {names[0]}", names[1])
+        for name in names[1]:
+            self.same(left[name], right[name], f"{path}.{name}")
 
     def _structure(self, a: Any, e: Any, path: str) -> None:
         if isinstance(e, dict):
@@ -273,6 +291,15 @@ class _Comparison:
             shift = a.storage_offset() * a.element_size() - e.storage_offset() * e.element_size()
             self.storage[key_e] = (key_a, shift, path)
             self.storage_back[key_a] = path
+
+
+def _of_one_maker(a: type, e: type) -> bool:
+    """Whether two classes come from two calls of one function, so that one stands for the other."""
+    named = [(cls.__module__, cls.__qualname__, len(cls.__mro__)) for cls in (a, e)]
+    made_inside = "<locals>" in e.__qualname__ or issubclass(
+        e, tuple
+    )  # a named tuple says not where
+    return a is not e and named[0] == named[1] and made_inside
 
 
 def _strides(t: torch.Tensor) -> list[int]:
