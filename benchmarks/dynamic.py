@@ -1,9 +1,10 @@
 """Models whose inputs vary from call to call: `python -m benchmarks.dynamic`.
 
 MagPy's Figure 17: batches uniform in 2 to 16, and batches of 8 sequences of 32 to 256 tokens.
-Figure 18: programs with control flow, the written-out LSTM and BlockDrop. Eager,
-`torch.compile(dynamic=True)` and `magpy_like.compile(dynamic=True)` take turns in one process, each
-on the same inputs in the same order. Inference, no gradients. Goal: faster than Dynamo on each.
+Figure 18: programs with control flow, the written-out LSTM and BlockDrop; and that LSTM over 2 to
+16 time steps. Eager, `torch.compile(dynamic=True)` and `magpy_like.compile(dynamic=True)` take
+turns in one process, each on the same inputs in the same order. Inference, no gradients. Goal:
+faster than Dynamo on each.
 """
 
 import random
@@ -23,11 +24,12 @@ COMPILERS: dict[str, Callable[..., Any]] = {
     "dynamo": lambda target: torch.compile(target, dynamic=True),
     "magpy": lambda target: magpy.compile(target, dynamic=True),
 }
-BATCHES, LENGTHS, BATCH = (2, 16), (32, 256), 8
+BATCHES, LENGTHS, STEPS, BATCH = (2, 16), (32, 256), (2, 16), 8
 WORKLOADS = {
     **{f"{name}-bs": (name, "batch") for name in ("ResNet-18", "DenseNet-121", "BERT", "DeBERTa")},
     **{f"{name}-seqlen": (name, "length") for name in ("BERT", "DeBERTa")},
     "LSTM": ("LSTM", "data"),
+    "LSTM-steps": ("LSTM", "steps"),
     "BlockDrop": ("BlockDrop", "data"),
 }
 
@@ -40,7 +42,10 @@ def inputs_of(model: Any, name: str, varies: str, size: str, count: int) -> list
         batch = chance.randint(*BATCHES) if varies == "batch" else BATCH
         if varies == "length":
             language.LENGTH[size] = chance.randint(*LENGTHS)
-        found.append(ZOO[name].inputs(model, seed=i, batch=batch))
+        args, kwargs = ZOO[name].inputs(model, seed=i, batch=batch)
+        if varies == "steps":
+            args = (torch.randn(chance.randint(*STEPS), *args[0].shape[1:]),)
+        found.append((args, kwargs))
     language.LENGTH[size] = usual
     return found
 
