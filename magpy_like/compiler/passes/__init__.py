@@ -15,6 +15,7 @@ from magpy_like.compiler.passes.cleanup import (
     eliminate_dead_code,
 )
 from magpy_like.compiler.passes.constants import fold
+from magpy_like.compiler.passes.layout import use_channels_last
 from magpy_like.compiler.passes.noops import remove_noops
 from magpy_like.compiler.passes.products import use_onednn
 from magpy_like.compiler.passes.rewrites import rewrite
@@ -43,6 +44,8 @@ def run(gm: GraphModule, *, inference: bool) -> GraphModule:
             break
     if use_onednn(gm):
         eliminate_dead_code(gm)
+    if inference:
+        use_channels_last(gm)
     gm.graph.lint()
     gm.recompile()
     return gm

@@ -1,0 +1,117 @@
+"""Where images become channels last for convolutions, and that nobody outside can tell."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.compiler.passes.graphs import names, optimised
+from tests.compiler.programs import compiled, same, same_gradients
+
+IMAGE = torch.randn(2, 5, 66, 70)
+WEIGHT, NEXT, POINT = torch.randn(6, 5, 3, 3), torch.randn(4, 6, 3, 3), torch.randn(6, 5, 1, 1)
+
+
+def block(x, w, v):
+    y = F.max_pool2d(F.conv2d(x, w, padding=1).relu() + 1, 2)
+    return F.conv2d(y, v)
+
+
+def strides(gm, name):
+    (node,) = (n for n in gm.graph.nodes if name in str(n.target))
+    return node.meta["val"].stride()
+
+
+def test_a_large_image_is_copied_once_and_what_follows_keeps_its_layout():
+    gm = optimised(block, IMAGE, WEIGHT, NEXT)
+    assert names(gm).count("clone") == 2  # to channels last, and the result back
+    assert strides(gm, "relu")[1] == 1
+    (output,) = (n for n in gm.graph.nodes if n.op == "output")
+    assert all(n.meta["val"].is_contiguous() for n in output.all_input_nodes)
+    same(block, IMAGE, WEIGHT, NEXT)
+
+
+@pytest.mark.parametrize(
+    ("image", "weight"),
+    [
+        (IMAGE[:, :, :20, :20].contiguous(), WEIGHT),  # small
+        (IMAGE, POINT),  # single pixels
+        (IMAGE.double(), WEIGHT.double()),
+        (IMAGE.contiguous(memory_format=torch.channels_last), WEIGHT),  # is what it would become
+        (IMAGE[:, :, :, 0].contiguous(), WEIGHT[..., 0].contiguous()),  # one dimension
+    ],
+    ids=range(5),
+)
+def test_other_convolutions_stay(image, weight):
+    convolve = F.conv2d if image.dim() == 4 else F.conv1d
+    gm = optimised(convolve, image, weight)
+    assert "clone" not in names(gm)
+    same(convolve, image, weight)
+
+
+def test_images_of_varying_size_stay():
+    same(F.conv2d, IMAGE, WEIGHT, dynamic=True)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda y: y.flatten(1),
+        lambda y: y.view(2, -1).sum(1),
+        lambda y: y.permute(0, 2, 3, 1),
+        lambda y: y.permute(0, 2, 3, 1).reshape(2, -1, 3),
+        lambda y: y.as_strided((3, 4), (7, 2), 1),
+        lambda y: y.permute(0, 2, 3, 1).as_strided((3, 4), (7, 2), 1),
+        lambda y: (y, y[:, 1:], y.view(-1)[::2]),
+        lambda y: y[:, 1:, ::2],
+        lambda y: (y, y),
+        lambda y: F.max_pool2d(y, 2, return_indices=True),
+        lambda y: torch.cat([y, y.relu() * 2], 1),
+        lambda y: F.interpolate(y, scale_factor=2.0, mode="bilinear"),
+        lambda y: y.softmax(1).argmax(1),
+        lambda y: y.mT @ y,
+        lambda y: torch.empty_like(y).fill_(1),
+        lambda y: y.cumsum(1),
+        lambda y: F.batch_norm(y, y.mean((0, 2, 3)), y.var((0, 2, 3))).sum((2, 3)),
+        lambda y: F.conv_transpose2d(y, WEIGHT, stride=2),
+        lambda y: F.pixel_shuffle(y[:, :4], 2),
+        lambda y: y.unfold(2, 3, 2).amax(-1),
+    ],
+    ids=range(20),
+)
+def test_whatever_follows_gives_eagers_result(after):
+    def function(x, w):
+        return after(F.conv2d(x, w))
+
+    same(function, IMAGE, WEIGHT, rtol=1e-4, atol=1e-4)
+
+
+def test_results_that_share_memory_share_it():
+    def function(x, w):
+        y = F.conv2d(x, w)
+        return y, y[:, 1:]
+
+    with torch.no_grad():
+        whole, part = compiled(function)(IMAGE, WEIGHT)
+    assert part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+
+
+def test_an_input_that_is_written_is_written_as_it_lies():
+    def function(x, w, out):
+        out.copy_(F.conv2d(x, w))
+        return out * 2
+
+    same(function, IMAGE, WEIGHT, torch.zeros(2, 6, 64, 68), rtol=1e-4, atol=1e-4)
+
+
+def test_random_numbers_are_drawn_in_the_order_of_the_traced_layout():
+    def function(x, w):
+        y = F.conv2d(x, w)
+        return y + torch.rand_like(y)
+
+    gm = optimised(function, IMAGE, WEIGHT)
+    assert strides(gm, "rand")[1] != 1
+
+
+def test_with_gradients_layouts_stay():
+    x, w = IMAGE.clone().requires_grad_(), WEIGHT.clone().requires_grad_()
+    same_gradients(lambda x, w: F.conv2d(x, w).relu(), x, w)
