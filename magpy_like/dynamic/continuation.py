@@ -12,6 +12,7 @@ that it would have found.
 from __future__ import annotations
 
 import dis
+import functools
 import inspect
 import opcode
 from collections.abc import Callable, Sequence
@@ -43,6 +44,7 @@ from magpy_like.dynamic.frame_state import (
     pushed,
     pushes_two,
 )
+from magpy_like.dynamic.waiting import get_attribute
 from magpy_like.native import NULL
 
 _CACHES: Sequence[int] = opcode._inline_cache_entries  # type: ignore[attr-defined]
@@ -99,9 +101,12 @@ def _waiting(state: FrameState, callee: Callable[[], Any]) -> FunctionType:
     """The rest of a frame that waits for what `callee` gives."""
     waiting = state.waiting
     assert waiting is not None
-    if waiting.complete is None:
+    complete = waiting.complete
+    if isinstance(complete, functools.partial) and complete.func is get_attribute:
+        callee, complete = functools.partial(complete, callee), None
+    if complete is None:
         return _function(state, _Ending("wait", waiting.then), (NULL, callee))
-    extra = (NULL, waiting.complete, NULL, callee)
+    extra = (NULL, complete, NULL, callee)
     return _function(state, _Ending("wait", waiting.then, completes=True), extra)
 
 

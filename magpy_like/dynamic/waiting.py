@@ -25,6 +25,7 @@ from magpy_like.dynamic.frame_state import (
     is_resumable,
     pushes_two,
 )
+from magpy_like.monitor.split import active
 from magpy_like.native import NULL, lookup_in_type
 
 Suspended = tuple[tuple[Any, ...], Waiting]  # what stays on the operand stack, and what is awaited
@@ -207,10 +208,26 @@ def _attribute(state: FrameState, instruction: Instruction, callee: FrameState) 
     if _calls(value, "__getattr__", callee):
         return below, waiting
     if lookup_in_type(type(value), "__getattr__") is not NULL:
-        return None  # would be asked next, should the callee raise AttributeError
+        # It is asked next, should the callee raise AttributeError.
+        found = lookup_in_type(type(value), name)
+        if not isinstance(found, property) or found.fget is not callee.function:
+            return None
+        return below, replace(waiting, complete=functools.partial(get_attribute, value, name))
     if _calls(value, "__getattribute__", callee):
         return below, waiting
     return (below, waiting) if _gets(lookup_in_type(type(value), name), callee) else None
+
+
+def get_attribute(value: Any, name: str, getter: Callable[[], Any]) -> Any:
+    """What reading an attribute gives whose getter is half-way through: ``getter`` is its rest."""
+    try:
+        return getter()
+    except AttributeError:
+        pass
+    run = getattr(active, "run", None)
+    if run is not None:
+        run.give_up(f"asks for {name} in another way when its getter has failed behind a split")
+    return lookup_in_type(type(value), "__getattr__")(value, name)
 
 
 _SHIFTED_NAMES = sys.version_info >= (3, 12)  # the lowest bit of LOAD_ATTR asks for a method

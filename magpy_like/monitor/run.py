@@ -347,6 +347,10 @@ class MonitorRun:
         if self.branching is not None:
             self.branching.at_end()
 
+    def give_up(self, reason: str) -> None:
+        """The program does something that no instruction or call has told of."""
+        self._split(sys._getframe(1), reason)
+
     def _split(self, frame: types.FrameType, reason: str) -> None:
         """End the recording here; the program goes on natively."""
         if self.side is not None:

@@ -314,6 +314,63 @@ def test_a_dynamic_function_is_called_from_where_the_program_calls_it():
         assert places[0] == places[1]
 
 
+class Properties(nn.Module):
+    """Modules answer for attributes by ``__getattr__`` once a property has refused to."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.steps = 0
+        self._parameters["weight"] = nn.Parameter(torch.full((3,), 7.0))
+
+    @property
+    def scale(self):
+        y = torch.ones(3) * self.steps
+        count = opaque("scale")
+        return (y + count).sum() if count % 3 else y
+
+    @property
+    def weight(self):
+        opaque("weight")
+        if self.steps % 2:
+            raise AttributeError("weight")
+        return self.linear.bias
+
+    @property
+    def missing(self):
+        opaque("missing")
+        raise AttributeError("missing")
+
+    @property
+    def helper(self):
+        opaque("helper")
+        return torch.relu if self.steps < 3 else torch.sigmoid
+
+    def forward(self, x):
+        self.steps += 1
+        y = self.linear(x) * self.scale + self.weight
+        try:
+            y = y * self.missing
+        except AttributeError as error:
+            y = y - 1
+            LOG.append(str(error))
+        return self.helper(y)
+
+
+def test_property_of_a_module_is_cut_and_its_module_asked_when_it_refuses():
+    ends = []
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        LOG.clear()
+        module = Properties()
+        run = magpy.compile(module, backend="eager") if compiled else module
+        results = [run(torch.full((3,), float(i))) for i in range(8)]
+        ends.append((results, module.steps, list(LOG)))
+        if compiled:
+            assert magpy.cache_info(run).hits > 0
+    assert_same(*ends)
+
+
 FOUND = {"values": {1, 2}}
 
 
