@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copyreg
-import dis
 import functools
 import gc
 import inspect
@@ -11,11 +10,10 @@ import opcode
 import operator
 import pathlib
 import sys
-import threading
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.utils.weak
@@ -23,6 +21,7 @@ import torch.utils.weak
 from magpy_like.annotation import RelationKind, lookup
 from magpy_like.logs import topic
 from magpy_like.monitor import attributes, metadata, native_calls, polyfills
+from magpy_like.monitor.code_facts import calling, first_resume, in_place_reads, keyword_names
 from magpy_like.monitor.expressions import Expression, fresh, is_liftable, is_number
 from magpy_like.monitor.gathered import looked_at
 from magpy_like.monitor.instructions import (
@@ -37,6 +36,8 @@ from magpy_like.monitor.lifted import LiftedNumbers
 from magpy_like.monitor.number_rules import SETTLED_BY
 from magpy_like.monitor.reads import inputs_of
 from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.region import Compiling, ask_for_instructions, seen_entry
+from magpy_like.monitor.roles import Branching, Cut
 from magpy_like.monitor.sides import MAKES, Side, finish_in_side, side_filter
 from magpy_like.monitor.split import Effect, Look, Place, Split, SplitPoint, active, place_of
 from magpy_like.monitor.variation import NOTHING_VARIES, Variation, argument_place
@@ -79,138 +80,9 @@ _HIDDEN_CODE = {torch.nn.Module.__getattr__.__code__, copyreg._slotnames.__code_
 what weak containers do when objects die."""
 
 
-_compiling_lock = threading.Lock()
-_compiling_count = 0
-
-
-class _Compiling:
-    """``torch.compiler.is_compiling()`` is true meanwhile, as programs expect of a compiled region.
-
-    The flag is one for all threads, so it stays up until the last of them is done.
-    """
-
-    def __init__(self) -> None:
-        self._entered = False
-
-    def enter(self) -> None:
-        self._change(True)
-
-    def leave(self) -> None:
-        self._change(False)
-
-    def _change(self, entered: bool) -> None:
-        global _compiling_count
-        with _compiling_lock:
-            _compiling_count += entered - self._entered
-            self._entered = entered
-            torch.compiler._is_compiling_flag = _compiling_count > 0
-
-    def __enter__(self) -> None:
-        self.enter()
-
-    def __exit__(self, *_: object) -> None:
-        self.leave()
-
-
 @functools.cache
 def _rules() -> Rules:
     return load_rules()
-
-
-def _ask_for_instructions() -> None:
-    """Python 3.12 delivers instruction events only if some frame has asked for them before.
-
-    A frame that never runs asks: one that did would be called back by another thread's tracing.
-    """
-    frame: types.FrameType = (_ for _ in ()).gi_frame  # type: ignore[attr-defined]
-    frame.f_trace_opcodes = True
-    frame.f_trace_opcodes = False
-
-
-def _seen_entry(target: Callable[..., Any]) -> Callable[..., Any]:
-    """``target`` itself, or a Python function that calls it, so that the call can be watched."""
-    called = target.__func__ if isinstance(target, types.MethodType) else target
-    if not isinstance(called, types.FunctionType):
-        called = lookup_in_type(type(target), "__call__")
-    if isinstance(called, types.FunctionType):
-        return target
-    namespace: dict[str, Any] = {}
-    exec(_ENTRY, namespace)
-    entry: Callable[..., Any] = namespace["enter"](target)
-    return entry
-
-
-_ENTRY = compile(
-    "def enter(target):\n    return lambda *args, **kwargs: target(*args, **kwargs)",
-    "<magpy_like entry>",
-    "exec",
-)
-
-
-class Cut(Protocol):
-    """What cuts a program at a split, while all its frames are open."""
-
-    def at_split(
-        self, run: MonitorRun, frame: types.FrameType, reason: str, handled: BaseException | None
-    ) -> bool:
-        """The program stands before a dynamic instruction: is it to be watched beyond that?"""
-
-    def foretells(self, place: Place) -> bool:
-        """Whether values of tensors that steer the program there may be foretold."""
-
-    def behind_split(self, run: MonitorRun, frame: types.FrameType) -> None:
-        """The instruction has run natively, and the program stands behind it."""
-
-    def begins(self, function: Any) -> bool:
-        """Whether the program begins with this function; before that, its state is restored."""
-
-    def stands_for(self, function: Any) -> Any:
-        """The program's function that a frame's function runs the rest of, or the function."""
-
-
-class Branching(Protocol):
-    """What makes operators of branches on tensors."""
-
-    def at_branch(self, run: MonitorRun, step: Step) -> None:
-        """The program is about to jump, or not, on a tensor's value.
-
-        Raises:
-            Split: the branch cannot be part of a record.
-        """
-
-    def at_join(self, run: MonitorRun, frame: types.FrameType | None) -> None:
-        """The program, of which nothing was announced since the branch, is where its sides meet.
-
-        ``frame`` is None when it has not come there.
-
-        Raises:
-            Split: it is not as the sides have foretold.
-        """
-
-    def at_loop(
-        self,
-        run: MonitorRun,
-        step: Step,
-        bounds: tuple[int, int, int],
-        tensors: tuple[torch.Tensor, ...],
-        element: Callable[[int, list[torch.Tensor]], Any],
-    ) -> bool:
-        """The program may be about to begin a loop over ``range(*bounds)``, which takes
-        ``element(index, rows)`` of its iterator, the rows being those of ``tensors``; whether it
-        does, and is an operator now."""
-
-    def at_identity(self, run: MonitorRun, step: Step, depths: Sequence[int]) -> None:
-        """The program is about to ask which objects the operands at these depths are.
-
-        Raises:
-            Split: a branch decides that.
-        """
-
-    def at_end(self) -> None:
-        """The program is watched no more: its open frames are to have its own tensors."""
-
-    def choose(self, step: Step) -> bool:
-        """Which way a side goes whose record is made already."""
 
 
 class MonitorRun:
@@ -237,7 +109,7 @@ class MonitorRun:
         """The side of a branch that is running beside the program."""
         self.skipping = False
         """Whether a side goes through a branch inside it, whose operator is on the graph."""
-        self.target, self.args, self.kwargs = _seen_entry(target), args, kwargs
+        self.target, self.args, self.kwargs = seen_entry(target), args, kwargs
         self.name = getattr(target, "__qualname__", type(target).__qualname__)
         self.cut = cut
         self._begin(varying)
@@ -292,9 +164,9 @@ class MonitorRun:
         outer = getattr(active, "run", None)
         previous = sys.gettrace()
         self.handled_outside = sys.exception()
-        _ask_for_instructions()
+        ask_for_instructions()
         active.run = self
-        self._compiling = _Compiling()
+        self._compiling = Compiling()
         with self._compiling:
             counting = start_counting()
             gc.callbacks.insert(0, self._suspend)
@@ -505,7 +377,7 @@ class MonitorRun:
         if not self.lifted.any((value,)) or caller is None:
             return
         try:
-            if self._monitor.waits(caller) or _calling(caller) not in _PASSES_THROUGH:
+            if self._monitor.waits(caller) or calling(caller) not in _PASSES_THROUGH:
                 self.lifted.settle(value)
         except BaseException as error:
             self._fail(frame, error)
@@ -573,7 +445,7 @@ class MonitorRun:
         if code.co_filename.startswith(_UNSEEN):
             return code in polyfills.CODE
         if code.co_flags & inspect.CO_GENERATOR:
-            if frame.f_lasti > _first_resume(code):
+            if frame.f_lasti > first_resume(code):
                 # Another frame may have had the id, so the frame itself must bear the hook's mark.
                 if id(frame) in self._generators and not frame.f_trace_lines:
                     return True
@@ -749,7 +621,7 @@ class MonitorRun:
         code = step.code
         found = self._updates.get(code)
         if found is None:
-            found = self._updates[code] = _in_place_reads(code)
+            found = self._updates[code] = in_place_reads(code)
         return step.offset in found
 
     # --- what the rules ask ----------------------------------------------------------------------
@@ -762,7 +634,7 @@ class MonitorRun:
         """The names of the keyword arguments of a CALL instruction."""
         found = self._keywords.get(step.code)
         if found is None:
-            found = self._keywords[step.code] = _keyword_names(step.code)
+            found = self._keywords[step.code] = keyword_names(step.code)
         return found.get(step.offset, ())
 
     def read_tensor_attribute(self, tensor: torch.Tensor, name: str) -> Any:
@@ -848,53 +720,3 @@ def _finish_grad(run: MonitorRun, payload: tuple[ShadowNode, Any], result: Any) 
 def _finish_lift(run: MonitorRun, payload: tuple[ShadowNode, Any], result: Any) -> Any:
     node, value = payload
     return run.lifted.read(node, value) if result is value else None
-
-
-_READS = {"LOAD_ATTR", "LOAD_GLOBAL", "LOAD_DEREF", "BINARY_SUBSCR"}
-_FIRST_IN_PLACE = next(i for i, (name, _) in enumerate(opcode._nb_ops) if "INPLACE" in name)  # type: ignore[attr-defined]
-
-
-def _calling(frame: types.FrameType) -> str:
-    """The name of the instruction that a frame is inside of."""
-    code, at = frame.f_code.co_code, frame.f_lasti
-    while opcode.opname[code[at]] == "CACHE":  # a Python function was entered without C in between
-        at -= 2
-    return opcode.opname[code[at]]
-
-
-@functools.cache
-def _first_resume(code: types.CodeType) -> int:
-    return next(i.offset for i in dis.get_instructions(code) if i.opname == "RESUME")
-
-
-def _in_place_reads(code: types.CodeType) -> set[int]:
-    """Offsets of the reads whose value is the left operand of ``+=`` and the like."""
-    found: set[int] = set()
-    recent: list[dis.Instruction] = []
-    for instruction in dis.get_instructions(code):
-        name = instruction.opname
-        if name == "BINARY_OP" and (instruction.arg or 0) >= _FIRST_IN_PLACE and len(recent) >= 2:
-            if recent[-1].opname.startswith("LOAD_") and recent[-2].opname in _READS:
-                found.add(recent[-2].offset)
-        if name not in ("CACHE", "EXTENDED_ARG"):
-            recent = [*recent[-1:], instruction]
-    return found
-
-
-def _keyword_names(code: types.CodeType) -> dict[int, tuple[str, ...]]:
-    found: dict[int, tuple[str, ...]] = {}
-    names: tuple[str, ...] = ()
-    start: int | None = None
-    for instruction in dis.get_instructions(code):
-        at = instruction.offset
-        if instruction.opname == "EXTENDED_ARG":
-            start = at if start is None else start
-            continue
-        if instruction.opname == "KW_NAMES":
-            names = code.co_consts[instruction.arg or 0]
-        elif instruction.opname == "CALL":
-            if names:
-                found[at if start is None else start] = names
-            names = ()
-        start = None
-    return found

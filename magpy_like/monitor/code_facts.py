@@ -1,0 +1,57 @@
+"""What a code object tells of its instructions before they run."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import opcode
+import types
+
+_READS = {"LOAD_ATTR", "LOAD_GLOBAL", "LOAD_DEREF", "BINARY_SUBSCR"}
+_FIRST_IN_PLACE = next(i for i, (name, _) in enumerate(opcode._nb_ops) if "INPLACE" in name)  # type: ignore[attr-defined]
+
+
+def calling(frame: types.FrameType) -> str:
+    """The name of the instruction that a frame is inside of."""
+    code, at = frame.f_code.co_code, frame.f_lasti
+    while opcode.opname[code[at]] == "CACHE":  # a Python function was entered without C in between
+        at -= 2
+    return opcode.opname[code[at]]
+
+
+@functools.cache
+def first_resume(code: types.CodeType) -> int:
+    return next(i.offset for i in dis.get_instructions(code) if i.opname == "RESUME")
+
+
+def in_place_reads(code: types.CodeType) -> set[int]:
+    """Offsets of the reads whose value is the left operand of ``+=`` and the like."""
+    found: set[int] = set()
+    recent: list[dis.Instruction] = []
+    for instruction in dis.get_instructions(code):
+        name = instruction.opname
+        if name == "BINARY_OP" and (instruction.arg or 0) >= _FIRST_IN_PLACE and len(recent) >= 2:
+            if recent[-1].opname.startswith("LOAD_") and recent[-2].opname in _READS:
+                found.add(recent[-2].offset)
+        if name not in ("CACHE", "EXTENDED_ARG"):
+            recent = [*recent[-1:], instruction]
+    return found
+
+
+def keyword_names(code: types.CodeType) -> dict[int, tuple[str, ...]]:
+    found: dict[int, tuple[str, ...]] = {}
+    names: tuple[str, ...] = ()
+    start: int | None = None
+    for instruction in dis.get_instructions(code):
+        at = instruction.offset
+        if instruction.opname == "EXTENDED_ARG":
+            start = at if start is None else start
+            continue
+        if instruction.opname == "KW_NAMES":
+            names = code.co_consts[instruction.arg or 0]
+        elif instruction.opname == "CALL":
+            if names:
+                found[at if start is None else start] = names
+            names = ()
+        start = None
+    return found

@@ -1,0 +1,80 @@
+"""What a monitor run asks of those who cut its program and make operators of its branches."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.instructions import Step
+    from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.split import Place
+
+
+class Cut(Protocol):
+    """What cuts a program at a split, while all its frames are open."""
+
+    def at_split(
+        self, run: MonitorRun, frame: types.FrameType, reason: str, handled: BaseException | None
+    ) -> bool:
+        """The program stands before a dynamic instruction: is it to be watched beyond that?"""
+
+    def foretells(self, place: Place) -> bool:
+        """Whether values of tensors that steer the program there may be foretold."""
+
+    def behind_split(self, run: MonitorRun, frame: types.FrameType) -> None:
+        """The instruction has run natively, and the program stands behind it."""
+
+    def begins(self, function: Any) -> bool:
+        """Whether the program begins with this function; before that, its state is restored."""
+
+    def stands_for(self, function: Any) -> Any:
+        """The program's function that a frame's function runs the rest of, or the function."""
+
+
+class Branching(Protocol):
+    """What makes operators of branches on tensors."""
+
+    def at_branch(self, run: MonitorRun, step: Step) -> None:
+        """The program is about to jump, or not, on a tensor's value.
+
+        Raises:
+            Split: the branch cannot be part of a record.
+        """
+
+    def at_join(self, run: MonitorRun, frame: types.FrameType | None) -> None:
+        """The program, of which nothing was announced since the branch, is where its sides meet.
+
+        ``frame`` is None when it has not come there.
+
+        Raises:
+            Split: it is not as the sides have foretold.
+        """
+
+    def at_loop(
+        self,
+        run: MonitorRun,
+        step: Step,
+        bounds: tuple[int, int, int],
+        tensors: tuple[torch.Tensor, ...],
+        element: Callable[[int, list[torch.Tensor]], Any],
+    ) -> bool:
+        """The program may be about to begin a loop over ``range(*bounds)``, which takes
+        ``element(index, rows)`` of its iterator, the rows being those of ``tensors``; whether it
+        does, and is an operator now."""
+
+    def at_identity(self, run: MonitorRun, step: Step, depths: Sequence[int]) -> None:
+        """The program is about to ask which objects the operands at these depths are.
+
+        Raises:
+            Split: a branch decides that.
+        """
+
+    def at_end(self) -> None:
+        """The program is watched no more: its open frames are to have its own tensors."""
+
+    def choose(self, step: Step) -> bool:
+        """Which way a side goes whose record is made already."""
