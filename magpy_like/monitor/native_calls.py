@@ -535,9 +535,9 @@ _SHAPELESS = {
     "isinstance", "type", "id", "hash", "hasattr", "callable", "issubclass", "has_torch_function",
     "has_torch_function_unary", "has_torch_function_variadic", "_has_torch_function",
     "_has_torch_function_unary", "_has_torch_function_variadic", "is_inference", "is_conj",
-    "is_neg", "is_signed",
+    "is_neg", "is_signed", "__instancecheck__", "__subclasscheck__", "getattr",
 }  # fmt: skip
-"""Looks at a tensor that tell nothing about its sizes."""
+"""Looks at a tensor that tell nothing about its sizes; `getattr` of those that do is no such call."""
 
 
 def _write(

@@ -390,3 +390,22 @@ def test_an_element_that_was_read_only_is_guarded_beside_rewritten_ones():
     twins.call(one(1.0, 2.0), hit=False)
     twins.change(lambda module: module.numbers.append(1.0))
     twins.call(one(1.0, 2.0), hit=False)
+
+
+class _KeepsItsLast(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last, self.register = None, []
+
+    def forward(self, x):
+        y = x * 2
+        self.last = y  # the module asks whether it is a parameter
+        isinstance(y, torch.nn.Parameter)
+        return getattr(y, "_marked", 0), getattr(y, "size")(0), getattr(y, "shape"), y  # noqa: B009
+
+
+def test_a_module_that_keeps_a_result_does_not_fix_its_sizes():
+    twins = Twins(_KeepsItsLast)
+    for i, rows in enumerate((4, 5, 9, 7)):
+        twins.call(sized((rows, 3)), hit=i > 1)
+    twins.call(sized((4, 2)), hit=False)
