@@ -537,7 +537,7 @@ _SHAPELESS = {
     "_has_torch_function_unary", "_has_torch_function_variadic", "is_inference", "is_conj",
     "is_neg", "is_signed", "__instancecheck__", "__subclasscheck__", "getattr",
 }  # fmt: skip
-"""Looks at a tensor that tell nothing about its sizes; `getattr` of those that do is no such call."""
+"""Looks at a tensor that tell nothing about its sizes; `getattr` is none where it tells them."""
 
 
 def _write(
