@@ -12,7 +12,8 @@ import torch
 from magpy_like.annotation import RelationKind, ValueRead, lookup, resolve
 from magpy_like.annotation.lookup import NULL as NO_RECEIVER
 from magpy_like.monitor import attributes
-from magpy_like.monitor.native_calls import describe, native
+from magpy_like.monitor.arguments import describe
+from magpy_like.monitor.native_calls import native
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split, is_disabled
 from magpy_like.monitor.torchscript import check_script

@@ -24,6 +24,7 @@ import yaml
 from magpy_like.annotation import RelationKind, ValueRead, lookup
 from magpy_like.annotation.location import annotations_dir
 from magpy_like.monitor import attributes, calls, loops, native_calls, operators, reads
+from magpy_like.monitor.arguments import holds_tensor, is_followed
 from magpy_like.monitor.containers import CONTAINERS, goes_own_ways, plain_key
 from magpy_like.monitor.expressions import is_number
 from magpy_like.monitor.foretold import foretell_branch
@@ -561,7 +562,7 @@ def format_value(run: MonitorRun, step: Step) -> Token:
     """A field of an f-string."""
     value = step.stack[-2 if step.oparg & 4 else -1]
     if not is_plain(value):
-        if native_calls.holds_tensor(value):
+        if holds_tensor(value):
             raise Split("formats a tensor as text")
         run.recording.visit(value, ValueRead.ALL)
     return None
@@ -656,7 +657,7 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
         # The instruction itself will go through the iterable; a function in between sees the rest.
         reads.iterate(run.recording, args)
         run.recording.visit(kwargs, ValueRead.ELEMENTS)
-        if not native_calls.is_followed(function):
+        if not is_followed(function):
             frame_set_operand(step.frame, 3 if step.oparg & 1 else 2, spread(function))
         return None
     instead = polyfill(function, tuple(args), kwargs)

@@ -11,7 +11,7 @@ import itertools
 import operator
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,24 +20,30 @@ import torch.utils.checkpoint
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
 from magpy_like.monitor import attributes, draws, foretold, handled, lifted, metadata
+from magpy_like.monitor.arguments import (
+    answers_in_python,
+    describe,
+    holds_tensor,
+    is_followed,
+    is_instance,
+    is_number_like,
+    tensors_in,
+)
 from magpy_like.monitor.constants import VALUE_READERS
 from magpy_like.monitor.containers import (
     CONTAINERS,
-    SCALARS,
-    elements,
-    goes_own_ways,
-    plain_key,
 )
 from magpy_like.monitor.expressions import is_liftable, is_number
 from magpy_like.monitor.gathered import JOINS, Gathered, Growing
+from magpy_like.monitor.inside import keep_objects, look_at_functions, look_for_strangers
 from magpy_like.monitor.reads import ATTRIBUTES, follow, inputs_of
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.repeated_calls import repeatable
 from magpy_like.monitor.split import LENGTH_VARIES, Effect, Look, Split
+from magpy_like.monitor.writes import write
 from magpy_like.native import lookup_in_type
 from magpy_like.refgraph import REFERENT, Fact, Relation
 from magpy_like.refgraph.values import (
-    HEAP_TYPE,
     answers_for_itself,
     is_identity,
     is_plain,
@@ -126,26 +132,6 @@ def _is_outside(rec: Recording, tensor: Any) -> bool:
     )
 
 
-def is_followed(function: Any) -> bool:
-    """Whether a call goes on in Python code, so that its arguments need not be known before."""
-    if isinstance(function, types.MethodType):
-        function = function.__func__
-    if isinstance(function, torch.nn.Module):
-        function = lookup_in_type(type(function), "__call__")
-    if isinstance(function, types.FunctionType | type):
-        return lookup(function) is None
-    return False
-
-
-def describe(function: Any) -> str:
-    """A name that a person would use for an operation."""
-    module = getattr(function, "__module__", None)
-    if module is None:
-        module = getattr(getattr(function, "__objclass__", None), "__module__", None)
-    name = getattr(function, "__qualname__", None) or type(function).__qualname__
-    return name if module in (None, "builtins") else f"{module}.{name}"
-
-
 def native(
     run: MonitorRun,
     annotation: Annotation,
@@ -161,7 +147,7 @@ def native(
     if operation in handled.ASKS and not rec.inside:
         return handled.ask(run)
     if rec.inside:
-        _look_for_strangers(rec, args, kwargs)
+        look_for_strangers(rec, args, kwargs)
     if operation in _RESIZES and _is_outside(rec, args[0]):
         raise Split("changes the storage of a tensor from outside")
     if annotation.as_op_node and answers_in_python(operation, args):
@@ -218,7 +204,7 @@ def native(
         _look_at_tensors(run, annotation, operation, args, kwargs)
     by_key = _is_by_key(operation, kwargs)
     written = annotation.output.relation
-    if written is not None and written.access == "write" and _write(run, annotation, args, kwargs):
+    if written is not None and written.access == "write" and write(run, annotation, args, kwargs):
         return finish_pure, NativeCall(annotation, operation, args, kwargs, False)
     if annotation.calls:
         _look_at_callbacks(rec, annotation, args, kwargs)
@@ -237,7 +223,7 @@ def native(
         if wanted.in_place and not isinstance(value, torch.Tensor):
             change(rec, operation, value, args, kwargs)
         elif on_graph:
-            if _is_number_like(value):
+            if is_number_like(value):
                 raise Split(f"gives a {type(value).__qualname__} to a tensor operator")
             if rec.length_varies(value):
                 raise Split(LENGTH_VARIES)
@@ -255,7 +241,7 @@ def native(
     if relation is not None and relation.access == "read":
         follow(run, annotation, args, kwargs)
     if on_graph and operation in _CALLS_LATER:
-        _look_at_functions(rec, args)
+        look_at_functions(rec, args)
     if annotation.as_op_node:
         rec.inside += 1
         if on_graph:
@@ -265,7 +251,7 @@ def native(
         if on_graph and operation in _RUNS_AS_IS:
             rec.running_as_is = f"{describe(operation)} {_RUNS_AS_IS[operation]}"
         if on_graph and operation in _CUSTOM_FUNCTION:
-            _keep_objects(rec, args)
+            keep_objects(rec, args)
         if on_graph:
             rec.given = {id(tensor) for tensor in tensors_in((args, kwargs))}
             rec.dynamic_inside = False
@@ -293,7 +279,7 @@ _RUNS_PYTHON = (types.FunctionType, functools._lru_cache_wrapper, _NUMPY)
 def _calls_back(value: Any) -> bool:
     """Whether NumPy may call an argument, or a method of it such as ``__array__``."""
     called = types.FunctionType | types.MethodType | functools.partial
-    return isinstance(value, called) or _is_instance(value)
+    return isinstance(value, called) or is_instance(value)
 
 
 _ITEMS = {
@@ -387,74 +373,6 @@ def finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], resul
     return None
 
 
-def _look_for_strangers(rec: Recording, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """A tensor that reaches an operator's Python code by another way than its arguments.
-
-    Raises:
-        Effect: the graph has made it, so running the operator again would use an old one.
-        Split: it was there before; the operator finds it again only if it runs as it is.
-    """
-    for tensor in tensors_in((args, kwargs)):
-        if id(tensor) in rec.given:
-            continue
-        if rec.node(tensor) is not None:
-            raise Split("uses a tensor from outside that is none of the operator's arguments")
-        if rec.operators.node_of(tensor) is not None:
-            raise Effect(
-                "uses a tensor that is none of the operator's arguments inside an operator"
-            )
-
-
-def _keep_objects(rec: Recording, args: tuple[Any, ...]) -> None:
-    """The backward pass of a custom function may read, late and unseen, what it was given.
-
-    So an object from outside is an input of the graph, like a tensor, and the graph is not
-    compiled, which would fix what the object holds now.
-    """
-    for value in args[1:]:
-        if isinstance(value, torch.Tensor) or is_plain(value) or is_identity(value):
-            continue
-        if isinstance(value, CONTAINERS):
-            _keep_objects(rec, (None, *elements(value)))
-            continue
-        rec.running_as_is = f"a custom function is given a {type(value).__qualname__}"
-        node = rec.node(value)
-        if node is not None:
-            rec.operators.add_object(value, node.node_id)
-
-
-def _look_at_functions(rec: Recording, args: Sequence[Any]) -> None:
-    """Functions that an operator calls at every later call must not keep this run's values.
-
-    Raises:
-        Split: one was made in the region and refers to something else that was.
-    """
-    for function in args:
-        if isinstance(function, types.FunctionType) and rec.is_born(function):
-            own = (cell for cell in function.__closure__ or () if rec.node(cell) is None)
-            kept = [cell.cell_contents for cell in own]
-            kept += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-            _look_at_functions(rec, [value for value in kept if value is not function])
-            for value in kept:
-                if isinstance(value, types.FunctionType) and rec.is_born(value):
-                    continue
-                plain = is_plain(value) or is_identity(value)
-                if not plain and rec.node(value) is None:
-                    raise Split(
-                        "gives an operator a function that refers to the region's own values"
-                    )
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in nested built-in containers."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, CONTAINERS):
-        for item in elements(value):
-            if not is_plain(item):
-                yield from tensors_in(item)
-
-
 def _look_at_callbacks(
     rec: Recording, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
@@ -540,59 +458,6 @@ _SHAPELESS = {
 """Looks at a tensor that tell nothing about its sizes; `getattr` is none where it tells them."""
 
 
-def _write(
-    run: MonitorRun, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> bool:
-    """An operation that stores one value at one place, such as ``object.__setattr__``."""
-    rec = run.recording
-    relation = annotation.output.relation
-    assert relation is not None
-    inputs = dict(inputs_of(args, kwargs))
-    target = inputs.get(relation.of)
-    key = inputs.get(relation.key) if relation.key is not None else None
-    stores = relation.value is not None and relation.value in inputs
-    value = inputs[relation.value] if relation.value is not None and stores else None
-    if isinstance(target, contextvars.ContextVar):
-        variable, place = rec.constant(target), Relation(RelationKind.CONTEXT)
-        if place not in variable.first.refs:
-            rec.meet_context(target)
-        rec.store(variable, place, value)
-        return True
-    if isinstance(target, torch.Tensor) and isinstance(key, str):
-        run.write_tensor_attribute(target, key, value)
-        return True
-    if isinstance(target, torch.Tensor) or target is None:
-        return False
-    node = rec.node(target)
-    if node is None:
-        return True
-    if relation.kind is RelationKind.ATTRIBUTE and isinstance(key, str):
-        found = attributes.place_of_attribute(rec, target, key)
-        if found is None:
-            return True
-        node, place = found
-    elif relation.kind is RelationKind.KEY and isinstance(target, dict):
-        place = Relation(RelationKind.KEY, plain_key(key))
-    elif relation.kind is RelationKind.CELL:
-        place = Relation(RelationKind.CELL)
-    else:
-        return False
-    if stores:
-        rec.store(node, place, value)
-    else:
-        rec.remove(node, place)
-    return True
-
-
-def holds_tensor(value: Any) -> bool:
-    """Whether a value is a tensor, or a container with one in it, however deep."""
-    if isinstance(value, torch.Tensor):
-        return True
-    if not isinstance(value, CONTAINERS):
-        return False
-    return any(holds_tensor(item) for item in elements(value) if not is_plain(item))
-
-
 _LOOKS_INSIDE = {"__reduce__", "__reduce_ex__", "__getstate__", "format", "format_map"}
 """Native methods that read attributes of instances without an instruction that says so."""
 
@@ -620,36 +485,6 @@ def _look_at_cached(rec: Recording, values: Iterable[Any]) -> None:
         node = None if is_plain(value) else rec.node(value)
         if node is not None and not isinstance(value, CONTAINERS):
             node.facts.add(Fact.IDENTITY)
-
-
-def answers_in_python(operation: Any, args: tuple[Any, ...]) -> bool:
-    """Whether an operator is what special methods of an operand's class make of it.
-
-    They are followed then, and what they apply to tensors is recorded instead.
-    """
-    of_python = getattr(operation, "__module__", None) in ("builtins", "_operator")
-    return of_python and any(_is_instance(value) for value in args)
-
-
-def _is_instance(value: Any) -> bool:
-    """Whether a value is, or a container holds, an instance of a class in Python."""
-    if isinstance(value, torch.Tensor) or is_plain(value) or is_identity(value):
-        return False
-    if isinstance(value, CONTAINERS):
-        return goes_own_ways(value) or any(_is_instance(item) for item in elements(value))
-    return bool(type(value).__flags__ & HEAP_TYPE) and not isinstance(value, SCALARS)
-
-
-def _is_number_like(value: Any) -> bool:
-    """Whether a tensor operator would run methods of an instance, or of one inside, unseen."""
-    if isinstance(value, CONTAINERS):
-        return goes_own_ways(value) or any(map(_is_number_like, elements(value)))
-    return _is_instance(value) and any(hasattr(type(value), name) for name in _CONVERSIONS)
-
-
-_CONVERSIONS = (
-    "__index__", "__int__", "__float__", "__complex__", "__array__", "__torch_function__",
-)  # fmt: skip
 
 
 def _of_list(

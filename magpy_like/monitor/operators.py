@@ -13,16 +13,9 @@ import torch
 
 from magpy_like.annotation import ValueRead, lookup
 from magpy_like.monitor import attributes
+from magpy_like.monitor.arguments import answers_in_python, holds_tensor
 from magpy_like.monitor.containers import CONTAINERS
-from magpy_like.monitor.native_calls import (
-    NativeCall,
-    answers_in_python,
-    change,
-    finish_followed,
-    finish_pure,
-    holds_tensor,
-    native,
-)
+from magpy_like.monitor.native_calls import NativeCall, change, finish_followed, finish_pure, native
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.refgraph import Fact

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
+from magpy_like.annotation import (
+    Annotation,
+    RelationKind,
+    RelationProperty,
+    ValueRead,
+    lookup,
+)
 from magpy_like.monitor import attributes
 from magpy_like.monitor.containers import CONTAINERS, plain_key
 from magpy_like.monitor.recording import Recording
@@ -25,6 +31,18 @@ def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[in
     return [*enumerate(args), *kwargs.items()]
 
 
+NOT_GIVEN = object()
+
+
+def way_of(
+    relation: RelationProperty, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, Any, Any]:
+    """The owner, key and value that an operation was given for a relation; or NOT_GIVEN."""
+    inputs: dict[Any, Any] = dict(inputs_of(args, kwargs))
+    positions = (relation.of, relation.key, relation.value)
+    return tuple(inputs.get(p, NOT_GIVEN) for p in positions)
+
+
 ATTRIBUTES = (RelationKind.ATTRIBUTE, RelationKind.HAS_ATTRIBUTE)
 
 
@@ -35,9 +53,8 @@ def follow(
     rec = run.recording
     relation = annotation.output.relation
     assert relation is not None
-    inputs = dict(inputs_of(args, kwargs))
-    source = inputs.get(relation.of)
-    if source is None or relation.of not in inputs:
+    source, key, _ = way_of(relation, args, kwargs)
+    if source is None or source is NOT_GIVEN:
         return
     if relation.kind is RelationKind.CONTEXT:
         rec.meet_context(source)
@@ -56,8 +73,8 @@ def follow(
             raise Split("reads the gradient or base of an intermediate tensor")
         name = annotation.operation.rpartition(".")[2]
         rec.meet(node, Relation(RelationKind.SLOT, name), getattr(source, name))
-    elif relation.kind in ATTRIBUTES and relation.key in inputs:
-        name = inputs[relation.key]
+    elif relation.kind in ATTRIBUTES and key is not NOT_GIVEN:
+        name = key
         if isinstance(name, str):
             if isinstance(source, torch.Tensor):
                 # What all tensors have is told by the class; others keep it in a dictionary.
@@ -67,10 +84,10 @@ def follow(
                 attributes.read_by_default_rules(rec, source, name)
             else:
                 attributes.read_attribute(rec, source, name)
-    elif relation.kind in (RelationKind.ITEM, RelationKind.KEY) and relation.key in inputs:
-        read_item(rec, source, inputs[relation.key])
-    elif relation.kind is RelationKind.MEMBERSHIP and relation.key in inputs:
-        look_for(rec, source, inputs[relation.key])
+    elif relation.kind in (RelationKind.ITEM, RelationKind.KEY) and key is not NOT_GIVEN:
+        read_item(rec, source, key)
+    elif relation.kind is RelationKind.MEMBERSHIP and key is not NOT_GIVEN:
+        look_for(rec, source, key)
     elif relation.kind in (RelationKind.ITERATION, RelationKind.ELEMENT, RelationKind.COPY):
         iterate(rec, source)
     elif relation.kind is RelationKind.LENGTH:

@@ -21,6 +21,7 @@ import torch.utils.weak
 from magpy_like.annotation import RelationKind, lookup
 from magpy_like.logs import topic
 from magpy_like.monitor import attributes, metadata, native_calls, polyfills
+from magpy_like.monitor.arguments import is_followed
 from magpy_like.monitor.code_facts import calling, first_resume, in_place_reads, keyword_names
 from magpy_like.monitor.expressions import Expression, fresh, is_liftable, is_number
 from magpy_like.monitor.gathered import looked_at
@@ -260,7 +261,7 @@ class MonitorRun:
                 return None
             operators = self.recording.operators
             if operators.lists:
-                for value in looked_at(step, operators.lists, native_calls.is_followed):
+                for value in looked_at(step, operators.lists, is_followed):
                     operators.look_at(value)
             if self.side is not None:
                 return self._on_side_instruction(self.side, step)

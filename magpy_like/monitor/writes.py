@@ -1,0 +1,59 @@
+"""Writes by a call: an operation that stores one value at one place, or takes it away."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magpy_like.annotation import Annotation, RelationKind
+from magpy_like.monitor import attributes
+from magpy_like.monitor.containers import plain_key
+from magpy_like.monitor.reads import NOT_GIVEN, way_of
+from magpy_like.refgraph import Relation
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+
+def write(
+    run: MonitorRun, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bool:
+    """An operation that stores one value at one place, such as ``object.__setattr__``."""
+    rec = run.recording
+    relation = annotation.output.relation
+    assert relation is not None
+    target, key, value = way_of(relation, args, kwargs)
+    stores = value is not NOT_GIVEN
+    if isinstance(target, contextvars.ContextVar):
+        variable, place = rec.constant(target), Relation(RelationKind.CONTEXT)
+        if place not in variable.first.refs:
+            rec.meet_context(target)
+        rec.store(variable, place, value)
+        return True
+    if isinstance(target, torch.Tensor) and isinstance(key, str):
+        run.write_tensor_attribute(target, key, value)
+        return True
+    if isinstance(target, torch.Tensor) or target is None or target is NOT_GIVEN:
+        return False
+    node = rec.node(target)
+    if node is None:
+        return True
+    if relation.kind is RelationKind.ATTRIBUTE and isinstance(key, str):
+        found = attributes.place_of_attribute(rec, target, key)
+        if found is None:
+            return True
+        node, place = found
+    elif relation.kind is RelationKind.KEY and isinstance(target, dict):
+        place = Relation(RelationKind.KEY, plain_key(key))
+    elif relation.kind is RelationKind.CELL:
+        place = Relation(RelationKind.CELL)
+    else:
+        return False
+    if stores:
+        rec.store(node, place, value)
+    else:
+        rec.remove(node, place)
+    return True
