@@ -405,11 +405,11 @@ class Graph:
             box = self._env[result] if isinstance(result, fx.Node) else result
             if isinstance(box, Box):
                 assert isinstance(result, fx.Node)
-                self.outputs.append(self._output_window(box, result.meta["val"]))
+                self.outputs.append(self.as_in_eager(box, result.meta["val"]))
             else:
                 self.outputs.append(box)
 
-    def _output_window(self, box: Box, value: torch.Tensor) -> Strided:
+    def as_in_eager(self, box: Box, value: torch.Tensor) -> Strided:
         """The box as memory with exactly eager's strides."""
         window = box.realize()
         size, stride = box.size, [expr(s) for s in value.stride()]
