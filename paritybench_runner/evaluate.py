@@ -312,6 +312,8 @@ def _exact(program: Program, number: int, path: str) -> torch.Tensor | None:
         module = program.twin().double()
         for seed in CALL_SEEDS[:number]:
             call = _pytree.tree_map_only(torch.Tensor, double, program.call(seed))
+            if program.train:
+                module.zero_grad()
             outcome = run(module, call, seed, program)
         return tensors_by_path(_left(outcome, call, module), "").get(path)
     except Exception:

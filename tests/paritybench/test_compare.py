@@ -171,6 +171,13 @@ def test_a_value_as_close_to_the_exact_one_as_eagers_is_right():
     assert difference(eager, wrong, exact=lambda path: exact) is not None
 
 
+def test_what_is_left_where_terms_cancel_out_is_as_right_as_eagers():
+    exact = torch.full((2,), 1e-14, dtype=torch.float64)
+    eager, other = torch.full((2,), 3e-5), torch.full((2,), -1e-5)
+    assert difference(eager, other, exact=lambda path: exact) is None
+    assert difference(eager, torch.full((2,), 1e-3), exact=lambda path: exact) is not None
+
+
 def test_an_exact_value_of_another_computation_excuses_nothing():
     eager, other = torch.full((2,), 1.0), torch.full((2,), 1.1)
     unrelated = torch.full((2,), 5.0, dtype=torch.float64)
