@@ -40,6 +40,7 @@ from magpy_like.monitor.reads import ATTRIBUTES, follow, inputs_of
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.repeated_calls import repeatable
 from magpy_like.monitor.split import LENGTH_VARIES, Effect, Look, Split
+from magpy_like.monitor.twin import hint
 from magpy_like.monitor.writes import write
 from magpy_like.native import lookup_in_type
 from magpy_like.refgraph import REFERENT, Fact, Relation
@@ -235,7 +236,7 @@ def native(
         if not on_graph and wanted.value_read in _COMPARES:
             rec.compare(value)
     if getattr(operation, "__name__", "") in _MAKES_SEVERAL and args and on_graph:
-        if isinstance(args[0], torch.Tensor) and rec.operators.has_data_shape(args[0]):
+        if isinstance(args[0], torch.Tensor) and _data_decides_sizes(rec, args[0]):
             run.lifted.fix_sizes(args[0])
     relation = annotation.output.relation
     if relation is not None and relation.access == "read":
@@ -519,6 +520,12 @@ def _finish_count(run: MonitorRun, given: Gathered, result: Any) -> Any:
     if expression is None:
         return None
     return run.lifted.lift(result, expression, run.lifted.twin(given.count))
+
+
+def _data_decides_sizes(rec: Recording, tensor: torch.Tensor) -> bool:
+    twin = rec.twin_of(tensor)
+    unknown = twin is not None and any(hint(size) is None for size in twin.shape)
+    return unknown or rec.operators.has_data_shape(tensor)
 
 
 def _offer(rec: Recording, value: Any) -> None:

@@ -437,6 +437,13 @@ def of_a_reversed_range(x):
     return h
 
 
+def rows_that_data_chooses(x):
+    h = x[0] * 0
+    for row in x[x[:, 0] > 0]:
+        h = h * 0.5 + row
+    return h
+
+
 def raises_at_last(x):
     h = x[0] * 0
     for t in range(x.shape[0] + 1):
@@ -450,7 +457,7 @@ ROUND_BY_ROUND = [
     shared_list, in_a_dictionary, in_an_object, closes_over, pops, a_row_for_each, draws,
     nested, compares_with_the_first, one_in_two_lists, looks_into_its_results,
     adds_to_its_results, asks_for_gradients, zipped, of_a_reversed_range, raises_at_last,
-    states_made_anew, other_dimension, with_constant_inner_loop,
+    rows_that_data_chooses, states_made_anew, other_dimension, with_constant_inner_loop,
 ]  # fmt: skip
 
 SIZES = [5, 7, 9, 2, 3, 1, 12, 6, 5]
