@@ -230,7 +230,9 @@ def derives(
     function whose result has a type and shape that follow from those of its arguments; None for any
     other call."""
     lifted, rec = run.lifted, run.recording
-    if rec.inside or run.side is not None or not lifted.any(tuple(_leaves(args))):
+    if not lifted or rec.inside or run.side is not None:
+        return None
+    if not lifted.any(tuple(_leaves(args))):
         return None
     values = [*_leaves(args), *kwargs.values()]
     of_numpy = any(isinstance(value, np.ndarray | np.generic) for value in values)
