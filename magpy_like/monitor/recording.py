@@ -253,7 +253,10 @@ class Recording:
         """
         twin = self.twin_of(tensor)
         if twin is None or self.twin is None:
-            return [0] if tensor.dim() and self.operators.has_data_shape(tensor) else []
+            if not self.operators.has_data_shape(tensor):
+                return []
+            with torch._C.DisableTorchFunctionSubclass():  # a class of it would hear of this
+                return [0] if tensor.dim() else []
         return [dim for dim, size in enumerate(twin.shape) if self.twin.is_open(size)]
 
     def meet_context(self, variable: contextvars.ContextVar[Any]) -> None:
