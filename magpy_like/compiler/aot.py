@@ -44,7 +44,7 @@ def aot_compile(
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
     )
-    return _without_grad(*direct) if direct else wrapped
+    return without_grad(*direct) if direct else wrapped
 
 
 def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
@@ -93,7 +93,7 @@ def _needs_no_wrapper(
     return True
 
 
-def _without_grad(call: Callable[[list[Any]], Any]) -> Callable[..., Any]:
+def without_grad(call: Callable[[list[Any]], Any]) -> Callable[..., Any]:
     """``call`` on its arguments, with gradients off: nothing in it is to be differentiated."""
 
     def run(*args: Any) -> Any:
@@ -105,4 +105,5 @@ def _without_grad(call: Callable[[list[Any]], Any]) -> Callable[..., Any]:
         finally:
             torch._C._set_grad_enabled(True)
 
+    run.entry = getattr(call, "entry", None)  # type: ignore[attr-defined]
     return run

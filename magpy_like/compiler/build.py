@@ -16,7 +16,7 @@ from magpy_like.compiler.codegen.common import Kernel
 from magpy_like.compiler.codegen.launcher import COMMON, Launcher, define
 from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.graph import Graph
-from magpy_like.compiler.runtime import code_cache, graph_cache
+from magpy_like.compiler.runtime import captured_cache, code_cache, graph_cache
 from magpy_like.compiler.runtime.graph_cache import CompiledGraph
 from magpy_like.compiler.trace import Trace
 
@@ -57,9 +57,10 @@ def build(
                 functions |= PRINTERS[device].build(part, graph, kind, trace)
                 key = None
     trace.write("launcher", f"{kind}.py", source)
-    if key is not None:
-        _keep(compiled, launcher, graph, key)
-    return _call(compiled, launcher.namespace | functions)
+    call = _call(compiled, launcher.namespace | functions)
+    if key is not None and _keep(compiled, launcher, graph, key) and not compiled.held:
+        call.entry = key  # type: ignore[attr-defined]
+    return call
 
 
 def find(key: str, gm: fx.GraphModule, kind: str) -> Call | None:
@@ -67,7 +68,19 @@ def find(key: str, gm: fx.GraphModule, kind: str) -> Call | None:
     compiled = graph_cache.get(key)
     if compiled is None:
         return None
-    return _call(compiled, compiled.objects(gm) | _load_units(compiled, kind))
+    call = _call(compiled, compiled.objects(gm) | _load_units(compiled, kind))
+    if not compiled.held:
+        call.entry = key  # type: ignore[attr-defined]
+    return call
+
+
+def find_captured(key: str) -> Call | None:
+    """The function for inference that a captured graph led to before, in whatever process."""
+    compiled = captured_cache.get(key)
+    if compiled is None or compiled.held or compiled.assumes:
+        return None
+    nothing = fx.GraphModule({}, fx.Graph())
+    return _call(compiled, compiled.objects(nothing) | _load_units(compiled, "inference"))
 
 
 def _call(compiled: CompiledGraph, names: dict[str, Any]) -> Call:
@@ -76,7 +89,8 @@ def _call(compiled: CompiledGraph, names: dict[str, Any]) -> Call:
     return call
 
 
-def _keep(compiled: CompiledGraph, launcher: Launcher, graph: Graph, key: str) -> None:
+def _keep(compiled: CompiledGraph, launcher: Launcher, graph: Graph, key: str) -> bool:
+    """Keep what was built on disk; false where it refers to something without a name."""
     for name, target in graph.attributes.items():
         if target is None:
             compiled.folded[name] = graph_cache.text_of(graph.constants[name])
@@ -87,8 +101,9 @@ def _keep(compiled: CompiledGraph, launcher: Launcher, graph: Graph, key: str) -
             if name not in graph.constants and COMMON.get(name) is not thing:
                 compiled.names[name] = graph_cache.spell(thing)
     except graph_cache.NoKey:
-        return
+        return False
     graph_cache.put(key, compiled)
+    return True
 
 
 def build_cpp(kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace) -> Functions:

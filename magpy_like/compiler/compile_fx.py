@@ -16,14 +16,14 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from magpy_like.compiler import build, describe, numbers, passes
-from magpy_like.compiler.aot import aot_compile
+from magpy_like.compiler.aot import aot_compile, without_grad
 from magpy_like.compiler.codegen.common import Kernel
 from magpy_like.compiler.codegen.launcher import Launcher
 from magpy_like.compiler.control import has_parts, in_parts
 from magpy_like.compiler.errors import CompileError, Unsupported, warn_fallback
 from magpy_like.compiler.graph import Graph, assumptions, find_shape_env
 from magpy_like.compiler.memory import plan_memory
-from magpy_like.compiler.runtime import code_cache
+from magpy_like.compiler.runtime import captured_cache, code_cache
 from magpy_like.compiler.scheduler import Scheduler
 from magpy_like.compiler.trace import Trace, open_trace
 from magpy_like.compiler.varying import is_symbolic
@@ -93,7 +93,12 @@ def _compile_captured(
 
         return compiler
 
+    key = None if trace.is_watched() else captured_cache.key(captured, example_inputs)
     gm = fx.GraphModule(captured, copy.deepcopy(captured.graph))
+    known = build.find_captured(key) if key is not None else None
+    if known is not None:
+        _, restore = _flat_outputs(gm)
+        return without_grad(known) if restore is None else _then(without_grad(known), restore)
     gm = passes.run_captured(gm, example_inputs)
     gm, restore = _flat_outputs(gm)
     examples, sizes = numbers.sizes_as_arguments(gm, example_inputs)
@@ -111,6 +116,8 @@ def _compile_captured(
         if TracingContext.try_get() is not None:
             raise
         call = aot()  # torch now knows which floats of the shape environment are no constants
+    if key is not None and (entry := getattr(call, "entry", None)) is not None:
+        captured_cache.put(key, entry)
     if floats:
         call = numbers.with_tensors(call, floats)
     if sizes:
@@ -126,7 +133,8 @@ def _flat_outputs(
     """The graph with a flat tuple of results, as AOTAutograd wants it, and the way back."""
     output = gm.graph.output_node()
     leaves, structure = pytree.tree_flatten(output.args[0])
-    if isinstance(output.args[0], tuple) and len(leaves) == len(output.args[0]):
+    given = output.args[0]
+    if isinstance(given, tuple) and all(map(pytree.tree_is_leaf, given)):
         return gm, None
     output.args = (tuple(leaves),)
     gm.recompile()

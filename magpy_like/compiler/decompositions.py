@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._prims_common import suggest_memory_format
 
 from magpy_like.compiler.lowering import LOWERINGS
 from magpy_like.compiler.ops import LOW_PRECISION, round_number
@@ -123,6 +124,14 @@ def _nonzero_static(a: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     if a.device.type == "cuda":  # column by column in memory, as eager's
         return torch.stack(columns[::-1]).t()
     return torch.stack(columns[::-1], 1)
+
+
+@_means(aten.max_unpool2d.default)
+def _max_unpool2d(a: Tensor, index: Tensor, size: Sequence[Any]) -> Tensor:
+    """torch's own, laid out as eager's kernel for the CPU does it."""
+    result = core_aten_decompositions()[aten.max_unpool2d.default](a, index, size)
+    kept = suggest_memory_format(a) if a.device.type == "cpu" else torch.contiguous_format
+    return result.contiguous(memory_format=kept)
 
 
 def _replication_pad_backward(grad: Tensor, a: Tensor, padding: Sequence[Any]) -> Tensor:

@@ -43,7 +43,7 @@ def key(gm: fx.GraphModule, kind: str) -> str | None:
         for node in gm.graph.nodes:
             lines.append(_node(node, gm, nodes))
             nodes[node] = len(nodes)
-        return code_cache.digest(kind, lines, _known_of_sizes(gm), flags(), _compiler())
+        return code_cache.digest(kind, lines, _known_of_sizes(gm), flags(), compiler())
     except NoKey:
         return None
 
@@ -142,7 +142,7 @@ def flags() -> tuple[Any, ...]:
 
 
 @functools.cache
-def _compiler() -> str:
+def compiler() -> str:
     """The compiler's own source."""
     root = Path(__file__).parent.parent
     files = sorted(p for p in root.rglob("*") if p.suffix in (".py", ".h"))

@@ -1,0 +1,171 @@
+"""A graph that was compiled before is not even traced again, where nothing else can come of it."""
+
+import contextlib
+import importlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import fx
+
+from magpy_like.compiler import compile_fx
+from tests.compare import assert_same
+
+module = importlib.import_module("magpy_like.compiler.compile_fx")
+X = torch.arange(12.0).reshape(3, 4)
+
+
+@pytest.fixture(autouse=True)
+def traced(tmp_path, monkeypatch):
+    """A cache of its own, and the graphs that were traced rather than found there."""
+    monkeypatch.setenv("MAGPY_CACHE_DIR", str(tmp_path))
+    seen = []
+    trace = module.aot_compile
+
+    def counted(gm, *args, **kwargs):
+        seen.append(gm)
+        return trace(gm, *args, **kwargs)
+
+    monkeypatch.setattr(module, "aot_compile", counted)
+    return seen
+
+
+def run(function, *args, grad=False):
+    """Compile ``function`` and compare with eager: results, aliasing, what became of arguments."""
+    gm = function if isinstance(function, fx.GraphModule) else fx.symbolic_trace(function)
+    with contextlib.nullcontext() if grad else torch.no_grad():
+        fast = compile_fx(gm, args, options={"strict": True})
+        seen = []
+        for call in (fast, gm):
+            copies = [a.detach().clone().requires_grad_(a.requires_grad) for a in args]
+            if len({a.untyped_storage()._cdata for a in args}) < len(args):
+                copies = [copies[0] for _ in args]
+            seen.append((call(*copies), copies))
+    assert_same(*seen)
+
+
+def test_a_graph_for_inference_is_traced_once(traced):
+    for values in (X + 1, X - 3):
+        run(lambda x, y: ((x @ y.t()).softmax(-1) * 2, x.t() + 1), values, X)
+    assert len(traced) == 1
+
+
+def test_arguments_are_written_and_structures_given_as_before(traced):
+    for _ in range(2):
+        run(lambda x: (x.add_(1), (x * 2, x.exp())), X)
+        run(lambda x, y: (y.mul_(x), (y.sum(0), (x * 2,)))[1], X, X - 1)
+    assert len(traced) == 2
+
+
+def test_results_that_are_made_of_arguments_are_traced(traced):
+    for _ in range(2):
+        run(lambda x: (x.t(), x * 2), X)
+    assert len(traced) == 2
+
+
+DIFFERENT = {
+    "number": ((lambda x: x * 2.0, X), (lambda x: x * 3.0, X)),
+    "sign of zero": ((lambda x: x + 0.0, X), (lambda x: x + -0.0, X)),
+    "method": ((lambda x: x.sin(), X), (lambda x: x.cos(), X)),
+    "function": ((lambda x: torch.sin(x), X), (lambda x: torch.cos(x), X)),
+    "order": ((lambda x, y: x - y, X, X + 1), (lambda x, y: y - x, X, X + 1)),
+    "dtype": ((lambda x: x * 2, X), (lambda x: x * 2, X.double())),
+    "size": ((lambda x: x.sum(0), X), (lambda x: x.sum(0), X[:2].clone())),
+    "layout": ((lambda x: x * 2, X), (lambda x: x * 2, X.t().contiguous().t())),
+    "memory": (
+        (lambda x, y: (x.add_(1), y * 2)[1], X, X + 0),
+        (lambda x, y: (x.add_(1), y * 2)[1], *[X.clone()] * 2),
+    ),
+    "structure": ((lambda x: (x * 2, x + 1), X), (lambda x: (x * 2, (x + 1,)), X)),
+    "mode of rounding": (
+        (lambda x: torch.div(x, 5, rounding_mode="floor"), X - 6),
+        (lambda x: torch.div(x, 5, rounding_mode="trunc"), X - 6),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_graphs_that_differ_are_told_apart(name, traced):
+    for function, *args in DIFFERENT[name]:
+        run(function, *args)
+    assert len(traced) == 2
+
+
+def test_gradients_are_traced(traced):
+    for _ in range(2):
+        x = X.clone().requires_grad_()
+        result = compile_fx(fx.symbolic_trace(lambda x: x.sin() * 2), [x])(x)
+        result.sum().backward()
+        torch.testing.assert_close(x.grad, 2 * X.cos())
+    assert len(traced) == 2
+    run(lambda x: x.sin() * 2, X.clone().requires_grad_())
+    assert len(traced) == 3, "without gradients it is another graph"
+
+
+def test_modes_of_torch_count(traced):
+    function, y = (lambda x, y: x @ y), X.t() + 1
+    run(function, X, y)
+    with torch.autocast("cpu", torch.bfloat16):
+        run(function, X, y)
+        run(function, X, y)
+    with torch.inference_mode():
+        run(function, X, y)
+    run(function, X, y)
+    assert len(traced) == 4
+
+
+def test_a_graph_with_a_tensor_of_its_own_is_traced(traced):
+    for values in ([1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]):
+        owner = torch.nn.Module()
+        owner.register_buffer("weight", torch.tensor(values))
+        graph = fx.Graph()
+        x, weight = graph.placeholder("x"), graph.get_attr("weight")
+        graph.output(graph.call_function(torch.mul, (x, weight)))
+        run(fx.GraphModule(owner, graph), X)
+    assert len(traced) == 2
+
+
+def double(x):
+    return x * 2
+
+
+def test_a_function_of_the_program_has_no_name_here(traced):
+    graph = fx.Graph()
+    graph.output(graph.call_function(double, (graph.placeholder("x"),)))
+    for _ in range(2):
+        run(fx.GraphModule({}, graph), X)
+    assert len(traced) == 2
+
+
+def test_sizes_that_vary_are_traced(traced):
+    for _ in range(2):
+        torch._dynamo.reset()
+        torch.compile(lambda x: x * x.shape[0], backend=compile_fx, dynamic=True)(X)
+    assert len(traced) == 2
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[::-1]])
+def test_damaged_entries_are_made_again(tmp_path, traced, damage):
+    run(lambda x: x * 2 + 1, X)
+    found = list((tmp_path / "blob").rglob("*.bin"))
+    assert len(found) == 2
+    for entry in found:
+        entry.write_bytes(damage(entry.read_bytes()))
+    for _ in range(2):
+        run(lambda x: x * 2 + 1, X)
+    assert len(traced) == 2
+
+
+@pytest.mark.full
+def test_processes_that_start_together_agree(tmp_path):
+    program = (
+        "import torch, magpy_like as magpy\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).eval()\n"
+        "x = torch.randn(4, 8)\n"
+        "with torch.no_grad():\n"
+        "    torch.testing.assert_close(magpy.compile(model)(x), model(x))\n"
+    )
+    for _ in range(2):
+        started = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(4)]
+        assert [process.wait() for process in started] == [0] * 4
