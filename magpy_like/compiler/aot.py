@@ -105,5 +105,6 @@ def without_grad(call: Callable[[list[Any]], Any]) -> Callable[..., Any]:
         finally:
             torch._C._set_grad_enabled(True)
 
-    run.entry = getattr(call, "entry", None)  # type: ignore[attr-defined]
+    # Not by the same name: AOTAutograd's wrappers take over what the function in them has.
+    run.leads_to = getattr(call, "entry", None)  # type: ignore[attr-defined]
     return run

@@ -116,7 +116,7 @@ def _compile_captured(
         if TracingContext.try_get() is not None:
             raise
         call = aot()  # torch now knows which floats of the shape environment are no constants
-    if key is not None and (entry := getattr(call, "entry", None)) is not None:
+    if key is not None and (entry := getattr(call, "leads_to", None)) is not None:
         captured_cache.put(key, entry)
     if floats:
         call = numbers.with_tensors(call, floats)
