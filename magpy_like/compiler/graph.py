@@ -7,6 +7,7 @@ own, so one unknown operator never costs the rest of the graph.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -305,7 +306,7 @@ class Graph:
             return result
         if isinstance(value, (tuple, list)):
             return [
-                self._conform(r, v, name) if isinstance(v, torch.Tensor) else r
+                self._conform(r, v, name) if isinstance(v, torch.Tensor) and r is not None else r
                 for r, v in zip(result, value, strict=True)
             ]
         return result
@@ -326,7 +327,10 @@ class Graph:
         outputs: list[Any] = []
         results: list[Any] = []
         multiple = isinstance(value, (tuple, list))
-        for item in value if multiple else [value]:
+        used = self._used_results(target) if multiple else None
+        for k, item in enumerate(value if multiple else [value]):
+            if used is not None and k not in used and isinstance(item, torch.Tensor):
+                item = None  # it may well be no tensor at run time
             name, result = self._extern_output(item, _returns_alias(schema))
             outputs.append(name)
             results.append(result)
@@ -341,6 +345,15 @@ class Graph:
         )  # fmt: skip
         self.operations.append(operation)
         return results if multiple else results[0]
+
+    def _used_results(self, target: Any) -> set[Any] | None:
+        """Which results of the operator being lowered anybody takes; None: not known."""
+        node = self._origin
+        if node is None or node.target is not target or "unbacked_bindings" in node.meta:
+            return None
+        if any(user.target is not operator.getitem for user in node.users):
+            return None
+        return {user.args[1] for user in node.users}
 
     def _extern_arguments(self, tree: Any) -> Any:
         if isinstance(tree, Box):
