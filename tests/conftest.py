@@ -1,6 +1,8 @@
 """Options and settings of every test run."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -22,11 +24,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def device(pytestconfig: pytest.Config) -> torch.device:
+def device(pytestconfig: pytest.Config) -> Iterator[torch.device]:
     device = torch.device(pytestconfig.getoption("--device"))
-    if device.type == "cuda":  # eager's and ours would choose between algorithms that differ
-        torch.backends.cudnn.allow_tf32 = False
-    return device
+    # With TF32, cuDNN chooses between algorithms that differ by far more than rounding.
+    exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+    with exact if device.type == "cuda" else contextlib.nullcontext():
+        yield device
 
 
 @pytest.fixture(autouse=True)

@@ -177,6 +177,11 @@ def _is_generator(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return inspect.getgeneratorstate(args[0]) == inspect.GEN_CREATED
 
 
+def _leave_parameters(module: torch.nn.RNNBase) -> None:
+    """Where parameters lie in memory changes no result, and a module that is made or moved to a
+    GPU has flattened them already."""
+
+
 def _compares_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     if kwargs or not args or (len(args) == 1 and type(args[0]) not in (list, tuple)):
         return False
@@ -199,6 +204,10 @@ def _plain_checkpoint(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return not torch.is_grad_enabled() and "context_fn" not in kwargs
 
 
+def _always(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    return True
+
+
 Applies = Callable[[tuple[Any, ...], Mapping[str, Any]], bool]
 
 _ROWS: tuple[tuple[Any, Applies, Callable[..., Any]], ...] = (
@@ -213,6 +222,7 @@ _ROWS: tuple[tuple[Any, Applies, Callable[..., Any]], ...] = (
     (itertools.starmap, _runs_native, _starmap),
     (itertools.accumulate, _consumes_tensors, _accumulate),
     (torch.utils.checkpoint.checkpoint, _plain_checkpoint, _checkpoint),
+    (torch.nn.RNNBase.flatten_parameters, _always, _leave_parameters),
     *((chooser, _by_native_key, _in_order_of(chooser)) for chooser in (sorted, min, max)),
 )
 """Native functions, when they are replaced, and by what."""
