@@ -7,9 +7,12 @@ Every pass takes a graph and says whether it changed it. None needs another to h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch.fx import GraphModule
 
-from magpy_like.compiler.passes.attention import rewrite_attention as run_captured
+from magpy_like.compiler.passes.attention import rewrite_attention
 from magpy_like.compiler.passes.cleanup import (
     eliminate_common_subexpressions,
     eliminate_dead_code,
@@ -18,12 +21,19 @@ from magpy_like.compiler.passes.constants import fold
 from magpy_like.compiler.passes.layout import use_channels_last
 from magpy_like.compiler.passes.noops import remove_noops
 from magpy_like.compiler.passes.products import use_onednn
+from magpy_like.compiler.passes.recurrent import keep_recurrent_layers
 from magpy_like.compiler.passes.rewrites import rewrite
 
 __all__ = ["run", "run_captured"]
 
 # Each round can open opportunities for the next; real graphs settle in two or three.
 _ROUNDS = 4
+
+
+def run_captured(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
+    """Rewrite a graph as it was captured, before autograd sees it, in place; returns it."""
+    keep_recurrent_layers(gm)
+    return rewrite_attention(gm, example_inputs)
 
 
 def run(gm: GraphModule, *, inference: bool) -> GraphModule:

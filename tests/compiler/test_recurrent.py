@@ -1,0 +1,80 @@
+"""Recurrent layers give what eager's do, whichever library or decomposition computes them."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import magpy_like as magpy
+
+LAYERS = {
+    "LSTM": lambda: nn.LSTM(4, 5),
+    "bidirectional LSTM": lambda: nn.LSTM(4, 5, num_layers=2, bidirectional=True),
+    "LSTM with projections": lambda: nn.LSTM(4, 5, proj_size=3, batch_first=True),
+    "GRU": lambda: nn.GRU(4, 5, bidirectional=True, batch_first=True),
+    "RNN": lambda: nn.RNN(4, 5, num_layers=2),
+    "ReLU RNN": lambda: nn.RNN(4, 5, nonlinearity="relu", bias=False),
+}
+
+
+@pytest.fixture(autouse=True)
+def _default_device():
+    """As it is: beneath a default device nothing is captured."""
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_recurrent_layer_gives_eagers_output_states_and_gradients(
+    name, dtype, train, device, caplog
+):
+    x = torch.randn(3, 2, 4, device=device, dtype=dtype)
+    same_as_eager(LAYERS[name]().to(device, dtype), x, train, caplog)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dropout_between_layers_draws_as_eager_does(kind, dtype, device, caplog):
+    layer = kind(4, 5, num_layers=2, dropout=0.5).to(device, dtype)
+    same_as_eager(layer, torch.randn(3, 2, 4, device=device, dtype=dtype), True, caplog)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_packed_sequences(kind, device, caplog):
+    class Packed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = kind(4, 5)
+
+        def forward(self, data, sizes):
+            packed = nn.utils.rnn.PackedSequence(data, sizes)
+            output, states = self.layer(packed)
+            return output.data * 2, states
+
+    sizes = torch.tensor([3, 2, 1])
+    data = torch.randn(6, 4, device=device)
+    same_as_eager(Packed().to(device), data, True, caplog, sizes)
+
+
+def same_as_eager(layer, x, train, caplog, *more):
+    caplog.set_level(logging.INFO, logger="magpy_like.records")
+    fast = magpy.compile(layer, fullgraph=True)
+    with torch.set_grad_enabled(train):
+        fast(x, *more)
+        torch.manual_seed(3)
+        got = pytree.tree_leaves(fast(x, *more))
+        torch.manual_seed(3)
+        wanted = pytree.tree_leaves(layer(x, *more))
+        torch.testing.assert_close(got, wanted)
+        assert [t.stride() for t in got] == [t.stride() for t in wanted]
+        if train:
+            parameters = list(layer.parameters())
+            mine, theirs = (
+                torch.autograd.grad(sum(t.square().sum() for t in results), parameters)
+                for results in (got, wanted)
+            )
+            torch.testing.assert_close(mine, theirs)
+    assert magpy.cache_info(fast).hits == 1
+    assert "raised" not in caplog.text
