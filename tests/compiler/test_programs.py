@@ -149,7 +149,9 @@ def test_placing_by_flat_index_and_by_order():
     same(lambda x: x.masked_scatter(x > 0, x.flatten() * 10) + 1, x)
     same(lambda x: torch.nonzero_static(x > 0, size=40, fill_value=-3), x)
     same(lambda x: torch.nonzero_static(x > 0, size=3), x)
-    same(lambda x: (torch.tril_indices(4, 6, 1), torch.triu_indices(6, 4, -2), x * 2), x)
+    where = {"device": x.device}
+    same(lambda x: (torch.tril_indices(4, 6, 1, **where), x * 2), x)
+    same(lambda x: (torch.triu_indices(6, 4, -2, **where), x * 2), x)
 
 
 def test_bool_arithmetic():

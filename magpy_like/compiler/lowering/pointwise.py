@@ -106,17 +106,19 @@ def rsub(graph: Graph, a: Any, b: Any, alpha: Any = 1) -> Box:
 
 
 def _scaled_sum(graph: Graph, a: Any, b: Any, alpha: Any, sign: int) -> Box:
-    """``a + sign * alpha * b``, rounded once; ``alpha`` is of the dtype that both convert to."""
+    """``a + sign * alpha * b``, rounded once; on CPUs ``alpha`` is of the dtype of the operands."""
 
     def function(x: Value, y: Value) -> Value:
         return ops.add(x, y) if sign > 0 else ops.sub(x, y)
 
     if is_number(alpha) and alpha == 1:
         return elementwise(graph, [a, b], _DEFAULT, function, exact_scalars=ON_GPUS)
-    _, common = promote([a, b], _DEFAULT)
+    compute, common = promote([a, b], _DEFAULT)
+    device = next(box.device.type for box in (a, b) if isinstance(box, Box))
+    of_alpha = compute if device in ON_GPUS and common.is_floating_point else common
 
     def scaled(x: Value, y: Value) -> Value:
-        factor = ops.to_dtype(ops.constant(alpha, common), common)
+        factor = ops.to_dtype(ops.constant(alpha, of_alpha), of_alpha)
         if not common.is_floating_point:
             return function(x, ops.mul(y, factor))
         return ops.fma(y, factor if sign > 0 else ops.neg(factor), x)
