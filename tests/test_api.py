@@ -245,6 +245,25 @@ def test_explain_of_a_whole_program():
     assert log == [3], "the run is real"
 
 
+def test_explain_reports_a_program_that_raises_when_it_is_run_again():
+    runs = []
+
+    def program(x):
+        runs.append(1)
+        if len(runs) > 1:
+            raise ValueError("once was enough")
+        y = x * 2
+        first = y.tolist()[0] if y.sum() > 0 else 3
+        x.mul_(2)
+        if x.max() > 1:
+            x.add_(1)
+        return x, first
+
+    report = magpy.explain(program, tensor(1, 2))
+    assert len(runs) == 2, "a value was foretold that cannot be, behind a change in place"
+    assert report.split_points
+
+
 def test_explain_of_a_program_that_splits():
     def program(x):
         y = x + 1

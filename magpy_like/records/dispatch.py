@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import threading
@@ -381,17 +382,21 @@ class Dispatcher:
     ) -> Explanation:
         """Run the program once and report what its record consists of.
 
+        It runs again where the first run has shown only that it must be split otherwise.
         ``known`` has run the same program already, and has learnt what varies.
         """
         if known is not None:
             self.dynamic, self.varying = known.dynamic, copy.deepcopy(known.varying)
             self.foretells, self.merges = known.foretells, known.merges
             self._stretches.surprises |= known._stretches.surprises
-        learns = True
-        while learns:  # the next run splits where this one could not go on as one graph after all
-            before = self._refrains()
-            self.call(args, kwargs)
-            learns = self._refrains() > before
+        before = self._refrains()
+        self.call(args, kwargs)
+        # The next run splits where this one could not go on as one graph after all. With other
+        # random numbers it may raise an exception; then there is nothing more to be learnt.
+        with contextlib.suppress(Exception):
+            while self._refrains() > before:
+                before = self._refrains()
+                self.call(args, kwargs)
         everywhere = [self, *self._following()]
         report = Explanation()
         for point in (point for d in everywhere for point in d.split_points):
