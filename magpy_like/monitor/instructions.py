@@ -632,16 +632,14 @@ def call(run: MonitorRun, step: Step) -> Token:
         split = len(args) - len(names)
         kwargs = dict(zip(names, args[split:], strict=True))
         args = args[:split]
-    if first is NULL:
-        if (function is range or function is enumerate or function is zip) and loops.begins(
-            run, step, function, args, kwargs
-        ):
-            return None
-        instead = polyfill(function, args, kwargs)
-        if instead is not None:
-            calls.rely_on(run.recording, function)
-            frame_set_operand(step.frame, count + 1, instead)
-            return None
+    loop = first is NULL and (function is range or function is enumerate or function is zip)
+    if loop and loops.begins(run, step, function, args, kwargs):
+        return None
+    instead = polyfill(function, tuple(args), kwargs)
+    if instead is not None:
+        calls.rely_on(run.recording, function)
+        frame_set_operand(step.frame, count + (1 if first is NULL else 2), instead)
+        return None
     return calls.call(run, function, args, kwargs)
 
 
