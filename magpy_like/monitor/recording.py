@@ -39,6 +39,7 @@ from magpy_like.refgraph.values import (
     Steady,
     answers_for_itself,
     behind_proxy,
+    generator_states,
     has_values,
     is_identity,
     is_plain,
@@ -114,8 +115,8 @@ class Recording:
         """torch's own version counters of the tensors from outside, when they were met."""
         self.grad_mode_at_end: bool | None = None
         """The grad mode that the program left, if it is another than it found."""
-        self.random_state = torch.get_rng_state()
-        """Of torch's generator, when the region was entered."""
+        self.random_states = generator_states()
+        """Of torch's generators, when the region was entered."""
         self.drawn: list[ShadowNode] = []
         """Arrays and generators that the mock makes before anything else."""
         self.kept: list[torch.Tensor] = []
@@ -294,9 +295,9 @@ class Recording:
         self.drawn.append(self.refs.add(value, existed=True))
 
     def has_drawn(self) -> bool:
-        """Whether torch's generator was drawn from, or given a seed."""
+        """Whether one of torch's generators was drawn from, or given a seed."""
         seeded = any(drawing.generator is torch.default_generator for drawing in self.lifted.draws)
-        return seeded or not torch.equal(self.random_state, torch.get_rng_state())
+        return seeded or not _same_states(self.random_states)
 
     # --- looking into variables ------------------------------------------------------------------
 
@@ -654,6 +655,11 @@ class Recording:
             raise UnknownTensor("uses a tensor that code outside the monitor's sight has made")
         self.kept.append(tensor)
         return self.operators.add_input(tensor, node.node_id)
+
+
+def _same_states(before: list[torch.Tensor]) -> bool:
+    now = generator_states()
+    return len(now) == len(before) and all(map(torch.equal, before, now))
 
 
 def _identity(value: Any) -> Any:

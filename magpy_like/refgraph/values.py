@@ -90,6 +90,12 @@ def is_identity(value: Any) -> bool:
     return isinstance(value, IDENTITY_TYPES)
 
 
+def generator_states() -> list[torch.Tensor]:
+    """The states of torch's generators: the CPU's, and those of the GPUs once they are in use."""
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *on_gpus]
+
+
 def storage_of(tensor: torch.Tensor) -> int:
     """Equal for tensors that share memory; 0 for a tensor that has none of the usual kind."""
     if tensor.layout != torch.strided:
