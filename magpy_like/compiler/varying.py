@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 
 @dataclass(frozen=True)
-class _Origin(Source):
+class Origin(Source):
     """Names a symbol for torch's messages."""
 
     text: str
@@ -109,7 +109,7 @@ class Varying:
         return sizes, [strides[dim] for dim in range(len(sizes))]
 
     def _symbol(self, name: str, size: int) -> torch.SymInt:
-        origin = _Origin(name)
+        origin = Origin(name)
         symbol = self.env.create_symbol(size, origin, dynamic_dim=DimDynamic.DYNAMIC)
         return self.env.create_symintnode(symbol, hint=size, source=origin)
 

@@ -13,14 +13,12 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sympy
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
-from torch._guards import GuardSource, Source
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -32,6 +30,7 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
 )
 
+from magpy_like.compiler.varying import Origin
 from magpy_like.logs import topic
 from magpy_like.monitor.expressions import InGraph, Size, Untranslatable, from_sympy, is_number
 from magpy_like.native import TensorCheck
@@ -66,21 +65,6 @@ def _ask_for_devices() -> None:
 
 
 _ask_for_devices()
-
-
-@dataclass(frozen=True)
-class _Origin(Source):
-    """Names a symbol for torch's messages."""
-
-    text: str
-
-    @property
-    def _name_template(self) -> str:
-        return self.text
-
-    @property
-    def guard_source(self) -> GuardSource:
-        return GuardSource.LOCAL
 
 
 class Twin:
@@ -118,7 +102,7 @@ class Twin:
 
     def number(self, source: Any, value: Any, *, size: bool) -> Any:
         """A symbolic number for one outside; 0 and 1 are sizes like no others."""
-        origin = _Origin(f"number_{len(self.sources)}")
+        origin = Origin(f"number_{len(self.sources)}")
         if isinstance(value, float):
             symbol = self.env.create_unspecified_symbol(value, origin, DimDynamic.DYNAMIC)
             self.numbers[source] = self.env.create_symfloatnode(symbol, hint=value, source=origin)
