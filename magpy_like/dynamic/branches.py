@@ -115,9 +115,7 @@ class Branches:
         """A row of a tensor without data, known as ``node``."""
         with self._fake:
             made = torch.select(self._fake.from_tensor(tensor), 0, 0)
-        self._any.append(weakref.ref(made))
-        run.recording.operators.know(made, node)
-        return made
+        return self._known(run, made, node)
 
     def at_loop(
         self,
@@ -463,8 +461,11 @@ class Branches:
                 like.shape, like.stride(), dtype=like.dtype, device=like.device,
                 requires_grad=gradients,
             )  # fmt: skip
+        return self._known(run, made, symbol)
+
+    def _known(self, run: MonitorRun, made: torch.Tensor, node: fx.Node) -> torch.Tensor:
         self._any.append(weakref.ref(made))
-        run.recording.operators.know(made, symbol)
+        run.recording.operators.know(made, node)
         return made
 
     def _while_loop(
