@@ -249,6 +249,8 @@ def native(
             rec.running_as_is = None
         if on_graph and operation in _KEEPS_ALL_AS_IS:
             rec.runs_as_is = f"{describe(operation)} {_KEEPS_ALL_AS_IS[operation]}"
+        elif on_graph and kwargs.get("requires_grad") is True:
+            rec.runs_as_is = f"{describe(operation)} makes a tensor that gradients are collected in"
         if on_graph and operation in _RUNS_AS_IS:
             rec.running_as_is = f"{describe(operation)} {_RUNS_AS_IS[operation]}"
         if on_graph and operation in _CUSTOM_FUNCTION:

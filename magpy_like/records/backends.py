@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx
 
 
@@ -42,20 +41,6 @@ def resolve_backend(
     return found
 
 
-def returns_new_leaf(graph: fx.GraphModule) -> bool:
-    """Whether a result is a tensor made in the graph that collects gradients of its own.
-
-    AOTAutograd's results are results of one differentiable function, or need no gradient at all.
-    """
-    leaves: set[Any] = set()
-    for node in graph.graph.nodes:
-        if node.kwargs.get("requires_grad") is True:
-            leaves.add(node)
-        elif node.target in ("requires_grad_", torch.Tensor.requires_grad_):
-            leaves |= {node, node.args[0]}
-    return not leaves.isdisjoint(graph.graph.output_node().all_input_nodes)
-
-
 def _inductor(
     found: Callable[..., Any],
     mode: str | None,
@@ -63,6 +48,8 @@ def _inductor(
     graph: Any,
     inputs: Any,
 ) -> Any:
+    import torch
+
     patches = dict(options or {})
     if mode and mode != "default":
         patches.update(torch._inductor.list_mode_options(mode))

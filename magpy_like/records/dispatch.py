@@ -32,7 +32,7 @@ from magpy_like.monitor.split import (
     is_monitoring,
 )
 from magpy_like.monitor.variation import Variation, argument_place
-from magpy_like.records.backends import resolve_backend, returns_new_leaf
+from magpy_like.records.backends import resolve_backend
 from magpy_like.records.interface import CacheInfo, Explanation, Stretch
 from magpy_like.records.misses import Limits, Varying
 from magpy_like.records.stretches import StretchCut, Stretches
@@ -320,8 +320,6 @@ class Dispatcher:
         )
 
     def _compile_graph(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        if returns_new_leaf(graph):
-            return cast(Callable[..., Any], graph.forward)
         try:
             return self._compile(graph, inputs)
         except Exception as error:
