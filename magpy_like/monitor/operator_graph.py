@@ -74,6 +74,8 @@ class OperatorGraph:
         self._objects: dict[int, fx.Node] = {}
         """By id, the placeholders of objects that stand for themselves, such as a configuration."""
         self._data_shapes: set[fx.Node] = set()
+        self._twins: dict[fx.Node, Any] = {}
+        """Those of a finished graph, for what follows a split: nobody else is to see them."""
         self._scalars: set[fx.Node] = set()
         self._constants: dict[str, Any] = {}
         self.arrays: list[tuple[Any, Any]] = []
@@ -403,7 +405,7 @@ class OperatorGraph:
     def twin_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The symbolic twin of an operator's result or input, where there is one."""
         node = self.node_of(tensor)
-        return None if node is None else node.meta.get(TWIN)
+        return None if node is None else node.meta.get(TWIN, self._twins.get(node))
 
     def _argument(self, value: Any, resolve: Callable[[torch.Tensor], fx.Node]) -> Any:
         """An argument as ``torch.fx`` writes it: tensors become nodes, containers are rebuilt."""
@@ -573,7 +575,8 @@ class OperatorGraph:
         """The graph with these outputs, as a module."""
         self.graph.output(tuple(outputs))
         for node in self.graph.nodes:
-            node.meta.pop(TWIN, None)
+            if TWIN in node.meta:
+                self._twins[node] = node.meta.pop(TWIN)
         root = torch.nn.Module()
         for name, value in self._constants.items():
             if isinstance(value, torch.Tensor):

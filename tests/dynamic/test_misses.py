@@ -270,6 +270,14 @@ def test_a_size_that_data_decides_varies_behind_a_split_at_once():
         twins.call(one(*values), hit=False, why="0 and 1 are sizes like no others")
 
 
+def test_it_does_so_while_another_dimension_is_marked():
+    marked = torch.ones(3, 3)
+    magpy.mark_dynamic(marked, 0)
+    twins = Twins(lambda: _selected)
+    twins.call(one(1.0, 2.0, -3.0, -4.0), hit=False)
+    twins.call(one(1.0, 2.0, 3.0, -1.0), hit=True)
+
+
 def test_another_dimension_than_the_first_varies_once_it_has_varied():
     twins = Twins(lambda: _selected_in_columns)
 
