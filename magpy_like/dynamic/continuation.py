@@ -38,6 +38,7 @@ from magpy_like.dynamic.frame_state import (
     FrameState,
     Origin,
     Then,
+    handled_then,
     is_resumable,
     move_places,
     origins,
@@ -243,7 +244,8 @@ def _function(state: FrameState, ending: _Ending, extra: tuple[Any, ...]) -> Fun
     resumed = _resuming_code(code, shape)
     stack = state.stack
     if not alone:
-        stack = _with_handled(replace(state, stack=move_places(state, origins[id(resumed)].shift)))
+        # Entering the handlers again, bottom first, brings back what was handled before.
+        stack = handled_then(replace(state, stack=move_places(state, origins[id(resumed)].shift)))
     values = (*(state.locals[slot] for slot in bound), *reversed(stack + extra))
     function = state.function
     out = FunctionType(
@@ -272,17 +274,6 @@ def _empty_operand(state: FrameState) -> int:
     at = state.instruction
     operands = at.arg + 2 if at.name == "CALL" else 3 + (at.arg & 1)
     return len(state.stack) - operands if at.name in ("CALL", "CALL_FUNCTION_EX") else -1
-
-
-def _with_handled(state: FrameState) -> tuple[Any, ...]:
-    """The stack with every exception that was handled *before* replaced by the one handled *then*:
-    entering the handlers again, bottom first, brings the former back."""
-    stack = list(state.stack)
-    handled = state.handled
-    for place in reversed(range(len(stack))):
-        if state.kinds[place] is Kind.HANDLED:
-            stack[place], handled = handled, stack[place]
-    return tuple(stack)
 
 
 # From a shape to code.

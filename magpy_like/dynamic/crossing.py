@@ -14,7 +14,7 @@ from typing import Any
 
 from magpy_like.dynamic.code_flow import instructions, live_locals, slot_count
 from magpy_like.dynamic.continuation import OPERATIONS, TESTS, Raised, step, step_code
-from magpy_like.dynamic.frame_state import pushes_two
+from magpy_like.dynamic.frame_state import is_caught, pushes_two
 from magpy_like.dynamic.layout import FrameLayout, Layout, Slot, lay_out
 from magpy_like.native import NULL, lookup_in_type
 
@@ -46,6 +46,11 @@ class Crossing:
         self._rest = next(places, 1 + sum(map(bool, (*inner.locals, *inner.stack))))
         named = zip((*inner.locals, *inner.stack), (*self._locals, *self._stack), strict=True)
         self._methods = [(place, slot) for slot, place in named if isinstance(slot, str)]
+        self._handles = layout.handles
+        """Whether the instruction may ask which exception is being handled."""
+        caught = is_caught(layout.frames)
+        self.raising = Ahead(Layout(layout.frames, raised=True), ()) if caught else None
+        """Where the program is when the instruction has raised; None when nothing handles that."""
         self._code: CodeType | None = None
         self._order: list[int] = []
         self._keywords: dict[str, None] = {}
@@ -61,6 +66,8 @@ class Crossing:
         for place, name in self._methods:
             given[place] = lookup_in_type(type(given[place]), name).__get__(given[place])
         name = self._at.name
+        if self._handles:
+            return self._step(values)
         if name in TESTS:
             return self._test(values, given)
         if name == "FOR_ITER":

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from types import CodeType, FrameType, FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from magpy_like.dynamic.code_flow import (
     Instruction,
     Kind,
+    handler_of,
     instructions,
     slot_count,
     stack_effect,
     stack_kinds,
 )
 from magpy_like.native import NULL, frame_function, frame_locals, frame_stack
+
+if TYPE_CHECKING:
+    from magpy_like.dynamic.layout import FrameLayout
 
 
 class Then(Enum):
@@ -163,6 +167,25 @@ def _in_users_terms(state: FrameState, origin: Origin) -> FrameState:
     return replace(told, stack=move_places(told, -origin.shift))
 
 
+def handled_then(state: FrameState) -> tuple[Any, ...]:
+    """The stack with every exception that was handled *before* replaced by the one handled *then*:
+    what a handler adds to the frame's state, and nothing of what lies outside of it."""
+    stack, handled = list(state.stack), state.handled
+    for place in reversed(range(len(stack))):
+        if state.kinds[place] is Kind.HANDLED:
+            stack[place], handled = handled, stack[place]
+    return tuple(stack)
+
+
+def handling(state: FrameState, outside: BaseException | None) -> FrameState:
+    """The state whose stack :func:`handled_then` has given, entered while ``outside`` is handled."""
+    stack, handled = list(state.stack), outside
+    for place, kind in enumerate(state.kinds):
+        if kind is Kind.HANDLED:
+            stack[place], handled = handled, stack[place]
+    return replace(state, stack=tuple(stack), handled=handled)
+
+
 def move_places(state: FrameState, distance: int) -> tuple[Any, ...]:
     """The stack after its code has moved: places of exceptions count in units of two bytes."""
     return tuple(
@@ -220,6 +243,11 @@ def is_resumable(state: FrameState, generator: bool = False) -> str | None:
     if len(state.locals) != slot_count(code):
         return f"{code.co_qualname} has {slot_count(code)} local slots, not {len(state.locals)}"
     return None
+
+
+def is_caught(frames: Iterable[FrameState | FrameLayout]) -> bool:
+    """Whether a handler, a ``finally`` or a ``with`` sees what the innermost frame raises."""
+    return any(handler_of(f.code, instructions(f.code)[f.offset]) for f in frames)
 
 
 def _handled_within(state: FrameState) -> list[BaseException | None]:

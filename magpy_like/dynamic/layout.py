@@ -18,8 +18,8 @@ from types import (
 )
 from typing import Any
 
-from magpy_like.dynamic.code_flow import live_locals
-from magpy_like.dynamic.frame_state import FrameState, Then, Waiting
+from magpy_like.dynamic.code_flow import Kind, instructions, live_locals, stack_kinds
+from magpy_like.dynamic.frame_state import FrameState, Then, Waiting, handled_then, handling
 from magpy_like.native import NULL, lookup_in_type
 
 
@@ -43,17 +43,36 @@ class FrameLayout:
     then: Then | None
     completes: bool
 
+    @property
+    def handles(self) -> bool:
+        """Whether the frame is handling an exception."""
+        kinds = stack_kinds(self.code)[instructions(self.code)[self.offset].offset]
+        return Kind.HANDLED in kinds[: len(self.stack)]
+
 
 @dataclass(frozen=True)
 class Layout:
     """The layout of a chain of open frames, innermost first."""
 
     frames: tuple[FrameLayout, ...]
+    raised: bool = False
+    """Whether the innermost frame's instruction has raised an exception: the last value."""
 
     def build(self, values: Sequence[Any]) -> list[FrameState]:
         """The states that these values, in order, belong to."""
         source = iter(values)
-        return [build_frame(frame, source) for frame in self.frames]
+        states = [build_frame(frame, source) for frame in self.frames]
+        if self.handles:
+            handled = None
+            for i in reversed(range(len(states))):
+                states[i] = handling(states[i], handled)
+                handled = states[i].handled
+        return states
+
+    @property
+    def handles(self) -> bool:
+        """Whether one of the frames is handling an exception."""
+        return any(frame.handles for frame in self.frames)
 
     @property
     def functions(self) -> frozenset[int]:
@@ -68,7 +87,7 @@ class Layout:
     def given(self) -> int | None:
         """The position of the value that the last instruction has given, if the stack holds one."""
         inner = self.frames[0]
-        if not inner.stack or inner.stack[-1] is not True:
+        if self.raised or not inner.stack or inner.stack[-1] is not True:
             return None
         return sum(map(bool, inner.locals)) + sum(map(bool, inner.stack))
 
@@ -95,17 +114,16 @@ class Layout:
         return None
 
 
-def lay_out(states: Sequence[FrameState]) -> tuple[Layout, list[Any]]:
-    """The layout of a chain of states, and its values.
-
-    Raises:
-        NoLayout: a frame stands at a place that cannot be entered again.
-    """
+def lay_out(
+    states: Sequence[FrameState], raised: BaseException | None = None
+) -> tuple[Layout, list[Any]]:
+    """The layout of a chain of states, and its values; ``raised`` is what the innermost frame's
+    instruction has raised."""
     values: list[Any] = []
-    for state in states:
-        if state.handled is not None:
-            raise NoLayout(f"an exception is being handled at {state.where}")
-    return Layout(tuple(lay_out_frame(state, values) for state in states)), values
+    frames = tuple([lay_out_frame(state, values) for state in states])
+    if raised is not None:
+        values.append(raised)
+    return Layout(frames, raised is not None), values
 
 
 def lay_out_frame(state: FrameState, values: list[Any]) -> FrameLayout:
@@ -113,7 +131,7 @@ def lay_out_frame(state: FrameState, values: list[Any]) -> FrameLayout:
     live = live_locals(state.code, state.offset)
     values.append(state.function)
     slots = tuple([slot in live and _put(v, values) for slot, v in enumerate(state.locals)])
-    stack = tuple([_put(value, values) for value in state.stack])
+    stack = tuple([_put(value, values) for value in handled_then(state)])
     waiting = state.waiting
     then, complete = (None, None) if waiting is None else (waiting.then, waiting.complete)
     if complete is not None:

@@ -29,7 +29,8 @@ class Continuation:
         self.layout = layout
 
     def __call__(self, *values: Any) -> Any:
-        return run_chain(self.layout.build(values))
+        raised = values[-1] if self.layout.raised else None
+        return run_chain(self.layout.build(values), raised)
 
     def __repr__(self) -> str:
         frame = self.layout.frames[0]

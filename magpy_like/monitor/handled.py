@@ -31,3 +31,5 @@ def _finish(run: MonitorRun, _: None, result: Any) -> None:
         run.recording.state_reads.append((sys.exception, (), {}, None))
     elif error is run.handled_outside:
         raise Look("asks for an exception that its caller is handling")
+    elif isinstance(result, tuple) and run.recording.node(error) is not None:
+        raise Look("asks for the frames that an exception came through")

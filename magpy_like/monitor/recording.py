@@ -51,6 +51,15 @@ _GUARDED_BYTES = 1 << 16
 """The largest NumPy array whose contents are compared at every call."""
 
 
+Came = tuple[types.TracebackType | None, BaseException | None, BaseException | None, bool]
+
+
+def came(exception: BaseException) -> Came:
+    """Where an exception came from: frames, cause, context, and whether the last one counts."""
+    error = exception
+    return error.__traceback__, error.__cause__, error.__context__, error.__suppress_context__
+
+
 def _none_dynamic(path: Path, tensor: torch.Tensor) -> Collection[int]:
     return ()
 
@@ -113,6 +122,10 @@ class Recording:
         the graph ended with before the first time."""
         self.tensor_versions: dict[int, int] = {}
         """torch's own version counters of the tensors from outside, when they were met."""
+        self.exceptions: dict[int, tuple[BaseException, Came]] = {}
+        """The exceptions from outside, with where they came from when they were met."""
+        self.handled_outside: BaseException | None = None
+        """The exception that the program's caller handles."""
         self.grad_mode_at_end: bool | None = None
         """The grad mode that the program left, if it is another than it found."""
         self.random_states = generator_states()
@@ -173,6 +186,8 @@ class Recording:
             return source
         if answers_for_itself(value):
             raise Split(f"meets a {type(value).__qualname__}, which has a __torch_function__")
+        if type(value) is types.TracebackType and relation.kind is RelationKind.SLOT:
+            raise Split("looks at the frames that an exception came through")
         plain = is_plain(value)
         node = self.refs.read(source, relation, value, plain=plain)
         if node.existed:
@@ -217,6 +232,14 @@ class Recording:
                 self.open(node)  # native code takes its parts without asking
             elif isinstance(value, types.MethodType):
                 self.take_apart(node)  # Python 3.11 does, before the call that the monitor sees
+            elif isinstance(value, BaseException):
+                self.exceptions.setdefault(node.node_id, (value, came(value)))
+
+    def note_raised(self, exception: BaseException, traceback: types.TracebackType | None) -> None:
+        """An exception from outside was raised: Python 3.11 tells it later through which frames."""
+        node = self.node(exception)
+        if node is not None:
+            self.exceptions[node.node_id] = exception, (traceback, *came(exception)[1:])
 
     def take_apart(self, node: ShadowNode) -> None:
         """A bound method from outside leads to its function and receiver."""

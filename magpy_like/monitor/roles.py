@@ -28,6 +28,9 @@ class Cut(Protocol):
     def behind_split(self, run: MonitorRun, frame: types.FrameType) -> None:
         """The instruction has run natively, and the program stands behind it."""
 
+    def behind_raise(self, run: MonitorRun, exception: BaseException) -> None:
+        """The instruction has raised an exception, which no handler has seen yet."""
+
     def begins(self, function: Any) -> bool:
         """Whether the program begins with this function; before that, its state is restored."""
 

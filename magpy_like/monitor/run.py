@@ -164,7 +164,7 @@ class MonitorRun:
         """Run the program; what it returns or raises is what it would have without the monitor."""
         outer = getattr(active, "run", None)
         previous = sys.gettrace()
-        self.handled_outside = sys.exception()
+        self.handled_outside = self.recording.handled_outside = sys.exception()
         ask_for_instructions()
         active.run = self
         self._compiling = Compiling()
@@ -308,6 +308,7 @@ class MonitorRun:
         its own already.
         """
         self._begin(varying)
+        self.recording.handled_outside = self.handled_outside
         self.args, self.kwargs = values, {}
         self._root = {}
         self._monitor.set_root(None)
@@ -353,11 +354,14 @@ class MonitorRun:
         finally:
             del error  # whose traceback holds this frame, and the program's
 
-    def _on_exception(self, token: Any, frame: types.FrameType, _: Any) -> None:
+    def _on_exception(self, token: Any, frame: types.FrameType, raised: Any) -> None:
         finish, payload = token
         if finish is _finish_dynamic:
-            self.suspended -= 1
-            self.end()  # the handler that it goes to runs natively
+            self._at = frame
+            try:
+                _finish_raising(self, frame, *raised[1:])
+            except BaseException as error:
+                self._fail(frame, error)
             return
         if finish is finish_in_side:
             if payload[1] is None:
@@ -709,6 +713,22 @@ def _finish_dynamic(run: MonitorRun, payload: tuple[types.FrameType], result: An
     run._compiling.enter()
     assert run.cut is not None
     run.cut.behind_split(run, *payload)
+
+
+def _finish_raising(
+    run: MonitorRun,
+    frame: types.FrameType,
+    exception: BaseException,
+    traceback: types.TracebackType | None,
+) -> None:
+    """It has raised an exception."""
+    run.suspended -= 1
+    run._compiling.enter()
+    assert run.cut is not None
+    run.cut.behind_raise(run, exception)
+    if traceback is not None and traceback.tb_frame is frame:
+        traceback = traceback.tb_next  # the frame will be entered again
+    run.recording.note_raised(exception, traceback)
 
 
 def _finish_grad(run: MonitorRun, payload: tuple[ShadowNode, Any], result: Any) -> None:

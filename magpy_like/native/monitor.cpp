@@ -64,6 +64,9 @@ bool plain(PyObject *v) {
          t == &PyUnicode_Type || t == &PyBytes_Type || t == &PyComplex_Type || v == Py_Ellipsis;
 }
 
+// Of a class that was made while Python ran, so that its methods may be Python code.
+bool is_instance(PyObject *v) { return v && (Py_TYPE(v)->tp_flags & Py_TPFLAGS_HEAPTYPE); }
+
 struct Pending {
   PyFrameObject *frame;
   PyObject *token;
@@ -289,7 +292,7 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
           if (!m->numbers && plain(peek(f, 1)) && plain(peek(f, 2))) return 0;
           break;
         case ITERATORS:
-          if (!m->iterators) return 0;
+          if (!m->iterators && !is_instance(peek(f, 1))) return 0;
           break;
         case ROOT_ONLY:
           if (frame != m->root) return 0;

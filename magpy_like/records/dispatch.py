@@ -257,7 +257,11 @@ class Dispatcher:
         branches = Branches(lambda: cut.stretch.dispatcher.merges)
         varying = self.variation(args, kwargs)
         run = MonitorRun(self.target, args, dict(kwargs), varying, cut, branches)
-        result = run.run()
+        try:
+            result = run.run()
+        except BaseException:
+            cut.stretch.dispatcher.note_escape()
+            raise
         last = cut.stretch.dispatcher
         if run.recording.split is not None:
             last.no_record(run.recording.split, "")
@@ -362,6 +366,13 @@ class Dispatcher:
         self._given_up += 1
         if self._given_up >= SPLIT_LIMIT:
             self._eager = f"it splits at {point}"
+
+    def note_escape(self) -> None:
+        """An exception has left the program, which no record does."""
+        if isinstance(self.target, Continuation) and self.target.layout.raised:
+            self._given_up += 1
+            if self._given_up >= SPLIT_LIMIT:
+                self._eager = "its exceptions are not handled"
 
     def _following(self) -> list[Dispatcher]:
         """The dispatchers of all that follows splits."""

@@ -17,6 +17,7 @@ import torch
 
 from magpy_like.dynamic.continuation import Raised, run_chain
 from magpy_like.dynamic.crossing import Crossing
+from magpy_like.dynamic.frame_state import FrameState, is_caught
 from magpy_like.dynamic.layout import Layout, NoLayout, lay_out
 from magpy_like.dynamic.splitting import Continuation, behind, open_frames, stands_for
 from magpy_like.logs import topic
@@ -124,11 +125,29 @@ class StretchCut:
         del self._states, self._frames
         try:
             states[0] = behind(states[0], frame)
-            layout, values = lay_out(states)
         except NoLayout as obstacle:
             _splits_log.info("what follows runs natively: %s", obstacle)
             run.end()
             return
+        self._go_on(run, frames, states)
+
+    def behind_raise(self, run: MonitorRun, exception: BaseException) -> None:
+        states, frames = self._states, self._frames
+        del self._states, self._frames
+        if is_caught(states):
+            self._go_on(run, frames, states, exception)
+        else:
+            run.end()
+
+    def _go_on(
+        self,
+        run: MonitorRun,
+        frames: Sequence[types.FrameType],
+        states: Sequence[FrameState],
+        raised: BaseException | None = None,
+    ) -> None:
+        """The next stretch begins, in these states of the open frames."""
+        layout, values = lay_out(states, raised)
         dispatcher = self.stretch.dispatcher.following(layout)
         for position, value in enumerate(values):
             if run.lifted.expression(value) is not None:
@@ -171,7 +190,7 @@ def _replace(layout: Layout, position: int, frames: Sequence[types.FrameType], n
     frame, slot, depth = found
     if slot is not None:
         frame_set_local(frames[frame], slot, number)
-    elif frame == 0:
+    elif frame == 0 and not layout.raised:  # an instruction that raises has taken its operands
         frame_set_operand(frames[0], depth, number)
     else:
         return False  # the operand stack of a frame that called another cannot be seen
@@ -207,9 +226,12 @@ class Stretches:
         if crossing is None:
             crossing = self._crossings[id(layout)] = Crossing(layout)
         outcome = crossing.run(values)
-        if isinstance(outcome, Raised):
+        if not isinstance(outcome, Raised):
+            ahead, following = outcome
+        elif crossing.raising is not None:
+            ahead, following = crossing.raising, (*values, outcome.exception)
+        else:
             return None, run_chain(layout.build(values), outcome.exception)
-        ahead, following = outcome
         if ahead.following is None:
             ahead.following = self.following(ahead.layout)
         return ahead.following, following

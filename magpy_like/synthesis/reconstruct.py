@@ -21,6 +21,7 @@ import torch
 from torch import fx
 
 from magpy_like.dynamic.generators import put_together, take_apart
+from magpy_like.dynamic.tracebacks import came_through, entries, raised_in_caller
 from magpy_like.monitor.attributes import instance_dict
 from magpy_like.monitor.containers import elements, items_of
 from magpy_like.monitor.gathered import Gathered
@@ -303,8 +304,8 @@ class Reconstruction:
         structseq = isinstance(value, tuple) and hasattr(cls, "n_sequence_fields")
         if not self.rec.is_born(value) and not isinstance(value, _KNOWN_BASES):
             raise Split(f"leaves a {cls.__qualname__} of unknown origin")
-        if isinstance(value, BaseException) and value.__traceback__ is not None:
-            raise Split(f"leaves a {cls.__qualname__} with the frames that it came through")
+        if isinstance(value, BaseException) and value is self.rec.handled_outside:
+            raise Split("leaves an exception that its caller handles")
         class_name = self.source.constant(cls, cls.__name__)
         if structseq:
             return self._frozen(
@@ -321,9 +322,7 @@ class Reconstruction:
         if state:
             self.source.emit(f"{name}.__dict__.update({self.dict_text(state)})")
         if isinstance(value, BaseException):
-            for link in ("__cause__", "__context__", "__suppress_context__"):
-                if getattr(value, link):
-                    self.source.emit(f"{name}.{link} = {self.value(getattr(value, link))}")
+            self._origin(value, name)
         for slot in copyreg._slotnames(cls):  # type: ignore[attr-defined]
             try:
                 found = getattr(value, slot)
@@ -332,6 +331,35 @@ class Reconstruction:
             setter = self.source.constant(object.__setattr__, "object_setattr")
             self.source.emit(f"{setter}({name}, {slot!r}, {self.value(found)})")
         return name
+
+    def _origin(self, error: BaseException, name: str) -> None:
+        """What native classes of exceptions keep, and where this one came from."""
+        cls = type(error)
+        alike = _layout(cls).__new__(cls, *error.args)
+        for slot in _native_slots(cls):
+            found, default = getattr(error, slot), getattr(alike, slot)
+            if found is not default and not (isinstance(found, _COMPARED) and found == default):
+                self.source.emit(f"{name}.{slot} = {self.value(found)}")
+        links = {"__cause__": error.__cause__, "__suppress_context__": error.__suppress_context__}
+        context = error.__context__
+        if context is not None and context is not self.rec.handled_outside:
+            links["__context__"] = context
+        elif error.__traceback__ is not None:  # it was raised while its caller handled another one
+            self.source.emit(f"{self.source.constant(raised_in_caller)}({name})")
+        for link, found in links.items():
+            if found:
+                self.source.emit(f"{name}.{link} = {self.value(found)}")
+        self.source.lines += self.passing(error, name, None)
+
+    def passing(
+        self, error: BaseException, name: str, until: types.TracebackType | None
+    ) -> list[str]:
+        """Lines that let an exception have come through the frames behind ``until``."""
+        passed = entries(error.__traceback__, until)
+        if not passed:
+            return []
+        frames = self.source.constant(passed, "frames")
+        return [f"{self.source.constant(came_through)}({name}, {frames})"]
 
     def _fill_container(self, value: Any, name: str) -> None:
         for base, fill in _CONTENTS:
@@ -360,6 +388,7 @@ class Reconstruction:
             return name
         for base, state in _NATIVE_STATE:
             if isinstance(value, base):
+                base = _layout(cls) if base is BaseException else base
                 maker = self.source.constant(base, base.__name__)
                 args = "".join(f", {self.value(part)}" for part in state(value))
                 return self._bind(value, f"{maker}.__new__({class_name}{args})")
@@ -397,6 +426,16 @@ def _layout(cls: type) -> type:
         if native_maker or not base.__flags__ & (1 << 9):
             return base
     return object
+
+
+_COMPARED = (str, int, tuple)
+
+
+def _native_slots(cls: type) -> list[str]:
+    """What native classes of exceptions keep beside arguments, such as the name of a missing key."""
+    native = [b for b in cls.__mro__ if not b.__flags__ & HEAP_TYPE and b is not BaseException]
+    kinds = types.MemberDescriptorType
+    return [name for b in native for name, d in b.__dict__.items() if isinstance(d, kinds)]
 
 
 _KNOWN_BASES = (list, dict, set, tuple, collections.deque, BaseException)

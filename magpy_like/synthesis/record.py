@@ -14,10 +14,11 @@ from torch import fx
 
 from magpy_like.annotation import RelationKind
 from magpy_like.compiler.control import interpreted
+from magpy_like.dynamic.tracebacks import raised_in_caller
 from magpy_like.monitor.containers import elements, items_of, length_of
 from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.iterators import advance
-from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.recording import Recording, came
 from magpy_like.monitor.split import NotForetold, NotMerged, Place, Split, SplitPoint
 from magpy_like.monitor.variation import Path
 from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
@@ -79,6 +80,7 @@ class Record:
         return (
             bool(self.lifted)
             and self.layout == other.layout
+            and self.bound == other.bound
             and said <= set(other.guards)
             and self.expected.admits(other.expected)
         )
@@ -186,6 +188,7 @@ class MockBuilder:
                 continue
             for relation in node.written:
                 later.extend(self._write(node, relation))
+        later.extend(self._raised())
         for shadow in self.rec.data_replaced:
             node = self.rec.refs.get_node_by_id(shadow)
             value = self.rec.operators.node_of(node.variable)
@@ -202,6 +205,28 @@ class MockBuilder:
         self.values.fill_cells()
         for line in later:
             self.source.emit(line)
+
+    def _raised(self) -> list[str]:
+        """What being raised has left in exceptions from outside.
+
+        Raises:
+            Split: more than the frames that they came through.
+        """
+        lines: list[str] = []
+        for shadow, (error, (traceback, *before)) in self.rec.exceptions.items():
+            node = self.rec.refs.get_node_by_id(shadow)
+            through, *now = came(error)
+            if now[1] is self.rec.handled_outside:
+                now[1] = before[1] = None
+            if through is not traceback:
+                lines += self.values.passing(error, self.existing(node), traceback)
+                if now[1] is None:
+                    raised = self.source.constant(raised_in_caller)
+                    lines.append(f"{raised}({self.existing(node)})")
+            links = zip(now, before, strict=True)
+            if not node.written and any(link is not earlier for link, earlier in links):
+                raise Split(f"raises a {node.type.__qualname__} from outside for another reason")
+        return lines
 
     def _write(self, node: ShadowNode, relation: Relation) -> list[str]:
         owner = self.existing(node)

@@ -1,0 +1,70 @@
+"""Which frames an exception came through, told without the frames.
+
+What a handler writes to a log are files, lines and names. A mock that hands on an exception says
+them with frames that never run: their local variables are not there.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import sys
+from types import CodeType, FrameType, FunctionType, TracebackType
+from typing import Any
+
+Entry = tuple[CodeType, dict[str, Any], int, int]
+"""Code, its module's names, offset in bytes, line."""
+
+
+def entries(traceback: TracebackType | None, until: TracebackType | None) -> tuple[Entry, ...]:
+    """The frames of a traceback, outermost first, down to the traceback ``until``."""
+    found = []
+    while traceback is not None and traceback is not until:
+        frame = traceback.tb_frame
+        found.append((frame.f_code, frame.f_globals, traceback.tb_lasti, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    return tuple(found)
+
+
+def came_through(exception: BaseException, passed: tuple[Entry, ...]) -> None:
+    """Let an exception have come through these frames, outermost first, after all others."""
+    traceback = exception.__traceback__
+    for code, names, offset, line in reversed(passed):
+        traceback = TracebackType(traceback, _frame(code, names), offset, line)
+    exception.__traceback__ = traceback
+
+
+def raised_in_caller(exception: BaseException) -> None:
+    """An exception was raised while no other one was handled but by the program's caller."""
+    outside = sys.exception()
+    if exception.__context__ is None and exception is not outside:
+        exception.__context__ = outside
+
+
+def _frame(code: CodeType, names: dict[str, Any]) -> FrameType:
+    """A frame that looks like one of a function, and is that of a generator not yet started."""
+    frame: FrameType = FunctionType(_never_run(code, id(code)), names)().gi_frame
+    return frame
+
+
+@functools.lru_cache(256)
+def _never_run(code: CodeType, identity: int) -> CodeType:
+    """Code with the places in the source of another; code objects compare equal across files."""
+    length = len(code.co_code)
+    raw = _GENERATOR + bytes((dis.opmap["NOP"], 0)) * max(0, (length - len(_GENERATOR)) // 2)
+    return code.replace(
+        co_code=raw,
+        co_flags=inspect.CO_GENERATOR | inspect.CO_OPTIMIZED | inspect.CO_NEWLOCALS,
+        co_argcount=0,
+        co_posonlyargcount=0,
+        co_kwonlyargcount=0,
+        co_varnames=(),
+        co_nlocals=0,
+        co_cellvars=(),
+        co_freevars=(),
+        co_exceptiontable=b"",
+    )
+
+
+_GENERATOR = bytes((dis.opmap["RETURN_GENERATOR"], 0, dis.opmap["POP_TOP"], 0))
