@@ -36,6 +36,7 @@ from magpy_like.monitor.containers import (
 from magpy_like.monitor.expressions import is_liftable, is_number
 from magpy_like.monitor.gathered import JOINS, Gathered, Growing
 from magpy_like.monitor.inside import keep_objects, look_at_functions, look_for_strangers
+from magpy_like.monitor.modes import SETTERS
 from magpy_like.monitor.reads import ATTRIBUTES, follow, inputs_of
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.repeated_calls import repeatable
@@ -650,7 +651,7 @@ def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
         if isinstance(value, torch.Tensor) and annotation.writes_to(position, done.args):
             run.recording.note_write(value)
     on_tensors = holds_tensor(done.args) or holds_tensor(tuple(done.kwargs.values()))
-    if annotation.global_state and done.operation is not torch._C._set_grad_enabled:
+    if annotation.global_state and done.operation not in SETTERS:
         run.recording.operators.sets_modes = True
     if annotation.global_state or holds_tensor(result):
         shape = annotation.output.shape_from_data

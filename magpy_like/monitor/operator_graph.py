@@ -84,7 +84,7 @@ class OperatorGraph:
         self.reads_data = False
         """Whether sizes or numbers in the graph depend on the data of tensors."""
         self.sets_modes = False
-        """Whether an operator switches one of torch's modes other than the grad mode."""
+        """Whether an operator switches modes that `Modes` does not know."""
         self.effects = False
         """Whether an operator has an effect beside its result, such as drawing random numbers."""
 

@@ -29,6 +29,7 @@ from magpy_like.monitor.containers import (
     transparent,
 )
 from magpy_like.monitor.expressions import Expression
+from magpy_like.monitor.modes import Modes
 from magpy_like.monitor.operator_graph import AS_IS, OperatorGraph, UnknownTensor, replace_data
 from magpy_like.monitor.split import Effect, Split, SplitPoint
 from magpy_like.monitor.twin import TWIN, Twin
@@ -126,8 +127,8 @@ class Recording:
         """The exceptions from outside, with where they came from when they were met."""
         self.handled_outside: BaseException | None = None
         """The exception that the program's caller handles."""
-        self.grad_mode_at_end: bool | None = None
-        """The grad mode that the program left, if it is another than it found."""
+        self.modes_left: tuple[Modes, Modes] | None = None
+        """Torch's modes that the program found, and those that it left, if they are others."""
         self.random_states = generator_states()
         """Of torch's generators, when the region was entered."""
         self.drawn: list[ShadowNode] = []
@@ -649,7 +650,7 @@ class Recording:
             self.written_memory.setdefault(memory, last)
 
     def changes_anything(self) -> bool:
-        """Whether running the operators leaves more behind than the grad mode and results."""
+        """Whether running the operators leaves more behind than modes and results."""
         return bool(
             self.operators.effects
             or self.lifted.draws

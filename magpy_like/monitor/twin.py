@@ -33,6 +33,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from magpy_like.compiler.varying import Origin
 from magpy_like.logs import topic
 from magpy_like.monitor.expressions import InGraph, Size, Untranslatable, from_sympy, is_number
+from magpy_like.monitor.modes import SETTERS
 from magpy_like.native import TensorCheck
 from magpy_like.refgraph import ShadowNode
 
@@ -191,6 +192,8 @@ class Twin:
         Where torch cannot, or finds other sizes than the real run, the sizes that went in are
         fixed, and so are those that came out.
         """
+        if node.target in SETTERS:
+            return True  # the program has switched the modes already
         try:
             if node.op == "get_attr":
                 value = constants[str(node.target)]

@@ -22,6 +22,7 @@ from magpy_like.dynamic.layout import Layout, NoLayout, lay_out
 from magpy_like.dynamic.splitting import Continuation, behind, open_frames, stands_for
 from magpy_like.logs import topic
 from magpy_like.monitor.expressions import fresh, is_liftable
+from magpy_like.monitor.modes import Modes
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import LENGTH_VARIES, NotForetold, NotMerged, Place, Split, SplitPoint
@@ -45,8 +46,8 @@ class Stretch:
         self.dispatcher, self.args, self.kwargs = dispatcher, args, kwargs
         self.recorded = False
         """Whether there is a record of it already."""
-        self._modes = StateCheck()
-        self._grad_mode = torch.is_grad_enabled()
+        self._is_as_before = StateCheck()
+        self._modes = Modes.now()
 
     def record(self, rec: Recording, result: Any) -> Record:
         """The record of what has been recorded since, with ``result`` as what its mock returns.
@@ -56,20 +57,16 @@ class Stretch:
         """
         rec.operators.effects = rec.has_drawn()
         self._note_modes(rec)
-        return self.dispatcher.synthesise(rec, self.args, self.kwargs, result, self._at_entry)
-
-    def _at_entry(self) -> Any:
-        """Puts torch's modes back to what they were, as a context manager."""
-        return torch.set_grad_enabled(self._grad_mode)
+        return self.dispatcher.synthesise(rec, self.args, self.kwargs, result, self._modes.held)
 
     def _note_modes(self, rec: Recording) -> None:
-        if self._modes():
+        left = Modes.now()
+        if self._is_as_before() and left == self._modes:
             return
-        left = torch.is_grad_enabled()
-        with self._at_entry():
-            if not self._modes():
+        with self._modes.held():
+            if not self._is_as_before():
                 raise Split("leaves torch's global modes changed")
-        rec.grad_mode_at_end = left
+        rec.modes_left = self._modes, left
 
 
 class StretchCut:

@@ -6,7 +6,7 @@ import collections
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from magpy_like.dynamic.tracebacks import raised_in_caller
 from magpy_like.monitor.containers import elements, items_of, length_of
 from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.iterators import advance
+from magpy_like.monitor.modes import Modes
 from magpy_like.monitor.recording import Recording, came
 from magpy_like.monitor.split import NotForetold, NotMerged, Place, Split, SplitPoint
 from magpy_like.monitor.variation import Path
@@ -439,12 +440,18 @@ def _rewritten(rec: Recording, places: Places, numbers: dict[Path, Any]) -> froz
 
 def _modes(rec: Recording, mock: MockBuilder) -> list[str]:
     """Torch's modes that the program leaves switched."""
-    lines = []
-    if rec.grad_mode_at_end is not None:
+    if rec.modes_left is None:
+        return []
+    found, left = rec.modes_left
+    if found.grad is not left.grad:
+        mock.side_effects.append(f"grad mode = {left.grad}")
+    if left == replace(found, grad=left.grad):
         setter = mock.source.constant(torch._C._set_grad_enabled, "set_grad_enabled")
-        lines.append(f"{setter}({rec.grad_mode_at_end})")
-        mock.side_effects.append(f"grad mode = {rec.grad_mode_at_end}")
-    return lines
+        return [f"{setter}({left.grad})"]
+    mock.side_effects.append("autocast modes")
+    mock.source.lines.insert(0, f"begin = {mock.source.constant(Modes.now, 'modes_now')}()")
+    names = [mock.source.constant(m, n) for m, n in ((left, "left"), (found, "found"))]
+    return [f"{names[0]}.switch_from({names[1]}, begin)"]
 
 
 def _compile(

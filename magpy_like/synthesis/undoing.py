@@ -10,6 +10,7 @@ from torch import fx
 
 from magpy_like.monitor.constants import VARIES
 from magpy_like.monitor.draws import REWINDABLE
+from magpy_like.monitor.modes import SETTERS, Modes
 from magpy_like.monitor.operator_graph import NUMBER
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import NotForetold, Place
@@ -75,7 +76,11 @@ class Undoing:
         self._source = source
         self._possible = True
         nodes = list(rec.operators.graph.nodes)
-        if foretells or any(node.target is torch._C._set_grad_enabled for node in nodes):
+        setters = {node.target for node in nodes if node.op == "call_function"} & SETTERS
+        if setters - {torch._C._set_grad_enabled}:
+            source.emit(f"modes = {source.constant(Modes.now, 'modes_now')}()")
+            self._undo.append("modes.switch()")
+        elif foretells or setters:
             source.emit(f"mode = {source.constant(torch.is_grad_enabled)}()")
             self._undo.append(f"{source.constant(torch._C._set_grad_enabled)}(mode)")
         if foretells or not rec.changes_anything():
