@@ -48,6 +48,10 @@ def entry_of(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, 
     """
     if isinstance(value, types.ModuleType):
         return rec.constant(value.__dict__), Relation(RelationKind.GLOBAL, name)
+    if rec.dictionaries:
+        kept = rec.node(instance_dict(value))
+        if kept is not None and kept.changed:
+            return kept, Relation(RelationKind.KEY, name)
     return rec.node(value), Relation(RelationKind.ATTRIBUTE, name)
 
 
@@ -142,7 +146,7 @@ def read_function(rec: Recording, function: types.FunctionType, name: str) -> No
     if name in _FUNCTION_SLOTS:
         rec.meet(node, Relation(RelationKind.SLOT, name), getattr(function, name))
     elif name == "__dict__":
-        rec.meet(node, Relation(RelationKind.DICT), function.__dict__)
+        rec.meet_dictionary(node, function.__dict__)
     else:
         read_instance(rec, function, name)
 
@@ -169,7 +173,7 @@ def read_by_default_rules(rec: Recording, value: Any, name: str) -> None:
             node = rec.node(value)
             attributes = instance_dict(value)
             if node is not None and attributes is not None:
-                rec.meet(node, Relation(RelationKind.DICT), attributes)
+                rec.meet_dictionary(node, attributes)
         elif kind not in _KNOWN_PROPERTIES or not _is_followed(found):
             _read_natively(rec, value, name, kind)
         return
@@ -230,7 +234,7 @@ def read_all(rec: Recording, value: Any) -> None:
     node = rec.node(value)
     entries = instance_dict(value)
     if node is not None and entries is not None:
-        inside = rec.meet(node, Relation(RelationKind.DICT), entries)
+        inside = rec.meet_dictionary(node, entries)
         rec.look_at_keys(inside)
         for name in entries:
             read_instance(rec, value, name)

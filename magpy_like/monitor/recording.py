@@ -37,6 +37,7 @@ from magpy_like.monitor.variation import Path
 from magpy_like.native import TensorCheck, lookup_in_type
 from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, RefGraph, Relation, ShadowNode
 from magpy_like.refgraph.values import (
+    HEAP_TYPE,
     Steady,
     answers_for_itself,
     behind_proxy,
@@ -106,6 +107,8 @@ class Recording:
         """Pairs of nodes that the program found to be different objects."""
         self.compared: dict[int, None] = {}
         """Objects that native code has compared with others, as it does by identity."""
+        self.dictionaries: dict[int, ShadowNode] = {}
+        """The instances whose dictionaries the program has got at, by the nodes of these."""
         self.replays: list[tuple[ShadowNode, Callable[..., Any], tuple[Any, ...]]] = []
         """Changes of outside containers that depend on nothing in them, in program order."""
         self.calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
@@ -125,6 +128,8 @@ class Recording:
         """torch's own version counters of the tensors from outside, when they were met."""
         self.exceptions: dict[int, tuple[BaseException, Came]] = {}
         """The exceptions from outside, with where they came from when they were met."""
+        self.goes_on = False
+        """Whether the program goes on behind the end of the record."""
         self.handled_outside: BaseException | None = None
         """The exception that the program's caller handles."""
         self.modes_left: tuple[Modes, Modes] | None = None
@@ -182,6 +187,8 @@ class Recording:
         """
         if source.replays:
             self.settle(source)
+        if source.node_id in self.dictionaries:
+            self._check_dictionary(source, relation)
         if source.contents is not None and source.rewritten:
             self.open(source)
             return source
@@ -195,6 +202,22 @@ class Recording:
             self._paths.setdefault(node.node_id, (*self.path(source), relation))
             self._expect(node, value, plain)
         return node
+
+    def meet_dictionary(self, owner: ShadowNode, attributes: dict[str, Any]) -> ShadowNode:
+        """The program has got at the dictionary that keeps an instance's attributes."""
+        node = self.meet(owner, Relation(RelationKind.DICT), attributes)
+        self.dictionaries[node.node_id] = owner
+        return node
+
+    def _check_dictionary(self, node: ShadowNode, relation: Relation | None = None) -> None:
+        """Raises Split: what a dictionary holds there was set as an attribute of its owner."""
+        written = self.dictionaries[node.node_id].written
+        if relation is None:
+            found = any(other.kind is RelationKind.ATTRIBUTE for other in written)
+        else:
+            found = Relation(RelationKind.ATTRIBUTE, relation.key) in written
+        if found:
+            raise Split("looks up in a dictionary what it has set as an attribute")
 
     def path(self, node: ShadowNode) -> Path:
         """The way on which the program first got to a variable."""
@@ -295,6 +318,8 @@ class Recording:
     def absent(self, source: ShadowNode, relation: Relation) -> None:
         if source.replays:
             self.settle(source)
+        if source.node_id in self.dictionaries:
+            self._check_dictionary(source, relation)
         if not (source.contents is not None and source.rewritten):
             self.refs.read_absent(source, relation)
 
@@ -302,7 +327,7 @@ class Recording:
         """``value`` was created inside the region."""
         if is_plain(value) or self.refs.get_node_by_var(value) is not None:
             return
-        if isinstance(value, Iterator | BaseException):
+        if isinstance(value, BaseException) or _is_native_iterator(value):
             return  # would keep alive what it goes through, or the frames that it came through
         try:
             self._born[id(value)] = weakref.ref(value)
@@ -421,6 +446,8 @@ class Recording:
         """
         if node.replays:
             self.settle(node)
+        if node.node_id in self.dictionaries:
+            self._check_dictionary(node)
         value = node.variable
         before = value if node.contents is None else node.contents
         if isinstance(value, dict):
@@ -482,6 +509,8 @@ class Recording:
         """
         if self.inside:
             raise Effect(f"changes a {node.type.__qualname__} from outside inside an operator")
+        if node.node_id in self.dictionaries:
+            self._check_dictionary(node)
         value = node.variable
         if node.contents is None:
             if isinstance(value, dict):
@@ -684,6 +713,10 @@ class Recording:
 def _same_states(before: list[torch.Tensor]) -> bool:
     now = generator_states()
     return len(now) == len(before) and all(map(torch.equal, before, now))
+
+
+def _is_native_iterator(value: Any) -> bool:
+    return isinstance(value, Iterator) and not type(value).__flags__ & HEAP_TYPE
 
 
 def _identity(value: Any) -> Any:

@@ -1,0 +1,62 @@
+"""An attribute and the entry of the dictionary that keeps it are one place."""
+
+import pytest
+import torch
+
+import magpy_like as magpy
+from tests.compare import assert_same
+
+
+class Box:
+    pass
+
+
+def set_as_an_entry(box, x):
+    box.__dict__["y"] = x * 2
+    return box.y + 1
+
+
+def set_as_an_attribute(box, x):
+    box.y = x * 2
+    return box.__dict__["y"] + 1
+
+
+def counted(box, x):
+    vars(box)["k"] = 3
+    box.k += 1
+    return x * box.k
+
+
+def updated_and_deleted(box, x):
+    entries = box.__dict__
+    box.z = x
+    entries.update(z=x * 3)
+    box.z = box.z + 1
+    del entries["z"]
+    return hasattr(box, "z"), x
+
+
+def copied(box, x):
+    box.q = x
+    return dict(box.__dict__)["q"] * 2
+
+
+def filled(box, x):
+    box.__dict__.setdefault("r", x)
+    box.__dict__.update(s=x)
+    box.r = box.r + box.s
+    return box.r, sorted(vars(box))
+
+
+PROGRAMS = [set_as_an_entry, set_as_an_attribute, counted, updated_and_deleted, copied, filled]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_what_is_left_in_one_is_found_in_the_other(program):
+    fast = magpy.compile(program, backend="eager")
+    mine, theirs = Box(), Box()
+    for i in range(4):
+        x = torch.full((2,), float(i))
+        assert_same(fast(mine, x), program(theirs, x))
+        assert_same(mine.__dict__, theirs.__dict__)
+    assert magpy.cache_info(fast).hits >= 2
