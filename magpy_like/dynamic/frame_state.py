@@ -178,7 +178,7 @@ def handled_then(state: FrameState) -> tuple[Any, ...]:
 
 
 def handling(state: FrameState, outside: BaseException | None) -> FrameState:
-    """The state whose stack :func:`handled_then` has given, entered while ``outside`` is handled."""
+    """The state with a stack as :func:`handled_then` gives it, while ``outside`` is handled."""
     stack, handled = list(state.stack), outside
     for place, kind in enumerate(state.kinds):
         if kind is Kind.HANDLED:

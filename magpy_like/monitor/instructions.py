@@ -523,9 +523,12 @@ def _put_into(run: MonitorRun, target: Any) -> None:
 
 def add_element(run: MonitorRun, step: Step) -> Token:
     """A comprehension adds to the list or set that it makes."""
+    value, target = step.stack[-1], step.stack[-step.oparg - 1]
     if opcode.opname[step.opcode] == "SET_ADD":
-        run.recording.compare(step.stack[-1])
-    _put_into(run, step.stack[-step.oparg - 1])
+        run.recording.compare(value)
+        _put_into(run, target)
+    else:
+        native_calls.change(run.recording, list.append, target, (target, value), {})
     return None
 
 

@@ -369,7 +369,8 @@ class Dispatcher:
 
     def note_escape(self) -> None:
         """An exception has left the program, which no record does."""
-        if isinstance(self.target, Continuation) and self.target.layout.raised:
+        layout = self.target.layout if isinstance(self.target, Continuation) else None
+        if layout is not None and (layout.raised or layout.handles):
             self._given_up += 1
             if self._given_up >= SPLIT_LIMIT:
                 self._eager = "its exceptions are not handled"

@@ -101,6 +101,7 @@ class StretchCut:
             run.recording.operators.look_at_all()  # what follows is given its elements
             if not self.stretch.recorded:
                 layout, values = lay_out(states)
+                run.recording.goes_on = True
                 record = self.stretch.record(run.recording, tuple(values))
                 record.layout, record.ends_at = layout, SplitPoint.at(frame, reason)
                 dispatcher.add(record, self.stretch.args, self.stretch.kwargs)

@@ -304,8 +304,11 @@ class Reconstruction:
         structseq = isinstance(value, tuple) and hasattr(cls, "n_sequence_fields")
         if not self.rec.is_born(value) and not isinstance(value, _KNOWN_BASES):
             raise Split(f"leaves a {cls.__qualname__} of unknown origin")
-        if isinstance(value, BaseException) and value is self.rec.handled_outside:
-            raise Split("leaves an exception that its caller handles")
+        if isinstance(value, BaseException):
+            if value is self.rec.handled_outside:
+                raise Split("leaves an exception that its caller handles")
+            if value.__traceback__ is not None and not self.rec.goes_on:
+                raise Split(f"leaves a {cls.__qualname__} with the frames that it came through")
         class_name = self.source.constant(cls, cls.__name__)
         if structseq:
             return self._frozen(
@@ -432,7 +435,7 @@ _COMPARED = (str, int, tuple)
 
 
 def _native_slots(cls: type) -> list[str]:
-    """What native classes of exceptions keep beside arguments, such as the name of a missing key."""
+    """What native classes of exceptions keep beside arguments, such as a missing name."""
     native = [b for b in cls.__mro__ if not b.__flags__ & HEAP_TYPE and b is not BaseException]
     kinds = types.MemberDescriptorType
     return [name for b in native for name, d in b.__dict__.items() if isinstance(d, kinds)]
