@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -43,20 +44,28 @@ class Modes:
             nesting,
         )
 
+    def calls_to(self, after: Modes) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
+        """The calls that switch torch from these modes to others."""
+        if self.grad is not after.grad:
+            yield torch._C._set_grad_enabled, (after.grad,)
+        for device, now, then in zip(_DEVICES, self.autocast, after.autocast, strict=True):
+            if now[0] is not then[0]:
+                yield torch.set_autocast_enabled, (device, then[0])
+            if now[1] is not then[1]:
+                yield torch.set_autocast_dtype, (device, then[1])
+        if self.caches is not after.caches:
+            yield torch.set_autocast_cache_enabled, (after.caches,)
+        for _ in range(after.nesting - self.nesting):
+            yield torch.autocast_increment_nesting, ()
+        for _ in range(self.nesting - after.nesting):
+            yield torch.autocast_decrement_nesting, ()
+        if self.nesting > after.nesting == 0:
+            yield torch.clear_autocast_cache, ()
+
     def switch(self) -> None:
         """Switch torch to these modes."""
-        torch._C._set_grad_enabled(self.grad)
-        for device, (enabled, dtype) in zip(_DEVICES, self.autocast, strict=True):
-            torch.set_autocast_enabled(device, enabled)
-            torch.set_autocast_dtype(device, dtype)
-        torch.set_autocast_cache_enabled(self.caches)
-        now = Modes.now().nesting
-        for _ in range(self.nesting - now):
-            torch.autocast_increment_nesting()
-        for _ in range(now - self.nesting):
-            torch.autocast_decrement_nesting()
-        if now > self.nesting == 0:
-            torch.clear_autocast_cache()
+        for function, arguments in Modes.now().calls_to(self):
+            function(*arguments)
 
     def switch_from(self, begin: Modes, earlier: Modes) -> None:
         """Switch as a region did that began in the modes ``begin``, when it began in ``earlier``

@@ -454,6 +454,18 @@ def _modes(rec: Recording, mock: MockBuilder) -> list[str]:
     return [f"{names[0]}.switch_from({names[1]}, begin)"]
 
 
+def _leave_autocast(graph: fx.GraphModule, found: Modes, left: Modes) -> None:
+    """Let a graph leave autocast as it finds it, as backends demand: the mock switches it.
+
+    What was cast stays cached: the program is still in that context, or has cleared the cache.
+    """
+    with graph.graph.inserting_before(graph.graph.output_node()):
+        for function, arguments in left.calls_to(replace(found, grad=left.grad)):
+            if function is not torch.clear_autocast_cache:
+                graph.graph.call_function(function, arguments)
+    graph.recompile()
+
+
 def _compile(
     rec: Recording,
     guard: GuardBuilder,
@@ -477,6 +489,8 @@ def _compile(
     if not rec.constants.lent_is_unchanged():
         raise Split("changes memory that a tensor and a NumPy array share")
     graph = operators.finish(mock.outputs)
+    if rec.modes_left is not None:
+        _leave_autocast(graph, *rec.modes_left)
     nodes, names = [], []
     for _, source in operators.inputs:
         if isinstance(source, Expression):

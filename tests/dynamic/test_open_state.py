@@ -5,6 +5,7 @@ import itertools
 import linecache
 import sys
 import traceback
+import warnings
 
 import pytest
 import torch
@@ -272,6 +273,7 @@ def test_autocast_and_its_depth_are_left_as_by_the_program():
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return cast(x) + layer(x)
 
+    warnings.filterwarnings("error", message="magpy_like")
     for backend, function in (("eager", cast), ("eager", deeper), ("aot_eager", cast)):
         fast = magpy.compile(function, backend=backend)
         for _ in range(3):
