@@ -26,9 +26,6 @@ from magpy_like.compiler.passes.constants import FOLDED
 # Beyond these a computation is stored rather than repeated in each consumer.
 MAX_INLINE_OPERATIONS = 64
 MAX_INLINE_READS = 12
-# A computation with several consumers is repeated only if it is this cheap.
-MAX_SHARED_OPERATIONS = 6
-MAX_SHARED_READS = 2
 
 
 class Graph:
@@ -391,12 +388,7 @@ class Graph:
             cost = box.cost()
             shared = len(node.users) > 1
             large = cost.operations > MAX_INLINE_OPERATIONS or len(cost.reads) > MAX_INLINE_READS
-            dear = (
-                cost.expensive
-                or cost.operations > MAX_SHARED_OPERATIONS
-                or len(cost.reads) > MAX_SHARED_READS
-            )
-            if large or (shared and dear):
+            if large or (shared and cost.is_dear):
                 source = box
                 while isinstance(source.data, View):
                     source = source.data.base

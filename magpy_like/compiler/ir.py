@@ -133,6 +133,11 @@ class Strided:
         return sum((i * s for i, s in zip(index, self.stride, strict=True)), self.offset)
 
 
+# A computation with several consumers is repeated only if it is this cheap.
+MAX_SHARED_OPERATIONS = 6
+MAX_SHARED_READS = 2
+
+
 @dataclass(frozen=True, eq=False)
 class Cost:
     """What inlining a computation repeats: operations, and whether an expensive one is there."""
@@ -146,6 +151,15 @@ class Cost:
             self.operations + other.operations,
             self.expensive or other.expensive,
             self.reads | other.reads,
+        )
+
+    @property
+    def is_dear(self) -> bool:
+        """Whether a computation with several consumers is stored rather than repeated."""
+        return (
+            self.expensive
+            or self.operations > MAX_SHARED_OPERATIONS
+            or len(self.reads) > MAX_SHARED_READS
         )
 
 

@@ -125,12 +125,12 @@ class Branches:
         tensors: tuple[torch.Tensor, ...],
         element: Element,
     ) -> bool:
-        rounds, lifted = len(range(*bounds)), run.lifted.any(bounds)
-        if self._depth and lifted:
+        rounds, varies = len(range(*bounds)), run.has_varied(bounds)
+        if self._depth and varies:
             raise Split("a loop whose number of rounds varies lies in it")  # see to that one alone
         if self._depth or rounds < 2 or run.lifted.any(bounds[2:]) or not self._merges():
             return False
-        if not lifted and rounds < FEWEST_ROUNDS:
+        if not varies and rounds < FEWEST_ROUNDS:
             return False
         nodes = None
         try:

@@ -339,7 +339,7 @@ class Loop:
     def _operator(self, end: End) -> list[fx.Node]:
         rec, operators = self.run.recording, self.run.recording.operators
         few = len(end.nodes) * self.rounds < _FEWEST_OPERATORS
-        if few and not self.run.lifted.any(self.bounds):
+        if few and not self.run.has_varied(self.bounds):
             raise Split("so few operators are faster one by one")
         self.run.lifted.ask(operator.ge, (rounds_of(self.run, self.bounds), 2))
         leaves = [*self.carried.values(), *self.last]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -85,6 +85,17 @@ def is_liftable(value: Any) -> bool:
 def fresh(value: Any) -> Any:
     """An equal value with an identity of its own."""
     return value.copy() if isinstance(value, np.generic) else fresh_plain(value)
+
+
+def made_of(expression: Any) -> Iterator[Expression]:
+    """What an expression is computed from in the end; nothing for a plain value."""
+    if isinstance(expression, Computed):
+        for operand in expression.operands:
+            yield from made_of(operand)
+    elif isinstance(expression, AsPython):
+        yield from made_of(expression.number)
+    elif isinstance(expression, Expression):
+        yield expression
 
 
 def known_at_entry(expression: Any) -> bool:

@@ -12,7 +12,7 @@ import pathlib
 import sys
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from magpy_like.logs import topic
 from magpy_like.monitor import attributes, metadata, native_calls, polyfills
 from magpy_like.monitor.arguments import is_followed
 from magpy_like.monitor.code_facts import calling, first_resume, in_place_reads, keyword_names
-from magpy_like.monitor.expressions import Expression, fresh, is_liftable, is_number
+from magpy_like.monitor.expressions import Expression, Size, fresh, is_liftable, is_number, made_of
 from magpy_like.monitor.gathered import looked_at
 from magpy_like.monitor.instructions import (
     WHEN,
@@ -588,6 +588,16 @@ class MonitorRun:
     def varies(self, node: ShadowNode, relation: Relation) -> bool:
         """Whether the number at a place outside has varied between calls."""
         return self.recording.place(node, relation) in self.varying.numbers
+
+    def has_varied(self, numbers: Iterable[Any]) -> bool:
+        """Whether one of these numbers is another one at other calls, for all that is known: with
+        ``dynamic=True`` sizes are lifted before they have differed."""
+        return any(
+            not isinstance(part, Size)
+            or self.varying.has_varied(self.recording.path(part.node), part.dim)
+            for number in numbers
+            for part in made_of(self.lifted.expression(number))
+        )
 
     def lift_element(self, node: ShadowNode, relation: Relation, value: Any) -> Any:
         """The number to put in place of one that was read just now; None for that one itself."""

@@ -146,7 +146,8 @@ class Varying:
         """What a monitor run must not rely on."""
         numbers, lengths = frozenset(self.numbers), frozenset(self.lengths)
         if self.dynamic:
-            return Variation(numbers, _all_dims, lengths)
+            varied = {place: frozenset(dims) for place, dims in self.dims.items()}
+            return Variation(numbers, _all_dims, lengths, varied)
         if self.dynamic is False or not (self.dims or numbers or any_marked()):
             return Variation(numbers, None, lengths)
         return Variation(numbers, self._some_dims, lengths)

@@ -188,6 +188,8 @@ def differences(
             continue
         if not isinstance(found, torch.Tensor) or found.dim() != len(layout.sizes):
             continue
+        free = record.free.get(place, {})
         for dim, size in enumerate(layout.sizes):
-            if found.shape[dim] != size and dim not in record.free.get(place, ()):
+            least, most = free.get(dim, (size, size))
+            if found.shape[dim] != size and least == most:
                 yield place, dim

@@ -18,6 +18,15 @@ def test_softmax_is_one_kernel_and_its_row_never_leaves_it():
     assert kernel.outputs and len(kernel.removed) == 3
 
 
+def test_what_softmax_is_given_is_computed_once_if_that_is_dear():
+    table, at = torch.randn(32, 64), torch.randint(64, (32, 64))
+    for dear in (lambda x, t, i: x + t.gather(1, i), lambda x, t, i: torch.sin(x)):
+        (kernel,) = kernels(lambda x, t, i, dear=dear: dear(x, t, i).softmax(-1), X, table, at)
+        assert len(kernel.outputs) == 1 and len(kernel.removed) == 4, "a row, never stored"
+    (kernel,) = kernels(lambda x: (x * 2).softmax(-1), X)
+    assert len(kernel.removed) == 3, "cheaper again than kept"
+
+
 def test_layer_norm_with_what_surrounds_it_is_one_kernel():
     w = torch.randn(64)
     (kernel,) = kernels(lambda x, w: F.gelu(F.layer_norm(x + 1, (64,), w)) * 2, X, w)

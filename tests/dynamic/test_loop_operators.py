@@ -512,6 +512,17 @@ def test_one_record_serves_every_number_of_rounds(program):
     assert has_loop(fast, torch.ones(8, 3))
 
 
+def test_loop_stays_unrolled_until_its_rounds_have_varied_with_dynamic_sizes_too():
+    fast, operators = magpy.compile(stacked, backend="eager", dynamic=True), []
+    for steps, rows in ((4, 2), (4, 5), (6, 5), (9, 3), (4, 2), (30, 2)):
+        x = torch.randn(steps, rows, 3)
+        assert_same(fast(x), stacked(x))
+        (record,) = magpy.api._dispatcher(fast).records
+        operators.append(any(node.target is for_loop for node in record.graph.graph.nodes))
+    assert operators == [False, False, True, True, True, True]
+    assert magpy.cache_info(fast).misses == 2
+
+
 def test_loop_that_raises_in_a_round_raises_eagers_error():
     fast = magpy.compile(raises_at_last, backend="eager")
     for size in (5, 7, 9):

@@ -315,6 +315,8 @@ def _softmax(log: bool) -> Callable[..., Any]:
         if not axes or _empty(a, axes) or 0 in a.size:
             raise Unsupported("softmax", "over no elements")
         wide = to_dtype(graph, a, compute_dtype(a.dtype))
+        if wide.cost().is_dear:
+            wide.realize()  # kept in a row of scratch, too: all phases read it
         largest = amax(graph, wide, axes, True)
         shifted = elementwise(graph, [wide, largest], Kind.DEFAULT, lambda x, m: ops.sub(x, m))
         powers = elementwise(graph, [shifted], Kind.DEFAULT, lambda x: ops.exp(x), expensive=True)
