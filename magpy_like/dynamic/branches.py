@@ -21,9 +21,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from magpy_like.dynamic.code_flow import instructions, live_locals
 from magpy_like.dynamic.continuation import TESTS, resumption
-from magpy_like.dynamic.frame_state import FrameState, capture, is_resumable, origins, restores
+from magpy_like.dynamic.frame_state import FrameState, origins
 from magpy_like.dynamic.joins import RETURN, join, leads_to
 from magpy_like.dynamic.layout import NoLayout
+from magpy_like.dynamic.loop_heads import LoopHeads, captured, check_resumable, shift_of
 from magpy_like.dynamic.places import (
     End,
     Output,
@@ -39,16 +40,17 @@ from magpy_like.dynamic.places import (
     unchanged,
     with_value,
 )
-from magpy_like.dynamic.rounds import FEWEST_ROUNDS, Element, Loop
+from magpy_like.dynamic.rounds import Element, check_twins
 from magpy_like.dynamic.stand_ins import StandIns
 from magpy_like.logs import topic
 from magpy_like.monitor.expressions import InGraph, is_number
 from magpy_like.monitor.instructions import Step
-from magpy_like.monitor.operator_graph import UnknownTensor
+from magpy_like.monitor.operator_graph import NUMBER, UnknownTensor
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.sides import Side
 from magpy_like.monitor.split import Split, SplitPoint
+from magpy_like.monitor.twin import TWIN
 from magpy_like.native import (
     frame_locals,
     frame_set_local,
@@ -80,6 +82,7 @@ class Branches:
         """By id, results of branches, with what they may be that was there before."""
         self._any: list[_Reference] = []
         """What stands for any tensor that rounds of a loop hand on."""
+        self._heads = LoopHeads(self)
         self._ways: dict[tuple[int, int], bool] = {}
         """By code and offset, the way out of a loop that is an operator already."""
 
@@ -93,12 +96,10 @@ class Branches:
     def _merge(self, run: MonitorRun, step: Step) -> None:
         if not self._merges():
             raise Split("what one hands on is changed in place later")
-        rec, predicate = run.recording, step.stack[-1]
+        predicate = step.stack[-1]
         state = _state(run, step, nested=self._depth > 0)
         if predicate.numel() != 1:
             raise Split("the tensor has several elements")
-        if rec.twin is not None:
-            raise Split("sizes vary")
         if self._depth >= _MOST_NESTED:
             raise Split(f"more than {_MOST_NESTED} branches lie inside each other")
         until = join(state.code, state.instruction.offset)
@@ -107,7 +108,7 @@ class Branches:
         run.read_rest()
         found = self._loop(run, state, until) or self._cond(run, state, until)
         self._waiting.append(lambda run, frame: self._receive(run, frame, found))
-        run.skip(step.frame, until if until == RETURN else until + _shift(step.frame))
+        run.skip(step.frame, until if until == RETURN else until + shift_of(step.frame))
         if self._depth:
             frame_set_operand(step.frame, 1, self.choose(step))
 
@@ -125,29 +126,22 @@ class Branches:
         tensors: tuple[torch.Tensor, ...],
         element: Element,
     ) -> bool:
-        rounds, varies = len(range(*bounds)), run.has_varied(bounds)
-        if self._depth and varies:
+        if self._depth and run.has_varied(bounds):
             raise Split("a loop whose number of rounds varies lies in it")  # see to that one alone
-        if self._depth or rounds < 2 or run.lifted.any(bounds[2:]) or not self._merges():
+        if self._depth or not self._merges():
             return False
-        if not varies and rounds < FEWEST_ROUNDS:
-            return False
-        nodes = None
-        try:
-            state = _at_head(run, step)
-            if state is None:
-                return False
-            for slot in live_locals(state.code, state.offset):
-                if step.frame is run.root_frame:
-                    run.read_root_local(step.frame, slot)
-            loop = Loop(self, run, state, bounds, tensors, element)
-            nodes = loop.record()
-        except (Split, NoLayout, UnknownTensor) as why:
-            _log.info("%s: no operator for a loop: %s", SplitPoint.at(step.frame, ""), why)
-            return False
-        self._waiting.append(lambda run, frame: loop.receive(nodes, frame))
-        run.skip(step.frame, loop.exit + _shift(step.frame))
-        return True
+        return self._heads.begins(run, step, bounds, tensors, element)
+
+    def at_next_round(self, run: MonitorRun, step: Step) -> None:
+        if not self._depth:
+            self._heads.at_next_round(run, step)
+
+    def settle(self, run: MonitorRun, frame: FrameType | None = None) -> None:
+        self._heads.settle(run, frame)
+
+    def wait(self, receive: Callable[[MonitorRun, FrameType], None]) -> None:
+        """Call this where the operator ends that the program is about to go through."""
+        self._waiting.append(receive)
 
     def choose(self, step: Step) -> bool:
         origin = origins.get(id(step.code))
@@ -168,9 +162,8 @@ class Branches:
             for taken in (True, False):
                 ends.append(self.explore(run, _start(state, taken), until))
             outputs = list(self._compare(state, until, ends[0], ends[1], rec))
-            return list(
-                zip(outputs, self._operator(rec, test, predicate, ends, outputs), strict=True)
-            )
+            nodes = self._operator(run, test, predicate, ends, outputs)
+            return list(zip(outputs, nodes, strict=True))
         finally:
             erase(rec, [node for end in ends for node in end.nodes])
             run.account()
@@ -343,7 +336,7 @@ class Branches:
 
     def _operator(
         self,
-        rec: Recording,
+        run: MonitorRun,
         test: fx.Node,
         predicate: torch.Tensor,
         ends: Sequence[End],
@@ -351,11 +344,12 @@ class Branches:
     ) -> list[fx.Node]:
         if not outputs:
             return []
-        operators = rec.operators
+        rec, operators = run.recording, run.recording.operators
         results = [
             [operators.value_node(output.values[i], rec.graph_value) for output in outputs]
             for i in (0, 1)
         ]
+        twins = [_twin_of_both(run, *pair) for pair in zip(*results, strict=True)]
         for end in ends:
             # A constant tensor becomes an operand.
             end.nodes = [node for node in end.nodes if not operators.is_constant_tensor(node)]
@@ -371,7 +365,11 @@ class Branches:
         ]
         numbers = [is_number(output.values[0]) for output in outputs]
         before, after = (operators.truth(test, predicate),), (tuple(outside),)
-        return operators.control(torch.ops.higher_order.cond, before, graphs, after, numbers)
+        found = operators.control(torch.ops.higher_order.cond, before, graphs, after, numbers)
+        for node, twin in zip(found, twins, strict=True):
+            if twin is not None:
+                node.meta[TWIN] = twin
+        return found
 
     # --- loops -----------------------------------------------------------------------------------
 
@@ -414,7 +412,11 @@ class Branches:
         """
         rec, operators = run.recording, run.recording.operators
         first = [at_place(state, place) for place in carried]
-        symbols = [operators.symbol(is_number(value)) for value in first]
+        twins = [_twin_of(run, value) for value in first]
+        symbols = [
+            operators.symbol(is_number(value), twin)
+            for value, twin in zip(first, twins, strict=True)
+        ]
         begun, end = state, None
         values = []
         try:
@@ -437,8 +439,10 @@ class Branches:
                 carried += further
                 return None
             results = [at_place(after, place) for place in carried]
-            for value, result in zip(values, results, strict=True):
+            for value, result, twin in zip(values, results, twins, strict=True):
                 check_carried(value, result)
+                if isinstance(twin, torch.Tensor):
+                    check_twins(run, twin, _twin_of(run, result))
             return self._while_loop(rec, stays, carried, first, symbols, end, results)
         finally:
             erase(rec, end.nodes if end is not None else [])
@@ -495,6 +499,9 @@ class Branches:
         nodes = operators.control(
             torch.ops.higher_order.while_loop, (), graphs, (initial, tuple(outside)), numbers
         )
+        for node, symbol, counts in zip(nodes, symbols, numbers, strict=True):
+            if TWIN in symbol.meta and not counts:
+                node.meta[TWIN] = symbol.meta[TWIN]
         sources = [value for value in first[1:] if isinstance(value, torch.Tensor)]
         outputs = [
             Output(place, (value, value), [] if number else sources)
@@ -560,52 +567,47 @@ def _state(run: MonitorRun, step: Step, nested: bool) -> FrameState:
     Raises:
         Split: it cannot be run on from there.
     """
-    state = _captured(run, step)
+    state = captured(run, step)
     name = state.instruction.name
     if name not in TESTS or (nested and name.endswith("_OR_POP")):
         raise Split("the truth of a tensor becomes a value")
-    _check_resumable(state)
+    check_resumable(state)
     return state
 
 
-def _at_head(run: MonitorRun, step: Step) -> FrameState | None:
-    """The state at the head of the loop over what is about to be made, or gone through; None when
-    that is for something else.
+def _twin_of(run: MonitorRun, value: Any) -> Any:
+    """What stands for the sizes of a tensor that rounds hand on, or for a number.
 
     Raises:
-        Split: the frame cannot be run on from there.
+        Split: the sizes are not known.
     """
-    table = instructions(step.code)
-    getter = table[step.offset]
-    taken = 1
-    if getter.name == "CALL":
-        getter, taken = table[getter.end], step.oparg + 2
-    head = table.get(getter.end)
-    if getter.name != "GET_ITER" or head is None or head.name != "FOR_ITER":
+    rec = run.recording
+    if rec.twin is None or not isinstance(value, torch.Tensor):
+        return type(value)(value) if is_number(value) else None
+    twin = rec.graph_value(value).meta.get(TWIN)
+    if twin is None:
+        raise Split("the sizes of a tensor that rounds hand on are not known")
+    return twin
+
+
+def _twin_of_both(run: MonitorRun, left: Any, right: Any) -> torch.Tensor | None:
+    """The symbolic twin of a tensor that either side may have left; None for a number, and where
+    no sizes vary.
+
+    Raises:
+        Split: their sizes are not the same whatever they are.
+    """
+    if run.recording.twin is None:
         return None
-    state = _captured(run, step)
-    below = len(state.stack) - taken
-    iterator = iter(range(1))  # nothing takes elements out of it
-    head = instructions(state.code)[head.offset - _shift(step.frame)]
-    state = replace(state, offset=head.offset, stack=(*state.stack[:below], iterator))
-    _check_resumable(state)
-    return state
-
-
-def _captured(run: MonitorRun, step: Step) -> FrameState:
-    frame = step.frame
-    if run.recording.inside or run.suspended:
-        raise Split("it is inside an operator")
-    if restores(frame.f_code, step.offset):
-        raise Split("a continuation is being restored")
-    return capture(frame, step.stack, step.offset, sys.exception())
-
-
-def _check_resumable(state: FrameState) -> None:
-    if state.handled is not None:
-        raise Split("an exception is being handled")
-    if reason := is_resumable(state):
-        raise Split(reason)
+    twins = [n.meta.get(TWIN) if isinstance(n, fx.Node) else None for n in (left, right)]
+    if any(isinstance(n, fx.Node) and n.meta.get(NUMBER) for n in (left, right)):
+        return None
+    if not all(isinstance(twin, torch.Tensor) for twin in twins):
+        if any(isinstance(n, fx.Node) for n in (left, right)):
+            raise Split("the sizes of a tensor that a side makes are not known")
+        return None
+    check_twins(run, *twins)
+    return twins[0]
 
 
 def _start(state: FrameState, taken: bool) -> FrameState:
@@ -616,11 +618,6 @@ def _start(state: FrameState, taken: bool) -> FrameState:
     assert at.target is not None
     stack = state.stack if keeps else state.stack[:-1]
     return replace(state, offset=at.target if jumps else at.end, stack=stack)
-
-
-def _shift(frame: FrameType) -> int:
-    origin = origins.get(id(frame.f_code))
-    return origin.shift if origin is not None else 0
 
 
 def _returned(code: Any, offset: int, stack: tuple[Any, ...]) -> Any:

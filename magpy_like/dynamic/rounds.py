@@ -171,7 +171,10 @@ class Loop:
             for slot in {*self._own, *given}:
                 slots[slot] = _rebuilt(slots[slot], given.get(slot, {}), ())
             before = [list(value) if i in self._own else value for i, value in enumerate(slots)]
-            index = run.lift(start, InGraph(self._index))
+            counted = InGraph(self._index)
+            if not run.lifted.any(self.bounds[:1]) and self.bounds[2] > 0:
+                run.lifted.least[counted] = start
+            index = run.lift(start, counted)
             rows = [self._row(tensor, made) for tensor in self.tensors]
             begun = replace(
                 self.state,
@@ -328,11 +331,7 @@ class Loop:
         given, left = leaf.symbol.meta[TWIN], node.meta.get(TWIN) if node is not None else None
         if left is None or left.dim() != given.dim():
             raise Split("the sizes of a tensor that a round makes are not known")
-        for one, other in zip(
-            (*given.shape, *given.stride()), (*left.shape, *left.stride()), strict=True
-        ):
-            if not self.run.lifted.hold(one == other):
-                raise Split("a tensor that rounds hand on changes its sizes")
+        check_twins(self.run, given, left)
 
     # --- the operator ----------------------------------------------------------------------------
 
@@ -461,6 +460,15 @@ def rounds_of(run: MonitorRun, bounds: tuple[int, int, int]) -> int:
         return number(run, operator.sub, stop, start)
     distance = number(run, operator.sub, start, stop)
     return number(run, operator.neg, number(run, operator.floordiv, distance, step))
+
+
+def check_twins(run: MonitorRun, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Raises Split: symbolic tensors have not the same sizes and strides, whatever these are."""
+    for one, other in zip(
+        (*left.shape, *left.stride()), (*right.shape, *right.stride()), strict=True
+    ):
+        if not run.lifted.hold(one == other):
+            raise Split("a tensor differs in its sizes")
 
 
 def number(run: MonitorRun, operation: Callable[..., Any], *operands: Any) -> Any:

@@ -128,6 +128,8 @@ def take(run: MonitorRun, step: Step) -> Token:
     iterator = step.stack[-1]
     if is_started_before(rec, iterator):
         raise Split("goes on with a generator from before the region")
+    if run.branching is not None:
+        run.branching.at_next_round(run, step)
     node = foreseen(rec, iterator)
     if node is None:
         if rec.node(iterator) is not None and is_native_iterator(iterator):

@@ -65,6 +65,8 @@ class LiftedNumbers:
         self._read: dict[int, Read] = {}
         self.values: dict[Expression, Any] = {}
         """What the lifted numbers were in this run."""
+        self.least: dict[Expression, int] = {}
+        """The least of the values that a number of the graph may have, where that is known."""
         self.conditions: list[tuple[Expression, Any]] = []
         """Expressions that must give these values, for the program looked at them."""
         self.draws: list[Drawing] = []
@@ -133,6 +135,10 @@ class LiftedNumbers:
         """Whether the mock can have a value before the operator graph runs."""
         expression = self.expression(value)
         return is_plain(value) if expression is None else known_before_graph(expression)
+
+    def is_known_at_entry(self, values: tuple[Any, ...]) -> bool:
+        """Whether a guard can compute all of these numbers."""
+        return all(known_at_entry(self.expression(value)) for value in values)
 
     def compute(self, operation: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> Any:
         if operation in _CHOOSES and len(set(map(type, operands))) > 1:
@@ -379,6 +385,8 @@ class LiftedNumbers:
         parts = tuple(self.expression(operand) or operand for operand in operands)
         twins = self.twins_of(operands)
         numbers = all(is_liftable(operand) for operand in operands)
+        if self._is_always_so(operation, parts):
+            return
         if numbers and not all(map(known_at_entry, parts)):
             self.foretell(Computed(operation, parts), operation(*operands))
         elif twins is not None and not any(isinstance(twin, _FLOATS) for twin in twins):
@@ -387,6 +395,21 @@ class LiftedNumbers:
             self.conditions.append((Computed(operation, parts), operation(*operands)))
         else:
             self.settle(operands)
+
+    def _is_always_so(self, operation: Callable[..., Any], parts: tuple[Any, ...]) -> bool:
+        """Whether a question has one answer for all values from the least one up."""
+        if len(parts) == 2 and isinstance(parts[1], InGraph) and operation in _TURNED:
+            operation, parts = _TURNED[operation], parts[::-1]
+        least = self.least.get(parts[0]) if isinstance(parts[0], InGraph) else None
+        if least is None:
+            return False
+        if operation is operator.truth:
+            return least > 0
+        if len(parts) != 2 or operation not in _TURNED or type(parts[1]) not in NUMBERS:
+            return False
+        # Between the ends only "equal" may have another answer, and there at one value.
+        same = operation(least, parts[1]) == operation(math.inf, parts[1])
+        return same and (operation not in (operator.eq, operator.ne) or parts[1] < least)
 
     def may_foretell(self, reason: str) -> Place:
         """Ask whether the mock could still undo everything when a value is foretold wrongly.
@@ -428,6 +451,12 @@ def _is_drawn(expression: Any) -> bool:
         return any(map(_is_drawn, expression.operands))
     return isinstance(expression, Draw)
 
+
+_TURNED: dict[Any, Callable[[Any, Any], Any]] = {
+    operator.lt: operator.gt, operator.le: operator.ge, operator.gt: operator.lt,
+    operator.ge: operator.le, operator.eq: operator.eq, operator.ne: operator.ne,
+}  # fmt: skip
+"""Comparisons, and those that ask the same with the operands in the other order."""
 
 _DATA_SIZE = "reads a size that depends on a tensor's data"
 

@@ -67,7 +67,14 @@ class Branching(Protocol):
     ) -> bool:
         """The program may be about to begin a loop over ``range(*bounds)``, which takes
         ``element(index, rows)`` of its iterator, the rows being those of ``tensors``; whether it
-        does, and is an operator now."""
+        does, and is an operator now, or may be one from its second round on."""
+
+    def at_next_round(self, run: MonitorRun, step: Step) -> None:
+        """The program is at the head of a loop, maybe for the second time: if the first round has
+        kept it from being an operator, the others may be one."""
+
+    def settle(self, run: MonitorRun, frame: types.FrameType | None = None) -> None:
+        """The loops of a frame, or all, end here, and have not become operators."""
 
     def at_identity(self, run: MonitorRun, step: Step, depths: Sequence[int]) -> None:
         """The program is about to ask which objects the operands at these depths are.

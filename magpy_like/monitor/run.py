@@ -325,6 +325,8 @@ class MonitorRun:
         rec = self.recording
         if self.cut is None or self.side is not None or rec.inside or self.suspended or rec.split:
             return False
+        if self.branching is not None:
+            self.branching.settle(self)
         self._compiling.leave()  # neither a backend nor a dynamic function is part of the region
         if self.cut.at_split(self, frame, str(split), handled):
             # What outer frames wait for is the earlier recording's business.
@@ -378,6 +380,8 @@ class MonitorRun:
             self._at = None
         if self.root_frame is frame:
             self.root_frame = None
+        if self.branching is not None:
+            self.branching.settle(self, frame)
         caller = frame.f_back
         if not self.lifted.any((value,)) or caller is None:
             return

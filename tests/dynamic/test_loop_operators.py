@@ -512,6 +512,139 @@ def test_one_record_serves_every_number_of_rounds(program):
     assert has_loop(fast, torch.ones(8, 3))
 
 
+def _first_state_is_none(x):
+    h, found = None, []
+    for t in range(x.shape[0]):
+        h = torch.tanh(x[t]) if h is None else torch.tanh(x[t] + h @ WEIGHT)
+        found.append(h)
+    return torch.stack(found), h
+
+
+def _asks_for_the_first_round(x):
+    h, found = x[0] * 0, []
+    for t in range(x.shape[0]):
+        h = h + 1 if t == 0 else torch.tanh(h @ WEIGHT + x[t] * t)
+        if not t:
+            h = h - 2
+        if 0 < t and not t <= 0 and t != 0:
+            h = h * 0.5
+        found.append(h)
+    return found, h, t
+
+
+def _starts_behind_the_first(x):
+    h = None
+    for t in range(1, x.shape[0] + 1):
+        h = x[t - 1] if t < 2 else h + x[t - 1]
+    return h, t
+
+
+def _holds_a_loop(x):
+    total = None
+    for t in range(x.shape[0]):
+        row = None
+        for _ in range(2):
+            row = x[t] if row is None else row * 2
+        total = row if total is None else total + row
+    return total
+
+
+FIRST_DIFFERS = [
+    _first_state_is_none, _asks_for_the_first_round, _starts_behind_the_first, _holds_a_loop,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("program", FIRST_DIFFERS)
+def test_rounds_behind_a_first_one_that_differs_are_one_operator(program, training):
+    fast = magpy.compile(program, backend="eager", fullgraph=True)
+    for steps in (5, 7, 30, 3, 12):
+        found = []
+        for run in (fast, program):
+            torch.manual_seed(steps)
+            x = torch.randn(steps, 4, 3, requires_grad=training)
+            result = run(x)
+            if training:
+                torch.cat([t.flatten() for t in _tensors(result)]).pow(2).sum().backward()
+            found.append((result, x.grad))
+        assert_same(*found)
+    (record,) = magpy.api._dispatcher(fast).records
+    assert [node.target for node in record.graph.graph.nodes].count(for_loop) == 1
+    assert magpy.cache_info(fast) == (3, 2, 1, 1)
+    for steps in (2, 1):
+        assert_same(fast(torch.ones(steps, 4, 3)), program(torch.ones(steps, 4, 3)))
+    assert magpy.cache_info(fast).hits == 3, "no rounds are left behind the first one"
+
+
+def _tensors(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for item in value for t in _tensors(item)] if isinstance(value, list | tuple) else []
+
+
+def _asks_for_the_second_round(x):
+    h = x[0]
+    for t in range(x.shape[0]):
+        h = h + x[t] if t == 1 else h * 0.5
+    return h
+
+
+def _leaves_in_the_first_round(x):
+    h = None
+    for t in range(x.shape[0]):
+        if h is not None:
+            h = h * 2
+        elif x.shape[1] == 4:
+            return x[t] + x.shape[0]
+        else:
+            h = x[t]
+    return h
+
+
+def _breaks_in_the_first_round(x):
+    h, last = None, 0
+    for t in range(x.shape[0]):
+        h = x[t] if h is None else h * t
+        last = t
+        if t == 0:
+            break
+    return h, last, x.shape[0]
+
+
+def _splits_in_the_first_round(x):
+    h = None
+    for t in range(x.shape[0]):
+        if h is None:
+            with open("/dev/null", "w") as log:
+                log.write("first")
+        h = x[t] if h is None else torch.tanh(h + x[t])
+    return h
+
+
+def _raises_in_the_first_round(x):
+    h = None
+    for t in range(x.shape[0]):
+        try:
+            h = x[t] + h
+        except TypeError:
+            h = x[t] * 2
+    return h
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        _asks_for_the_second_round, _leaves_in_the_first_round, _breaks_in_the_first_round,
+        _splits_in_the_first_round, _raises_in_the_first_round,
+    ],
+)  # fmt: skip
+def test_loop_that_ends_otherwise_behind_its_first_round_is_what_it_is_in_eager(program):
+    fast = magpy.compile(program, backend="eager")
+    for steps in (5, 7, 3, 2, 5, 1, 12, 7):
+        x = torch.randn(steps, 4, 3)
+        assert_same(fast(x), program(x))
+
+
 def test_loop_stays_unrolled_until_its_rounds_have_varied_with_dynamic_sizes_too():
     fast, operators = magpy.compile(stacked, backend="eager", dynamic=True), []
     for steps, rows in ((4, 2), (4, 5), (6, 5), (9, 3), (4, 2), (30, 2)):

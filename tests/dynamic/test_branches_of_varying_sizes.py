@@ -1,0 +1,116 @@
+"""Branches and loops on tensors whose sizes vary from call to call."""
+
+import pytest
+import torch
+
+import magpy_like as magpy
+from tests.compare import assert_same
+
+
+def both_sides_keep_sizes(x):
+    if x.sum() > 0:
+        y, k = x * 2, 1
+    else:
+        y, k = x - 1, 3
+    return y * k, y.shape[0] + k
+
+
+def sides_of_a_computed_size(x):
+    y = torch.cat([x, x])
+    if x.mean() > 0:
+        y = y.relu() + torch.arange(len(y)).unsqueeze(1)
+    return y.sum(0), len(y)
+
+
+def one_inside_the_other(x):
+    for _ in range(2):
+        if x.sum() > 0:
+            x = x - 1 if x.max() > 1 else x * 2
+    return x, x.shape
+
+
+def halves_until_small(x):
+    n = 0
+    while x.norm() > 1:
+        x, n = x / 2, n + 1
+    return x, n
+
+
+def centres_until_small(x):
+    y, n = torch.cat([x, x]), 1
+    while y.abs().max() > 0.3:
+        y = y * 0.5
+        n += 1
+        y = y - y.mean(0)
+    return y, y.shape[0] * 2, n
+
+
+PROGRAMS = [
+    both_sides_keep_sizes, sides_of_a_computed_size, one_inside_the_other, halves_until_small,
+    centres_until_small,
+]  # fmt: skip
+ROWS = (5, 5, 6, 9, 3, 2, 7, 12, 5)
+
+
+def inputs(i, rows, training=False):
+    torch.manual_seed(i)
+    x = torch.randn(rows, 4) + (0.5 if i % 2 else -0.5)
+    return x.requires_grad_(training)
+
+
+@pytest.mark.parametrize("dynamic", [True, None])
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_one_graph_serves_all_sizes_and_both_ways(program, training, dynamic):
+    fast = magpy.compile(program, backend="eager", dynamic=dynamic, fullgraph=True)
+    for i, rows in enumerate(ROWS):
+        found = []
+        for run in (fast, program):
+            x = inputs(i, rows, training)
+            result = run(x)
+            if training:
+                result[0].pow(2).sum().backward()
+            found.append((result, x.grad))
+        assert_same(*found)
+    assert magpy.cache_info(fast).misses == (1 if dynamic else 2)
+    assert magpy.cache_info(fast).graphs == 1
+    fast(torch.randn(5, 6, requires_grad=training))
+    assert magpy.cache_info(fast).misses == (1 if dynamic else 3)
+
+
+def test_sides_are_compiled_for_all_sizes():
+    fast = magpy.compile(both_sides_keep_sizes, dynamic=True, fullgraph=True)
+    for i, rows in enumerate(ROWS):
+        assert_same(fast(inputs(i, rows)), both_sides_keep_sizes(inputs(i, rows)))
+    assert magpy.cache_info(fast).misses == 1
+
+
+def sides_of_other_sizes(x):
+    return x[:2] + 1 if x.sum() > 0 else x[1:] * 2
+
+
+def sides_of_sizes_that_are_equal_by_chance(x):
+    return torch.cat([x, x]) if x.sum() > 0 else torch.zeros(8, 4) + x.mean()
+
+
+def rounds_that_cut_off(x):
+    while x.sum() > 5:
+        x = x[:-1]
+    return x
+
+
+def sides_of_other_strides(x):
+    return x.t().contiguous().t() if x.sum() > 0 else x + 1
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        sides_of_other_sizes, sides_of_sizes_that_are_equal_by_chance, rounds_that_cut_off,
+        sides_of_other_strides,
+    ],
+)  # fmt: skip
+def test_what_leaves_other_sizes_is_no_operator_and_right(program):
+    fast = magpy.compile(program, backend="eager", dynamic=True)
+    for i, rows in enumerate((4, 4, 5, 6, 3, 4, 7)):
+        assert_same(fast(inputs(i, rows)), program(inputs(i, rows)))
