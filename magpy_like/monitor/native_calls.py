@@ -269,6 +269,8 @@ def native(
         isinstance(operation, _NUMPY) and any(map(_calls_back, (*args, *kwargs.values())))
     ):
         if isinstance(operation, functools._lru_cache_wrapper):
+            if rec.is_born(operation):
+                raise Split(f"calls {describe(operation)}, whose cache it has made")
             _look_at_cached(rec, (*args, *kwargs.values()))
         run.suspended += 1
         return _finish_suspended, NativeCall(annotation, operation, args, kwargs, False)

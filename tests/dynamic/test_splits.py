@@ -466,3 +466,17 @@ def test_dynamic_function_sees_the_effects_before_it_and_may_change_what_follows
         state.update(n=0, kept=None)
         seen.append([outcome(run, x) for x in inputs(6)])
     assert_same(seen[1], seen[0])
+
+
+def test_a_cache_that_the_program_makes_begins_empty_at_every_call():
+    def program(x):
+        @functools.lru_cache
+        def factor(k):
+            opaque(k)
+            return k + 1
+
+        return x * factor(2) * factor(2)
+
+    fast = magpy.compile(program, backend="eager")
+    for x in inputs(3):
+        assert_same(outcome(fast, x), outcome(program, x))
