@@ -26,6 +26,7 @@ from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import is_plain
 from magpy_like.synthesis import numbers
 from magpy_like.synthesis.checks import same_list, same_scalar
+from magpy_like.synthesis.early_looks import look_before_writing
 from magpy_like.synthesis.examples import example_inputs
 from magpy_like.synthesis.expected import Expected
 from magpy_like.synthesis.graphs import CompiledGraph
@@ -149,10 +150,16 @@ class MockBuilder:
     def foretold(self) -> list[str]:
         """Conditions on what the operator graph gives that hold if all was foretold rightly.
 
+        None are left where the graph itself looks at them, before it changes what is outside.
+
         Raises:
             NotForetold: the mock could not undo what comes before them.
         """
         rec, conditions = self.rec, []
+        if rec.lifted.foretold and rec.changed_inputs():
+            if not (rec.lifted.can_rewind() and look_before_writing(rec)):
+                raise NotForetold("foretells a tensor's value before it changes what is outside")
+            return []
         for expression, value, _ in rec.lifted.foretold:
             way = numbers.text(expression, self.existing, self.source.constant, self.graph_output)
             check = same_scalar if is_plain(value) else same_list
@@ -160,7 +167,7 @@ class MockBuilder:
             given = literal(value) or self.source.constant(value, "value")
             conditions.append(f"{same}({way}, {given})")
             self.guard.readable.append(f"a value that steers the program gives {value!r}")
-        if conditions and not rec.lifted.can_undo():
+        if conditions and not rec.lifted.can_rewind():
             raise NotForetold("foretells a tensor's value before it changes what is outside")
         return conditions
 

@@ -35,6 +35,14 @@ class Failed(NamedTuple):
     """The exception in words; to keep itself would keep the frames that it came through."""
 
 
+class Wrong(Exception):
+    """An operator graph has found that a value was foretold wrongly, and changed nothing yet."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.mistaken = Mistaken(place)
+
+
 def first_mistake(held: tuple[bool, ...], places: Sequence[Place]) -> Mistaken:
     """What has gone another way than foretold, of the conditions in the program's order."""
     return Mistaken(places[held.index(False)])
@@ -83,13 +91,18 @@ class Undoing:
         elif foretells or setters:
             source.emit(f"mode = {source.constant(torch.is_grad_enabled)}()")
             self._undo.append(f"{source.constant(torch._C._set_grad_enabled)}(mode)")
+        self._before_writing: list[str] | None = None
+        """What puts back all that was done before a graph looks at what was foretold."""
         if foretells or not rec.changes_anything():
             self._save_draws(rec)
         else:
             last = max((i for i, node in enumerate(nodes) if _may_raise(node)), default=-1)
             self._possible = last >= 0 and rec.lifted.can_rewind()
-            if self._possible:
+            if self._possible or rec.lifted.foretold:
                 self._save_draws(rec)
+            if rec.lifted.foretold:
+                self._before_writing = list(self._undo)
+            if self._possible:
                 self._save_inputs(rec, existing, nodes[last:])
 
     def _save_draws(self, rec: Recording) -> None:
@@ -148,17 +161,16 @@ class Undoing:
         Then the program is to run as it is written: it may have effects before the operator that
         fails, or catch the exception.
         """
-        if not self._possible:
-            return [run]
-        self._source.names["failed"] = failed
-        undo = (f"    {line}" for line in self._undo)
-        return [
-            "try:",
-            f"    {run}",
-            "except Exception as error:",
-            *undo,
-            "    return failed(error)",
-        ]
+        handlers = []
+        if self._before_writing is not None:
+            self._source.names["Wrong"] = Wrong
+            undo = [f"    {line}" for line in self._before_writing]
+            handlers += ["except Wrong as wrong:", *undo, "    return wrong.mistaken"]
+        if self._possible:
+            self._source.names["failed"] = failed
+            undo = [f"    {line}" for line in self._undo]
+            handlers += ["except Exception as error:", *undo, "    return failed(error)"]
+        return ["try:", f"    {run}", *handlers] if handlers else [run]
 
 
 _RAISES_ON_DATA = {
