@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from magpy_like.compiler.codegen.common import Phase, split_levels
 from magpy_like.compiler.codegen.cpp_kernel import TILE
 from magpy_like.compiler.codegen.cpp_reduction import Parts, Reduction
@@ -15,6 +17,7 @@ class Columns(Reduction):
     it; ``l`` counts columns within one."""
 
     columns = True
+    _starts = ""  # does the loop over the rows of a block start?
 
     def body(self) -> None:
         """Tiles of the last outer loop, ``l`` counting columns within one."""
@@ -73,9 +76,16 @@ class Columns(Reduction):
             for v, parts in accumulators.items()
             if parts[0][2] == "sum" and parts[0][1].is_floating_point
         }
+        spreads = {
+            v: (self.fresh("part"), CTYPE[v.args[1][0].dtype])
+            for v, parts in accumulators.items()
+            if parts[0][2] == "welford"
+        }
         rows = self.hint(ranges[rs[-1]])
-        blocked = bool(sums) and rows > 16
+        blocked = bool(sums) and rows > 16 or bool(spreads)
         block = min(1024, 1 << (rows.bit_length() // 2))  # about the root: two short sums
+        if spreads:
+            block = min(max(block, 16), 64)  # rounding errors grow with the rows of a block
         for r in rs[:-1]:
             self.open_loop(r)
         last, end = rs[-1], print_index(ranges[rs[-1]])
@@ -85,15 +95,33 @@ class Columns(Reduction):
             self.lines.indent()
             for part, dtype in sums.values():
                 line(f"{CTYPE[dtype]} {part}[{TILE}] = {{}};")
+            for part, ctype in spreads.values():
+                for name in (part, f"{part}_from", f"{part}_off", f"{part}_m2"):
+                    line(f"{ctype} {name}[{TILE}] = {{}};")
             begin, end = "block", f"m_minimum<i64>(block + {block}, {end})"
         self.open_loop(last, begin, end)
+        self._starts = f"{last.name} == {begin}"
         self._open_lanes(x)
-        inner = {v: part for v, (part, _) in sums.items()} if blocked else {}
+        inner = {v: part for v, (part, _) in (sums | spreads).items()} if blocked else {}
         self.element(phase, accumulators, inner, "l")
         self.close(2)
         if blocked:
             self._open_lanes(x)
             for v, (part, _) in sums.items():
                 line(f"{accumulators[v][0][0]}[l] += {part}[l];")
+            for v, (part, _) in spreads.items():
+                names = ", ".join(f"{name}[l]" for name, *_ in accumulators[v])
+                ends = ", ".join(f"{part}{end_}[l]" for end_ in ("", "_from", "_off", "_m2"))
+                line(f"merge_shifted({names}, {ends}, {end} - {begin});")
             self.close(2)
         self.close(len(rs) - 1)
+
+    def collect(self, part: str | None, value: str, dtype: torch.dtype, lane: str | None) -> None:
+        """Differences are taken from the first element of the block: it is one of those whose
+        spread is sought, so they are at most so much larger than the spread."""
+        line, distance = self.lines.line, self.fresh("d")
+        line(f"{part}_from[{lane}] = {self._starts} ? {value} : {part}_from[{lane}];")
+        line(f"const {CTYPE[dtype]} {distance} = {value} - {part}_from[{lane}];")
+        line(f"{part}[{lane}] += {value};")
+        line(f"{part}_off[{lane}] += {distance};")
+        line(f"{part}_m2[{lane}] = m_fma({distance}, {distance}, {part}_m2[{lane}]);")

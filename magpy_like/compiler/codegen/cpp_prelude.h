@@ -195,6 +195,37 @@ template <class T> INLINE bool less_first(T a, i64 i, T b, i64 j) {
     return an != bn ? an : (a < b) | (((a == b) | an) & (i < j));
 }
 
+// Merge the sum of n elements, and of their squared differences from their mean, into the total of
+// count elements. (Chan, Golub and LeVeque: the parallel form of Welford's recurrence.) A sum, not a
+// mean, is kept: it stays infinite where an element is.
+INLINE void merge_spread(f64& sum, f64& m2, f64& count, f64 part, f64 spread, f64 n) {
+    f64 delta = part / n - sum / (count > 0 ? count : 1);
+    m2 += spread + delta * delta * (count * n / (count + n));
+    sum += part;
+    count += n;
+}
+// The same, from sums of n differences from a number, and of their squares. Unless one is infinite,
+// the differences tell the sum of the elements more exactly than it was added up.
+template <class T>
+INLINE void merge_shifted(f64& sum, f64& m2, f64& count, T part, T from, T off, T squares, i64 n) {
+    f64 exact = f64(from) * f64(n) + f64(off);
+    f64 spread = f64(squares) - f64(off) * f64(off) / f64(n);
+    merge_spread(sum, m2, count, exact == exact ? exact : f64(part), spread, f64(n));
+}
+// The same from elements that a loop has kept and added up.
+template <class T>
+INLINE void merge_kept(f64& sum, f64& m2, f64& count, T part, const T* kept, i64 n) {
+    const T center = part / T(n);
+    T off = 0, squares = 0;
+#pragma omp simd reduction(+ : off, squares)
+    for (i64 k = 0; k < n; ++k) {
+        const T d = kept[k] - center;
+        off = off + d;
+        squares = m_fma(d, d, squares);
+    }
+    merge_shifted(sum, m2, count, part, center, off, squares, n);
+}
+
 // Division of integers without the processor's traps: x / -1 wraps around, x / 0 is a number, and
 // whoever divides by what may be 0 checks that.
 template <class T> INLINE T int_truncdiv(T a, T b) {

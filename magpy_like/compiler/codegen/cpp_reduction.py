@@ -17,12 +17,17 @@ from magpy_like.compiler.codegen.cpp_values import (
     scan_dtype,
     scan_start,
 )
-from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.indexing import Expr
 from magpy_like.compiler.ops import Value
 
-#: The variables of a reduction, each (name, dtype, kind): two for kinds that carry an index.
+#: The variables of a reduction, each (name, dtype, kind): two for kinds that carry an index, and
+#: three for Welford's: the sum, the sum of squared differences from the mean, and the count.
 Parts = list[tuple[str, Any, str]]
+
+
+def _base(kind: str) -> str:
+    """The reduction that one variable of a reduction is."""
+    return "sum" if kind == "welford" else kind
 
 
 class Reduction(CppKernel):
@@ -45,14 +50,14 @@ class Reduction(CppKernel):
                 if kind in ("argmax", "argmin"):
                     parts.append((name + "_at", torch.int64, "at"))
                 elif kind == "welford":
-                    raise Unsupported("welford", "the C++ printer reduces twice instead")
+                    parts = [(name + end, torch.float64, kind) for end in ("", "_m2", "_count")]
                 found[v] = parts
                 self.declare_accumulator(parts, suffix)
         return found
 
     def declare_accumulator(self, parts: Parts, suffix: str) -> None:
         for name, dtype, kind in parts:
-            start = "0x7fffffffffffffffll" if kind == "at" else identity(kind, dtype)
+            start = "0x7fffffffffffffffll" if kind == "at" else identity(_base(kind), dtype)
             if suffix:
                 self.lines.line(f"{CTYPE[dtype]} {name}{suffix};")
                 self.lines.line(f"for (i64 l = 0; l < {TILE}; ++l) {name}[l] = {start};")
@@ -94,6 +99,9 @@ class Reduction(CppKernel):
         name = (part or name) + at
         value = emitter.names[v.args[1][0]]
         line = self.lines.line
+        if kind == "welford":
+            self.collect(part, value, v.args[1][0].dtype, lane)
+            return
         if v in self.nans:
             better = ">" if kind == "max" else "<"
             line(f"{self.nans[v]} |= {value} != {value};")
@@ -110,6 +118,10 @@ class Reduction(CppKernel):
         line(f"{name} = {test} ? {value} : {name};")
         line(f"{other} = {test} ? {position} : {other};")
 
+    def collect(self, part: str | None, value: str, dtype: torch.dtype, lane: str | None) -> None:
+        """One element of Welford's reduction, into what will be merged after a block of them."""
+        raise NotImplementedError
+
     def after(
         self, phase: Phase, outer: CppEmitter,
         accumulators: dict[Value, Parts], lane: str | None = None,
@@ -118,6 +130,12 @@ class Reduction(CppKernel):
         for node in phase.inner:
             _, reductions, after = split_levels(node.body)
             for v in reductions:
-                name = accumulators[v][-1][0]
-                outer.names[v] = f"{name}[{lane}]" if lane else name
+                at = f"[{lane}]" if lane else ""
+                names = [name + at for name, *_ in accumulators[v]]
+                outer.names[v] = names[-1]
+                if v.args[0] == "welford":
+                    total, m2, count = names
+                    ctype = CTYPE[v.dtype]
+                    results = (f"({total} / {count})", m2, count)
+                    outer.names[v] = tuple(f"({ctype}){name}" for name in results)
             outer.run(node.body, after)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from magpy_like.compiler.codegen.common import Phase
 from magpy_like.compiler.codegen.cpp_reduction import Parts, Reduction
 from magpy_like.compiler.codegen.cpp_values import (
@@ -14,6 +16,7 @@ from magpy_like.compiler.codegen.cpp_values import (
 )
 from magpy_like.compiler.ops import Value
 
+KEPT = 1024  # elements that Welford's reduction looks at twice before it merges them
 BLOCK = 4096  # elements summed before their sum is added to the total: bounds rounding error
 
 
@@ -22,6 +25,7 @@ class Rows(Reduction):
     reductions in vector lanes."""
 
     shared = True  # are outer iterations shared among threads?
+    _first = ""  # where in its block the element of the loop being printed is
 
     def body(self) -> None:
         kernel, line = self.kernel, self.lines.line
@@ -83,22 +87,30 @@ class Rows(Reduction):
         last = rs[-1]
         if opened:
             begin, end = "0", print_index(kernel.ranges[last])
-        indexed = any(len(parts) > 1 for parts in accumulators.values())
+        kinds = {parts[0][2] for parts in accumulators.values()}
+        indexed = bool(kinds & {"argmax", "argmin"})
         inner: dict[Value, str] = {}
-        blocked = (
-            self.hint(kernel.ranges[last]) > BLOCK
-            and any(parts[0][2] == "sum" for parts in accumulators.values())
-        )  # fmt: skip
-        if blocked:
-            line(f"for (i64 block = {begin}; block < {end}; block += {BLOCK}) {{")
+        extent = kernel.ranges[last]
+        block = BLOCK if "sum" in kinds and self.hint(extent) > BLOCK else 0
+        if "welford" in kinds and not (extent.is_Integer and int(extent) <= KEPT):
+            block = KEPT
+        if block:
+            line(f"for (i64 block = {begin}; block < {end}; block += {block}) {{")
             self.lines.indent()
-            begin, end = "block", f"m_minimum<i64>(block + {BLOCK}, {end})"
+            begin, end = "block", f"m_minimum<i64>(block + {block}, {end})"
             opened += 1
+        self._first = f"{last.name} - {begin}"
         clauses = []
         for v, parts in accumulators.items():
+            name, dtype, kind = parts[0]
+            if kind == "welford":
+                part, ctype = self.fresh("part"), CTYPE[v.args[1][0].dtype]
+                line(f"{ctype} {part} = 0;")
+                line(f"alignas(64) {ctype} {part}_kept[{KEPT}];")
+                inner[v] = part
+                clauses.append(f" reduction(+:{part})")
             if len(parts) > 1:
                 continue
-            name, dtype, kind = parts[0]
             part = self.fresh("part") if kind == "sum" and dtype.is_floating_point else name
             if part != name:
                 line(f"{CTYPE[dtype]} {part} = 0;")
@@ -116,12 +128,21 @@ class Rows(Reduction):
         self.element(phase, accumulators, inner)
         self.close()
         for v, part in inner.items():
-            name, dtype, _ = accumulators[v][0]
+            name, dtype, kind = accumulators[v][0]
+            if kind == "welford":
+                total = ", ".join(n for n, *_ in accumulators[v])
+                line(f"merge_kept({total}, {part}, {part}_kept, {end} - {begin});")
+                continue
             if v in self.nans:
                 line(f"if ({self.nans.pop(v)}) {name} = {print_number(float('nan'), dtype)};")
             if part != name:
                 line(f"{name} += {part};")
         self.close(opened)
+
+
+    def collect(self, part: str | None, value: str, dtype: torch.dtype, lane: str | None) -> None:
+        self.lines.line(f"{part} = {part} + {value};")
+        self.lines.line(f"{part}_kept[{self._first}] = {value};")
 
 
 class SplitRows(Rows):
@@ -157,6 +178,10 @@ class SplitRows(Rows):
         for parts in accumulators.values():
             name, dtype, kind = parts[0]
             new = f"all_{name}[thread]"
+            if kind == "welford":
+                names = [n for n, *_ in parts]
+                line(f"merge_spread({', '.join([*names, *(f'all_{n}[thread]' for n in names)])});")
+                continue
             if len(parts) == 1:
                 line(f"{name} = {combine(kind, name, new)};")
                 continue

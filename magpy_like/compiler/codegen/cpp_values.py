@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.compiler.codegen.common import Emitter, IndexPrinter
-from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.indexing import Expr
 from magpy_like.compiler.ops import LOW_PRECISION, Body, Value
 
@@ -134,6 +133,8 @@ class CppEmitter(Emitter):
     def _emit(self, value: Value, rename: Any) -> Any:
         if value in self.outside:
             return self.outside[value]
+        if value.op == "item":
+            return self.names[value.args[0]][value.args[1]]
         if value.op == "scan":
             return self._scan(value, [self.names[a] for a in value.args[1:]])
         return super()._emit(value, rename)
@@ -227,8 +228,6 @@ class CppEmitter(Emitter):
             return self._define(f"{args[0]} {_INFIX[op]} {args[1]}", dtype)
         if op in _TEMPLATE:
             return self._define(_TEMPLATE[op].format(*args), dtype)
-        if op == "item":
-            raise Unsupported(op, "the C++ printer has no such operation")
         ctype = CTYPE[dtypes[0]]
         joined = ", ".join(f"({ctype}){a}" for a in args)
         return self._define(f"m_{op}({joined})", dtype)

@@ -26,6 +26,10 @@ from magpy_like.compiler.lowering.view import squeeze, unsqueeze
 from magpy_like.compiler.ops import Value, compute_dtype, ops
 
 
+NEAR = 8192  # elements that the nearest cache of a core holds
+COLUMNS = 256  # that are reduced together, where memory runs across the reduction
+
+
 def reduced_dims(a: Box, dims: Any) -> list[int]:
     """Canonical reduction dimensions; none given means all."""
     rank = len(a.size)
@@ -240,14 +244,22 @@ max_dim = lower(aten.max.dim)(_value_and_index("max"))
 min_dim = lower(aten.min.dim)(_value_and_index("min"))
 
 
+def _in_cache(graph: Graph, a: Box, axes: Sequence[int]) -> bool:
+    """Does what one outer iteration reduces stay in a core's nearest cache?"""
+    stride = (a.strided() or _hint_window(a)).stride
+    along = any(stride[d] == 1 for d in axes)
+    elements = graph.hint(indexing.product(a.size[d] for d in axes))
+    return elements * (1 if along else COLUMNS) <= NEAR
+
+
 def variance(
     graph: Graph, a: Box, axes: Sequence[int], keepdim: bool, dtype: torch.dtype, correction: Any,
     *, want: str,
 ) -> list[Box]:  # fmt: skip
     """Variance ("v"), its root ("s") and the mean ("m"), in the order that ``want`` lists them.
 
-    On a CPU in two reductions, which share a kernel and find the row in cache; elsewhere in one
-    pass by Welford's recurrence.
+    On a CPU, rows that stay in cache are reduced twice, in one kernel; everything else is read
+    once, by Welford's recurrence.
     """
     count = indexing.product(a.size[d] for d in axes)
     wide = to_dtype(graph, a, compute_dtype(dtype))
@@ -257,7 +269,7 @@ def variance(
         result = ops.truediv(m2, ops.maximum(divisor, ops.constant(0, m2.dtype)))
         return result, ops.sqrt(result)
 
-    if a.device.type != "cpu":
+    if a.device.type != "cpu" or not _in_cache(graph, a, axes):
 
         def one_pass(value: Value, flat: Expr) -> Sequence[Value]:
             mean_, m2, _ = ops.reduction("welford", value)
