@@ -82,7 +82,7 @@ class Columns(Reduction):
             if parts[0][2] == "welford"
         }
         rows = self.hint(ranges[rs[-1]])
-        blocked = bool(sums) and rows > 16 or bool(spreads)
+        blocked = (bool(sums) and rows > 16) or bool(spreads)
         block = min(1024, 1 << (rows.bit_length() // 2))  # about the root: two short sums
         if spreads:
             block = min(max(block, 16), 64)  # rounding errors grow with the rows of a block

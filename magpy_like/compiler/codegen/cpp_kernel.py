@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import sympy
 
 from magpy_like.compiler import indexing
-from magpy_like.compiler.codegen.common import Kernel, Lines
+from magpy_like.compiler.codegen.common import Kernel, Lines, Node
 from magpy_like.compiler.codegen.cpp_values import CTYPE, print_index
 from magpy_like.compiler.indexing import Expr, Symbol
 from magpy_like.compiler.ops import Value, compute_dtype
 
+STRIP = 16  # elements that are stored past the caches together: a cache line of float32
+STREAM = 24 * 2**20  # bytes that a kernel moves from which its results would push all else out
+MEMORY = 2**20  # bytes that a kernel moves from which they do not come from a core's own caches
+AHEAD = 8192  # bytes between what is fetched and what is computed, where memory is read in pieces
+PIECES = 512, 16384  # bytes in a row: below, fetching costs more than it saves; above, none is due
 GRAIN = 16384  # elements of work below which a second thread costs more than it brings
 TILE = 256  # columns per tile, at most
 
@@ -29,6 +35,8 @@ class CppKernel:
         self.locals: dict[str, str] = {}  # forwarded buffer -> C variable or array
         self._scratch: set[str] = set()
         self.scans: dict[Value, list[str]] = {}  # scan -> its accumulators
+        self._strips: dict[tuple[str, Expr], str] = {}  # store past the caches -> array
+        self._strip = ""  # where in it the element being printed is
 
     @property
     def work(self) -> int:
@@ -54,7 +62,9 @@ class CppKernel:
 
     def stores(self, buffer: str, index: Expr, lane: str | None) -> list[str]:
         places = []
-        if buffer not in self.kernel.removed:
+        if (buffer, index) in self._strips:
+            places.append(f"{self._strips[buffer, index]}[{self._strip}]")
+        elif buffer not in self.kernel.removed:
             places.append(f"{buffer}[{print_index(index)}]")
         local = self.locals.get(buffer)
         if local is not None:
@@ -131,6 +141,134 @@ class CppKernel:
     def simd(self, reductions: Sequence[str] = ()) -> str:
         flags = [f" reduction(|:{', '.join(self.flags())})"] if self.flags() else []
         return "#pragma omp simd" + "".join([*flags, *reductions])
+
+    # --- memory that is not in a cache -----------------------------------------------------------
+
+    @functools.cached_property
+    def traffic(self) -> int:
+        """Bytes that the kernel reads and writes, for the example inputs."""
+        found: dict[str, int] = {}
+        for node in self.kernel.nodes():
+            for v in node.body.values:
+                if v.op in ("load", "store") and v.args[0] not in self.kernel.removed:
+                    loops = v.args[1].free_symbols & self.kernel.ranges.keys()
+                    size = self.hint(self.kernel.size(loops))
+                    size *= self.kernel.dtypes[v.args[0]].itemsize
+                    found[v.args[0]] = max(found.get(v.args[0], 0), size)
+        return sum(found.values())
+
+    @property
+    def fetches(self) -> bool:
+        """Is what the kernel reads too much for a core's own caches?"""
+        return self.traffic >= MEMORY
+
+    def streamed(self, nodes: Sequence[Node], loop: Symbol) -> list[tuple[str, Expr]]:
+        """The stores in ``loop`` that are to go past the caches: (buffer, index).
+
+        Such a store does not read the line that it overwrites, and leaves the caches to others.
+        """
+        if self.traffic < STREAM or self.kernel.messages or self.is_serial():
+            return []
+        forward = self.kernel.forward
+        read = {b for n in self.kernel.nodes() for b in n.reads if forward.get(b) != "value"}
+        found = []
+        for node in nodes:
+            for v in node.body.of("store"):
+                buffer, index = v.args[:2]
+                form = indexing.coefficients(index, self.kernel.ranges)
+                if (
+                    form is not None
+                    and form[0].get(loop) == 1
+                    and not v.outer
+                    and buffer not in read
+                    and buffer not in self.kernel.removed
+                    and self.kernel.dtypes[buffer].itemsize > 1
+                ):
+                    found.append((buffer, index))
+        return found
+
+    def stream(
+        self, streamed: Sequence[tuple[str, Expr]], loop: Symbol, begin: str,
+        element: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """A strip of ``loop`` from ``begin``, with stores past the caches."""
+        line, first = self.lines.line, sympy.Symbol(begin, integer=True)
+        for buffer, index in streamed:
+            name = self._strips[buffer, index] = self.fresh("strip")
+            line(f"alignas(64) {CTYPE[self.kernel.dtypes[buffer]]} {name}[{STRIP}];")
+        self._strip = self.fresh("lane")
+        line(self.simd())
+        line(f"for (i64 {self._strip} = 0; {self._strip} < {STRIP}; ++{self._strip}) {{")
+        self.lines.indent()
+        line(f"const i64 {loop.name} = {begin} + {self._strip};")
+        element()
+        self.close()
+        for buffer, index in streamed:
+            place = f"{buffer}[{print_index(index.xreplace({loop: first}))}]"
+            line(f"stream(&{place}, {self._strips.pop((buffer, index))});")
+
+    def vector_loop(
+        self, nodes: Sequence[Node], loop: Symbol, begin: str, end: str,
+        element: Callable[[], None], share: str = "",
+    ) -> None:  # fmt: skip
+        """``loop`` as a vector; ``element`` prints an iteration, each time with names of its own.
+        ``share`` are clauses that share it among threads."""
+        streamed, line = self.streamed(nodes, loop), self.lines.line
+        if not streamed:
+            line(f"#pragma omp for simd{share}" if share else self.simd())
+            self.open_loop(loop, begin, end)
+            element()
+            self.close()
+            return
+        strip = f"{loop.name}_strip"
+        if share:
+            line(f"#pragma omp for{share}")
+        line(f"for (i64 {strip} = {begin}; {strip} < {end}; {strip} += {STRIP}) {{")
+        self.lines.indent()
+        line(f"if ({end} - {strip} >= {STRIP}) {{")
+        self.lines.indent()
+        self.stream(streamed, loop, strip, element)
+        self.lines.indent(-1)
+        line("} else {")
+        self.lines.indent()
+        line(self.simd())
+        self.open_loop(loop, strip, end)
+        element()
+        self.close(3)
+
+    def end_streams(self) -> None:
+        """Before threads meet: what went past the caches is where others see it."""
+        if self.traffic >= STREAM:
+            self.lines.line("streamed();")
+
+    def fetch_ahead(self, nodes: Sequence[Node], outer: Symbol, loop: Symbol, begin: str) -> None:
+        """Ask for what ``loop`` will read in one of the next iterations of ``outer``, where that is
+        not what comes next in memory: the processor follows a row, and does not foresee a jump."""
+        if not self.fetches:
+            return
+        start = sympy.S.Zero if begin == "0" else sympy.Symbol(begin, integer=True)
+        extent = self.kernel.ranges[loop]
+        done = set()
+        for node in nodes:
+            for v in node.body.of("load"):
+                buffer, index, mask = v.args
+                form = indexing.coefficients(index, self.kernel.ranges)
+                width = self.kernel.dtypes[buffer].itemsize
+                row = self.hint(extent) * width
+                if (
+                    form is None
+                    or form[0].get(loop) != 1
+                    or form[0].get(outer, 0) in (0, extent)
+                    or mask is not None
+                    or buffer not in (*self.kernel.inputs, *self.kernel.outputs)
+                    or index.free_symbols & set(node.body.indirect)
+                    or not PIECES[0] <= row <= PIECES[1]
+                    or (buffer, index) in done
+                ):
+                    continue
+                done.add((buffer, index))
+                ahead = index.xreplace({loop: start, outer: outer + max(1, AHEAD // row)})
+                self.lines.line(f"fetch(&{buffer}[{print_index(ahead)}], {print_index(extent)});")
 
     # --- checks that failed --------------------------------------------------------------------
 

@@ -9,12 +9,11 @@ import sympy
 from magpy_like.compiler import indexing
 from magpy_like.compiler.codegen import masks
 from magpy_like.compiler.codegen.common import Kernel, uniform
-from magpy_like.compiler.codegen.cpp_kernel import GRAIN, CppKernel
+from magpy_like.compiler.codegen.cpp_kernel import GRAIN, STRIP, CppKernel
 from magpy_like.compiler.codegen.cpp_values import CTYPE, CppEmitter, print_index
 from magpy_like.compiler.indexing import Expr, Symbol
 
-STRIP = 16  # elements along each side of a tile: a cache line of float32
-BLOCK = 256  # along each side of a block of tiles, in a large kernel
+BLOCK = 64  # elements along each side of a block of tiles
 
 
 class Pointwise(CppKernel):
@@ -45,10 +44,9 @@ class Pointwise(CppKernel):
             line(f"#pragma omp parallel{condition}")
             line("{")
             self.lines.indent()
-            line(f"#pragma omp for simd schedule(static){self.flag_clause()}")
-            self.open_loop(xs[0])
-            self._element(emitter)
-            self.close(2)
+            self._simd_loop(emitter, share=f" schedule(static){self.flag_clause()}")
+            self.end_streams()
+            self.close()
             self.report_flags()
             return
         line(f"#pragma omp parallel{condition}")
@@ -57,6 +55,7 @@ class Pointwise(CppKernel):
         self.declare_flags()
         self._nest(emitter)
         self.report_flags()
+        self.end_streams()
         self.close()
 
     def _element(self, emitter: CppEmitter) -> None:
@@ -101,9 +100,10 @@ class Pointwise(CppKernel):
         """Tiles of a cache line each way, in blocks.
 
         What jumps along the vector is transposed in registers, a tile at a time, rather than
-        gathered. A block touches few enough pages for their addresses to stay known.
+        gathered. A block touches few enough pages for their addresses to stay known; the next one
+        is fetched meanwhile, since the processor foresees no such jumps.
         """
-        line, edge = self.lines.line, BLOCK if self.work >= 16 * BLOCK * BLOCK else 4 * STRIP
+        line, edge = self.lines.line, BLOCK
         for v in (strided, last):
             extent, start = print_index(self.kernel.ranges[v]), f"{v.name}_block"
             line(f"for (i64 {start} = 0; {start} < {extent}; {start} += {edge})")
@@ -116,6 +116,7 @@ class Pointwise(CppKernel):
             line(f"     {v.name}_tile += {STRIP}) {{")
             self.lines.indent()
             line(f"const i64 {v.name}_n = m_minimum<i64>({end} - {v.name}_tile, {STRIP});")
+        self._fetch_block(strided, last)
         self._transpose(strided, last)
         begin = f"{strided.name}_tile"
         self.open_loop(strided, begin, f"{begin} + {strided.name}_n")
@@ -123,12 +124,39 @@ class Pointwise(CppKernel):
         begin = f"{last.name}_tile"
         line(f"if ({last.name}_n == {STRIP}) {{")  # a vector, and no loop
         self.lines.indent()
-        self._simd_loop(emitter.again(), begin, f"{begin} + {STRIP}")
+        nodes = self.kernel.nodes()
+        streamed = self.streamed(nodes, last)
+        self.stream(streamed, last, begin, lambda: self._element(emitter.again()))
         self.lines.indent(-1)
         line("} else {")
         self.lines.indent()
-        self._simd_loop(emitter.again(), begin, f"{begin} + {last.name}_n")
+        self._simd_loop(emitter, begin, f"{begin} + {last.name}_n")
         self.close(5)
+
+    def _fetch_block(self, strided: Symbol, last: Symbol) -> None:
+        """Ask for this tile of the next block along ``last``, of all that is read by rows of it."""
+        if not self.fetches:
+            return
+        start = {v: sympy.Symbol(f"{v.name}_tile", integer=True) for v in (strided, last)}
+        start[last] += BLOCK
+        done = set()
+        for node in self.kernel.nodes():
+            for v in node.body.of("load"):
+                buffer, index, mask = v.args
+                form = indexing.coefficients(index, self.kernel.xs)
+                steps = [] if form is None else [form[0].get(v, 0) for v in (strided, last)]
+                if (
+                    buffer in self.kernel.inputs
+                    and mask is None
+                    and steps.count(1) == 1
+                    and 0 not in steps
+                    and not index.free_symbols & set(node.body.indirect)
+                    and (buffer, index) not in done
+                ):
+                    done.add((buffer, index))
+                    (step,) = (s for s in steps if s != 1)
+                    place = f"{buffer}[{print_index(index.xreplace(start))}]"
+                    self.lines.line(f"fetch_tile(&{place}, {print_index(step)});")
 
     def _transpose(self, strided: Symbol, last: Symbol) -> None:
         """Copy into tiles what is contiguous along ``strided``."""
@@ -175,11 +203,14 @@ class Pointwise(CppKernel):
         bodies = [node.body for node in kernel.nodes()]
         emitter.run_outside((body, uniform(body, loop, kernel.inputs)) for body in bodies)
 
-    def _simd_loop(self, emitter: CppEmitter, begin: str = "0", end: str | None = None) -> None:
-        self.lines.line(self.simd())
-        self.open_loop(self.kernel.xs[-1], begin, end)
-        self._element(emitter)
-        self.close()
+    def _simd_loop(
+        self, emitter: CppEmitter, begin: str = "0", end: str | None = None, share: str = ""
+    ) -> None:
+        last = self.kernel.xs[-1]
+        end = end if end is not None else print_index(self.kernel.ranges[last])
+        self.vector_loop(
+            self.kernel.nodes(), last, begin, end, lambda: self._element(emitter.again()), share
+        )
 
     def _vector(self, emitter: CppEmitter) -> None:
         """The last loop; without masks where all of them hold, as inside the borders of an image.

@@ -99,11 +99,11 @@ INLINE f32 exp_parts(f32 x, i32& n) {
     f32 shifted = m_fma(x, 0x1.715476p+0f, 0x1.8p+23f), whole = shifted - 0x1.8p+23f;
     n = bitcast<i32>(shifted) << 23;
     f32 r = m_fma(whole, -0x1.7f7d1cp-20f, m_fma(whole, -0x1.62e4p-1f, x));  // x - whole * ln 2
+    f32 s = r * r;
     f32 p = m_fma(0x1.6a5456p-10f, r, 0x1.123b0cp-7f);
-    p = m_fma(p, r, 0x1.5558acp-5f);
-    p = m_fma(p, r, 0x1.55549p-3f);
+    p = m_fma(p, s, m_fma(0x1.5558acp-5f, r, 0x1.55549p-3f));
     p = m_fma(p, r, 0x1.fffffcp-2f);
-    return m_fma(p, r * r, r) + 1.f;
+    return m_fma(p, s, r) + 1.f;
 }
 INLINE f32 m_exp(f32 x) {
     i32 n;
@@ -113,6 +113,14 @@ INLINE f32 m_exp(f32 x) {
     p = x > 89.f ? __builtin_inff() : p;
     return x < -104.f ? 0.f : p;
 }
+// Where x is at most 0, or NaN: one factor that leaves room for 2^-150, and one that takes it back.
+INLINE f32 m_exp_nonpositive(f32 x) {
+    i32 n;
+    f32 p = exp_parts(x, n);
+    p = p * bitcast<f32>(n + ((127 + 64) << 23)) * 0x1p-64f;
+    return x < -104.f ? 0.f : p;
+}
+INLINE f64 m_exp_nonpositive(f64 x) { return exp(x); }
 // Where the result is neither subnormal nor infinite.
 INLINE f32 exp_normal(f32 x) {
     i32 n;
@@ -324,6 +332,46 @@ template <class T> INLINE void transpose(T* out, const T* in, i64 step, i64 rows
     if (rows == 16 && columns == 16) return Tile<U>::transpose((U*)out, (const U*)in, step);
     for (i64 j = 0; j < columns; ++j)
         for (i64 i = 0; i < rows; ++i) out[16 * i + j] = in[i + step * j];
+}
+// Ask for n elements to be brought near. The address need not be one that may be read.
+template <class T> INLINE void fetch(const T* from, i64 n) {
+    for (i64 k = 0; k < n; k += 64 / sizeof(T)) __builtin_prefetch(from + k, 0, 2);
+}
+// The same for 16 lines that lie a step apart.
+template <class T> INLINE void fetch_tile(const T* from, i64 step) {
+#pragma GCC unroll 16
+    for (i64 k = 0; k < 16; ++k) __builtin_prefetch(from + k * step, 0, 2);
+}
+// Store 16 elements past the caches, where the address allows.
+template <class T> INLINE void stream(T* to, const T* from) {
+#if defined(__AVX512F__)
+    constexpr int width = sizeof(T) == 2 ? 32 : 64;
+#elif defined(__AVX__)
+    constexpr int width = 32;
+#else
+    constexpr int width = 0;
+#endif
+    typedef f32 half __attribute__((vector_size(32), may_alias));
+    typedef f32 full __attribute__((vector_size(64), may_alias));
+    if (width == 0 || ((u64)to & (width - 1))) {
+        __builtin_memcpy(to, from, 16 * sizeof(T));
+        return;
+    }
+#if defined(__AVX512F__)
+    if (width == 64)
+        for (unsigned k = 0; k < 16 * sizeof(T) / 64; ++k)
+            __builtin_ia32_movntps512((f32*)((full*)to + k), ((const full*)from)[k]);
+#endif
+#if defined(__AVX__)
+    if (width == 32)
+        for (unsigned k = 0; k < 16 * sizeof(T) / 32; ++k)
+            __builtin_ia32_movntps256((f32*)((half*)to + k), ((const half*)from)[k]);
+#endif
+}
+INLINE void streamed() {
+#if defined(__AVX__)
+    __builtin_ia32_sfence();
+#endif
 }
 template <class T> INLINE T widen(T x) { return x; }
 INLINE f32 widen(bf16 x) { return bitcast<f32>(u32(x.bits) << 16); }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from magpy_like.compiler.codegen.common import Phase
+from magpy_like.compiler.codegen.common import Node, Phase
 from magpy_like.compiler.codegen.cpp_reduction import Parts, Reduction
 from magpy_like.compiler.codegen.cpp_values import (
     CTYPE,
@@ -14,8 +16,10 @@ from magpy_like.compiler.codegen.cpp_values import (
     print_index,
     print_number,
 )
+from magpy_like.compiler.indexing import Expr, Symbol
 from magpy_like.compiler.ops import Value
 
+LONG = 16384  # elements of a row that a cache would not take while the next one is computed
 KEPT = 1024  # elements that Welford's reduction looks at twice before it merges them
 BLOCK = 4096  # elements summed before their sum is added to the total: bounds rounding error
 
@@ -55,6 +59,7 @@ class Rows(Reduction):
         self.close(len(xs) if xs or not shared else 1)
         self.close_scratch()
         self.report_flags()
+        self.end_streams()
         self.close()
 
     def _row_phase(self, phase: Phase, outer: CppEmitter) -> None:
@@ -122,11 +127,20 @@ class Rows(Reduction):
                 flag = self.nans[v] = self.fresh("nan")
                 line(f"u32 {flag} = 0;")
                 clauses.append(f" reduction(|:{flag})")
-        if not indexed and not scans and not self.is_serial():
-            line(self.simd(clauses))
-        self.open_loop(last, begin, end)
-        self.element(phase, accumulators, inner)
-        self.close()
+        if opened and len(rs) > 1:
+            self.fetch_ahead(phase.inner, rs[-2], last, begin)
+
+        def element() -> None:
+            self.element(phase, accumulators, inner)
+
+        if not accumulators and not scans and not self.is_serial():
+            self.vector_loop(phase.inner, last, begin, end, element)
+        else:
+            if not indexed and not scans and not self.is_serial():
+                line(self.simd(clauses))
+            self.open_loop(last, begin, end)
+            element()
+            self.close()
         for v, part in inner.items():
             name, dtype, kind = accumulators[v][0]
             if kind == "welford":
@@ -139,6 +153,12 @@ class Rows(Reduction):
                 line(f"{name} += {part};")
         self.close(opened)
 
+    def streamed(self, nodes: Sequence[Node], loop: Symbol) -> list[tuple[str, Expr]]:
+        """As for every kernel, but nothing of a short row: its stores would come all at once, and
+        the next row would wait for them, where a cache takes them while it is computed."""
+        if self.hint(self.kernel.size(self.kernel.rs)) <= LONG:
+            return []
+        return super().streamed(nodes, loop)
 
     def collect(self, part: str | None, value: str, dtype: torch.dtype, lane: str | None) -> None:
         self.lines.line(f"{part} = {part} + {value};")

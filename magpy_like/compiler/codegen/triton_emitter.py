@@ -190,6 +190,8 @@ class TritonEmitter(Emitter):
             if dtype == torch.float32:
                 return f"tl.div_rn({_ones(self.printer.rank)}, {total})"
             return f"1.0 / ({total})"
+        if op == "exp_nonpositive":
+            op = "exp"
         if op == "normal_cdf":
             return f"libdevice.erf({a} * {math.sqrt(0.5)}) * 0.5 + 0.5"
         if op == "logical_not" or (op == "bitwise_not" and dtype == torch.bool):

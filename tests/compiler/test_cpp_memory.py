@@ -1,0 +1,165 @@
+"""What C++ kernels do where data do not fit in caches: one reading, stores past the caches, and
+fetching ahead. Their bounds are set to nothing here, so that small tensors show it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from magpy_like.compiler import build
+from magpy_like.compiler.codegen import cpp, cpp_kernel, cpp_rows
+from tests.compiler.programs import compiled, kernels, same
+
+
+@pytest.fixture
+def no_caches(monkeypatch):
+    monkeypatch.setattr(cpp_kernel, "STREAM", 0)
+    monkeypatch.setattr(cpp_kernel, "MEMORY", 0)
+    monkeypatch.setattr(cpp_rows, "LONG", 0)
+    # Graphs kept by others were printed with the usual bounds, and the other way round.
+    monkeypatch.setattr(build, "key", lambda *args: None)
+
+
+def source(function, *inputs):
+    return "".join(cpp.print_function(k, int) for k in kernels(function, *inputs))
+
+
+def crossed(x, y):
+    return x + y.t() * 2
+
+
+def normed(x):
+    return F.layer_norm(x, x.shape[-1:])
+
+
+def joined(x):
+    return torch.cat([x, x * 2, x.neg()], 1)
+
+
+@pytest.mark.parametrize("size", [(7, 1), (40, 64), (33, 515)], ids=str)
+@pytest.mark.parametrize(
+    "function", [torch.exp, normed, lambda x: x.softmax(-1), joined, lambda x: x[:, 1:] * 2]
+)
+def test_results_stored_past_the_caches_are_eagers(no_caches, function, size):
+    same(function, torch.randn(size))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int16, torch.bool], ids=str
+)
+def test_elements_of_every_width_are_stored_past_the_caches(no_caches, dtype):
+    x = (torch.randn(37, 130) * 9).to(dtype)
+    same(lambda x: (x.flip(1) | (x > 0), joined(x.float()).to(dtype)) if dtype == torch.bool
+         else (x.flip(1) * 3, joined(x)), x)  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [(128, 256), (127, 300)], ids=str)
+def test_tiles_are_stored_past_the_caches(no_caches, size):
+    x, y = torch.randn(size), torch.randn(size[::-1])
+    assert "stream(" in source(crossed, x, y)
+    same(crossed, x, y)
+    same(crossed, x.double(), y.double())
+
+
+def test_what_a_kernel_reads_again_stays_in_the_caches(no_caches):
+    """The exponentials are a result and are read after their sum is known."""
+
+    def function(x):
+        powers = x.exp()
+        return powers, powers / powers.sum(-1, keepdim=True)
+
+    x = torch.randn(33, 160)
+    assert source(function, x).count("    stream(") == 1
+    same(function, x)
+
+
+def test_an_update_in_place_stays_in_the_caches(no_caches):
+    def function(x):
+        return x.mul_(2).add_(1)
+
+    same(function, torch.randn(40, 50))
+
+
+def test_small_results_stay_in_the_caches():
+    assert "stream(" not in source(torch.exp, torch.randn(64, 64))
+
+
+def test_short_rows_stay_in_the_caches(no_caches, monkeypatch):
+    """The next row is computed while the caches write them back."""
+    monkeypatch.setattr(cpp_rows, "LONG", 16384)
+    assert "stream(" not in source(normed, torch.randn(64, 64))
+
+
+def test_pieces_of_memory_are_fetched_ahead(no_caches):
+    """Channels of one image after another; a matrix that is read in order needs no help."""
+    images = torch.randn(4, 3, 16, 16)
+    assert "fetch(" in source(lambda x: x.sum((0, 2, 3)), images)
+    assert "fetch(" not in source(lambda x: x.sum(1), torch.randn(40, 256))
+    same(lambda x: x.sum((0, 2, 3)), images)
+
+
+# --- variance in one reading ----------------------------------------------------------------------
+
+LAYOUTS = {
+    "rows": (torch.randn(4, 9000), 1),
+    "columns": (torch.randn(700, 37), 0),
+    "one row": (torch.randn(9000), 0),
+    "images": (torch.randn(8, 5, 40, 41), (0, 2, 3)),
+    "channels last": (
+        torch.randn(8, 5, 40, 41).contiguous(memory_format=torch.channels_last),
+        (0, 2, 3),
+    ),
+}
+
+
+def exact(function, got, x):
+    """Within what rounding leaves of the result in double precision."""
+    for mine, wanted in zip(got, function(x.double()), strict=True):
+        torch.testing.assert_close(mine.double(), wanted, rtol=3e-5, atol=0)
+
+
+@pytest.mark.parametrize("scale, shift", [(1, 3), (1, 1000), (0.01, 10000), (1e-18, 0)], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_variance_is_exact_far_from_zero(layout, scale, shift):
+    x, dims = LAYOUTS[layout]
+    x = x * scale + shift
+
+    def function(x):
+        return torch.var_mean(x, dims)
+
+    exact(function, compiled(function)(x), x)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_outlier_in_front_costs_no_accuracy(layout):
+    x, dims = LAYOUTS[layout]
+    x = x.clone() + 100
+    x[(0,) * x.dim()] = 1e5
+
+    def function(x):
+        return torch.var_mean(x, dims)
+
+    exact(function, compiled(function)(x), x)
+
+
+def normalized(x, mean, variance):
+    return F.batch_norm(x, mean, variance, training=True), mean.clone(), variance.clone()
+
+
+@pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf"), -0.0, 3e38])
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_special_values_are_normalized_as_eager_does(special, format):
+    x = torch.randn(8, 5, 40, 41)
+    x[3, 2, 7, 9] = special
+    x[:, 3] = -0.0
+    same(normalized, x.contiguous(memory_format=format), torch.zeros(5), torch.ones(5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_other_precisions_are_normalized_as_eager_does(dtype):
+    x = torch.randn(8, 5, 40, 41, dtype=dtype)
+    same(normalized, x, torch.zeros(5, dtype=dtype), torch.ones(5, dtype=dtype))
+
+
+def test_variance_over_a_size_that_varies():
+    for rows in (3000, 3001):
+        same(lambda x: torch.var_mean(x, (0, 2)), torch.randn(rows, 3, 5), dynamic=True)
