@@ -122,10 +122,10 @@ _CHOOSING = frozenset(("where", "maximum", "minimum", "fmax", "fmin", "neg", "ab
 #: Operations whose cost makes computing them twice worse than storing the result.
 EXPENSIVE = frozenset(
     (
-        "exp", "exp_nonpositive", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin",
-        "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc",
-        "lgamma", "sigmoid", "normal_cdf", "pow", "hypot", "fmod", "remainder", "floordiv",
-        "truncdiv", "gcd", "lcm", *(f"special_{name}" for name in SPECIAL),
+        "exp", "exp_nonpositive", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos",
+        "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
+        "erf", "erfc", "lgamma", "sigmoid", "normal_cdf", "pow", "hypot", "fmod", "remainder",
+        "floordiv", "truncdiv", "gcd", "lcm", *(f"special_{name}" for name in SPECIAL),
     )
 )  # fmt: skip
 

@@ -36,6 +36,15 @@ def test_results_are_within_a_unit_or_so_of_the_exact_ones(function, bound):
     assert worst <= bound, (x[off.argmax()], worst)
 
 
+def test_powers_of_what_is_at_most_zero_are_as_exact():
+    """A softmax's: down to the smallest subnormal, infinities and NaN included."""
+    x = every_kind_of_float()
+    x = x[~(x > 0)]
+    rows = torch.stack([torch.where(x.isinf(), x, x.clamp(min=-200)), torch.zeros_like(x)], 1)
+    power = compiled(lambda x: x.softmax(-1))(rows)[:, 0]
+    torch.testing.assert_close(power, rows.softmax(-1)[:, 0], rtol=3e-7, atol=1e-44, equal_nan=True)
+
+
 @pytest.mark.parametrize("function", [torch.erf, torch.tanh, F.gelu])
 def test_zeros_keep_their_sign(function):
     x = torch.tensor([0.0, -0.0])
