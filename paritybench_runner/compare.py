@@ -16,6 +16,8 @@ from unittest import mock
 import numpy
 import torch
 
+from paritybench_runner.rounding import within
+
 # (rtol, atol) as in torch.testing; Python floats usually come out of a float32 tensor.
 TOLERANCES = {
     torch.float16: (1e-3, 1e-5),
@@ -27,16 +29,13 @@ TOLERANCES = {
     torch.complex128: (1e-7, 1e-7),
 }
 _PYTHON_FLOAT = TOLERANCES[torch.float32]
-# How much worse than eager's own rounding error a result may be, where eager's is known.
-_ERROR_FACTOR = 10.0
-# Exact values so much smaller than eager's error are zeros that terms of opposite sign add up to.
-_CANCELLED = 1e-6
 
 _PLAIN = (bool, int, str, bytes, type(None), type(...), range, slice, complex)
 _BY_EQUALITY = (torch.device, torch.dtype, torch.layout, torch.memory_format, numpy.dtype)
 _OPAQUE = (mock.Base, types.GeneratorType, types.ModuleType, types.CodeType)
 
-Exact = Callable[[str], torch.Tensor | None]
+# By path, how far each element of a tensor of the expected side moves under other rounding.
+Spread = Callable[[str], torch.Tensor | None]
 
 
 def _pairs(mapping: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
@@ -51,7 +50,7 @@ class _Differs(Exception):
 
 
 def difference(
-    expected: Any, actual: Any, name: str = "result", exact: Exact | None = None
+    expected: Any, actual: Any, name: str = "result", spread: Spread | None = None
 ) -> str | None:
     """The first difference between two object graphs in words, or None when there is none.
 
@@ -59,11 +58,11 @@ def difference(
         expected: what the eager run left behind; any objects, cycles included.
         actual: what the compiled run left behind.
         name: what to call the root.
-        exact: gives, by path, a more exact value of a tensor of the result (of a float64 run). A
-            value that misses `TOLERANCES` is right when it is about as close to it as eager's.
+        spread: excuses values that miss `TOLERANCES` by what other rounding may do to them
+            (`paritybench_runner.rounding`).
     """
     try:
-        _Comparison(exact).same(name, expected, actual)
+        _Comparison(spread).same(name, expected, actual)
     except _Differs as found:
         return str(found)
     return None
@@ -77,8 +76,8 @@ def tensors_by_path(root: Any, name: str = "result") -> dict[str, torch.Tensor]:
 
 
 class _Comparison:
-    def __init__(self, exact: Exact | None) -> None:
-        self.exact = exact
+    def __init__(self, spread: Spread | None) -> None:
+        self.spread = spread
         self.tensors: dict[str, torch.Tensor] = {}
         self._partner: dict[tuple[str, int], tuple[str, int]] = {}
         self._back: dict[tuple[str, int], tuple[str, int]] = {}
@@ -205,9 +204,10 @@ class _Comparison:
         rtol, atol = TOLERANCES[one.dtype]
         if torch.allclose(other, one, rtol=rtol, atol=atol, equal_nan=True):
             return
-        if self.exact is not None and _as_exact(one, other, self.exact(path)):
-            return
         gap = (one - other).abs()
+        spread = None if self.spread is None else self.spread(path)
+        if spread is not None and spread.shape == gap.shape and within(gap, spread):
+            return
         finite = gap[gap.isfinite()]
         worst = float(finite.max()) if finite.numel() else math.inf
         raise _Differs(f"{path}: values differ by up to {worst:.3g} ({tuple(one.shape)})")
@@ -254,21 +254,6 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_quantized:
         return tensor.dequantize()
     return tensor if tensor.layout == torch.strided else tensor.to_dense()
-
-
-def _as_exact(one: torch.Tensor, other: torch.Tensor, exact: torch.Tensor | None) -> bool:
-    """Whether `other` is about as close to the exact values as eager's `one`."""
-    if exact is None or exact.shape != one.shape or not exact.is_floating_point():
-        return False
-    exact = exact.detach().double()
-    if not (exact.isfinite().all() and other.isfinite().all() and one.isfinite().all()):
-        return False
-    rtol, atol = TOLERANCES[one.dtype]
-    eager_error = (one.double() - exact).abs().max()
-    if 0.01 * exact.abs().max() < eager_error < exact.abs().max() / _CANCELLED:
-        return False  # other random numbers, say: not the same computation
-    allowed = _ERROR_FACTOR * eager_error + rtol * exact.abs().max() + atol
-    return bool((other.double() - exact).abs().max() <= allowed)
 
 
 def _numpy(path: str, expected: Any, actual: Any) -> None:

@@ -8,7 +8,6 @@ compared. The second call repeats the values of the first, the third has fresh o
 import contextlib
 import copy
 import dataclasses
-import functools
 import gc
 import random
 import re
@@ -21,6 +20,7 @@ import numpy
 import torch
 from torch.utils import _pytree
 
+from paritybench_runner import rounding
 from paritybench_runner.compare import difference, tensors_by_path
 from paritybench_runner.compilers import (
     Capture,
@@ -262,7 +262,7 @@ def in_step(
             steps.difference = _difference(
                 (expected, expected_call, state(eager)),
                 (actual, actual_call, state(module)),
-                functools.partial(_exact, program, number),
+                _Spreads(program, number, state, (expected, expected_call, eager)),
             )
         if steps.difference is not None:
             steps.difference = f"call {number}: {steps.difference}"
@@ -288,10 +288,10 @@ Left = tuple[Outcome, Call, Any]  # what a call left behind: outcome, arguments,
 
 
 def _difference(
-    eager: Left, compiled: Left, exact: Callable[[str], torch.Tensor | None]
+    eager: Left, compiled: Left, spread: Callable[[str], torch.Tensor | None]
 ) -> str | None:
     # One comparison, so that a result that is an argument, or part of the module, has to be one.
-    found = difference(_left(*eager), _left(*compiled), "", exact)
+    found = difference(_left(*eager), _left(*compiled), "", spread)
     if found is not None:
         return re.sub(r"^\['(\w+)'\]", r"\1", found)
     return difference(eager[0].random_state, compiled[0].random_state, "random state")
@@ -302,22 +302,40 @@ def _left(outcome: Outcome, call: Call, state: Any) -> dict[str, Any]:
     return {"result": outcome.said(), "args": args, "kwargs": kwargs, "module": state}
 
 
-def _exact(program: Program, number: int, path: str) -> torch.Tensor | None:
-    """A tensor that a call leaves behind, computed in float64, or None where that fails."""
+class _Spreads:
+    """How far the tensors that a call leaves behind move under other rounding, found when asked."""
 
-    def double(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.double() if tensor.is_floating_point() else tensor
+    def __init__(
+        self,
+        program: Program,
+        number: int,
+        state: Callable[[torch.nn.Module], Any],
+        eager: tuple[Outcome, Call, torch.nn.Module],
+    ) -> None:
+        self._program = program
+        self._number = number
+        self._state = state
+        self._eager = eager
+        self._known: dict[str, torch.Tensor] | None = None
 
-    try:
-        module = program.twin().double()
-        for seed in CALL_SEEDS[:number]:
-            call = _pytree.tree_map_only(torch.Tensor, double, program.call(seed))
+    def __call__(self, path: str) -> torch.Tensor | None:
+        if self._known is None:
+            self._known = rounding.spreads(self._tensors(*self._eager), self._again)
+        return self._known.get(path)
+
+    def _tensors(
+        self, outcome: Outcome, call: Call, module: torch.nn.Module
+    ) -> dict[str, torch.Tensor]:
+        return tensors_by_path(_left(outcome, call, self._state(module)), "")
+
+    def _again(self) -> dict[str, torch.Tensor]:
+        program, module = self._program, self._program.twin()
+        for seed in CALL_SEEDS[: self._number]:
             if program.train:
                 module.zero_grad()
+            call = program.call(seed)
             outcome = run(module, call, seed, program)
-        return tensors_by_path(_left(outcome, call, module), "").get(path)
-    except Exception:
-        return None
+        return self._tensors(outcome, call, module)
 
 
 def evaluate_eager(case: Case, device: str, train: bool) -> tuple[Program | None, dict[str, Any]]:

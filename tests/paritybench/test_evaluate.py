@@ -5,9 +5,8 @@ import weakref
 import torch
 from torch import nn
 
-from paritybench_runner.compare import tensors_by_path
 from paritybench_runner.corpus import Case
-from paritybench_runner.evaluate import Program, _exact, evaluate_eager
+from paritybench_runner.evaluate import evaluate_eager
 
 
 class SavesActivation(nn.Module):
@@ -38,16 +37,6 @@ class TakesNoHooks(nn.Module):
         return torch.func.grad(lambda x: x.sin().sum())(x)
 
 
-class KeepsQuotient(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("quotient", torch.zeros(2))
-
-    def forward(self, x):
-        self.quotient = x[:, 0] / 3
-        return x
-
-
 def case_of(module):
     return Case(0, module.__name__, module, lambda: ([], {}), lambda: ([torch.ones(2, 3)], {}))
 
@@ -66,10 +55,3 @@ def test_no_more_than_one_graph_of_a_result_is_kept():
 def test_a_program_may_take_gradients_inside():
     assert evaluated(DifferentiatesInside)["class"] == "ok"
     assert evaluated(TakesNoHooks)["class"] == "ok"
-
-
-def test_what_a_module_keeps_can_be_had_more_exactly():
-    program = Program(case_of(KeepsQuotient))
-    (path,) = tensors_by_path({"module": program.twin()}, "")
-    exact = _exact(program, 1, path)
-    assert exact.tolist() == [1 / 3, 1 / 3]

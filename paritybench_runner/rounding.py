@@ -1,0 +1,191 @@
+"""How far a program's results move when its operators round in another way.
+
+A compiler that reorders a sum or fuses a product rounds differently, and what that does to a result
+depends on the program: nothing much, or all there is, where terms cancel out or a rectifier sits
+at zero. It is measured here, by Monte Carlo arithmetic (D. S. Parker, 1997): eager mode runs the
+program again while every operator that rounds is given inputs that are off by up to one unit in
+their last place, as if the operators before it had rounded in another way. The random numbers that
+the program draws stay what they are.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._decomp
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+RUNS = 4
+# A result is right when as a whole (Euclidean norm) it is off by no more than this many times
+# what the noisy runs were, and no element by more than so many times: a rectifier that flips moves
+# few elements far.
+FACTOR, ELEMENT_FACTOR = 4.0, 32.0
+
+# Operators that hand on values of their inputs or compare them: with inputs off by different
+# amounts they would tell apart what is one value in the program (`x == x.max()`), which rounding
+# never does.
+_SELECTING_NAMES = """
+    _local_scalar_dense _to_copy _unique2 abs adaptive_max_pool2d adaptive_max_pool3d amax
+    amin argmax argmin argsort bucketize cat ceil clamp clamp_max clamp_min clone
+    constant_pad_nd copy cummax cummin embedding eq equal fill flip floor fmax fmin frac
+    gather ge gt hardtanh histc index index_put index_select is_nonzero isclose item kthvalue
+    le leaky_relu lt masked_fill masked_select max max_pool2d_with_indices
+    max_pool3d_with_indices maximum median min minimum mode nanmedian ne neg new_full nonzero
+    reflection_pad1d reflection_pad2d reflection_pad3d relu remainder repeat replication_pad1d
+    replication_pad2d replication_pad3d roll round scatter searchsorted select_scatter sgn
+    sign slice_scatter sort stack take threshold topk tril triu trunc unique_consecutive where
+"""
+_SELECTING = frozenset(f"aten::{name}" for name in _SELECTING_NAMES.split())
+# These hold sums that cancel each other, rounded once for many elements: they are taken apart, so
+# that the sums are inputs of something.
+_TAKEN_APART = torch._decomp.get_decompositions(
+    [
+        torch.ops.aten._log_softmax_backward_data,
+        torch.ops.aten._softmax_backward_data,
+        torch.ops.aten.native_batch_norm_backward,
+        torch.ops.aten.native_group_norm_backward,
+        torch.ops.aten.native_layer_norm_backward,
+    ]
+)
+# Nothing can be told about a result whose noise comes to this share of the largest value of its
+# kind.
+_CHAOTIC = 0.1
+# Whole numbers that leave so many bits unused are counts, masks and positions. They are exact, and
+# a program may rely on it: `floor(i / 2)`. A gradient is as inexact at 1 as anywhere.
+_UNUSED_BITS = 6
+
+
+class OtherRounding(TorchDispatchMode):
+    """Gives operators that round inputs that are off by up to one unit in their last place.
+
+    Args:
+        seed: of the generators that the errors are drawn from.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _TAKEN_APART:
+            with self:
+                return _TAKEN_APART[func](*args, **kwargs)
+        if _rounds(func):
+            # Batch norm changes its running statistics, whatever its schema says.
+            names = [argument.name for argument in func._schema.arguments]
+            args = tuple(
+                value if name.startswith("running_") else self._off(value)
+                for name, value in zip(names, args, strict=False)
+            )
+        return func(*args, **kwargs)
+
+    def _off(self, value: Any) -> Any:
+        return _pytree.tree_map_only(torch.Tensor, self._tensor_off, value)
+
+    def _tensor_off(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point() or tensor.layout != torch.strided or not tensor.numel():
+            return tensor
+        if tensor.device not in self._generators:
+            generator = torch.Generator(tensor.device).manual_seed(self._seed)
+            self._generators[tensor.device] = generator
+        precise = torch.promote_types(tensor.dtype, torch.float32)
+        noise = torch.empty_like(tensor, dtype=precise)
+        noise.uniform_(-1, 1, generator=self._generators[tensor.device])
+        eps = torch.finfo(tensor.dtype).eps
+        moved = (tensor * (1 + eps * noise)).to(tensor.dtype)
+        if torch._C._current_autograd_node() is not None:
+            return moved
+        exact = (tensor == tensor.round()) & (tensor.abs() < 2.0**-_UNUSED_BITS / eps)
+        return torch.where(exact, tensor, moved)
+
+
+def _rounds(func: Any) -> bool:
+    schema = func._schema
+    return (
+        not any(argument.alias_info for argument in (*schema.arguments, *schema.returns))
+        and torch.Tag.nondeterministic_seeded not in func.tags
+        and schema.name not in _SELECTING
+    )
+
+
+Spreads = dict[str, torch.Tensor]
+
+
+def spreads(left: Spreads, again: Callable[[], Spreads]) -> Spreads:
+    """By path, how far each element of what a run left moves under other rounding.
+
+    Args:
+        left: the tensors that the run left behind, by path.
+        again: repeats that run, from the same state, and says what it left.
+
+    Returns:
+        For each floating point tensor the largest distance in `RUNS` noisy runs, float64, of its
+        shape; no entry for one that is nearly all noise. Empty when a noisy run fails.
+    """
+    left = {path: tensor.detach().clone() for path, tensor in left.items() if _is_real(tensor)}
+    found: Spreads = {}
+    try:
+        for seed in range(RUNS):
+            with OtherRounding(seed):
+                noisy = again()
+            for path, tensor in left.items():
+                distance = _distance(tensor, noisy.get(path))
+                known = found.get(path)
+                found[path] = distance if known is None else torch.maximum(known, distance)
+    except Exception:
+        return {}  # programs that look at torch's modes, or cannot be repeated
+    largest: dict[str, float] = {}
+    for path, tensor in left.items():
+        kind = _kind(path)
+        largest[kind] = max(largest.get(kind, 0.0), float(tensor.abs().max()))
+    return {
+        path: spread
+        for path, spread in found.items()
+        if _usual(spread) <= _share_of_noise(left[path].dtype) * largest[_kind(path)]
+    }
+
+
+def _kind(path: str) -> str:
+    """Results, gradients and what else is left: each have a scale of their own."""
+    return "gradients" if path.endswith(".grad") else path.partition("[")[0]
+
+
+def _share_of_noise(dtype: torch.dtype) -> float:
+    return max(_CHAOTIC, 32 * torch.finfo(dtype).eps)
+
+
+def _usual(spread: torch.Tensor) -> float:
+    return float(spread.square().mean().sqrt())
+
+
+def _is_real(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.is_floating_point()
+        and tensor.layout == torch.strided
+        and tensor.device.type != "meta"
+        and tensor.numel() > 0
+    )
+
+
+def _distance(tensor: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor:
+    if other is None or other.shape != tensor.shape:
+        return torch.full_like(tensor, torch.nan, dtype=torch.float64)
+    return (other.detach().double() - tensor.double()).abs()
+
+
+def within(distance: torch.Tensor, spread: torch.Tensor) -> bool:
+    """Whether a tensor is off by no more than other rounding may move it.
+
+    Elements that the few noisy runs happened not to move are given what moves the others of that
+    tensor: the root of the mean square.
+
+    Args:
+        distance: of each element from eager's; not finite is too far.
+        spread: how far it moved in noisy runs, float64, of the same shape.
+    """
+    distance = distance.double()
+    near = distance <= ELEMENT_FACTOR * spread.clamp_min(_usual(spread))
+    return bool(near.all()) and _usual(distance) <= FACTOR * _usual(spread)

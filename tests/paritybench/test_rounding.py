@@ -1,0 +1,153 @@
+"""Wrong answers are told from other rounding, which some programs amplify without bound."""
+
+import pytest
+import torch
+from torch import nn
+
+from paritybench_runner.compilers import Capture
+from paritybench_runner.corpus import Case
+from paritybench_runner.evaluate import evaluate_compiler, evaluate_eager
+from paritybench_runner.rounding import OtherRounding, spreads, within
+
+
+class NearlyConstant(nn.Module):
+    """Batch norm divides by next to nothing, and a bias before it has no influence at all."""
+
+    def __init__(self, layers=(8, 8)):
+        super().__init__()
+        self.layer = nn.Linear(*layers)
+        self.norm = nn.BatchNorm1d(layers[1])
+
+    def forward(self, x):
+        return self.norm(self.layer(x)).sin()
+
+
+class ReversesRows:
+    """A compiler whose results are right, and whose sums add the rows in another order."""
+
+    name = "reverses"
+    imports = ()
+
+    def __init__(self, factor=1.0):
+        self.factor = factor
+
+    def compile(self, module):
+        return _Reversed(module, self.factor)
+
+    def capture(self, fresh):
+        return Capture(True, 1)
+
+    def state(self, module):
+        return module
+
+    def reset(self):
+        pass
+
+
+class _Reversed:
+    def __init__(self, module, factor):
+        self.module = module
+        self.factor = factor
+
+    def __call__(self, x):
+        return self.module(x.flip(0)).flip(0) * self.factor
+
+    def hits(self):
+        return 2
+
+
+def verdict(compiler, rows=64):
+    def rows_alike():
+        return [1 + 0.03 * torch.randn(rows, 8)], {}
+
+    case = Case(0, "NearlyConstant", NearlyConstant, lambda: ([], {}), rows_alike)
+    program, eager = evaluate_eager(case, "cpu", True)
+    assert eager["class"] == "ok" and eager["deterministic"]
+    return evaluate_compiler(program, eager, compiler)
+
+
+def test_amplified_rounding_is_not_called_wrong():
+    assert verdict(ReversesRows())["class"] == "one_graph"
+
+
+def test_a_wrong_answer_does_not_hide_behind_amplified_rounding():
+    result = verdict(ReversesRows(factor=1.001))
+    assert result["class"] == "wrong", result
+
+
+def spread_of(function, *inputs):
+    def run():
+        return {"result": function(*inputs)}
+
+    return spreads(run(), run).get("result")
+
+
+def test_sums_of_opposite_terms_move_by_what_their_terms_round_to():
+    terms = torch.linspace(1, 2, 1000)
+    function = lambda terms: (terms - terms.flip(0)).sum()[None] + torch.tensor([0.0, 1000.0])
+    moved = spread_of(function, terms)
+    assert 1e-6 < float(moved[0]) < 1e-3
+
+
+def test_values_that_are_one_value_stay_one_under_other_rounding():
+    def is_largest(x):
+        tripled = x * 3
+        return (tripled == tripled.max()).float() * 5
+
+    moved = spread_of(is_largest, torch.linspace(0.1, 0.9, 7))
+    assert float(moved.max()) == 0.0
+
+
+def test_counts_are_exact():
+    moved = spread_of(lambda x: (x / 2).floor() * 0.5, torch.arange(8.0))
+    assert float(moved.max()) < 1e-6
+
+
+def test_random_draws_of_the_program_stay_what_they_are():
+    with OtherRounding(0):
+        torch.manual_seed(1)
+        noisy = torch.rand(3)
+    torch.manual_seed(1)
+    assert torch.equal(noisy, torch.rand(3))
+
+
+def test_running_statistics_are_updated_under_other_rounding():
+    norm = nn.BatchNorm1d(3)
+    x = torch.rand(5, 3)
+    with OtherRounding(0):
+        norm(x)
+    assert torch.allclose(norm.running_mean, 0.1 * x.mean(0), rtol=1e-5)
+    assert float(norm.running_mean.abs().max()) > 0.01
+
+
+def test_a_result_that_is_all_noise_excuses_nothing():
+    chaos = lambda x: (x * 1e7).sin() + x
+    assert spread_of(chaos, torch.linspace(0.1, 0.9, 50)) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_every_precision_rounds_in_its_own_last_place(dtype):
+    x = torch.linspace(0.1, 0.9, 64, dtype=dtype)
+    moved = spread_of(lambda x: x * 3, x)
+    share = float((moved / (x.double() * 3)).max()) / torch.finfo(dtype).eps
+    assert 0.4 < share < 2.5
+
+
+def test_a_few_elements_may_move_further_than_all_may():
+    spread = torch.full((100,), 1e-4, dtype=torch.float64)
+    few = torch.zeros(100)
+    few[7] = 2e-3
+    assert within(few, spread)
+    assert not within(few * 2, spread)
+    assert not within(torch.full((100,), 1e-3), spread)
+
+
+def test_an_element_that_no_noisy_run_moved_may_move_like_the_others():
+    spread = torch.tensor([1e-4, 1e-4, 0.0, 1e-4], dtype=torch.float64)
+    assert within(torch.full((4,), 2e-4), spread)
+
+
+def test_what_is_not_finite_is_not_near():
+    spread = torch.ones(2, dtype=torch.float64)
+    assert not within(torch.tensor([0.0, torch.nan]), spread)
+    assert not within(torch.tensor([0.0, torch.inf]), spread)
