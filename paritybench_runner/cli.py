@@ -124,7 +124,7 @@ def _run(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with (
-            Supervisor(limits, jobs, compilers, device) as supervisor,
+            Supervisor(limits, jobs, compilers, device, backend) as supervisor,
             _Bar(len(files), compilers) as bar,
         ):
             for line in writer.done:

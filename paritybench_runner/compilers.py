@@ -60,11 +60,9 @@ class Compiler(Protocol):
 
     Attributes:
         name: what `--compilers` calls it.
-        imports: modules that take long to import.
     """
 
     name: str
-    imports: tuple[str, ...]
 
     def compile(self, module: torch.nn.Module) -> Compiled:
         """Compiles; raises `Refused` when the compiler does not take the program at all."""
@@ -83,10 +81,10 @@ class Magpy:
     """magpy_like, through its public names."""
 
     name = "magpy"
-    imports: tuple[str, ...] = ("magpy_like", "magpy_like.compiler")
 
     def __init__(self, backend: str) -> None:
         import magpy_like
+        import magpy_like.compiler
 
         self._magpy = magpy_like
         self._backend = backend
@@ -127,7 +125,6 @@ class Dynamo:
     """`torch.compile`: whole with `fullgraph=True`, else counted without."""
 
     name = "dynamo"
-    imports: tuple[str, ...] = ("torch._dynamo",)
 
     def __init__(self, backend: str) -> None:
         import torch._dynamo
@@ -193,7 +190,6 @@ class TorchScript:
     """`torch.jit.script`."""
 
     name = "torchscript"
-    imports: tuple[str, ...] = ()
 
     def __init__(self, backend: str) -> None:
         pass  # TorchScript has one of its own
@@ -233,6 +229,27 @@ class _Scripted:
 COMPILERS: dict[str, type[Magpy | Dynamo | TorchScript]] = {
     compiler.name: compiler for compiler in (Magpy, Dynamo, TorchScript)
 }
+
+
+def warm_up(name: str, backend: str, device: str) -> None:
+    """Loads a compiler; for the CPU also what it loads for its first program, by giving it one.
+
+    Without gradients, since a process that is forked after a backward pass can do none. Not for a
+    GPU: compilers ask for it, and a process that is forked after that cannot use it.
+    """
+    compiler = COMPILERS[name](backend)
+    if device != "cpu":
+        return
+
+    def fresh() -> tuple[torch.nn.Module, list[Any], dict[str, Any]]:
+        return torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU()), [torch.ones(2, 3)], {}
+
+    with torch.no_grad():
+        module, args, kwargs = fresh()
+        compiler.compile(module)(*args, **kwargs)
+        compiler.reset()
+        compiler.capture(fresh)
+        compiler.reset()
 
 
 def first_line(error: BaseException) -> str:

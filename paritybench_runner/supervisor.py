@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from paritybench_runner.compilers import COMPILERS
 from paritybench_runner.worker import EAGER, Event, Job, main
 
 # After so many time-outs the rest of a file is given up.
@@ -28,15 +27,19 @@ _STDERR_LINES = 6
 
 # One thread per file: results do not depend on the number of cores, and files share them well.
 # Memory that a program reads without having written it holds the same each time: it is no
-# difference between two runs.
+# difference between two runs. What a large tensor lay in goes back when it is let go: a file of
+# large programs would otherwise keep, between two runs, most of what one needs.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "PYTHONWARNINGS": "ignore",
-    "GLIBC_TUNABLES": "glibc.malloc.perturb=85:glibc.malloc.tcache_count=0",
+    "GLIBC_TUNABLES": "glibc.malloc.perturb=85:glibc.malloc.tcache_count=0"
+    ":glibc.malloc.mmap_threshold=4194304",
     # The usual way to ask whether there is a GPU starts the driver, and a process forked after that
     # cannot use it.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
+# What `paritybench_runner.preload` warms up: importing that module does it, so it cannot be asked.
+_WARM = "PARITYBENCH_WARM"
 # Programs that ask for a GPU do not get one when the CPU is what is looked at.
 _WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -75,12 +78,14 @@ class Supervisor:
         jobs: int = 1,
         compilers: tuple[str, ...] = (),
         device: str = "cpu",
+        backend: str = "eager",
     ) -> None:
         self.limits = limits
         self._context = multiprocessing.get_context("forkserver")
-        imports = [module for name in compilers for module in COMPILERS[name].imports]
-        self._context.set_forkserver_preload([*imports, "paritybench_runner.preload"])
-        environment = _ENVIRONMENT | (_WITHOUT_GPU if device == "cpu" else {})
+        self._context.set_forkserver_preload(["paritybench_runner.preload"])
+        environment = _ENVIRONMENT | {_WARM: f"{','.join(compilers)}:{backend}:{device}"}
+        if device == "cpu":
+            environment |= _WITHOUT_GPU
         with mock.patch.dict(os.environ, environment):
             resource_tracker.ensure_running()
             forkserver.ensure_running()

@@ -1,6 +1,7 @@
 """The command, on a corpus whose files crash, hang, eat memory and get results wrong."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -307,17 +308,35 @@ def test_a_lost_gpu_costs_only_the_test_that_lost_it(finished):
     assert first["torchscript"]["class"] == second["torchscript"]["class"] == "one_graph"
 
 
-def test_a_process_forked_from_the_one_with_the_libraries_can_use_a_gpu():
+def test_a_process_forked_from_the_one_with_the_libraries_can_use_a_gpu(monkeypatch):
+    monkeypatch.setenv("PARITYBENCH_WARM", "magpy,dynamo,torchscript:magpy:cuda")
     script = """
 import torch
 asked = []
 for name in ("is_available", "device_count", "init", "_lazy_init", "get_device_capability"):
     setattr(torch.cuda, name, lambda *args, name=name: asked.append(name))
-import magpy_like.compiler
+import sys
 import paritybench_runner.preload
 assert not asked, asked
+assert "magpy_like.compiler" in sys.modules and "torch._dynamo" in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_process_forked_from_a_warm_one_finds_the_compilers_loaded_and_can_take_gradients():
+    script = """
+import os, sys, torch
+import paritybench_runner.preload
+loaded = "_magpy_monitor" in sys.modules
+child = os.fork()
+if child == 0:
+    x = torch.ones(3, requires_grad=True)
+    x.sin().sum().backward()
+    os._exit(0 if x.grad is not None and loaded else 1)
+assert os.waitpid(child, 0)[1] == 0, loaded
+"""
+    environment = {**os.environ, "PARITYBENCH_WARM": "magpy,dynamo,torchscript:magpy:cpu"}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment, timeout=120)
 
 
 def test_a_file_that_cannot_be_imported_says_why(finished):
