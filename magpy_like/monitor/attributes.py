@@ -11,6 +11,7 @@ import copyreg
 import functools
 import threading
 import types
+import weakref
 from typing import Any
 
 import numpy as np
@@ -155,8 +156,11 @@ def read_object(rec: Recording, value: Any, name: str) -> None:
     cls = type(value)
     if isinstance(value, threading.local) and rec.node(value) is not None:
         raise Split("reads what every thread has of its own")
-    if isinstance(lookup_in_type(cls, "__getattribute__"), types.FunctionType):
+    getter = lookup_in_type(cls, "__getattribute__")
+    if isinstance(getter, types.FunctionType):
         read_class(rec, cls, "__getattribute__")
+    elif issubclass(cls, _PROXIES) and rec.node(value) is not None:
+        raise Split(f"reads {name} of what a weak proxy hides")
     else:
         read_by_default_rules(rec, value, name)
 
@@ -204,6 +208,7 @@ _BINDING = {
     type(np.random.Generator.random),
 }
 """Descriptors that give a function or what they hold, and look at nothing of the instance."""
+_PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 _KNOWN_PROPERTIES = {property, types.GetSetDescriptorType}
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 UNCHECKED = {
     "is_leaf", "retains_grad", "output_nr", "storage_offset", "is_pinned", "is_coalesced", "name",
+    "names", "_is_view",
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 import torch.utils.checkpoint
 
-from magpy_like.monitor.containers import elements
+from magpy_like.monitor.containers import CONTAINERS, elements
 
 
 def _sum(iterable: Iterable[Any], /, start: Any = 0) -> Any:
@@ -85,7 +85,19 @@ def _starmap(function: Callable[..., Any], iterable: Iterable[Any], /) -> Iterat
 
 
 def _accumulate(iterable: Iterable[Any], func: Any = None, *, initial: Any = None) -> Iterator[Any]:
-    return itertools.accumulate(iterable, spread(func or operator.add), initial=initial)
+    return _running(iter(iterable), operator.add if func is None else func, initial)
+
+
+def _running(items: Iterator[Any], function: Callable[..., Any], total: Any) -> Iterator[Any]:
+    if total is None:
+        for total in items:
+            break
+        else:
+            return
+    yield total
+    for item in items:
+        total = function(total, item)
+        yield total
 
 
 def _in_order_of(chooser: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,6 +105,13 @@ def _in_order_of(chooser: Callable[..., Any]) -> Callable[..., Any]:
         return chooser(*args, key=spread(key), **kwargs)
 
     return by_key
+
+
+def _of_keys(chooser: Callable[..., Any]) -> Callable[..., Any]:
+    def of_keys(mapping: Mapping[Any, Any], /, **kwargs: Any) -> Any:
+        return chooser([*mapping], **kwargs)
+
+    return of_keys
 
 
 def _checkpoint(
@@ -192,12 +211,19 @@ def _runs_native(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether a function that is to be called on each item does its work out of sight."""
     if not args or isinstance(args[0], types.FunctionType | types.MethodType | type | str):
         return False
+    if isinstance(getattr(args[0], "__self__", None), CONTAINERS):
+        return True  # it may change a container
     return any(may_yield_tensors(iterable) for iterable in args[1:])
 
 
 def _by_native_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     key = kwargs.get("key")
     return key is not None and not isinstance(key, types.FunctionType | types.MethodType)
+
+
+def _is_mapping(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Native code goes through the keys alone, whatever the values are."""
+    return len(args) == 1 and isinstance(args[0], dict)
 
 
 def _plain_checkpoint(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -223,6 +249,7 @@ _ROWS: tuple[tuple[Any, Applies, Callable[..., Any]], ...] = (
     (itertools.accumulate, _consumes_tensors, _accumulate),
     (torch.utils.checkpoint.checkpoint, _plain_checkpoint, _checkpoint),
     (torch.nn.RNNBase.flatten_parameters, _always, _leave_parameters),
+    *((chooser, _is_mapping, _of_keys(chooser)) for chooser in (sorted, min, max)),
     *((chooser, _by_native_key, _in_order_of(chooser)) for chooser in (sorted, min, max)),
 )
 """Native functions, when they are replaced, and by what."""
@@ -256,7 +283,7 @@ def may_yield_tensors(iterable: Any) -> bool:
     return True
 
 
-CODE = {
+CODE = {_running.__code__} | {
     function.__code__ for _, _, function in _ROWS if isinstance(function, types.FunctionType)
 } | {
     constant

@@ -67,12 +67,8 @@ def follow(
                 rec.meet(cell, Relation(RelationKind.CELL), source.cell_contents)
             except ValueError:
                 rec.absent(cell, Relation(RelationKind.CELL))
-    elif relation.kind is RelationKind.SLOT and annotation.operation.startswith("torch.Tensor"):
-        node = rec.node(source)
-        if node is None:
-            raise Split("reads the gradient or base of an intermediate tensor")
-        name = annotation.operation.rpartition(".")[2]
-        rec.meet(node, Relation(RelationKind.SLOT, name), getattr(source, name))
+    elif relation.kind is RelationKind.SLOT:
+        _read_native_slot(rec, source, annotation.operation.rpartition(".")[2])
     elif relation.kind in ATTRIBUTES and key is not NOT_GIVEN:
         name = key
         if isinstance(name, str):
@@ -92,6 +88,20 @@ def follow(
         iterate(rec, source)
     elif relation.kind is RelationKind.LENGTH:
         rec.visit(source, ValueRead.LENGTH)
+
+
+def _read_native_slot(rec: Recording, source: Any, name: str) -> None:
+    """What an object of a native class holds under a name of that class."""
+    node = rec.node(source)
+    if node is None:
+        if isinstance(source, torch.Tensor):
+            raise Split("reads the gradient or base of an intermediate tensor")
+        return
+    relation = Relation(RelationKind.SLOT, name)
+    try:
+        rec.meet(node, relation, getattr(source, name))
+    except AttributeError:
+        rec.absent(node, relation)
 
 
 def read_item(rec: Recording, source: Any, key: Any) -> None:

@@ -201,9 +201,17 @@ struct Typed {
   PyTypeObject *type;  // owned
 };
 
+// An instance may be given another dictionary: `where` is the place in the instance that points to it.
+struct Holder {
+  PyObject *object;  // owned
+  PyObject **where;
+  PyObject *dict;  // owned
+};
+
 struct Watch {
   PyObject_HEAD
   std::vector<Typed> *typed;
+  std::vector<Holder> *holders;
   std::vector<Watched> *watched;
   std::vector<Tensor> *tensors;
   PyObject *index;  // id of a watched object -> its position
@@ -377,6 +385,11 @@ bool holds(Watch *w) {
       return false;
     }
   }
+  for (const Holder &h : *w->holders)
+    if (*h.where != h.dict) {
+      *w->failed = std::string("the __dict__ of a ") + Py_TYPE(h.object)->tp_name + " changed";
+      return false;
+    }
   for (size_t i = 0; i < tensors; i++) {
     if (i + AHEAD < tensors) __builtin_prefetch(impl_of((*w->tensors)[i + AHEAD].tensor));
     const Tensor &t = (*w->tensors)[i];
@@ -486,6 +499,13 @@ PyObject *watch_type_of(PyObject *self, PyObject *object) {
   Py_RETURN_NONE;
 }
 
+PyObject *watch_holder(PyObject *self, PyObject *object) {
+  PyObject **where = _PyObject_GetDictPtr(object);
+  if (!where || !*where) Py_RETURN_FALSE;
+  ((Watch *)self)->holders->push_back({Py_NewRef(object), where, Py_NewRef(*where)});
+  Py_RETURN_TRUE;
+}
+
 PyObject *watch_why(PyObject *self, PyObject *) {
   Watch *w = (Watch *)self;
   if (holds(w)) Py_RETURN_NONE;
@@ -505,6 +525,7 @@ PyObject *watch_new(PyTypeObject *type, PyObject *, PyObject *) {
   w->watched = new std::vector<Watched>();
   w->tensors = new std::vector<Tensor>();
   w->typed = new std::vector<Typed>();
+  w->holders = new std::vector<Holder>();
   w->failed = new std::string();
   w->index = PyDict_New();
   w->call = watch_call;
@@ -525,6 +546,10 @@ int watch_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(t.object);
     Py_VISIT(t.type);
   }
+  for (Holder &h : *w->holders) {
+    Py_VISIT(h.object);
+    Py_VISIT(h.dict);
+  }
   Py_VISIT(w->index);
   return 0;
 }
@@ -537,6 +562,8 @@ int watch_clear(PyObject *self) {
   tensors.swap(*w->tensors);
   std::vector<Typed> typed;
   typed.swap(*w->typed);
+  std::vector<Holder> holders;
+  holders.swap(*w->holders);
   for (Watched &o : watched) {
     Py_DECREF(o.object);
     for (Place &p : o.places) {
@@ -549,6 +576,10 @@ int watch_clear(PyObject *self) {
     Py_DECREF(t.object);
     Py_DECREF(t.type);
   }
+  for (Holder &h : holders) {
+    Py_DECREF(h.object);
+    Py_DECREF(h.dict);
+  }
   Py_CLEAR(w->index);
   return 0;
 }
@@ -560,6 +591,7 @@ void watch_dealloc(PyObject *self) {
   delete w->watched;
   delete w->tensors;
   delete w->typed;
+  delete w->holders;
   delete w->failed;
   Py_TYPE(self)->tp_free(self);
 }
@@ -630,6 +662,8 @@ PyMethodDef watch_methods[] = {
     {"size", watch_size, METH_VARARGS, "(list or dict, length) or (dict, keys in order)"},
     {"tensor", watch_tensor, METH_O, "A tensor whose metadata must not change."},
     {"type", watch_type_of, METH_O, "An object that must stay of the class that it is of."},
+    {"holder", watch_holder, METH_O,
+     "An object that must keep the dictionary of its attributes; returns whether it has one."},
     {"why", watch_why, METH_NOARGS, "What changed, in words, or None."},
     {"counts", watch_counts, METH_NOARGS, "(objects, places, tensors) watched."},
     {nullptr, nullptr, 0, nullptr}};

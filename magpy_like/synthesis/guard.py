@@ -51,9 +51,11 @@ _WATCHED_DIRECTLY = {
     RelationKind.CELL,
     RelationKind.ITEM,
 }
-_FOR_GOOD = (RelationKind.DICT, RelationKind.MAPPING)
-"""What an object has of these, it keeps."""
 _FUNCTION_SLOTS = ("__code__", "__defaults__", "__kwdefaults__")
+
+
+def _keeps(owner: Any, entries: dict[str, Any]) -> bool:
+    return object.__getattribute__(owner, "__dict__") is entries
 
 
 class GuardBuilder:
@@ -285,7 +287,9 @@ class GuardBuilder:
         elif key in _FUNCTION_SLOTS and isinstance(owner, types.FunctionType):
             self._once(owner, key, value)
         elif kind is RelationKind.ATTRIBUTE:
-            self.watch.place(object.__getattribute__(owner, "__dict__"), key, value, equal)
+            entries = object.__getattribute__(owner, "__dict__")
+            self.watch.place(entries, key, value, equal)
+            self._holds(owner, entries)
         elif kind is RelationKind.CELL and isinstance(owner, types.CellType):
             self.watch.place(owner, None, value, equal)
         elif kind is RelationKind.ITEM and isinstance(owner, tuple):
@@ -299,9 +303,20 @@ class GuardBuilder:
         elif kind is RelationKind.DEFAULT:
             self._once(owner, "__kwdefaults__", owner.__kwdefaults__)
             self.watch.place(owner.__kwdefaults__, key, value, equal)
-        elif kind not in _FOR_GOOD and not isinstance(owner, slice):
+        elif kind is RelationKind.DICT:
+            if not isinstance(owner, type):
+                self._holds(owner, value)
+        elif kind is not RelationKind.MAPPING and not isinstance(owner, slice):
             label = f"{self.label(parent)} → {relation}"
             self.watch.place(place_check(owner, relation, value, equal), label, True, False)
+
+    def _holds(self, owner: Any, entries: dict[str, Any]) -> None:
+        """The owner's attributes are kept in this dictionary: it may be given another one."""
+        if (id(owner), "__dict__") not in self._watched:
+            self._watched.add((id(owner), "__dict__"))
+            if not self.watch.holder(owner):
+                check = functools.partial(_keeps, owner, entries)
+                self._call(check, f"a {type(owner).__qualname__} keeps its __dict__")
 
     def _once(self, owner: Any, slot: str, value: Any) -> None:
         if (id(owner), slot) not in self._watched:

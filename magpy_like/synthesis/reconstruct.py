@@ -11,6 +11,7 @@ import collections
 import copyreg
 import functools
 import operator
+import struct
 import types
 import weakref
 from collections.abc import Callable
@@ -426,7 +427,7 @@ def _layout(cls: type) -> type:
         native_maker = maker is not None and not isinstance(
             maker, staticmethod | types.FunctionType
         )
-        if native_maker or not base.__flags__ & (1 << 9):
+        if native_maker or not base.__flags__ & HEAP_TYPE or _keeps_native_state(base):
             return base
     return object
 
@@ -441,6 +442,21 @@ def _native_slots(cls: type) -> list[str]:
     return [name for b in native for name, d in b.__dict__.items() if isinstance(d, kinds)]
 
 
+def _keeps_native_state(cls: type) -> bool:
+    """Whether instances are larger than their slots account for: written in C, like `KeyWrapper`."""
+    base = cls.__base__
+    assert base is not None
+    slots = cls.__dict__.get("__slots__", ())
+    names = {slots} if isinstance(slots, str) else set(slots)
+    words = len(names - {"__dict__", "__weakref__"})
+    words += cls.__dictoffset__ not in (0, _MANAGED) and not base.__dictoffset__
+    words += cls.__weakrefoffset__ > 0 >= base.__weakrefoffset__
+    return cls.__basicsize__ > base.__basicsize__ + words * _WORD
+
+
+_WORD = struct.calcsize("P")
+_MANAGED = -1
+"""The `__dictoffset__` of instances whose dictionary lies in front of them."""
 _KNOWN_BASES = (list, dict, set, tuple, collections.deque, BaseException)
 
 _MAKERS: tuple[tuple[Any, Callable[[Reconstruction, Any], str]], ...] = (

@@ -1,0 +1,136 @@
+"""A program that looks along a way relies on where it leads: the way is guarded."""
+
+import collections
+import functools
+import itertools
+import weakref
+
+import pytest
+import torch
+
+from tests.programs import Twins, check, check_made, check_right, matrix, one, tensor
+
+
+class Holder:
+    def __init__(self):
+        self.scale = 2.0
+
+
+def _reads_attribute(holder, x):
+    return x * holder.scale
+
+
+def _reads_dictionary(holder, x):
+    return x * vars(holder)["scale"] * holder.__dict__.get("other", 1.0)
+
+
+@pytest.mark.parametrize("reads", [_reads_attribute, _reads_dictionary])
+def test_instance_given_another_dictionary_is_noticed(reads):
+    def make():
+        holder = Holder()
+
+        def program(x):
+            return reads(holder, x)
+
+        program.holder = holder
+        return program
+
+    check_made(
+        make,
+        one(),
+        changes=[lambda program: setattr(program.holder, "__dict__", {"scale": 5.0})],
+    )
+
+
+def test_module_given_the_dictionary_of_another_is_noticed():
+    def make():
+        torch.manual_seed(0)
+        return torch.nn.Linear(3, 3)
+
+    def change(module):
+        torch.manual_seed(1)
+        module.__dict__ = torch.nn.Linear(3, 3).__dict__
+
+    twins = Twins(make)
+    inputs = lambda: (matrix(),)  # noqa: E731
+    twins.call(inputs, hit=False)
+    twins.call(inputs, hit=True)
+    twins.change(change)
+    twins.call(inputs, hit=False)
+
+
+def _view_and_base():
+    base = matrix()
+    return base, base[0]
+
+
+def test_what_a_tensor_is_a_view_of():
+    check(
+        lambda a, b: (b._base is a, a.sum() + b),
+        _view_and_base,
+        other=[lambda: (matrix(), matrix()[0])],
+    )
+
+
+def test_whether_a_tensor_is_a_view():
+    check(
+        lambda a: (a._is_view(), a * 2),
+        lambda: (torch.ones(2, 3)[1:],),
+        other=[lambda: (torch.ones(1, 3),)],
+    )
+
+
+def test_most_items_of_a_queue():
+    def queue(most):
+        return lambda: (collections.deque([1, 2], maxlen=most), tensor(1.0, 2.0))
+
+    def program(items, x):
+        return x * (items.maxlen or 7)
+
+    check_right(lambda: program, queue(2), queue(5), queue(None))
+
+
+def test_attribute_of_what_a_weak_proxy_hides_is_read_anew():
+    def make():
+        holder = Holder()
+        proxy = weakref.proxy(holder)
+
+        def program(x):
+            proxy.scale += 1
+            return x * proxy.scale
+
+        program.holder = holder
+        return program
+
+    check_right(make, one(), one(2.0))
+
+
+def test_object_of_a_class_written_in_c_is_not_made_by_a_mock():
+    def program(x):
+        reverse = functools.cmp_to_key(lambda a, b: b - a)
+        return x * 2, reverse(1) < reverse(2), sorted([3, 1, 2], key=reverse)
+
+    check_right(lambda: program, one(), one(2.0))
+
+
+OUT_OF_SIGHT = {
+    "running sums": lambda x: list(itertools.accumulate([x, x * 2, x])),
+    "running products": lambda x: list(itertools.accumulate([x, x * 2], torch.mul, initial=x)),
+    "running results of a function": lambda x: list(
+        itertools.accumulate([x, x * 2, x], lambda a, b: a * 2 + b)
+    ),
+    "no items": lambda x: (x * 2, list(itertools.accumulate(iter(()), torch.mul))),
+    "keys of tensors in order": lambda x: (sorted({"b": x, "a": x * 2}), max({"b": x, "a": x})),
+    "methods of containers": lambda x: (x * 2, list(map({"a": 1}.get, "ab"))),
+    "a field of a named tuple replaced": lambda x: Pair(1, 2)._replace(second=x * 2),
+}
+Pair = collections.namedtuple("Pair", "first second")
+
+
+@pytest.mark.parametrize("name", OUT_OF_SIGHT)
+def test_native_code_that_goes_through_tensors_or_calls_methods_is_recorded(name):
+    check(OUT_OF_SIGHT[name], one())
+
+
+def test_named_tuple_from_outside_with_a_field_replaced():
+    check(lambda pair, x: pair._replace(second=x * 2), lambda: (Pair(1, 2), tensor(1.0)))
