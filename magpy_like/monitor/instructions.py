@@ -23,7 +23,7 @@ import yaml
 
 from magpy_like.annotation import RelationKind, ValueRead, lookup
 from magpy_like.annotation.location import annotations_dir
-from magpy_like.monitor import attributes, calls, loops, native_calls, operators, reads
+from magpy_like.monitor import attributes, calls, locks, loops, native_calls, operators, reads
 from magpy_like.monitor.arguments import holds_tensor, is_followed
 from magpy_like.monitor.containers import CONTAINERS, goes_own_ways, plain_key
 from magpy_like.monitor.expressions import is_number
@@ -609,6 +609,8 @@ def enter_context(run: MonitorRun, step: Step) -> Token:
     """``with manager``: both methods are found before anything runs."""
     manager = step.stack[-1]
     rec = run.recording
+    if locks.takes_quietly(rec, manager, step.code):
+        return None
     for name in ("__enter__", "__exit__"):
         method = attributes.read_class(rec, type(manager), name)
         if method is not NULL and not isinstance(method, types.FunctionType):

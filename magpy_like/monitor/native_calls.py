@@ -19,7 +19,7 @@ import torch
 import torch.utils.checkpoint
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
-from magpy_like.monitor import attributes, draws, foretold, handled, lifted, metadata
+from magpy_like.monitor import attributes, draws, foretold, handled, lifted, locks, metadata
 from magpy_like.monitor.arguments import (
     answers_in_python,
     describe,
@@ -148,6 +148,8 @@ def native(
     on_graph = annotation.as_op_node and not rec.inside
     if operation in handled.ASKS and not rec.inside:
         return handled.ask(run)
+    if locks.leaves_quietly(rec, operation, args):
+        return finish_pure, NativeCall(None, operation, args, kwargs, False)
     if rec.inside:
         look_for_strangers(rec, args, kwargs)
     if operation in _RESIZES and _is_outside(rec, args[0]):
@@ -265,7 +267,7 @@ def native(
                 annotation, operation, args, kwargs, on_graph
             )
         return _finish_operator, NativeCall(annotation, operation, args, kwargs, on_graph)
-    if isinstance(operation, _RUNS_PYTHON) and not (
+    if (annotation.replay or isinstance(operation, _RUNS_PYTHON)) and not (
         isinstance(operation, _NUMPY) and any(map(_calls_back, (*args, *kwargs.values())))
     ):
         if isinstance(operation, functools._lru_cache_wrapper):

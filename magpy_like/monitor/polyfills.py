@@ -90,9 +90,9 @@ def _accumulate(iterable: Iterable[Any], func: Any = None, *, initial: Any = Non
 
 def _running(items: Iterator[Any], function: Callable[..., Any], total: Any) -> Iterator[Any]:
     if total is None:
-        for total in items:
-            break
-        else:
+        try:
+            total = next(items)
+        except StopIteration:
             return
     yield total
     for item in items:
@@ -283,12 +283,14 @@ def may_yield_tensors(iterable: Any) -> bool:
     return True
 
 
-CODE = {_running.__code__} | {
-    function.__code__ for _, _, function in _ROWS if isinstance(function, types.FunctionType)
-} | {
-    constant
-    for maker in (spread, *_GETTERS.values())
-    for constant in maker.__code__.co_consts
-    if isinstance(constant, types.CodeType) and not constant.co_name.startswith("<")
-}
+CODE = (
+    {_running.__code__}
+    | {function.__code__ for _, _, function in _ROWS if isinstance(function, types.FunctionType)}
+    | {
+        constant
+        for maker in (spread, *_GETTERS.values())
+        for constant in maker.__code__.co_consts
+        if isinstance(constant, types.CodeType) and not constant.co_name.startswith("<")
+    }
+)
 """The code objects that the monitor follows although they belong to this package."""

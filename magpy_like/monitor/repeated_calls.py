@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import types
 import warnings
@@ -15,6 +16,7 @@ from magpy_like.monitor.split import Split
 _PACKAGE = str(Path(__file__).parents[1])
 
 _SHOWS = {warnings.warn, warnings.warn_explicit}
+_LOGGING = logging.Logger._log.__code__.co_filename
 _RULES_CHANGED = warnings._filters_mutated  # type: ignore[attr-defined]
 """What `warnings` calls whenever its filters have changed."""
 
@@ -37,12 +39,14 @@ def repeatable(
         raise Split("changes which warnings are shown after it has shown one")
     if operation in _SHOWS and _RULES_CHANGED in repeated:
         raise Split("shows a warning after changing which are shown")
+    if operation is logging.Logger._log:
+        return _log_from(*args, **kwargs)
     if operation is not warnings.warn:
         return operation, args, kwargs
     given = dict(zip(("message", "category", "stacklevel", "source"), args, strict=False)) | kwargs
     message = given["message"]
     category = type(message) if isinstance(message, Warning) else given.get("category")
-    frame = _program_frame(given.get("stacklevel", 1))
+    frame = _program_frame(int(given.get("stacklevel", 1)))
     if frame is None:
         return operation, args, kwargs
     names = frame.f_globals
@@ -52,11 +56,58 @@ def repeatable(
     return warnings.warn_explicit, (message, category or UserWarning, *place, registry), {}
 
 
-def _program_frame(level: int) -> types.FrameType | None:
-    """The frame of the program ``level`` calls out, from inside a callback of the monitor."""
-    frame: types.FrameType | None = sys._getframe(1)
+def _log_from(
+    logger: logging.Logger,
+    level: int,
+    text: object,
+    args: Any,
+    exc_info: Any = None,
+    extra: Any = None,
+    stack_info: bool = False,
+    stacklevel: int = 1,
+) -> Call:
+    """A log record names the place in the program, too.
+
+    Raises:
+        Split: it shows an exception, or the stack.
+    """
+    if exc_info or stack_info:
+        raise Split("logs an exception or the stack")
+    frame = _program_frame(stacklevel, _LOGGING)
+    place = ("(unknown file)", 0, "(unknown function)")
+    if frame is not None:
+        place = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    return _log, (logger, level, place, text, args, extra), {}
+
+
+def _log(
+    logger: logging.Logger,
+    level: int,
+    place: tuple[str, int, str],
+    text: Any,
+    args: Any,
+    extra: Any,
+) -> None:
+    file, line, function = place
+    logger.handle(
+        logger.makeRecord(logger.name, level, file, line, text, args, None, function, extra)
+    )
+
+
+def _program_frame(level: int, library: str = "") -> types.FrameType | None:
+    """The frame of the program ``level`` calls out, from inside a callback of the monitor.
+
+    Frames of this package, and those of ``library`` that come first, are none of the program.
+    """
+    frame = _outward(sys._getframe(1))
+    while frame is not None and frame.f_code.co_filename == library:
+        frame = _outward(frame.f_back)
+    for _ in range(level - 1):
+        frame = _outward(frame.f_back) if frame is not None else None
+    return frame
+
+
+def _outward(frame: types.FrameType | None) -> types.FrameType | None:
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
-    for _ in range(level - 1):
-        frame = frame.f_back if frame is not None else None
     return frame

@@ -96,6 +96,8 @@ class StretchCut:
         try:
             if run.root_frame is None:
                 raise NoLayout("the program has not begun")
+            if run.recording.quiet_locks:
+                raise NoLayout("it holds a lock that a mock does not take")
             run.read_rest()
             self._frames, states = open_frames(frame, run.root_frame, run.step_of, handled)
             run.recording.operators.look_at_all()  # what follows is given its elements

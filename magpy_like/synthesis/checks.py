@@ -54,7 +54,12 @@ def same_array(array: Any, expected: np.ndarray[Any, Any]) -> bool:
 
 
 def gives(call: Callable[[], Any], result: Any) -> bool:
-    return bool(call() == result)
+    return is_same(call(), result)
+
+
+def is_same(found: Any, result: Any) -> bool:
+    """Whether process-wide state is what it was: the same object, or equal to it."""
+    return found is result or (type(found) is type(result) and bool(found == result))
 
 
 def gives_cached(call: Callable[[], Any], result: Any) -> bool:

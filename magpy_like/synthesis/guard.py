@@ -32,6 +32,7 @@ from magpy_like.synthesis.checks import (
     gives,
     gives_cached,
     is_missing,
+    is_same,
     memory_of,
     ordered_keys,
     place_check,
@@ -526,22 +527,49 @@ class GuardBuilder:
             self._check(f"{apart}({names})", "the iterators take no elements from each other")
 
     def _state_reads(self) -> None:
-        """Process-wide state is looked at again by the calls that looked at it."""
-        seen: set[Any] = set()
+        """Process-wide state is looked at again by the calls that looked at it.
+
+        Raises:
+            Split: they were given an object that the program has made.
+        """
+        seen: list[Any] = []
         for operation, args, kwargs, result in self.rec.state_reads:
-            if operation in _COVERED or not (is_plain(result) or is_identity(result)):
+            if operation in _COVERED:
                 continue
-            if not all(is_plain(arg) for arg in (*args, *kwargs.values())):
-                continue
-            known = (operation, args, tuple(kwargs.items()))
+            given = (*args, *kwargs.values())
+            known = (operation, [id(v) for v in given], list(kwargs))
             if known in seen:
                 continue
-            seen.add(known)
+            seen.append(known)
             again = functools.partial(operation, *args, **kwargs)
-            if again() == result:
-                text = ", ".join(map(repr, args))
-                reason = f"{operation.__name__}({text}) == {result!r}"
+            if not gives(again, result):
+                continue  # an object that is made anew for each call, or what the monitor answers
+            name = operation.__name__
+            words = ", ".join(repr(v) if is_plain(v) else type(v).__qualname__ for v in given)
+            reason = f"{name}({words}) == {result!r}"
+            if all(map(self._is_known, given)):
                 self._call(functools.partial(gives, again, result), reason)
+                continue
+            ways = [self._way_of(v) for v in args]
+            ways += [f"{key}={self._way_of(v)}" for key, v in kwargs.items()]
+            same = self.source.constant(is_same)
+            call = f"{self.source.constant(operation, name)}({', '.join(ways)})"
+            self._check(f"{same}({call}, {self.source.constant(result, 'result')})", reason)
+
+    def _is_known(self, value: Any) -> bool:
+        """Whether it is this very object at every call."""
+        if is_plain(value) or is_identity(value):
+            return True
+        node = self.rec.node(value)
+        return node is not None and self.places.is_fixed(node)
+
+    def _way_of(self, value: Any) -> str:
+        if self._is_known(value):
+            return self.source.constant(value, "known")
+        node = self.rec.node(value)
+        if node is None or node.node_id not in self.variables:
+            raise Split(f"asks for state with a {type(value).__qualname__} that it has made")
+        return self.name(node)
 
     def _cached_calls(self) -> None:
         """Functions with a cache must give what they gave: the cache may have been cleared.

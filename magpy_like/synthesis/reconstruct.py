@@ -443,7 +443,7 @@ def _native_slots(cls: type) -> list[str]:
 
 
 def _keeps_native_state(cls: type) -> bool:
-    """Whether instances are larger than their slots account for: written in C, like `KeyWrapper`."""
+    """Whether instances are larger than their slots account for, as those of `KeyWrapper` are."""
     base = cls.__base__
     assert base is not None
     slots = cls.__dict__.get("__slots__", ())

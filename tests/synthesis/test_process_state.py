@@ -1,0 +1,204 @@
+"""What a program asks of, or tells, the process around it: loggers, warnings, threads, locks."""
+
+import functools
+import logging
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import magpy_like as magpy
+from tests.programs import check, check_right, one
+
+
+@pytest.fixture
+def log():
+    """What a logger of our own is given: text, level, line, function."""
+    logger, seen = logging.getLogger("tests.process_state"), []
+
+    class Keep(logging.Handler):
+        def emit(self, record):
+            seen.append((record.getMessage(), record.levelno, record.lineno, record.funcName))
+
+    handler = Keep()
+    logger.addHandler(handler)
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
+    yield logger, seen
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+
+
+def _both(program, compiled, x, seen):
+    seen.clear()
+    program(x)
+    expected = list(seen)
+    seen.clear()
+    compiled(x)
+    actual = list(seen)
+    seen.clear()
+    assert actual == expected
+
+
+def test_log_record_of_a_mock_names_the_place_in_the_program(log):
+    logger, seen = log
+
+    def program(x):
+        logger.info("rows: %d", x.shape[0])
+        return x * 2
+
+    compiled = magpy.compile(program, backend="eager")
+    for _ in range(3):
+        _both(program, compiled, torch.ones(2), seen)
+    assert magpy.cache_info(compiled).hits == 2
+
+
+@pytest.mark.parametrize("passed", [False, True], ids=["a global name", "an argument"])
+def test_level_of_a_logger_is_guarded(log, passed):
+    logger, seen = log
+
+    def program(x, given):
+        (given or logger).debug("checked")
+        return x * (3 if (given or logger).isEnabledFor(logging.DEBUG) else 2)
+
+    compiled = magpy.compile(program, backend="eager")
+    given = logger if passed else None
+    for level in (logging.INFO, logging.DEBUG, logging.INFO, logging.DEBUG):
+        logger.setLevel(level)
+        for _ in range(2):
+            _both(lambda x: program(x, given), lambda x: compiled(x, given), torch.ones(2), seen)
+        assert torch.equal(compiled(torch.ones(2), given), program(torch.ones(2), given))
+    logging.disable(logging.CRITICAL)
+    try:
+        _both(lambda x: program(x, given), lambda x: compiled(x, given), torch.ones(2), seen)
+    finally:
+        logging.disable(logging.NOTSET)
+    assert magpy.cache_info(compiled).hits >= 7
+
+
+def test_exception_that_is_logged_is_the_one_that_is_handled(log):
+    logger, _ = log
+    errors = []
+    keep = logging.Filter()
+    keep.filter = lambda record: errors.append(record.exc_info[0]) or True
+    logger.addFilter(keep)
+
+    def program(x):
+        try:
+            {}["missing"]
+        except KeyError:
+            logger.exception("not there")
+        return x * 2
+
+    compiled = magpy.compile(program, backend="eager")
+    try:
+        for _ in range(3):
+            compiled(torch.ones(2))
+    finally:
+        logger.removeFilter(keep)
+    assert errors == [KeyError] * 3
+
+
+@pytest.mark.parametrize("shown", ["always", "default", "once", "ignore"])
+def test_warning_is_shown_once_for_each_call_that_shows_it(shown):
+    def program(x):
+        warnings.warn("careful", stacklevel=1)
+        return x * 2
+
+    found = []
+    compiled = magpy.compile(program, backend="eager")
+    for target in (program, compiled):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter(shown)
+            for _ in range(4):
+                target(torch.ones(2))
+        found.append([(str(w.message), w.category, w.filename, w.lineno) for w in caught])
+    assert found[1] == found[0]
+    assert magpy.cache_info(compiled).hits == 3
+
+
+def test_errors_that_numpy_shows_are_guarded():
+    def program(x):
+        return x * (2 if np.geterr()["divide"] == "warn" else 3)
+
+    compiled = magpy.compile(program, backend="eager")
+    x = torch.ones(2)
+    assert torch.equal(compiled(x), x * 2)
+    with np.errstate(divide="ignore"):
+        assert torch.equal(compiled(x), x * 3)
+
+
+def test_thread_that_a_program_runs_in_is_guarded():
+    def program(x):
+        return x * (2 if threading.current_thread() is threading.main_thread() else 3)
+
+    compiled = magpy.compile(program, backend="eager")
+    x, found = torch.ones(2), []
+    assert torch.equal(compiled(x), x * 2)
+    thread = threading.Thread(target=lambda: found.append(compiled(x)))
+    thread.start()
+    thread.join()
+    assert torch.equal(found[0], x * 3)
+    assert torch.equal(compiled(x), x * 2)
+
+
+def test_what_a_lock_protects_is_read_once_the_lock_is_held():
+    state, lock = {"count": 0}, threading.Lock()
+
+    def program(x):
+        with lock:
+            state["count"] += 1
+        return x + 1
+
+    compiled = magpy.compile(program, backend="eager")
+    x = torch.ones(2)
+    compiled(x)
+    lock.acquire()
+    thread = threading.Thread(target=compiled, args=(x,))
+    thread.start()
+    state["count"] = 10  # while the other thread waits, or before it has begun
+    lock.release()
+    thread.join()
+    assert state["count"] == 11
+    reasons = [point.reason for point in magpy.explain(compiled, x).split_points]
+    assert any("other threads" in reason for reason in reasons)
+
+
+def test_lock_of_the_program_s_own_splits_nothing():
+    def program(x):
+        lock = threading.RLock()
+        with lock, lock:
+            x = x * 2
+        return x + 1
+
+    check(program, one())
+
+
+class Remembers:
+    """Before Python 3.12 a cached property is computed with a lock held."""
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    @functools.cached_property
+    def plain(self):
+        return torch.ones(2) * self.scale
+
+    @functools.cached_property
+    def shown(self):
+        print(self.scale)
+        return self.scale * 2
+
+
+def test_cached_property_that_is_computed_splits_nothing():
+    check(lambda holder: holder.plain * 2, lambda: (Remembers(2.0),))
+
+
+def test_cached_property_that_splits_the_program(capsys):
+    def with_scale(scale):
+        return lambda: (Remembers(scale),)
+
+    check_right(lambda: lambda holder: holder.shown + 1, with_scale(1), with_scale(2))
+    assert capsys.readouterr().out.splitlines() == ["1", "1", "2", "2"] * 2
