@@ -16,7 +16,7 @@ from magpy_like.monitor.recording import Recording
 
 _LOCKS = (_thread.LockType, _thread.RLock)
 _LEAVE = {_thread.LockType.__exit__, _thread.RLock.__exit__}
-_FILLS_A_CACHE = {functools.cached_property.__get__.__code__}  # type: ignore[attr-defined]
+_FILLS_A_CACHE = {functools.cached_property.__get__.__code__}
 
 
 def takes_quietly(rec: Recording, manager: Any, code: types.CodeType) -> bool:
