@@ -448,13 +448,21 @@ class Dispatcher:
             self._eager = None
 
 
+_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+
 def _is_traced() -> bool:
-    """Whether somebody else watches the program's operators: then it runs as it is written."""
+    """Whether somebody else watches the program's operators: then it runs as it is written.
+
+    Hooks on saved tensors are given those of each operator; `torch.utils.checkpoint` counts them,
+    and raises from one of them when it has seen enough.
+    """
     return (
         is_monitoring()
         or torch._C._len_torch_function_stack() > 0
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._get_tracing_state() is not None
+        or (torch.is_grad_enabled() and _saved_tensors_hooks(True) is not None)
     )
 
 

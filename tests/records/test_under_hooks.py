@@ -1,0 +1,53 @@
+"""A compiled function under hooks on the tensors that a backward pass needs."""
+
+import copy
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import magpy_like as magpy
+
+
+def block():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Tanh())
+
+
+def inputs():
+    return torch.arange(12.0).reshape(4, 3).requires_grad_()
+
+
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("warm", [False, True])
+def test_compiled_block_that_is_computed_again_for_the_backward_pass(backend, reentrant, warm):
+    eager, found = block(), []
+    target = copy.deepcopy(eager)
+    compiled = magpy.compile(target, backend=backend)
+    for module, called in ((eager, eager), (target, compiled)):
+        if warm:
+            called(inputs()).sum().backward()
+        for _ in range(2):
+            x = inputs()
+            checkpoint(called, x, use_reentrant=reentrant).pow(2).sum().backward()
+        found.append([x.grad, *module.buffers(), *(p.grad for p in module.parameters())])
+    for actual, expected in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_hooks_are_given_what_eager_gives_them():
+    eager, found = block(), []
+    compiled = magpy.compile(copy.deepcopy(eager), backend="magpy")
+    compiled(inputs()).sum().backward()
+    for called in (eager, compiled):
+        shapes = []
+
+        def pack(tensor, shapes=shapes):
+            shapes.append(tuple(tensor.shape))
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            called(inputs()).sum().backward()
+        found.append(shapes)
+    assert found[1] == found[0]
