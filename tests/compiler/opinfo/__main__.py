@@ -40,17 +40,12 @@ def main() -> None:
     count, problems, begin = 0, [], time.time()
     for name in names:
         op = operators()[name]
-        if options.gradients:
-            jobs = [(torch.float32, True)] if op.supports_autograd else []
-        else:
-            jobs = [(dtype, False) for dtype in dtypes]
-        for dtype, gradient in jobs:
-            if dtype in op.dtypes:
-                ran, found = sweep(op, dtype, compile_fx, gradient=gradient, limit=options.limit)
-                count += ran
-                problems += found
-                for problem in found[:3]:
-                    print(problem, flush=True)
+        wanted = [torch.float32] if options.gradients else dtypes
+        ran, found = sweep(op, wanted, compile_fx, gradient=options.gradients, limit=options.limit)
+        count += ran
+        problems += found
+        for problem in found[:3]:
+            print(problem, flush=True)
     print(f"\n{count} samples of {len(names)} operators, {len(problems)} differ", end="")
     print(f", {time.time() - begin:.0f} s")
     print(by_cause(problems))

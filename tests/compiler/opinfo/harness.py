@@ -1,8 +1,8 @@
 """Runs operators of torch's OpInfo database through the compiler and compares with eager.
 
-The samples of one operator and dtype are compiled together, as the nodes of one graph: one run of
-the C++ compiler serves a few dozen samples. When such a graph goes wrong its samples are tried one
-by one, so that what is reported is always a single sample.
+The samples of one operator, of all dtypes, are captured and compiled together, as the nodes of one
+graph: one run of each stage, the C++ compiler's included, serves a few dozen samples. When such a
+graph goes wrong its samples are tried one by one, so that what is reported is always a single one.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Case:
 
     call: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
     inputs: tuple[torch.Tensor, ...]
+    dtype: torch.dtype
     text: str
 
 
@@ -77,7 +78,8 @@ def cases(op: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[Case]
         leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         inputs = tuple(leaves[i] for i in places)
-        yield Case(_caller(op, leaves, spec, places), inputs, f"{number}: {_describe(sample)}")
+        call = _caller(op, leaves, spec, places)
+        yield Case(call, inputs, dtype, f"{number}: {_describe(sample)}")
 
 
 def _caller(op: Any, leaves: list[Any], spec: Any, places: list[int]) -> Any:
@@ -107,32 +109,63 @@ def _describe(sample: Any) -> str:
 
 def sweep(
     op: Any,
-    dtype: torch.dtype,
+    dtypes: Sequence[torch.dtype],
     compiler: Compiler,
     *,
     gradient: bool = False,
     limit: int | None = None,
 ) -> tuple[int, list[Problem]]:
-    """Compare the samples of ``op`` (the first ``limit``); how many ran, and what went wrong.
+    """Compare the samples of ``op`` (the first ``limit`` of each of those of ``dtypes`` that it
+    takes); how many ran, and what went wrong.
 
     A sample that eager refuses, that returns no tensor, or whose output sizes depend on values
     (which make_fx cannot capture) is not counted.
     """
-    alone, together = [], []  # values of random samples are not comparable with eager's
-    for case in itertools.islice(cases(op, dtype, requires_grad=gradient), limit):
-        graph = captured([case]) if runs_eagerly(case, gradient) else None
-        if graph is not None:
-            (alone if _is_random(graph) else together).append(case)
+    taken = [
+        case
+        for dtype in dtypes
+        if dtype in op.dtypes and (op.supports_autograd or not gradient)
+        for case in itertools.islice(cases(op, dtype, requires_grad=gradient), limit)
+        if runs_eagerly(case, gradient)
+    ]
+    count = 0
     problems: list[Problem] = []
-    batches = [together[i : i + BATCH] for i in range(0, len(together), BATCH)]
-    for batch in [*batches, *([case] for case in alone)]:
-        if len(batch) > 1 and _difference(op, batch, compiler, gradient) is None:
+    for batch, graph in _batches(taken):
+        count += len(batch)
+        together = _difference(op, batch, graph, compiler, gradient)
+        if together is None:
             continue
-        for case in batch:
-            what = _difference(op, [case], compiler, gradient)
+        found: list[Problem] = []
+        for case in batch if len(batch) > 1 else ():
+            what = _difference(op, [case], captured([case]), compiler, gradient)
             if what is not None:
-                problems.append(Problem(full_name(op), dtype, gradient, case.text, what))
-    return len(alone) + len(together), problems
+                found.append(Problem(full_name(op), case.dtype, gradient, case.text, what))
+        text = "\n      and ".join(case.text for case in batch)
+        problems += found or [Problem(full_name(op), batch[0].dtype, gradient, text, together)]
+    return count, problems
+
+
+def _batches(taken: Sequence[Case]) -> Iterator[tuple[list[Case], torch.fx.GraphModule]]:
+    """Cases that can be captured, in graphs of up to ``BATCH``; random ones among themselves,
+    since their values are not comparable with eager's."""
+    random: list[Case] = []
+    for start in range(0, len(taken), BATCH):
+        halves = [list(taken[start : start + BATCH])]
+        while halves:
+            batch = halves.pop()
+            graph = captured(batch)
+            if graph is not None and not _is_random(graph):
+                yield batch, graph
+            elif len(batch) > 1:
+                middle = len(batch) // 2
+                halves += [batch[middle:], batch[:middle]]
+            elif graph is not None:
+                random += batch
+    for start in range(0, len(random), BATCH):
+        batch = random[start : start + BATCH]
+        graph = captured(batch)
+        assert graph is not None
+        yield batch, graph
 
 
 def _is_random(graph: torch.fx.GraphModule) -> bool:
@@ -188,9 +221,15 @@ def captured(batch: Sequence[Case]) -> torch.fx.GraphModule | None:
         return None
 
 
-def _difference(op: Any, batch: Sequence[Case], compiler: Compiler, gradient: bool) -> str | None:
-    """What differs between the compiled run of ``batch`` and eager's, in words; None if nothing."""
-    graph = captured(batch)
+def _difference(
+    op: Any,
+    batch: Sequence[Case],
+    graph: torch.fx.GraphModule | None,
+    compiler: Compiler,
+    gradient: bool,
+) -> str | None:
+    """What differs between the compiled ``graph`` of ``batch`` and eager's run, in words; None if
+    nothing."""
     assert graph is not None
     inputs = [t for case in batch for t in case.inputs]
     errors._warned.clear()  # each warning comes once; here it counts every time
@@ -220,12 +259,14 @@ def _difference(op: Any, batch: Sequence[Case], compiler: Compiler, gradient: bo
     expected = _run(eager, fresh(inputs), gradient)
     if _is_random(graph):
         return _compare(actual, expected, values=False) or _compare(actual, again, values=True)
-    exact = functools.cache(lambda: _exactly(eager, inputs, gradient))
+    exact = functools.cache(lambda: _exactly(batch, gradient))
     return _compare(actual, expected, values=op.name not in UNDEFINED, exact=exact)
 
 
-def _exactly(eager: Any, inputs: Sequence[torch.Tensor], gradient: bool) -> list[Any] | None:
-    """Eager's results computed in double precision; None where the operator has none."""
+def _exactly(batch: Sequence[Case], gradient: bool) -> list[Any] | None:
+    """Eager's results computed in double precision, where the operator has it; None if the
+    gradients cannot be."""
+    inputs = [t for case in batch for t in case.inputs]
     wider = {torch.complex64: torch.complex128}
     doubles = [
         (t.detach().to(wider.get(t.dtype, torch.float64)) if _is_inexact(t) else t.detach().clone())
@@ -233,6 +274,18 @@ def _exactly(eager: Any, inputs: Sequence[torch.Tensor], gradient: bool) -> list
     ]
     for double, t in zip(doubles, inputs, strict=True):
         double.requires_grad_(t.requires_grad)
+
+    def eager(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        outputs, rest = [], iter(tensors)
+        for case in batch:
+            given = list(itertools.islice(rest, len(case.inputs)))
+            try:
+                outputs += case.call(given)
+            except Exception:
+                narrow = [g.to(t.dtype) for g, t in zip(given, case.inputs, strict=True)]
+                outputs += case.call(narrow)
+        return outputs
+
     try:
         return _run(eager, doubles, gradient)
     except Exception:
