@@ -96,6 +96,16 @@ def _convert(data: np.ndarray, source: Any, target: Any, rounding: Any) -> np.nd
     return rounded.view(torch.int16).numpy().view(np.uint16)
 
 
+_patch_tensor = interpreter._patch_lang_tensor
+
+
+def _patched_tensor(tensor: Any, scope: Any) -> None:
+    """Scalars are arrays of one element, from which NumPy 2.5 makes no integer by itself; Triton
+    before 3.7 relied on that."""
+    _patch_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+
 @contextlib.contextmanager
 def _interpreted() -> Iterator[None]:
     builder = interpreter.interpreter_builder
@@ -103,6 +113,7 @@ def _interpreted() -> Iterator[None]:
         patch.setattr(triton, "jit", interpreter.InterpretedFunction)
         patch.setattr(interpreter.ReduceOps, "generic_reduce", _halves)
         patch.setattr(interpreter, "_convert_float", _convert)
+        patch.setattr(interpreter, "_patch_lang_tensor", _patched_tensor)
         # What compile_kernel asks for.
         options = dataclasses.replace(builder.options, debug=True, sanitize_overflow=False)
         patch.setattr(builder, "options", options)
