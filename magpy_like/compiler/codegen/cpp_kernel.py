@@ -11,7 +11,7 @@ from magpy_like.compiler import indexing
 from magpy_like.compiler.codegen.common import Kernel, Lines, Node
 from magpy_like.compiler.codegen.cpp_values import CTYPE, print_index
 from magpy_like.compiler.indexing import Expr, Symbol
-from magpy_like.compiler.ops import Value, compute_dtype
+from magpy_like.compiler.ops import Value
 
 STRIP = 16  # elements that are stored past the caches together: a cache line of float32
 STREAM = 24 * 2**20  # bytes that a kernel moves from which its results would push all else out
@@ -84,10 +84,10 @@ class CppKernel:
         return position
 
     def declare_locals(self, scalar: bool) -> None:
-        """Variables for outer values that a later phase reads."""
+        """Variables for outer values that a later phase reads; they hold what memory would."""
         for buffer, kind in self.kernel.forward.items():
             if kind == "outer":
-                ctype = CTYPE[compute_dtype(self.kernel.dtypes[buffer])]
+                ctype = CTYPE[self.kernel.dtypes[buffer]]
                 self.locals[buffer] = f"v_{buffer}"
                 self.lines.line(f"{ctype} v_{buffer}{'' if scalar else f'[{TILE}]'};")
 
