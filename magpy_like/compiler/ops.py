@@ -66,7 +66,7 @@ ELEMENTWISE: dict[str, tuple[int, str]] = {
     "remainder": (2, _SAME),  # sign of the divisor
     "fmod": (2, _SAME),  # sign of the dividend
     "fma": (3, _SAME),  # floats only; a * b + c, rounded once
-    "abs": (1, _SAME), "sign": (1, _SAME), "sgn": (1, _SAME), "square": (1, _SAME),
+    "abs": (1, _SAME), "sign": (1, _SAME), "square": (1, _SAME),
     "maximum": (2, _SAME), "minimum": (2, _SAME),  # NaN if either is
     "fmax": (2, _SAME), "fmin": (2, _SAME),  # the other one if one is NaN
     "pow": (2, _SAME), "copysign": (2, _SAME), "nextafter": (2, _SAME), "hypot": (2, _SAME),

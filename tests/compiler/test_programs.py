@@ -1,5 +1,6 @@
 """Whole programs, forward: values, strides, aliasing and mutation equal eager's."""
 
+import platform
 import sys
 import warnings
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.compiler.programs import compile_fx, compiled, same
+from tests.compiler.programs import compile_fx, compiled, same, same_gradients
 
 # The package's attribute of that name is the function.
 module = sys.modules["magpy_like.compiler.compile_fx"]
@@ -64,11 +65,38 @@ def test_special_values_propagate_as_in_eager():
     same(
         lambda x, y: (
             torch.maximum(x, y), torch.fmin(x, y), x.max(), x.argmax(), x.relu(), x.clamp(-1, 1),
-            x.sign(), x.round(), x % y, torch.fmod(x, y), torch.floor_divide(x, y), x**y,
+            x.sign(), x.sgn(), x.round(), x % y, torch.fmod(x, y), torch.floor_divide(x, y), x**y,
             torch.signbit(x), torch.copysign(x, y), x.isnan(), x / y, x.sigmoid(), x.amin(),
         ),
         a, b,
     )  # fmt: skip
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="what does not fit differs by machine")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_floats_that_do_not_fit_become_eagers_integers(dtype):
+    x = torch.cat([SPECIAL, torch.tensor([3e9, -3e9, 1e20, -7e4, 300.7])]).to(dtype).repeat(3)
+    for target in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
+        same(lambda x, target=target: x.to(target), x)
+
+
+def test_special_values_have_eagers_gradients():
+    for function in (torch.abs, torch.relu, torch.sgn, F.softplus, torch.tanh, torch.sqrt):
+        same_gradients(lambda x, f=function: f(x * 1), SPECIAL)
+
+
+@pytest.mark.parametrize("function", [torch.relu, F.relu6, lambda x: x.clamp(0, 1)])
+def test_a_clamped_zero_keeps_its_sign(function):
+    x = torch.tensor([0.0, -0.0, -1.0])
+    assert compiled(function)(x).signbit().tolist() == function(x).signbit().tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_reduction_of_low_precision_is_read_by_what_follows(dtype):
+    x = torch.randn(3, 17).to(dtype)
+    for function in (torch.amax, torch.var, torch.std, torch.mean):
+        same(lambda x, f=function: (f(x, 1), (x == f(x, 1, keepdim=True)).sum(1)), x)
+        same_gradients(lambda x, f=function: f(x), x[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])

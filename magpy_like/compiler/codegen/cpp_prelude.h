@@ -83,9 +83,6 @@ INLINE bool m_signbit(f32 x) { return __builtin_signbitf(x); }
 INLINE bool m_signbit(f64 x) { return __builtin_signbit(x); }
 template <class T> INLINE T m_abs(T x) { return x < T(0) ? T(-x) : x; }
 template <class T> INLINE T m_sign(T x) { return T((T(0) < x) - (x < T(0))); }
-INLINE f32 m_sgn(f32 x) { return x != x ? x : f32((0 < x) - (x < 0)); }
-INLINE f64 m_sgn(f64 x) { return x != x ? x : f64((0 < x) - (x < 0)); }
-template <class T> INLINE T m_sgn(T x) { return m_sign(x); }
 
 // --- exp, erf and tanh of float32, without branches ----------------------------------------------
 // Calls into libmvec spill every vector register, and what surrounds them waits. The polynomials

@@ -204,7 +204,8 @@ class CppEmitter(Emitter):
             if dtype == torch.bool:
                 return self._define(f"{args[0]} != 0", dtype)
             if dtypes[0].is_floating_point and not dtype.is_floating_point:
-                wide = "i64" if dtype != torch.int64 else CTYPE[dtype]
+                # What does not fit: eager's kernels convert to these two first, and cut off.
+                wide = "i32" if dtype in (torch.int16, torch.int32) else "i64"
                 return self._define(f"({CTYPE[dtype]})({wide}){args[0]}", dtype)
             return self._define(f"({CTYPE[dtype]}){args[0]}", dtype)
         if op == "round_to":

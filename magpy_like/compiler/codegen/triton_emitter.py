@@ -175,9 +175,6 @@ class TritonEmitter(Emitter):
             return f"tl.abs({a})"
         if op == "sign":
             return f"prelude.sign({a})"
-        if op == "sgn":
-            return f"tl.where({a} != {a}, {a}, prelude.sign({a}))" if floats else (
-                f"prelude.sign({a})")  # fmt: skip
         if op == "isnan":
             return f"{a} != {a}"
         if op == "isinf":

@@ -53,7 +53,7 @@ DIRECT: dict[Any, tuple[str, Kind]] = {
     aten.cosh: ("cosh", _FLOAT), aten.tanh: ("tanh", _FLOAT), aten.asinh: ("asinh", _FLOAT),
     aten.acosh: ("acosh", _FLOAT), aten.atanh: ("atanh", _FLOAT), aten.erf: ("erf", _FLOAT),
     aten.erfc: ("erfc", _FLOAT), aten.lgamma: ("lgamma", _FLOAT),
-    aten.sigmoid: ("sigmoid", _FLOAT), aten.sgn: ("sgn", _DEFAULT),
+    aten.sigmoid: ("sigmoid", _FLOAT),
     aten.hypot: ("hypot", _DEFAULT), aten.nextafter: ("nextafter", _DEFAULT),
     aten.copysign: ("copysign", _FLOAT),
     aten.maximum: ("maximum", _DEFAULT), aten.minimum: ("minimum", _DEFAULT),
@@ -224,8 +224,9 @@ def abs_(graph: Graph, a: Box) -> Box:
     return elementwise(graph, [a], _DEFAULT, lambda x: ops.abs(x))
 
 
-@lower(aten.sign)
+@lower(aten.sign, aten.sgn)
 def sign(graph: Graph, a: Box) -> Box:
+    """-1, 0 or 1, and 0 of NaN."""
     if a.dtype == torch.bool:
         return elementwise(graph, [a], _DEFAULT, lambda x: x)
     return elementwise(graph, [a], _DEFAULT, lambda x: ops.sign(x))
@@ -264,7 +265,7 @@ def round_decimals(graph: Graph, a: Box, *, decimals: int) -> Box:
 
 @lower(aten.relu)
 def relu(graph: Graph, a: Box) -> Box:
-    return elementwise(graph, [a], _DEFAULT, lambda x: ops.maximum(x, ops.constant(0, x.dtype)))
+    return clamp(graph, a, 0)
 
 
 def _predicate(packet: Any, name: str) -> None:
@@ -365,12 +366,18 @@ def masked_fill(graph: Graph, a: Box, mask: Box, value: Any) -> Box:
 def clamp(graph: Graph, a: Box, low: Any = None, high: Any = None) -> Box:
     bounds = [b for b in (low, high) if b is not None]
 
+    on_cpu = a.device.type == "cpu"
+
+    def limited(extreme: Callable[..., Value], x: Value, limit: Value) -> Value:
+        # Of two equal numbers, zeros of both signs, say, the second is taken; of NaN any.
+        return extreme(limit, x) if on_cpu else extreme(x, limit)
+
     def function(x: Value, *limits: Value) -> Value:
         rest = list(limits)
         if low is not None:
-            x = ops.maximum(x, rest.pop(0))
+            x = limited(ops.maximum, x, rest.pop(0))
         if high is not None:
-            x = ops.minimum(x, rest.pop(0))
+            x = limited(ops.minimum, x, rest.pop(0))
         return x
 
     return elementwise(graph, [a, *bounds], _DEFAULT, function, operations=2)
