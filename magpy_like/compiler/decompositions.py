@@ -17,7 +17,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._prims_common import suggest_memory_format
 
 from magpy_like.compiler.lowering import LOWERINGS
-from magpy_like.compiler.ops import LOW_PRECISION, round_number
+from magpy_like.compiler.ops import LOW_PRECISION
 
 aten = torch.ops.aten
 
@@ -76,13 +76,32 @@ def _means(*operators: Any) -> Callable[[Function], Function]:
     return register
 
 
-@_means(aten.logspace.default)
-def _logspace(start: Any, end: Any, steps: Any, base: Any = 10.0, **kwargs: Any) -> Any:
-    """Eager rounds both ends to the result's dtype first, which a power magnifies."""
-    dtype = kwargs.get("dtype")
-    if dtype in LOW_PRECISION and all(isinstance(v, (int, float)) for v in (start, end, base)):
-        start, end, base = (round_number(v, dtype) for v in (start, end, base))
-    return core_aten_decompositions()[aten.logspace.default](start, end, steps, base, **kwargs)
+def _steps(packet: Any, name: str) -> None:
+    meant = core_aten_decompositions()[getattr(packet, name)]
+
+    @_means(getattr(packet, name))
+    def steps(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+        """Of low precision eager rounds every step, and of integers both ends; on a GPU it cuts off
+        fused sums of float32. No other arithmetic comes out alike."""
+        if dtype in LOW_PRECISION or (dtype is not None and not dtype.is_floating_point):
+            return NotImplemented
+        return meant(*args, dtype=dtype, **kwargs)
+
+
+for _packet in (aten.linspace, aten.logspace):
+    for _overload in ("default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"):
+        _steps(_packet, _overload)
+
+
+@_means(aten._softmax_backward_data.default)
+def _softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Of low precision, eager on a GPU rounds the products before it sums them."""
+    if grad.device.type != "cuda" or grad.dtype not in LOW_PRECISION:
+        meant = get_decompositions([aten._softmax_backward_data])
+        return meant[aten._softmax_backward_data.default](grad, output, dim, dtype)
+    product = (grad * output).to(torch.float32)
+    total = product.sum(dim, keepdim=True)
+    return (product - output.to(torch.float32) * total).to(dtype)
 
 
 # --- placing -------------------------------------------------------------------------------------

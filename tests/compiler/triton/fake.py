@@ -15,8 +15,8 @@ from magpy_like.compiler.scheduler import Scheduler
 from tests.compiler.triton.interpreter import Interpreted
 
 
-def sources(function, *shapes, dtype=torch.float32):
-    """The Triton sources of the kernels of ``function`` of CUDA tensors of these shapes."""
+def lowered(function, *shapes, dtype=torch.float32):
+    """The graph of loops of ``function`` of CUDA tensors of these shapes."""
 
     def flat(*args):
         return tuple(pytree.tree_leaves(function(*args)))
@@ -24,7 +24,12 @@ def sources(function, *shapes, dtype=torch.float32):
     with FakeTensorMode():
         args = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
         gm = make_fx(flat, decomposition_table=decompositions())(*args)
-    graph = Graph(gm).run()
+    return Graph(gm).run()
+
+
+def sources(function, *shapes, dtype=torch.float32):
+    """The Triton sources of the kernels of ``function`` of CUDA tensors of these shapes."""
+    graph = lowered(function, *shapes, dtype=dtype)
     assert not graph.fallbacks
     found = [step for step in Scheduler(graph).run().steps if isinstance(step, Kernel)]
     for kernel in found:

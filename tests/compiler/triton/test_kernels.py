@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.compiler.programs import kernels, same
-from tests.compiler.triton.fake import run, sources
+from tests.compiler.triton.fake import lowered, run, sources
 
 pytestmark = pytest.mark.usefixtures("printed")
 
@@ -85,6 +85,34 @@ def test_variance_on_a_gpu_is_found_in_one_pass(shape):
     run(source, x, variance, mean)
     torch.testing.assert_close((variance, mean), torch.var_mean(x.double(), 1), check_dtype=False,
                                rtol=1e-4, atol=1e-4)  # fmt: skip
+
+
+def test_the_gradient_of_a_softmax_rounds_its_products_as_eager_on_a_gpu_does():
+    backward = torch.ops.aten._softmax_backward_data
+
+    def rounded_first(grad, output):
+        product = (grad * output).float()
+        return (product - output.float() * product.sum(-1, keepdim=True)).to(grad.dtype)
+
+    output, grad = torch.rand(2, 8, 40, device="cpu").to(torch.bfloat16)
+    shape, result = output.shape, torch.empty_like(output)
+    (source,) = sources(
+        lambda grad, output: backward(grad, output, 1, grad.dtype), shape, shape, dtype=grad.dtype
+    )
+    run(source, grad, output, result)
+    expected = rounded_first(grad, output)
+    assert not torch.equal(expected, backward(grad, output, 1, grad.dtype))
+    torch.testing.assert_close(result, expected, rtol=2**-7, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64])
+def test_steps_that_eager_rounds_are_left_to_it(dtype):
+    def steps(like):
+        given = {"dtype": dtype, "device": like.device}
+        return torch.linspace(4.3, -3, 50, **given), torch.logspace(0, 2, 50, **given)
+
+    assert set(lowered(steps, (1,)).fallbacks) == {"aten.linspace.default", "aten.logspace.default"}
+    same(steps, torch.ones(1, device="cpu"))
 
 
 def test_softmax_of_any_layout_is_one_kernel():
