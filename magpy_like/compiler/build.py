@@ -16,7 +16,7 @@ from magpy_like.compiler.codegen.common import Kernel
 from magpy_like.compiler.codegen.launcher import COMMON, Launcher, define
 from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.graph import Graph
-from magpy_like.compiler.runtime import captured_cache, code_cache, graph_cache
+from magpy_like.compiler.runtime import captured_cache, code_cache, graph_cache, pages
 from magpy_like.compiler.runtime.graph_cache import CompiledGraph
 from magpy_like.compiler.trace import Trace
 
@@ -144,6 +144,7 @@ def _load_units(compiled: CompiledGraph, kind: str) -> Functions:
         code_cache.CppSource(text, f"magpy_{kind}", cpp.FLAGS, headers)
         for text, _ in compiled.units
     ]
+    pages.keep_freed_memory()
     found: Functions = {}
     paths = code_cache.compile_cpp_many(sources)
     for path, (_, names) in zip(paths, compiled.units, strict=True):

@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -46,3 +48,28 @@ def test_a_kernel_writes_large_results_there(monkeypatch):
     monkeypatch.setitem(COMMON, "empty_large", lambda *a: made.append(empty(*a)) or made[-1])
     same(lambda x: (x * 2, x[:2] * 2), torch.ones(ROWS, 1024))
     assert [tuple(t.shape) for t in made] == [(ROWS, 1024)]
+
+
+KEPT = """
+import resource
+import torch
+from magpy_like.compiler import compile_fx
+
+graph = torch.fx.symbolic_trace(lambda x: (x + 1).tanh())
+compile_fx(graph, [torch.ones(8)])(torch.ones(8))
+
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    tensors = [torch.ones(1 << 21) for _ in range(5)]  # 8 MiB each
+    del tensors
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+print([faults() for _ in range(4)][-1])
+"""
+
+
+def test_what_one_call_has_freed_is_there_for_the_next_one():
+    done = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 2048  # of the 10240 pages
