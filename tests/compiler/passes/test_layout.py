@@ -48,6 +48,18 @@ def test_other_convolutions_stay(image, weight):
     same(convolve, image, weight)
 
 
+def test_a_convolution_with_more_weights_than_pixels_gets_its_image_as_it_was():
+    def function(x, w, v):
+        y = F.max_pool2d(F.conv2d(x, w, padding=1), 16)
+        return F.conv2d(y, v), F.conv2d(y, v[:1])
+
+    many = torch.randn(64, 6, 3, 3)
+    gm = optimised(function, IMAGE, WEIGHT, many)
+    first, last, few = (n for n in gm.graph.nodes if "convolution" in str(n.target))
+    assert [n.args[0].meta["val"].stride(1) == 1 for n in (first, last, few)] == [True, False, True]
+    same(function, IMAGE, WEIGHT, many, rtol=1e-4, atol=1e-4)
+
+
 def test_images_of_varying_size_stay():
     same(F.conv2d, IMAGE, WEIGHT, dynamic=True)
 
