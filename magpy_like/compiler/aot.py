@@ -11,6 +11,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensor
 
+from magpy_like.compiler.absent import Absent
 from magpy_like.compiler.decompositions import decompositions
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -27,6 +28,15 @@ def aot_compile(
     aliased outputs, and has a backward when an input or parameter requires grad.
     """
     direct: list[Callable[..., Any]] = []
+    absent = Absent()
+
+    def compile_forward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        absent.see_forward(graph)
+        return forward(graph, inputs)
+
+    def compile_backward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        absent.see_backward(graph)
+        return backward(graph, inputs)
 
     def compile_inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         call = inference(graph, inputs)
@@ -37,14 +47,17 @@ def aot_compile(
     wrapped = aot_module_simplified(
         gm,
         list(example_inputs),
-        fw_compiler=forward,
-        bw_compiler=backward,
+        fw_compiler=compile_forward,
+        bw_compiler=compile_backward,
         inference_compiler=compile_inference,
         partition_fn=_partition,
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
     )
-    return without_grad(*direct) if direct else wrapped
+    if direct:
+        return without_grad(*direct)
+    several = len(gm.graph.output_node().args[0]) > 1
+    return absent.after(wrapped) if several else wrapped
 
 
 def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:

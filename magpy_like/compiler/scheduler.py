@@ -58,15 +58,31 @@ class Scheduler:
         self.graph = graph
         self.decisions: list[Decision] = []
         self._kept = {w.buffer for w in returned_windows(graph)} | graph.mutated_inputs
+        self._held: list[int] | None = None  # while memory counts: bytes at each place
+        self._budget = 0
 
     def run(self) -> Schedule:
         operations = self._live(self.graph.operations)
+        as_written = self._memory(list(self._items(operations).values()))
+        self._budget = max(as_written)
+        order = self._fused(operations)
+        if max(self._memory(order)) > self._budget:
+            # What runs together lives together: a copy for a late concatenation, made where its
+            # source is, is kept until then.
+            freely, decisions = order, self.decisions
+            self._held, self.decisions = as_written, []
+            order = self._fused(operations)
+            if max(self._memory(order)) >= max(self._memory(freely)):
+                order, self.decisions = freely, decisions
+        return Schedule(self._steps(order), self.decisions)
+
+    def _fused(self, operations: list[Operation]) -> list[_Item]:
+        """The operations as few items, in the order of less memory: fused work runs as late as its
+        last operation, or as early as its first, may."""
         items = self._items(operations)
         self._fuse(items)
-        # Fused work runs as late as its last operation or as early as its first may: by memory.
         orders = [_topological(items, key) for key in (_late, _early)]
-        order = min(orders, key=self._peak)
-        return Schedule(self._steps(order), self.decisions)
+        return min(orders, key=lambda order: max(self._memory(order)))
 
     # --- dependencies --------------------------------------------------------------------------
 
@@ -141,6 +157,10 @@ class Scheduler:
                     heapq.heappush(queue, (score, a, b))
 
         self._users: dict[str, set[int]] = {}
+        self._called = {
+            b for i in items.values() if isinstance(i.work, ExternOp)
+            for b in (*i.work.reads, *i.work.writes)
+        }  # fmt: skip
         for k, item in items.items():
             if isinstance(item.work, Group):
                 for name in item.work.reads | item.work.writes:
@@ -212,11 +232,48 @@ class Scheduler:
         shared = (first.reads | first.writes) & (second.reads | second.writes)
         saved = sum(self.graph.bytes_of(s) for s in shared)
         why = f"share {', '.join(sorted(shared))}: {saved} bytes less traffic"
+        if self._held is not None and not self._affords(items, earlier, a, b):
+            self.decisions.append(Decision(*names, False, "would hold too much memory"))
+            return None
         self.decisions.append(Decision(*names, True, why))
         return result
 
-    def _peak(self, order: list[_Item]) -> int:
-        """Bytes held at one time at most, buffers within one item not counted."""
+    def _affords(self, items: dict[int, _Item], earlier: dict[int, int], a: int, b: int) -> bool:
+        """May both run together without more memory than the program as it is written takes? If
+        so, what they hold is noted.
+
+        They run as soon as what both need is there: until then arguments of the first stay, and
+        from then on results of the second.
+        """
+        assert self._held is not None
+        first, second = items[a], items[b]
+        before = [max(first.first, earlier[a].bit_length() - 1),
+                  max(second.first, earlier[b].bit_length() - 1)]  # fmt: skip
+        after = max(before[0], (earlier[b] & ~(1 << a)).bit_length() - 1)
+        change: list[tuple[range, int]] = []
+        for name in first.work.reads:
+            change.append((range(before[0] + 1, after + 1), self._own_bytes(name)))
+        for name in second.work.writes:
+            change.append((range(after, before[1]), self._own_bytes(name)))
+        for name in set(first.work.writes) & set(second.work.reads):
+            if len(self._users[name]) == 2 and name not in self._kept | self._called:
+                change.append((range(before[0], before[1] + 1), -self._own_bytes(name)))
+        held = self._held.copy()
+        for places, count in change:
+            for k in places:
+                held[k] += count
+        if any(m > max(n, self._budget) for m, n in zip(held, self._held, strict=True)):
+            return False
+        self._held = held
+        return True
+
+    def _own_bytes(self, name: str) -> int:
+        """What the graph allocates for a buffer."""
+        own = self.graph.buffers[name].kind in ("computed", "extern")
+        return self.graph.bytes_of(name) if own else 0
+
+    def _memory(self, order: list[_Item]) -> list[int]:
+        """Bytes held at each place, buffers within one item not counted."""
         touched = [item.work.reads | item.work.writes if isinstance(item.work, Group)
                    else {*item.work.reads, *item.work.writes} for item in order]  # fmt: skip
         first: dict[str, int] = {}
@@ -227,11 +284,10 @@ class Scheduler:
                 last[b] = len(order) if b in self._kept else k
         change = [0] * (len(order) + 2)
         for b, k in first.items():
-            own = self.graph.buffers[b].kind in ("computed", "extern")
-            if own and (last[b] > k or isinstance(order[k].work, ExternOp)):
-                change[k] += self.graph.bytes_of(b)
-                change[last[b] + 1] -= self.graph.bytes_of(b)
-        return max(itertools.accumulate(change))
+            if last[b] > k or isinstance(order[k].work, ExternOp):
+                change[k] += self._own_bytes(b)
+                change[last[b] + 1] -= self._own_bytes(b)
+        return list(itertools.accumulate(change))
 
     # --- kernels -------------------------------------------------------------------------------
 

@@ -82,3 +82,15 @@ def test_fused_work_runs_when_least_is_held():
         return torch.stack(parts)
 
     assert peak(function, *matrices(1)) < 3
+
+
+def test_copies_for_late_concatenations_are_not_made_early():
+    def function(a, w):
+        first = y = a @ a
+        for _ in range(5):
+            y = torch.cat([first, y], 1) @ w
+        return y
+
+    (a,), w = matrices(1), torch.randn(2 * SIZE, SIZE)
+    assert peak(function, a, w) == 4  # the first one, both together, and a product
+    same(function, a, w, rtol=1e-3, atol=1e-3)
