@@ -233,7 +233,7 @@ class Branches:
         for value in (*(v for v in after if id(v) in copies), *own):
             side.own(value)
         last = next(iter(reversed(rec.operators.graph.nodes)), None)
-        watched, as_is = len(rec.unchanged), (rec.runs_as_is, len(rec.operators_as_is))
+        watched, as_is = len(rec.unchanged), _as_is(rec)
         random_state = torch.get_rng_state()
         self._depth += 1
         waiting, self._waiting = self._waiting, []
@@ -249,10 +249,11 @@ class Branches:
             torch.set_rng_state(random_state)
             unstable = rec.has_changed(watched)
             del rec.unchanged[watched:]
-            becomes = rec.runs_as_is, len(rec.operators_as_is)
-            reason = next(iter(rec.operators_as_is[as_is[1] :]), rec.runs_as_is)
-            rec.runs_as_is = as_is[0]
-            del rec.operators_as_is[as_is[1] :]
+            becomes = _as_is(rec)
+            reasons = rec.operators_as_is[as_is[-1] :]
+            reason = next(iter(reasons), rec.runs_as_is or rec.stays_whole)
+            rec.runs_as_is, rec.stays_whole, _ = as_is
+            del rec.operators_as_is[as_is[-1] :]
         if reached is None or side.refused:
             raise self._undo(rec, last, side.refused or "one side does not come to an end")
         if unstable:
@@ -618,6 +619,11 @@ def _start(state: FrameState, taken: bool) -> FrameState:
     assert at.target is not None
     stack = state.stack if keeps else state.stack[:-1]
     return replace(state, offset=at.target if jumps else at.end, stack=stack)
+
+
+def _as_is(rec: Recording) -> tuple[str | None, str | None, int]:
+    """What of the graph, by now, no backend may be given or given in parts."""
+    return rec.runs_as_is, rec.stays_whole, len(rec.operators_as_is)
 
 
 def _returned(code: Any, offset: int, stack: tuple[Any, ...]) -> Any:

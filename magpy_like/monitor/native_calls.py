@@ -72,7 +72,6 @@ _FOLLOWED = (*_CUSTOM_FUNCTION, *_TRANSFORMS)
 followed for what it reads."""
 
 _KEEPS_ALL_AS_IS = {
-    torch.autograd.grad: "takes gradients inside",
     torch.Tensor.requires_grad_: "changes which tensors take part in gradients",
     torch._C.TensorBase.__dict__["_make_subclass"].__func__: "makes a parameter",
     **dict.fromkeys(
@@ -86,7 +85,7 @@ then."""
 _RUNS_AS_IS = {torch.utils.checkpoint.checkpoint: "runs its function again in the backward pass"}
 """Operators that no graph compiler takes as they are meant; what lies between is compiled."""
 
-_CALLS_LATER = {*_KEEPS_ALL_AS_IS, *_RUNS_AS_IS, *_TRANSFORMS}
+_CALLS_LATER = {torch.autograd.grad, *_KEEPS_ALL_AS_IS, *_RUNS_AS_IS, *_TRANSFORMS}
 """Operators that may call what they are given at every later call."""
 
 _MAKES_SEVERAL = {"unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit"}
@@ -254,6 +253,8 @@ def native(
             rec.runs_as_is = f"{describe(operation)} {_KEEPS_ALL_AS_IS[operation]}"
         elif on_graph and kwargs.get("requires_grad") is True:
             rec.runs_as_is = f"{describe(operation)} makes a tensor that gradients are collected in"
+        elif on_graph and operation is torch.autograd.grad:
+            rec.stays_whole = f"{describe(operation)} takes gradients inside"
         if on_graph and operation in _RUNS_AS_IS:
             rec.running_as_is = f"{describe(operation)} {_RUNS_AS_IS[operation]}"
         if on_graph and operation in _CUSTOM_FUNCTION:

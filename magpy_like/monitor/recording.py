@@ -99,6 +99,8 @@ class Recording:
         """The same of each such operator on the graph."""
         self.runs_as_is: str | None = None
         """Why no part of the operator graph must be compiled."""
+        self.stays_whole: str | None = None
+        """Why the operator graph must not be compiled in parts."""
         self.cached: list[Any] = []
         """Tensors that a cache keeps, held until the record holds them."""
         self.advanced: dict[int, int] = {}

@@ -38,7 +38,15 @@ def resolve_backend(
     found = torch._dynamo.lookup_backend(backend)
     if backend == "inductor" and (mode or options):
         return functools.partial(_inductor, found, mode, options)
-    return found
+    return functools.partial(_named, found)
+
+
+def _named(found: Callable[..., Any], graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+    from magpy_like.compiler.passes.gradients import keep_saved
+
+    keep_saved(graph)
+    compiled: Callable[..., Any] = found(graph, inputs)
+    return compiled
 
 
 def _inductor(
@@ -50,6 +58,9 @@ def _inductor(
 ) -> Any:
     import torch
 
+    from magpy_like.compiler.passes.gradients import keep_saved
+
+    keep_saved(graph)
     patches = dict(options or {})
     if mode and mode != "default":
         patches.update(torch._inductor.list_mode_options(mode))

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from magpy_like.annotation import RelationKind
-from magpy_like.compiler.control import interpreted
+from magpy_like.compiler.control import has_parts, interpreted
 from magpy_like.dynamic.tracebacks import raised_in_caller
 from magpy_like.monitor.containers import elements, items_of, length_of
 from magpy_like.monitor.expressions import Expression
@@ -511,7 +511,7 @@ def _compile(
         names.append(mock.existing(node))
     if changed:
         same_memory(guard, nodes, changed)
-    if rec.runs_as_is:
+    if rec.runs_as_is or (rec.stays_whole and has_parts(graph)):
         return CompiledGraph(graph, interpreted(graph)), names
     with entry():
         return backend(graph, example_inputs(rec, bool(changed))), names

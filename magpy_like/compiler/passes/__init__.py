@@ -18,6 +18,7 @@ from magpy_like.compiler.passes.cleanup import (
     eliminate_dead_code,
 )
 from magpy_like.compiler.passes.constants import fold
+from magpy_like.compiler.passes.gradients import keep_saved
 from magpy_like.compiler.passes.layout import use_channels_last
 from magpy_like.compiler.passes.noops import remove_noops
 from magpy_like.compiler.passes.products import use_onednn
@@ -33,6 +34,7 @@ _ROUNDS = 4
 def run_captured(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
     """Rewrite a graph as it was captured, before autograd sees it, in place; returns it."""
     keep_recurrent_layers(gm)
+    keep_saved(gm)
     return rewrite_attention(gm, example_inputs)
 
 
