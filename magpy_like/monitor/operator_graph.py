@@ -42,6 +42,10 @@ AS_IS = "as_is"
 """The key of the reason why no backend may be given a node: it runs as it was recorded."""
 
 
+REPLAYED = "replayed"
+"""The attribute by which a function of the graph tells which operation it runs."""
+
+
 def _symbol() -> Any:
     raise AssertionError("a symbol is replaced before its graph runs")
 
@@ -721,6 +725,7 @@ def graph_function(operation: Callable[..., Any]) -> Callable[..., Any]:
     name = "_".join(filter(None, (stem, getattr(operation, "__name__", "operator"))))
     run.__name__ = re.sub(r"\W", "_", name)
     run.__qualname__ = run.__name__
+    setattr(run, REPLAYED, operation)
     return run
 
 

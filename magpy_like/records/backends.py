@@ -8,6 +8,9 @@ from typing import Any
 
 from torch import fx
 
+RELIABLE = frozenset({"eager", "aot_eager", "inductor", "magpy"})
+"""Backends that raise where one of the graph's operators does, and nowhere else."""
+
 
 def resolve_backend(
     backend: str | Callable[..., Any], mode: str | None, options: dict[str, Any] | None

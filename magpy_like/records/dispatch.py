@@ -32,7 +32,7 @@ from magpy_like.monitor.split import (
     is_monitoring,
 )
 from magpy_like.monitor.variation import Variation, argument_place
-from magpy_like.records.backends import resolve_backend
+from magpy_like.records.backends import RELIABLE, resolve_backend
 from magpy_like.records.interface import CacheInfo, Explanation, Stretch
 from magpy_like.records.misses import Limits, Varying
 from magpy_like.records.stretches import StretchCut, Stretches
@@ -314,13 +314,14 @@ class Dispatcher:
     def _backend(self, graph: torch.fx.GraphModule, inputs: Any) -> CompiledGraph:
         if _graph_log.isEnabledFor(logging.INFO):
             _graph_log.info("%s: operator graph\n%s", self.name, graph.print_readable(False))
+        may_fail = self.backend not in RELIABLE
         if has_parts(graph):
             varying = [is_symbolic(given) for given in inputs]
-            return CompiledGraph(graph, in_parts(graph, self._compile_graph, varying))
+            return CompiledGraph(graph, in_parts(graph, self._compile_graph, varying), may_fail)
         return self._stretches.graphs.compiled(
             graph,
             () if self.backend == "eager" else relied_on(inputs),
-            lambda: self._compile_graph(graph, inputs),
+            lambda: CompiledGraph(graph, self._compile_graph(graph, inputs), may_fail),
         )
 
     def _compile_graph(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:

@@ -17,10 +17,12 @@ from magpy_like.monitor.operator_graph import NUMBER
 
 
 class CompiledGraph:
-    """An operator graph and what a backend made of it."""
+    """An operator graph and what a backend made of it, which may fail where no operator does."""
 
-    def __init__(self, graph: fx.GraphModule, run: Callable[..., Any]) -> None:
-        self.graph, self.run = graph, run
+    def __init__(
+        self, graph: fx.GraphModule, run: Callable[..., Any], may_fail: bool = False
+    ) -> None:
+        self.graph, self.run, self.may_fail = graph, run, may_fail
 
 
 Key = tuple[Any, ...]
@@ -36,7 +38,7 @@ class SharedGraphs:
         self,
         graph: fx.GraphModule,
         inputs: Key | None,
-        compile_graph: Callable[[], Callable[..., Any]],
+        compile_graph: Callable[[], CompiledGraph],
     ) -> CompiledGraph:
         """What was made of an equal graph for such inputs, or else of this one.
 
@@ -44,12 +46,12 @@ class SharedGraphs:
         """
         key = None if inputs is None else _description(graph)
         if key is None:
-            return CompiledGraph(graph, compile_graph())
+            return compile_graph()
         key = (key, inputs)
         found = self._known.get(key)
         if found is None:
             # The key names objects by their ids; the graph holds them as long as the entry lives.
-            found = self._known[key] = CompiledGraph(graph, compile_graph())
+            found = self._known[key] = compile_graph()
         return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -380,23 +381,24 @@ def synthesise(
     guard.conditions()
     body = mock.source.lines
     mock.source.lines = []
-    undoing = None
-    if foretold or compiled is not None:
-        undoing = Undoing(rec, mock.source, mock.existing, bool(foretold))
     places_foretold = [place for *_, place in rec.lifted.foretold]
+    attempt: Callable[[Sequence[str]], list[str]] = list
+    if foretold or compiled is not None:
+        may_fail = compiled is not None and compiled.may_fail
+        undoing = Undoing(rec, mock.source, mock.existing, bool(foretold), may_fail)
+        if foretold:
+            attempt = functools.partial(undoing.unless, foretold, places_foretold)
+        else:
+            attempt = undoing.guarded
+    before, mock.source.lines = mock.source.lines, []
     mock.draw()
     if compiled is not None:
         call = f"run_graph({', '.join(names)})"
         targets = ", ".join(f"out{i}" for i in range(len(mock.outputs)))
         mock.source.names["run_graph"] = compiled.run
-        run = f"{targets}{',' if len(mock.outputs) == 1 else ''} = {call}" if targets else call
-        assert undoing is not None
-        if foretold:
-            mock.source.lines += undoing.unless(foretold, places_foretold, run)
-        else:
-            mock.source.lines += undoing.guarded(run)
-    elif undoing is not None:
-        mock.source.lines += undoing.unless(foretold, places_foretold, "pass")
+        comma = "," if len(mock.outputs) == 1 else ""
+        mock.source.emit(f"{targets}{comma} = {call}" if targets else call)
+    mock.source.lines = [*before, *attempt(mock.source.lines)]
     mock.source.lines += [*body, *_modes(rec, mock), f"return {returned}"]
     mock.values.forget()
     rewritten = _rewritten(rec, places, guard.expected.numbers)

@@ -6,16 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx
 
 from magpy_like.monitor.constants import VARIES
 from magpy_like.monitor.draws import REWINDABLE
 from magpy_like.monitor.modes import SETTERS, Modes
-from magpy_like.monitor.operator_graph import NUMBER
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import NotForetold, Place
 from magpy_like.refgraph import ShadowNode
-from magpy_like.refgraph.values import storage_of
+from magpy_like.refgraph.values import tensor_version
+from magpy_like.synthesis import failing
 from magpy_like.synthesis.source import Source
 
 
@@ -56,24 +55,56 @@ def graph_raised(error: Exception) -> Mistaken:
     return Mistaken(None, failed(error).why)
 
 
-def put_back(tensor: torch.Tensor, before: torch.Tensor) -> None:
-    """Give a tensor that operators have changed in place its earlier values."""
-    with torch.no_grad():
-        tensor.detach().copy_(before)
+class Before:
+    """A tensor that operators are about to change, and what it takes to make it what it was."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._version = tensor, tensor_version(tensor)
+        self._grad_fn = None if tensor.is_leaf else tensor.grad_fn
+        self._form: Any = None
+        if tensor.layout is torch.strided:
+            self._form = tensor.size(), tensor.stride(), tensor.storage_offset()
+        if self._grad_fn is None:
+            self._values = tensor.detach().clone()
+        else:
+            with torch.enable_grad():
+                self._values = tensor.clone()
+
+    def put_back(self) -> None:
+        tensor = self._tensor
+        with torch.no_grad():
+            if self._form not in (None, (tensor.size(), tensor.stride(), tensor.storage_offset())):
+                tensor.as_strided_(*self._form)
+            if self._grad_fn is None or tensor.grad_fn is self._grad_fn:
+                tensor.detach().copy_(self._values.detach())
+            elif not tensor._is_view():
+                tensor.detach_()
+        if tensor.grad_fn is not self._grad_fn:
+            with torch.enable_grad():
+                tensor.copy_(self._values)  # gradients flow again to where they did
+        if self._version >= 0:
+            torch._C._autograd._unsafe_set_version_counter((tensor,), (self._version,))
 
 
 class Undoing:
     """Lines that note what a mock is about to change, and lines that put it back.
 
-    Before its effects a mock draws random numbers and runs the operator graph, which may switch the
-    grad mode and change inputs in place; in it, operators may fail that the program does not reach,
-    or behind which it has other effects than before.
+    Before its effects a mock draws random numbers and runs the operator graph, which may switch
+    torch's modes and change inputs in place; in it, operators may fail that the program does not
+    reach, or behind which it has other effects than before.
     """
 
     def __init__(
-        self, rec: Recording, source: Source, existing: Callable[[ShadowNode], str], foretells: bool
+        self,
+        rec: Recording,
+        source: Source,
+        existing: Callable[[ShadowNode], str],
+        foretells: bool,
+        may_fail: bool,
     ) -> None:
         """Emits the first lines. ``existing`` names a variable that was there before.
+
+        ``may_fail`` says that the graph may raise where none of its operators does.
 
         Raises:
             NotForetold: the mock foretells values, and something could not be put back.
@@ -82,7 +113,6 @@ class Undoing:
             raise NotForetold("foretells a value and draws random numbers on a device")
         self._undo: list[str] = []
         self._source = source
-        self._possible = True
         nodes = list(rec.operators.graph.nodes)
         setters = {node.target for node in nodes if node.op == "call_function"} & SETTERS
         if setters - {torch._C._set_grad_enabled}:
@@ -91,19 +121,23 @@ class Undoing:
         elif foretells or setters:
             source.emit(f"mode = {source.constant(torch.is_grad_enabled)}()")
             self._undo.append(f"{source.constant(torch._C._set_grad_enabled)}(mode)")
-        self._before_writing: list[str] | None = None
-        """What puts back all that was done before a graph looks at what was foretold."""
-        if foretells or not rec.changes_anything():
+        self._switch_back = list(self._undo)
+        written = rec.changed_inputs()
+        self._leaves_nothing = foretells or (
+            rec.lifted.can_rewind()
+            and (not written or may_fail or any(map(failing.may_fail, nodes)))
+        )
+        """Whether all is put back. Where tensors are changed and nothing ever fails, to copy them
+        before every call would be for nothing."""
+        if self._leaves_nothing or rec.lifted.foretold:
             self._save_draws(rec)
-        else:
-            last = max((i for i, node in enumerate(nodes) if _may_raise(node)), default=-1)
-            self._possible = last >= 0 and rec.lifted.can_rewind()
-            if self._possible or rec.lifted.foretold:
-                self._save_draws(rec)
-            if rec.lifted.foretold:
-                self._before_writing = list(self._undo)
-            if self._possible:
-                self._save_inputs(rec, existing, nodes[last:])
+        self._before_writing = list(self._undo)
+        """What puts back all that was done before a graph looks at what was foretold."""
+        self._looks = bool(rec.lifted.foretold) and not foretells
+        if self._leaves_nothing:
+            for i, node in enumerate(written):
+                source.emit(f"before_{i} = {source.constant(Before)}({existing(node)})")
+                self._undo.append(f"before_{i}.put_back()")
 
     def _save_draws(self, rec: Recording) -> None:
         source = self._source
@@ -122,18 +156,9 @@ class Undoing:
             source.emit(f"drawn_{i} = {tell.format(name)}")
             self._undo.append(put_back.format(name, f"drawn_{i}"))
 
-    def _save_inputs(
-        self, rec: Recording, existing: Callable[[ShadowNode], str], behind: Sequence[fx.Node]
-    ) -> None:
-        """The tensors from outside that are changed before the last operator that may raise."""
-        source, late = self._source, set(behind)
-        for i, node in enumerate(rec.changed_inputs()):
-            if rec.written_memory.get(storage_of(node.variable)) in late:
-                continue
-            source.emit(f"before_{i} = {existing(node)}.detach().clone()")
-            self._undo.append(f"{source.constant(put_back)}({existing(node)}, before_{i})")
-
-    def unless(self, conditions: list[str], places: Sequence[Place], run: str) -> list[str]:
+    def unless(
+        self, conditions: list[str], places: Sequence[Place], run: Sequence[str]
+    ) -> list[str]:
         """Lines that run the operator graph and end the mock unless all conditions hold.
 
         ``places`` are those where the program looks at what the conditions are about.
@@ -143,58 +168,48 @@ class Undoing:
         names["places"] = tuple(places)
         return [
             "try:",
-            f"    {run}",
+            *(f"    {line}" for line in run),
             f"    if {' and '.join(conditions)}:",
             "        mistaken = None",
             "    else:",
             f"        mistaken = first_mistake(({', '.join(conditions)},), places)",
             "except Exception as error:  # the program is seen when it runs as it is written",
             "    mistaken = graph_raised(error)",
+            "except BaseException:",
+            *(f"    {line}" for line in self._undo),
+            "    raise",
             "if mistaken is not None:",
             *(f"    {line}" for line in self._undo),
             "    return mistaken",
         ]
 
-    def guarded(self, run: str) -> list[str]:
+    def guarded(self, run: Sequence[str]) -> list[str]:
         """Lines that run the operator graph, and give ``Failed`` if it raises.
 
         Then the program is to run as it is written: it may have effects before the operator that
-        fails, or catch the exception.
+        fails, or catch the exception. Not so an interruption, which nothing is to follow.
         """
         handlers = []
-        if self._before_writing is not None:
+        if self._looks:
             self._source.names["Wrong"] = Wrong
-            undo = [f"    {line}" for line in self._before_writing]
-            handlers += ["except Wrong as wrong:", *undo, "    return wrong.mistaken"]
-        if self._possible:
-            self._source.names["failed"] = failed
-            undo = [f"    {line}" for line in self._undo]
-            handlers += ["except Exception as error:", *undo, "    return failed(error)"]
-        return ["try:", f"    {run}", *handlers] if handlers else [run]
+            found = [*self._before_writing, "return wrong.mistaken"]
+            handlers += _handler("Wrong as wrong", found)
+        if not self._leaves_nothing:
+            if self._switch_back:
+                handlers += _handler("BaseException", [*self._switch_back, "raise"])
+        elif not self._undo:
+            handlers += _handler("Exception as error", ["return failed(error)"])
+        else:
+            again = ["if not isinstance(error, Exception):", "    raise", "return failed(error)"]
+            handlers += _handler("BaseException as error", [*self._undo, *again])
+        self._source.names["failed"] = failed
+        if not handlers:
+            return list(run)
+        return ["try:", *(f"    {line}" for line in run), *handlers]
 
 
-_RAISES_ON_DATA = {
-    "index", "embedding", "bag", "gather", "scatter", "take", "put", "nll", "cross", "one",
-    "bincount", "multinomial", "bernoulli", "normal", "poisson", "binomial", "cholesky", "inv",
-    "inverse", "solve", "lu", "slogdet", "svd", "eig", "eigh", "qr", "lstsq", "linalg", "assert",
-    "async", "interleave", "histc", "histogram", "histogramdd", "ctc", "apply", "checkpoint",
-    "item", "floordiv", "ifloordiv", "floor", "remainder", "fmod", "mod", "imod", "packed", "pack",
-    "pad", "run", "cond", "while", "bucketize", "searchsorted", "tensor", "narrow",
-}  # fmt: skip
-"""Words in the names of operators that fail for some values of tensors of the same sizes."""
-
-
-def _may_raise(node: fx.Node) -> bool:
-    """Whether an operator may fail although the guard has found its inputs to be like before."""
-    if node.op in ("placeholder", "get_attr", "output"):
-        return False
-    name = str(getattr(node.target, "__name__", node.target))
-    if name.strip("_") in ("getitem", "setitem"):
-        return any(isinstance(index, fx.Node) for index in node.all_input_nodes[1:])
-    if name.startswith("div") and (len(node.args) > 2 or node.kwargs):
-        return True
-    takes_numbers = any(source.meta.get(NUMBER) for source in node.all_input_nodes)
-    return takes_numbers or not _RAISES_ON_DATA.isdisjoint(name.split("_"))
+def _handler(caught: str, lines: Sequence[str]) -> list[str]:
+    return [f"except {caught}:", *(f"    {line}" for line in lines)]
 
 
 def _draws_on_a_device(rec: Recording) -> bool:

@@ -3,6 +3,7 @@
 The guard cannot foresee it: whether an index is in bounds is a matter of what tensors hold.
 """
 
+import itertools
 import logging
 import random
 import warnings
@@ -11,12 +12,25 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.testing._internal.common_methods_invocations import op_db
 
 import magpy_like as magpy
+from magpy_like.synthesis.failing import NEVER_RAISE
 from tests.compare import assert_same
 from tests.programs import Twins, tensor
 
 TABLE = torch.arange(12.0).reshape(4, 3)
+
+_library = torch.library.Library("magpy_like_tests", "DEF")
+_library.define("refusing(Tensor index) -> Tensor")
+_library.impl("refusing", lambda index: _refuse(index), "CompositeExplicitAutograd")
+torch.library.register_fake("magpy_like_tests::refusing", torch.empty_like, lib=_library)
+
+
+def _refuse(index):
+    if index.max() > 7:
+        raise KeyboardInterrupt if index.max() == 8 else LookupError("refused")
+    return index * 2
 
 
 def _inputs(index):
@@ -79,6 +93,36 @@ def _switches_the_grad_mode(state, x, i):
     return y + x
 
 
+def _runs_an_operator_of_its_own(state, x, i):
+    state.log.append(x.add_(1))
+    return torch.ops.magpy_like_tests.refusing(i) + x.sum()
+
+
+def _switches_autocast(state, x, i):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        x.add_(1)
+        return torch.outer(x, x) @ TABLE.T + torch.ops.magpy_like_tests.refusing(i).sum()
+
+
+def _changes_a_form(state, x, i):
+    x.unsqueeze_(0)
+    y = TABLE[i] + x
+    x.squeeze_(0)
+    return y
+
+
+def _changes_behind_the_operator_that_fails(state, x, i):
+    y = TABLE[i] * 2 + x
+    x.add_(1)  # may share a kernel with the line before
+    return y
+
+
+def _loses_a_gradient(state, x, i):
+    weight = state.weight
+    kept = weight.exp_()
+    return kept * x + torch.ops.magpy_like_tests.refusing(i).sum()
+
+
 def _divides(state, x, i):
     x.mul_(3)
     return x.long() // (3 - i[1])
@@ -87,6 +131,8 @@ def _divides(state, x, i):
 PROGRAMS = [
     _draws, _draws_with_a_generator, _draws_in_python, _changes_an_argument, _changes_a_buffer,
     _changes_a_view, _has_effects_of_python, _catches, _switches_the_grad_mode,
+    _runs_an_operator_of_its_own, _switches_autocast, _changes_a_form,
+    _changes_behind_the_operator_that_fails,
 ]  # fmt: skip
 
 
@@ -130,6 +176,7 @@ def test_the_exception_and_the_effects_before_it_are_eagers(program, backend):
         twins.call(_inputs(index), why=f"call {i}")
         _same_state(*states)
         assert torch.is_grad_enabled()
+        assert not torch.is_autocast_enabled("cpu")
     assert magpy.cache_info(twins.compiled).hits >= 4, "calls that fail run by a record first"
 
 
@@ -137,6 +184,130 @@ def test_a_division_by_zero_in_a_tensor():
     twins, _ = _twins(_divides)
     for i, divisor in enumerate((1, 2, 3, 1)):
         twins.call(_inputs(divisor), why=f"call {i}")
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "magpy"])
+def test_gradients_flow_to_where_they_did_before_a_change_that_is_undone(backend):
+    state = State()
+    fast = magpy.compile(lambda x, i: _loses_a_gradient(state, x, i), backend=backend)
+    leaf = tensor(1, 2, 3).requires_grad_()
+    for index in (1, 2, 9, 1):
+        state.weight, leaf.grad = leaf * 2, None
+        if index == 9:
+            node, version = state.weight.grad_fn, state.weight._version
+            with pytest.raises(LookupError):
+                fast(*_inputs(index)())
+            assert state.weight._version == version + 1, "changed once, as the program does"
+            expected = (leaf.detach() * 2).exp()
+            assert_same(state.weight.detach(), expected)
+            state.weight.sum().backward()
+            assert_same(leaf.grad, expected * 2)
+        else:
+            fast(*_inputs(index)())
+    assert magpy.cache_info(fast).hits == 3
+
+
+def _interrupted(graph, inputs):
+    calls = []
+
+    def run(*args):
+        result = graph.forward(*args)
+        calls.append(args)
+        if len(calls) > 1:
+            raise KeyboardInterrupt if len(calls) == 2 else OSError("the backend's device is gone")
+        return result
+
+    return run
+
+
+def test_a_backend_that_raises_when_all_is_done_leaves_nothing_behind_but_the_programs_effects():
+    norm = nn.BatchNorm1d(3).train()
+    log, x = [], torch.arange(6.0).reshape(2, 3)
+
+    def program(x):
+        log.append("began")
+        return F.dropout(norm(x).relu())
+
+    fast = magpy.compile(program, backend=_interrupted)
+    fast(x)
+    fast(x)
+    before = {name: value.clone() for name, value in norm.state_dict().items()}
+    state = torch.get_rng_state()
+    with pytest.raises(KeyboardInterrupt):
+        fast(x)
+    assert_same(dict(norm.state_dict()), before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert log == ["began", "began"]
+    fast(x)
+    assert norm.num_batches_tracked == before["num_batches_tracked"] + 1
+    assert log == ["began"] * 3
+
+
+@pytest.mark.parametrize("program", [_runs_an_operator_of_its_own, _switches_autocast])
+def test_an_interruption_inside_an_operator_leaves_all_as_it_was(program):
+    state = State()
+    fast = magpy.compile(lambda x, i: program(state, x, i), backend="eager")
+    fast(*_inputs(1)())
+    fast(*_inputs(1)())
+    log = list(state.log)
+    x, i = _inputs(8)()
+    with pytest.raises(KeyboardInterrupt):
+        fast(x, i)
+    assert_same(x, tensor(1, 2, 3))
+    assert all(a is b for a, b in zip(state.log, log, strict=True))
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.autocast_increment_nesting() == 1
+    assert torch.autocast_decrement_nesting() == 0
+
+
+def test_nothing_is_copied_for_a_program_none_of_whose_operators_ever_fails():
+    norm = nn.BatchNorm1d(3).train()
+    fast = magpy.compile(lambda x: norm(x.reshape(-1, 3)).relu_(), backend="eager")
+    fast(torch.arange(6.0))
+    source = magpy.explain(fast, torch.arange(6.0)).source
+    assert "run_graph" in source
+    assert "Before" not in source
+
+
+EXTREMES = (0.0, -1.0, 1e30, float("nan"), float("inf"), -float("inf"))
+
+
+def _extremely_filled(value, extreme):
+    if isinstance(value, torch.Tensor):
+        filled = value.detach().clone()
+        if filled.dtype is torch.bool:
+            return filled.fill_(extreme > 0)
+        if filled.dtype.is_floating_point or filled.dtype.is_complex:
+            return filled.fill_(extreme)
+        return filled.fill_(int(extreme) if abs(extreme) <= 1 else torch.iinfo(filled.dtype).min)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_extremely_filled(item, extreme) for item in value)
+    return value
+
+
+def _samples(info, dtype):
+    return itertools.islice(info.sample_inputs("cpu", dtype), 4)
+
+
+@pytest.mark.full
+def test_operators_known_never_to_fail_do_not():
+    """On samples, filled with what data can be like at worst."""
+    seen, failed = set(), set()
+    for info in op_db:
+        name = info.name.rpartition(".")[2].strip("_")
+        for dtype in {torch.float32, torch.int64} & info.dtypes if name in NEVER_RAISE else ():
+            for sample, extreme in itertools.product(_samples(info, dtype), EXTREMES):
+                seen.add(name)
+                try:
+                    info.op(
+                        _extremely_filled(sample.input, extreme),
+                        *_extremely_filled(tuple(sample.args), extreme),
+                        **sample.kwargs,
+                    )
+                except Exception as error:
+                    failed.add(f"{info.name}: {error}")
+    assert not failed
+    assert len(seen) > 150
 
 
 def _fragile(graph, inputs):
