@@ -19,7 +19,16 @@ import torch
 import torch.utils.checkpoint
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
-from magpy_like.monitor import attributes, draws, foretold, handled, lifted, locks, metadata
+from magpy_like.monitor import (
+    attributes,
+    devices,
+    draws,
+    foretold,
+    handled,
+    lifted,
+    locks,
+    metadata,
+)
 from magpy_like.monitor.arguments import (
     answers_in_python,
     describe,
@@ -149,6 +158,10 @@ def native(
         return handled.ask(run)
     if locks.leaves_quietly(rec, operation, args):
         return finish_pure, NativeCall(None, operation, args, kwargs, False)
+    if torch._C._len_torch_function_stack():
+        if operation in devices.ASKS_FOR_OVERRIDES:
+            return _finish_asking_for_overrides, (operation, args)
+        _look_at_default_device(rec, operation, on_graph)
     if rec.inside:
         look_for_strangers(rec, args, kwargs)
     if operation in _RESIZES and _is_outside(rec, args[0]):
@@ -259,6 +272,8 @@ def native(
             rec.running_as_is = f"{describe(operation)} {_RUNS_AS_IS[operation]}"
         if on_graph and operation in _CUSTOM_FUNCTION:
             keep_objects(rec, args)
+            if torch._C._len_torch_function_stack():
+                rec.running_as_is = f"{describe(operation)} goes backward under a default device"
         if on_graph:
             rec.given = {id(tensor) for tensor in tensors_in((args, kwargs))}
             rec.dynamic_inside = False
@@ -278,6 +293,19 @@ def native(
         run.suspended += 1
         return _finish_suspended, NativeCall(annotation, operation, args, kwargs, False)
     return finish_pure, NativeCall(annotation, operation, args, kwargs, False)
+
+
+def _finish_asking_for_overrides(run: MonitorRun, asked: tuple[Any, Any], result: Any) -> Any:
+    """A default device does nothing to a function that is written in Python."""
+    operation, args = asked
+    return devices.without_default_device(operation)(*args)
+
+
+def _look_at_default_device(rec: Recording, operation: Any, on_graph: bool) -> None:
+    """The graph names the default device where tensors are made, but not inside an operator."""
+    makes = rec.inside and operation in devices.CONSTRUCTORS
+    if makes or (on_graph and operation in _RUNS_AS_IS):
+        rec.runs_as_is = f"{describe(operation)} needs the default device inside an operator"
 
 
 _NUMPY = type(np.sum)
@@ -577,6 +605,7 @@ def finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
     annotation = done.annotation
     if annotation is not None and annotation.state_read:
         run.recording.state_reads.append((done.operation, done.args, done.kwargs, result))
+        run.account()  # torch makes a tensor to find out which device is the default one
     if isinstance(done.operation, functools._lru_cache_wrapper):
         run.recording.cached_calls.append((done.operation, done.args, done.kwargs, result))
     relation = None if annotation is None else annotation.output.relation

@@ -28,6 +28,7 @@ from magpy_like.monitor.containers import (
     plain_key,
     transparent,
 )
+from magpy_like.monitor.devices import with_device
 from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.modes import Modes
 from magpy_like.monitor.operator_graph import AS_IS, OperatorGraph, UnknownTensor, replace_data
@@ -574,6 +575,7 @@ class Recording:
         Raises:
             Split: an input is a tensor of unknown origin.
         """
+        kwargs = with_device(operation, dict(kwargs))
         try:
             node = self.operators.add_operator(
                 operation, args, kwargs, result, self.graph_value, shape, not self.dynamic_inside

@@ -23,6 +23,7 @@ from magpy_like.logs import topic
 from magpy_like.monitor import attributes, metadata, native_calls, polyfills
 from magpy_like.monitor.arguments import is_followed
 from magpy_like.monitor.code_facts import calling, first_resume, in_place_reads, keyword_names
+from magpy_like.monitor.devices import MODE_CODE
 from magpy_like.monitor.expressions import Expression, Size, fresh, is_liftable, is_number, made_of
 from magpy_like.monitor.gathered import looked_at
 from magpy_like.monitor.instructions import (
@@ -71,14 +72,18 @@ _WEAK_CONTAINERS = (
     weakref.WeakSet, weakref.WeakValueDictionary, weakref.WeakKeyDictionary,
     torch.utils.weak.WeakIdKeyDictionary,
 )  # fmt: skip
-_HIDDEN_CODE = {torch.nn.Module.__getattr__.__code__, copyreg._slotnames.__code__} | {  # type: ignore[attr-defined]
+_HIDDEN_CODE = {
+    torch.nn.Module.__getattr__.__code__,
+    copyreg._slotnames.__code__,  # type: ignore[attr-defined]
+    MODE_CODE,
+} | {
     constant
     for container in _WEAK_CONTAINERS
     for constant in container.__init__.__code__.co_consts
     if isinstance(constant, types.CodeType)
 }
-"""Not entered: what the monitor knows by itself, what copying finds out once about a class, and
-what weak containers do when objects die."""
+"""Not entered: what the monitor knows by itself, what copying finds out once about a class, what
+weak containers do when objects die, and what a default device does to each operator."""
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from magpy_like.annotation import Annotation, RelationKind
 from magpy_like.monitor.containers import CONTAINERS
+from magpy_like.monitor.devices import SWITCHES
 from magpy_like.monitor.operators import BINARY, IN_PLACE
 from magpy_like.monitor.reads import inputs_of
 from magpy_like.monitor.split import Split
@@ -171,7 +172,8 @@ class Side:
             Split: it has an effect beyond its result, or would tell fake tensors from real ones.
         """
         name = getattr(operation, "__qualname__", str(operation))
-        if annotation.global_state or annotation.random or annotation.replay:
+        switches = annotation.global_state or operation in SWITCHES
+        if switches or annotation.random or annotation.replay:
             raise Split(f"{name} changes something outside")
         if isinstance(operation, functools._lru_cache_wrapper):
             raise Split(f"{name} keeps its results")

@@ -43,6 +43,7 @@ _guards = _build(
     f"-I{_TORCH / 'include'}",
     f"-L{_TORCH / 'lib'}",
     f"-Wl,-rpath,{_TORCH / 'lib'}",
+    "-ltorch_cpu",
     "-lc10",
     f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
 )

@@ -6,6 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/TensorImpl.h>
@@ -599,12 +600,15 @@ void watch_dealloc(PyObject *self) {
 // --- torch's global state ------------------------------------------------------------------------
 
 // Grad, inference and multithreading modes, the dispatch keys switched on or off for this thread
-// (autocast, functorch and Python modes among them), and the default dtype.
+// (autocast, functorch and Python modes among them), the default dtype, and how many torch function
+// modes there are, a default device being one.
 struct TorchState {
   long modes;
   uint64_t included, excluded;
+  int64_t function_modes;
   bool operator==(const TorchState &o) const {
-    return modes == o.modes && included == o.included && excluded == o.excluded;
+    return modes == o.modes && included == o.included && excluded == o.excluded &&
+           function_modes == o.function_modes;
   }
 };
 
@@ -614,7 +618,8 @@ TorchState current_state() {
   return {a.get_grad_mode() | a.get_fw_grad_mode() << 1 | a.get_inference_mode() << 2 |
               a.get_multithreading_enabled() << 3 |
               (long)c10::get_default_dtype_as_scalartype() << 8,
-          keys.included_.raw_repr(), keys.excluded_.raw_repr()};
+          keys.included_.raw_repr(), keys.excluded_.raw_repr(),
+          at::impl::PythonTorchFunctionTLS::stack_len()};
 }
 
 struct StateCheck {

@@ -21,6 +21,7 @@ from magpy_like.dynamic.layout import Layout
 from magpy_like.dynamic.splitting import Continuation
 from magpy_like.errors import FullGraphError
 from magpy_like.logs import topic
+from magpy_like.monitor import devices
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import (
@@ -460,7 +461,7 @@ def _is_traced() -> bool:
     """
     return (
         is_monitoring()
-        or torch._C._len_torch_function_stack() > 0
+        or (torch._C._len_torch_function_stack() > 0 and not devices.are_all_modes())
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._get_tracing_state() is not None
         or (torch.is_grad_enabled() and _saved_tensors_hooks(True) is not None)

@@ -21,6 +21,7 @@ from magpy_like.dynamic.frame_state import FrameState, is_caught
 from magpy_like.dynamic.layout import Layout, NoLayout, lay_out
 from magpy_like.dynamic.splitting import Continuation, behind, open_frames, stands_for
 from magpy_like.logs import topic
+from magpy_like.monitor.devices import default_device
 from magpy_like.monitor.expressions import fresh, is_liftable
 from magpy_like.monitor.modes import Modes
 from magpy_like.monitor.recording import Recording
@@ -48,6 +49,7 @@ class Stretch:
         """Whether there is a record of it already."""
         self._is_as_before = StateCheck()
         self._modes = Modes.now()
+        self._device = default_device()
 
     def record(self, rec: Recording, result: Any) -> Record:
         """The record of what has been recorded since, with ``result`` as what its mock returns.
@@ -60,6 +62,8 @@ class Stretch:
         return self.dispatcher.synthesise(rec, self.args, self.kwargs, result, self._modes.held)
 
     def _note_modes(self, rec: Recording) -> None:
+        if self._device != default_device():
+            raise Split("leaves the default device changed")
         left = Modes.now()
         if self._is_as_before() and left == self._modes:
             return

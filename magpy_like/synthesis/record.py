@@ -17,6 +17,7 @@ from magpy_like.annotation import RelationKind
 from magpy_like.compiler.control import has_parts, interpreted
 from magpy_like.dynamic.tracebacks import raised_in_caller
 from magpy_like.monitor.containers import elements, items_of, length_of
+from magpy_like.monitor.devices import default_device, without_default_device
 from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.iterators import advance
 from magpy_like.monitor.modes import Modes
@@ -395,7 +396,9 @@ def synthesise(
     if compiled is not None:
         call = f"run_graph({', '.join(names)})"
         targets = ", ".join(f"out{i}" for i in range(len(mock.outputs)))
-        mock.source.names["run_graph"] = compiled.run
+        named = default_device() is not None and not rec.runs_as_is
+        run = without_default_device(compiled.run) if named else compiled.run
+        mock.source.names["run_graph"] = run
         comma = "," if len(mock.outputs) == 1 else ""
         mock.source.emit(f"{targets}{comma} = {call}" if targets else call)
     mock.source.lines = [*before, *attempt(mock.source.lines)]
@@ -514,6 +517,9 @@ def _compile(
     if changed:
         same_memory(guard, nodes, changed)
     if rec.runs_as_is or (rec.stays_whole and has_parts(graph)):
-        return CompiledGraph(graph, interpreted(graph)), names
-    with entry():
-        return backend(graph, example_inputs(rec, bool(changed))), names
+        compiled = CompiledGraph(graph, interpreted(graph))
+    else:
+        make = without_default_device(lambda: backend(graph, example_inputs(rec, bool(changed))))
+        with entry():
+            compiled = make()
+    return compiled, names

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import fx
 
 from magpy_like.monitor.constants import VARIES
 from magpy_like.monitor.draws import REWINDABLE
@@ -213,8 +214,15 @@ def _handler(caught: str, lines: Sequence[str]) -> list[str]:
 
 
 def _draws_on_a_device(rec: Recording) -> bool:
+    """Whether numbers may be drawn from the generator of a GPU."""
     inputs = (source for _, source in rec.operators.inputs if isinstance(source, int))
     tensors: list[Any] = [rec.refs.get_node_by_id(shadow).variable for shadow in inputs]
-    on_device = any(isinstance(t, torch.Tensor) and t.device.type != "cpu" for t in tensors)
-    names = (str(getattr(n.target, "__name__", n.target)) for n in rec.operators.graph.nodes)
-    return on_device and any(map(VARIES.search, names))
+    devices = {tensor.device.type for tensor in tensors if isinstance(tensor, torch.Tensor)}
+    nodes = list(rec.operators.graph.nodes)
+    named = {torch.device(n.kwargs["device"]).type for n in nodes if _names_a_device(n)}
+    names = (str(getattr(n.target, "__name__", n.target)) for n in nodes)
+    return "cuda" in devices | named and any(map(VARIES.search, names))
+
+
+def _names_a_device(node: fx.Node) -> bool:
+    return isinstance(node.kwargs.get("device"), str | int | torch.device)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.testing._internal.common_methods_invocations import op_db
 
 import magpy_like as magpy
 from magpy_like.synthesis.failing import NEVER_RAISE
@@ -292,6 +291,8 @@ def _samples(info, dtype):
 @pytest.mark.full
 def test_operators_known_never_to_fail_do_not():
     """On samples, filled with what data can be like at worst."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
     seen, failed = set(), set()
     for info in op_db:
         name = info.name.rpartition(".")[2].strip("_")
