@@ -1,7 +1,9 @@
-"""The annotations and all code are found from a checkout and from an installed wheel."""
+"""The annotations and all code are found from a checkout, a wheel and an editable install."""
 
 import subprocess
 import sys
+import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -27,26 +29,82 @@ def test_every_folder_of_code_is_a_package():
     assert [str(f) for f in folders if not (f / "__init__.py").is_file()] == []
 
 
-@pytest.mark.full
-def test_a_wheel_carries_the_annotations_and_all_code(tmp_path):
-    def pip(*arguments):
-        subprocess.run([sys.executable, "-m", "pip", "--quiet", *arguments], check=True)
+def pip(*arguments):
+    subprocess.run([sys.executable, "-m", "pip", "--quiet", *arguments], check=True)
 
-    # Builds from what git knows, so that nothing else can slip into the wheel.
-    source, site = tmp_path / "source", tmp_path / "site"
-    source.mkdir()
+
+@pytest.fixture
+def source(tmp_path):
+    """A checkout of what git knows, so that nothing else can slip into what is built from it."""
+    folder = tmp_path / "source"
+    folder.mkdir()
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True)
-    subprocess.run(["tar", "x"], cwd=source, input=archive.stdout, check=True)
+    subprocess.run(["tar", "x"], cwd=folder, input=archive.stdout, check=True)
+    return folder
+
+
+LOOKS = (
+    "from magpy_like.annotation.location import annotations_dir; print(annotations_dir())\n"
+    "from magpy_like.annotation import lookup; assert lookup(len) and lookup(list.append)\n"
+)
+
+
+def test_an_editable_install_finds_the_annotations_of_its_checkout(source, tmp_path):
+    """As setuptools makes it, without pip, environment and network."""
+    site = tmp_path / "site"
+    make = (
+        "from setuptools import build_meta; import sys\n"
+        "print(build_meta.build_editable(sys.argv[1]))"
+    )
+    command = [sys.executable, "-c", make, str(tmp_path)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    script = (
+        f"import site, sys; sys.path[:0] = [{str(Path(torch.__file__).parents[1])!r}]\n"
+        f"site.addsitedir({str(site)!r})\n{LOOKS}"
+        "import magpy_like; print(magpy_like.__file__)"
+    )
+    # Without site, so that another editable install is not found instead.
+    command = [sys.executable, "-E", "-S", "-c", script]
+    report = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+    annotations, package = map(Path, report.stdout.split())
+    assert annotations == source / "annotations"
+    assert package == source / "magpy_like" / "__init__.py"
+
+
+@pytest.mark.full
+def test_pip_installs_an_editable_checkout_into_an_environment(source, tmp_path):
+    folder = tmp_path / "environment"
+    venv.create(folder, system_site_packages=False, with_pip=True)
+    python = folder / "bin" / "python"
+    command = [python, "-m", "pip", "--quiet", "install", "--no-deps", "--editable", source]
+    subprocess.run(command, check=True)
+    ours = f"import sys; sys.path.append({str(Path(torch.__file__).parents[1])!r})\n"
+    report = subprocess.run(
+        [python, "-E", "-c", ours + LOOKS], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert Path(report.stdout.strip()) == source / "annotations"
+    # An edit is seen without another install.
+    (source / "annotations" / "mine.yaml").write_text(
+        "operations:\n  - namespace: binascii\n    rules:\n      - {names: [crc32], is: pure}\n"
+    )
+    edited = f"{ours}{LOOKS}import binascii; assert lookup(binascii.crc32).pure_closure"
+    subprocess.run([python, "-E", "-c", edited], cwd=tmp_path, check=True)
+
+
+@pytest.mark.full
+def test_a_wheel_carries_the_annotations_and_all_code(source, tmp_path):
+    site = tmp_path / "site"
     pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, source)
     pip("install", "--no-deps", "--target", site, *tmp_path.glob("*.whl"))
 
     script = (
-        f"import sys; sys.path[:0] = {[str(site), str(Path(torch.__file__).parents[1])]}\n"
-        "from magpy_like.annotation.location import annotations_dir; print(annotations_dir())\n"
-        "from magpy_like.annotation import lookup; assert lookup(len) and lookup(list.append)"
+        f"import sys; sys.path[:0] = {[str(site), str(Path(torch.__file__).parents[1])]}\n{LOOKS}"
     )
     # Without site, so that an editable install of this very checkout is not found instead.
-    command = [sys.executable, "-S", "-c", script]
+    command = [sys.executable, "-E", "-S", "-c", script]
     report = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
     installed = Path(report.stdout.strip())
     assert installed == site / "magpy_like" / "_annotations"
