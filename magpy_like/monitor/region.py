@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import types
 from collections.abc import Callable
@@ -52,6 +53,9 @@ def ask_for_instructions() -> None:
     frame: types.FrameType = (_ for _ in ()).gi_frame  # type: ignore[attr-defined]
     frame.f_trace_opcodes = True
     frame.f_trace_opcodes = False
+    # Where a tool has come since, code that was traced before has none of these events any more.
+    if sys.version_info >= (3, 12) and any(map(sys.monitoring.get_tool, range(6))):
+        sys.monitoring.restart_events()
 
 
 def seen_entry(target: Callable[..., Any]) -> Callable[..., Any]:
