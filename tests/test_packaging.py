@@ -62,8 +62,8 @@ def test_an_editable_install_finds_the_annotations_of_its_checkout(source, tmp_p
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     script = (
-        f"import site, sys; sys.path[:0] = [{str(Path(torch.__file__).parents[1])!r}]\n"
-        f"site.addsitedir({str(site)!r})\n{LOOKS}"
+        f"import site, sys; site.addsitedir({str(site)!r})\n"
+        f"sys.path.append({str(Path(torch.__file__).parents[1])!r})\n{LOOKS}"
         "import magpy_like; print(magpy_like.__file__)"
     )
     # Without site, so that another editable install is not found instead.
