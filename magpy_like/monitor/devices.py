@@ -6,8 +6,9 @@ device of every tensor that it makes, so that backends and graphs run without th
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -39,10 +40,49 @@ def default_device() -> torch.device | None:
     return device
 
 
+def modes() -> list[Any]:
+    """The torch function modes of this thread, outermost first."""
+    count = torch._C._len_torch_function_stack()
+    return [torch._C._get_function_stack_at(i) for i in range(count)]
+
+
 def are_all_modes() -> bool:
     """Whether the torch function modes of this thread are default devices, each of them."""
-    count = torch._C._len_torch_function_stack()
-    return all(type(torch._C._get_function_stack_at(i)) is DeviceContext for i in range(count))
+    return all(type(mode) is DeviceContext for mode in modes())
+
+
+@contextlib.contextmanager
+def held(stack: list[Any]) -> Iterator[None]:
+    """These modes for a while, instead of those that there are."""
+    before = modes()
+    _replace(before, stack)
+    try:
+        yield
+    finally:
+        _replace(stack, before)
+
+
+def _replace(before: list[Any], after: list[Any]) -> None:
+    for _ in before:
+        _pop_mode()
+    for mode in after:
+        _push_mode(mode)
+
+
+def left(before: list[Any], after: list[Any]) -> tuple[int, list[torch.device]]:
+    """How many ``with torch.device(...)`` are left on the way from ``before``, and then entered."""
+    same = 0
+    while same < min(len(before), len(after)) and before[same] is after[same]:
+        same += 1
+    return len(before) - same, [mode.device for mode in after[same:]]
+
+
+def switch(exits: int, entered: list[torch.device]) -> None:
+    """Leave and enter as many."""
+    for _ in range(exits):
+        _pop_mode()
+    for device in entered:
+        _push_mode(DeviceContext(device))
 
 
 def without_default_device(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,12 +90,8 @@ def without_default_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
-        modes = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
-        try:
+        with held([]):
             return function(*args, **kwargs)
-        finally:
-            for mode in reversed(modes):
-                _push_mode(mode)
 
     return call
 

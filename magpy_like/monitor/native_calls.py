@@ -302,10 +302,17 @@ def _finish_asking_for_overrides(run: MonitorRun, asked: tuple[Any, Any], result
 
 
 def _look_at_default_device(rec: Recording, operation: Any, on_graph: bool) -> None:
-    """The graph names the default device where tensors are made, but not inside an operator."""
+    """The graph names the default device where tensors are made, but not inside an operator.
+
+    Raises:
+        Effect, Split: it would have to know of another one than that at its beginning.
+    """
     makes = rec.inside and operation in devices.CONSTRUCTORS
     if makes or (on_graph and operation in _RUNS_AS_IS):
-        rec.runs_as_is = f"{describe(operation)} needs the default device inside an operator"
+        reason = f"{describe(operation)} needs the default device inside an operator"
+        if devices.default_device() != rec.default_device:
+            raise (Effect if makes else Split)(reason)
+        rec.runs_as_is = reason
 
 
 _NUMPY = type(np.sum)

@@ -28,7 +28,7 @@ from magpy_like.monitor.containers import (
     plain_key,
     transparent,
 )
-from magpy_like.monitor.devices import with_device
+from magpy_like.monitor.devices import default_device, with_device
 from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.modes import Modes
 from magpy_like.monitor.operator_graph import AS_IS, OperatorGraph, UnknownTensor, replace_data
@@ -137,6 +137,10 @@ class Recording:
         """Whether the program goes on behind the end of the record."""
         self.handled_outside: BaseException | None = None
         """The exception that the program's caller handles."""
+        self.default_device = default_device()
+        """The one under which the region was entered."""
+        self.devices_left: tuple[int, list[torch.device]] | None = None
+        """How many default devices the program has left, and which ones it has entered then."""
         self.modes_left: tuple[Modes, Modes] | None = None
         """Torch's modes that the program found, and those that it left, if they are others."""
         self.random_states = generator_states()

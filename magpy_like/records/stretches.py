@@ -8,9 +8,10 @@ through: where one ends, the frames' state becomes the arguments of the next.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +22,7 @@ from magpy_like.dynamic.frame_state import FrameState, is_caught
 from magpy_like.dynamic.layout import Layout, NoLayout, lay_out
 from magpy_like.dynamic.splitting import Continuation, behind, open_frames, stands_for
 from magpy_like.logs import topic
-from magpy_like.monitor.devices import default_device
+from magpy_like.monitor import devices
 from magpy_like.monitor.expressions import fresh, is_liftable
 from magpy_like.monitor.modes import Modes
 from magpy_like.monitor.recording import Recording
@@ -49,7 +50,7 @@ class Stretch:
         """Whether there is a record of it already."""
         self._is_as_before = StateCheck()
         self._modes = Modes.now()
-        self._device = default_device()
+        self._devices = devices.modes()
 
     def record(self, rec: Recording, result: Any) -> Record:
         """The record of what has been recorded since, with ``result`` as what its mock returns.
@@ -59,18 +60,23 @@ class Stretch:
         """
         rec.operators.effects = rec.has_drawn()
         self._note_modes(rec)
-        return self.dispatcher.synthesise(rec, self.args, self.kwargs, result, self._modes.held)
+        return self.dispatcher.synthesise(rec, self.args, self.kwargs, result, self._at_entry)
 
     def _note_modes(self, rec: Recording) -> None:
-        if self._device != default_device():
-            raise Split("leaves the default device changed")
-        left = Modes.now()
-        if self._is_as_before() and left == self._modes:
-            return
-        with self._modes.held():
+        left, after = Modes.now(), devices.modes()
+        with self._at_entry():
             if not self._is_as_before():
                 raise Split("leaves torch's global modes changed")
-        rec.modes_left = self._modes, left
+        if left != self._modes:
+            rec.modes_left = self._modes, left
+        if after != self._devices:
+            rec.devices_left = devices.left(self._devices, after)
+
+    @contextlib.contextmanager
+    def _at_entry(self) -> Iterator[None]:
+        """Torch's modes as they were when the stretch began."""
+        with self._modes.held(), devices.held(self._devices):
+            yield
 
 
 class StretchCut:

@@ -17,7 +17,7 @@ from magpy_like.annotation import RelationKind
 from magpy_like.compiler.control import has_parts, interpreted
 from magpy_like.dynamic.tracebacks import raised_in_caller
 from magpy_like.monitor.containers import elements, items_of, length_of
-from magpy_like.monitor.devices import default_device, without_default_device
+from magpy_like.monitor.devices import switch, without_default_device
 from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.iterators import advance
 from magpy_like.monitor.modes import Modes
@@ -396,7 +396,7 @@ def synthesise(
     if compiled is not None:
         call = f"run_graph({', '.join(names)})"
         targets = ", ".join(f"out{i}" for i in range(len(mock.outputs)))
-        named = default_device() is not None and not rec.runs_as_is
+        named = rec.default_device is not None and not rec.runs_as_is
         run = without_default_device(compiled.run) if named else compiled.run
         mock.source.names["run_graph"] = run
         comma = "," if len(mock.outputs) == 1 else ""
@@ -452,6 +452,16 @@ def _rewritten(rec: Recording, places: Places, numbers: dict[Path, Any]) -> froz
 
 def _modes(rec: Recording, mock: MockBuilder) -> list[str]:
     """Torch's modes that the program leaves switched."""
+    devices = []
+    if rec.devices_left is not None:
+        exits, entered = rec.devices_left
+        names = mock.source.constant(switch, "switch"), mock.source.constant(entered, "entered")
+        devices.append(f"{names[0]}({exits}, {names[1]})")
+        mock.side_effects.append(f"default device = {entered[-1] if entered else 'as before'}")
+    return [*_switches(rec, mock), *devices]
+
+
+def _switches(rec: Recording, mock: MockBuilder) -> list[str]:
     if rec.modes_left is None:
         return []
     found, left = rec.modes_left

@@ -206,3 +206,44 @@ def test_a_mode_of_the_users_own_still_sees_every_operator():
     with torch.device("cpu"), Counting() as mode:
         fast(torch.ones(3, device="cpu"))
     assert torch.Tensor.sin in mode.seen
+
+
+def test_a_program_that_splits_under_a_device_goes_on_by_a_record_there():
+    said = []
+    tell = magpy.disable(lambda text: said.append(text))
+
+    def program(x):
+        with torch.device("meta"):
+            nowhere = torch.ones(3)
+            tell("inside")
+            also = F.relu(torch.zeros(2))
+            with torch.device("cpu"):
+                here = torch.ones(3) * x
+                tell("deeper")
+            tell("outside")
+            last = torch.ones(1)
+        return nowhere, also, here, last, torch.ones(3)
+
+    fast = magpy.compile(program, backend="eager")
+    for i in range(4):
+        x = torch.full((3,), float(i))
+        _same(program(x), fast(x))
+        assert torch._C._len_torch_function_stack() == 0
+    assert said == ["inside", "deeper", "outside"] * 8
+    info = magpy.cache_info(fast)
+    assert info.hits >= 2
+    assert info.records == 4
+
+
+def test_an_operator_that_makes_tensors_inside_is_not_recorded_under_a_device_set_in_the_region():
+    def program(x):
+        with torch.device("cpu"):
+            y = _AddsOnes.apply(x)
+        return y, torch.ones(3, device="cpu")
+
+    fast = magpy.compile(program, backend="eager")
+    for i in range(3):
+        x = torch.full((3,), float(i), device="cpu")
+        _same(program(x), fast(x))
+        with torch.device("meta"):
+            _same(program(x), fast(x))
