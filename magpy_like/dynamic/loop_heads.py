@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -50,7 +51,7 @@ class LoopHeads:
     """The loops of one monitor run that are no operators yet."""
 
     def __init__(self, branches: Host) -> None:
-        self._branches = branches
+        self._branches: Host = weakref.proxy(branches)  # which has this, and arguments of the call
         self._begun: dict[tuple[int, int], _Begun] = {}
         """By frame and the offset of their heads, loops whose first round may differ."""
 
