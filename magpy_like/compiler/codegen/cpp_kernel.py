@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 import sympy
+import torch
 
 from magpy_like.compiler import indexing
 from magpy_like.compiler.codegen.common import Kernel, Lines, Node
@@ -18,6 +19,7 @@ STREAM = 24 * 2**20  # bytes that a kernel moves from which its results would pu
 MEMORY = 2**20  # bytes that a kernel moves from which they do not come from a core's own caches
 AHEAD = 8192  # bytes between what is fetched and what is computed, where memory is read in pieces
 PIECES = 512, 16384  # bytes in a row: below, fetching costs more than it saves; above, none is due
+WIDE = 1024  # elements of float16 that are converted at once
 GRAIN = 16384  # elements of work below which a second thread costs more than it brings
 TILE = 256  # columns per tile, at most
 
@@ -37,6 +39,7 @@ class CppKernel:
         self.scans: dict[Value, list[str]] = {}  # scan -> its accumulators
         self._strips: dict[tuple[str, Expr], str] = {}  # store past the caches -> array
         self._strip = ""  # where in it the element being printed is
+        self._wide: dict[tuple[str, str, Expr], str] = {}  # float16 load or store -> its element
 
     @property
     def work(self) -> int:
@@ -58,7 +61,12 @@ class CppKernel:
         local = self.locals.get(buffer)
         if local is not None:
             return self._local_place(buffer, local, lane)
-        return f"{buffer}[{print_index(index)}]"
+        wide = self._wide.get(("load", buffer, index))
+        return wide if wide is not None else f"{buffer}[{print_index(index)}]"
+
+    def wide_store(self, buffer: str, index: Expr) -> str | None:
+        """Where a value of float16 is to be written as a float32, if it is."""
+        return self._wide.get(("store", buffer, index))
 
     def stores(self, buffer: str, index: Expr, lane: str | None) -> list[str]:
         places = []
@@ -183,6 +191,7 @@ class CppKernel:
                     and buffer not in read
                     and buffer not in self.kernel.removed
                     and self.kernel.dtypes[buffer].itemsize > 1
+                    and self.kernel.dtypes[buffer] != torch.float16
                 ):
                     found.append((buffer, index))
         return found
@@ -214,6 +223,21 @@ class CppKernel:
         """``loop`` as a vector; ``element`` prints an iteration, each time with names of its own.
         ``share`` are clauses that share it among threads."""
         streamed, line = self.streamed(nodes, loop), self.lines.line
+        if self.widened(nodes, loop):
+            block, stop = f"{loop.name}_block", f"{loop.name}_end"
+            if share:
+                line(f"#pragma omp for{share}")
+            line(f"for (i64 {block} = {begin}; {block} < {end}; {block} += {WIDE}) {{")
+            self.lines.indent()
+            line(f"const i64 {stop} = m_minimum<i64>({block} + {WIDE}, {end});")
+            self.open_wide(nodes, loop, block, stop)
+            line(self.simd())
+            self.open_loop(loop, block, stop)
+            element()
+            self.close()
+            self.close_wide(loop, block, stop)
+            self.close()
+            return
         if not streamed:
             line(f"#pragma omp for simd{share}" if share else self.simd())
             self.open_loop(loop, begin, end)
@@ -235,6 +259,56 @@ class CppKernel:
         self.open_loop(loop, strip, end)
         element()
         self.close(3)
+
+    # --- float16 -------------------------------------------------------------------------------
+
+    def widened(self, nodes: Sequence[Node], loop: Symbol) -> list[tuple[str, str, Expr]]:
+        """The loads and stores of float16, one after another in ``loop``, that are converted a row
+        at a time: (operation, buffer, index). By itself the compiler finds no instruction."""
+        if self.kernel.messages or self.is_serial():
+            return []
+        found: dict[tuple[str, str, Expr], None] = {}
+        for node in nodes:
+            for v in node.body.values:
+                if v.op not in ("load", "store") or v.outer:
+                    continue
+                buffer, index, condition = *v.args[:2], v.args[-1]  # a mask, or a mode
+                form = indexing.coefficients(index, self.kernel.ranges)
+                if (
+                    self.kernel.dtypes[buffer] == torch.float16
+                    and condition is None
+                    and form is not None
+                    and form[0].get(loop) == 1
+                    and not index.free_symbols & set(node.body.indirect)
+                    and buffer not in self.locals
+                    and buffer not in self.kernel.removed
+                    and not (v.op == "load" and self.kernel.forward.get(buffer) == "value")
+                ):
+                    found[v.op, buffer, index] = None
+        return list(found)
+
+    def open_wide(self, nodes: Sequence[Node], loop: Symbol, begin: str, end: str) -> None:
+        """Convert what ``loop`` reads from ``begin`` to ``end``, at most WIDE elements."""
+        for op, buffer, index in self.widened(nodes, loop):
+            name = self.fresh("wide")
+            self.lines.line(f"alignas(64) f32 {name}[{WIDE}];")
+            if op == "load":
+                place = self._first_place(buffer, index, loop, begin)
+                self.lines.line(f"widen_row({name}, &{place}, {end} - {begin});")
+            self._wide[op, buffer, index] = f"{name}[{loop.name} - {begin}]"
+
+    def close_wide(self, loop: Symbol, begin: str, end: str) -> None:
+        """Convert what ``loop`` has written."""
+        for (op, buffer, index), element in self._wide.items():
+            if op == "store":
+                place = self._first_place(buffer, index, loop, begin)
+                name = element.partition("[")[0]
+                self.lines.line(f"narrow_row(&{place}, {name}, {end} - {begin});")
+        self._wide = {}
+
+    def _first_place(self, buffer: str, index: Expr, loop: Symbol, begin: str) -> str:
+        start = sympy.S.Zero if begin == "0" else sympy.Symbol(begin, integer=True)
+        return f"{buffer}[{print_index(index.xreplace({loop: start}))}]"
 
     def end_streams(self) -> None:
         """Before threads meet: what went past the caches is where others see it."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from magpy_like.compiler.codegen.common import Node, Phase
+from magpy_like.compiler.codegen.cpp_kernel import WIDE
 from magpy_like.compiler.codegen.cpp_reduction import Parts, Reduction
 from magpy_like.compiler.codegen.cpp_values import (
     CTYPE,
@@ -99,6 +100,9 @@ class Rows(Reduction):
         block = BLOCK if "sum" in kinds and self.hint(extent) > BLOCK else 0
         if "welford" in kinds and not (extent.is_Integer and int(extent) <= KEPT):
             block = KEPT
+        wide = self.widened(phase.inner, last)
+        if wide and not (extent.is_Integer and int(extent) <= WIDE):
+            block = WIDE
         if block:
             line(f"for (i64 block = {begin}; block < {end}; block += {block}) {{")
             self.lines.indent()
@@ -127,13 +131,14 @@ class Rows(Reduction):
                 flag = self.nans[v] = self.fresh("nan")
                 line(f"u32 {flag} = 0;")
                 clauses.append(f" reduction(|:{flag})")
+        self.open_wide(phase.inner, last, begin, end)
         if opened and len(rs) > 1:
             self.fetch_ahead(phase.inner, rs[-2], last, begin)
 
         def element() -> None:
             self.element(phase, accumulators, inner)
 
-        if not accumulators and not scans and not self.is_serial():
+        if not accumulators and not scans and not wide and not self.is_serial():
             self.vector_loop(phase.inner, last, begin, end, element)
         else:
             if not indexed and not scans and not self.is_serial():
@@ -141,6 +146,7 @@ class Rows(Reduction):
             self.open_loop(last, begin, end)
             element()
             self.close()
+        self.close_wide(last, begin, end)
         for v, part in inner.items():
             name, dtype, kind = accumulators[v][0]
             if kind == "welford":

@@ -170,6 +170,10 @@ class CppEmitter(Emitter):
     def store(self, buffer: str, index: Expr, name: Any, dtype: torch.dtype, mode: Any) -> None:
         target = self.kernel.dtypes[buffer]
         text = str(name)
+        wide = self.printer.wide_store(buffer, index)
+        if wide is not None:
+            self.printer.lines.line(f"{wide} = {text};")
+            return
         if target in LOW_PRECISION:
             text = f"keep<{CTYPE[target]}>({text})"
         elif target != dtype:

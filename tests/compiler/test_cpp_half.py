@@ -1,0 +1,66 @@
+"""float16 in C++ kernels: rows are converted at once, and every step rounds as eager's does."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.compiler.programs import compiled, same
+
+
+def every_half():
+    return torch.arange(2**16).to(torch.int16).view(torch.float16)
+
+
+def test_every_number_is_read_and_written_as_it_is():
+    x = every_half()
+    got = compiled(lambda x: torch.where(x == 1, x, x.roll(0)))(x)
+    assert torch.equal(got.nan_to_num(7).view(torch.int16), x.nan_to_num(7).view(torch.int16))
+
+
+def test_results_are_rounded_to_even_and_overflow_as_eagers():
+    """Sums of numbers far apart end half way between two others; products become subnormal."""
+    x = every_half()
+    for y in (x.roll(1), x.flip(0), torch.full_like(x, 2**-9), torch.full_like(x, 3.1e-3)):
+        # The first result of each is an intermediate value, rounded without being stored.
+        got = compiled(lambda x, y: ((x + y).float(), (x * y).float(), x + y))(x, y)
+        wanted = ((x + y).float(), (x * y).float(), x + y)
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+        for a, b in zip(got, wanted, strict=True):
+            a, b = a[~b.isnan()], b[~b.isnan()]
+            assert torch.equal(a.signbit(), b.signbit())
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 17), (5, 1024), (3, 2051), (2, 3, 5, 40)], ids=str)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.relu(x * 2 + 1),
+        lambda x: x.softmax(-1),
+        lambda x: F.layer_norm(x, x.shape[-1:]),
+        lambda x: (x.sum(-1), x.amax(-1), x.argmax(-1), x.cumsum(-1)),
+        lambda x: torch.cat([x, x[..., 1:] * 3], -1),
+        lambda x: F.pad(x, (1, 2)) * 2,
+    ],
+)
+def test_rows_of_any_length_are_eagers(function, size):
+    same(function, torch.randn(size, dtype=torch.float16))
+
+
+def test_rows_are_updated_in_place():
+    def function(x, y):
+        x.mul_(2).add_(y)
+        return x.sum(-1), y.copy_(x)
+
+    x, y = torch.randn(2, 7, 1300, dtype=torch.float16)
+    same(function, x, y)
+
+
+def test_numbers_of_two_widths_meet():
+    x = torch.randn(9, 1100, dtype=torch.float16)
+    same(lambda x, y: (x + y, (x * y).half(), x.double() * 2), x, torch.randn(9, 1100))
+    same(lambda x, y: x + y.t(), x, torch.randn(1100, 9, dtype=torch.float16))
+
+
+def test_a_variance_of_long_rows():
+    x = torch.randn(4, 9000, dtype=torch.float16)
+    same(lambda x: torch.var_mean(x, 1), x)
