@@ -99,15 +99,14 @@ def test_pieces_of_memory_are_fetched_ahead(no_caches):
 
 # --- variance in one reading ----------------------------------------------------------------------
 
+RANDOM = torch.randn(65600, generator=torch.Generator().manual_seed(0))
+IMAGES = RANDOM.view(8, 5, 40, 41)
 LAYOUTS = {
-    "rows": (torch.randn(4, 9000), 1),
-    "columns": (torch.randn(700, 37), 0),
-    "one row": (torch.randn(9000), 0),
-    "images": (torch.randn(8, 5, 40, 41), (0, 2, 3)),
-    "channels last": (
-        torch.randn(8, 5, 40, 41).contiguous(memory_format=torch.channels_last),
-        (0, 2, 3),
-    ),
+    "rows": (RANDOM[:36000].view(4, 9000), 1),
+    "columns": (RANDOM[:25900].view(700, 37), 0),
+    "one row": (RANDOM[:9000], 0),
+    "images": (IMAGES, (0, 2, 3)),
+    "channels last": (IMAGES.contiguous(memory_format=torch.channels_last), (0, 2, 3)),
 }
 
 
@@ -117,7 +116,7 @@ def exact(function, got, x):
         torch.testing.assert_close(mine.double(), wanted, rtol=3e-5, atol=0)
 
 
-@pytest.mark.parametrize("scale, shift", [(1, 3), (1, 1000), (0.01, 10000), (1e-18, 0)], ids=str)
+@pytest.mark.parametrize("scale, shift", [(1, 3), (1, 1000), (0.01, 1e4), (1e-18, 3e-18)], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_variance_is_exact_far_from_zero(layout, scale, shift):
     x, dims = LAYOUTS[layout]
