@@ -124,7 +124,8 @@ def _compile_captured(
         call = numbers.with_sizes(call, sizes)
     if restore is not None:
         call = _then(call, restore)
-    return numbers.or_eager(call, captured, assuming[0]) if assuming else call
+    # Calling the module itself prints what it raises.
+    return numbers.or_eager(call, captured.forward, assuming[0]) if assuming else call
 
 
 def _flat_outputs(

@@ -89,16 +89,20 @@ class Scheduler:
     def _live(self, operations: list[Operation]) -> list[Operation]:
         """Without what computes only values nobody uses."""
         needed = set(self._kept)
+        returned = [e for e in self.graph.outputs if isinstance(e, sympy.Basic)]
+        sizes = {s.name for e in returned for s in e.free_symbols if isinstance(s, sympy.Symbol)}
         live = []
         for operation in reversed(operations):
             effect = isinstance(operation, ExternOp) and (
                 operation.ordered
                 or operation.mutates
                 or any(o is not None and not isinstance(o, str) for o in operation.outputs)
+                or not sizes.isdisjoint(_symbols_defined(operation, self.graph))
             )
             if effect or needed & set(operation.writes) or _can_raise(operation):
                 live.append(operation)
                 needed |= set(operation.reads)
+                sizes |= _symbols_used(operation, self.graph)
         return live[::-1]
 
     def _items(self, operations: list[Operation]) -> dict[int, _Item]:

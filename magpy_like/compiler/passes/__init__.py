@@ -21,6 +21,7 @@ from magpy_like.compiler.passes.constants import fold
 from magpy_like.compiler.passes.gradients import keep_saved
 from magpy_like.compiler.passes.layout import use_channels_last
 from magpy_like.compiler.passes.noops import remove_noops
+from magpy_like.compiler.passes.positions import keep_positions
 from magpy_like.compiler.passes.products import use_onednn
 from magpy_like.compiler.passes.recurrent import keep_recurrent_layers
 from magpy_like.compiler.passes.rewrites import rewrite
@@ -35,6 +36,7 @@ def run_captured(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
     """Rewrite a graph as it was captured, before autograd sees it, in place; returns it."""
     keep_recurrent_layers(gm)
     keep_saved(gm)
+    keep_positions(gm)
     return rewrite_attention(gm, example_inputs)
 
 

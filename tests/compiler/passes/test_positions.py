@@ -1,0 +1,100 @@
+"""Subscripts by a tensor that holds one position are part of a compiled graph."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+
+import magpy_like as magpy
+from magpy_like.compiler.compile_fx import compile_fx
+from tests.compare import assert_same
+from tests.dynamic.test_steered_models import PROGRAMS
+
+
+def best_and_rest(boxes, scores):
+    order = scores.argsort(descending=True)
+    best, rest = order[0], order[1:]
+    return boxes[best] * 2 - boxes[rest], boxes[rest[-1]][:2].sum()
+
+
+def narrow(boxes, scores):
+    return boxes[scores.argmax().to(torch.int32)] + 1
+
+
+def negative(boxes, scores):
+    return boxes[-1 - scores.argmax()].exp()
+
+
+def by_a_truth(boxes, scores):
+    return boxes[scores.sum() > 0] + 1
+
+
+def handed_on(boxes, scores):
+    return boxes[scores.argmax()]
+
+
+def changed_later(boxes, scores):
+    row = boxes[scores.argmax()]
+    boxes.mul_(2)
+    return row + 1
+
+
+def only_the_size(boxes, scores):
+    return boxes.sum(), scores[scores > 0].size(0)
+
+
+FUNCTIONS = [best_and_rest, narrow, negative, by_a_truth, handed_on, changed_later, only_the_size]
+
+
+def inputs(grad=False):
+    generator = torch.Generator().manual_seed(0)
+    boxes = torch.randn(5, 4, generator=generator).requires_grad_(grad)
+    return boxes, torch.randn(5, generator=generator)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_gives_what_eager_mode_gives(function):
+    graph = torch.fx.symbolic_trace(function)
+    fast = compile_fx(graph, list(inputs()))
+    for seed in range(3):
+        mine, theirs = inputs(), inputs()
+        shift = torch.arange(5.0).roll(seed)
+        results = [fast(mine[0], mine[1] + shift), function(theirs[0], theirs[1] + shift)]
+        results = [r if isinstance(r, tuple | list) else (r,) for r in results]
+        assert_same(list(results[0]), list(results[1]))
+        assert_same(mine[0], theirs[0])
+
+
+@pytest.mark.parametrize("function", [best_and_rest, narrow, negative, only_the_size])
+def test_nothing_runs_through_aten_as_a_whole(function):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compile_fx(torch.fx.symbolic_trace(function), list(inputs()))
+
+
+def test_gradients_are_eager_modes():
+    def loss(boxes, scores):
+        return best_and_rest(boxes, scores)[0].square().sum()
+
+    gradients = []
+    for run in (compile_fx(torch.fx.symbolic_trace(loss), list(inputs(True))), loss):
+        boxes, scores = inputs(True)
+        result = run(boxes, scores)
+        (result[0] if isinstance(result, tuple | list) else result).backward()
+        gradients.append(boxes.grad)
+    assert_same(*gradients)
+
+
+@pytest.mark.full
+def test_detection_is_compiled_and_equal_to_eager_mode():
+    torch.manual_seed(0)
+    mine, images = PROGRAMS["detection"]()
+    theirs = copy.deepcopy(mine)
+    fast = magpy.compile(mine)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for image in images[:8]:
+            for actual, expected in zip(fast(*image), theirs(*image), strict=True):
+                torch.testing.assert_close(actual, expected)
+    assert magpy.cache_info(fast).hits >= 4
