@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -56,6 +57,10 @@ def compile_fx(
     if unknown:
         raise CompileError(f"unknown options {sorted(unknown)}; there are {sorted(_OPTIONS)}")
     strict = bool(settings.get("strict", False))
+    strange = next(filter(None, map(_unusual, _given(gm, example_inputs))), None)
+    if strange is not None:
+        warn_fallback("a graph", f"one of its tensors is {strange}", strict=strict)
+        return cast(Callable[..., Any], gm.forward)
     trace = open_trace(settings)
     trace.write("fx", "graph.py", lambda: gm.print_readable(print_output=False))
 
@@ -76,6 +81,23 @@ def compile_fx(
         # A program that eager refuses is refused by eager, with eager's message, when it runs.
         warn_fallback("a graph", _first_line(error), strict=strict)
         return cast(Callable[..., Any], gm.forward)  # calling it prints what it raises
+
+
+def _given(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Iterator[torch.Tensor]:
+    """The tensors that come into a graph: arguments, parameters, buffers, constants."""
+    held = (operator.attrgetter(n.target)(gm) for n in gm.graph.nodes if n.op == "get_attr")
+    return (t for t in (*example_inputs, *held) if isinstance(t, torch.Tensor))
+
+
+def _unusual(tensor: torch.Tensor) -> str | None:
+    """How the tensor lies in memory, in words, where no loop over strides can read it."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_quantized:
+        return "quantised"
+    if tensor.layout is not torch.strided:
+        return f"of layout {tensor.layout}"
+    return None
 
 
 def _compile_captured(
