@@ -93,6 +93,14 @@ for _packet in (aten.linspace, aten.logspace):
         _steps(_packet, _overload)
 
 
+@_means(getattr(aten.random, "from"))
+def _random_from(a: Tensor, low: Any, high: Any = None, *, generator: Any = None) -> Tensor:
+    """By the operator that draws alike: this one's name is no Python, so torch cannot trace it."""
+    if high is None or generator is not None:
+        return NotImplemented
+    return aten.randint_like.low_dtype(a, low, high)
+
+
 @_means(aten._softmax_backward_data.default)
 def _softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """Of low precision, eager on a GPU rounds the products before it sums them."""

@@ -23,6 +23,10 @@ DRAWS = {
     "cauchy_": lambda x: torch.empty_like(x).cauchy_(),
     "log_normal_": lambda x: torch.empty_like(x).log_normal_(),
     "random_": lambda x: torch.empty_like(x).random_(3, 90),
+    "random_ of a transposed tensor": lambda x: (x.t() + 1).random_(3, 90),
+    "random_ of integers": lambda x: torch.empty_like(x, dtype=torch.int64).random_(
+        -(2**40), 2**40
+    ),
     "randperm": lambda x: torch.randperm(70, device=x.device),
     "randint_like": lambda x: torch.randint_like(x, 7),
     "randn_like": lambda x: torch.randn_like(x),
@@ -41,6 +45,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.filterwarnings("error::magpy_like.compiler.errors.MagpyWarning")
 @pytest.mark.parametrize("name", DRAWS)
 def test_every_random_operator_draws_what_eagers_does(name, device):
     x = torch.randn(6, 10, device=device)
