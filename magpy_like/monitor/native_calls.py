@@ -43,6 +43,7 @@ from magpy_like.monitor.containers import (
     CONTAINERS,
 )
 from magpy_like.monitor.expressions import is_liftable, is_number
+from magpy_like.monitor.failing import may_succeed
 from magpy_like.monitor.gathered import JOINS, Gathered, Growing
 from magpy_like.monitor.inside import keep_objects, look_at_functions, look_for_strangers
 from magpy_like.monitor.modes import SETTERS
@@ -718,10 +719,23 @@ _SUSPENDED = (
 )
 
 
-def undo(run: MonitorRun, finish: Callable[..., None]) -> None:
-    """The call raised: leave the state that entering it has set."""
+def undo(run: MonitorRun, finish: Callable[..., None], payload: Any) -> str | None:
+    """The call raised: leave the state that entering it has set.
+
+    Returns:
+        Why the run must not be recorded if the program catches the exception: an operator that
+        fails because of what its tensors hold does not fail at every call.
+    """
     if finish in _SUSPENDED:
         run.suspended -= 1
     if finish in (_finish_operator, _finish_operator_suspended):
         run.recording.inside -= 1
+        by_values = (
+            payload.on_graph
+            and not run.recording.inside
+            and may_succeed(payload.operation, payload.args, payload.kwargs)
+        )
         run.account()
+        if by_values:
+            return f"catches what {describe(payload.operation)} raises for a tensor's values"
+    return None

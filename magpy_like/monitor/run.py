@@ -374,7 +374,11 @@ class MonitorRun:
             if payload[1] is None:
                 return
             finish, payload = payload[1]
-        native_calls.undo(self, payload[0] if finish is finish_without_result else finish)
+        if finish is finish_without_result:
+            finish, payload = payload
+        reason = native_calls.undo(self, finish, payload)
+        if reason is not None:
+            self._split(frame, reason)
 
     def _on_return(self, frame: types.FrameType, value: Any) -> None:
         """A lifted number that a Python function gives to native code is looked at there.

@@ -231,6 +231,89 @@ def test_exception_of_a_tensor_operator_that_is_caught():
     )
 
 
+def _keeps_text(x, i):
+    try:
+        return x[i]
+    except IndexError as error:
+        return str(error)
+
+
+def _leaves_a_note(x, i):
+    notes = []
+    try:
+        try:
+            rows = x.index_select(0, i)
+        finally:
+            notes.append(len(notes))
+    except (IndexError, RuntimeError):
+        return x + 1, notes
+    return rows, notes
+
+
+def _stores(x, i):
+    x = x.clone()
+    try:
+        x[i] = 0
+    except IndexError:
+        x += 1
+    return x
+
+
+def _adds_until_it_is_definite(x, i):
+    matrix = torch.diag(i.double() - 2)
+    try:
+        return torch.linalg.cholesky(matrix)
+    except RuntimeError:
+        return matrix + 100 * torch.eye(2)
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, i):
+        return x[i]
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None, None
+
+
+def _custom_function(x, i):
+    try:
+        return _Rows.apply(x, i)
+    except IndexError:
+        return x - 1
+
+
+@pytest.mark.parametrize(
+    "program",
+    [_keeps_text, _leaves_a_note, _stores, _adds_until_it_is_definite, _custom_function],
+)
+def test_exception_that_a_tensors_values_cause_is_caught_at_those_calls_only(program):
+    calls = [
+        lambda values=values: (matrix(3, 2), torch.tensor(values))
+        for values in ([3, 0], [4, 1], [0, 2], [2, 1], [9, 9])
+    ]
+    check_right(lambda: program, *calls)
+
+
+def test_call_whose_operator_fails_for_its_values_is_not_recorded_and_the_next_one_is():
+    twins = Twins(lambda: _stores)
+    twins.call(lambda: (matrix(3, 2), torch.tensor([3, 0])))
+    twins.call(lambda: (matrix(3, 2), torch.tensor([0, 2])))
+    twins.call(lambda: (matrix(3, 2), torch.tensor([1, 1])), hit=True)
+    twins.call(lambda: (matrix(3, 2), torch.tensor([5, 1])))
+
+
+def test_exception_that_sizes_cause_is_part_of_the_record():
+    def program(x, y):
+        try:
+            return torch.cat([x, y])
+        except RuntimeError:
+            return x.sum()
+
+    check(program, lambda: (matrix(2, 3), matrix(2, 2)))
+
+
 def test_finally_else_and_reraise():
     def make():
         order = []
