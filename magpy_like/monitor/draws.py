@@ -219,6 +219,8 @@ _REPEATED: set[Any] = {
     ),
     *(np.generic.item, int, float, abs, round),
 }
+_INDICES = (np.dtype(np.int64), np.dtype(np.int32))
+_IN_PLACE: set[Any] = {np.ndarray.sort}
 _FOLDS = {sum, min, max, math.prod}
 _TENSOR_MAKERS = {torch.from_numpy, torch.tensor, torch.as_tensor}
 
@@ -238,6 +240,8 @@ def derives(
     of_numpy = any(isinstance(value, np.ndarray | np.generic) for value in values)
     if of_numpy:
         known = isinstance(operation, np.ufunc) or operation in _REPEATED | _TENSOR_MAKERS
+        if operation in _IN_PLACE:
+            known = lifted.is_drawn(args[0])
     elif operation in _FOLDS:
         known = any(map(lifted.is_drawn, values)) and len(set(map(type, values))) == 1
     else:
@@ -251,8 +255,28 @@ def derives(
         arrays = [value for value in values if isinstance(value, np.ndarray)]
         rec.operators.arrays += [(array, array.copy()) for array in arrays]
     run.suspended += 1
-    return _finish, Drawing(operation, kept, kwargs)
+    finish = _finish_in_place if operation in _IN_PLACE else _finish
+    return finish, Drawing(operation, kept, kwargs)
 
 
-FINISHERS = (_finish, _finish_shuffle)
+def as_index(run: MonitorRun, key: Any) -> Any:
+    """An index of a tensor, with tensors for the drawn arrays in it: so torch takes them, too."""
+    if type(key) is tuple:
+        return tuple(as_index(run, part) for part in key) if run.lifted else key
+    if not isinstance(key, np.ndarray) or key.dtype not in _INDICES or not key.ndim:
+        return key
+    if run.recording.inside or run.side is not None or not run.lifted.is_drawn(key):
+        return key
+    tensor = torch.tensor(key)
+    _adopt(run, Drawing(torch.tensor, (key,), {}), tensor)
+    return tensor
+
+
+def _finish_in_place(run: MonitorRun, drawing: Drawing, _: Any) -> None:
+    """The array is known by the call that drew it: what the mock has of that is changed, too."""
+    run.suspended -= 1
+    run.lifted.draw(drawing)
+
+
+FINISHERS = (_finish, _finish_in_place, _finish_shuffle)
 """What follows a call that is repeated and whose own code is not followed."""

@@ -23,7 +23,16 @@ import yaml
 
 from magpy_like.annotation import RelationKind, ValueRead, lookup
 from magpy_like.annotation.location import annotations_dir
-from magpy_like.monitor import attributes, calls, locks, loops, native_calls, operators, reads
+from magpy_like.monitor import (
+    attributes,
+    calls,
+    draws,
+    locks,
+    loops,
+    native_calls,
+    operators,
+    reads,
+)
 from magpy_like.monitor.arguments import holds_tensor, is_followed
 from magpy_like.monitor.containers import CONTAINERS, goes_own_ways, plain_key
 from magpy_like.monitor.expressions import is_number
@@ -278,7 +287,7 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
     """``source[key]``, by an instruction or on the way of another operation."""
     rec = run.recording
     if isinstance(source, torch.Tensor):
-        return operators.operate(run, operator.getitem, (source, key))
+        return operators.operate(run, operator.getitem, (source, draws.as_index(run, key)))
     given = rec.operators.lists.get(id(source))
     if isinstance(given, Gathered) and given.is_whole() and type(key) is int and key in ENDS:
         given.know(rec.operators, key)

@@ -53,6 +53,27 @@ def _beta(x):
     return share * x + (1 - share) * x.flip(0)
 
 
+def _sorted_in_place(x):
+    rows = np.random.choice(3, 2, replace=False)
+    rows.sort()
+    return x[rows], rows
+
+
+def _sorted_under_a_view(x):
+    noise = np.random.rand(3, 1).astype(np.float32)
+    view, first = noise.reshape(-1), noise.item(0)
+    before = noise.copy()
+    noise.sort(axis=0)
+    return x * torch.from_numpy(view) + first, [noise, noise], before, noise.item(0)
+
+
+def _arrays_as_indices(x):
+    i, j = np.random.choice(3, 2), np.random.permutation(3).astype(np.int32)
+    before = x[i]
+    i.sort()
+    return before, x[i], x[..., i], x[i, None], x[np.random.randint(0, 3, size=(2, 2))], x[j]
+
+
 def _arithmetic(x):
     noise = np.clip(np.random.rand(3) * 2 - 1, -0.5, 0.5).astype(np.float32)
     return x + torch.from_numpy(noise), noise
@@ -141,6 +162,7 @@ ONE_GRAPH = {
             *(_shuffled, _shuffled_by_numpy, _unpacked, _container_changed_later, _beta),
             *(_arithmetic, _array_kept_twice, _new_generators, _seeded, _seeded_for_nothing),
             *(_seeded_again, _numbers_of_numpy, _sizes_of_numpy, _statistics, _lists_of_draws),
+            *(_sorted_in_place, _sorted_under_a_view, _arrays_as_indices),
         )
     },
 }
