@@ -136,6 +136,8 @@ class Strided:
 # A computation with several consumers is repeated only if it is this cheap.
 MAX_SHARED_OPERATIONS = 6
 MAX_SHARED_READS = 2
+# What is made of positions alone, such as distances of tokens, reads no memory when repeated.
+MAX_SHARED_INDEX_OPERATIONS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,11 +158,8 @@ class Cost:
     @property
     def is_dear(self) -> bool:
         """Whether a computation with several consumers is stored rather than repeated."""
-        return (
-            self.expensive
-            or self.operations > MAX_SHARED_OPERATIONS
-            or len(self.reads) > MAX_SHARED_READS
-        )
+        few = MAX_SHARED_OPERATIONS if self.reads else MAX_SHARED_INDEX_OPERATIONS
+        return self.expensive or self.operations > few or len(self.reads) > MAX_SHARED_READS
 
 
 FREE = Cost(0, False, frozenset())

@@ -61,3 +61,17 @@ def test_concatenation_writes_straight_into_the_result():
 def test_every_fusion_says_what_it_saves():
     decisions = schedule(lambda x: x.softmax(-1), X).decisions
     assert any(d.fused and "bytes less traffic" in str(d.reason) for d in decisions)
+
+
+def test_what_is_made_of_positions_alone_is_computed_again_rather_than_stored():
+    def biased(x, table):
+        n = x.shape[-1]
+        distance = torch.arange(n).unsqueeze(1) - torch.arange(n) + n
+        at = torch.clamp(distance, 0, 2 * n - 1)
+        return torch.sin(x) @ x + table.gather(0, at), torch.cos(x) @ x - table.gather(0, at)
+
+    x, table = torch.randn(64, 64), torch.randn(128, 64)
+    written = [
+        kernel.dtypes[name] for kernel in kernels(biased, x, table) for name in kernel.outputs
+    ]
+    assert written and torch.int64 not in written

@@ -104,9 +104,9 @@ def add_of_product(node: Node) -> Node | None:
             (aten.bmm.default, aten.baddbmm.default),
         ):
             if _only_user(product, plain) and _one_dtype(product, bias) and _is_wide(product):
-                given, result = tensor(bias), tensor(node)
+                given, result = tensor(product), tensor(node)
                 assert given is not None and result is not None
-                if given.dim() <= result.dim():
+                if same_sizes(given.shape, result.shape):  # the library expands the bias alone
                     return insert(node.graph, fused, bias, *product.args, like=node)
     return None
 

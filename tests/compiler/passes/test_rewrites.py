@@ -42,8 +42,10 @@ def test_a_batched_product_takes_the_sum_too():
         lambda a, b, c: a @ b + 1,
         lambda a, b, c: (a @ b)[None] + torch.stack([c, c])[:, None],  # a larger result
         lambda a, b, c: a @ b + c.double(),  # another dtype
+        lambda a, b, c: a[:1] @ b + torch.stack([c, c]),  # more rows than the product has
+        lambda a, b, c: a @ b + torch.stack([c, c])[:, None],  # more dimensions
     ],
-    ids=range(7),
+    ids=range(9),
 )
 def test_other_sums_stay_outside_the_product(function):
     found = names(optimised(function, A, B, BIAS))
