@@ -163,6 +163,8 @@ class OperatorGraph:
 
     def _arithmetic(self, operation: Callable[..., Any], parts: Any, value: Any) -> fx.Node:
         operation = _IN_PLACE.get(operation.__name__, operation)
+        if operation in (max, min) and len(parts) > 2:  # symbolic ones are of two
+            parts = (self._arithmetic(operation, parts[:-1], None), parts[-1])
         operation = _ON_SYMBOLS.get(operation, operation)
         node = self.graph.call_function(graph_function(operation), parts)
         return self._know_number(node, value)

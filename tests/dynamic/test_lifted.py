@@ -1,6 +1,7 @@
 """Numbers that differ from call to call: what they are made of, and what is made of them."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ WHOLE = {
     "keyword of a dictionary": lambda n: {"value": n},
     "element of a list": lambda n: [0, n],
     "last element of a tuple": lambda n: (0.5, n),
+    "attribute": lambda n: SimpleNamespace(value=n),
     "item of a tensor": lambda n: torch.tensor(n),
     "int of a tensor": lambda n: torch.tensor([n]),
     "list of a tensor": lambda n: torch.tensor([[1, n], [n, 2]]),
@@ -28,6 +30,7 @@ TAKES = {
     "keyword of a dictionary": lambda given: given["value"],
     "element of a list": lambda given: given[1],
     "last element of a tuple": lambda given: given[-1],
+    "attribute": lambda given: given.value,
     "item of a tensor": lambda given: given.item(),
     "int of a tensor": lambda given: int(given.sum()),
     "list of a tensor": lambda given: given.tolist()[0][1],
@@ -37,7 +40,7 @@ TAKES = {
 }
 """How the program takes the number out of it."""
 OF_FRACTIONS = {
-    **{name: WHOLE[name] for name in list(WHOLE)[:5]},
+    **{name: WHOLE[name] for name in list(WHOLE)[:6]},
     "float of a tensor": lambda n: torch.tensor([n]),
     "list of a tensor": lambda n: torch.tensor([[1.0, n], [n, 2.0]]),
 }
@@ -67,6 +70,7 @@ SCALARS = {
     "conversion": lambda x, n: x * int(n) + float(n),
     "result": lambda x, n: (x + 1, n, n * 2, [n, {"n": n}]),
     "sum": lambda x, n: x * sum([n, n]) + max([n, n * 2]),
+    "smallest": lambda x, n: x * min(n, n * 2, n + 1) + max([n, n / 2]),
     "fill": lambda x, n: x.masked_fill(x > 0, n),
     "choice": lambda x, n: torch.where(x > 0, x, n),
     "bound": lambda x, n: x.clamp(-n - 10, n + 10),
@@ -80,7 +84,10 @@ SCALARS = {
     "loop": _in_a_loop,
     "closure": lambda x, n: (lambda: x * n)(),
 }
-FOR_FRACTIONS = {"exponent": lambda x, n: x.abs() ** n}
+FOR_FRACTIONS = {
+    "exponent": lambda x, n: x.abs() ** n,
+    "largest of three": lambda x, n: x * max(n, 0.25, 1.5),
+}
 """torch 2.11 asks an integer whether it is one of a few."""
 SIZES = {
     "size": lambda x, n: torch.zeros(n) + x.sum(),
@@ -93,6 +100,7 @@ SIZES = {
     "repeated": lambda x, n: x.repeat(n),
     "part": lambda x, n: x.narrow(0, 0, n),
     "shift": lambda x, n: x.long() << n,
+    "largest of three": lambda x, n: x * max(n, -2, 3) + min(n, 4, 5),
 }
 """Uses after which the number may be another one at every call."""
 
@@ -173,6 +181,61 @@ def test_number_of_another_type_is_another_program(kinds, source):
         values[2] = False
     use = lambda x, n: (x.long() * n, n, x + isinstance(n, int))
     _compare(use, TAKES[source], WHOLE[source], values)
+
+
+SCALE, TABLE = 1, {"scale": 1}
+
+
+def _of_a_global(x):
+    return x * SCALE
+
+
+def _of_a_global_table(x):
+    return x[: TABLE["scale"]] * 2
+
+
+def _of_a_cell(box):
+    def program(x):
+        return x + box
+
+    def change(n):
+        nonlocal box
+        box = n
+
+    return program, change
+
+
+def _of_a_module():
+    class Scaled(torch.nn.Module):
+        def forward(self, x):
+            return x * self.scale
+
+    module = Scaled()
+    return module, lambda n: setattr(module, "scale", n)
+
+
+PLACES = {
+    "global": lambda: (_of_a_global, lambda n: globals().update(SCALE=n)),
+    "entry of a global dictionary": lambda: (
+        _of_a_global_table, lambda n: TABLE.__setitem__("scale", n),
+    ),
+    "closure": lambda: _of_a_cell(1),
+    "attribute of the module": _of_a_module,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_numbers_that_are_no_arguments_are_lifted_wherever_they_are(place):
+    program, change = PLACES[place]()
+    fast, x = magpy.compile(program, backend="eager"), torch.arange(8.0)
+    for n in (3, 4, 6, 5, 7):
+        change(n)
+        assert_same(fast(x), program(x))
+    assert magpy.cache_info(fast).hits >= 2
+    hits = magpy.cache_info(fast).hits
+    change(2.0 if place != "entry of a global dictionary" else None)
+    assert_same(fast(x), program(x))
+    assert magpy.cache_info(fast).hits == hits, "a number of another type, or none"
 
 
 TRUTHS = {
