@@ -710,8 +710,8 @@ def _import_first(run: MonitorRun, name: str) -> None:
     run.suspended += 1
     try:
         importlib.import_module(name)
-    except BaseException:
-        raise Split(f"imports {name}, which fails") from None
+    except Exception as error:
+        raise Split(f"imports {name}, which fails: {type(error).__name__}: {error}") from None
     finally:
         run.suspended -= 1
         run.account()

@@ -239,6 +239,10 @@ class MonitorRun:
             self.recording.split = SplitPoint.at(frame, reason)
 
     def _fail(self, frame: types.FrameType, error: BaseException) -> None:
+        """A callback has raised: its own errors end the recording, an interruption the program."""
+        if not isinstance(error, Exception) and self.side is None:
+            self._split(frame, f"was interrupted by {type(error).__name__}")
+            raise error
         ends = isinstance(error, Effect) or self.side is not None
         if isinstance(error, Split) and self.recording.inside and not ends:
             # The operator as a whole stays on the graph, but has to run as it is.

@@ -158,9 +158,14 @@ bool ends_loop(Monitor *m, PyFrameObject *frame, PyObject *arg) {
          PyErr_GivenExceptionMatches(PyTuple_GET_ITEM(arg, 0), PyExc_StopIteration);
 }
 
-// The callbacks promise not to raise; should one do so, nothing of it may reach the program.
+// The callbacks promise not to raise; should one do so, nothing of it may reach the program but an
+// interruption (Ctrl-C, a request to exit), which was meant for it.
+void forget_error() {
+  if (PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear();
+}
+
 void swallow(PyObject *result) {
-  if (!result) PyErr_Clear();
+  if (!result) forget_error();
   Py_XDECREF(result);
 }
 
@@ -209,7 +214,7 @@ int unwind() {
   return -1;
 }
 
-int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
+int on_event(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
   Monitor *m = (Monitor *)self;
   // The mark stays on no frame that outlives the run: Python 3.12.1 calls the trace function of a
   // marked frame's thread, there or not, whenever another thread has one.
@@ -228,8 +233,7 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
         m->side.frame = frame;
       PyObject *verdict = PyObject_CallFunctionObjArgs(m->on_frame, (PyObject *)frame, nullptr);
       bool follow = verdict && PyObject_IsTrue(verdict) == 1;
-      if (!verdict) PyErr_Clear();
-      Py_XDECREF(verdict);
+      swallow(verdict);
       frame->f_trace_opcodes = follow;
       // No line is of interest. A generator that goes on later is known by not asking for lines.
       frame->f_trace_lines = !follow && (internal(frame)->f_code->co_flags & CO_GENERATOR);
@@ -318,7 +322,7 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
       Py_XDECREF(oparg);
       Py_XDECREF(offset);
       if (!token) {
-        PyErr_Clear();
+        forget_error();
       } else if (token == Py_None || !m->running) {
         Py_DECREF(token);
       } else {
@@ -355,6 +359,11 @@ int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
     default:
       return 0;
   }
+}
+
+int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
+  int outcome = on_event(self, frame, what, arg);
+  return PyErr_Occurred() ? -1 : outcome;
 }
 
 PyObject *monitor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {

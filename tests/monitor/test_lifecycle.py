@@ -2,6 +2,7 @@
 
 import bdb
 import gc
+import importlib
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import magpy_like as magpy
+from magpy_like.monitor.run import MonitorRun
 from tests.compare import assert_same
 from tests.programs import collect, matrix, tensor
 
@@ -305,6 +307,55 @@ def test_breakpoint_in_a_program_that_was_compiled_holds_when_it_runs_eagerly():
     assert_same(debugger.runcall(program, tensor(1)), tensor(4))
     assert "helper" in debugger.stops
     assert_same(fast(tensor(1)), tensor(4))
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("place", ["_enter", "account"])
+def test_an_interruption_amid_the_monitors_own_work_reaches_the_program(place, kind, monkeypatch):
+    """As when somebody presses Ctrl-C: the signal's handler may run in the monitor's code."""
+    log = []
+
+    def interrupted(x):
+        log.append("began")
+        try:
+            return x.sum().item() * 2.0 + helper(x)
+        finally:
+            log.append("ended")
+
+    own = getattr(MonitorRun, place)
+
+    def interrupt(*args):
+        if log == ["began"]:
+            raise kind("now")
+        return own(*args)
+
+    monkeypatch.setattr(MonitorRun, place, interrupt)
+    fast = compiled(interrupted)
+    before = sys.gettrace()
+    with pytest.raises(kind, match="now"):
+        fast(tensor(1))
+    assert log == ["began", "ended"]
+    assert sys.gettrace() is before
+    monkeypatch.undo()
+    for i in range(3):
+        assert_same(fast(tensor(i)), interrupted(tensor(i)))
+    assert magpy.cache_info(fast).hits == 2
+
+
+def test_an_interrupted_import_inside_a_program_is_no_failed_one(monkeypatch):
+    def stops(name):
+        raise KeyboardInterrupt
+
+    def imports(x):
+        import colorsys
+
+        return x + len(colorsys.__name__)
+
+    fast = compiled(imports)
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    monkeypatch.setattr(importlib, "import_module", stops)
+    with pytest.raises(KeyboardInterrupt):
+        fast(tensor(1))
 
 
 def test_thread_started_by_the_program_is_not_monitored():

@@ -32,6 +32,9 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from magpy_like.compiler.passes.graphs import same_sizes
+from magpy_like.logs import topic
+
+_log = topic("fusion")
 
 # A fill below this is "masked": no attention score of float32 comes near it.
 MASKING_FILL = -1e9
@@ -131,8 +134,9 @@ def _values(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[Node, Any] |
         # Without the Python dispatcher, operators made of others would fix sizes (pad does).
         with torch.random.fork_rng(devices=[]), unbound, enable_python_dispatcher():
             recorder.propagate_dont_convert_inputs(*fakes)
-    except Exception:
-        return None  # a graph that fake tensors cannot run is left alone
+    except Exception as error:  # a graph that fake tensors cannot run is left alone
+        _log.debug("attention is not looked for: %s: %s", type(error).__name__, error)
+        return None
     return recorder.vals
 
 
