@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 import torch.utils.checkpoint
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
@@ -730,12 +731,19 @@ def undo(run: MonitorRun, finish: Callable[..., None], payload: Any) -> str | No
         run.suspended -= 1
     if finish in (_finish_operator, _finish_operator_suspended):
         run.recording.inside -= 1
-        by_values = (
-            payload.on_graph
-            and not run.recording.inside
-            and may_succeed(payload.operation, payload.args, payload.kwargs)
-        )
+        by_values = payload.on_graph and not run.recording.inside and _by_values(run, payload)
         run.account()
         if by_values:
             return f"catches what {describe(payload.operation)} raises for a tensor's values"
     return None
+
+
+def _by_values(run: MonitorRun, call: NativeCall) -> bool:
+    """Whether a call of an operator, which has raised, may not raise where the guard holds."""
+    leaves = pytree.tree_leaves((call.args, call.kwargs))
+    if run.lifted.any(tuple(leaves)):
+        return True
+    for value in leaves:
+        if isinstance(value, torch.Tensor):
+            run.lifted.fix_sizes(value)
+    return may_succeed(call.operation, call.args, call.kwargs)

@@ -380,7 +380,11 @@ class MonitorRun:
             finish, payload = payload[1]
         if finish is finish_without_result:
             finish, payload = payload
-        reason = native_calls.undo(self, finish, payload)
+        try:
+            reason = native_calls.undo(self, finish, payload)
+        except BaseException as error:
+            self._fail(frame, error)
+            return
         if reason is not None:
             self._split(frame, reason)
 

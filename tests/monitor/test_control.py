@@ -284,9 +284,32 @@ def _custom_function(x, i):
         return x - 1
 
 
+def _number_as_index(x, i):
+    n = i.tolist()[0]
+    try:
+        return x[n]
+    except IndexError:
+        return x.sum()
+
+
+def _number_as_size(x, i):
+    try:
+        return x.view(int(i[0]), -1)
+    except RuntimeError:
+        return x
+
+
 @pytest.mark.parametrize(
     "program",
-    [_keeps_text, _leaves_a_note, _stores, _adds_until_it_is_definite, _custom_function],
+    [
+        _number_as_index,
+        _number_as_size,
+        _keeps_text,
+        _leaves_a_note,
+        _stores,
+        _adds_until_it_is_definite,
+        _custom_function,
+    ],
 )
 def test_exception_that_a_tensors_values_cause_is_caught_at_those_calls_only(program):
     calls = [
@@ -294,6 +317,21 @@ def test_exception_that_a_tensors_values_cause_is_caught_at_those_calls_only(pro
         for values in ([3, 0], [4, 1], [0, 2], [2, 1], [9, 9])
     ]
     check_right(lambda: program, *calls)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_exception_that_sizes_cause_is_caught_at_those_sizes_only(dynamic):
+    def program(x):
+        try:
+            return x @ torch.ones(4, 2)
+        except RuntimeError:
+            return x.flatten()[:1]
+
+    fast = magpy.compile(program, backend="eager", dynamic=dynamic)
+    for rows, columns in [(6, 6), (3, 5), (4, 4), (3, 4), (4, 7), (8, 4), (9, 2)]:
+        x = matrix(rows, columns)
+        expected, actual = program(x), fast(x)
+        assert expected.shape == actual.shape and torch.equal(expected, actual)
 
 
 def test_call_whose_operator_fails_for_its_values_is_not_recorded_and_the_next_one_is():
