@@ -7,7 +7,7 @@ over the loops, so that is a comparison of expressions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sympy
@@ -35,6 +35,7 @@ class Group:
     writes: set[str] = field(default_factory=set)
     scatters: bool = False
     scans: bool = False
+    _steps: dict[str, dict[Symbol, Expr]] | None = None
 
     def __post_init__(self) -> None:
         for node in self.nodes:
@@ -42,9 +43,25 @@ class Group:
             self.writes |= node.writes
             self.scans |= bool(node.body.of("scan"))
             for store in node.body.of("store"):
-                symbols = store.args[1].free_symbols
-                if store.args[3] is not None or symbols & set(node.body.indirect):
+                indirect = set(node.body.indirect)
+                if store.args[3] is not None or (
+                    indirect and store.args[1].free_symbols & indirect
+                ):
                     self.scatters = True
+
+    @property
+    def steps(self) -> dict[str, dict[Symbol, Expr]]:
+        """For each buffer, how far a step of each loop moves in it (first affine access)."""
+        if self._steps is None:
+            self._steps = {}
+            loops = [*self.xs, *self.rs]
+            for node in self.nodes:
+                for value in node.body.values:
+                    if value.op in ("load", "store") and value.args[0] not in self._steps:
+                        form = indexing.coefficients(value.args[1], loops)
+                        if form is not None:
+                            self._steps[value.args[0]] = form[0]
+        return self._steps
 
     @property
     def x_size(self) -> Expr:
@@ -194,8 +211,7 @@ def _by_address(
     shared = sorted((host.reads | host.writes) & (guest.reads | guest.writes))
     if not shared:
         return None
-    mine = _steps(host, target, shared)
-    theirs = _steps(guest, variables, shared)
+    mine, theirs = host.steps, guest.steps
     common = [b for b in shared if b in mine and b in theirs]
     if not common:
         return None
@@ -214,23 +230,6 @@ def _by_address(
             return None
         mapping[v] = match
     return mapping
-
-
-def _steps(
-    group: Group, variables: Iterable[Symbol], buffers: Sequence[str]
-) -> dict[str, dict[Symbol, Expr]]:
-    """For each buffer, how far a step of each loop moves in it (first affine access)."""
-    found: dict[str, dict[Symbol, Expr]] = {}
-    loops = [*group.xs, *group.rs]
-    for node in group.nodes:
-        for value in node.body.values:
-            if value.op in ("load", "store") and value.args[0] in buffers:
-                if value.args[0] in found:
-                    continue
-                form = indexing.coefficients(value.args[1], loops)
-                if form is not None:
-                    found[value.args[0]] = form[0]
-    return found
 
 
 def _combined(

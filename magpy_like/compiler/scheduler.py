@@ -150,14 +150,14 @@ class Scheduler:
     def _fuse(self, items: dict[int, _Item]) -> None:
         """Fuse the best pair until none is left. ``items`` maps bit position to item."""
         earlier = _closure(items)
-        refused: set[tuple[int, int]] = set()
+        refused: dict[int, set[int]] = {k: set() for k in items}  # both ways
         queue: list[tuple[tuple[int, int, int], int, int]] = []
 
         def offer(k: int) -> None:
             for other in self._neighbours(items, k):
                 a, b = (k, other) if items[k].position < items[other].position else (other, k)
                 score = self._score(items[a], items[b])
-                if score is not None and (a, b) not in refused:
+                if score is not None and b not in refused[a]:
                     heapq.heappush(queue, (score, a, b))
 
         self._users: dict[str, set[int]] = {}
@@ -173,7 +173,7 @@ class Scheduler:
             offer(k)
         while queue:
             score, a, b = heapq.heappop(queue)
-            if a not in items or b not in items or (a, b) in refused:
+            if a not in items or b not in items or b in refused[a]:
                 continue
             if self._score(items[a], items[b]) != score:
                 continue  # out of date: one of them has grown, and was offered again
@@ -181,14 +181,18 @@ class Scheduler:
                 a, b = b, a
             fused = self._attempt(items, earlier, a, b)
             if fused is None:
-                refused |= {(a, b), (b, a)}
+                refused[a].add(b)
+                refused[b].add(a)
                 continue
             _absorb(items, earlier, a, b, fused)
             for name in fused.reads | fused.writes:
                 users = self._users.setdefault(name, set())
                 users.discard(b)
                 users.add(a)
-            refused = {pair for pair in refused if a not in pair}
+            for gone in (a, b):
+                for other in refused[gone]:
+                    refused[other].discard(gone)
+                refused[gone] = set()
             offer(a)
 
     def _neighbours(self, items: dict[int, _Item], k: int) -> set[int]:
@@ -221,10 +225,12 @@ class Scheduler:
         assert isinstance(first, Group) and isinstance(second, Group)
         between: int | None = None
         if earlier[b] >> a & 1:
-            for k in items:
-                if k not in (a, b) and earlier[k] >> a & 1 and earlier[b] >> k & 1:
-                    between = k
-                    break
+            candidates = earlier[b] & ~(1 << a)
+            while candidates and between is None:
+                low = candidates & -candidates
+                k = low.bit_length() - 1
+                between = k if earlier[k] >> a & 1 else None
+                candidates ^= low
         if between is not None:
             result: Group | Conflict | str = f"{_names(items[between].work)} must run between"
         else:
