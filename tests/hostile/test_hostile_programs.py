@@ -13,6 +13,7 @@ from tests.hostile import (  # noqa: F401 (enter their programs)
     own_methods,
     protocols,
     torch_state,
+    ways,
 )
 from tests.hostile.cases import CASES
 from tests.programs import Twins
