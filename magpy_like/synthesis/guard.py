@@ -276,7 +276,7 @@ class GuardBuilder:
         elif isinstance(value, set | frozenset) and Fact.VALUE in node.facts:
             members = elements(before)
             self._call(lambda: same_keys(elements(value), members), f"{label} has the same members")
-        elif not isinstance(value, tuple | frozenset):
+        elif not isinstance(value, (tuple, frozenset, *SCALARS)):  # these cannot change
             length = length_of if isinstance(value, CONTAINERS) else len
             size = length(before)
             self._call(lambda: length(value) == size, f"len({label}) == {size}")

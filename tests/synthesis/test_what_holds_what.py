@@ -134,3 +134,13 @@ def test_native_code_that_goes_through_tensors_or_calls_methods_is_recorded(name
 
 def test_named_tuple_from_outside_with_a_field_replaced():
     check(lambda pair, x: pair._replace(second=x * 2), lambda: (Pair(1, 2), tensor(1.0)))
+
+
+class Index(int):
+    def __add__(self, other):
+        return 100
+
+
+def test_number_of_a_class_of_its_own_that_is_always_the_same_one():
+    index = Index(3)
+    check(lambda x: (x * (index + 1), x[:index], range(index), [1, 2, 3, 4][index]), one())
