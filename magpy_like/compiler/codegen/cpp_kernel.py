@@ -19,7 +19,7 @@ STREAM = 24 * 2**20  # bytes that a kernel moves from which its results would pu
 MEMORY = 2**20  # bytes that a kernel moves from which they do not come from a core's own caches
 AHEAD = 8192  # bytes between what is fetched and what is computed, where memory is read in pieces
 PIECES = 512, 16384  # bytes in a row: below, fetching costs more than it saves; above, none is due
-WIDE = 1024  # elements of float16 that are converted at once
+WIDE = 256  # elements of float16 that are converted at once: few enough to be passed on by the core
 GRAIN = 16384  # elements of work below which a second thread costs more than it brings
 TILE = 256  # columns per tile, at most
 
