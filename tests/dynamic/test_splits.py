@@ -480,3 +480,36 @@ def test_a_cache_that_the_program_makes_begins_empty_at_every_call():
     fast = magpy.compile(program, backend="eager")
     for x in inputs(3):
         assert_same(outcome(fast, x), outcome(program, x))
+
+
+TEXTS = {
+    "modulo": lambda x: "%.2f" % x.max(),
+    "modulo with a tuple": lambda x: "%s %s" % ("a", x.max()),
+    "modulo with a dictionary": lambda x: "%(a)s" % {"a": x.max()},
+    "format": lambda x: "{:.2f}".format(x.max()),
+    "f-string": lambda x: f"{x.max():.2f} {x}",
+    "str": lambda x: str(x),
+    "item": lambda x: f"{x.max().item():.2f}",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_that_shows_a_tensor_is_made_anew(name):
+    def program(x):
+        y = x * 2
+        print(TEXTS[name](y), file=SHOWN)
+        return y + 1
+
+    fast = magpy.compile(program, backend="eager")
+    for x in inputs(3):
+        shown = []
+        for run in (fast, program):
+            SHOWN.truncate(0)
+            SHOWN.seek(0)
+            result = run(x)
+            shown.append((result, SHOWN.getvalue()))
+        assert_same(*shown)
+    assert magpy.cache_info(fast)[:2] == (2, 1)
+
+
+SHOWN = io.StringIO()
