@@ -1,6 +1,7 @@
 """The public functions, as the README promises them."""
 
 import copy
+import functools
 import io
 import logging
 import os
@@ -428,3 +429,23 @@ def test_loggers_follow_the_logging_module(caplog):
     caplog.set_level(logging.INFO, logger="magpy_like")
     magpy.compile(lambda x: repr(x), backend="eager")(tensor(1))
     assert any("split at" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("program", "reason", "remedy"),
+    [
+        (lambda x: print(x.sum().item()), "talks to the world", "move it out"),
+        (lambda x: f"{x}", "formats a tensor as text", "keep it a tensor"),
+        (lambda x: x * functools.cache(lambda: 2)(), "whose cache it has made", "make the cached"),
+        (lambda x: x.numpy().sum(), "memory with NumPy", "compute with torch"),
+    ],
+)
+def test_explain_says_where_and_why_a_program_splits_and_what_would_remove_it(
+    program, reason, remedy
+):
+    report = magpy.explain(program, tensor(1, 2))
+    (point, *_) = report.split_points
+    code = program.__code__
+    assert (point.filename, point.lineno) == (__file__, code.co_firstlineno)
+    assert reason in point.reason
+    assert f"to remove it: {remedy}" in str(report)

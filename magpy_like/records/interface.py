@@ -67,6 +67,7 @@ class Explanation:
             lines.append("no operator graph")
         lines.append(_listed("split points", [_with_remedy(p) for p in self.split_points]))
         lines.append(_listed("lifted", self.lifted))
+        lines.append(_listed("generalised", self.generalised))
         lines.append(_listed("guards", self.guards))
         lines.append(_listed("side effects", self.side_effects))
         return "\n".join(lines)

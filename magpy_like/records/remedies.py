@@ -25,6 +25,9 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     (r"generator from before|half-way through", "use up the generator before, or use a list"),
     (r"imports .* for the first time", "import it when the module is loaded"),
     (r"asynchronous|awaits", "compile the functions that it calls instead"),
+    (r"whose cache it has made", "make the cached function outside"),
+    (r"shares a tensor's memory with NumPy", "compute with torch, or before and after"),
+    (r"a list whose length varies", "pass it on as a tensor, or keep its length"),
     (r"of unknown origin|out(side)? (of|the monitor's) sight", "make it in Python code"),
 )
 

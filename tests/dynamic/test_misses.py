@@ -203,6 +203,7 @@ def test_explanation_lists_what_is_lifted_and_what_was_generalised():
     assert report.lifted == ["args[0].size(0)", "args[1]"]
     assert report.generalised == ["args[0].size(0)", "args[1]"]
     assert "lifted: 2" in str(report)
+    assert "generalised: 2\n  args[0].size(0)\n  args[1]" in str(report)
     assert magpy.explain(scaled, torch.ones(4, 3), 2).lifted == []
 
 
