@@ -226,7 +226,7 @@ NATIVE = {
 
 _MODULE = """
 import contextlib, dataclasses, functools, threading, torch
-lock = threading.Lock()
+lock = threading.RLock()
 class Quiet:
     def __init__(self, name):
         self.name = name
