@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,8 @@ def follow(
 
 def _read_native_slot(rec: Recording, source: Any, name: str) -> None:
     """What an object of a native class holds under a name of that class."""
+    if isinstance(source, weakref.ref) and name == "__call__":
+        return  # met when the call has found it
     node = rec.node(source)
     if node is None:
         if isinstance(source, torch.Tensor):
