@@ -63,9 +63,7 @@ def _makes_new(node: Node) -> bool:
 
 
 def _writes_nothing(node: Node) -> bool:
-    if node.op not in ("call_function", "call_method"):
-        return True
-    if node.target is operator.getitem:
+    if node.op in ("placeholder", "get_attr", "output") or node.target is operator.getitem:
         return True
     schemas = [] if "out" in node.kwargs else _schemas(node)
     return bool(schemas) and not any(
@@ -79,10 +77,27 @@ def _schemas(node: Node) -> list[Any]:
     """Of the ATen operator that a function or method of a captured graph is named after."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     packet = getattr(torch.ops.aten, _NAMES.get(name, name), None)
-    if node.op not in ("call_function", "call_method") or packet is None:
+    called = node.op == "call_method" or (node.op == "call_function" and _is_torchs(node.target))
+    if not called or packet is None or _in_place(node):
         return []
     schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
     return [schema for schema in schemas if not any(map(_is_out, schema.arguments))]
+
+
+def _is_torchs(target: Any) -> bool:
+    """Others may give their functions and operators the same names."""
+    home = getattr(target, "__module__", None) or "torch"
+    known = home.split(".")[0] in ("torch", "_operator")
+    return known and (not home.startswith("torch.ops.") or home == "torch.ops.aten")
+
+
+def _in_place(node: Node) -> bool:
+    """``torch.nn.functional.relu(x, inplace=True)`` has the name of an operator that writes
+    nothing."""
+    code = getattr(node.target, "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if code is not None else ()
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return given.get("inplace", False) is not False
 
 
 def _is_out(argument: Any) -> bool:

@@ -5,9 +5,11 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import magpy_like as magpy
 from magpy_like.compiler.compile_fx import compile_fx
+from magpy_like.compiler.passes.positions import keep_positions
 from tests.compare import assert_same
 from tests.dynamic.test_steered_models import PROGRAMS
 
@@ -44,7 +46,21 @@ def only_the_size(boxes, scores):
     return boxes.sum(), scores[scores > 0].size(0)
 
 
-FUNCTIONS = [best_and_rest, narrow, negative, by_a_truth, handed_on, changed_later, only_the_size]
+def changed_by_a_function(boxes, scores):
+    F.relu(boxes[scores.argmax()], inplace=True)
+    return boxes * 2
+
+
+def changed_by_a_function_later(boxes, scores):
+    row = boxes[scores.argmax()]
+    F.elu(boxes, 1.0, True)
+    return row + 1
+
+
+FUNCTIONS = [
+    best_and_rest, narrow, negative, by_a_truth, handed_on, changed_later, only_the_size,
+    changed_by_a_function, changed_by_a_function_later,
+]  # fmt: skip
 
 
 def inputs(grad=False):
@@ -84,6 +100,20 @@ def test_gradients_are_eager_modes():
         (result[0] if isinstance(result, tuple | list) else result).backward()
         gradients.append(boxes.grad)
     assert_same(*gradients)
+
+
+def test_a_module_may_change_what_a_subscript_gives():
+    class Layers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.relu = torch.nn.ReLU(inplace=True)
+
+        def forward(self, boxes, scores):
+            row = boxes[scores.argmax()]
+            self.relu(boxes)
+            return row + 1
+
+    assert not keep_positions(torch.fx.symbolic_trace(Layers()))
 
 
 @pytest.mark.full
