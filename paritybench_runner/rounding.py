@@ -8,6 +8,7 @@ their last place, as if the operators before it had rounded in another way. The 
 the program draws stay what they are.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -140,7 +141,8 @@ def spreads(left: Spreads, again: Callable[[], Spreads]) -> Spreads:
     largest: dict[str, float] = {}
     for path, tensor in left.items():
         kind = _kind(path)
-        largest[kind] = max(largest.get(kind, 0.0), float(tensor.abs().max()))
+        finite = tensor[tensor.isfinite()].abs()
+        largest[kind] = max(largest.get(kind, 0.0), float(finite.max()) if len(finite) else 0.0)
     return {
         path: spread
         for path, spread in found.items()
@@ -149,8 +151,11 @@ def spreads(left: Spreads, again: Callable[[], Spreads]) -> Spreads:
 
 
 def _kind(path: str) -> str:
-    """Results, gradients and what else is left: each have a scale of their own."""
-    return "gradients" if path.endswith(".grad") else path.partition("[")[0]
+    """Results, gradients and what else is left: each have a scale of their own.
+
+    Paths begin with a name, ``result[0]``, or with one as a key, ``['result'][0]``.
+    """
+    return "gradients" if path.endswith(".grad") else re.findall(r"\w+", path)[0]
 
 
 def _share_of_noise(dtype: torch.dtype) -> float:

@@ -26,7 +26,6 @@ class ReversesRows:
     """A compiler whose results are right, and whose sums add the rows in another order."""
 
     name = "reverses"
-    imports = ()
 
     def __init__(self, factor=1.0):
         self.factor = factor
@@ -123,6 +122,39 @@ def test_running_statistics_are_updated_under_other_rounding():
 def test_a_result_that_is_all_noise_excuses_nothing():
     chaos = lambda x: (x * 1e7).sin() + x
     assert spread_of(chaos, torch.linspace(0.1, 0.9, 50)) is None
+
+
+class Chaotic(nn.Module):
+    def forward(self, x, other):
+        return (x * 1e7).sin()
+
+
+class Negates(ReversesRows):
+    def compile(self, module):
+        return _Negated(module, -1.0)
+
+
+class _Negated(_Reversed):
+    def __call__(self, x, other):
+        return self.module(x, other) * self.factor
+
+
+@pytest.mark.parametrize("other", [1.0, 1e6, float("inf")])
+def test_the_values_of_an_argument_say_nothing_about_the_noise_of_a_result(other):
+    def call():
+        return [torch.linspace(0.1, 0.9, 50), torch.tensor([other])], {}
+
+    case = Case(0, "Chaotic", Chaotic, lambda: ([], {}), call)
+    program, eager = evaluate_eager(case, "cpu", False)
+    assert evaluate_compiler(program, eager, Negates())["class"] == "wrong"
+
+
+def test_infinities_say_nothing_about_the_noise_of_other_results():
+    def run():
+        noise = (torch.linspace(0.1, 0.9, 50) * 1e7).sin()
+        return {"result[0]": noise, "result[1]": torch.tensor([torch.inf, torch.nan])}
+
+    assert "result[0]" not in spreads(run(), run)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
