@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from magpy_like.compiler import build
 from magpy_like.compiler.codegen import cpp, cpp_kernel, cpp_rows
+from magpy_like.compiler.runtime import captured_cache
 from tests.compiler.programs import compiled, kernels, same
 
 
@@ -17,6 +18,7 @@ def no_caches(monkeypatch):
     monkeypatch.setattr(cpp_rows, "LONG", 0)
     # Graphs kept by others were printed with the usual bounds, and the other way round.
     monkeypatch.setattr(build, "key", lambda *args: None)
+    monkeypatch.setattr(captured_cache, "key", lambda *args: None)
 
 
 def source(function, *inputs):
@@ -50,6 +52,16 @@ def test_elements_of_every_width_are_stored_past_the_caches(no_caches, dtype):
     x = (torch.randn(37, 130) * 9).to(dtype)
     same(lambda x: (x.flip(1) | (x > 0), joined(x.float()).to(dtype)) if dtype == torch.bool
          else (x.flip(1) * 3, joined(x)), x)  # fmt: skip
+
+
+def test_every_thread_waits_for_what_it_has_stored_past_the_caches(no_caches):
+    """A row that the threads share: each of them stores a part."""
+    x = torch.randn(70000)
+    text = source(lambda x: x.softmax(-1), x)
+    *_, last = text.split("#pragma omp parallel for")
+    inside = last.partition("\n        }\n")[0]
+    assert inside.index("stream(") < inside.index("streamed();")
+    same(lambda x: x.softmax(-1), x)
 
 
 @pytest.mark.parametrize("size", [(128, 256), (127, 300)], ids=str)

@@ -60,7 +60,8 @@ class Rows(Reduction):
         self.close(len(xs) if xs or not shared else 1)
         self.close_scratch()
         self.report_flags()
-        self.end_streams()
+        if shared:
+            self.end_streams()
         self.close()
 
     def _row_phase(self, phase: Phase, outer: CppEmitter) -> None:
@@ -198,6 +199,7 @@ class SplitRows(Rows):
         self.row_loops(phase, accumulators, ("first", "last"))
         for name, array in arrays.items():
             line(f"{array}[thread] = {name};")
+        self.end_streams()
         self.close()
         line(f"for (i64 thread = 0; thread < {threads}; ++thread) {{")
         self.lines.indent()
