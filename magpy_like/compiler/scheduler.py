@@ -90,6 +90,8 @@ class Scheduler:
         """Without what computes only values nobody uses."""
         needed = set(self._kept)
         returned = [e for e in self.graph.outputs if isinstance(e, sympy.Basic)]
+        for window in returned_windows(self.graph):
+            returned += [*window.size, *window.stride, window.offset]
         sizes = {s.name for e in returned for s in e.free_symbols if isinstance(s, sympy.Symbol)}
         live = []
         for operation in reversed(operations):

@@ -222,6 +222,10 @@ def test_masks_and_nonzero():
     one_graph_for(lambda x: (x[x > 0] * 2, (x > 0).nonzero() + 1), *((x,) for x in MASKED))
 
 
+def test_a_number_that_only_the_size_of_a_returned_view_needs():
+    one_graph_for(lambda x: x[: (x > 0).nonzero().shape[0]], *((x,) for x in MASKED))
+
+
 def test_gradients_through_masks():
     one_graph_for(lambda x: x[x > 0] * 2, *((x.clone().requires_grad_(),) for x in MASKED))
 
