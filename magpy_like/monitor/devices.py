@@ -46,6 +46,11 @@ def modes() -> list[Any]:
     return [torch._C._get_function_stack_at(i) for i in range(count)]
 
 
+def default_devices() -> list[torch.device]:
+    """The default device, and after it those that are left when it is."""
+    return [mode.device for mode in reversed(modes())]
+
+
 def are_all_modes() -> bool:
     """Whether the torch function modes of this thread are default devices, each of them."""
     return all(type(mode) is DeviceContext for mode in modes())

@@ -18,7 +18,7 @@ import torch
 
 from magpy_like.annotation import RelationKind
 from magpy_like.monitor.containers import CONTAINERS, SCALARS, elements, length_of
-from magpy_like.monitor.devices import default_device
+from magpy_like.monitor.devices import default_devices
 from magpy_like.monitor.expressions import Size
 from magpy_like.monitor.iterators import FORESEEN, separate
 from magpy_like.monitor.recording import Recording
@@ -146,11 +146,12 @@ class GuardBuilder:
         self.reasons.append(
             "torch's global modes are as they were (grad, inference, autocast, dtype)"
         )
-        device = default_device()
-        if device is not None:
-            told = self.source.constant(default_device)
-            expected = self.source.constant(device, "device")
-            self._check(f"{told}() == {expected}", f"the default device is {device}")
+        devices = default_devices()  # the program may leave one that was set before
+        if devices:
+            told = self.source.constant(default_devices)
+            expected = self.source.constant(devices, "devices")
+            words = ", inside ".join(map(str, devices))
+            self._check(f"{told}() == {expected}", f"the default device is {words}")
         keywords = ", ".join(map(repr, self._keywords))
         if self._known is not None:
             pass

@@ -247,3 +247,20 @@ def test_an_operator_that_makes_tensors_inside_is_not_recorded_under_a_device_se
         _same(program(x), fast(x))
         with torch.device("meta"):
             _same(program(x), fast(x))
+
+
+def test_the_default_device_behind_the_one_that_a_program_leaves_is_guarded():
+    tell = magpy.disable(lambda: None)
+
+    def program(x):
+        with torch.device("meta"):
+            tell()
+            nowhere = torch.ones(3)
+        return nowhere, torch.ones(2)
+
+    fast = magpy.compile(program, backend="eager")
+    x = torch.ones(3)
+    for device in ("cpu", "meta") * 3:
+        with torch.device(device):
+            _same(program(x), fast(x))
+    assert magpy.cache_info(fast).hits >= 4
