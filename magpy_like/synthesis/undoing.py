@@ -76,10 +76,10 @@ class Before:
         with torch.no_grad():
             if self._form not in (None, (tensor.size(), tensor.stride(), tensor.storage_offset())):
                 tensor.as_strided_(*self._form)
-            if self._grad_fn is None or tensor.grad_fn is self._grad_fn:
-                tensor.detach().copy_(self._values.detach())
-            elif not tensor._is_view():
+            if tensor.grad_fn is not self._grad_fn and not tensor._is_view():
                 tensor.detach_()
+            if tensor.grad_fn is self._grad_fn:
+                tensor.detach().copy_(self._values.detach())
         if tensor.grad_fn is not self._grad_fn:
             with torch.enable_grad():
                 tensor.copy_(self._values)  # gradients flow again to where they did

@@ -206,6 +206,28 @@ def test_gradients_flow_to_where_they_did_before_a_change_that_is_undone(backend
     assert magpy.cache_info(fast).hits == 3
 
 
+def test_a_tensor_that_took_no_part_in_gradients_takes_none_when_its_change_is_undone():
+    weight = tensor(1, 2, 3).requires_grad_()
+
+    def program(x, i):
+        if x.requires_grad:
+            return "takes part already"
+        x.mul_(weight)
+        return TABLE[i] + x
+
+    fast = magpy.compile(program, backend="eager")
+    for index in (1, 2, 9, 1):
+        x, i = _inputs(index)()
+        if index == 9:
+            with pytest.raises(IndexError):
+                fast(x, i)
+        else:
+            fast(x, i)
+        assert_same(x.detach(), tensor(1, 4, 9))
+        assert x.grad_fn.next_functions[0][0] is None
+    assert magpy.cache_info(fast).hits == 3
+
+
 def _interrupted(graph, inputs):
     calls = []
 
