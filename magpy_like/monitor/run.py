@@ -138,6 +138,7 @@ class MonitorRun:
             on_return=self._on_return,
             on_hidden=self._on_hidden,
             on_join=self._on_join,
+            on_interruption=self._on_interruption,
             filter=self._rules.filter,
         )
         self._root: dict[int, tuple[int | str, Any]] | None = None
@@ -240,8 +241,7 @@ class MonitorRun:
 
     def _fail(self, frame: types.FrameType, error: BaseException) -> None:
         """A callback has raised: its own errors end the recording, an interruption the program."""
-        if not isinstance(error, Exception) and self.side is None:
-            self._split(frame, f"was interrupted by {type(error).__name__}")
+        if not isinstance(error, Exception):
             raise error
         ends = isinstance(error, Effect) or self.side is not None
         if isinstance(error, Split) and self.recording.inside and not ends:
@@ -407,6 +407,10 @@ class MonitorRun:
                 self.lifted.settle(value)
         except BaseException as error:
             self._fail(frame, error)
+
+    def _on_interruption(self, frame: types.FrameType, kind: type[BaseException]) -> None:
+        """A callback has raised what is meant for the program, which will have it."""
+        self._split(frame, f"was interrupted by {kind.__name__}")
 
     def _on_hidden(self, frame: types.FrameType) -> None:
         """Torch has dispatched operators that no instruction or call has told of."""

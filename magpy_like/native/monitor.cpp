@@ -103,9 +103,21 @@ struct Side {
 
 PyObject *abandoned_exception;  // unwinds a run that is not wanted any more
 
+// Not for the monitor but for the program: Ctrl-C, a request to exit.
+struct Interruption {
+  PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+  bool raise() {
+    if (!type) return false;
+    PyErr_Restore(type, value, traceback);
+    *this = Interruption();
+    return true;
+  }
+};
+
 struct Monitor {
   PyObject_HEAD
-  PyObject *on_frame, *on_instruction, *on_result, *on_exception, *on_return, *on_hidden, *on_join;
+  PyObject *on_frame, *on_instruction, *on_result, *on_exception, *on_return, *on_hidden, *on_join,
+      *on_interruption;
   const unsigned long long *dispatched;  // how many operators torch has dispatched on this thread
   unsigned long long accounted;          // how many of them the monitor was told of
   PyFrameObject *root;
@@ -119,6 +131,7 @@ struct Monitor {
   long instructions, announced;
   Skip skip;
   Side side;
+  Interruption interruption;
 };
 
 const std::vector<Instruction> &decode(Monitor *m, PyCodeObject *code) {
@@ -159,13 +172,26 @@ bool ends_loop(Monitor *m, PyFrameObject *frame, PyObject *arg) {
 }
 
 // The callbacks promise not to raise; should one do so, nothing of it may reach the program but an
-// interruption (Ctrl-C, a request to exit), which was meant for it.
-void forget_error() {
-  if (PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear();
+// interruption, which was meant for it. It may come before a callback's first line: what that was
+// to tell is lost, and the recording ends. It is raised when the event is over, or the side.
+void forget_error(Monitor *m, PyFrameObject *frame) {
+  if (PyErr_ExceptionMatches(PyExc_Exception)) return PyErr_Clear();
+  Interruption found;
+  PyErr_Fetch(&found.type, &found.value, &found.traceback);
+  PyObject *told =
+      PyObject_CallFunctionObjArgs(m->on_interruption, (PyObject *)frame, found.type, nullptr);
+  if (!told) PyErr_Clear();
+  Py_XDECREF(told);
+  if (m->side.code)
+    m->side.abandoned = true;
+  else
+    m->running = false;
+  if (m->interruption.raise()) PyErr_Clear();
+  m->interruption = found;
 }
 
-void swallow(PyObject *result) {
-  if (!result) forget_error();
+void swallow(Monitor *m, PyFrameObject *frame, PyObject *result) {
+  if (!result) forget_error(m, frame);
   Py_XDECREF(result);
 }
 
@@ -233,7 +259,7 @@ int on_event(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
         m->side.frame = frame;
       PyObject *verdict = PyObject_CallFunctionObjArgs(m->on_frame, (PyObject *)frame, nullptr);
       bool follow = verdict && PyObject_IsTrue(verdict) == 1;
-      swallow(verdict);
+      swallow(m, frame, verdict);
       frame->f_trace_opcodes = follow;
       // No line is of interest. A generator that goes on later is known by not asking for lines.
       frame->f_trace_lines = !follow && (internal(frame)->f_code->co_flags & CO_GENERATOR);
@@ -251,7 +277,7 @@ int on_event(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
         if (frame == m->skip.frame && ins.first && at_place(ins, 2 * at, m->skip.until)) {
           m->skip = Skip();
           if (m->dispatched) m->accounted = *m->dispatched;
-          swallow(PyObject_CallFunctionObjArgs(m->on_join, (PyObject *)frame, nullptr));
+          swallow(m, frame, PyObject_CallFunctionObjArgs(m->on_join, (PyObject *)frame, nullptr));
           if (m->side.abandoned) return unwind();
           if (!m->running) return 0;
         } else if (!m->skip.tests || !ins.first || m->filter[ins.opcode] != TEST ||
@@ -263,7 +289,8 @@ int on_event(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
         Pending p = m->pending->back();
         m->pending->pop_back();
         PyObject *stack = slots(stack_base(f), operand_depth(f));
-        swallow(PyObject_CallFunctionObjArgs(m->on_result, p.token, (PyObject *)frame, stack, nullptr));
+        swallow(m, frame, PyObject_CallFunctionObjArgs(m->on_result, p.token, (PyObject *)frame, stack,
+                                                       nullptr));
         Py_XDECREF(stack);
         release(p.token);
         if (m->side.abandoned) return unwind();
@@ -271,7 +298,7 @@ int on_event(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
       }
       if (!m->skip.frame && m->dispatched && *m->dispatched != m->accounted) {
         m->accounted = *m->dispatched;
-        swallow(PyObject_CallFunctionObjArgs(m->on_hidden, (PyObject *)frame, nullptr));
+        swallow(m, frame, PyObject_CallFunctionObjArgs(m->on_hidden, (PyObject *)frame, nullptr));
         if (m->side.abandoned) return unwind();
         if (!m->running) return 0;
       }
@@ -322,7 +349,7 @@ int on_event(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
       Py_XDECREF(oparg);
       Py_XDECREF(offset);
       if (!token) {
-        forget_error();
+        forget_error(m, frame);
       } else if (token == Py_None || !m->running) {
         Py_DECREF(token);
       } else {
@@ -336,7 +363,8 @@ int on_event(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
       if (!m->pending->empty() && m->pending->back().frame == frame) {
         Pending p = m->pending->back();
         m->pending->pop_back();
-        swallow(PyObject_CallFunctionObjArgs(m->on_exception, p.token, (PyObject *)frame, arg, nullptr));
+        swallow(m, frame, PyObject_CallFunctionObjArgs(m->on_exception, p.token, (PyObject *)frame, arg,
+                                                       nullptr));
         release(p.token);
       }
       return 0;
@@ -344,7 +372,7 @@ int on_event(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
       if (frame == m->skip.frame) {  // it was left by an exception
         m->skip = Skip();
         if (m->dispatched) m->accounted = *m->dispatched;
-        swallow(PyObject_CallFunctionObjArgs(m->on_join, Py_None, nullptr));
+        swallow(m, frame, PyObject_CallFunctionObjArgs(m->on_join, Py_None, nullptr));
       }
       while (!m->pending->empty() && m->pending->back().frame == frame) {
         Pending p = m->pending->back();
@@ -352,8 +380,8 @@ int on_event(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
         release(p.token);
       }
       if (followed && m->on_return != Py_None)
-        swallow(PyObject_CallFunctionObjArgs(m->on_return, (PyObject *)frame, arg ? arg : null_marker,
-                                             nullptr));
+        swallow(m, frame, PyObject_CallFunctionObjArgs(m->on_return, (PyObject *)frame,
+                                                       arg ? arg : null_marker, nullptr));
       release(take_step(m, frame));
       return 0;
     default:
@@ -363,15 +391,17 @@ int on_event(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
 
 int trace(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
   int outcome = on_event(self, frame, what, arg);
-  return PyErr_Occurred() ? -1 : outcome;
+  Monitor *m = (Monitor *)self;
+  return !m->side.code && m->interruption.raise() ? -1 : outcome;
 }
 
 PyObject *monitor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  static const char *names[] = {"on_frame", "on_instruction", "on_result", "on_exception", "on_return", "on_hidden", "on_join", "filter", nullptr};
-  PyObject *frame, *instruction, *result, *exception, *ret, *hidden, *join;
+  static const char *names[] = {"on_frame", "on_instruction", "on_result", "on_exception", "on_return", "on_hidden", "on_join", "on_interruption", "filter", nullptr};
+  PyObject *frame, *instruction, *result, *exception, *ret, *hidden, *join, *interruption;
   Py_buffer filter;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOy*", (char **)names, &frame, &instruction,
-                                   &result, &exception, &ret, &hidden, &join, &filter))
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOy*", (char **)names, &frame, &instruction,
+                                   &result, &exception, &ret, &hidden, &join, &interruption,
+                                   &filter))
     return nullptr;
   if (filter.len != 256) {
     PyBuffer_Release(&filter);
@@ -387,8 +417,10 @@ PyObject *monitor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     m->on_return = Py_NewRef(ret);
     m->on_hidden = Py_NewRef(hidden);
     m->on_join = Py_NewRef(join);
+    m->on_interruption = Py_NewRef(interruption);
     m->skip = Skip();
     m->side = Side();
+    m->interruption = Interruption();
     m->dispatched = nullptr;
     m->accounted = 0;
     m->root = nullptr;
@@ -414,6 +446,7 @@ void forget(Monitor *m) {
   Py_CLEAR(m->on_return);
   Py_CLEAR(m->on_hidden);
   Py_CLEAR(m->on_join);
+  Py_CLEAR(m->on_interruption);
 }
 
 void monitor_dealloc(PyObject *self) {
@@ -435,6 +468,7 @@ int monitor_traverse(PyObject *self, visitproc visit, void *arg) {
   Py_VISIT(m->on_return);
   Py_VISIT(m->on_hidden);
   Py_VISIT(m->on_join);
+  Py_VISIT(m->on_interruption);
   for (Pending p : *m->pending) Py_VISIT(p.token);
   for (Step s : *m->steps) Py_VISIT(s.stack);
   return 0;
@@ -554,6 +588,13 @@ PyObject *monitor_explore(PyObject *self, PyObject *args) {
   m->side = outer_side;
   m->skip = outer_skip;
   if (m->dispatched) m->accounted = *m->dispatched;
+  if (m->interruption.type) {
+    PyErr_Clear();
+    Py_XDECREF(value);
+    Py_XDECREF(ended.reached);
+    m->interruption.raise();
+    return nullptr;
+  }
   if (!value && ended.abandoned) PyErr_Clear();
   if (!value && !ended.abandoned) return nullptr;
   Py_XDECREF(value);

@@ -342,6 +342,59 @@ def test_an_interruption_amid_the_monitors_own_work_reaches_the_program(place, k
     assert magpy.cache_info(fast).hits == 2
 
 
+def _interrupts_once(monkeypatch, callback, when):
+    """Let a signal's handler run at the first line of one of the monitor's callbacks."""
+    own, interrupted = getattr(MonitorRun, callback), []
+
+    def interrupt(run, *args):
+        if not interrupted and when(run):
+            interrupted.append(callback)
+            raise KeyboardInterrupt
+        return own(run, *args)
+
+    monkeypatch.setattr(MonitorRun, callback, interrupt)
+    return interrupted
+
+
+@pytest.mark.parametrize("callback", ["_on_frame", "_on_instruction", "_on_result", "_on_return"])
+def test_an_interruption_that_a_program_catches_is_no_part_of_a_record(callback, monkeypatch):
+    def program(x):
+        try:
+            y = x + 1
+            return helper(y) - y
+        except KeyboardInterrupt:
+            return "interrupted"
+
+    fast = compiled(program)
+    interrupted = _interrupts_once(monkeypatch, callback, lambda run: run.root_frame is not None)
+    assert fast(tensor(1)) == "interrupted"
+    assert interrupted == [callback]
+    for i in range(3):
+        assert_same(fast(tensor(i)), program(tensor(i)))
+    assert magpy.cache_info(fast).hits == 2
+
+
+@pytest.mark.parametrize("callback", ["_enter", "_on_instruction", "_on_result"])
+def test_an_interruption_beside_the_program_reaches_it(callback, monkeypatch):
+    """Where the program branches on a tensor, the monitor runs both sides."""
+
+    def program(x):
+        if x.sum() > 0:
+            y = helper(x) + 1
+        else:
+            y = x - 1
+        return y
+
+    fast = compiled(program)
+    interrupted = _interrupts_once(monkeypatch, callback, lambda run: run.side is not None)
+    with pytest.raises(KeyboardInterrupt):
+        fast(tensor(1))
+    assert interrupted == [callback]
+    for i in (1, -1, 2):
+        assert_same(fast(tensor(i)), program(tensor(i)))
+    assert magpy.cache_info(fast).hits == 2
+
+
 def test_an_interrupted_import_inside_a_program_is_no_failed_one(monkeypatch):
     def stops(name):
         raise KeyboardInterrupt
