@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -49,9 +50,14 @@ def may_succeed(
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Torch logs what fails on tensors without data, which here is an answer."""
-    disabled, _log.disabled = _log.disabled, True
+    """Torch logs what fails on tensors without data, which in this thread is an answer."""
+    own = threading.get_ident()
+
+    def is_of_another_thread(record: logging.LogRecord) -> bool:
+        return record.thread != own
+
+    _log.addFilter(is_of_another_thread)
     try:
         yield
     finally:
-        _log.disabled = disabled
+        _log.removeFilter(is_of_another_thread)
