@@ -35,3 +35,13 @@ def leaves_quietly(rec: Recording, operation: Any, args: tuple[Any, ...]) -> boo
         return False
     rec.quiet_locks.remove(args[0])
     return True
+
+
+def holds_any(rec: Recording) -> bool:
+    """Whether the program holds a lock that was taken so. One that an exception has made it give
+    back is remembered still."""
+    return any(map(_is_held, rec.quiet_locks))
+
+
+def _is_held(lock: Any) -> bool:
+    return bool(lock.locked() if isinstance(lock, _thread.LockType) else lock._is_owned())

@@ -115,7 +115,7 @@ class Recording:
         self.replays: list[tuple[ShadowNode, Callable[..., Any], tuple[Any, ...]]] = []
         """Changes of outside containers that depend on nothing in them, in program order."""
         self.quiet_locks: list[Any] = []
-        """Locks that the program holds and nobody else can wait for: see `monitor.locks`."""
+        """Locks that the program has taken and nobody else can wait for: see `monitor.locks`."""
         self.calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
         """Calls that the mock repeats, such as those of a logger."""
         self.state_reads: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = []

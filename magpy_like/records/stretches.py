@@ -22,7 +22,7 @@ from magpy_like.dynamic.frame_state import FrameState, is_caught
 from magpy_like.dynamic.layout import Layout, NoLayout, lay_out
 from magpy_like.dynamic.splitting import Continuation, behind, open_frames, stands_for
 from magpy_like.logs import topic
-from magpy_like.monitor import devices
+from magpy_like.monitor import devices, locks
 from magpy_like.monitor.expressions import fresh, is_liftable
 from magpy_like.monitor.modes import Modes
 from magpy_like.monitor.recording import Recording
@@ -106,7 +106,7 @@ class StretchCut:
         try:
             if run.root_frame is None:
                 raise NoLayout("the program has not begun")
-            if run.recording.quiet_locks:
+            if locks.holds_any(run.recording):
                 raise NoLayout("it holds a lock that a mock does not take")
             run.read_rest()
             self._frames, states = open_frames(frame, run.root_frame, run.step_of, handled)

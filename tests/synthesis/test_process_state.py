@@ -1,5 +1,6 @@
 """What a program asks of, or tells, the process around it: loggers, warnings, threads, locks."""
 
+import contextlib
 import functools
 import logging
 import threading
@@ -174,6 +175,21 @@ def test_lock_of_the_program_s_own_splits_nothing():
         return x + 1
 
     check(program, one())
+
+
+def test_lock_that_an_exception_gives_back_is_not_held_at_a_split(capsys):
+    def program(x):
+        for lock in threading.Lock(), threading.RLock():
+            with contextlib.suppress(ValueError), lock:
+                raise ValueError
+        print("split")
+        return x + 1
+
+    compiled = magpy.compile(program, backend="eager")
+    for _ in range(3):
+        assert torch.equal(compiled(torch.ones(2)), torch.ones(2) + 1)
+    assert magpy.cache_info(compiled).hits == 2
+    assert capsys.readouterr().out == "split\n" * 3
 
 
 class Remembers:
