@@ -688,16 +688,6 @@ class Recording:
             last = next(iter(reversed(self.operators.graph.nodes)), None)
             self.written_memory.setdefault(memory, last)
 
-    def changes_anything(self) -> bool:
-        """Whether running the operators leaves more behind than modes and results."""
-        return bool(
-            self.operators.effects
-            or self.lifted.draws
-            or self.operators.sets_modes
-            or self.operators.generators()
-            or self.changed_inputs()
-        )
-
     def add_drawn(self, tensor: torch.Tensor, drawn: Expression) -> None:
         """A tensor made of what was drawn is an input of the operator graph."""
         self.kept.append(tensor)
