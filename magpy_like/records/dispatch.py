@@ -276,6 +276,7 @@ class Dispatcher:
             except Split as reason:
                 last.no_record(SplitPoint.of(self.name, _code_of(self.target), str(reason)), "")
         run.recording.release()
+        cut.release()
         if self.fullgraph and self.split_points:
             point = self.split_points[-1]
             raise FullGraphError(point.function, point.filename, point.lineno, point.reason)

@@ -90,6 +90,11 @@ class StretchCut:
         self.stretch = Stretch(dispatcher, args, kwargs)
         self._frames: list[types.FrameType] = []
 
+    def release(self) -> None:
+        """Let go of what the last stretch began with: the frames that an exception there came
+        through would hold this frame's callers, and so the exception, until they are collected."""
+        self.stretch.args, self.stretch.kwargs = (), {}
+
     def foretells(self, place: Place) -> bool:
         return self.stretch.dispatcher.may_foretell(place)
 

@@ -165,3 +165,27 @@ def test_a_recorded_call_keeps_no_frame_alive():
             assert len(died) == i + 1
     finally:
         gc.enable()
+
+
+def test_a_split_inside_a_handler_keeps_no_frame_alive():
+    opaque = magpy.disable(lambda: None)
+
+    def program(x):
+        try:
+            {}["missing"]
+        except KeyError:
+            opaque()
+        return x * 2
+
+    compiled = magpy.compile(program, backend="eager")
+    gc.disable()
+    try:
+        for _ in range(3):
+            x = tensor(1)
+            reference = weakref.ref(x)
+            compiled(x)
+            del x
+            assert reference() is None
+    finally:
+        gc.enable()
+    assert magpy.cache_info(compiled).hits == 2
