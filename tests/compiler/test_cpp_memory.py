@@ -162,7 +162,9 @@ def test_special_values_are_normalized_as_eager_does(special, format):
     x = torch.randn(8, 5, 40, 41)
     x[3, 2, 7, 9] = special
     x[:, 3] = -0.0
-    same(normalized, x.contiguous(memory_format=format), torch.zeros(5), torch.ones(5))
+    x = x.contiguous(memory_format=format)
+    # A mean of next to nothing but 3e38 depends on how many elements a vector has.
+    same(normalized, x, torch.zeros(5), torch.ones(5), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
