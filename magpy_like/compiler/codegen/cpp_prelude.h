@@ -339,11 +339,17 @@ template <class T> INLINE void fetch_tile(const T* from, i64 step) {
 #pragma GCC unroll 16
     for (i64 k = 0; k < 16; ++k) __builtin_prefetch(from + k * step, 0, 2);
 }
-// Store 16 elements past the caches, where the address allows.
+// Store 16 elements past the caches, where the address allows. (clang names no such instruction.)
+#if defined(__AVX512F__) && __has_builtin(__builtin_ia32_movntps512)
+#define STREAM_512
+#endif
+#if defined(__AVX__) && __has_builtin(__builtin_ia32_movntps256)
+#define STREAM_256
+#endif
 template <class T> INLINE void stream(T* to, const T* from) {
-#if defined(__AVX512F__)
+#if defined(STREAM_512)
     constexpr int width = sizeof(T) == 2 ? 32 : 64;
-#elif defined(__AVX__)
+#elif defined(STREAM_256)
     constexpr int width = 32;
 #else
     constexpr int width = 0;
@@ -354,12 +360,12 @@ template <class T> INLINE void stream(T* to, const T* from) {
         __builtin_memcpy(to, from, 16 * sizeof(T));
         return;
     }
-#if defined(__AVX512F__)
+#if defined(STREAM_512)
     if (width == 64)
         for (unsigned k = 0; k < 16 * sizeof(T) / 64; ++k)
             __builtin_ia32_movntps512((f32*)((full*)to + k), ((const full*)from)[k]);
 #endif
-#if defined(__AVX__)
+#if defined(STREAM_256)
     if (width == 32)
         for (unsigned k = 0; k < 16 * sizeof(T) / 32; ++k)
             __builtin_ia32_movntps256((f32*)((half*)to + k), ((const half*)from)[k]);
