@@ -78,6 +78,9 @@ def test_floats_that_do_not_fit_become_eagers_integers(dtype):
     x = torch.cat([SPECIAL, torch.tensor([3e9, -3e9, 1e20, -7e4, 300.7])]).to(dtype).repeat(3)
     for target in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
         same(lambda x, target=target: x.to(target), x)
+        same(lambda x, target=target: (x * 1).to(target), x)  # rounded in between
+        for number in (float("nan"), -float("inf"), 3e38):
+            same(lambda x, t=target, n=number: torch.where(x > 2, x, n).to(t), x)
 
 
 def test_special_values_have_eagers_gradients():

@@ -82,6 +82,16 @@ INLINE f64 m_lgamma(f64 x) { int sign; return lgamma_r(x, &sign); }
 INLINE bool m_signbit(f32 x) { return __builtin_signbitf(x); }
 INLINE bool m_signbit(f64 x) { return __builtin_signbit(x); }
 template <class T> INLINE T m_abs(T x) { return x < T(0) ? T(-x) : x; }
+// To an integer, towards 0. What does not fit becomes what the processor makes of it: C++ leaves it
+// open, and where a compiler knows the number it takes another one.
+template <class I, class T> INLINE I to_integer(T x) {
+#if defined(__x86_64__)
+    const I lowest = I(u64(1) << (8 * sizeof(I) - 1));
+    return m_abs(x) < -T(lowest) ? I(x) : lowest;
+#else
+    return I(x);
+#endif
+}
 template <class T> INLINE T m_sign(T x) { return T((T(0) < x) - (x < T(0))); }
 
 // --- exp, erf and tanh of float32, without branches ----------------------------------------------

@@ -210,7 +210,7 @@ class CppEmitter(Emitter):
             if dtypes[0].is_floating_point and not dtype.is_floating_point:
                 # What does not fit: eager's kernels convert to these two first, and cut off.
                 wide = "i32" if dtype in (torch.int16, torch.int32) else "i64"
-                return self._define(f"({CTYPE[dtype]})({wide}){args[0]}", dtype)
+                return self._define(f"({CTYPE[dtype]})to_integer<{wide}>({args[0]})", dtype)
             return self._define(f"({CTYPE[dtype]}){args[0]}", dtype)
         if op == "round_to":
             return self._define(f"rounded<{CTYPE[args[1]]}>({args[0]})", dtype)
