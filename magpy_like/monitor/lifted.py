@@ -328,9 +328,10 @@ class LiftedNumbers:
     def fold(self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Any:
         """``operation`` has made one number of a container's."""
         twins = self.twins_of(args)
-        if twins is not None and type(value) is int:
-            return self.pair(value, FOLDS[operation](*twins))
         numbers = args[0] if type(args[0]) in (list, tuple) else ()
+        differ = operation in _CHOOSES and len(set(map(type, numbers))) > 1
+        if twins is not None and type(value) is int and not differ:
+            return self.pair(value, FOLDS[operation](*twins))
         if len(numbers) > 1 and all(map(is_number, numbers)) and operation in _OF_SEVERAL:
             return self.compute(_OF_SEVERAL[operation], tuple(numbers), value)
         self.settle(args)

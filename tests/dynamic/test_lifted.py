@@ -167,6 +167,16 @@ def test_what_a_number_steers_is_right_for_every_value(use, source):
     _compare(STEERS[use], TAKES[source], OF_FRACTIONS[source], [*FRACTIONS, -1.5, 0.0, -2.5])
 
 
+def test_the_first_of_equal_numbers_of_two_types_is_that_of_each_call():
+    def program(x, n):
+        return max([n, 2, x.sum().item()]), min((2, n, x.sum().item()))
+
+    fast = magpy.compile(program, backend="eager")
+    for n, total in ((3, 10.0), (4, 12.0), (2, 2.0), (1, 2.0), (0, 14.0), (3, 1.0)):
+        found, expected = fast(torch.tensor([total]), n), program(torch.tensor([total]), n)
+        assert repr(found) == repr(expected), "an integer where eager has one"
+
+
 def test_sizes_of_one_and_none_are_other_programs():
     use = lambda x, n: x + 1 if n == 0 else x * 2 if n < 0 else x * n
     for source in ("length of a tensor", "size of a tensor"):
