@@ -12,7 +12,7 @@ from magpy_like.monitor.constants import VARIES
 from magpy_like.monitor.draws import REWINDABLE
 from magpy_like.monitor.modes import SETTERS, Modes
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.split import NotForetold, Place
+from magpy_like.monitor.split import NotForetold, Place, Split
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.values import tensor_version
 from magpy_like.synthesis import failing
@@ -109,6 +109,7 @@ class Undoing:
 
         Raises:
             NotForetold: the mock foretells values, and something could not be put back.
+            Split: the graph may fail, and a tensor could not be put back.
         """
         if foretells and _draws_on_a_device(rec):
             raise NotForetold("foretells a value and draws random numbers on a device")
@@ -137,6 +138,8 @@ class Undoing:
         self._looks = bool(rec.lifted.foretold) and not foretells
         if self._leaves_nothing:
             for i, node in enumerate(written):
+                if _is_view_that_takes_part_now(node):
+                    raise Split("lets a view take part in gradients, which nothing undoes")
                 source.emit(f"before_{i} = {source.constant(Before)}({existing(node)})")
                 self._undo.append(f"before_{i}.put_back()")
 
@@ -222,6 +225,16 @@ def _draws_on_a_device(rec: Recording) -> bool:
     named = {torch.device(n.kwargs["device"]).type for n in nodes if _names_a_device(n)}
     names = (str(getattr(n.target, "__name__", n.target)) for n in nodes)
     return "cuda" in devices | named and any(map(VARIES.search, names))
+
+
+def _is_view_that_takes_part_now(node: ShadowNode) -> bool:
+    """Whether gradients flow to a view to which none did before: torch detaches no view in place.
+
+    Were it left so, a program that is run as it is written after that would find it so.
+    """
+    check = node.first.value
+    changed = check is not None and check.why(node.variable) == "requires_grad"
+    return changed and bool(node.variable._is_view())
 
 
 def _names_a_device(node: fx.Node) -> bool:

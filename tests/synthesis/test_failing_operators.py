@@ -228,6 +228,26 @@ def test_a_tensor_that_took_no_part_in_gradients_takes_none_when_its_change_is_u
     assert magpy.cache_info(fast).hits == 3
 
 
+def test_a_view_that_comes_to_take_part_in_gradients_is_not_left_so_by_a_call_that_fails():
+    weight = tensor(1, 2, 3).requires_grad_()
+
+    def program(x, i):
+        if x.requires_grad:
+            return "takes part already"
+        x.mul_(weight)
+        return TABLE[i] + x
+
+    fast = magpy.compile(program, backend="eager")
+    for index in (1, 2, 9, 1):
+        x, i = tensor(1, 2, 3, 4)[:3], torch.tensor([0, index])
+        if index == 9:
+            with pytest.raises(IndexError):
+                fast(x, i)
+        else:
+            assert_same(fast(x, i).detach(), (TABLE[i] + x).detach())
+        assert_same(x.detach(), tensor(1, 4, 9))
+
+
 def _interrupted(graph, inputs):
     calls = []
 
