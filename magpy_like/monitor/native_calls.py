@@ -300,7 +300,8 @@ def native(
 def _finish_asking_for_overrides(run: MonitorRun, asked: tuple[Any, Any], result: Any) -> Any:
     """A default device does nothing to a function that is written in Python."""
     operation, args = asked
-    return devices.without_default_device(operation)(*args)
+    with devices.held([]):
+        return operation(*args)
 
 
 def _look_at_default_device(rec: Recording, operation: Any, on_graph: bool) -> None:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx
 
 RELIABLE = frozenset({"eager", "aot_eager", "inductor", "magpy"})
@@ -40,7 +41,7 @@ def resolve_backend(
         raise ValueError(f"unknown backend {backend!r}; known are {known}")
     found = torch._dynamo.lookup_backend(backend)
     if backend == "inductor" and (mode or options):
-        return functools.partial(_inductor, found, mode, options)
+        found = functools.partial(_inductor, found, mode, options)
     return functools.partial(_named, found)
 
 
@@ -59,11 +60,6 @@ def _inductor(
     graph: Any,
     inputs: Any,
 ) -> Any:
-    import torch
-
-    from magpy_like.compiler.passes.gradients import keep_saved
-
-    keep_saved(graph)
     patches = dict(options or {})
     if mode and mode != "default":
         patches.update(torch._inductor.list_mode_options(mode))

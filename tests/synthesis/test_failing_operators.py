@@ -206,7 +206,7 @@ def test_gradients_flow_to_where_they_did_before_a_change_that_is_undone(backend
     assert magpy.cache_info(fast).hits == 3
 
 
-def test_a_tensor_that_took_no_part_in_gradients_takes_none_when_its_change_is_undone():
+def _lets_take_part():
     weight = tensor(1, 2, 3).requires_grad_()
 
     def program(x, i):
@@ -215,7 +215,11 @@ def test_a_tensor_that_took_no_part_in_gradients_takes_none_when_its_change_is_u
         x.mul_(weight)
         return TABLE[i] + x
 
-    fast = magpy.compile(program, backend="eager")
+    return program
+
+
+def test_a_tensor_that_took_no_part_in_gradients_takes_none_when_its_change_is_undone():
+    fast = magpy.compile(_lets_take_part(), backend="eager")
     for index in (1, 2, 9, 1):
         x, i = _inputs(index)()
         if index == 9:
@@ -229,15 +233,7 @@ def test_a_tensor_that_took_no_part_in_gradients_takes_none_when_its_change_is_u
 
 
 def test_a_view_that_comes_to_take_part_in_gradients_is_not_left_so_by_a_call_that_fails():
-    weight = tensor(1, 2, 3).requires_grad_()
-
-    def program(x, i):
-        if x.requires_grad:
-            return "takes part already"
-        x.mul_(weight)
-        return TABLE[i] + x
-
-    fast = magpy.compile(program, backend="eager")
+    fast = magpy.compile(_lets_take_part(), backend="eager")
     for index in (1, 2, 9, 1):
         x, i = tensor(1, 2, 3, 4)[:3], torch.tensor([0, index])
         if index == 9:
