@@ -92,7 +92,7 @@ def test_nothing_runs_through_aten_as_a_whole(function):
 
 
 def test_neither_does_what_is_wanted_for_its_size_behind_capture():
-    fast = magpy.compile(only_the_size, options=STRICT)
+    fast = magpy.compile(only_the_size, fullgraph=True, options=STRICT)
     for _ in range(3):
         results, expected = fast(*inputs()), only_the_size(*inputs())
         assert_same(list(results), list(expected))
@@ -131,7 +131,7 @@ def test_detection_is_compiled_and_equal_to_eager_mode():
     torch.manual_seed(0)
     mine, images = PROGRAMS["detection"]()
     theirs = copy.deepcopy(mine)
-    fast = magpy.compile(mine)
+    fast = magpy.compile(mine, options=STRICT)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
         for image in images[:8]:
