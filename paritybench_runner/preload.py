@@ -11,8 +11,6 @@ import importlib
 import os
 import warnings
 
-import torch
-
 from paritybench_runner import evaluate, shims  # noqa: F401 - for every file's process
 from paritybench_runner.compilers import warm_up
 
@@ -34,7 +32,6 @@ with warnings.catch_warnings():
     for _name in _LIBRARIES:
         with contextlib.suppress(Exception):  # a file that needs it will say so
             importlib.import_module(_name)
-    torch.set_num_threads(1)
     _compilers, _backend, _device = os.environ.get("PARITYBENCH_WARM", "::").split(":")
     for _name in filter(None, _compilers.split(",")):
         with contextlib.suppress(Exception):  # each file will say so
