@@ -26,8 +26,8 @@ _EAGER_FACTOR = 2.0
 _STDERR_LINES = 6
 
 # One thread per file: results do not depend on the number of cores, and files share them well. The
-# environment says so: after `torch.set_num_threads`, each thread of a forked process sets the number
-# again, on a pool whose threads did not come along, which aborted some.
+# environment says so: after `torch.set_num_threads`, each thread of a forked process sets the
+# number again, on a pool whose threads did not come along, which aborted some.
 # Memory that a program reads without having written it holds the same each time: it is no
 # difference between two runs. What a large tensor lay in goes back when it is let go: a file of
 # large programs would otherwise keep, between two runs, most of what one needs.
