@@ -16,7 +16,13 @@ from magpy_like.compiler.codegen.common import Kernel
 from magpy_like.compiler.codegen.launcher import COMMON, Launcher, define
 from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.graph import Graph
-from magpy_like.compiler.runtime import captured_cache, code_cache, graph_cache, pages
+from magpy_like.compiler.runtime import (
+    captured_cache,
+    code_cache,
+    graph_cache,
+    pages,
+    triton_launch,
+)  # fmt: skip
 from magpy_like.compiler.runtime.graph_cache import CompiledGraph
 from magpy_like.compiler.trace import Trace
 
@@ -53,6 +59,10 @@ def build(
         with trace.timing("kernels"):
             if PRINTERS[device].build is build_cpp:
                 functions |= _build_units(compiled, part, graph, kind, trace)
+            elif PRINTERS[device].build is triton.build:
+                wanted, compiled.places = triton.plan(part, graph, kind, trace)
+                compiled.on_gpu = [triton_launch.as_text(w) for w in wanted]
+                functions |= _load_gpu(compiled, wanted)
             else:
                 functions |= PRINTERS[device].build(part, graph, kind, trace)
                 key = None
@@ -68,7 +78,7 @@ def find(key: str, gm: fx.GraphModule, kind: str) -> Call | None:
     compiled = graph_cache.get(key)
     if compiled is None:
         return None
-    call = _call(compiled, compiled.objects(gm) | _load_units(compiled, kind))
+    call = _call(compiled, compiled.objects(gm) | _load(compiled, kind))
     if not compiled.held:
         call.entry = key  # type: ignore[attr-defined]
     return call
@@ -80,7 +90,7 @@ def find_captured(key: str) -> Call | None:
     if compiled is None or compiled.held or compiled.assumes:
         return None
     nothing = fx.GraphModule({}, fx.Graph())
-    return _call(compiled, compiled.objects(nothing) | _load_units(compiled, "inference"))
+    return _call(compiled, compiled.objects(nothing) | _load(compiled, "inference"))
 
 
 def _call(compiled: CompiledGraph, names: dict[str, Any]) -> Call:
@@ -104,6 +114,16 @@ def _keep(compiled: CompiledGraph, launcher: Launcher, graph: Graph, key: str) -
         return False
     graph_cache.put(key, compiled)
     return True
+
+
+def _load(compiled: CompiledGraph, kind: str) -> Functions:
+    wanted = [triton_launch.from_text(text) for text in compiled.on_gpu]
+    return _load_units(compiled, kind) | _load_gpu(compiled, wanted)
+
+
+def _load_gpu(compiled: CompiledGraph, wanted: Sequence[triton_launch.Wanted]) -> Functions:
+    functions = triton_launch.load_many(wanted) if wanted else []
+    return {kernel: functions[place] for kernel, place in compiled.places.items()}
 
 
 def build_cpp(kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace) -> Functions:

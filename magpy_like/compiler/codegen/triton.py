@@ -45,7 +45,7 @@ from magpy_like.compiler.indexing import Expr
 from magpy_like.compiler.ir import Buffer
 from magpy_like.compiler.ops import Value
 from magpy_like.compiler.runtime import triton_launch
-from magpy_like.compiler.runtime.triton_launch import TritonSource
+from magpy_like.compiler.runtime.triton_launch import TritonSource, Wanted
 from magpy_like.compiler.trace import Trace
 
 NARROW = 2**31 - 2**21  # offsets below this, and a block beyond, fit 32 bits
@@ -501,22 +501,26 @@ def build(
     kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace
 ) -> dict[str, Callable[..., Any]]:
     """Print, compile and load kernels: name -> function of addresses and sizes."""
+    wanted, places = plan(kernels, graph, kind, trace)
+    functions = triton_launch.load_many(wanted)
+    return {kernel: functions[place] for kernel, place in places.items()}
+
+
+def plan(
+    kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace
+) -> tuple[list[Wanted], dict[str, int]]:
+    """The functions to compile, and for each kernel by name which of them is its."""
     found: dict[tuple[TritonSource, torch.device], list[Kernel]] = {}
     for kernel in kernels:
         source = print_function(kernel, graph)
         found.setdefault((source, kernel.device), []).append(kernel)
-    wanted = []
+    wanted: list[Wanted] = []
     for (source, device), users in found.items():
         named = source.renamed("NAME", source.text, _title(users))
         origins = "".join(f"# {o}\n" for k in users for o in k.origins)
         trace.write("kernels", f"{kind}.py", origins + named.text)
         wanted.append((named, device, [graph.hint(s) for s in users[0].size_symbols]))
-    functions = triton_launch.load_many(wanted)
-    return {
-        kernel.name: function
-        for users, function in zip(found.values(), functions, strict=True)
-        for kernel in users
-    }
+    return wanted, {k.name: n for n, users in enumerate(found.values()) for k in users}
 
 
 def _title(kernels: Sequence[Kernel]) -> str:

@@ -44,7 +44,10 @@ def key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
         torch._functorch.config.get_hash(),
     )  # fmt: skip
-    parts = lines, inputs, shared, modes, graph_cache.flags(), graph_cache.compiler()
+    parts = (
+        lines, inputs, shared, modes, graph_cache.flags(), graph_cache.compiler(),
+        _cards(example_inputs),
+    )  # fmt: skip
     return code_cache.digest("captured", *parts)
 
 
@@ -63,6 +66,12 @@ def _target(node: fx.Node) -> Any:
     if not known or getattr(sys.modules.get(home), name, None) is not target:
         raise NoKey(target)
     return home, name
+
+
+def _cards(inputs: Sequence[Any]) -> list[str]:
+    """The kinds of GPUs that the inputs are on: a library's operator chooses by them."""
+    devices = {t.device for t in inputs if _is_tensor(t) and t.device.type == "cuda"}
+    return sorted(f"{d}: {torch.cuda.get_device_properties(d)}" for d in devices)
 
 
 def _is_tensor(given: Any) -> bool:

@@ -137,6 +137,10 @@ def flags() -> tuple[Any, ...]:
         torch.get_float32_matmul_precision(),
         torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled,
         torch.get_default_dtype(),
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.backends.cuda.mem_efficient_sdp_enabled(),
+        torch.backends.cuda.cudnn_sdp_enabled(),
+        torch.backends.cuda.math_sdp_enabled(),
         len(os.sched_getaffinity(0)),
     )
 
@@ -193,11 +197,13 @@ def find(kind: str, name: str) -> Any:
 
 @dataclass
 class CompiledGraph:
-    """Everything that a compiled CPU graph is, as plain data.
+    """Everything that a compiled graph is, as plain data.
 
     ``names``: objects that the launcher's source refers to, as :func:`spell` has them.
     ``held``: constants that are attributes of the ATen graph; ``folded``: constants computed
     while compiling. ``units``: (C++ source, functions in it); ``functions``: kernel -> function.
+    ``on_gpu``: Triton kernels as text; ``places``: kernel -> which of them. Machine code for them
+    is kept by Triton.
     """
 
     launcher: str
@@ -207,6 +213,8 @@ class CompiledGraph:
     folded: dict[str, str] = field(default_factory=dict)
     units: list[tuple[str, list[str]]] = field(default_factory=list)
     functions: dict[str, str] = field(default_factory=dict)
+    on_gpu: list[str] = field(default_factory=list)
+    places: dict[str, int] = field(default_factory=dict)
 
     def objects(self, gm: fx.GraphModule) -> dict[str, Any]:
         """The names of the launcher but its kernels'; ``gm`` is the ATen graph."""
@@ -219,16 +227,16 @@ class CompiledGraph:
 def text_of(tensor: torch.Tensor) -> str:
     """A small tensor, strides included, as text. (torch.load looks for fake tensor modes.)"""
     flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
-    data = flat.view(torch.uint8).numpy().tobytes()
-    layout = [str(tensor.dtype), list(tensor.shape), list(tensor.stride())]
+    data = flat.view(torch.uint8).cpu().numpy().tobytes()
+    layout = [str(tensor.dtype), str(tensor.device), list(tensor.shape), list(tensor.stride())]
     return json.dumps([*layout, base64.b64encode(data).decode()])
 
 
 def _tensor(text: str) -> torch.Tensor:
-    name, size, stride, data = json.loads(text)
+    name, device, size, stride, data = json.loads(text)
     dtype = getattr(torch, name.removeprefix("torch."))
     flat = torch.frombuffer(bytearray(base64.b64decode(data)), dtype=dtype)
-    return torch.empty_strided(size, stride, dtype=dtype).copy_(flat.view(size))
+    return torch.empty_strided(size, stride, dtype=dtype, device=device).copy_(flat.view(size))
 
 
 def put(name: str, compiled: CompiledGraph) -> None:

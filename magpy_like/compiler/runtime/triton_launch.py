@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import linecache
 import math
 import operator
@@ -16,7 +17,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import CodeType
 from typing import Any
 
@@ -69,6 +70,31 @@ class TritonSource:
     def function_of_sizes(self, expression: str) -> Callable[..., Any]:
         arguments = "".join(f"{size}, " for size in self.sizes)
         return eval(f"lambda {arguments}*numbers: {expression}", {"math": math, "torch": torch})
+
+
+#: A kernel to compile: its source, the device, the sizes of the example inputs.
+Wanted = tuple[TritonSource, torch.device, Sequence[int]]
+
+
+def as_text(wanted: Wanted) -> str:
+    """The same as text, for a file."""
+    source, device, sizes = wanted
+    return json.dumps([asdict(source), str(device), list(sizes)], default=str)
+
+
+def from_text(text: str) -> Wanted:
+    """What :func:`as_text` wrote."""
+    fields, device, sizes = json.loads(text)
+    fields["stages"] = tuple((name, grid) for name, grid in fields["stages"])
+    fields["pointers"] = tuple(map(_dtype, fields["pointers"]))
+    fields["workspace"] = tuple((_dtype(dtype), count) for dtype, count in fields["workspace"])
+    fields["sizes"], fields["numbers"] = tuple(fields["sizes"]), tuple(fields["numbers"])
+    return TritonSource(**fields), torch.device(device), sizes
+
+
+def _dtype(name: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, name.removeprefix("torch."))
+    return found
 
 
 def define(source: TritonSource, wide: bool, namespace: dict[str, Any]) -> list[Any]:
@@ -180,10 +206,8 @@ def _target(index: int) -> Any:
         return driver.active.get_current_target()
 
 
-def load_many(
-    wanted: Sequence[tuple[TritonSource, torch.device, Sequence[int]]],
-) -> list[Loaded]:
-    """Kernels of (source, device, sizes of the example inputs), compiled at the same time."""
+def load_many(wanted: Sequence[Wanted]) -> list[Loaded]:
+    """Kernels, compiled at the same time."""
     try:
         import triton  # noqa: F401
     except ImportError:

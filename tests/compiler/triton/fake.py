@@ -15,16 +15,20 @@ from magpy_like.compiler.scheduler import Scheduler
 from tests.compiler.triton.interpreter import Interpreted
 
 
-def lowered(function, *shapes, dtype=torch.float32):
-    """The graph of loops of ``function`` of CUDA tensors of these shapes."""
+def traced(function, *shapes, dtype=torch.float32):
+    """The ATen graph of ``function`` of CUDA tensors of these shapes."""
 
     def flat(*args):
         return tuple(pytree.tree_leaves(function(*args)))
 
     with FakeTensorMode():
         args = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
-        gm = make_fx(flat, decomposition_table=decompositions())(*args)
-    return Graph(gm).run()
+        return make_fx(flat, decomposition_table=decompositions())(*args)
+
+
+def lowered(function, *shapes, dtype=torch.float32):
+    """Its graph of loops."""
+    return Graph(traced(function, *shapes, dtype=dtype)).run()
 
 
 def sources(function, *shapes, dtype=torch.float32):

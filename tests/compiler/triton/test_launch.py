@@ -6,10 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from magpy_like.compiler.compile_fx import compile_aten
 from magpy_like.compiler.errors import Unsupported
-from magpy_like.compiler.runtime import triton_launch
+from magpy_like.compiler.graph import Graph
+from magpy_like.compiler.runtime import graph_cache, triton_launch
 from magpy_like.compiler.runtime.triton_launch import Loaded
-from tests.compiler.triton.fake import sources
+from magpy_like.compiler.trace import open_trace
+from tests.compiler.triton.fake import sources, traced
 
 
 class Driver:
@@ -92,3 +95,35 @@ def test_without_triton_the_graph_runs_through_aten(driver, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "triton", None)
     with pytest.raises(Unsupported, match="Triton is not installed"):
         triton_launch.load_many([])
+
+
+def test_a_graph_that_was_compiled_before_is_found_with_its_kernels(monkeypatch, tmp_path):
+    monkeypatch.setenv("MAGPY_CACHE_DIR", str(tmp_path))
+    loaded, lowered = [], []
+    monkeypatch.setattr(
+        triton_launch, "load_many", lambda wanted: loaded.append(wanted) or [print] * len(wanted)
+    )
+    run = Graph.run
+    monkeypatch.setattr(Graph, "run", lambda self: lowered.append(self) or run(self))
+
+    def function(x, w):
+        return (x @ w).softmax(-1), (x.sum(0) * 2).to(torch.bfloat16), x * 3.5
+
+    for _ in range(2):
+        gm = traced(function, (32, 64), (64, 16))
+        compile_aten(gm, kind="inference", strict=True, trace=open_trace({}))
+    assert len(lowered) == 1
+    first, second = loaded
+    assert len(first) > 1
+    assert [tuple(map(str, wanted)) for wanted in first] == [tuple(map(str, w)) for w in second]
+    assert [wanted[0] for wanted in first] == [wanted[0] for wanted in second]
+
+
+def test_what_a_graph_folded_is_kept_on_its_device():
+    for device in ("cpu", "meta"):
+        table = torch.arange(6, device="cpu").reshape(2, 3).t()
+        text = graph_cache.text_of(table).replace('"cpu"', f'"{device}"')
+        found = graph_cache._tensor(text)
+        assert (found.device.type, found.stride()) == (device, table.stride())
+        if device == "cpu":
+            assert torch.equal(found, table)
