@@ -170,6 +170,8 @@ def slice_(
     graph: Graph, a: Box, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> Box:
     assert graph._origin is not None
+    if graph._origin.meta.get("unbacked_bindings"):  # torch 2.11; later ones have an expression
+        raise Unsupported("aten.slice", "only its result tells how long that is")
     dim = canonical_dim(dim, len(a.size))
     low = slice_start(graph, a.size[dim], start)
     length = expr(graph._origin.meta["val"].shape[dim])
