@@ -38,6 +38,8 @@ _log = topic("fusion")
 
 # A fill below this is "masked": no attention score of float32 comes near it.
 MASKING_FILL = -1e9
+# What float32 holds also in units of log(2), and by far low enough that no score adds to it.
+LOWEST_BIAS = -1e38
 
 _MATMUL = {"matmul", "bmm", "__matmul__"}
 _SOFTMAX = {"softmax", "_softmax"}
@@ -347,6 +349,8 @@ def _fits(found: _Attention, vals: dict[Node, Any]) -> bool:
         return False
     if any(type(size) is int and size == 0 for t in (q, k, v) for size in t.shape):
         return False
+    if q.device.type == "cuda" and type(q.shape[-1]) is not int:
+        return False  # by its alignment the library chooses the kernel, so it would be fixed
     if found.mask is None:
         return True
     if found.mask_kind == "add" and vals[found.product].requires_grad:
@@ -401,7 +405,7 @@ def _emit(gm: GraphModule, found: _Attention, vals: dict[Node, Any]) -> None:
         rank = vals[found.q].dim()
         q, v = found.q, found.v
         k = call(torch.transpose, found.k_transposed, -2, -1)
-        mask, repair = _mask_and_repair(call, found)
+        mask, repair = _mask_and_repair(call, found, vals[found.q])
         if rank == 3:  # the fast kernels want batch and head
             q, k, v = (call(torch.unsqueeze, t, 0) for t in (q, k, v))
         options: dict[str, Any] = {"scale": found.scale}
@@ -433,7 +437,7 @@ def _layout_is_hidden(result: Node) -> bool:
 
 
 def _mask_and_repair(
-    call: Callable[..., Node], found: _Attention
+    call: Callable[..., Node], found: _Attention, q: torch.Tensor
 ) -> tuple[Node | None, Callable[[Node], Node]]:
     """Mask and bias as the library wants them, and what sets fully masked rows right after it."""
     if found.mask is None:
@@ -444,6 +448,12 @@ def _mask_and_repair(
             given = call(torch.add, found.bias, found.mask)
         rows = call(torch.all, call(torch.eq, given, -math.inf), -1, keepdim=True)
         mask = call(torch.masked_fill, given, rows, 0.0)
+        if q.device.type == "cuda" and q.dtype == torch.float32:
+            # The library's kernels multiply by log2(e), and so make infinities of the lowest
+            # numbers. Where a row has no others, all of it is moved up, which softmax does not see.
+            highest = call(torch.amax, mask, -1, keepdim=True)
+            over = call(torch.clamp, highest, max=LOWEST_BIAS)
+            mask = call(torch.sub, mask, call(torch.sub, over, LOWEST_BIAS))
     else:
         keep = found.mask
         if found.mask_kind == "drop":
