@@ -56,6 +56,13 @@ def same_gradients(function: Callable[..., Any], *args: torch.Tensor) -> None:
         torch.testing.assert_close(a.grad, b.grad, equal_nan=True)
 
 
+def seeded(*size: int, seed: int = 0) -> torch.Tensor:
+    """Normally distributed numbers, the same ones on every device; on the default device."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    made = torch.randn(size, generator=generator, device="cpu")
+    return made.to(torch.get_default_device())
+
+
 def tensors(tree: Any) -> list[torch.Tensor]:
     return [t for t in torch.utils._pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
@@ -84,4 +91,6 @@ def kernels(function: Callable[..., Any], *args: Any) -> list[Kernel]:
     return [step for step in schedule(function, *args).steps if isinstance(step, Kernel)]
 
 
-__all__ = ["Graph", "compile_fx", "compiled", "kernels", "same", "same_gradients", "schedule"]
+__all__ = [
+    "Graph", "compile_fx", "compiled", "kernels", "same", "same_gradients", "schedule", "seeded",
+]  # fmt: skip

@@ -13,11 +13,6 @@ from magpy_like.compiler.runtime import code_cache
 
 
 @pytest.fixture(autouse=True)
-def _default_device():
-    """As it is: sparse and quantised tensors are made on the CPU."""
-
-
-@pytest.fixture(autouse=True)
 def _nothing_said_yet():
     """Each warning comes once in a process."""
     _warned.clear()

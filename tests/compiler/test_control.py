@@ -9,6 +9,7 @@ from torch import fx, nn
 from magpy_like.compiler import compile_fx
 from magpy_like.compiler.control import in_parts
 from tests.compare import assert_same
+from tests.compiler.programs import seeded
 
 ops = torch.ops.higher_order
 
@@ -58,7 +59,7 @@ class Branch(nn.Module):
 
 
 def inputs(sign):
-    x = (torch.rand(64, generator=torch.Generator().manual_seed(0)) * sign).requires_grad_()
+    x = (seeded(64).abs() * sign).requires_grad_()
     return x, torch.full((64,), 1.5, requires_grad=True)
 
 

@@ -20,7 +20,7 @@ def peak(function, *args):
     fast = compiled(function)
     with torch.no_grad():
         fast(*args)
-        return peak_bytes(lambda: fast(*args)) / BUFFER
+        return peak_bytes(lambda: fast(*args), torch.get_default_device()) / BUFFER
 
 
 def test_an_activation_is_written_over_the_product_it_reads():
@@ -56,7 +56,8 @@ def test_a_row_is_written_over_after_all_of_it_was_read():
          "gathered", "arguments", "scanned", "seen twice"],
 )  # fmt: skip
 def test_what_is_read_elsewhere_or_later_stays(function):
-    same(function, *matrices(2))
+    # Sums of a product's elements, far from zero, next to each other's difference.
+    same(function, *matrices(2), rtol=1e-4, atol=1e-4)
 
 
 def test_gradients_see_what_the_forward_pass_saved():

@@ -11,6 +11,7 @@ import magpy_like as magpy
 from magpy_like.compiler.compile_fx import compile_fx
 from magpy_like.compiler.passes.positions import keep_positions
 from tests.compare import assert_same
+from tests.compiler.programs import seeded
 from tests.dynamic.test_steered_models import PROGRAMS
 
 
@@ -64,9 +65,7 @@ FUNCTIONS = [
 
 
 def inputs(grad=False):
-    generator = torch.Generator().manual_seed(0)
-    boxes = torch.randn(5, 4, generator=generator).requires_grad_(grad)
-    return boxes, torch.randn(5, generator=generator)
+    return seeded(5, 4).requires_grad_(grad), seeded(5, seed=1)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)

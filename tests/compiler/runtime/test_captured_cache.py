@@ -17,6 +17,11 @@ X = torch.arange(12.0).reshape(3, 4)
 
 
 @pytest.fixture(autouse=True)
+def _default_device():
+    """As it is: beneath a default device everything is traced."""
+
+
+@pytest.fixture(autouse=True)
 def traced(tmp_path, monkeypatch):
     """A cache of its own, and the graphs that were traced rather than found there."""
     monkeypatch.setenv("MAGPY_CACHE_DIR", str(tmp_path))
@@ -108,7 +113,7 @@ def test_gradients_are_traced(traced):
 def test_modes_of_torch_count(traced):
     function, y = (lambda x, y: x @ y), X.t() + 1
     run(function, X, y)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(X.device.type, torch.bfloat16):
         run(function, X, y)
         run(function, X, y)
     with torch.inference_mode():
@@ -120,7 +125,7 @@ def test_modes_of_torch_count(traced):
 def test_a_graph_with_a_tensor_of_its_own_is_traced(traced):
     for values in ([1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]):
         owner = torch.nn.Module()
-        owner.register_buffer("weight", torch.tensor(values))
+        owner.register_buffer("weight", torch.tensor(values, device=X.device))
         graph = fx.Graph()
         x, weight = graph.placeholder("x"), graph.get_attr("weight")
         graph.output(graph.call_function(torch.mul, (x, weight)))

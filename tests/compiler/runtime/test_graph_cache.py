@@ -86,6 +86,7 @@ def test_a_damaged_entry_is_compiled_again(tmp_path, lowered, damage):
     assert len(lowered) == 2
 
 
+@pytest.mark.cpu
 def test_kernels_that_were_deleted_are_compiled_again(tmp_path):
     same(lambda x: x * 2 + 1, X)
     for path in (tmp_path / "cpp").rglob("*.so"):
