@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -43,7 +43,15 @@ from magpy_like.dynamic.places import (
 from magpy_like.dynamic.rounds import Element, check_twins
 from magpy_like.dynamic.stand_ins import StandIns
 from magpy_like.logs import topic
-from magpy_like.monitor.expressions import InGraph, is_number
+from magpy_like.monitor.expressions import (
+    Computed,
+    Expression,
+    InGraph,
+    Read,
+    choose,
+    is_number,
+    known_at_entry,
+)
 from magpy_like.monitor.instructions import Step
 from magpy_like.monitor.operator_graph import NUMBER, UnknownTensor
 from magpy_like.monitor.recording import Recording
@@ -57,6 +65,7 @@ from magpy_like.native import (
     frame_set_operand,
     frame_stack,
 )
+from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.values import Steady, is_plain
 
 _log = topic("splits")
@@ -65,6 +74,8 @@ _MOST_NESTED = 12
 
 
 _Reference = weakref.ref[torch.Tensor]
+Received: TypeAlias = fx.Node | Expression
+"""What gives the program a tensor or number where an operator ends."""
 
 
 class Branches:
@@ -93,12 +104,18 @@ class Branches:
             _log.info("%s: no operator for a branch: %s", SplitPoint.at(step.frame, ""), why)
             raise Split(f"branches on a tensor's value, and no operator does: {why}") from None
 
-    def _merge(self, run: MonitorRun, step: Step) -> None:
+    def at_flag(self, run: MonitorRun, step: Step, flag: ShadowNode) -> None:
+        try:
+            self._merge(run, step, flag)
+        except (Split, NoLayout, UnknownTensor) as why:
+            _log.info("%s: no operator for a branch: %s", SplitPoint.at(step.frame, ""), why)
+            raise Split(str(why)) from None
+
+    def _merge(self, run: MonitorRun, step: Step, flag: ShadowNode | None = None) -> None:
         if not self._merges():
             raise Split("what one hands on is changed in place later")
-        predicate = step.stack[-1]
         state = _state(run, step, nested=self._depth > 0)
-        if predicate.numel() != 1:
+        if flag is None and step.stack[-1].numel() != 1:
             raise Split("the tensor has several elements")
         if self._depth >= _MOST_NESTED:
             raise Split(f"more than {_MOST_NESTED} branches lie inside each other")
@@ -106,10 +123,11 @@ class Branches:
         if until is None:
             raise Split("there is no way from here to an end")
         run.read_rest()
-        found = self._loop(run, state, until) or self._cond(run, state, until)
+        found = self._loop(run, state, until) if flag is None else None
+        found = found or self._cond(run, state, until, flag)
         self._waiting.append(lambda run, frame: self._receive(run, frame, found))
         run.skip(step.frame, until if until == RETURN else until + shift_of(step.frame))
-        if self._depth:
+        if self._depth and flag is None:
             frame_set_operand(step.frame, 1, self.choose(step))
 
     def row(self, run: MonitorRun, tensor: torch.Tensor, node: fx.Node) -> torch.Tensor:
@@ -149,21 +167,33 @@ class Branches:
             return self._ways.get((id(step.code), step.offset), True)
         return self._ways.get((id(origin.code), step.offset - origin.shift), True)
 
-    def _cond(self, run: MonitorRun, state: FrameState, until: int) -> list[tuple[Output, fx.Node]]:
-        """Both sides, as the graphs of one ``cond``.
+    def _cond(
+        self, run: MonitorRun, state: FrameState, until: int, flag: ShadowNode | None
+    ) -> list[tuple[Output, Received]]:
+        """Both sides, as the graphs of one ``cond``. With a ``flag``, its value is what steers.
 
         Raises:
             Split: there is something about them that no operator can do.
         """
-        rec, predicate = run.recording, state.stack[-1]
+        rec = run.recording
+        predicate = state.stack[-1] if flag is None else run.flags.condition(flag)
         test = rec.graph_value(predicate)
+        holders = {slot for slot, node in run.flags.in_frame(run.at).items() if node is flag}
         ends: list[End] = []
         try:
             for taken in (True, False):
-                ends.append(self.explore(run, _start(state, taken), until))
-            outputs = list(self._compare(state, until, ends[0], ends[1], rec))
-            nodes = self._operator(run, test, predicate, ends, outputs)
-            return list(zip(outputs, nodes, strict=True))
+                begun = _start(state, taken)
+                slots = [taken if i in holders else v for i, v in enumerate(begun.locals)]
+                begun = replace(begun, locals=tuple(slots))
+                ends.append(self.explore(run, begun, until, known=flag))
+            outputs = list(self._compare(state, until, ends[0], ends[1], rec, holders))
+            if flag is not None:
+                for output in outputs:
+                    output.number = _chosen(run, flag, *output.values)
+            made = [output for output in outputs if output.number is None]
+            nodes = self._operator(run, test, predicate, ends, made)
+            chosen = [(output, output.number) for output in outputs if output.number is not None]
+            return [*zip(made, nodes, strict=True), *chosen]
         finally:
             erase(rec, [node for end in ends for node in end.nodes])
             run.account()
@@ -206,11 +236,12 @@ class Branches:
         again: int | None = None,
         own: Sequence[Any] = (),
         gradients_differ: bool = False,
+        known: ShadowNode | None = None,
     ) -> End:
         """Run a side beside the program, until it comes to ``until`` or to ``again``.
 
         It may change what is in ``own``. Where ``gradients_differ`` it must not ask what takes part
-        in them.
+        in them. The flag ``known`` has one value there.
 
         Raises:
             Split: it has an effect that cannot be taken back, or raises.
@@ -237,6 +268,7 @@ class Branches:
         random_state = torch.get_rng_state()
         self._depth += 1
         waiting, self._waiting = self._waiting, []
+        run.flags.begin_side(run.at, function.__code__, start.code, shift, known)
         try:
             with self._fake, side.tensors:
                 place = until if until == RETURN else until + shift
@@ -283,15 +315,21 @@ class Branches:
     # --- comparing them --------------------------------------------------------------------------
 
     def _compare(
-        self, state: FrameState, until: int, a: End, b: End, rec: Recording
+        self,
+        state: FrameState,
+        until: int,
+        a: End,
+        b: End,
+        rec: Recording,
+        but: Collection[int],
     ) -> Iterator[Output]:
-        """The tensors that differ where the sides meet.
+        """The tensors that differ where the sides meet, ``but`` for these locals.
 
         Raises:
             Split: something else differs.
         """
         if until != RETURN:
-            for slot in sorted(live_locals(state.code, until)):
+            for slot in sorted(live_locals(state.code, until) - {*but}):
                 yield from self._pair(Place(True, slot), a.locals[slot], b.locals[slot], a, b, rec)
         if len(a.stack) != len(b.stack):
             raise Split("the sides meet with different operands")
@@ -376,7 +414,7 @@ class Branches:
 
     def _loop(
         self, run: MonitorRun, state: FrameState, until: int
-    ) -> list[tuple[Output, fx.Node]] | None:
+    ) -> list[tuple[Output, Received]] | None:
         """A side that leads back to the branch, as the body of one ``while_loop``.
 
         None when neither does, or when the rounds are not all alike.
@@ -404,7 +442,7 @@ class Branches:
 
     def _round(
         self, run: MonitorRun, state: FrameState, until: int, stays: bool, carried: list[Place]
-    ) -> list[tuple[Output, fx.Node]] | None:
+    ) -> list[tuple[Output, Received]] | None:
         """One round of a loop, for any values at the places that are ``carried`` from one to the
         next. None when it changes further places, which are added to those.
 
@@ -482,7 +520,7 @@ class Branches:
         symbols: Sequence[fx.Node],
         end: End,
         results: Sequence[Any],
-    ) -> list[tuple[Output, fx.Node]]:
+    ) -> list[tuple[Output, Received]]:
         operators = rec.operators
         given = [operators.value_node(value, rec.graph_value) for value in results]
         end.nodes = [node for node in end.nodes if not operators.is_constant_tensor(node)]
@@ -520,7 +558,7 @@ class Branches:
         run.account()
 
     def _receive(
-        self, run: MonitorRun, frame: FrameType, outputs: Sequence[tuple[Output, fx.Node]]
+        self, run: MonitorRun, frame: FrameType, outputs: Sequence[tuple[Output, Received]]
     ) -> None:
         slots, stack = frame_locals(frame), frame_stack(frame)
         changed: dict[tuple[bool, int], Any] = {}
@@ -538,7 +576,7 @@ class Branches:
                 frame_set_operand(frame, len(stack) - slot, value)
 
     def _received(
-        self, run: MonitorRun, value: Any, path: tuple[int, ...], output: Output, node: fx.Node
+        self, run: MonitorRun, value: Any, path: tuple[int, ...], output: Output, node: Received
     ) -> Any:
         """The program has ``value``, or has a tensor in it, as a result of the operator."""
         rec = run.recording
@@ -550,7 +588,8 @@ class Branches:
         if is_number(output.values[0]):
             if type(value) is not type(output.values[0]):
                 raise Split("a branch leaves another kind of number")
-            return run.lift(value, InGraph(node))
+            return run.lift(value, InGraph(node) if isinstance(node, fx.Node) else node)
+        assert isinstance(node, fx.Node)
         check_like(value, output.values[0])
         if rec.operators.node_of(value) is not None or rec.node(value) is not None:
             value = self._stand_ins.make(value)
@@ -619,6 +658,14 @@ def _start(state: FrameState, taken: bool) -> FrameState:
     assert at.target is not None
     stack = state.stack if keeps else state.stack[:-1]
     return replace(state, offset=at.target if jumps else at.end, stack=stack)
+
+
+def _chosen(run: MonitorRun, flag: ShadowNode, one: Any, other: Any) -> Expression | None:
+    """A number that a flag has decided; None for a tensor, and for a number of the graph."""
+    parts = [run.lifted.expression(value) or value for value in (one, other)]
+    if not is_number(one) or not all(map(known_at_entry, parts)):
+        return None
+    return Computed(choose, (Read(flag), *parts))
 
 
 def _as_is(rec: Recording) -> tuple[str | None, str | None, int]:

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from magpy_like.dynamic.frame_state import FrameState
-from magpy_like.monitor.expressions import is_number
+from magpy_like.monitor.expressions import Expression, is_number
 from magpy_like.monitor.iterators import FORESEEN
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.sides import Side
@@ -55,6 +55,8 @@ class Output:
     values: tuple[Any, Any]  # what the sides have there, the true side first
     sources: list[torch.Tensor] = field(default_factory=list)
     """Tensors that were there before, and one of which it may be."""
+    number: Expression | None = None
+    """What a number is, if that is known before the graph runs: then no operator gives it."""
 
 
 def at_place(state: FrameState, place: Place) -> Any:

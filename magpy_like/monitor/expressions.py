@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import sympy
+import torch
 from torch import fx
 from torch.utils._sympy import functions
 
@@ -110,6 +111,24 @@ def known_before_graph(expression: Any) -> bool:
     if isinstance(expression, Computed):
         return all(known_before_graph(operand) for operand in expression.operands)
     return not isinstance(expression, InGraph)
+
+
+def as_number(flag: bool) -> int:
+    """What a bool counts as in arithmetic."""
+    return int(flag)
+
+
+def as_tensor(flag: bool) -> torch.Tensor:
+    """The condition of an operator that runs one of two graphs: ``bool``, no dimensions."""
+    return _TRUE if flag else _FALSE
+
+
+_TRUE, _FALSE = (torch.tensor(flag, device="cpu") for flag in (True, False))
+
+
+def choose(flag: bool, one: Any, other: Any) -> Any:
+    """What a number is behind the two sides of a branch."""
+    return one if flag else other
 
 
 class Untranslatable(Exception):

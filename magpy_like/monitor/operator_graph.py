@@ -22,6 +22,8 @@ from magpy_like.monitor.expressions import (
     Expression,
     InGraph,
     Untranslatable,
+    as_number,
+    choose,
     is_liftable,
     is_number,
     known_before_graph,
@@ -675,7 +677,11 @@ _ON_SYMBOLS: dict[Any, Callable[..., Any]] = {
 """Functions of numbers that would ask a symbolic one for its value, and those that do not."""
 
 
-_FOR_PYTHON = set(filter(callable, vars(math).values())) - {math.sqrt, math.floor, math.ceil}
+_FOR_PYTHON: set[Any] = {
+    *(set(filter(callable, vars(math).values())) - {math.sqrt, math.floor, math.ceil}),
+    as_number,
+    choose,
+}
 """Functions of numbers that symbolic ones have no counterpart of."""
 
 

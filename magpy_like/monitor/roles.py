@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from magpy_like.monitor.instructions import Step
     from magpy_like.monitor.run import MonitorRun
     from magpy_like.monitor.split import Place
+    from magpy_like.refgraph import ShadowNode
 
 
 class Cut(Protocol):
@@ -46,6 +47,13 @@ class Branching(Protocol):
 
         Raises:
             Split: the branch cannot be part of a record.
+        """
+
+    def at_flag(self, run: MonitorRun, step: Step, flag: ShadowNode) -> None:
+        """The program is about to jump, or not, on a bool that varies between calls.
+
+        Raises:
+            Split: both ways cannot be part of one record.
         """
 
     def at_join(self, run: MonitorRun, frame: types.FrameType | None) -> None:

@@ -25,6 +25,7 @@ from magpy_like.monitor.arguments import is_followed
 from magpy_like.monitor.code_facts import calling, first_resume, in_place_reads, keyword_names
 from magpy_like.monitor.devices import MODE_CODE
 from magpy_like.monitor.expressions import Expression, Size, fresh, is_liftable, is_number, made_of
+from magpy_like.monitor.flags import Flags
 from magpy_like.monitor.gathered import looked_at
 from magpy_like.monitor.instructions import (
     WHEN,
@@ -125,7 +126,7 @@ class MonitorRun:
         self.root_frame: types.FrameType | None = None
         self.handled_outside: BaseException | None = None
         """The exception that the program's caller handles."""
-        self._at: types.FrameType | None = None
+        self.at: types.FrameType | None = None
         """Where the program was last seen."""
         self.suspended = 0
         """How many calls are running whose Python code is not followed."""
@@ -150,6 +151,7 @@ class MonitorRun:
         self.recording = Recording()
         self.lifted = LiftedNumbers(self.recording, self._place_to_foretell)
         self.recording.lifted = self.lifted
+        self.flags = Flags(self.recording)
         self.recording.operators.expression = self.lifted.expression
         self.recording.operators.value_of = self.lifted.values.get
         self.varying = varying
@@ -192,13 +194,13 @@ class MonitorRun:
                 self._close()
 
     def _place_to_foretell(self) -> Place | None:
-        if self.cut is None or self._at is None:
+        if self.cut is None or self.at is None:
             return None
-        place = place_of(self._at)
+        place = place_of(self.at)
         return place if self.cut.foretells(place) else None
 
     def _locate(self) -> str:
-        frame = self._at
+        frame = self.at
         return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
     def _suspend(self, phase: str, info: dict[str, int]) -> None:
@@ -217,7 +219,7 @@ class MonitorRun:
         if self.recording.twin is not None:
             self.recording.twin.account = _nobody_listens
             self.recording.twin.locate = _in_the_backend
-        self._at = self.handled_outside = None
+        self.at = self.handled_outside = None
         del self._monitor, self.args, self.kwargs
 
     def end(self) -> None:
@@ -260,7 +262,7 @@ class MonitorRun:
         self, frame: types.FrameType, number: int, oparg: int, offset: int, stack: tuple[Any, ...]
     ) -> Any:
         handled = sys.exception()
-        self._at = frame
+        self.at = frame
         try:
             step = Step(frame, number, oparg, offset, stack)
             if self.skipping:
@@ -272,6 +274,7 @@ class MonitorRun:
             if operators.lists:
                 for value in looked_at(step, operators.lists, is_followed):
                     operators.look_at(value)
+            step = self.flags.at(self, step)
             if self.side is not None:
                 return self._on_side_instruction(self.side, step)
             if self.lifted and number in SETTLED_BY:
@@ -336,6 +339,7 @@ class MonitorRun:
             return False
         if self.branching is not None:
             self.branching.settle(self)
+        self.flags.settle_all()
         self._compiling.leave()  # neither a backend nor a dynamic function is part of the region
         if self.cut.at_split(self, frame, str(split), handled):
             # What outer frames wait for is the earlier recording's business.
@@ -346,7 +350,7 @@ class MonitorRun:
         return False
 
     def _on_result(self, token: Any, frame: types.FrameType, stack: tuple[Any, ...]) -> None:
-        self._at = frame
+        self.at = frame
         try:
             finish, payload = token
             given: Any = stack if finish is finish_in_side else stack[-1] if stack else None
@@ -368,7 +372,7 @@ class MonitorRun:
     def _on_exception(self, token: Any, frame: types.FrameType, raised: Any) -> None:
         finish, payload = token
         if finish is _finish_dynamic:
-            self._at = frame
+            self.at = frame
             try:
                 _finish_raising(self, frame, *raised[1:])
             except BaseException as error:
@@ -393,8 +397,8 @@ class MonitorRun:
 
         To hold the frame any longer would keep its variables alive.
         """
-        if self._at is frame:
-            self._at = None
+        if self.at is frame:
+            self.at = None
         if self.root_frame is frame:
             self.root_frame = None
         if self.branching is not None:
@@ -427,14 +431,14 @@ class MonitorRun:
         """
         rec = self.recording
         before = self.side, rec.inside, self.suspended, self.skipping
-        at = self._at
+        at = self.at
         self.side, self.skipping, self.lifted.beside = side, False, True
         self._monitor.set_filter(side_filter(self._rules.filter, WHEN))
         try:
             return self._monitor.explore(function, until, again)
         finally:
             self.side, rec.inside, self.suspended, self.skipping = before
-            self._at = at
+            self.at = at
             if self.side is None:
                 self._monitor.set_filter(self._rules.filter)
                 self.lifted.beside = False
@@ -470,10 +474,13 @@ class MonitorRun:
 
     def _enter(self, frame: types.FrameType) -> bool:
         code = frame.f_code
-        if self.suspended or code in _HIDDEN_CODE:
+        unseen = code.co_filename.startswith(_UNSEEN)
+        if self.suspended or code in _HIDDEN_CODE or (unseen and code not in polyfills.CODE):
+            self.flags.lose()
             return False
-        if code.co_filename.startswith(_UNSEEN):
-            return code in polyfills.CODE
+        self.flags.enter(frame)
+        if unseen:
+            return True
         if code.co_flags & inspect.CO_GENERATOR:
             if frame.f_lasti > first_resume(code):
                 # Another frame may have had the id, so the frame itself must bear the hook's mark.
@@ -544,6 +551,8 @@ class MonitorRun:
             self.recording.constant(target)
         if function is not target:
             self._read_arguments()
+            if function is lookup_in_type(type(target), "__call__"):
+                self._follow_flags(frame, dict(inputs_of(self.args, self.kwargs)), 1)
             return
         code = frame.f_code
         names = code.co_varnames[: code.co_argcount]
@@ -569,6 +578,21 @@ class MonitorRun:
             if code.co_varnames[slot] in code.co_cellvars:
                 self._read_argument(key, value)
                 del self._root[slot]
+        self._follow_flags(frame, dict(self._root.values()), bound)
+
+    def _follow_flags(
+        self, frame: types.FrameType, given: dict[int | str, Any], bound: int
+    ) -> None:
+        """Bool arguments that have varied between calls: ``bound`` others come before them."""
+        varying = {
+            key: self._read_argument(key, value)
+            for key, value in given.items()
+            if type(value) is bool and argument_place(key) in self.varying.numbers
+        }
+        if varying:
+            self.flags.begin(frame, varying, bound)
+            self.account()
+            self._monitor.watch_numbers()
 
     def _read_arguments(self) -> None:
         for key, value in inputs_of(self.args, self.kwargs):
@@ -588,7 +612,7 @@ class MonitorRun:
         for key, value in waiting.values():
             self._read_argument(key, value)
 
-    def _read_argument(self, key: int | str, value: Any) -> None:
+    def _read_argument(self, key: int | str, value: Any) -> ShadowNode:
         relation = Relation(RelationKind.LOCAL, key)
         node = self.recording.meet(self.recording.refs.external, relation, value)
         if is_native_iterator(value):
@@ -596,6 +620,7 @@ class MonitorRun:
         if is_liftable(value) and (relation,) in self.varying.numbers:
             self.lifted.adopt(value, node)
             self._monitor.watch_numbers()
+        return node
 
     def _varying_argument(self, key: int | str, value: Any) -> Any:
         """A number that varies between calls gets an identity of its own before the call."""

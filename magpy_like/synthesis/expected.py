@@ -132,8 +132,10 @@ def expected(rec: Recording, places: Places) -> Expected:
             place = rec.path(node)
             contents = node.variable if node.contents is None else node.contents
             found.lengths[place] = list.__len__(contents)
-        elif node.plain and is_liftable(node.first.value):
+        elif node.plain and (is_liftable(node.first.value) or type(node.first.value) is bool):
             parent, relation = places.edges[node.node_id][0]
+            if type(node.first.value) is bool and parent.node_id != EXTERNAL:
+                continue  # no other is lifted: see `Flags`
             if relation.kind is RelationKind.MEMBERSHIP:
                 continue
             if type(node.first.value) is str and parent.node_id != EXTERNAL:

@@ -139,15 +139,15 @@ def test_options_of_a_backend_reach_it_without_the_limits():
 
 
 def test_record_that_another_one_does_not_cover_stays():
-    def program(x, flag):
-        return x * 2 if flag else x - x.shape[0]
+    def program(x, mode):
+        return x * 2 if mode == "double" else x - x.shape[0]
 
     twins = Twins(lambda: program)
-    twins.call(sized((4,), True), hit=False)
-    twins.call(sized((4,), False), hit=False)
-    twins.call(sized((6,), False), hit=False)
+    twins.call(sized((4,), "double"), hit=False)
+    twins.call(sized((4,), "less"), hit=False)
+    twins.call(sized((6,), "less"), hit=False)
     assert len(lifted(twins)) == 2
-    twins.call(sized((4,), True), hit=True)
+    twins.call(sized((4,), "double"), hit=True)
 
 
 def test_record_of_another_layout_stays():

@@ -1,0 +1,112 @@
+"""Which instruction takes what a load of a local has put on the operand stack.
+
+Plain reading of straight-line bytecode, for Python 3.11 and 3.12. Where there is a jump in between,
+or an instruction that is not in the tables below, a local is not followed at all.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LocalUses:
+    """Of one code object: ``followed`` are the locals that nothing is stored to and whose loads all
+    go straight to an instruction in ``takers``. That gives, by the instruction's offset in bytes,
+    the locals among its operands, each with its depth on the stack (1: the topmost)."""
+
+    followed: frozenset[int]
+    takers: dict[int, tuple[tuple[int, int], ...]]
+
+
+@functools.cache
+def local_uses(code: types.CodeType) -> LocalUses:
+    listing = [i for i in dis.get_instructions(code) if i.opname != "CACHE"]
+    cells = {slot for slot, name in enumerate(code.co_varnames) if name in code.co_cellvars}
+    lost = set(range(code.co_nlocals)) if _LOOK_AROUND & {*code.co_names} else cells
+    takers: dict[int, list[tuple[int, int]]] = {}
+    for at, instruction in enumerate(listing):
+        name, slot = instruction.opname, instruction.arg
+        assert slot is not None or not name.endswith("_FAST")
+        if name in _LOADS:
+            found = _taker(listing, at)
+            if found is None:
+                lost.add(slot or 0)
+            else:
+                offset, depth = found
+                takers.setdefault(offset, []).append((depth, slot or 0))
+        elif "_FAST" in name:
+            lost.add(slot or 0)
+    followed = frozenset(range(code.co_nlocals)) - lost
+    return LocalUses(followed, {offset: tuple(found) for offset, found in takers.items()})
+
+
+_LOADS = ("LOAD_FAST", "LOAD_FAST_CHECK")
+_LOOK_AROUND = frozenset(("locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"))
+"""Names through which a function commonly reads its own locals behind the compiler's back."""
+
+
+def _taker(listing: list[dis.Instruction], load: int) -> tuple[int, int] | None:
+    """Where the value goes that is loaded there, and its depth among the operands."""
+    above, begin = 0, None
+    for instruction in listing[load + 1 :]:
+        name, arg = instruction.opname, instruction.arg or 0
+        if instruction.is_jump_target:
+            return None
+        if name == "EXTENDED_ARG":
+            begin = instruction.offset if begin is None else begin
+            continue
+        taken = _taken(name, arg)
+        if taken is None:
+            return None
+        if taken > above:
+            offset = instruction.offset if begin is None else begin
+            return (offset, above + 1) if _takes(name) else None
+        begin = None
+        above += _effect(name, instruction.opcode, instruction.arg)
+    return None
+
+
+def _takes(name: str) -> bool:
+    return name in ("BINARY_OP", "COMPARE_OP", "IS_OP", "CALL") or _jumps(name)
+
+
+def _jumps(name: str) -> bool:
+    return name.startswith("POP_JUMP")
+
+
+def _taken(name: str, arg: int) -> int | None:
+    """How many operands an instruction takes off the stack; None where that is not known here."""
+    if _jumps(name):
+        return 1
+    if name == "CALL":
+        return arg + 2
+    if name in ("BUILD_TUPLE", "BUILD_LIST", "BUILD_SLICE", "BUILD_STRING"):
+        return arg
+    return _TAKEN.get(name)
+
+
+def _effect(name: str, opcode: int, arg: int | None) -> int:
+    if name in ("PRECALL", "KW_NAMES"):  # `dis` lets PRECALL do what CALL does
+        return 0
+    if name == "CALL":
+        return -(arg or 0) - 1
+    return dis.stack_effect(opcode, arg if opcode >= dis.HAVE_ARGUMENT else None)
+
+
+def _table() -> Iterator[tuple[str, int]]:
+    for name in ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_DEREF",
+                 "PUSH_NULL", "PRECALL", "KW_NAMES", "NOP"):  # fmt: skip
+        yield name, 0
+    for name in ("LOAD_ATTR", "LOAD_METHOD", "UNARY_NEGATIVE", "UNARY_POSITIVE", "UNARY_INVERT"):
+        yield name, 1
+    for name in ("BINARY_OP", "BINARY_SUBSCR", "COMPARE_OP", "IS_OP", "CONTAINS_OP"):
+        yield name, 2
+    yield "BINARY_SLICE", 3
+
+
+_TAKEN = dict(_table())
