@@ -149,9 +149,8 @@ def cache_info(compiled: Any) -> CacheInfo:
 def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation:
     """Run the program once under the monitor and report what a record of it consists of.
 
-    The run is real: it returns nothing, but its side effects happen, and again where a first run
-    has shown only that the program must be split otherwise. ``target`` may be compiled or not; what
-    calls of a compiled one have shown to vary is lifted.
+    The run is real: it returns nothing, but its side effects happen, once. ``target`` may be
+    compiled or not; what calls of a compiled one have shown, such as what varies, is known.
     """
     compiled = isinstance(target, CompiledModule) or hasattr(target, "_magpy_dispatcher")
     known = _dispatcher(target) if compiled else None

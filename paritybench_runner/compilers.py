@@ -95,6 +95,12 @@ class Magpy:
     def capture(self, fresh: FreshCall) -> Capture:
         module, args, kwargs = fresh()
         report = self._magpy.explain(module, *args, **kwargs)
+        if report.learnt:  # what the program becomes from then on is what counts
+            module, args, kwargs = fresh()
+            known = self._magpy.compile(module, backend="eager")
+            known(*args, **kwargs)
+            _, args, kwargs = fresh()
+            report = self._magpy.explain(known, *args, **kwargs)
         splits = tuple(
             Split(str(point.reason), f"{point.filename}:{point.lineno} in {point.function}")
             for point in report.split_points

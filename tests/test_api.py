@@ -246,24 +246,65 @@ def test_explain_of_a_whole_program():
     assert log == [3], "the run is real"
 
 
-def test_explain_reports_a_program_that_raises_when_it_is_run_again():
-    runs = []
+def foretells_before_a_mode_is_switched(x, path, seen, opaque):
+    with open(path, "a") as log:
+        log.write(f"{len(seen)}\n")
+    seen.append(len(seen))
+    print("ran")
+    first = (x * 2).tolist()[0] if x.sum() * 2 > 0 else 3
+    with torch.autograd.grad_mode.set_multithreading_enabled(False):
+        x = x + 1
+    opaque()
+    return x, first
+
+
+def changes_what_a_branch_hands_on(x, path, seen, opaque):
+    y = x if x.sum() > 0 else x * 2
+    y.add_(1)
+    seen.append(len(seen))
+    with open(path, "a") as log:
+        log.write(f"{len(seen)}\n")
+    print("ran")
+    return y, x * 1
+
+
+@pytest.mark.parametrize(
+    "program", [foretells_before_a_mode_is_switched, changes_what_a_branch_hands_on]
+)
+def test_explain_runs_a_program_once_that_is_recorded_otherwise_from_its_next_call_on(
+    program, tmp_path, capsys
+):
     opaque = magpy.disable(lambda: None)
+    path, seen, x = tmp_path / "log", [], tensor(1, 2)
+    native_path, native_seen, native_x = tmp_path / "native", [], tensor(1, 2)
+    program(native_x, native_path, native_seen, opaque)
+    native_text = capsys.readouterr().out
+    report = magpy.explain(program, x, path, seen, opaque)
+    assert path.read_text() == native_path.read_text(), "the file is written once"
+    assert seen == native_seen and torch.equal(x, native_x)
+    assert capsys.readouterr().out == native_text == "ran\n"
+    assert report.learnt and "recorded otherwise" in str(report)
 
+    fast = magpy.compile(program, backend="eager")
+    fast(tensor(1, 2), path, [], opaque)
+    again = magpy.explain(fast, tensor(1, 2), path, [], opaque)
+    assert again.learnt == [] and again.graph_count > report.graph_count
+
+
+def test_a_program_whose_values_cannot_be_foretold_is_refused_by_its_first_call():
     def program(x):
-        runs.append(1)
-        if len(runs) > 1:
-            raise ValueError("once was enough")
-        y = x * 2
-        first = y.tolist()[0] if y.sum() > 0 else 3
+        if (x * 2).tolist()[0] > 1:
+            x = x + 1
         with torch.autograd.grad_mode.set_multithreading_enabled(False):
-            y = y + 1
-        opaque()
-        return y, first
+            return x + 1
 
-    report = magpy.explain(program, tensor(1, 2))
-    assert len(runs) == 2, "a value was foretold that cannot be, before a mode is switched"
-    assert report.split_points
+    (point,) = magpy.explain(program, tensor(1, 2)).split_points
+    assert point.function.endswith("program")
+    assert point.lineno == program.__code__.co_firstlineno + 1
+    fast = magpy.compile(program, backend="eager", fullgraph=True)
+    with pytest.raises(magpy.FullGraphError) as refused:
+        fast(tensor(1, 2))
+    assert refused.value.lineno == point.lineno
 
 
 def test_explain_of_a_program_that_splits():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 import threading
@@ -88,6 +87,8 @@ class Dispatcher:
         """Whether values of tensors that steer the program are foretold."""
         self.merges = True
         """Whether branches on tensors become operators."""
+        self.learnt: list[str] = []
+        """Why runs were not recorded as they went, which the next ones take into account."""
         self.varying = Varying(dynamic, inner=not self._is_program)
         _all.add(self)
 
@@ -272,7 +273,7 @@ class Dispatcher:
                 last.add(record, cut.stretch.args, cut.stretch.kwargs)
                 self.varying.check_marks(record)
             except (NotForetold, NotMerged) as obstacle:
-                last.refrain(obstacle)
+                last.refrain(obstacle, run.recording)
             except Split as reason:
                 last.no_record(SplitPoint.of(self.name, _code_of(self.target), str(reason)), "")
         run.recording.release()
@@ -395,26 +396,17 @@ class Dispatcher:
     ) -> Explanation:
         """Run the program once and report what its record consists of.
 
-        It runs again where the first run has shown only that it must be split otherwise.
         ``known`` has run the same program already, and has learnt what varies.
         """
         if known is not None:
-            self.dynamic, self.varying = known.dynamic, copy.deepcopy(known.varying)
-            self.foretells, self.merges = known.foretells, known.merges
-            self._stretches.surprises |= known._stretches.surprises
-        before = self._refrains()
+            self._take_over(known)
         self.call(args, kwargs)
-        # The next run splits where this one could not go on as one graph after all. With other
-        # random numbers it may raise an exception; then there is nothing more to be learnt.
-        with contextlib.suppress(Exception):
-            while self._refrains() > before:
-                before = self._refrains()
-                self.call(args, kwargs)
         everywhere = [self, *self._following()]
         report = Explanation()
         for point in (point for d in everywhere for point in d.split_points):
             if point not in report.split_points:
                 report.split_points.append(point)
+        report.learnt = [reason for d in everywhere for reason in d.learnt]
         report.generalised = self.varying.in_words()
         found = [(record, d.name) for d in everywhere for record in d.records]
         for record, name in sorted(found, key=lambda entry: entry[0].number):
@@ -427,16 +419,26 @@ class Dispatcher:
             report.source += f"{record.guard_source}\n{record.mock_source}"
         return report
 
-    def refrain(self, obstacle: NotForetold | NotMerged) -> None:
-        """Do without what has kept a program from being recorded."""
-        if isinstance(obstacle, NotForetold):
-            self.foretells = False
-        else:
-            self.merges = False
+    def _take_over(self, known: Dispatcher) -> None:
+        """Begin with what another dispatcher has learnt about the same program."""
+        self.dynamic, self.varying = known.dynamic, copy.deepcopy(known.varying)
+        self._stretches.surprises |= known._stretches.surprises
+        pairs = [(self, known)]
+        for layout, other in list(known._stretches.dispatchers.items()):
+            if not (other.foretells and other.merges):
+                pairs.append((self.following(layout), other))
+        for mine, other in pairs:
+            mine.foretells, mine.merges = other.foretells, other.merges
 
-    def _refrains(self) -> int:
-        """How many ways of keeping branches inside of a graph have been given up."""
-        return sum((not d.foretells) + (not d.merges) for d in (self, *self._following()))
+    def refrain(self, obstacle: NotForetold | NotMerged, rec: Recording) -> None:
+        """Do without what has kept a program from being recorded, from the next run on."""
+        self.learnt.append(str(obstacle))
+        if isinstance(obstacle, NotMerged):
+            self.merges = False
+            return
+        self.foretells = False
+        *_, (filename, function, lineno, *_) = rec.lifted.foretold[0]
+        self.note_split(SplitPoint(function, filename, lineno or 0, str(obstacle)))
 
     def reset(self) -> None:
         """Forget all records and what was learnt about the program."""
@@ -446,6 +448,7 @@ class Dispatcher:
             self.split_points = []
             self.varying = Varying(self.dynamic, inner=not self._is_program)
             self.foretells = self.merges = True
+            self.learnt = []
             if self._is_program:
                 self._stretches = Stretches(self._continue)
             self._eager = None

@@ -41,7 +41,8 @@ class Explanation:
 
     ``stretches`` are in the order in which the program came to them.
     ``lifted`` are the sizes and numbers that the records leave open; ``generalised`` those that
-    have caused misses before.
+    have caused misses before. ``learnt`` says why the run could not be recorded as it went: the next
+    call is recorded otherwise, and to explain a compiled function after that call shows how.
     """
 
     stretches: list[Stretch] = field(default_factory=list)
@@ -51,6 +52,7 @@ class Explanation:
     side_effects: list[str] = field(default_factory=list)
     lifted: list[str] = field(default_factory=list)
     generalised: list[str] = field(default_factory=list)
+    learnt: list[str] = field(default_factory=list)
     source: str = ""
 
     @property
@@ -66,6 +68,8 @@ class Explanation:
         if not self.stretches:
             lines.append("no operator graph")
         lines.append(_listed("split points", [_with_remedy(p) for p in self.split_points]))
+        if self.learnt:
+            lines.append(_listed("to be recorded otherwise from the next call on", self.learnt))
         lines.append(_listed("lifted", self.lifted))
         lines.append(_listed("generalised", self.generalised))
         lines.append(_listed("guards", self.guards))

@@ -124,7 +124,7 @@ class StretchCut:
                 dispatcher.add(record, self.stretch.args, self.stretch.kwargs)
                 self.stretch.recorded = True
         except (NotForetold, NotMerged) as obstacle:
-            dispatcher.refrain(obstacle)
+            dispatcher.refrain(obstacle, run.recording)
             return False
         except (NoLayout, Split) as obstacle:
             if dispatcher.varying.keep_lengths():
