@@ -7,7 +7,6 @@ Python code on the way (properties, ``__getattr__``) is followed by the monitor 
 
 from __future__ import annotations
 
-import copyreg
 import functools
 import threading
 import types
@@ -18,11 +17,14 @@ import numpy as np
 import torch
 
 from magpy_like.annotation.schema import RelationKind
+from magpy_like.monitor.classes import place_of_number, read_class, read_super
+from magpy_like.monitor.classes import place_of_store as place_of_class_store
+from magpy_like.monitor.expressions import is_number
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.refgraph import Relation, ShadowNode
-from magpy_like.refgraph.values import HEAP_TYPE
+from magpy_like.refgraph.values import HEAP_TYPE, IMMUTABLE_TYPE, slot_names
 
 _MODULE_GETATTR = torch.nn.Module.__getattr__
 _MODULE_STORES = ("_parameters", "_buffers", "_modules")
@@ -56,24 +58,18 @@ def entry_of(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, 
     return rec.node(value), Relation(RelationKind.ATTRIBUTE, name)
 
 
-def read_class(rec: Recording, cls: type, name: str) -> Any:
-    """What the classes of ``cls.__mro__`` hold under ``name``, or NULL."""
+def number_at(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, Relation, Any]:
+    """Where a number is kept that ``value.name`` gives, and the number."""
+    entries = None if isinstance(value, type) else instance_dict(value)
+    if entries is not None and name in entries:
+        found = entries[name]
+        return (*entry_of(rec, value, name), found) if is_number(found) else _NOWHERE
+    cls = value if isinstance(value, type) else type(value)
     found = lookup_in_type(cls, name)
-    if rec.is_born(cls):
-        for base in cls.__mro__:
-            if not rec.is_born(base):
-                read_class(rec, base, name)
-            elif name in base.__dict__:
-                break
-    elif cls.__flags__ & HEAP_TYPE:
-        node = rec.constant(cls)
-        relation = Relation(RelationKind.TYPE, name)
-        if relation not in node.first.refs and relation not in node.written:
-            if found is NULL:
-                rec.absent(node, relation)
-            else:
-                rec.meet(node, relation, found)
-    return found
+    return (*place_of_number(rec, cls, name), found) if is_number(found) else _NOWHERE
+
+
+_NOWHERE = None, Relation(RelationKind.ATTRIBUTE), None
 
 
 def read_instance(rec: Recording, value: Any, name: str) -> bool:
@@ -119,19 +115,6 @@ def read_attribute(rec: Recording, value: Any, name: str) -> None:
 def read_module(rec: Recording, module: types.ModuleType, name: str) -> None:
     rec.constant(module)
     read_instance(rec, module, name)
-
-
-def read_super(rec: Recording, cls: type, of: type, name: str) -> None:
-    """``super(cls, obj).name``: what the classes after ``cls`` in the MRO of ``of`` hold."""
-    mro = of.__mro__
-    for base in mro[mro.index(cls) + 1 :]:
-        if rec.is_born(of) and not rec.is_born(base):
-            read_class(rec, base, name)
-        if name in base.__dict__:
-            if not rec.is_born(of):
-                relation = Relation(RelationKind.TYPE, (name, cls))
-                rec.meet(rec.constant(of), relation, base.__dict__[name])
-            return
 
 
 def read_method(rec: Recording, method: types.MethodType) -> None:
@@ -243,7 +226,7 @@ def read_all(rec: Recording, value: Any) -> None:
         rec.look_at_keys(inside)
         for name in entries:
             read_instance(rec, value, name)
-    for name in copyreg._slotnames(type(value)):  # type: ignore[attr-defined]
+    for name in slot_names(type(value)):
         read_slot(rec, value, name, lookup_in_type(type(value), name))
 
 
@@ -251,11 +234,11 @@ def read_slot(rec: Recording, value: Any, name: str, slot: Any) -> None:
     node = rec.node(value)
     if node is None:
         return
-    relation = Relation(RelationKind.SLOT, name)
-    try:
-        rec.meet(node, relation, slot.__get__(value, type(value)))
-    except AttributeError:
+    relation, found = Relation(RelationKind.SLOT, name), _slot_value(value, slot)
+    if found is NULL:
         rec.absent(node, relation)
+    else:
+        rec.meet(node, relation, found)
 
 
 def read_submodule(rec: Recording, module: torch.nn.Module, name: str) -> None:
@@ -276,45 +259,65 @@ def read_submodule(rec: Recording, module: torch.nn.Module, name: str) -> None:
             return
 
 
-def place_of_attribute(
-    rec: Recording, target: Any, name: str
+def place_of_store(
+    rec: Recording, target: Any, name: str, method: str, *, asks_class: bool = True
 ) -> tuple[ShadowNode, Relation] | None:
-    """Where the default rules keep an attribute of an instance: its dictionary or a slot.
+    """Where setting or deleting an attribute of something leaves its trace: an entry or a slot.
 
-    None when a descriptor decides in Python, which the monitor follows, and for an instance made
-    inside the region.
+    ``method`` is ``__setattr__`` or ``__delattr__``; ``asks_class`` says that the target's class
+    may have its own. None when code in Python decides, which the monitor follows, where Python
+    refuses it, and for what was made inside the region.
 
     Raises:
-        Split: native code keeps it.
+        Split: native code keeps it where the monitor cannot reproduce it.
     """
-    node = rec.node(target)
-    if node is None:
+    cls = type(target)
+    setter = read_class(rec, cls, method) if asks_class else getattr(type, method)
+    if isinstance(setter, types.FunctionType):
         return None
-    found = read_class(rec, type(target), name)
-    if isinstance(found, types.MemberDescriptorType):
-        return node, Relation(RelationKind.SLOT, name)
-    if found is not NULL and hasattr(type(found), "__set__"):
-        if isinstance(found, property) or isinstance(type(found).__set__, types.FunctionType):
+    node = rec.node(target)
+    if isinstance(target, type):
+        if rec.is_born(target) or target.__flags__ & (HEAP_TYPE | IMMUTABLE_TYPE) != HEAP_TYPE:
             return None
-        raise Split(f"sets {type(target).__qualname__}.{name}, which native code stores")
-    if instance_dict(target) is None or isinstance(target, type):
-        raise Split(f"sets an attribute of a {type(target).__qualname__}")
-    node, relation = entry_of(rec, target, name)
-    return None if node is None else (node, relation)
+    elif node is None:
+        return None
+    found = read_class(rec, cls, name)
+    if isinstance(found, types.MemberDescriptorType) and node is not None:
+        return node, Relation(RelationKind.SLOT, name)
+    stores = [lookup_in_type(type(found), way) for way in ("__set__", "__delete__")]
+    if isinstance(found, property) or any(isinstance(way, types.FunctionType) for way in stores):
+        return None
+    if any(way is not NULL for way in stores):
+        raise Split(f"sets {cls.__qualname__}.{name}, which native code stores")
+    if isinstance(target, type):
+        return place_of_class_store(rec, target, name, setter)
+    if instance_dict(target) is None:
+        raise Split(f"sets an attribute of a {cls.__qualname__}")
+    owner, relation = entry_of(rec, target, name)
+    return None if owner is None else (owner, relation)
 
 
-def node_of_store(rec: Recording, value: Any) -> ShadowNode | None:
-    """The node on which a plain attribute assignment to ``value`` leaves its trace.
+def look_at_place(rec: Recording, target: Any, place: tuple[ShadowNode, Relation]) -> bool:
+    """Look whether ``target`` keeps an attribute at a place of it."""
+    kind, name = place[1].kind, str(place[1].key)
+    if kind is RelationKind.SLOT:
+        found = _slot_value(target, lookup_in_type(type(target), name))
+    else:
+        entries = type.__dict__["__dict__"].__get__(target) if isinstance(target, type) else None
+        found = (entries or instance_dict(target) or {}).get(name, NULL)
+    if found is NULL:
+        rec.absent(*place)
+    else:
+        rec.meet(*place, found)
+    return found is not NULL
 
-    Raises:
-        Split: the variable keeps its attributes where the monitor cannot reproduce them.
-    """
-    node = rec.node(value)
-    if isinstance(value, type) and not value.__flags__ & HEAP_TYPE:
-        return None  # refused by Python itself
-    if node is None and isinstance(value, type) and not rec.is_born(value):
-        raise Split(f"sets an attribute of class {value.__qualname__}")
-    return node
+
+def _slot_value(value: Any, slot: Any) -> Any:
+    """What a slot of an instance holds, or NULL."""
+    try:
+        return slot.__get__(value, type(value))
+    except AttributeError:
+        return NULL
 
 
 def native_property(value: Any, name: str) -> Any:

@@ -11,7 +11,7 @@ import torch
 
 from magpy_like.annotation import RelationKind, ValueRead, lookup, resolve
 from magpy_like.annotation.lookup import NULL as NO_RECEIVER
-from magpy_like.monitor import attributes
+from magpy_like.monitor import attributes, classes
 from magpy_like.monitor.arguments import describe
 from magpy_like.monitor.native_calls import native
 from magpy_like.monitor.recording import Recording
@@ -73,7 +73,7 @@ def call(
             elif not isinstance(operation, types.FunctionType):
                 rely_on(rec, function)
         if isinstance(operation, types.FunctionType):
-            attributes.read_class(rec, kind, "__call__")
+            classes.read_class(rec, kind, "__call__")
             annotation = lookup(operation)
             return None if annotation is None else native(run, annotation, operation, args, kwargs)
         if operation is type.__call__ and args and isinstance(args[0], type):
@@ -120,9 +120,9 @@ def instantiate(run: MonitorRun, cls: type) -> Token:
         raise Split(f"calls {describe(cls)}, native code without an annotation")
     meta = type(cls)
     if meta is not type:
-        attributes.read_class(rec, meta, "__call__")
+        classes.read_class(rec, meta, "__call__")
     for name in ("__new__", "__init__"):
-        made = attributes.read_class(rec, cls, name)
+        made = classes.read_class(rec, cls, name)
         native_maker = not isinstance(made, types.FunctionType | staticmethod | classmethod)
         if native_maker and made is not NULL and made not in _KNOWN_MAKERS:
             owner = next((b for b in cls.__mro__ if name in b.__dict__), cls)

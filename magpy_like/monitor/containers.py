@@ -15,7 +15,7 @@ import torch
 
 from magpy_like.monitor.split import Split
 from magpy_like.native import lookup_in_type
-from magpy_like.refgraph.values import HEAP_TYPE, is_identity, is_plain
+from magpy_like.refgraph.values import HEAP_TYPE, IMMUTABLE_TYPE, is_identity, is_plain
 
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 SCALARS = (int, float, complex, str, bytes)
@@ -81,9 +81,5 @@ def transparent(value: Any) -> bool:
     return (
         is_identity(value)
         or isinstance(value, types.FunctionType | types.MethodType | super)
-        or type(value).__flags__ & (HEAP_TYPE | _IMMUTABLE_TYPE) == HEAP_TYPE
+        or type(value).__flags__ & (HEAP_TYPE | IMMUTABLE_TYPE) == HEAP_TYPE
     )
-
-
-_IMMUTABLE_TYPE = 1 << 8
-"""A class made in Python is a heap type that can be changed; native ones are not both."""

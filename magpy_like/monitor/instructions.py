@@ -26,6 +26,7 @@ from magpy_like.annotation.location import annotations_dir
 from magpy_like.monitor import (
     attributes,
     calls,
+    classes,
     draws,
     locks,
     loops,
@@ -188,10 +189,7 @@ def read_attribute(run: MonitorRun, step: Step) -> Token:
 
 
 def _lift_attribute(run: MonitorRun, step: Step, value: Any, name: str) -> Token:
-    entries = attributes.instance_dict(value)
-    if entries is None or not is_number(found := entries.get(name)):
-        return None
-    node, relation = attributes.entry_of(run.recording, value, name)
+    node, relation, found = attributes.number_at(run.recording, value, name)
     return run.lift_read(step, node, relation, found)
 
 
@@ -202,7 +200,7 @@ def read_super_attribute(run: MonitorRun, step: Step) -> Token:
         return calls.call(run, function, (cls, receiver), {})
     bound_to_class = isinstance(receiver, type) and issubclass(receiver, cls)
     of = receiver if bound_to_class else type(receiver)
-    attributes.read_super(run.recording, cls, of, step.name)
+    classes.read_super(run.recording, cls, of, step.name)
     return None
 
 
@@ -214,64 +212,22 @@ def write_attribute(run: MonitorRun, step: Step) -> Token:
 
 def store_attribute(run: MonitorRun, target: Any, name: str, value: Any) -> Token:
     """``target.name = value`` by the default rules; a ``__setattr__`` in Python is followed."""
-    rec = run.recording
-    cls = type(target)
     if isinstance(target, torch.Tensor):
         return run.write_tensor_attribute(target, name, value)
-    setter = attributes.read_class(rec, cls, "__setattr__")
-    if isinstance(setter, types.FunctionType):
-        return None
-    found = attributes.read_class(rec, cls, name)
-    if isinstance(found, property):
-        return None
-    node = attributes.node_of_store(rec, target)
-    if node is None:
-        return None
-    if isinstance(found, types.MemberDescriptorType):
-        rec.store(node, Relation(RelationKind.SLOT, name), value)
-    elif found is not NULL and hasattr(type(found), "__set__"):
-        if isinstance(lookup_set(found), types.FunctionType):
-            return None
-        raise Split(f"sets {cls.__qualname__}.{name}, which native code stores")
-    elif attributes.instance_dict(target) is not None and not isinstance(target, type):
-        owner, relation = attributes.entry_of(rec, target, name)
-        assert owner is not None
-        rec.store(owner, relation, value)
-    else:
-        raise Split(f"sets an attribute of a {cls.__qualname__}")
+    place = attributes.place_of_store(run.recording, target, name, "__setattr__")
+    if place is not None:
+        run.recording.store(*place, value)
     return None
-
-
-def lookup_set(descriptor: Any) -> Any:
-    return getattr(type(descriptor), "__set__", None)
 
 
 def delete_attribute(run: MonitorRun, step: Step) -> Token:
     """``del target.name``."""
-    rec = run.recording
     target = step.stack[-1]
     if isinstance(target, torch.Tensor):
         raise Split(f"deletes the attribute {step.name} of a tensor")
-    cls = type(target)
-    if isinstance(attributes.read_class(rec, cls, "__delattr__"), types.FunctionType):
-        return None
-    found = attributes.read_class(rec, cls, step.name)
-    deleter = lookup_in_type(type(found), "__delete__")
-    if isinstance(found, property) or isinstance(deleter, types.FunctionType):
-        return None
-    node = attributes.node_of_store(rec, target)
-    if node is None:
-        return None
-    if isinstance(found, types.MemberDescriptorType):
-        attributes.read_slot(rec, target, step.name, found)
-        rec.remove(node, Relation(RelationKind.SLOT, step.name))
-    elif deleter is not NULL:
-        raise Split(f"deletes {cls.__qualname__}.{step.name}, which native code stores")
-    else:
-        attributes.read_instance(rec, target, step.name)
-        owner, relation = attributes.entry_of(rec, target, step.name)
-        assert owner is not None
-        rec.remove(owner, relation)
+    place = attributes.place_of_store(run.recording, target, step.name, "__delattr__")
+    if place is not None and attributes.look_at_place(run.recording, target, place):
+        run.recording.remove(*place)
     return None
 
 
@@ -309,7 +265,7 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
     source = rec.proxied(source)
     if isinstance(source, CONTAINERS):
         if type(source) not in CONTAINERS:
-            getter = attributes.read_class(rec, type(source), "__getitem__")
+            getter = classes.read_class(rec, type(source), "__getitem__")
             if isinstance(getter, types.FunctionType):
                 return None
         reads.read_item(rec, source, key)
@@ -323,7 +279,7 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
             if node is not None and 0 <= at < len(source):
                 return run.lift_read(step, node, Relation(RelationKind.ITEM, at), source[at])
     elif type(source) not in run.simple_types:
-        attributes.read_class(rec, type(source), "__getitem__")
+        classes.read_class(rec, type(source), "__getitem__")
         if rec.node(source) is not None and not isinstance(
             lookup_in_type(type(source), "__getitem__"), types.FunctionType
         ):
@@ -344,7 +300,7 @@ def set_item(run: MonitorRun, target: Any, key: Any, value: Any) -> Token:
         token = operators.operate(run, operator.setitem, (target, key, value))
         return None if token is None else (finish_without_result, token)
     rec.compare(key)
-    setter = attributes.read_class(rec, type(target), "__setitem__")
+    setter = classes.read_class(rec, type(target), "__setitem__")
     node = rec.node(target)
     if isinstance(setter, types.FunctionType) or node is None:
         return None
@@ -372,7 +328,7 @@ def delete_item(run: MonitorRun, step: Step) -> Token:
     if isinstance(target, torch.Tensor):
         raise Split("deletes an item of a tensor")
     rec.compare(key)
-    remover = attributes.read_class(rec, type(target), "__delitem__")
+    remover = classes.read_class(rec, type(target), "__delitem__")
     node = rec.node(target)
     if isinstance(remover, types.FunctionType) or node is None:
         return None
@@ -419,7 +375,7 @@ def contains(run: MonitorRun, step: Step) -> Token:
     rec = run.recording
     if isinstance(container, torch.Tensor):
         raise Split("looks for a value in a tensor")
-    tester = attributes.read_class(rec, type(container), "__contains__")
+    tester = classes.read_class(rec, type(container), "__contains__")
     if isinstance(tester, types.FunctionType):
         return None
     if not is_plain(item):
@@ -475,7 +431,7 @@ def truth(run: MonitorRun, step: Step) -> Token:
         rec.look_at_truth(value)
     elif type(value) not in run.simple_types:
         for name in ("__bool__", "__len__"):
-            attributes.read_class(rec, type(value), name)
+            classes.read_class(rec, type(value), name)
         node = rec.node(value)
         if node is not None and not type(value).__flags__ & HEAP_TYPE:
             rec.visit(value, ValueRead.ALL)
@@ -493,7 +449,7 @@ def iterate(run: MonitorRun, step: Step) -> Token:
         return None
     if not is_plain(value) and not isinstance(value, torch.Tensor):
         if type(value) not in run.simple_types:
-            getter = attributes.read_class(rec, type(value), "__iter__")
+            getter = classes.read_class(rec, type(value), "__iter__")
             if isinstance(getter, types.FunctionType):
                 return None
         reads.iterate(rec, value)
@@ -595,7 +551,7 @@ def look_at_type(run: MonitorRun, step: Step) -> Token:
 def match_keys(run: MonitorRun, step: Step) -> Token:
     """``case {key: …}``."""
     subject, keys = step.stack[-2:]
-    getter = attributes.read_class(run.recording, type(subject), "get")
+    getter = classes.read_class(run.recording, type(subject), "get")
     if not isinstance(getter, types.FunctionType):
         for key in keys:
             reads.read_item(run.recording, subject, key)
@@ -621,7 +577,7 @@ def enter_context(run: MonitorRun, step: Step) -> Token:
     if locks.takes_quietly(rec, manager, step.code):
         return None
     for name in ("__enter__", "__exit__"):
-        method = attributes.read_class(rec, type(manager), name)
+        method = classes.read_class(rec, type(manager), name)
         if method is not NULL and not isinstance(method, types.FunctionType):
             annotation = lookup(method)
             if annotation is None or not annotation.pure_closure:

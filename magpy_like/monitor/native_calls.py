@@ -48,7 +48,7 @@ from magpy_like.monitor.failing import may_succeed
 from magpy_like.monitor.gathered import JOINS, Gathered, Growing
 from magpy_like.monitor.inside import keep_objects, look_at_functions, look_for_strangers
 from magpy_like.monitor.modes import SETTERS
-from magpy_like.monitor.reads import ATTRIBUTES, follow, inputs_of
+from magpy_like.monitor.reads import ATTRIBUTES, follow, inputs_of, number_at
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.repeated_calls import repeatable
 from magpy_like.monitor.split import LENGTH_VARIES, Effect, Look, Split
@@ -294,7 +294,9 @@ def native(
             _look_at_cached(rec, (*args, *kwargs.values()))
         run.suspended += 1
         return _finish_suspended, NativeCall(annotation, operation, args, kwargs, False)
-    return finish_pure, NativeCall(annotation, operation, args, kwargs, False)
+    return _finish_read if relation is not None else finish_pure, NativeCall(
+        annotation, operation, args, kwargs, False
+    )
 
 
 def _finish_asking_for_overrides(run: MonitorRun, asked: tuple[Any, Any], result: Any) -> Any:
@@ -655,6 +657,16 @@ def _find(rec: Recording, done: NativeCall, kind: RelationKind, result: Any) -> 
             if not rec.is_born(result):
                 raise Split("finds an object through nothing but a weak reference")
     rec.meet(node, Relation(RelationKind.SLOT, name), result)
+
+
+def _finish_read(run: MonitorRun, done: NativeCall, result: Any) -> Any:
+    """The result was there before, as that of ``getattr(counter, "n")``: a number may be lifted."""
+    finish_pure(run, done, result)
+    assert done.annotation is not None and done.annotation.output.relation is not None
+    if not is_number(result):
+        return None
+    place = number_at(run.recording, done.annotation.output.relation, done.args, done.kwargs)
+    return None if place is None else run.lift_element(*place, result)
 
 
 def finish_followed(run: MonitorRun, _: None, result: Any) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from magpy_like.annotation import ValueRead, lookup
-from magpy_like.monitor import attributes
+from magpy_like.monitor import classes
 from magpy_like.monitor.arguments import answers_in_python, holds_tensor
 from magpy_like.monitor.containers import CONTAINERS
 from magpy_like.monitor.native_calls import NativeCall, change, finish_followed, finish_pure, native
@@ -107,7 +107,7 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
             rec.visit(value, ValueRead.ALL)
         for name in _SPECIAL.get(operation, ()):
             if type(value).__flags__ & HEAP_TYPE:
-                attributes.read_class(rec, type(value), name)
+                classes.read_class(rec, type(value), name)
     if in_python:
         return finish_followed, None
     return finish_pure, NativeCall(None, operation, args, {}, False)

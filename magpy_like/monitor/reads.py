@@ -21,7 +21,7 @@ from magpy_like.monitor.containers import CONTAINERS, plain_key
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native import lookup_in_type
-from magpy_like.refgraph import Fact, Relation
+from magpy_like.refgraph import Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import is_plain
 
 if TYPE_CHECKING:
@@ -89,6 +89,25 @@ def follow(
         iterate(rec, source)
     elif relation.kind is RelationKind.LENGTH:
         rec.visit(source, ValueRead.LENGTH)
+
+
+def number_at(
+    rec: Recording,
+    relation: RelationProperty,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> tuple[ShadowNode, Relation] | None:
+    """The place that a call has just read a number from, if a number there can be lifted."""
+    source, key, _ = way_of(relation, args, kwargs)
+    place: tuple[ShadowNode | None, Relation] | None = None
+    if relation.kind is RelationKind.ATTRIBUTE and not isinstance(source, torch.Tensor):
+        place = attributes.number_at(rec, source, key)[:2]
+    elif relation.kind in (RelationKind.KEY, RelationKind.ITEM) and isinstance(source, dict):
+        place = rec.node(source), Relation(RelationKind.KEY, key)
+    elif relation.kind is RelationKind.ITEM and isinstance(source, list) and type(key) is int:
+        index = key if key >= 0 else key + list.__len__(source)
+        place = rec.node(source), Relation(RelationKind.ITEM, index)
+    return None if place is None or place[0] is None else (place[0], place[1])
 
 
 def _read_native_slot(rec: Recording, source: Any, name: str) -> None:

@@ -104,6 +104,9 @@ class Recording:
         """Why the operator graph must not be compiled in parts."""
         self.cached: list[Any] = []
         """Tensors that a cache keeps, held until the record holds them."""
+        self.settled: set[int] = set()
+        """Numbers from outside that the program has had as they are: lifted later, they would be
+        others than those that it had."""
         self.advanced: dict[int, int] = {}
         """How many elements the program has taken out of iterators from outside, by node."""
         self.distinct: set[tuple[int, int]] = set()
@@ -112,6 +115,11 @@ class Recording:
         """Objects that native code has compared with others, as it does by identity."""
         self.dictionaries: dict[int, ShadowNode] = {}
         """The instances whose dictionaries the program has got at, by the nodes of these."""
+        self.classes: dict[int, type] = {}
+        """The classes whose own attributes the program has looked at one by one, by the nodes of
+        the dictionaries that these are in."""
+        self.set_on_classes: set[str] = set()
+        """The names that the program has set on classes."""
         self.replays: list[tuple[ShadowNode, Callable[..., Any], tuple[Any, ...]]] = []
         """Changes of outside containers that depend on nothing in them, in program order."""
         self.quiet_locks: list[Any] = []
@@ -208,6 +216,8 @@ class Recording:
         plain = is_plain(value)
         node = self.refs.read(source, relation, value, plain=plain)
         if node.existed:
+            if Fact.VALUE in node.facts:
+                self.settled.add(node.node_id)
             self._paths.setdefault(node.node_id, (*self.path(source), relation))
             self._expect(node, value, plain)
         return node
@@ -498,6 +508,7 @@ class Recording:
             if child_id != ABSENT and self.refs.get_node_by_id(child_id).plain:
                 # A number that is lifted elsewhere was looked at here.
                 self.refs.get_node_by_id(child_id).facts.add(Fact.VALUE)
+                self.settled.add(child_id)
             return
         plain = is_plain(item)
         known = None if plain else self.refs.get_node_by_var(item)

@@ -20,7 +20,7 @@ import torch.utils.weak
 
 from magpy_like.annotation import RelationKind, lookup
 from magpy_like.logs import topic
-from magpy_like.monitor import attributes, metadata, native_calls, polyfills
+from magpy_like.monitor import attributes, classes, metadata, native_calls, polyfills
 from magpy_like.monitor.arguments import is_followed
 from magpy_like.monitor.code_facts import calling, first_resume, in_place_reads, keyword_names
 from magpy_like.monitor.devices import MODE_CODE
@@ -55,7 +55,7 @@ from magpy_like.native import (
     start_counting,
     stop_counting,
 )
-from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
+from magpy_like.refgraph import ABSENT, Relation, ShadowNode
 from magpy_like.refgraph.values import PLAIN_TYPES
 
 log = topic("monitor")
@@ -162,7 +162,6 @@ class MonitorRun:
         self.globals_read: set[tuple[int, str]] = set()
         self._entered: set[int] = set()
         self._keep: list[Any] = []
-        self._settled_reads: set[int] = set()
         self._generators: set[int] = set()
         """Ids of the frames of the generators that have begun since."""
 
@@ -534,7 +533,7 @@ class MonitorRun:
         if function.__name__ == "__init__" and self.recording.node(receiver) is None:
             self.recording.bear(receiver)  # the program may be cut before the call has given it
         if lookup_in_type(type(receiver), function.__name__) is function:
-            attributes.read_class(self.recording, type(receiver), function.__name__)
+            classes.read_class(self.recording, type(receiver), function.__name__)
 
     # --- the compiled function's own arguments ---------------------------------------------------
 
@@ -651,10 +650,14 @@ class MonitorRun:
 
     def lift_element(self, node: ShadowNode, relation: Relation, value: Any) -> Any:
         """The number to put in place of one that was read just now; None for that one itself."""
-        if not is_number(value) or not self.varies(node, relation):
+        if not is_number(value) or relation in node.written or node.rewritten:
+            return None
+        if not self.varies(node, relation):
             return None
         target = node.first.refs.get(relation, ABSENT)
         if target == ABSENT or not (child := self.recording.refs.get_node_by_id(target)).existed:
+            return None
+        if child.node_id in self.recording.settled and child.node_id not in self.lifted.nodes:
             return None
         self._monitor.watch_numbers()
         return self.lifted.read(child, value)
@@ -673,12 +676,12 @@ class MonitorRun:
         child = self.recording.refs.get_node_by_id(target)
         if not child.existed or not child.plain:
             return None
-        lifted = child.node_id in self.lifted.nodes
-        if not lifted and Fact.VALUE in child.facts and child.node_id in self._settled_reads:
-            return None
-        if lifted or self.varies(node, relation) or self.is_updated(step):
+        if child.node_id in self.lifted.nodes:
             return _finish_lift, (child, value)
-        self._settled_reads.add(child.node_id)
+        if child.node_id in self.recording.settled:
+            return None
+        if self.varies(node, relation) or self.is_updated(step):
+            return _finish_lift, (child, value)
         return None
 
     def is_updated(self, step: Step) -> bool:

@@ -12,6 +12,7 @@ from magpy_like.annotation import Annotation, RelationKind
 from magpy_like.monitor import attributes
 from magpy_like.monitor.containers import plain_key
 from magpy_like.monitor.reads import NOT_GIVEN, way_of
+from magpy_like.monitor.recording import Recording
 from magpy_like.refgraph import Relation
 
 if TYPE_CHECKING:
@@ -38,15 +39,12 @@ def write(
         return True
     if isinstance(target, torch.Tensor) or target is None or target is NOT_GIVEN:
         return False
+    if relation.kind is RelationKind.ATTRIBUTE:
+        return _write_attribute(rec, annotation, target, key, value)
     node = rec.node(target)
     if node is None:
         return True
-    if relation.kind is RelationKind.ATTRIBUTE and isinstance(key, str):
-        found = attributes.place_of_attribute(rec, target, key)
-        if found is None:
-            return True
-        node, place = found
-    elif relation.kind is RelationKind.KEY and isinstance(target, dict):
+    if relation.kind is RelationKind.KEY and isinstance(target, dict):
         place = Relation(RelationKind.KEY, plain_key(key))
     elif relation.kind is RelationKind.CELL:
         place = Relation(RelationKind.CELL)
@@ -56,4 +54,26 @@ def write(
         rec.store(node, place, value)
     else:
         rec.remove(node, place)
+    return True
+
+
+def _write_attribute(
+    rec: Recording, annotation: Annotation, target: Any, name: Any, value: Any
+) -> bool:
+    """``setattr`` and ``delattr`` ask the class of the target; its native methods are what it asks.
+
+    Python refuses a name that is no string, and ``object.__setattr__`` for a class.
+    """
+    owner, _, called = annotation.operation.rpartition(".")
+    if not isinstance(name, str) or (isinstance(target, type) and owner == "builtins.object"):
+        return True
+    asks_class = called in ("setattr", "delattr")
+    method = "__delattr__" if value is NOT_GIVEN else "__setattr__"
+    place = attributes.place_of_store(rec, target, name, method, asks_class=asks_class)
+    if place is None:
+        return True
+    if value is not NOT_GIVEN:
+        rec.store(*place, value)
+    elif attributes.look_at_place(rec, target, place):
+        rec.remove(*place)
     return True

@@ -176,7 +176,7 @@ void tensor_check_dealloc(PyObject *self) {
 // --- watched objects -----------------------------------------------------------------------------
 
 struct Place {
-  PyObject *key;       // owned; null where there is only one place
+  PyObject *key;       // owned; None where there is only one place, and for the MRO of a type
   PyObject *expected;  // owned; `absent`: must be empty; null: must be there, whatever it holds
   bool equal;          // an equal plain value will do
 };
@@ -253,7 +253,7 @@ bool fail(Watch *w, const Watched &o, const Place *p, PyObject *found) {
   std::string what;
   switch (o.kind) {
     case DICT: what = p ? "entry " + text(p->key) : std::string("the keys of a dictionary"); break;
-    case TYPE: what = std::string(((PyTypeObject *)o.object)->tp_name) + "." + (p ? text(p->key) : ""); break;
+    case TYPE: what = std::string(((PyTypeObject *)o.object)->tp_name) + "." + (p->key == Py_None ? "__mro__" : text(p->key)); break;
     case LIST: what = p ? "item " + text(p->key) + " of a list" : std::string("the length of a list"); break;
     case CELL: what = "a closure variable"; break;
     case FUNCTION: what = text(o.object) + "." + (p ? text(p->key) : ""); break;
@@ -312,7 +312,9 @@ bool recheck(Watch *w, Watched &o) {
     case TYPE: {
       PyTypeObject *t = (PyTypeObject *)o.object;
       for (const Place &p : o.places) {
-        PyObject *found = PyTuple_Check(p.key) ? find_after(t, p.key) : _PyType_Lookup(t, p.key);
+        PyObject *found = PyTuple_Check(p.key) ? find_after(t, p.key)
+                          : p.key == Py_None ? t->tp_mro
+                                             : _PyType_Lookup(t, p.key);
         if (!found) PyErr_Clear();
         if (!matches(p, found)) return fail(w, o, &p, found);
       }

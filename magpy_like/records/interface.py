@@ -41,8 +41,8 @@ class Explanation:
 
     ``stretches`` are in the order in which the program came to them.
     ``lifted`` are the sizes and numbers that the records leave open; ``generalised`` those that
-    have caused misses before. ``learnt`` says why the run could not be recorded as it went: the next
-    call is recorded otherwise, and to explain a compiled function after that call shows how.
+    have caused misses before. ``learnt`` says why the run could not be recorded as it went: the
+    next call is recorded otherwise, and to explain a compiled function after it shows how.
     """
 
     stretches: list[Stretch] = field(default_factory=list)

@@ -3,6 +3,7 @@
 from magpy_like.refgraph.graph import (
     ABSENT,
     EXTERNAL,
+    MRO,
     REFERENT,
     Fact,
     RefGraph,
@@ -14,6 +15,7 @@ from magpy_like.refgraph.search import get_guard_nodes, get_mock_nodes
 __all__ = [
     "ABSENT",
     "EXTERNAL",
+    "MRO",
     "REFERENT",
     "Fact",
     "RefGraph",

@@ -29,6 +29,8 @@ ABSENT = -1
 
 REFERENT = "()"
 """The name of the slot of a weak reference that leads to its object."""
+MRO = "__mro__"
+"""The name of the slot of a class that holds the classes that it looks its attributes up in."""
 
 
 class Fact(enum.Enum):

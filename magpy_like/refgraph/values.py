@@ -19,6 +19,8 @@ import torch
 
 HEAP_TYPE = 1 << 9
 """Of ``__flags__``: a class that was made while Python ran, as all classes in Python are."""
+IMMUTABLE_TYPE = 1 << 8
+"""A class whose attributes cannot be set, as those of native code. One made in Python can be."""
 
 PLAIN_TYPES: frozenset[type] = frozenset(
     {
@@ -88,6 +90,20 @@ def is_plain(value: Any) -> bool:
 def is_identity(value: Any) -> bool:
     """Whether a value stands for itself, as a class or a built-in function does."""
     return isinstance(value, IDENTITY_TYPES)
+
+
+def slot_names(cls: type) -> list[str]:
+    """The names of the slots that an instance has for attributes; those of ``copyreg`` are the
+    same, but it keeps them on the class, where the program would find them."""
+    names = []
+    for base in cls.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name.startswith("__") and not name.endswith("__"):
+                name = f"_{base.__name__.lstrip('_')}{name}" if base.__name__.strip("_") else name
+            if name not in ("__dict__", "__weakref__"):
+                names.append(name)
+    return names
 
 
 def generator_states() -> list[torch.Tensor]:

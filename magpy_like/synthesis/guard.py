@@ -26,7 +26,7 @@ from magpy_like.monitor.split import Split
 from magpy_like.monitor.twin import Twin
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import StateCheck, TensorCheck, Watch
-from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, Relation, ShadowNode
+from magpy_like.refgraph import ABSENT, EXTERNAL, MRO, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import HEAP_TYPE, has_values, is_identity, is_plain
 from magpy_like.synthesis import numbers
 from magpy_like.synthesis.checks import (
@@ -114,7 +114,7 @@ class GuardBuilder:
     def _label(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> str:
         kind, key = relation
         if kind is RelationKind.CONSTANT:
-            value = node.variable
+            value = self.rec.classes.get(node.node_id, node.variable)
             name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
             if isinstance(value, dict):
                 return f"{value.get('__name__', 'module')} globals"
@@ -128,6 +128,8 @@ class GuardBuilder:
             return f"{key} ({above})"
         if kind is RelationKind.TYPE:
             return f"{above}.{key[0] if isinstance(key, tuple) else key}"
+        if kind is RelationKind.KEY and parent.node_id in self.rec.classes:
+            return f"{above}.{key}"
         if kind in (RelationKind.KEY, RelationKind.ITEM):
             return f"{above}[{key!r}]"
         if kind is RelationKind.CLOSURE:
@@ -292,6 +294,8 @@ class GuardBuilder:
         kind, key = relation
         if kind is RelationKind.TYPE:
             self.watch.place(owner, key, value, equal)
+        elif relation == (RelationKind.SLOT, MRO) and isinstance(owner, type):
+            self.watch.place(owner, None, value, False)
         elif key in _FUNCTION_SLOTS and isinstance(owner, types.FunctionType):
             self._once(owner, key, value)
         elif kind is RelationKind.ATTRIBUTE:

@@ -18,6 +18,7 @@ from magpy_like.monitor.iterators import ahead
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native import ABSENT as NOTHING
+from magpy_like.native import lookup_in_type
 from magpy_like.refgraph import ABSENT, EXTERNAL, REFERENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import behind_proxy
 from magpy_like.synthesis.source import literal
@@ -188,4 +189,6 @@ def expression(
         return f"{parent}.__dict__"
     if kind is RelationKind.MAPPING:
         return f"{constant(behind_proxy)}({parent})"
+    if kind is RelationKind.TYPE and isinstance(key, str):
+        return f"{constant(lookup_in_type)}({parent}, {key!r})"
     raise Split(f"there is no way back to a variable that was reached by {relation}")

@@ -8,7 +8,6 @@ the state that the recorded one has. Each object is made once, so that aliasing 
 from __future__ import annotations
 
 import collections
-import copyreg
 import functools
 import operator
 import struct
@@ -30,7 +29,13 @@ from magpy_like.monitor.iterators import DICT_ITERATORS, FORESEEN, advance, cont
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.refgraph import ShadowNode
-from magpy_like.refgraph.values import HEAP_TYPE, behind_proxy, is_identity, is_plain
+from magpy_like.refgraph.values import (
+    HEAP_TYPE,
+    behind_proxy,
+    is_identity,
+    is_plain,
+    slot_names,
+)
 from magpy_like.synthesis import numbers
 from magpy_like.synthesis.source import Source, literal
 
@@ -40,6 +45,12 @@ _CONTENTS: tuple[tuple[Any, str], ...] = (
     (set, "set.update({0}, {1})"),
     (collections.deque, "{0}.extend({1})"),
 )
+_PARTS_OF_WRAPPERS = {
+    property: ("fget", "fset", "fdel", "__doc__"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+}
+_WRAPPERS = tuple(_PARTS_OF_WRAPPERS)
 _ITERATORS: tuple[type, ...] = (*FORESEEN, type(reversed(())), map, filter)
 """Iterators that say how to be made again, half-way through."""
 
@@ -77,7 +88,8 @@ class Reconstruction:
         text = literal(value)
         if text is not None:
             return text
-        if is_plain(value) or (is_identity(value) and not _is_bound(value)):
+        made_inside = isinstance(value, _WRAPPERS) and self.rec.is_born(value)
+        if is_plain(value) or (is_identity(value) and not (_is_bound(value) or made_inside)):
             if self.rec.is_born(value if isinstance(value, type) else type(value)):
                 raise Split("leaves a class that it has made")
             return self.source.constant(value)
@@ -290,9 +302,12 @@ class Reconstruction:
         make = self.source.constant(types.MappingProxyType, "MappingProxyType")
         return self._bind(proxy, f"{make}({self.value(behind_proxy(proxy))})")
 
-    def _wrapper(self, value: staticmethod[..., Any] | classmethod[Any, ..., Any]) -> str:
+    def _wrapper(self, value: Any) -> str:
         make = self.source.constant(type(value), type(value).__name__)
-        return self._bind(value, f"{make}({self.value(value.__func__)})")
+        parts = [getattr(value, name) for name in _PARTS_OF_WRAPPERS.get(type(value), ())]
+        if not parts or instance_dict(type(value)(*parts)) != instance_dict(value):
+            raise Split(f"leaves a {type(value).__qualname__} with attributes of its own")
+        return self._bind(value, f"{make}({', '.join(map(self.value, parts))})")
 
     # --- instances -------------------------------------------------------------------------------
 
@@ -327,7 +342,7 @@ class Reconstruction:
             self.source.emit(f"{name}.__dict__.update({self.dict_text(state)})")
         if isinstance(value, BaseException):
             self._origin(value, name)
-        for slot in copyreg._slotnames(cls):  # type: ignore[attr-defined]
+        for slot in slot_names(cls):
             try:
                 found = getattr(value, slot)
             except AttributeError:
@@ -470,7 +485,7 @@ _MAKERS: tuple[tuple[Any, Callable[[Reconstruction, Any], str]], ...] = (
     (types.GeneratorType, Reconstruction._generator),
     (np.ndarray, Reconstruction._array),
     (types.MappingProxyType, Reconstruction._proxy),
-    ((staticmethod, classmethod), Reconstruction._wrapper),
+    (_WRAPPERS, Reconstruction._wrapper),
 )
 
 

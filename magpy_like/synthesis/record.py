@@ -247,7 +247,7 @@ class MockBuilder:
             if before == ABSENT:
                 return []
             self.side_effects.append(f"del {self.guard.label(node)} → {relation}")
-            return [_statement(owner, relation, None, self.source, node.type)]
+            return [self._statement(node, owner, relation, None)]
         again = relation in node.again and relation.kind in _ORDERED
         if before is not None and before != ABSENT and not again:
             first = self.rec.refs.get_node_by_id(before)
@@ -258,10 +258,22 @@ class MockBuilder:
                 return []
         self.side_effects.append(f"{self.guard.label(node)} → {relation} = {_short(value)}")
         text = self.values.value(value)
-        put = _statement(owner, relation, text, self.source, node.type)
+        put = self._statement(node, owner, relation, text)
         if again and before != ABSENT:
-            return [_statement(owner, relation, None, self.source, node.type), put]
+            return [self._statement(node, owner, relation, None), put]
         return [put]
+
+    def _statement(
+        self, node: ShadowNode, owner: str, relation: Relation, value: str | None
+    ) -> str:
+        cls = self.rec.classes.get(node.node_id)
+        if cls is None:
+            return _statement(owner, relation, value, self.source, node.type)
+        name = self.source.constant(cls, cls.__name__)
+        if value is None:
+            return f"{self.source.constant(_clear_class)}({name}, {relation.key!r})"
+        put = self.source.constant(type.__setattr__, "set_on_class")
+        return f"{put}({name}, {relation.key!r}, {value})"
 
     def _rewrite(self, node: ShadowNode) -> list[str]:
         value, before = node.variable, node.contents
@@ -330,6 +342,12 @@ def _clear_slot(owner: Any, name: str) -> None:
     """A program that has filled a slot before it cleared it does not ask what was there."""
     with contextlib.suppress(AttributeError):
         object.__delattr__(owner, name)
+
+
+def _clear_class(cls: type, name: str) -> None:
+    """The same of a class."""
+    with contextlib.suppress(AttributeError):
+        type.__delattr__(cls, name)
 
 
 def _statement(

@@ -1,6 +1,7 @@
 """Numbers that differ from call to call: what they are made of, and what is made of them."""
 
 import math
+import operator
 from types import SimpleNamespace
 
 import pytest
@@ -274,3 +275,59 @@ def test_each_truth_is_recorded_once(use, source):
     flags = [True, False, True, False, False, True, True, False]
     hits = _compare(USES_OF_TRUTH[use], *TRUTHS[source], flags)
     assert all(hits[-4:])
+
+
+class Holder:
+    def __init__(self):
+        self.n, self.held, self.items = 1, {"k": 1}, [1]
+
+
+READ_ANOTHER_WAY = {
+    "getattr": (lambda o: getattr(o, "n"), "n"),  # noqa: B009
+    "vars": (lambda o: vars(o)["n"], "n"),
+    "attrgetter": (operator.attrgetter("n"), "n"),
+    "copied": (lambda o: dict(vars(o))["n"], "n"),
+    "get": (lambda o: o.held.get("k"), "held"),
+    "values": (lambda o: max(o.held.values()), "held"),
+    "unpacked": (lambda o: [a for (a,) in [o.items]][0], "items"),  # noqa: RUF015
+    "summed": (lambda o: sum(o.items), "items"),
+    "greatest": (lambda o: max(o.items), "items"),
+    "method": (lambda o: o.items.__getitem__(0), "items"),
+    "joined": (lambda o: (*o.items, 2)[0], "items"),
+}
+
+
+@pytest.mark.parametrize("way", READ_ANOTHER_WAY)
+def test_a_counter_that_was_read_another_way_before_it_is_changed(way):
+    """What the program had before it changes the number is not lifted with it."""
+    read, kept_in = READ_ANOTHER_WAY[way]
+
+    def program(x, holder):
+        before = read(holder)
+        if kept_in == "n":
+            holder.n += 1
+        elif kept_in == "held":
+            holder.held["k"] += 1
+        else:
+            holder.items[0] += 1
+        return x * (before + 10 * (holder.n + holder.held["k"] + holder.items[0]))
+
+    fast, mine, theirs = magpy.compile(program, backend="eager"), Holder(), Holder()
+    for i in range(6):
+        x = torch.ones(2) + i
+        assert_same(fast(x, mine), program(x, theirs))
+        assert vars(mine) == vars(theirs)
+
+
+def test_counters_that_functions_read_hit():
+    def program(x, holder):
+        holder.held["k"] = holder.held.get("k", 0) + 1
+        setattr(holder, "n", getattr(holder, "n", 0) + 1)  # noqa: B009, B010
+        holder.items[0] = holder.items.__getitem__(-1) + 1
+        return x * (holder.held["k"] + holder.n + holder.items[0])
+
+    fast, mine, theirs = magpy.compile(program, backend="eager"), Holder(), Holder()
+    for _ in range(6):
+        assert_same(fast(torch.ones(2), mine), program(torch.ones(2), theirs))
+        assert vars(mine) == vars(theirs)
+    assert magpy.cache_info(fast).hits >= 3
