@@ -28,6 +28,7 @@ from magpy_like.monitor import (
     calls,
     classes,
     draws,
+    formats,
     locks,
     loops,
     native_calls,
@@ -354,7 +355,10 @@ def write_slice(run: MonitorRun, step: Step) -> Token:
 
 def binary(run: MonitorRun, step: Step) -> Token:
     """``left + right`` and the like, in place or not."""
-    return operators.operate(run, operators.BINARY[step.oparg], step.stack[-2:])
+    operation = operators.BINARY[step.oparg]
+    if operation in operators.FORMATS and (text := formats.by_percent(run, step)):
+        return text
+    return operators.operate(run, operation, step.stack[-2:])
 
 
 def compare(run: MonitorRun, step: Step) -> Token:
@@ -530,6 +534,8 @@ def format_value(run: MonitorRun, step: Step) -> Token:
     """A field of an f-string."""
     value = step.stack[-2 if step.oparg & 4 else -1]
     if not is_plain(value):
+        if (text := formats.field(run, step)) is not None:
+            return text
         if holds_tensor(value):
             raise Split("formats a tensor as text")
         run.recording.visit(value, ValueRead.ALL)
@@ -602,6 +608,8 @@ def call(run: MonitorRun, step: Step) -> Token:
         split = len(args) - len(names)
         kwargs = dict(zip(names, args[split:], strict=True))
         args = args[:split]
+    if (function is format or function is str.format) and not kwargs:
+        args = formats.arguments(run, step, function, tuple(args))
     loop = first is NULL and (function is range or function is enumerate or function is zip)
     if loop and loops.begins(run, step, function, args, kwargs):
         return None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _compute(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Token:
-    if operation in _FORMATS and isinstance(operands[0], str | bytes):
+    if operation in operators.FORMATS and isinstance(operands[0], str | bytes):
         if type(operands[0]) is str and is_liftable(operands[1]) and run.lifted.any(operands):
             return finish_computed, (operation, operands)
         run.lifted.settle(operands)
@@ -46,7 +46,6 @@ def _compute(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Toke
 
 
 _APPENDS = (operator.add, operator.iadd)
-_FORMATS = (operator.mod, operator.imod)
 
 
 def _compute_binary(run: MonitorRun, step: Step) -> Token:

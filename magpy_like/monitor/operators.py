@@ -80,7 +80,7 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
     rec = run.recording
     on_tensors = any(isinstance(value, torch.Tensor) for value in args)
     in_python = answers_in_python(operation, args)
-    if operation in _FORMATS and isinstance(args[0], str | bytes | bytearray):
+    if operation in FORMATS and isinstance(args[0], str | bytes | bytearray):
         if holds_tensor(args[1]):
             raise Split("formats a tensor as text")
     if on_tensors and not in_python:
@@ -113,7 +113,8 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
     return finish_pure, NativeCall(None, operation, args, {}, False)
 
 
-_FORMATS = (operator.mod, operator.imod)
+FORMATS = (operator.mod, operator.imod)
+"""Of a text and what goes into it."""
 _CHANGE_IN_PLACE = (list, set, dict, collections.deque, np.ndarray)
 
 IN_PLACE = {

@@ -19,5 +19,10 @@ def joined(*texts: str) -> str:
     return "".join(texts)
 
 
+def percent(form: str, *values: Any) -> str:
+    """What ``%`` makes of a text and several values, or one."""
+    return form % values
+
+
 FUNCTIONS = {str, repr, format, str.format}
 """Functions of plain values that give text."""
