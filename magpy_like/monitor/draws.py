@@ -214,11 +214,16 @@ _REPEATED: set[Any] = {
         getattr(operator, name)
         for name in (
             *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "neg", "pos"),
-            *("lt", "le", "gt", "ge", "eq", "ne"),
+            *("lt", "le", "gt", "ge", "eq", "ne", "getitem"),
         )
     ),
     *(np.generic.item, int, float, abs, round),
 }
+_SHARING: set[Any] = {
+    *(np.ndarray.reshape, np.ndarray.transpose, np.ndarray.swapaxes, np.reshape, np.array),
+    *(np.asarray, np.ascontiguousarray, np.expand_dims, torch.from_numpy, torch.as_tensor),
+}
+"""Those of them whose results may share memory with their arguments."""
 _INDICES = (np.dtype(np.int64), np.dtype(np.int32))
 _IN_PLACE: set[Any] = {np.ndarray.sort}
 _FOLDS = {sum, min, max, math.prod}
@@ -246,6 +251,9 @@ def derives(
         known = any(map(lifted.is_drawn, values)) and len(set(map(type, values))) == 1
     else:
         known = operation in _TENSOR_MAKERS and not is_number(args[0])
+    from_outside = [v for v in values if isinstance(v, np.ndarray) and not lifted.is_drawn(v)]
+    if from_outside and known:
+        known = _makes_anew(operation, args, kwargs)
     if not known or "out" in kwargs:
         return None
     if not all(_is_type(value) or lifted.is_known_before_graph(value) for value in values):
@@ -257,6 +265,19 @@ def derives(
     run.suspended += 1
     finish = _finish_in_place if operation in _IN_PLACE else _finish
     return finish, Drawing(operation, kept, kwargs)
+
+
+def has_element(array: Any, key: Any) -> bool:
+    """Whether an index leads to one number of an array."""
+    keys = key if type(key) is tuple else (key,)
+    return len(keys) == array.ndim and all(type(part) is int for part in keys)
+
+
+def _makes_anew(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a result shares no memory with arrays from outside."""
+    if operation in _SHARING or not kwargs.keys() <= {"axis", "keepdims"}:
+        return False
+    return operation is not np.ndarray.astype or len(args) == 2
 
 
 def as_index(run: MonitorRun, key: Any) -> Any:

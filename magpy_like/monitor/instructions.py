@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import yaml
 
@@ -249,6 +250,9 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
     if isinstance(given, Gathered) and given.is_whole() and type(key) is int and key in ENDS:
         given.know(rec.operators, key)
         return None
+    if type(source) is np.ndarray and draws.has_element(source, key):
+        if (derived := draws.derives(run, operator.getitem, (source, key), {})) is not None:
+            return derived
     if not is_plain(key):
         rec.visit(key, ValueRead.ALL)
         rec.compare(key)

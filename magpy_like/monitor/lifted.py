@@ -123,6 +123,13 @@ class LiftedNumbers:
         self.draws.append(drawing)
         return Draw(len(self.draws) - 1)
 
+    def adopt_array(self, value: Any, node: ShadowNode) -> None:
+        """Know an array from outside: what is computed from it is computed again by the mock, before
+        the operator graph. So no operator may change it, by a tensor that shares its memory."""
+        self._known[id(value)] = (value, Read(node))
+        self.rec.operators.arrays.append((value, value.copy()))
+        node.facts.add(Fact.METADATA)
+
     def adopt_drawn(self, value: Any, drawn: Draw) -> None:
         """Know a drawn object that is no number, such as an array."""
         self._known[id(value)] = (value, drawn)
@@ -441,7 +448,8 @@ class LiftedNumbers:
             Split: it cannot be foretold.
         """
         drawn = _is_drawn(expression)
-        what = "a random number" if drawn else "a tensor's value, read as a number,"
+        of = "a NumPy array's number" if self.rec.operators.arrays else "a random number"
+        what = of if drawn else "a tensor's value, read as a number,"
         place = self.may_foretell(f"{what} steers the program")
         if not any(known is expression for known, *_ in self.foretold):
             self.foretold.append((expression, value, place))

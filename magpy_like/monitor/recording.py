@@ -50,7 +50,7 @@ from magpy_like.refgraph.values import (
     tensor_version,
 )
 
-_GUARDED_BYTES = 1 << 16
+GUARDED_BYTES = 1 << 16
 """The largest NumPy array whose contents are compared at every call."""
 
 
@@ -495,7 +495,7 @@ class Recording:
     def _open_array(self, node: ShadowNode, array: np.ndarray[Any, Any]) -> None:
         if node in self.drawn:
             raise Split("looks at a random array in Python")
-        if array.nbytes > _GUARDED_BYTES or array.dtype.hasobject:
+        if array.nbytes > GUARDED_BYTES or array.dtype.hasobject:
             raise Split(f"reads a NumPy array of {array.nbytes} bytes from outside")
         node.facts.add(Fact.VALUE)
         if node.contents is None:

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.utils.weak
 
@@ -38,7 +39,7 @@ from magpy_like.monitor.iterators import is_native_iterator
 from magpy_like.monitor.lifted import LiftedNumbers
 from magpy_like.monitor.number_rules import SETTLED_BY
 from magpy_like.monitor.reads import inputs_of
-from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.recording import GUARDED_BYTES, Recording
 from magpy_like.monitor.region import Compiling, ask_for_instructions, seen_entry
 from magpy_like.monitor.roles import Branching, Cut
 from magpy_like.monitor.sides import MAKES, Side, finish_in_side, side_filter
@@ -619,6 +620,10 @@ class MonitorRun:
         if is_liftable(value) and (relation,) in self.varying.numbers:
             self.lifted.adopt(value, node)
             self._monitor.watch_numbers()
+        elif type(value) is np.ndarray and (relation,) in self.varying.numbers:
+            if not value.dtype.hasobject and value.nbytes <= GUARDED_BYTES:
+                self.lifted.adopt_array(value, node)
+                self._monitor.watch_numbers()
         return node
 
     def _varying_argument(self, key: int | str, value: Any) -> Any:

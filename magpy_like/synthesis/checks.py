@@ -53,6 +53,10 @@ def same_array(array: Any, expected: np.ndarray[Any, Any]) -> bool:
     )
 
 
+def like_array(array: Any, dtype: np.dtype[Any], shape: Any, strides: Any) -> bool:
+    return bool(array.dtype == dtype) and array.shape == shape and array.strides == strides
+
+
 def gives(call: Callable[[], Any], result: Any) -> bool:
     return is_same(call(), result)
 

@@ -34,6 +34,7 @@ from magpy_like.synthesis.checks import (
     gives_cached,
     is_missing,
     is_same,
+    like_array,
     memory_of,
     ordered_keys,
     place_check,
@@ -482,6 +483,13 @@ class GuardBuilder:
         if Fact.TRUTH in node.facts and not _EXTENTS & node.facts:
             held = self.source.constant(elements, "elements")
             self._check(f"{held}({name})", f"{label} is not empty")
+        if Fact.METADATA in node.facts and isinstance(value, np.ndarray):
+            like = self.source.constant(like_array, "like_array")
+            dtype = self.source.constant(value.dtype, "dtype")
+            self._check(
+                f"{like}({name}, {dtype}, {value.shape}, {value.strides})",
+                f"{label}: {value.dtype}{list(value.shape)}",
+            )
         if Fact.VALUE in node.facts and isinstance(value, np.ndarray):
             same = self.source.constant(same_array, "same_array")
             array = self.source.constant(before, "array")

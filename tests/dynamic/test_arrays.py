@@ -1,0 +1,139 @@
+"""Arrays that share a tensor's memory: what NumPy computes from them behind the split."""
+
+import numpy as np
+import pytest
+import torch
+
+import magpy_like as magpy
+from tests.compare import assert_same
+
+
+@pytest.fixture(autouse=True)
+def _forget_everything():
+    magpy.reset()
+    yield
+    magpy.reset()
+
+
+def _total(x):
+    a = (x * 2).numpy()
+    return x + float(a.sum())
+
+
+def _element(x):
+    a = (x * 2).numpy()
+    return x * float(a[0]), a[-1] * 2
+
+
+def _mean_in_python(x):
+    a = (x * 2).numpy()
+    return x + 1, float(a.mean()), a.std()
+
+
+def _no_dimensions(x):
+    a = x.sum().numpy()
+    return x * float(a), a.item()
+
+
+def _functions(x):
+    a = x.detach().cpu().numpy()
+    return x + float(np.tanh(a + 1).max()), int(a.argmax())
+
+
+COMPUTED_AGAIN = {
+    function.__name__.lstrip("_"): function
+    for function in (_total, _element, _mean_in_python, _no_dimensions, _functions)
+}
+
+
+def _tensor_changed_before(x):
+    y = x * 2
+    a = y.numpy()
+    y.add_(1)
+    return x + float(a.sum())
+
+
+def _tensor_changed_behind(x):
+    y = x * 2
+    a = y.numpy()
+    total = float(a.sum())
+    y.mul_(total)
+    return y, a
+
+
+def _array_changed(x):
+    a = (x * 2).numpy()
+    total = float(a.max())
+    a[0] = 7
+    return x * total, float(a.max())
+
+
+def _changed_in_place(x):
+    a = (x * 2).numpy()
+    a += 1
+    a.sort()
+    return float(a[0]), float(a.sum())
+
+
+def _view(x):
+    a = (x * 2).numpy()
+    b = a.reshape(2, 2)
+    b[0, 0] = 3
+    return x + float(a.sum()), b
+
+
+def _handed_back(x):
+    a = (x * 2).numpy()
+    return a, a + 1, torch.from_numpy(a), torch.as_tensor(a)
+
+
+def _steers(x):
+    a = (x * 2).numpy()
+    return x + 1 if a.sum() > 0 else x - 1
+
+
+def _other_looks(x):
+    a = (x * 2).numpy()
+    return sorted(a.tolist()), len(a), a.shape, [v + 1 for v in a], a[1:], 3.0 in a
+
+
+LOOKED_AT = {
+    function.__name__.lstrip("_"): function
+    for function in (
+        *(_tensor_changed_before, _tensor_changed_behind, _array_changed, _changed_in_place),
+        *(_view, _handed_back, _steers, _other_looks),
+    )
+}
+
+
+def _inputs(count):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(4, generator=generator) for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", COMPUTED_AGAIN)
+def test_numbers_out_of_an_array_are_computed_again(name):
+    program = COMPUTED_AGAIN[name]
+    compiled = magpy.compile(program, backend="eager")
+    for x in _inputs(5):
+        assert_same(compiled(x), program(x))
+    assert magpy.cache_info(compiled).misses == 1
+
+
+@pytest.mark.parametrize("name", COMPUTED_AGAIN)
+def test_array_of_another_kind_misses(name):
+    program = COMPUTED_AGAIN[name]
+    compiled = magpy.compile(program, backend="eager")
+    for x in _inputs(2):
+        compiled(x)
+    (x,) = _inputs(1)
+    assert_same(compiled(x.double()), program(x.double()))
+    assert magpy.cache_info(compiled).misses == 2
+
+
+@pytest.mark.parametrize("name", LOOKED_AT)
+def test_array_that_is_looked_at_or_changed(name):
+    program = LOOKED_AT[name]
+    compiled = magpy.compile(program, backend="eager")
+    for x in _inputs(6):
+        assert_same(compiled(x.clone()), program(x.clone()))
