@@ -200,6 +200,7 @@ _REPEATED: set[Any] = {
         for name in (
             *("astype", "reshape", "copy", "transpose", "swapaxes", "repeat", "clip", "round"),
             *("sum", "mean", "min", "max", "std", "var", "prod", "cumsum", "item", "argsort"),
+            *("argmax", "argmin"),
         )
     ),
     *(
@@ -207,6 +208,7 @@ _REPEATED: set[Any] = {
         for name in (
             *("clip", "round", "reshape", "transpose", "stack", "concatenate", "sum", "mean"),
             *("min", "max", "std", "var", "argsort", "sort", "cumsum", "outer", "expand_dims"),
+            *("argmax", "argmin"),
             *("array", "asarray", "ascontiguousarray", "float32", "float64", "int64"),
         )
     ),

@@ -124,8 +124,8 @@ class LiftedNumbers:
         return Draw(len(self.draws) - 1)
 
     def adopt_array(self, value: Any, node: ShadowNode) -> None:
-        """Know an array from outside: what is computed from it is computed again by the mock, before
-        the operator graph. So no operator may change it, by a tensor that shares its memory."""
+        """Know an array from outside: the mock computes again what is computed from it, before the
+        operator graph runs. So no operator may change it, by a tensor that shares its memory."""
         self._known[id(value)] = (value, Read(node))
         self.rec.operators.arrays.append((value, value.copy()))
         node.facts.add(Fact.METADATA)
