@@ -386,7 +386,8 @@ class Graph:
                 continue
             self._lazy.append(box)
             cost = box.cost()
-            shared = len(node.users) > 1
+            # Who takes apart what is in pieces reads each of its elements once.
+            shared = len(node.users) > 1 and not isinstance(result, list)
             large = cost.operations > MAX_INLINE_OPERATIONS or len(cost.reads) > MAX_INLINE_READS
             if large or (shared and cost.is_dear):
                 source = box

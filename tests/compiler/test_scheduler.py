@@ -42,6 +42,15 @@ def test_independent_readers_of_one_input_share_a_kernel():
     assert len(kernels(lambda x: (x.exp(), x.sin(), x.sum(1)), X)) == 1
 
 
+def test_pieces_are_computed_where_they_are_read():
+    def gates(x, y, bias):
+        i, f = (x + bias + y).chunk(2, 1)
+        return torch.sigmoid(i) * torch.tanh(f)
+
+    (kernel,) = kernels(gates, X, X + 1, X[0].clone())
+    assert len(kernel.outputs) == 1 and not kernel.removed
+
+
 def test_a_neighbours_value_is_not_there_in_the_same_iteration():
     plan = schedule(lambda x: (lambda y: y + y.flip(1))(x.exp()), X)
     assert len(plan.steps) == 2
