@@ -129,8 +129,9 @@ class _Parts:
         part: list[fx.Node] = []
         for node in self._gm.graph.nodes:
             if _is_between(node):
-                self._compile_part(part)
-                part = []
+                if not _may_come_before(node, part):
+                    self._compile_part(part)
+                    part = []
                 self._keep(node)
             elif node.op != "get_attr":
                 part.append(node)
@@ -220,6 +221,19 @@ def _is_between(node: fx.Node) -> bool:
     return takes[0].target in _CONTROL or _comes_as_is(takes[0])
 
 
+_FACTORIES = {
+    torch.zeros, torch.ones, torch.full, torch.arange,
+    "new_zeros", "new_ones", "new_full",
+}  # fmt: skip
+
+
+def _may_come_before(node: fx.Node, part: Sequence[fx.Node]) -> bool:
+    """Whether a node may run before a part that precedes it: one part is cheaper than two."""
+    if node.target not in _FACTORIES or not set(part).isdisjoint(node.all_input_nodes):
+        return False
+    return not any(map(_may_write, (node, *part)))
+
+
 def _comes_as_is(node: fx.Node) -> bool:
     """Whether a node is what an operator that runs as it is gives, or is taken out of that."""
     if "as_is" in node.meta:
@@ -237,7 +251,10 @@ class _Python(torch.nn.Module):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
-        self.forward = function
+        self.function = function
+
+    def __call__(self, *args: Any) -> Any:  # a module's own one costs what a small kernel does
+        return self.function(*args)
 
 
 _compiling = threading.RLock()
@@ -262,8 +279,13 @@ class Part(torch.nn.Module):
         self._of_shared: dict[Any, Callable[..., Any]] = {}
         """What serves inputs that share memory, by who shares it, and forms."""
         self._left = MAX_COMPILED
+        self._last: tuple[Callable[..., bool], Callable[..., Any]] | None = None
+        """Whether arguments are of the last forms, found out natively, and what serves them."""
 
-    def forward(self, *args: Any) -> Any:
+    def __call__(self, *args: Any) -> Any:
+        last = self._last
+        if last is not None and last[0](*map(args.__getitem__, self._varying)):
+            return last[1](*args)
         if not all(isinstance(args[i], torch.Tensor) for i in self._varying):
             return self._graph(*args)  # a backend would take a number for a constant
         key: Any = tuple(form(args[i]) for i in self._varying)
@@ -278,6 +300,8 @@ class Part(torch.nn.Module):
                     general = known is self._compiled
                     found = self._compile(key, args) if general else self._call_backend(args)
                     known[key] = found
+        if self._varying and not self._writes:
+            self._last = _same_forms([args[i] for i in self._varying]), found
         return found(*args)
 
     def _call_backend(self, args: Sequence[Any]) -> Callable[..., Any]:
@@ -305,6 +329,23 @@ class Part(torch.nn.Module):
     def _of_all(self, key: tuple[Form, ...], args: tuple[Any, ...]) -> list[Form | None]:
         known = dict(zip(self._varying, key, strict=True))
         return [known.get(i) for i in range(len(args))]
+
+
+def _same_forms(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """Whether tensors have the types, dispatch keys and forms of these, and are no two the same.
+
+    One native call: asked in every round of a loop, :func:`form` would cost more than small
+    kernels do.
+    """
+    strided = all(tensor.layout is torch.strided for tensor in tensors)
+    if not strided:
+        return lambda *tensors: False
+    check: Callable[..., bool] = torch._C._dynamo.guards.TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
+        dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+    ).check
+    return check
 
 
 def _sharing(args: Sequence[Any]) -> tuple[tuple[int, int], ...]:

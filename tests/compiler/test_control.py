@@ -7,7 +7,7 @@ import torch
 from torch import fx, nn
 
 from magpy_like.compiler import compile_fx
-from magpy_like.compiler.control import in_parts
+from magpy_like.compiler.control import NUMBER, for_loop, in_parts
 from tests.compare import assert_same
 from tests.compiler.programs import seeded
 
@@ -111,3 +111,76 @@ def test_while_loop_repeats_its_body():
         while x.sum() > 1:
             x = x * weight
         assert_same(result, -x)
+
+
+def of_rounds(body, first):
+    """A graph that makes zeros of a size it is given, and multiplies from round to round."""
+    graph = fx.Graph()
+    x, count, rounds = (graph.placeholder(name) for name in ("x", "count", "rounds"))
+    count.meta[NUMBER] = rounds.meta[NUMBER] = True
+    parts = [graph.call_method("new_zeros", (x, count, 2)) for _ in range(2)]
+    parts = [graph.call_function(torch.sub, (graph.call_method("cos", (p,)), 0.5)) for p in parts]
+    root = nn.Module()
+    root.body = fx.symbolic_trace(body)
+    found = graph.call_function(
+        for_loop, (graph.get_attr("body"), (0, rounds, 1), (first(graph, parts),), (), (x,))
+    )
+    graph.output((graph.call_function(operator.getitem, (found, 0)), *parts))
+    return fx.GraphModule(root, graph)
+
+
+class Step(nn.Module):
+    def forward(self, index, x, weight):
+        return (x * weight.sum() + 1,)
+
+
+class Grown(nn.Module):
+    def forward(self, index, x, weight):
+        return (torch.cat([x, x[:1] * weight.sum()]),)
+
+
+class AsDouble(nn.Module):
+    def forward(self, index, x, weight):
+        return ((x * weight.sum()).double(),)
+
+
+@pytest.mark.parametrize("body", [Step, Grown, AsDouble], ids=lambda body: body.__name__)
+def test_rounds_of_other_forms_are_as_in_eager(body):
+    run = compile_fx(
+        of_rounds(body(), lambda graph, parts: parts[0]),
+        [torch.randn(3), 4, 3],
+        options={"strict": True},
+    )
+    for count, rounds in ((4, 3), (4, 5), (2, 3), (7, 1), (4, 3)):
+        weight = torch.linspace(0.1, 1.0, 3)
+        result, *parts = run(weight, count, rounds)
+        wanted = torch.ones(count, 2) - 0.5
+        assert_same(parts, [wanted, wanted.clone()])
+        for index in range(rounds):
+            (wanted,) = body()(index, wanted, weight)
+        assert_same(result, wanted)
+
+
+def test_what_makes_tensors_of_given_sizes_does_not_part_operators():
+    compiled = []
+
+    def backend(graph, given):
+        compiled.append(len(graph.graph.nodes))
+        return graph.forward
+
+    run = in_parts(of_rounds(Step(), lambda graph, parts: parts[0]), backend, [False, True, True])
+    run(torch.randn(3), 4, 3)
+    assert len(compiled) == 2, "before the loop, its body"
+
+
+def test_a_tensor_is_not_made_before_what_it_is_made_after():
+    graph = fx.Graph()
+    x, count = graph.placeholder("x"), graph.placeholder("count")
+    count.meta[NUMBER] = True
+    y = graph.call_method("double", (graph.call_method("add_", (x, 1)),))
+    zeros = graph.call_method("new_zeros", (y, count))
+    graph.output((graph.call_method("add", (zeros, y)), zeros))
+    run = in_parts(fx.GraphModule(nn.Module(), graph), lambda graph, given: graph.forward)
+    x = torch.randn(4)
+    total, zeros = run(x.clone(), 4)
+    assert_same((total, zeros), ((x + 1).double(), torch.zeros(4, dtype=torch.float64)))
