@@ -157,3 +157,13 @@ def test_several_transposed_inputs_and_an_outer_loop():
 
 def test_large_transposed_inputs_go_block_by_block():
     same(crossed, torch.randn(1030, 1040), torch.randn(1040, 1030))
+
+
+@pytest.mark.parametrize("place", [(0, 3, 4), (0, 29, 9), (0, 0, 0)])
+def test_nan_is_the_extremum_of_what_two_loops_reduce(place):
+    """The rows are parts of longer ones, so two loops reduce them, and either may see NaN."""
+    x = torch.randn(2, 30, 40)
+    x[place] = float("nan")
+    same(lambda x: (x[:, :, :10].amax((1, 2)), x[:, :, :10].amin(), x[:, :10].amax((0, 2))), x)
+    same(lambda x: (x.permute(2, 0, 1)[:10].amin((0, 2)) * 2, x[:, :, ::3].max()), x)
+    same(lambda x: F.adaptive_max_pool2d(x, (1, 2)), x)

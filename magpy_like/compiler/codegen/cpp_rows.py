@@ -87,6 +87,16 @@ class Rows(Reduction):
             self.close()
             return
         begin, end = bounds or ("0", print_index(kernel.ranges[rs[0]]))
+        flags: dict[Value, str] = {}
+        for v, parts in accumulators.items():
+            _, dtype, kind = parts[0]
+            if kind in ("max", "min") and dtype.is_floating_point:
+                # The processor's maximum ignores NaN, and is four times as fast as one that
+                # does not: so look for NaN apart, and until all loops are done, or the next round
+                # of an outer one would forget it.
+                flags[v] = self.fresh("nan")
+                line(f"u32 {flags[v]} = 0;")
+        self.nans.update(flags)
         opened = 0
         for k, v in enumerate(rs[:-1]):
             self.open_loop(v, *((begin, end) if k == 0 else ("0", None)))
@@ -126,12 +136,8 @@ class Rows(Reduction):
                 line(f"{CTYPE[dtype]} {part} = 0;")
             inner[v] = part
             clauses.append(f" reduction({clause(kind, dtype)}:{part})")
-            if kind in ("max", "min") and dtype.is_floating_point:
-                # The processor's maximum ignores NaN, and is four times as fast as one that
-                # does not: so look for NaN apart.
-                flag = self.nans[v] = self.fresh("nan")
-                line(f"u32 {flag} = 0;")
-                clauses.append(f" reduction(|:{flag})")
+            if v in flags:
+                clauses.append(f" reduction(|:{flags[v]})")
         self.open_wide(phase.inner, last, begin, end)
         if opened and len(rs) > 1:
             self.fetch_ahead(phase.inner, rs[-2], last, begin)
@@ -154,11 +160,13 @@ class Rows(Reduction):
                 total = ", ".join(n for n, *_ in accumulators[v])
                 line(f"merge_kept({total}, {part}, {part}_kept, {end} - {begin});")
                 continue
-            if v in self.nans:
-                line(f"if ({self.nans.pop(v)}) {name} = {print_number(float('nan'), dtype)};")
             if part != name:
                 line(f"{name} += {part};")
         self.close(opened)
+        for v, flag in flags.items():
+            name, dtype, _ = accumulators[v][0]
+            line(f"if ({flag}) {name} = {print_number(float('nan'), dtype)};")
+            del self.nans[v]
 
     def streamed(self, nodes: Sequence[Node], loop: Symbol) -> list[tuple[str, Expr]]:
         """As for every kernel, but nothing of a short row: its stores would come all at once, and
