@@ -23,6 +23,14 @@ from magpy_like.compiler.ir import Box, Buffer, Computed, ExternOp, LoopOp, Stri
 from magpy_like.compiler.ops import LOW_PRECISION, Value, compute_dtype, ops, record
 from magpy_like.compiler.passes.constants import FOLDED
 
+#: Operators that have complex tensors and no complex arithmetic: loops see pairs of reals.
+PARTS = frozenset(
+    (
+        torch.ops.aten.view_as_real.default, torch.ops.aten.view_as_complex.default,
+        torch.ops.aten.complex.default,
+    )
+)  # fmt: skip
+
 # Beyond these a computation is stored rather than repeated in each consumer.
 MAX_INLINE_OPERATIONS = 64
 MAX_INLINE_READS = 12
@@ -275,6 +283,8 @@ class Graph:
 
     def _loopable(self, node: fx.Node) -> bool:
         """Are all tensors of this node strided, of dtypes that loops compute, on one device?"""
+        if node.target in PARTS:
+            return True
         devices = set()
         for value in _tensors([node.meta.get("val"), *(a.meta.get("val") for a in
                                                        node.all_input_nodes)]):  # fmt: skip
@@ -324,7 +334,7 @@ class Graph:
         outputs: list[Any] = []
         results: list[Any] = []
         multiple = isinstance(value, (tuple, list))
-        used = self._used_results(target) if multiple else None
+        used = self.used_results(target) if multiple else None
         for k, item in enumerate(value if multiple else [value]):
             if used is not None and k not in used and isinstance(item, torch.Tensor):
                 item = None  # it may well be no tensor at run time
@@ -343,7 +353,7 @@ class Graph:
         self.operations.append(operation)
         return results if multiple else results[0]
 
-    def _used_results(self, target: Any) -> set[Any] | None:
+    def used_results(self, target: Any) -> set[Any] | None:
         """Which results of the operator being lowered anybody takes; None: not known."""
         node = self._origin
         if node is None or node.target is not target or "unbacked_bindings" in node.meta:

@@ -91,6 +91,26 @@ def kernels(function: Callable[..., Any], *args: Any) -> list[Kernel]:
     return [step for step in schedule(function, *args).steps if isinstance(step, Kernel)]
 
 
+def through_aten(function: Callable[..., Any], *args: Any) -> list[str]:
+    """The operators of the inference graph of ``function`` that have no lowering."""
+    found: list[str] = []
+    original = Graph.run
+
+    def run(self: Graph) -> Graph:
+        result = original(self)
+        found.extend(result.fallbacks)
+        return result
+
+    with (
+        mock.patch.object(Graph, "run", run),
+        mock.patch.object(build, "find", lambda *args: None),
+        torch.no_grad(),
+    ):
+        compiled(function)(*args)
+    return found
+
+
 __all__ = [
     "Graph", "compile_fx", "compiled", "kernels", "same", "same_gradients", "schedule", "seeded",
+    "through_aten",
 ]  # fmt: skip

@@ -1,7 +1,9 @@
 """Lowerings: the table from ATen operators to loop IR, one module per family."""
 
 from magpy_like.compiler.lowering import (
+    complexes,
     concat,
+    counting,
     indexing,
     pointwise,
     pooling,
@@ -15,6 +17,6 @@ from magpy_like.compiler.lowering import (
 from magpy_like.compiler.lowering.registry import LOWERINGS
 
 __all__ = [
-    "LOWERINGS", "concat", "indexing", "pointwise", "pooling", "random", "reduction", "scan",
-    "search", "special", "view",
+    "LOWERINGS", "complexes", "concat", "counting", "indexing", "pointwise", "pooling", "random",
+    "reduction", "scan", "search", "special", "view",
 ]  # fmt: skip

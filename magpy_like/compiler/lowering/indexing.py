@@ -148,7 +148,7 @@ def index_(graph: Graph, a: Box, indices: Sequence[Box | None]) -> Box:
     )  # fmt: skip
 
 
-def _copy_of(graph: Graph, a: Box) -> Box:
+def copy_of(graph: Graph, a: Box) -> Box:
     """Fresh row-major memory with the contents of ``a``, to scatter into."""
     copy = graph.box(graph.new_buffer(a.dtype, a.device, a.size, contiguous_strides(a.size)))
     graph.store_into(a, copy)
@@ -160,7 +160,7 @@ def index_put(
     graph: Graph, a: Box, indices: Sequence[Box | None], values: Box, accumulate: bool = False
 ) -> Box:
     given = [i for i in indices if i is not None]
-    if len(given) == 1 and given[0].dtype in (torch.bool, torch.uint8) and not values.size:
+    if len(given) == 1 and given[0].dtype == torch.bool:
         return _masked_put(graph, a, indices, values, accumulate)
     plan = _Plan(a, indices)
     if accumulate and a.dtype == torch.bool:
@@ -169,7 +169,7 @@ def index_put(
         raise Unsupported("aten.index_put", "values of another dtype or device")
     values = expand(values, plan.size)
     values.realize()
-    result = _copy_of(graph, a)
+    result = copy_of(graph, a)
     window = result.realize()
 
     def loops(xs: Sequence[Expr], rs: Sequence[Expr]) -> None:
@@ -182,19 +182,29 @@ def index_put(
 
 
 def _masked_put(
-    graph: Graph, a: Box, indices: Sequence[Box | None], value: Box, accumulate: bool
+    graph: Graph, a: Box, indices: Sequence[Box | None], values: Box, accumulate: bool
 ) -> Box:
-    """A bool mask and one number: that is ``where``."""
-    if accumulate or indices[0] is None or indices[0].dtype != torch.bool:
-        raise Unsupported("aten.index_put", "accumulating by mask")
-    mask = indices[0]
-    lead = len(mask.size)
+    """A bool mask, and values that do not ask which of its elements it is: that is ``where``."""
+    (first,) = (d for d, i in enumerate(indices) if i is not None)
+    mask = indices[first]
+    assert mask is not None
+    behind = first + len(mask.size)
+    own = len(values.size) - 1 - (len(a.size) - behind)  # the dimension that counts those chosen
+    if own >= 0 and values.size[own] != 1:
+        raise Unsupported("aten.index_put", "a value for each element that a mask chooses")
+    if values.size and values.dtype != a.dtype:
+        raise Unsupported("aten.index_put", "values of another dtype")
+    common_device([a, mask, values])
 
     def inner(index: Index) -> Value:
-        new = convert(value.load([]), value.dtype, a.dtype)
-        return ops.where(mask.load(index[:lead]), new, a.load(index))
+        place = [*index[:first], sympy.S.Zero, *index[behind:]]
+        new = convert(values.load(broadcast_index(values, place)), values.dtype, a.dtype)
+        old = a.load(index)
+        if accumulate:
+            new = (ops.logical_or if a.dtype == torch.bool else ops.add)(old, new)
+        return ops.where(mask.load(index[first:behind]), new, old)
 
-    return ir.pointwise(graph, a.device, a.dtype, a.size, inner, [a, mask, value], operations=2)
+    return ir.pointwise(graph, a.device, a.dtype, a.size, inner, [a, mask, values], operations=3)
 
 
 # --- scatter --------------------------------------------------------------------------------------
@@ -228,7 +238,7 @@ def _scatter(
         return _chosen(graph, a, dim, indices, source, mode)
     for box in boxes[1:]:
         box.realize()
-    result = _copy_of(graph, a)
+    result = copy_of(graph, a)
     window = result.realize()
 
     def loops(xs: Sequence[Expr], rs: Sequence[Expr]) -> None:
@@ -312,10 +322,14 @@ def _start(mode: str, dtype: torch.dtype) -> Any:
     """The value that a reduction of this mode leaves any other one as it is."""
     if mode in ("add", "mul"):
         return 0 if mode == "add" else 1
-    if dtype.is_floating_point:
-        return float("-inf") if mode == "max" else float("inf")
-    info = torch.iinfo(dtype)
-    return info.min if mode == "max" else info.max
+    if mode == "max":
+        return lowest(dtype)
+    return float("inf") if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
+def lowest(dtype: torch.dtype) -> Any:
+    """The number that no other one is below."""
+    return float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
 @lower(aten.scatter_reduce.two)
@@ -388,7 +402,7 @@ def embedding_dense_backward(
     wide.realize()
     indices.realize()
     zero = full(graph, size, 0, wide.dtype, grad.device)
-    result = _copy_of(graph, zero)
+    result = copy_of(graph, zero)
     window = result.realize()
 
     def loops(xs: Sequence[Expr], rs: Sequence[Expr]) -> None:

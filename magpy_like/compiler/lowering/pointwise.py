@@ -278,6 +278,38 @@ def _predicate(packet: Any, name: str) -> None:
         return full_like_bool(graph, a, False)
 
 
+@lower(aten.frexp.Tensor)
+def frexp(graph: Graph, a: Box) -> list[Box]:
+    """x = mantissa * 2 ** exponent, with the mantissa in [1/2, 1): taken from the bits. Zero,
+    infinity and NaN are their own mantissa."""
+    if a.dtype not in _FLOATS or a.device.type != "cpu":
+        raise Unsupported("aten.frexp", "of integers, or on another device")
+    wide = a.dtype == torch.float64
+    bits, digits, bias = (torch.int64, 52, 1022) if wide else (torch.int32, 23, 126)
+    field = (2047 if wide else 255) << digits
+    up = 128 if wide else 64  # makes the smallest numbers have an exponent of their own
+
+    def parts(x: Value) -> tuple[Value, Value]:
+        small = ops.lt(ops.abs(x), _c(2.0 ** (2 - bias), x))
+        scaled = ops.where(small, ops.mul(x, _c(2.0**up, x)), x)
+        word = ops.bitcast(scaled, bits)
+        raised = ops.shift_right(ops.bitwise_and(word, _c(field, word)), _c(digits, word))
+        exponent = ops.sub(raised, _c(bias, word))
+        exponent = ops.where(small, ops.sub(exponent, _c(up, word)), exponent)
+        fraction = ops.bitwise_and(word, _c(~field, word))
+        mantissa = ops.bitcast(ops.bitwise_or(fraction, _c(bias << digits, word)), x.dtype)
+        other = ops.logical_or(ops.eq(x, _c(0, x)), ops.logical_or(ops.isnan(x), ops.isinf(x)))
+        return ops.where(other, x, mantissa), ops.where(other, _c(0, word), exponent)
+
+    return [
+        elementwise(graph, [a], _DEFAULT, lambda x: parts(x)[0], operations=12),
+        elementwise(
+            graph, [a], _DEFAULT, lambda x: ops.to_dtype(parts(x)[1], torch.int32),
+            dtype=torch.int32, operations=12,
+        ),
+    ]  # fmt: skip
+
+
 def full_like_bool(graph: Graph, a: Box, value: bool) -> Box:
     return ir.pointwise(
         graph, a.device, torch.bool, a.size, lambda index: ops.constant(value, torch.bool), []

@@ -1,4 +1,5 @@
-"""Pooling and its gradients over small windows, unrolled: one masked load per window element.
+"""Pooling and its gradients. Small windows are unrolled: one masked load per element; means and
+maxima of large ones are loops. What ATen's loops are faster at is left to them.
 
 A gradient is a gather as well: each input element adds up the outputs whose windows hold it. So
 nothing is scattered, and every loop is parallel.
@@ -20,10 +21,12 @@ from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.graph import Graph
 from magpy_like.compiler.indexing import Div, Expr, expr, flatten
 from magpy_like.compiler.ir import Box, Index
+from magpy_like.compiler.lowering.indexing import lowest
+from magpy_like.compiler.lowering.pointwise import full
 from magpy_like.compiler.lowering.registry import aten, lower, sizes
 from magpy_like.compiler.ops import Value, compute_dtype, ops
 
-MAX_WINDOW = 64  # elements; a larger window is a loop, and ATen has that loop
+MAX_WINDOW = 64  # elements that are unrolled; a larger window is a loop
 
 
 def _per_dim(value: Any, count: int, default: Sequence[int] = ()) -> list[int]:
@@ -60,7 +63,7 @@ class Axis:
     elements: int
     holders: int
     element: Callable[[Expr, int | Expr], tuple[Expr, list[Value]]]
-    holder: Callable[[Expr, int], tuple[Expr, list[Value]]]
+    holder: Callable[[Expr, int | Expr], tuple[Expr, list[Value]]]
     counted: Callable[[Expr], Value]
 
 
@@ -81,7 +84,7 @@ def _fixed(
             tests.append(ops.lt(_integer(at), _integer(size)))
         return at, tests
 
-    def dilated_holder(h: Expr, k: int) -> tuple[Expr, list[Value]]:
+    def dilated_holder(h: Expr, k: int | Expr) -> tuple[Expr, list[Value]]:
         reach = h + padding - k * dilation
         o = Div(reach, sympy.Integer(stride))
         tests = [ops.ge(_integer(reach), _integer(sympy.S.Zero)),
@@ -89,7 +92,7 @@ def _fixed(
                  ops.lt(_integer(o), _integer(out))]  # fmt: skip
         return o, tests
 
-    def holder(h: Expr, j: int) -> tuple[Expr, list[Value]]:
+    def holder(h: Expr, j: int | Expr) -> tuple[Expr, list[Value]]:
         o = Div(h + padding, sympy.Integer(stride)) - j
         at = _integer(o)
         offset = _integer(h + padding - o * stride)
@@ -124,7 +127,7 @@ def _adaptive(size: Expr, out: Expr) -> Axis:
         at = start + k
         return at, [] if exact else [ops.lt(_integer(at), _integer(end))]
 
-    def holder(h: Expr, j: int) -> tuple[Expr, list[Value]]:
+    def holder(h: Expr, j: int | Expr) -> tuple[Expr, list[Value]]:
         o = Div(h * out, size) + j
         if exact:
             return o, []
@@ -144,27 +147,40 @@ def _adaptive(size: Expr, out: Expr) -> Axis:
 
 def _under(axes: Sequence[Axis], index: Index) -> Iterator[tuple[list[Expr], Value | None]]:
     """(position in the input, is it one) for the window at ``index``, in row-major order."""
-    lead, outer = list(index[: len(index) - len(axes)]), index[len(index) - len(axes) :]
     for offsets in itertools.product(*(range(a.elements) for a in axes)):
-        found = [a.element(o, k) for a, o, k in zip(axes, outer, offsets, strict=True)]
-        yield [*lead, *(at for at, _ in found)], _all([t for _, tests in found for t in tests])
+        yield _element(axes, index, offsets)
+
+
+def _element(
+    axes: Sequence[Axis], index: Index, offsets: Sequence[int | Expr]
+) -> tuple[list[Expr], Value | None]:
+    lead, outer = list(index[: len(index) - len(axes)]), index[len(index) - len(axes) :]
+    found = [a.element(o, k) for a, o, k in zip(axes, outer, offsets, strict=True)]
+    return [*lead, *(at for at, _ in found)], _all([t for _, tests in found for t in tests])
 
 
 def _over(axes: Sequence[Axis], index: Index) -> Iterator[tuple[list[Expr], Value | None]]:
     """(index of an output, does its window hold the position ``index``)."""
-    lead, outer = list(index[: len(index) - len(axes)]), index[len(index) - len(axes) :]
     for offsets in itertools.product(*(range(a.holders) for a in axes)):
-        found = [a.holder(h, j) for a, h, j in zip(axes, outer, offsets, strict=True)]
-        yield [*lead, *(at for at, _ in found)], _all([t for _, tests in found for t in tests])
+        yield _holder(axes, index, offsets)
+
+
+def _holder(
+    axes: Sequence[Axis], index: Index, offsets: Sequence[int | Expr]
+) -> tuple[list[Expr], Value | None]:
+    lead, outer = list(index[: len(index) - len(axes)]), index[len(index) - len(axes) :]
+    found = [a.holder(h, j) for a, h, j in zip(axes, outer, offsets, strict=True)]
+    return [*lead, *(at for at, _ in found)], _all([t for _, tests in found for t in tests])
 
 
 def _where(inside: Value | None, body: Callable[[], Value], other: float) -> Value:
     return body() if inside is None else ops.masked(inside, body, other)
 
 
-def _check(a: Box, count: int) -> None:
-    if count > MAX_WINDOW or 0 in a.size or not a.dtype.is_floating_point:
-        raise Unsupported("pooling", "a large window, integers, or no elements")
+def _overlap(graph: Graph, axes: Sequence[Axis]) -> bool:
+    """Do windows share most of what they hold? ATen's loops are faster then."""
+    held = math.prod(axis.elements * graph.hint(axis.out) for axis in axes)
+    return held > 2 * math.prod(graph.hint(axis.size) for axis in axes)
 
 
 def _meta(graph: Graph) -> Any:
@@ -177,11 +193,19 @@ def _meta(graph: Graph) -> Any:
 
 def _max_pool(graph: Graph, a: Box, axes: Sequence[Axis]) -> list[Box]:
     """(maximum, its flat position among the pooled dimensions). The last NaN of a window wins."""
-    count = math.prod(axis.elements for axis in axes)
-    _check(a, count)
     size = sizes(_meta(graph)[0].shape)
-    low = float("-inf")
+    if 0 in size or 0 in a.size:
+        return [full(graph, size, 0, dtype, a.device) for dtype in (a.dtype, torch.int64)]
     a.realize()
+    count = math.prod(axis.elements for axis in axes)
+    if count > MAX_WINDOW:
+        origin = graph._origin
+        used = graph.used_results(origin.target) if origin else None
+        if used is None or 1 in used or _overlap(graph, axes):
+            raise Unsupported("pooling", "large windows that overlap, or positions in large ones")
+        return [_large_max(graph, a, axes, size), full(graph, size, 0, torch.int64, a.device)]
+    floating = a.dtype.is_floating_point
+    low = lowest(a.dtype)
 
     def best(index: Index) -> tuple[Value, Value]:
         top = ops.constant(low, a.dtype)
@@ -189,7 +213,9 @@ def _max_pool(graph: Graph, a: Box, axes: Sequence[Axis]) -> list[Box]:
         seen = ops.constant(False, torch.bool)
         for position, inside in _under(axes, index):
             value = _where(inside, lambda p=position: a.load(p), low)  # type: ignore[misc]
-            better = ops.logical_or(ops.gt(value, top), ops.isnan(value))
+            better = ops.gt(value, top)
+            if floating:
+                better = ops.logical_or(better, ops.isnan(value))
             better = ops.logical_or(better, ops.logical_not(seen))
             if inside is not None:
                 better = ops.logical_and(inside, better)
@@ -206,6 +232,20 @@ def _max_pool(graph: Graph, a: Box, axes: Sequence[Axis]) -> list[Box]:
         )
         for k, dtype in enumerate((a.dtype, torch.int64))
     ]  # fmt: skip
+
+
+def _large_max(graph: Graph, a: Box, axes: Sequence[Axis], size: list[Expr]) -> Box:
+    """The maximum alone, as a reduction over the window."""
+    low = lowest(a.dtype)
+    buffer = graph.new_buffer(a.dtype, a.device, size)
+
+    def loops(xs: Sequence[Expr], rs: Sequence[Expr]) -> None:
+        position, inside = _element(axes, xs, rs)
+        value = _where(inside, lambda: a.load(position), low)
+        ops.store(buffer.name, buffer.address(xs), ops.reduction("max", value))
+
+    graph.add_loops(size, [sympy.Integer(axis.elements) for axis in axes], loops)
+    return graph.box(buffer)
 
 
 def _max_pool_nd(rank: int) -> Callable[..., list[Box]]:
@@ -238,8 +278,11 @@ lower(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)(_adapt
 
 
 def _max_backward(graph: Graph, grad: Box, a: Box, indices: Box, axes: Sequence[Axis]) -> Box:
+    if 0 in a.size or 0 in grad.size:
+        return full(graph, a.size, 0, a.dtype, a.device)
     count = math.prod(axis.holders for axis in axes)
-    _check(a, count)
+    if count > MAX_WINDOW:
+        raise Unsupported("pooling", "gradients of many windows over an element")
     compute = compute_dtype(a.dtype)
     grad.realize()
     indices.realize()
@@ -298,11 +341,19 @@ def _divisor(axes: Sequence[Axis], index: Index, override: int | None, compute: 
     return ops.to_dtype(count, compute)
 
 
+def _quotient(total: Value, count: Value) -> Value:
+    return (ops.truediv if total.dtype.is_floating_point else ops.truncdiv)(total, count)
+
+
 def _average(graph: Graph, a: Box, axes: Sequence[Axis], override: int | None = None) -> Box:
+    size = sizes(_meta(graph).shape)
+    if 0 in size or 0 in a.size:
+        return full(graph, size, 0, a.dtype, a.device)
     count = math.prod(axis.elements for axis in axes)
     if count > MAX_WINDOW:
+        if _overlap(graph, axes):
+            raise Unsupported("pooling", "large windows that overlap, for which ATen is faster")
         return _large_average(graph, a, axes, override)
-    _check(a, count)
     compute = compute_dtype(a.dtype)
     a.realize()
 
@@ -311,9 +362,8 @@ def _average(graph: Graph, a: Box, axes: Sequence[Axis], override: int | None = 
         for position, inside in _under(axes, index):
             value = _where(inside, lambda p=position: a.load(p), 0)  # type: ignore[misc]
             total = ops.add(total, value)
-        return ops.truediv(total, _divisor(axes, index, override, compute))
+        return _quotient(total, _divisor(axes, index, override, compute))
 
-    size = sizes(_meta(graph).shape)
     return ir.pointwise(
         graph, a.device, a.dtype, size, inner, [a], operations=4 * count, expensive=True
     )
@@ -321,19 +371,16 @@ def _average(graph: Graph, a: Box, axes: Sequence[Axis], override: int | None = 
 
 def _large_average(graph: Graph, a: Box, axes: Sequence[Axis], override: int | None) -> Box:
     """The same with a loop over the window: a reduction."""
-    _check(a, 1)
     compute = compute_dtype(a.dtype)
     size = sizes(_meta(graph).shape)
     a.realize()
     buffer = graph.new_buffer(a.dtype, a.device, size)
 
     def loops(xs: Sequence[Expr], rs: Sequence[Expr]) -> None:
-        lead, outer = list(xs[: len(xs) - len(axes)]), xs[len(xs) - len(axes) :]
-        found = [axis.element(o, r) for axis, o, r in zip(axes, outer, rs, strict=True)]
-        position = [*lead, *(at for at, _ in found)]
-        value = _where(_all([t for _, tests in found for t in tests]), lambda: a.load(position), 0)
+        position, inside = _element(axes, xs, rs)
+        value = _where(inside, lambda: a.load(position), 0)
         total = ops.reduction("sum", value)
-        mean = ops.truediv(total, _divisor(axes, xs, override, compute))
+        mean = _quotient(total, _divisor(axes, xs, override, compute))
         ops.store(buffer.name, buffer.address(xs), mean)
 
     graph.add_loops(size, [sympy.Integer(axis.elements) for axis in axes], loops)
@@ -343,19 +390,27 @@ def _large_average(graph: Graph, a: Box, axes: Sequence[Axis], override: int | N
 def _average_backward(
     graph: Graph, grad: Box, a: Box, axes: Sequence[Axis], override: int | None = None
 ) -> Box:
-    count = math.prod(axis.holders for axis in axes)
-    _check(a, count)
+    if 0 in a.size or 0 in grad.size:
+        return full(graph, a.size, 0, a.dtype, a.device)
     compute = compute_dtype(a.dtype)
     grad.realize()
+
+    def share(output: list[Expr], inside: Value | None) -> Value:
+        """What one output gives to an element that its window holds."""
+        value = _where(inside, lambda: grad.load(output), 0)
+        part = ops.truediv(value, _divisor(axes, output, override, compute))
+        if inside is not None:  # outside, the divisor may be 0
+            part = ops.where(inside, part, ops.constant(0, compute))
+        return part
+
+    count = math.prod(axis.holders for axis in axes)
+    if count > MAX_WINDOW:
+        raise Unsupported("pooling", "gradients of many windows over an element")
 
     def inner(index: Index) -> Value:
         total = ops.constant(0, compute)
         for output, inside in _over(axes, index):
-            value = _where(inside, lambda o=output: grad.load(o), 0)  # type: ignore[misc]
-            share = ops.truediv(value, _divisor(axes, output, override, compute))
-            if inside is not None:  # outside, the divisor may be 0
-                share = ops.where(inside, share, ops.constant(0, compute))
-            total = ops.add(total, share)
+            total = ops.add(total, share(output, inside))
         return total
 
     return ir.pointwise(

@@ -302,8 +302,13 @@ def _variance(want: str) -> Callable[..., Any]:
         graph: Graph, a: Box, dims: Any = None, *, correction: Any = None, keepdim: bool = False
     ) -> Any:
         axes = reduced_dims(a, dims)
-        if not a.dtype.is_floating_point or _empty(a, axes):
-            raise Unsupported("variance", "of integers or of no elements")
+        if not a.dtype.is_floating_point:
+            raise Unsupported("variance", "of integers")
+        if _empty(a, axes):
+            size = [s for d, s in enumerate(a.size) if d not in axes]
+            nothing = full(graph, size, float("nan"), a.dtype, a.device)
+            results = [_keep(graph, nothing, axes) if keepdim else nothing for _ in want]
+            return results if len(want) > 1 else results[0]
         results = variance(
             graph, a, axes, keepdim, a.dtype, 1 if correction is None else correction, want=want
         )

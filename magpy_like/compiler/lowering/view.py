@@ -88,6 +88,18 @@ def view(graph: Graph, a: Box, size: Sequence[Any]) -> Box:
     return reshape(a, sizes(graph._origin.meta["val"].shape))
 
 
+@lower(aten.resize.default)
+def resize(graph: Graph, a: Box, size: Sequence[Any], *, memory_format: Any = None) -> Box:
+    """A copy of as many elements; where there are more or fewer, memory shows what it held."""
+    assert graph._origin is not None
+    meta = graph._origin.args[0].meta["val"]
+    same = sizes(size) == a.size
+    if not same and (not meta.is_contiguous() or indexing.product(sizes(size)) != a.numel()):
+        raise Unsupported("aten.resize", "another number of elements, or another order")
+    copy = pointwise(graph, a.device, a.dtype, a.size, a.load, [a])
+    return copy if same else reshape(copy, sizes(size))
+
+
 @lower(aten.unsqueeze.default)
 def unsqueeze(graph: Graph, a: Box, dim: int) -> Box:
     dim = canonical_dim(dim, len(a.size) + 1)

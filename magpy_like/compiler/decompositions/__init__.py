@@ -1,0 +1,113 @@
+"""Operators in terms of simpler ones: which of torch's decompositions are used, and some more.
+
+What has a lowering is never decomposed by torch; a function of our own table may return
+``NotImplemented``: then the operator stays as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import core_aten_decompositions, get_decompositions
+
+from magpy_like.compiler.decompositions import complexes, distances, placing, resampling
+from magpy_like.compiler.decompositions.table import OWN, Function, means
+from magpy_like.compiler.lowering import LOWERINGS
+from magpy_like.compiler.ops import LOW_PRECISION
+
+__all__ = ["complexes", "decompositions", "distances", "placing", "resampling"]
+
+aten = torch.ops.aten
+
+#: Decomposed beyond torch's core set.
+EXTRA = [
+    aten.native_layer_norm, aten.native_layer_norm_backward,
+    aten.native_group_norm, aten.native_group_norm_backward,
+    aten.native_batch_norm, aten.native_batch_norm_backward,
+    aten._native_batch_norm_legit, aten._native_batch_norm_legit_functional,
+    aten._native_batch_norm_legit_no_training, aten._batch_norm_with_update_functional,
+    aten.batch_norm_backward,
+    aten._softmax_backward_data, aten._log_softmax_backward_data,
+    aten.nll_loss_forward, aten.nll_loss_backward, aten.addcmul, aten.addcdiv, aten.lerp,
+    aten.select_backward, aten.slice_backward,
+    aten.masked_fill, aten.hardtanh_backward, aten.hardswish_backward, aten.leaky_relu_backward,
+    aten.elu_backward, aten.softplus_backward, aten.native_dropout_backward, aten.stack,
+    aten.std_mean, aten.mse_loss_backward, aten.smooth_l1_loss_backward, aten.huber_loss_backward,
+    aten.baddbmm, aten.diagonal_backward, aten.trace,
+    aten.elu, aten.hardtanh, aten.leaky_relu, aten.ldexp,
+    aten.dist, aten.tril_indices, aten.triu_indices, aten.rrelu_with_noise_backward,
+    aten.as_strided_copy, aten.narrow_copy, aten.permute_copy, aten.unbind_copy, aten.view_copy,
+]  # fmt: skip
+
+#: In torch's core set, but lowered or called as they are.
+KEEP = [
+    aten.gelu_backward, aten.silu, aten.silu_backward, aten.sigmoid_backward, aten.tanh_backward,
+    aten.threshold_backward, aten.native_dropout, aten.bernoulli, aten.rand_like, aten.randn_like,
+    aten.randint_like, aten.baddbmm, aten.addmv, aten.uniform, aten.normal,
+    aten._safe_softmax, aten.embedding_dense_backward,
+    aten.rrelu_with_noise, aten.exponential,
+    # The decomposition computes the result only, not the log-sum-exp that its backward reads.
+    aten._scaled_dot_product_flash_attention_for_cpu,
+]  # fmt: skip
+
+
+@functools.cache
+def decompositions() -> dict[Any, Function]:
+    """Operator -> its meaning in simpler operators; what has a lowering is left alone."""
+    table = dict(core_aten_decompositions()) | get_decompositions(EXTRA) | OWN
+    kept = {getattr(packet, name) for packet in KEEP for name in packet.overloads()}
+    return {
+        operator: function
+        for operator, function in table.items()
+        if operator not in kept and (operator in OWN or operator not in LOWERINGS)
+    }
+
+
+def _steps(packet: Any, name: str) -> None:
+    meant = core_aten_decompositions()[getattr(packet, name)]
+
+    @means(getattr(packet, name))
+    def steps(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+        """Of low precision eager rounds every step, and of integers both ends; on a GPU it cuts off
+        fused sums of float32. No other arithmetic comes out alike."""
+        if dtype in LOW_PRECISION or (dtype is not None and not dtype.is_floating_point):
+            return NotImplemented
+        return meant(*args, dtype=dtype, **kwargs)
+
+
+for _packet in (aten.linspace, aten.logspace):
+    for _overload in ("default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"):
+        _steps(_packet, _overload)
+
+
+@means(getattr(aten.random, "from"))
+def _random_from(a: Tensor, low: Any, high: Any = None, *, generator: Any = None) -> Tensor:
+    """By the operator that draws alike: this one's name is no Python, so torch cannot trace it."""
+    if high is None or generator is not None:
+        return NotImplemented
+    return aten.randint_like.low_dtype(a, low, high)
+
+
+@means(aten.rrelu_with_noise_functional.default)
+def _rrelu(
+    a: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
+    generator: Any = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The mean slope; in training, eager draws one for every negative element."""
+    if training:
+        return NotImplemented
+    return aten.leaky_relu(a, (lower + upper) / 2), noise.clone()
+
+
+@means(aten._softmax_backward_data.default)
+def _softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Of low precision, eager on a GPU rounds the products before it sums them."""
+    if grad.device.type != "cuda" or grad.dtype not in LOW_PRECISION:
+        meant = get_decompositions([aten._softmax_backward_data])
+        return meant[aten._softmax_backward_data.default](grad, output, dim, dtype)
+    product = (grad * output).to(torch.float32)
+    total = product.sum(dim, keepdim=True)
+    return (product - output.to(torch.float32) * total).to(dtype)

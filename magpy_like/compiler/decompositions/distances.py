@@ -1,0 +1,107 @@
+"""Distances between rows, of one matrix or of two.
+
+The formulas are those of ATen's kernels for the CPU, so that ties, zeros and NaN give the same.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from magpy_like.compiler.decompositions.table import means
+
+aten = torch.ops.aten
+
+# Among the rows of one matrix ATen is faster but where it calls ``pow``: it visits pairs in order.
+_DIRECT = (0, 1, 2, math.inf)
+
+# Beyond these, ATen multiplies matrices for Euclidean distances.
+MM_ROWS = 25
+
+
+def _norm(difference: Tensor, p: float) -> Tensor:
+    """Over the last dimension. p = 0 counts what is not zero."""
+    size = difference.abs()
+    if p == 0:
+        return size.ceil().clamp(max=1).sum(-1)
+    if p == 1:
+        return size.sum(-1)
+    if p == 2:
+        return (difference * difference).sum(-1).sqrt()
+    if math.isinf(p):
+        return size.amax(-1)
+    return size.pow(p).sum(-1).pow(1 / p)
+
+
+def _slope(difference: Tensor, grad: Tensor, distance: Tensor, p: float) -> Tensor:
+    """What each difference gets of the gradient of its distance."""
+    zero = torch.zeros_like(difference)
+    if p == 1:  # the sign of NaN is NaN here
+        return grad * torch.where(difference.isnan(), difference, difference.sign())
+    if math.isinf(p):
+        nearness = 1 - (difference.abs() - distance).abs().ceil().clamp(max=1)
+        return grad * difference.sign() * nearness
+    if p == 2:  # one quotient for each pair
+        return torch.where(distance == 0, 0, grad / distance) * difference
+    if p < 2:
+        slope = difference.sign() * difference.abs().pow(p - 1) * grad / distance.pow(p - 1)
+        if p < 1:
+            slope = torch.where(difference == 0, zero, slope)
+    else:
+        slope = difference * difference.abs().pow(p - 2) * grad / distance.pow(p - 1)
+    return torch.where(distance == 0, zero, slope)
+
+
+def _is_easy(p: float, *tensors: Tensor) -> bool:
+    return p >= 0 and all(
+        t.dtype in (torch.float32, torch.float64) and 0 not in t.shape and t.device.type == "cpu"
+        for t in tensors
+    )
+
+
+@means(aten._cdist_forward.default)
+def _cdist(a: Tensor, b: Tensor, p: float, mode: int | None) -> Tensor:
+    many = a.shape[-2] > MM_ROWS or b.shape[-2] > MM_ROWS
+    if not _is_easy(p, a, b) or (p == 2 and (mode == 1 or (not mode and many))):
+        return NotImplemented
+    difference = a.unsqueeze(-2) - b.unsqueeze(-3)
+    if math.isinf(p):  # ATen compares, and NaN is not larger
+        difference = torch.where(difference.isnan(), 0, difference)
+    return _norm(difference, p)
+
+
+@means(aten._cdist_backward.default)
+def _cdist_backward(grad: Tensor, a: Tensor, b: Tensor, p: float, distance: Tensor) -> Tensor:
+    if not _is_easy(p, grad, a, b):
+        return NotImplemented
+    if p == 0:
+        return torch.zeros_like(a)
+    difference = a.unsqueeze(-2) - b.unsqueeze(-3)
+    return _slope(difference, grad.unsqueeze(-1), distance.unsqueeze(-1), p).sum(-2)
+
+
+@means(aten._pdist_forward.default)
+def _pdist(a: Tensor, p: float = 2.0) -> Tensor:
+    if not _is_easy(p, a) or p in _DIRECT or a.shape[0] < 2:
+        return NotImplemented
+    first, second = torch.triu_indices(a.shape[0], a.shape[0], 1, device=a.device).unbind()
+    return _norm(aten._unsafe_index(a, [first]) - aten._unsafe_index(a, [second]), p)
+
+
+@means(aten._pdist_backward.default)
+def _pdist_backward(grad: Tensor, a: Tensor, p: float, distance: Tensor) -> Tensor:
+    """As of the distances of all rows to all, of which each stands for two."""
+    if not _is_easy(p, grad, a) or p in _DIRECT or a.shape[0] < 2:
+        return NotImplemented
+    n = a.shape[0]
+    row = torch.arange(n, device=a.device)
+    low, high = torch.minimum(row[:, None], row), torch.maximum(row[:, None], row)
+    place = (n * low - low * (low + 1) // 2 + high - low - 1).clamp(0, distance.shape[0] - 1)
+    same = low == high
+
+    def square(pairs: Tensor) -> Tensor:
+        return torch.where(same, 0, aten._unsafe_index(pairs, [place])).unsqueeze(-1)
+
+    return _slope(a[:, None] - a, square(grad), square(distance), p).sum(1)

@@ -1,0 +1,80 @@
+"""Operators that put elements where indices or masks say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import core_aten_decompositions
+from torch._prims_common import suggest_memory_format
+
+from magpy_like.compiler.decompositions.table import means
+
+aten = torch.ops.aten
+
+
+@means(aten.put.default)
+def _put(a: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    if a.numel() == 0 or a.dtype == torch.bool:
+        return NotImplemented
+    flat = a.reshape(-1).index_put([index.reshape(-1)], source.reshape(-1), accumulate)
+    return aten.copy(torch.empty_like(a), flat.view(a.shape))
+
+
+@means(aten.masked_scatter_backward.default)
+def _masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[Any]) -> Tensor:
+    """The gradients under the mask, in order, and zeros."""
+    count = math.prod(sizes)
+    if grad.numel() == 0 or count == 0:
+        return NotImplemented
+    kept = mask.expand(grad.shape).reshape(-1)
+    place = torch.where(kept, kept.to(torch.int64).cumsum(0) - 1, count).clamp(max=count)
+    result = grad.new_zeros([count + 1]).index_put([place], grad.reshape(-1))
+    return result[:count].reshape(list(sizes))
+
+
+@means(aten.nonzero_static.default)
+def _nonzero_static(a: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
+    if a.numel() == 0 or a.dim() == 0 or size == 0:
+        return a.new_full([size, a.dim()], fill_value, dtype=torch.int64)
+    found = (a != 0).reshape(-1)
+    order = found.to(torch.int64).cumsum(0) - 1
+    place = torch.where(found, order.clamp(max=size), size)
+    rest = torch.arange(found.numel(), device=a.device)
+    columns = []
+    for extent in reversed(a.shape):
+        column = torch.full([size + 1], fill_value, dtype=torch.int64, device=a.device)
+        columns.append(column.index_put([place], rest % extent)[:size])
+        rest = rest // extent
+    if a.device.type == "cuda":  # column by column in memory, as eager's
+        return torch.stack(columns[::-1]).t()
+    return torch.stack(columns[::-1], 1)
+
+
+@means(aten.max_unpool2d.default)
+def _max_unpool2d(a: Tensor, index: Tensor, size: Sequence[Any]) -> Tensor:
+    """torch's own, laid out as eager's kernel for the CPU does it."""
+    result = core_aten_decompositions()[aten.max_unpool2d.default](a, index, size)
+    kept = suggest_memory_format(a) if a.device.type == "cpu" else torch.contiguous_format
+    return result.contiguous(memory_format=kept)
+
+
+def _replication_pad_backward(grad: Tensor, a: Tensor, padding: Sequence[Any]) -> Tensor:
+    """Every element of the result collects what its copies got."""
+    rank = len(padding) // 2
+    if 0 in a.shape or 0 in grad.shape:
+        return torch.zeros_like(a)
+    index: list[Tensor | None] = [None] * a.dim()
+    for k in range(rank):
+        dim = a.dim() - 1 - k
+        at = torch.arange(grad.shape[dim], device=grad.device) - padding[2 * k]
+        shape = [-1] + [1] * k
+        index[dim] = at.clamp(0, a.shape[dim] - 1).reshape(shape)
+    return aten._unsafe_index_put(torch.zeros_like(a), index, grad, True)
+
+
+for _rank in (1, 2, 3):
+    means(getattr(aten, f"replication_pad{_rank}d_backward").default)(_replication_pad_backward)

@@ -1,0 +1,144 @@
+"""Operators that are seldom met: lowered or decomposed, and equal to eager's."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.compiler.programs import same, same_gradients, seeded, through_aten
+
+pytestmark = pytest.mark.cpu  # what is lowered, and what special values become, differs by device
+
+NAN, INF = float("nan"), float("inf")
+SPECIAL = torch.tensor(
+    [NAN, INF, -INF, 0.0, -0.0, 1.0, -2.5, 0.7, 1e-40, -1e-45, 3e38, 0.5, 1024.0, 2.0**-126]
+)
+
+
+# --- distances ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, INF])
+def test_distances_of_rows(p):
+    a, b = seeded(2, 6, 5), seeded(2, 9, 5) + 0.5
+    b[0, 3] = a[0, 1]
+    special = seeded(7, 5)
+    special[3] = special[2]
+    special[0, 0], special[1, 2], special[4, 2] = NAN, INF, INF
+    same_gradients(lambda a, b: torch.cdist(a, b, p), a, b)
+    same_gradients(
+        lambda x: torch.cat([torch.cdist(x, x[:3], p).ravel(), torch.pdist(x, p)]), special
+    )
+    assert not through_aten(lambda a, b: torch.cdist(a, b, p), a, b)
+    # Where ATen is faster it stays.
+    assert bool(through_aten(lambda x: torch.pdist(x, p), special)) == (p in (0, 1, 2, INF))
+
+
+# --- complex numbers by their parts ---------------------------------------------------------------
+
+
+def test_complex_numbers_are_pairs_in_memory():
+    x, y = seeded(3, 4), seeded(3, 4) - 1
+    z = torch.complex(x, y)
+    same(lambda x: torch.view_as_real(torch.polar(x, x * 2)), x)
+    same(lambda x, y: (torch.complex(x * 2, y), torch.complex(x + 1, y[0])), x, y)
+    same(lambda x, y: (torch.complex(x + 1, y).real, torch.complex(x, y + 1)), x.t(), seeded(4, 3))
+    same(
+        lambda z: (
+            torch.view_as_real(z) * 2,
+            z.real + z.imag,
+            z.cdouble(),
+            z.t().cdouble(),
+            z.conj().cdouble(),
+        ),
+        z,
+    )
+    same(lambda z: (torch.view_as_complex(torch.view_as_real(z)[1:] + 1) * 2, z.conj().imag * 2), z)
+    same(lambda x: torch.complex(x + 1, x), seeded(0, 3))
+    same_gradients(lambda x: torch.view_as_real(torch.view_as_complex(x * 2)).sin(), seeded(3, 2))
+    assert not through_aten(lambda x: torch.view_as_real(torch.polar(x, x * 2)), x)
+    assert not through_aten(lambda z: torch.view_as_real(z).exp(), z)
+
+
+def test_parts_of_complex_memory_are_written_in_place():
+    def change(z):
+        torch.view_as_real(z).mul_(2)
+        z.real.add_(1)
+        return z * 1, z.imag + 1
+
+    same(change, torch.complex(seeded(3, 4), seeded(3, 4)))
+
+
+# --- bits, bins and masks -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_mantissas_and_exponents(dtype):
+    x = torch.cat([SPECIAL, seeded(40) * 1000]).to(dtype)
+    if dtype == torch.float64:
+        x = torch.cat([x, torch.tensor([5e-324, 1e-310, 1e308], dtype=dtype)])
+    same(lambda x: (*torch.frexp(x), torch.frexp(x * 3)[1] + 1), x)
+    assert not through_aten(torch.frexp, x)
+
+
+def test_bins_of_equal_width():
+    x = torch.cat([SPECIAL, seeded(500), torch.linspace(-3, 3, 61)])
+    limits = ((3, 0, 10), (10, -1, 1), (1, 0, 1), (7, -2.5, 2))
+    same(lambda x: [torch.histc(x, *given) for given in limits], x)
+    same(lambda x: torch.histc(x * 2, 5, -1, 1), seeded(20, 31).double())
+    same(lambda x: torch.histc(x, 4, 0, 1), torch.empty(0))
+    assert not through_aten(lambda x: torch.histc(x, 5, -1, 1), x)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_values_are_put_by_mask(accumulate):
+    x, mask = seeded(4, 5, 6), seeded(5, 6) > 0
+    rows = mask[:4, 0]
+    first = (seeded(5, 6), seeded(1, 5, 1), seeded(6), seeded())
+    second = (seeded(4, 1), seeded(1))
+
+    def put(x, change):
+        for index, values in (([rows], first), ([None, mask], second)):
+            for value in values:
+                yield torch.ops.aten.index_put(x, index, change(value), accumulate)
+
+    def function(x):
+        return (
+            *put(x, lambda v: v), *put(x > 0, lambda v: v > 0), *put(x.half(), lambda v: v.half()),
+        )  # fmt: skip
+
+    same(function, x)
+    assert not through_aten(function, x)
+    several = seeded(int(rows.sum()), 1, 6)  # one for each row that is chosen
+    same(lambda x, v: torch.index_put(x, (rows,), v, accumulate), x, several)
+    same_gradients(lambda x, v: torch.index_put(x, (rows,), v, accumulate), x, seeded(5, 6))
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_what_has_no_elements():
+    empty = torch.empty(0, 5)
+    same(
+        lambda x: (
+            x.sum(0), *torch.var_mean(x, 0, keepdim=True), *torch.std_mean(x), x.var(),
+            x.std(0, keepdim=True),
+        ),
+        empty,
+    )  # fmt: skip
+    shapes = [torch.ones(shape) for shape in ((), (0,), (2, 0), (2, 3))]
+    same(lambda *all_: [torch.nonzero_static(x, size=n) for x in all_ for n in (0, 3)], *shapes)
+    same_gradients(lambda x: F.pad(x, (1, 2), mode="replicate") * 2, torch.empty(0, 2, 3))
+
+
+def test_a_leaky_relu_with_a_mean_slope():
+    x = torch.cat([SPECIAL, seeded(40)])
+    same(lambda x: F.rrelu(x, 0.1, 0.4), x)
+    same_gradients(lambda x: F.rrelu(x, 0.1, 0.4), seeded(40))
+    same_gradients(lambda x: F.rrelu(x, 0.1, 0.4, training=True), seeded(40))
+    assert not through_aten(lambda x: F.rrelu(x), x)
+
+
+def test_a_copy_of_another_shape():
+    same(lambda x: torch.ops.aten.resize(x * 2, [5, 4]), seeded(4, 5))
+    same(
+        lambda x: (torch.ops.aten.resize(x, [5, 4]), torch.ops.aten.resize(x, [4, 5])),
+        seeded(5, 4).t(),
+    )

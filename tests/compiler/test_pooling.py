@@ -1,0 +1,78 @@
+"""Pooling over windows of any size equals eager's, forward and backward."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.compiler.programs import same, same_gradients, seeded, through_aten
+
+pytestmark = pytest.mark.cpu  # which windows are left to ATen was measured there
+
+NAN = float("nan")
+
+
+def image(*size, dtype=torch.float32):
+    values = seeded(*size)
+    return (values * 50).to(dtype) if not dtype.is_floating_point else values.to(dtype)
+
+
+LARGE = {
+    "max 2d": lambda x: F.max_pool2d(x, 13, 1, 6, return_indices=True),
+    "dilated": lambda x: F.max_pool2d(x, (9, 8), 2, 4, 2, return_indices=True),
+    "adaptive max": lambda x: F.adaptive_max_pool2d(x, (1, 2), return_indices=True),
+    "uneven max": lambda x: F.adaptive_max_pool2d(x, (2, 3), return_indices=True),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_the_largest_of_a_large_window(name):
+    x = image(2, 3, 37, 41)
+    special = image(2, 1, 30, 20)
+    special[0, 0, 3, 4] = special[0, 0, 25, 13] = NAN  # the last one of a window wins
+    special[1] = -float("inf")  # and nothing outside of the tensor is ever chosen
+    same(lambda *both: [LARGE[name](x) for x in both], x, special)
+    same(lambda *both: [LARGE[name](x)[0] * 2 for x in both], x, special)
+    same_gradients(lambda x: LARGE[name](x)[0].sin(), x)
+
+
+def test_the_largest_in_three_dimensions():
+    x = image(1, 2, 9, 10, 11)
+    same(lambda x: F.max_pool3d(x, 5, 2, 2, return_indices=True), x)
+    same(lambda x: F.adaptive_max_pool3d(x, 1, return_indices=True), x)
+    same_gradients(lambda x: F.max_pool3d(x, 5, 2, 2).sin(), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bfloat16])
+def test_the_largest_of_integers_and_of_low_precision(dtype):
+    x = image(1, 2, 20, 21, dtype=dtype)
+    lowest = torch.full_like(x, float("-inf") if x.is_floating_point() else torch.iinfo(dtype).min)
+    same(
+        lambda *both: [F.max_pool2d(x, k, 2, 1, return_indices=True) for k in (3, 9) for x in both],
+        x, lowest,
+    )  # fmt: skip
+
+
+def test_averages_of_large_windows():
+    x = image(2, 3, 25, 33)
+    same_gradients(lambda x: F.avg_pool2d(x, 11, 1, 5, count_include_pad=False).sin(), x)
+    same_gradients(lambda x: F.adaptive_avg_pool2d(x, (2, 3)).sin(), x)
+    # Each position lies in more windows than are unrolled.
+    same_gradients(lambda x: F.adaptive_avg_pool2d(x, (26, 31)).sin(), image(1, 2, 3, 2))
+    same(lambda x: F.avg_pool2d(x, 3, 2, 1), image(1, 2, 8, 9, dtype=torch.int64))
+    same(lambda x: F.avg_pool2d(x, 3, 2, divisor_override=-2), image(1, 2, 8, 9, dtype=torch.int64))
+
+
+def test_no_images():
+    for rank, pool in ((2, F.adaptive_avg_pool2d), (3, F.adaptive_avg_pool3d)):
+        x = torch.randn(0, 3, *[4] * rank)
+        same_gradients(lambda x, pool=pool: pool(x, 2) * 2, x)
+    same_gradients(lambda x: F.avg_pool3d(x, 2) + F.max_pool3d(x, 2), torch.randn(0, 3, 4, 4, 4))
+
+
+def test_what_large_windows_leave_to_aten():
+    """Maxima alone are a reduction; positions, and windows that overlap, ATen finds faster."""
+    x = image(1, 2, 30, 33)
+    assert not through_aten(lambda x: F.adaptive_max_pool2d(x, 1), x)
+    assert not through_aten(lambda x: F.adaptive_avg_pool2d(x, (2, 3)), x)
+    assert through_aten(lambda x: F.adaptive_max_pool2d(x, 1, return_indices=True), x)
+    assert through_aten(lambda x: F.max_pool2d(x, 13, 1, 6), x)
