@@ -116,14 +116,28 @@ class Program:
         return list(args), kwargs
 
     def fresh(self) -> FreshCall:
-        """A module and the first call's arguments, new each time, generators set for the call."""
+        """A module and the first call's arguments, new each time, generators set for the call.
+
+        Lazy parameters are made by a call before, as torch asks for: what the program does once,
+        so that it is never done again, tells nothing about what becomes of the program.
+        """
 
         def make() -> tuple[torch.nn.Module, list[Any], dict[str, Any]]:
             module, (args, kwargs) = self.twin(), self.call(CALL_SEEDS[0])
             seed_everything(CALL_SEEDS[0])
+            if _is_lazy(module):
+                module(*args, **kwargs)
+                args, kwargs = self.call(CALL_SEEDS[0])
+                seed_everything(CALL_SEEDS[0])
             return module, args, kwargs
 
         return make
+
+
+def _is_lazy(module: torch.nn.Module) -> bool:
+    # Not by the module's own methods, which a program may have replaced.
+    tensors = (*torch.nn.Module.parameters(module), *torch.nn.Module.buffers(module))
+    return any(map(torch.nn.parameter.is_lazy, tensors))
 
 
 @dataclasses.dataclass

@@ -5,8 +5,9 @@ import weakref
 import torch
 from torch import nn
 
+from paritybench_runner.compilers import Magpy
 from paritybench_runner.corpus import Case
-from paritybench_runner.evaluate import evaluate_eager
+from paritybench_runner.evaluate import evaluate_compiler, evaluate_eager
 
 
 class SavesActivation(nn.Module):
@@ -55,3 +56,20 @@ def test_no_more_than_one_graph_of_a_result_is_kept():
 def test_a_program_may_take_gradients_inside():
     assert evaluated(DifferentiatesInside)["class"] == "ok"
     assert evaluated(TakesNoHooks)["class"] == "ok"
+
+
+class FindsItsWidth(nn.Module):
+    """Makes its parameters in its first call, and never again."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def test_a_lazy_module_is_judged_by_what_it_does_once_its_parameters_are_there():
+    program, eager = evaluate_eager(case_of(FindsItsWidth), "cpu", False)
+    result = evaluate_compiler(program, eager, Magpy("eager"))
+    assert (result["class"], result["graphs"], result["hits"]) == ("one_graph", 1, 1)
