@@ -245,6 +245,19 @@ def test_a_large_sum_is_shared_among_threads_and_accurate():
     same(lambda x: (x.sum(), x.sum(1), x.t().sum(0), (x * 2).mean()), x)
 
 
+@pytest.mark.parametrize(
+    ("size", "dims"),
+    [((4, 8, 4761), (0, 2)), ((4, 1200, 64), (0, 1)), ((4, 1200, 64), (0, 1, 2))],
+)
+def test_long_sums_lose_no_more_than_a_few_roundings(size, dims):
+    """Equal summands: what one addition loses is lost by every other, always in one direction."""
+    x = seeded(*size)
+    share = lambda x: torch.where(x > 0, 1.0, 0.01).sum(dims)
+    exact = torch.where(x > 0, 1.0, 0.01).double().sum(dims)
+    lost = ((compiled(share)(x) - exact) / exact).abs().max()
+    assert float(lost) < 3.5 * torch.finfo(torch.float32).eps
+
+
 def test_normalisations():
     x = torch.randn(4, 6, 8, 8)
     w, b = torch.randn(6), torch.randn(6)

@@ -72,7 +72,7 @@ class Columns(Reduction):
         """The reduction loops around one tile; long sums go block by block, as in rows."""
         rs, ranges, line = self.kernel.rs, self.kernel.ranges, self.lines.line
         sums = {
-            v: (self.fresh("part"), parts[0][1])
+            v: (self.fresh("part"), v.args[1][0].dtype)
             for v, parts in accumulators.items()
             if parts[0][2] == "sum" and parts[0][1].is_floating_point
         }
@@ -82,8 +82,8 @@ class Columns(Reduction):
             if parts[0][2] == "welford"
         }
         rows = self.hint(ranges[rs[-1]])
-        blocked = (bool(sums) and rows > 16) or bool(spreads)
-        block = min(1024, 1 << (rows.bit_length() // 2))  # about the root: two short sums
+        blocked = (bool(sums) and (rows > 16 or len(rs) > 1)) or bool(spreads)
+        block = min(32, 1 << (rows.bit_length() // 2))  # short sums, about as many as their terms
         if spreads:
             block = min(max(block, 16), 64)  # rounding errors grow with the rows of a block
         for r in rs[:-1]:

@@ -46,7 +46,9 @@ class Reduction(CppKernel):
                 kind, values = v.args
                 name = self.fresh("acc")
                 dtype = values[0].dtype
-                parts = [(name, dtype, kind)]
+                # What is summed in float32, a block at a time, adds up in float64, as in eager.
+                precise = kind == "sum" and dtype == torch.float32
+                parts = [(name, torch.float64 if precise else dtype, kind)]
                 if kind in ("argmax", "argmin"):
                     parts.append((name + "_at", torch.int64, "at"))
                 elif kind == "welford":
@@ -132,10 +134,11 @@ class Reduction(CppKernel):
             for v in reductions:
                 at = f"[{lane}]" if lane else ""
                 names = [name + at for name, *_ in accumulators[v]]
-                outer.names[v] = names[-1]
+                ctype = CTYPE[v.dtype]
+                narrow = v.args[0] == "sum" and v.dtype == torch.float32
+                outer.names[v] = f"({ctype}){names[-1]}" if narrow else names[-1]
                 if v.args[0] == "welford":
                     total, m2, count = names
-                    ctype = CTYPE[v.dtype]
                     results = (f"({total} / {count})", m2, count)
                     outer.names[v] = tuple(f"({ctype}){name}" for name in results)
             outer.run(node.body, after)

@@ -22,7 +22,7 @@ from magpy_like.compiler.ops import Value
 
 LONG = 16384  # elements of a row that a cache would not take while the next one is computed
 KEPT = 1024  # elements that Welford's reduction looks at twice before it merges them
-BLOCK = 4096  # elements summed before their sum is added to the total: bounds rounding error
+BLOCK = 1024  # elements summed before their sum is added to the total: bounds rounding error
 
 
 class Rows(Reduction):
@@ -133,7 +133,7 @@ class Rows(Reduction):
                 continue
             part = self.fresh("part") if kind == "sum" and dtype.is_floating_point else name
             if part != name:
-                line(f"{CTYPE[dtype]} {part} = 0;")
+                line(f"{CTYPE[v.args[1][0].dtype]} {part} = 0;")
             inner[v] = part
             clauses.append(f" reduction({clause(kind, dtype)}:{part})")
             if v in flags:
