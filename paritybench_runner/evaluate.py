@@ -302,7 +302,7 @@ Left = tuple[Outcome, Call, Any]  # what a call left behind: outcome, arguments,
 
 
 def _difference(
-    eager: Left, compiled: Left, spread: Callable[[str], torch.Tensor | None]
+    eager: Left, compiled: Left, spread: Callable[[str], Iterator[torch.Tensor]]
 ) -> str | None:
     # One comparison, so that a result that is an argument, or part of the module, has to be one.
     found = difference(_left(*eager), _left(*compiled), "", spread)
@@ -330,12 +330,12 @@ class _Spreads:
         self._number = number
         self._state = state
         self._eager = eager
-        self._known: dict[str, torch.Tensor] | None = None
+        self._known: rounding.Spreads | None = None
 
-    def __call__(self, path: str) -> torch.Tensor | None:
+    def __call__(self, path: str) -> Iterator[torch.Tensor]:
         if self._known is None:
-            self._known = rounding.spreads(self._tensors(*self._eager), self._again)
-        return self._known.get(path)
+            self._known = rounding.Spreads(self._tensors(*self._eager), self._again)
+        return self._known.of(path)
 
     def _tensors(
         self, outcome: Outcome, call: Call, module: torch.nn.Module

@@ -2,14 +2,16 @@
 
 A compiler that reorders a sum or fuses a product rounds differently, and what that does to a result
 depends on the program: nothing much, or all there is, where terms cancel out or a rectifier sits
-at zero. It is measured here, by Monte Carlo arithmetic (D. S. Parker, 1997): eager mode runs the
-program again while every operator that rounds is given inputs that are off by up to one unit in
-their last place, as if the operators before it had rounded in another way. The random numbers that
-the program draws stay what they are.
+at zero. It is measured here, by running the program in eager mode again. Once, every operator that
+rounds computes in float64 and rounds its result: that shows what eager mode's own sums lose. Then
+by Monte Carlo arithmetic (D. S. Parker, 1997): such operators are given inputs that are off by up
+to one unit in their last place, as if the operators before them had rounded in another way. The
+random numbers that the program draws stay what they are.
 """
 
+import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -61,7 +63,47 @@ _CHAOTIC = 0.1
 _UNUSED_BITS = 6
 
 
-class OtherRounding(TorchDispatchMode):
+class _Operators(TorchDispatchMode):
+    """Changes how operators round. Batch norm's backward pass and the like are taken apart."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _TAKEN_APART:
+            with self:
+                return _TAKEN_APART[func](*args, **kwargs)
+        if not _rounds(func):
+            return func(*args, **kwargs)
+        names = [argument.name for argument in func._schema.arguments]
+        return self.rounded(func, dict(zip(names, args, strict=False)), kwargs)
+
+    def rounded(self, func: Any, args: dict[str, Any], kwargs: dict[str, Any]) -> Any:
+        """What an operator that rounds gives; ``args`` are its arguments by position."""
+        raise NotImplementedError
+
+
+class ExactOperators(_Operators):
+    """Operators on float32 and less compute in float64 and round their results."""
+
+    def rounded(self, func: Any, args: dict[str, Any], kwargs: dict[str, Any]) -> Any:
+        given = [tensor for tensor in _pytree.tree_leaves(args) if _is_single(tensor)]
+        if not given:
+            return func(*args.values(), **kwargs)
+        exact = _pytree.tree_map_only(
+            torch.Tensor, lambda tensor: tensor.double() if _is_single(tensor) else tensor, args
+        )
+        result = func(*exact.values(), **kwargs)
+        for name, value in args.items():
+            if name.startswith("running_") and value is not None:
+                value.copy_(exact[name])
+        if kwargs.get("dtype") is not None:
+            return result
+        dtype = functools.reduce(torch.promote_types, {tensor.dtype for tensor in given})
+        return _pytree.tree_map_only(
+            torch.Tensor, lambda x: x.to(dtype) if x.dtype == torch.float64 else x, result
+        )
+
+
+class OtherRounding(_Operators):
     """Gives operators that round inputs that are off by up to one unit in their last place.
 
     Args:
@@ -73,19 +115,13 @@ class OtherRounding(TorchDispatchMode):
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in _TAKEN_APART:
-            with self:
-                return _TAKEN_APART[func](*args, **kwargs)
-        if _rounds(func):
-            # Batch norm changes its running statistics, whatever its schema says.
-            names = [argument.name for argument in func._schema.arguments]
-            args = tuple(
-                value if name.startswith("running_") else self._off(value)
-                for name, value in zip(names, args, strict=False)
-            )
-        return func(*args, **kwargs)
+    def rounded(self, func: Any, args: dict[str, Any], kwargs: dict[str, Any]) -> Any:
+        # Batch norm changes its running statistics, whatever its schema says.
+        moved = (
+            value if name.startswith("running_") else self._off(value)
+            for name, value in args.items()
+        )
+        return func(*moved, **kwargs)
 
     def _off(self, value: Any) -> Any:
         return _pytree.tree_map_only(torch.Tensor, self._tensor_off, value)
@@ -107,6 +143,14 @@ class OtherRounding(TorchDispatchMode):
         return torch.where(exact, tensor, moved)
 
 
+def _is_single(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        and value.layout == torch.strided
+    )
+
+
 def _rounds(func: Any) -> bool:
     schema = func._schema
     return (
@@ -116,42 +160,65 @@ def _rounds(func: Any) -> bool:
     )
 
 
-Spreads = dict[str, torch.Tensor]
+Tensors = dict[str, torch.Tensor]  # by path
 
 
-def spreads(left: Spreads, again: Callable[[], Spreads]) -> Spreads:
-    """By path, how far each element of what a run left moves under other rounding.
+class Spreads:
+    """How far each element of what a run left moves under other rounding.
 
     Args:
-        left: the tensors that the run left behind, by path.
+        left: the tensors that the run left behind.
         again: repeats that run, from the same state, and says what it left.
-
-    Returns:
-        For each floating point tensor the largest distance in `RUNS` noisy runs, float64, of its
-        shape; no entry for one that is nearly all noise. Empty when a noisy run fails.
     """
-    left = {path: tensor.detach().clone() for path, tensor in left.items() if _is_real(tensor)}
-    found: Spreads = {}
-    try:
-        for seed in range(RUNS):
-            with OtherRounding(seed):
-                noisy = again()
-            for path, tensor in left.items():
-                distance = _distance(tensor, noisy.get(path))
-                known = found.get(path)
-                found[path] = distance if known is None else torch.maximum(known, distance)
-    except Exception:
-        return {}  # programs that look at torch's modes, or cannot be repeated
-    largest: dict[str, float] = {}
-    for path, tensor in left.items():
-        kind = _kind(path)
-        finite = tensor[tensor.isfinite()].abs()
-        largest[kind] = max(largest.get(kind, 0.0), float(finite.max()) if len(finite) else 0.0)
-    return {
-        path: spread
-        for path, spread in found.items()
-        if _usual(spread) <= _share_of_noise(left[path].dtype) * largest[_kind(path)]
-    }
+
+    def __init__(self, left: Tensors, again: Callable[[], Tensors]) -> None:
+        self._left = {
+            path: tensor.detach().clone() for path, tensor in left.items() if _is_real(tensor)
+        }
+        self._again = again
+        self._found: Tensors = {}
+        self._modes = iter([ExactOperators(), *map(OtherRounding, range(RUNS))])
+        largest: dict[str, float] = {}
+        for path, tensor in self._left.items():
+            kind = _kind(path)
+            finite = tensor[tensor.isfinite()].abs()
+            largest[kind] = max(largest.get(kind, 0.0), float(finite.max()) if len(finite) else 0.0)
+        self._largest = largest
+
+    def of(self, path: str) -> Iterator[torch.Tensor]:
+        """The largest distances seen so far, more of them after each repetition of the run.
+
+        float64, of the tensor's shape. Ends after `RUNS` noisy runs, or when one fails; nothing for
+        what is no floating point tensor, and no more once it is nearly all noise.
+        """
+        while path in self._left:
+            if path in self._found:
+                spread = self._found[path]
+                if not _usual(spread) <= self.limit(path):
+                    return
+                yield spread
+            if not self._repeat():
+                return
+
+    def limit(self, path: str) -> float:
+        """Up to what noise a tensor's results are told from wrong ones."""
+        return _share_of_noise(self._left[path].dtype) * self._largest[_kind(path)]
+
+    def _repeat(self) -> bool:
+        mode = next(self._modes, None)
+        if mode is None:
+            return False
+        try:
+            with mode:
+                noisy = self._again()
+        except Exception:
+            # Programs that look at torch's modes or cannot be repeated; or no such operator.
+            return isinstance(mode, ExactOperators)
+        for path, tensor in self._left.items():
+            distance = _distance(tensor, noisy.get(path))
+            known = self._found.get(path)
+            self._found[path] = distance if known is None else torch.maximum(known, distance)
+        return True
 
 
 def _kind(path: str) -> str:

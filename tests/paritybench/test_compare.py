@@ -167,10 +167,10 @@ def test_what_other_rounding_may_do_is_no_difference():
     spread = torch.tensor([1e-3, 1e-4], dtype=torch.float64)
     excused = eager + torch.tensor([4e-3, 0.0])
     assert difference(eager, excused) is not None
-    assert difference(eager, excused, spread=lambda path: spread) is None
+    assert difference(eager, excused, spread=lambda path: [spread]) is None
     too_far = eager + torch.tensor([0.0, 0.1])
-    assert difference(eager, too_far, spread=lambda path: spread) is not None
-    assert difference(eager, excused, spread=lambda path: None) is not None
+    assert difference(eager, too_far, spread=lambda path: [spread]) is not None
+    assert difference(eager, excused, spread=lambda path: []) is not None
 
 
 def test_tensors_are_listed_by_the_path_a_difference_names():

@@ -7,7 +7,7 @@ from torch import nn
 from paritybench_runner.compilers import Capture
 from paritybench_runner.corpus import Case
 from paritybench_runner.evaluate import evaluate_compiler, evaluate_eager
-from paritybench_runner.rounding import OtherRounding, spreads, within
+from paritybench_runner.rounding import OtherRounding, Spreads, within
 
 
 class NearlyConstant(nn.Module):
@@ -78,7 +78,12 @@ def spread_of(function, *inputs):
     def run():
         return {"result": function(*inputs)}
 
-    return spreads(run(), run).get("result")
+    return movement(run, "result")
+
+
+def movement(run, path):
+    """How far it moves in all runs that tell something about it."""
+    return list(Spreads(run(), run).of(path))[-1]
 
 
 def test_sums_of_opposite_terms_move_by_what_their_terms_round_to():
@@ -121,7 +126,8 @@ def test_running_statistics_are_updated_under_other_rounding():
 
 def test_a_result_that_is_all_noise_excuses_nothing():
     chaos = lambda x: (x * 1e7).sin() + x
-    assert spread_of(chaos, torch.linspace(0.1, 0.9, 50)) is None
+    # Operators that compute in float64 move it by next to nothing, noisy ones by too much.
+    assert float(spread_of(chaos, torch.linspace(0.1, 0.9, 50)).max()) < 1e-6
 
 
 class Chaotic(nn.Module):
@@ -154,7 +160,7 @@ def test_infinities_say_nothing_about_the_noise_of_other_results():
         noise = (torch.linspace(0.1, 0.9, 50) * 1e7).sin()
         return {"result[0]": noise, "result[1]": torch.tensor([torch.inf, torch.nan])}
 
-    assert "result[0]" not in spreads(run(), run)
+    assert float(movement(run, "result[0]").max()) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -1,0 +1,171 @@
+"""What the comparison's limits let through, and what they catch: results changed on purpose.
+
+`paritybench_runner.rounding` holds what misses torch's tolerances to how far results move under
+other rounding. Here results are moved by known factors, and right programs are computed otherwise.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+from paritybench_runner.compilers import Capture
+from paritybench_runner.corpus import Case
+from paritybench_runner.evaluate import evaluate_compiler, evaluate_eager
+from paritybench_runner.rounding import FACTOR, RUNS
+
+
+@pytest.mark.parametrize("directions", [1, 2, 8])
+def test_a_right_result_exceeds_the_limit_by_chance_once_in_thousands(directions):
+    """Errors are sums of independent ones, each of which moves the result in its own direction."""
+    trials, generator = 50_000, torch.Generator().manual_seed(0)
+    draws = torch.randn(RUNS + 1, trials, directions, generator=generator, dtype=torch.float64)
+    ratio = draws[0].norm(dim=1) / draws[1:].abs().amax(0).norm(dim=1)
+    assert float((ratio > FACTOR).double().mean()) < 1 / 3000
+
+
+class Plain(nn.Module):
+    """Operators whose results are as exact as their arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Normalised(nn.Module):
+    """Gradients that cancel before the batch norm, and rectifiers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4)
+        )
+
+    def forward(self, x):
+        return self.layers(x.reshape(4, 3, 12, 12)).sin()
+
+
+class Amplifies(nn.Module):
+    """A difference of nearly equal numbers, a thousand times enlarged."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return ((y + 100).softmax(1) - y.softmax(1).mean(0)) * 1000 + y * 1e-3
+
+
+PROGRAMS = {
+    Plain: lambda: ([torch.randn(32, 16)], {}),
+    Normalised: lambda: ([torch.randn(4, 432)], {}),
+    Amplifies: lambda: ([torch.randn(32, 16)], {}),
+}
+
+
+class Mutant:
+    """A compiler whose results, gradients or buffers are changed on purpose."""
+
+    name = "mutant"
+
+    def __init__(self, change=None, change_gradients=None):
+        self.change, self.change_gradients = change, change_gradients
+
+    def compile(self, module):
+        return _Mutated(self, module)
+
+    def capture(self, fresh):
+        return Capture(True, 1)
+
+    def state(self, module):
+        return module
+
+    def reset(self):
+        pass
+
+
+class _Mutated:
+    def __init__(self, mutant, module):
+        self.mutant, self.module = mutant, module
+        # Rounds as another order of sums does: nothing is equal to begin with.
+        self.permuted = torch.Generator().manual_seed(1)
+
+    def __call__(self, x):
+        order = torch.randperm(len(x), generator=self.permuted)
+        result = self.module(x[order])[order.argsort()]
+        if self.mutant.change is not None:
+            result = self.mutant.change(result)
+        if self.mutant.change_gradients is not None:
+            result.register_hook(self.mutant.change_gradients)
+        return result
+
+    def hits(self):
+        return 2
+
+
+def verdict(module, mutant):
+    case = Case(0, module.__name__, module, lambda: ([], {}), PROGRAMS[module])
+    program, eager = evaluate_eager(case, "cpu", True)
+    assert eager["class"] == "ok" and eager["deterministic"], eager
+    return evaluate_compiler(program, eager, mutant)
+
+
+@pytest.mark.parametrize("module", PROGRAMS)
+def test_another_order_of_sums_is_right(module):
+    assert verdict(module, Mutant())["class"] == "one_graph"
+
+
+def one_element(result):
+    changed = result.clone()
+    changed.view(-1)[5] += 1e-3 * result.detach().abs().max()
+    return changed
+
+
+def two_swapped(result):
+    order = torch.arange(len(result))
+    order[[0, 1]] = order[[1, 0]]
+    return result[order]
+
+
+MUTATIONS = {
+    "all off by a thousandth": Mutant(lambda result: result * 1.001),
+    "shifted by a thousandth": Mutant(lambda result: result + 1e-3 * result.detach().abs().max()),
+    "one element off by a thousandth of the largest": Mutant(one_element),
+    "two rows swapped": Mutant(two_swapped),
+    "rounded to bfloat16": Mutant(lambda result: result.bfloat16().float()),
+    "rounded to float16": Mutant(lambda result: result.half().float()),
+    "gradients twice as large": Mutant(change_gradients=lambda grad: grad * 2),
+    "a row without gradients": Mutant(
+        change_gradients=lambda grad: (
+            grad * (torch.arange(len(grad)) != 1).view(-1, 1, 1, 1)
+            if grad.dim() == 4
+            else grad * (torch.arange(len(grad)) != 1).view(-1, 1)
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+@pytest.mark.parametrize("module", PROGRAMS)
+def test_results_changed_on_purpose_are_wrong(module, mutation):
+    assert verdict(module, MUTATIONS[mutation])["class"] == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("module", "unseen", "seen"),
+    [(Plain, 1e-7, 1e-5), (Normalised, 1e-7, 1e-4), (Amplifies, 1e-5, 1e-3)],
+)
+def test_the_smallest_error_that_is_seen_depends_on_the_program(module, unseen, seen):
+    assert verdict(module, Mutant(lambda result: result * (1 + unseen)))["class"] == "one_graph"
+    assert verdict(module, Mutant(lambda result: result * (1 + seen)))["class"] == "wrong"
+
+
+def test_an_error_smaller_than_the_rounding_of_a_result_is_not_seen():
+    """The softmax has no gradient here but what rounding leaves of one."""
+    small = Mutant(change_gradients=lambda grad: grad * 1.01)
+    assert verdict(Amplifies, small)["class"] == "one_graph"
+    assert verdict(Plain, small)["class"] == "wrong"
+    assert verdict(Normalised, small)["class"] == "wrong"
