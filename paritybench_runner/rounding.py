@@ -160,6 +160,7 @@ def _rounds(func: Any) -> bool:
     )
 
 
+_GRADIENTS = "gradients"
 Tensors = dict[str, torch.Tensor]  # by path
 
 
@@ -178,7 +179,8 @@ class Spreads:
         self._again = again
         self._found: Tensors = {}
         self._modes = iter([ExactOperators(), *map(OtherRounding, range(RUNS))])
-        largest: dict[str, float] = {}
+        # A backward pass begins with gradients of 1; all that it ends with may cancel out.
+        largest: dict[str, float] = {_GRADIENTS: 1.0}
         for path, tensor in self._left.items():
             kind = _kind(path)
             finite = tensor[tensor.isfinite()].abs()
@@ -226,7 +228,7 @@ def _kind(path: str) -> str:
 
     Paths begin with a name, ``result[0]``, or with one as a key, ``['result'][0]``.
     """
-    return "gradients" if path.endswith(".grad") else re.findall(r"\w+", path)[0]
+    return _GRADIENTS if path.endswith(".grad") else re.findall(r"\w+", path)[0]
 
 
 def _share_of_noise(dtype: torch.dtype) -> float:

@@ -21,7 +21,7 @@ from paritybench_runner.worker import EAGER, Event, Job, main
 # After so many time-outs the rest of a file is given up.
 MAX_TIMEOUTS = 3
 _POLL_SECONDS = 0.2
-# How much longer than its limit a compiler's step may take, as a multiple of what eager mode's took:
+# How much longer than its limit a compiler's step may take, in multiples of what eager mode's took:
 # it runs the program in eager mode, too, and again under other rounding where values differ: some
 # fifty calls, each three times as slow, where eager mode's own step has seven.
 _EAGER_FACTOR = 20.0
