@@ -167,6 +167,14 @@ def test_special_values_are_normalized_as_eager_does(special, format):
     same(normalized, x, torch.zeros(5), torch.ones(5), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_differences_from_a_number_in_front_may_overflow(format):
+    x = torch.randn(8, 5, 40, 41)
+    x[0, 2, 0, 0] = 3e38
+    x = x.contiguous(memory_format=format)
+    same(normalized, x, torch.zeros(5), torch.ones(5), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_other_precisions_are_normalized_as_eager_does(dtype):
     x = torch.randn(8, 5, 40, 41, dtype=dtype)

@@ -220,12 +220,14 @@ INLINE void merge_spread(f64& sum, f64& m2, f64& count, f64 part, f64 spread, f6
     count += n;
 }
 // The same, from sums of n differences from a number, and of their squares. Unless one is infinite,
-// the differences tell the sum of the elements more exactly than it was added up.
+// the differences tell the sum of the elements more exactly than it was added up. Where elements are
+// finite and differences are not, the spread is infinite.
 template <class T>
 INLINE void merge_shifted(f64& sum, f64& m2, f64& count, T part, T from, T off, T squares, i64 n) {
     f64 exact = f64(from) * f64(n) + f64(off);
     f64 spread = f64(squares) - f64(off) * f64(off) / f64(n);
-    merge_spread(sum, m2, count, exact == exact ? exact : f64(part), spread, f64(n));
+    if (spread != spread && part - part == 0) spread = __builtin_inf();
+    merge_spread(sum, m2, count, exact - exact == 0 ? exact : f64(part), spread, f64(n));
 }
 // The same from elements that a loop has kept and added up.
 template <class T>
