@@ -43,9 +43,9 @@ EAGER_RUN = [(0, Event("begin")), (1, Event("done")), (0, Event("begin", 0, EAGE
 def test_a_compiler_may_take_longer_where_eager_mode_took_long(monkeypatch, known):
     done = [] if known else [(8, Event("done", 0, EAGER))]
     begin = (8 if known else 0, Event("begin", 0, "magpy"))
-    in_time = (25, Event("done", 0, "magpy")), (0, Event("end"))
+    in_time = (10 + 19 * 8, Event("done", 0, "magpy")), (0, Event("end"))
     assert received(monkeypatch, *EAGER_RUN, *done, begin, *in_time) > 5
-    too_late = (27, Event("done", 0, "magpy")), (0, Event("end"))
+    too_late = (10 + 21 * 8, Event("done", 0, "magpy")), (0, Event("end"))
     with pytest.raises(TimeoutError):
         received(monkeypatch, *EAGER_RUN, *done, begin, *too_late)
 
