@@ -40,6 +40,7 @@ class CppKernel:
         self._strips: dict[tuple[str, Expr], str] = {}  # store past the caches -> array
         self._strip = ""  # where in it the element being printed is
         self._wide: dict[tuple[str, str, Expr], str] = {}  # float16 load or store -> its element
+        self._fetched: set[tuple[str, Expr]] = set()  # what was asked for ahead: (buffer, index)
 
     @property
     def work(self) -> int:
@@ -249,6 +250,11 @@ class CppKernel:
             line(f"#pragma omp for{share}")
         line(f"for (i64 {strip} = {begin}; {strip} < {end}; {strip} += {STRIP}) {{")
         self.lines.indent()
+        extent = self.kernel.ranges[loop]
+        if extent.is_Integer and (begin, end) == ("0", str(extent)) and int(extent) % STRIP == 0:
+            self.stream(streamed, loop, strip, element)
+            self.close()
+            return
         line(f"if ({end} - {strip} >= {STRIP}) {{")
         self.lines.indent()
         self.stream(streamed, loop, strip, element)
@@ -315,34 +321,49 @@ class CppKernel:
         if self.traffic >= STREAM:
             self.lines.line("streamed();")
 
-    def fetch_ahead(self, nodes: Sequence[Node], outer: Symbol, loop: Symbol, begin: str) -> None:
-        """Ask for what ``loop`` will read in one of the next iterations of ``outer``, where that is
-        not what comes next in memory: the processor follows a row, and does not foresee a jump."""
+    def fetch_ahead(
+        self, nodes: Sequence[Node], loop: Symbol, begin: str, count: int | None = None
+    ) -> None:
+        """Ask for what ``loop`` will read a while later, further on in its row or in one of the
+        next. The processor does so too, where it is what comes next in memory, but not as far.
+
+        ``count`` elements from ``begin`` are asked for; if not given, a whole row, and only where
+        rows do not follow one another. Once is enough for what stays in a core's own caches.
+        """
         if not self.fetches:
             return
         start = sympy.S.Zero if begin == "0" else sympy.Symbol(begin, integer=True)
         extent = self.kernel.ranges[loop]
-        done = set()
+        loops = (*self.kernel.xs, *self.kernel.rs)
+        outer = loops[loops.index(loop) - 1] if loops.index(loop) > 0 else None
         for node in nodes:
             for v in node.body.of("load"):
                 buffer, index, mask = v.args
                 form = indexing.coefficients(index, self.kernel.ranges)
                 width = self.kernel.dtypes[buffer].itemsize
                 row = self.hint(extent) * width
+                again = self.hint(self.kernel.size(self.kernel.rs)) * width > MEMORY
                 if (
                     form is None
                     or form[0].get(loop) != 1
-                    or form[0].get(outer, 0) in (0, extent)
                     or mask is not None
                     or buffer not in (*self.kernel.inputs, *self.kernel.outputs)
                     or index.free_symbols & set(node.body.indirect)
-                    or not PIECES[0] <= row <= PIECES[1]
-                    or (buffer, index) in done
+                    or ((buffer, index) in self._fetched and not again)
                 ):
                     continue
-                done.add((buffer, index))
-                ahead = index.xreplace({loop: start, outer: outer + max(1, AHEAD // row)})
-                self.lines.line(f"fetch(&{buffer}[{print_index(ahead)}], {print_index(extent)});")
+                step = 0 if outer is None else form[0].get(outer, 0)
+                jumps = step not in (0, extent) and PIECES[0] <= row <= PIECES[1]
+                place: dict[Symbol, Expr] = {loop: start}
+                if step != 0 and outer is not None and row < 2 * AHEAD:
+                    place[outer] = outer + max(1, AHEAD // row)
+                else:
+                    place[loop] = start + AHEAD // width
+                if not jumps and (count is None or (row < AHEAD and outer not in place)):
+                    continue
+                self._fetched.add((buffer, index))
+                ahead = print_index(index.xreplace(place))
+                self.lines.line(f"fetch(&{buffer}[{ahead}], {count or print_index(extent)});")
 
     # --- checks that failed --------------------------------------------------------------------
 

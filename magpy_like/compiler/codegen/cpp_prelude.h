@@ -14,7 +14,8 @@ typedef double f64;
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
 
-#define INLINE static inline __attribute__((always_inline))
+#define MEMBER inline __attribute__((always_inline))
+#define INLINE static MEMBER
 
 // --- the little of CPython's stable interface that a kernel's entry needs -----------------------
 extern "C" {
@@ -210,6 +211,99 @@ template <class T> INLINE bool less_first(T a, i64 i, T b, i64 j) {
     return an != bn ? an : (a < b) | (((a == b) | an) & (i < j));
 }
 
+// --- reductions along a row ----------------------------------------------------------------------
+// Partial results side by side, one for each lane of a strip of sixteen elements of four bytes. In
+// the end they are combined as a tree: one after another, each would wait for the one before.
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX2__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+struct Add { template <class V> MEMBER static void into(V& a, const V& b) { a += b; } };
+struct Or { template <class V> MEMBER static void into(V& a, const V& b) { a |= b; } };
+template <bool largest> struct Better {
+    template <class V> MEMBER static void into(V& a, const V& b) {
+        a = largest ? (b > a ? b : a) : (b < a ? b : a);
+    }
+};
+// The elements of a vector combined into one.
+template <class Take, int width, class V> INLINE auto fold(const V& v) {
+    if constexpr (width == 16) {
+        auto low = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
+        Take::into(low, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+        return fold<Take, 8>(low);
+    } else if constexpr (width == 8) {
+        auto low = __builtin_shufflevector(v, v, 0, 1, 2, 3);
+        Take::into(low, __builtin_shufflevector(v, v, 4, 5, 6, 7));
+        return fold<Take, 4>(low);
+    } else {
+        auto a = v[0], b = v[1], c = v[2], d = v[3];
+        Take::into(a, c);
+        Take::into(b, d);
+        Take::into(a, b);
+        return a;
+    }
+}
+// As many vectors as the processor needs for them: of wider ones, and of arrays of vectors, a
+// compiler makes elements in memory.
+template <class T> struct Strip {
+    typedef T Lanes __attribute__((vector_size(4 * LANES), may_alias));
+    Lanes a, b, c, d;
+    MEMBER void fill(T x) { a = b = c = d = x - Lanes{}; }
+    MEMBER static Strip of(const T* from) {
+        const Lanes* part = (const Lanes*)from;
+        Strip s;
+        s.fill(0);
+        s.a = part[0];
+        if constexpr (LANES < 16) s.b = part[1];
+        if constexpr (LANES < 8) s.c = part[2], s.d = part[3];
+        return s;
+    }
+    template <class Take> MEMBER void take(const Strip& x) {
+        Take::into(a, x.a);
+        if constexpr (LANES < 16) Take::into(b, x.b);
+        if constexpr (LANES < 8) Take::into(c, x.c), Take::into(d, x.d);
+    }
+    template <class Take> MEMBER T folded() const {
+        Lanes all = a;
+        if constexpr (LANES < 16) Take::into(all, b);
+        if constexpr (LANES < 8) Take::into(all, c), Take::into(all, d);
+        return fold<Take, LANES>(all);
+    }
+};
+template <class T> struct Sum {
+    Strip<T> lanes;
+    MEMBER Sum() { lanes.fill(0); }
+    MEMBER void add(const T* strip) { lanes.template take<Add>(Strip<T>::of(strip)); }
+    MEMBER void join(const Sum& other) { lanes.template take<Add>(other.lanes); }
+    MEMBER T result() const { return lanes.template folded<Add>(); }
+};
+// The largest or smallest. The processor's instruction ignores NaN, and is four times as fast as one
+// that does not: so NaN are looked for apart.
+template <class T, bool largest> struct Extremum {
+    typedef Better<largest> Best;
+    Strip<T> lanes;
+    Strip<i32> unordered;
+    MEMBER Extremum(T start) {
+        lanes.fill(start);
+        unordered.fill(0);
+    }
+    MEMBER void add(const T* strip) {
+        const Strip<T> x = Strip<T>::of(strip);
+        unordered.template take<Or>({x.a != x.a, x.b != x.b, x.c != x.c, x.d != x.d});
+        lanes.template take<Best>(x);
+    }
+    MEMBER void join(const Extremum& other) {
+        unordered.template take<Or>(other.unordered);
+        lanes.template take<Best>(other.lanes);
+    }
+    MEMBER T result() const {
+        const T best = lanes.template folded<Best>();
+        return unordered.template folded<Or>() ? T(__builtin_nan("")) : best;
+    }
+};
 // Merge the sum of n elements, and of their squared differences from their mean, into the total of
 // count elements. (Chan, Golub and LeVeque: the parallel form of Welford's recurrence.) A sum, not a
 // mean, is kept: it stays infinite where an element is.
@@ -229,14 +323,34 @@ INLINE void merge_shifted(f64& sum, f64& m2, f64& count, T part, T from, T off, 
     if (spread != spread && part - part == 0) spread = __builtin_inf();
     merge_spread(sum, m2, count, exact - exact == 0 ? exact : f64(part), spread, f64(n));
 }
-// The same from elements that a loop has kept and added up.
-template <class T>
-INLINE void merge_kept(f64& sum, f64& m2, f64& count, T part, const T* kept, i64 n) {
-    const T center = part / T(n);
-    T off = 0, squares = 0;
+// The same from elements that a loop has kept and added up; there is room for a multiple of 32.
+INLINE void merge_kept(f64& sum, f64& m2, f64& count, f32 part, f32* kept, i64 n) {
+    const f32 center = part / f32(n);
+    for (i64 k = n; k & 31; ++k) kept[k] = center;
+    Sum<f32> off[2], squares[2];
+    for (i64 k = 0; k < n; k += 32) {
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+            alignas(64) f32 distance[16], square[16];
+#pragma omp simd
+            for (int lane = 0; lane < 16; ++lane) {
+                distance[lane] = kept[k + 16 * half + lane] - center;
+                square[lane] = distance[lane] * distance[lane];
+            }
+            off[half].add(distance);
+            squares[half].add(square);
+        }
+    }
+    off[0].join(off[1]);
+    squares[0].join(squares[1]);
+    merge_shifted(sum, m2, count, part, center, off[0].result(), squares[0].result(), n);
+}
+INLINE void merge_kept(f64& sum, f64& m2, f64& count, f64 part, const f64* kept, i64 n) {
+    const f64 center = part / f64(n);
+    f64 off = 0, squares = 0;
 #pragma omp simd reduction(+ : off, squares)
     for (i64 k = 0; k < n; ++k) {
-        const T d = kept[k] - center;
+        const f64 d = kept[k] - center;
         off = off + d;
         squares = m_fma(d, d, squares);
     }
@@ -344,7 +458,7 @@ template <class T> INLINE void transpose(T* out, const T* in, i64 step, i64 rows
 }
 // Ask for n elements to be brought near. The address need not be one that may be read.
 template <class T> INLINE void fetch(const T* from, i64 n) {
-    for (i64 k = 0; k < n; k += 64 / sizeof(T)) __builtin_prefetch(from + k, 0, 2);
+    for (i64 k = 0; k < n; k += 64 / sizeof(T)) __builtin_prefetch(from + k, 0, 3);
 }
 // The same for 16 lines that lie a step apart.
 template <class T> INLINE void fetch_tile(const T* from, i64 step) {

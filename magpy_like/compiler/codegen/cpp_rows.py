@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import torch
 
-from magpy_like.compiler.codegen.common import Node, Phase
-from magpy_like.compiler.codegen.cpp_kernel import WIDE
+from magpy_like.compiler.codegen.common import Kernel, Phase, split_levels
+from magpy_like.compiler.codegen.cpp_kernel import STRIP, WIDE
 from magpy_like.compiler.codegen.cpp_reduction import Parts, Reduction
 from magpy_like.compiler.codegen.cpp_values import (
     CTYPE,
     CppEmitter,
     clause,
     combine,
+    identity,
     print_index,
     print_number,
 )
-from magpy_like.compiler.indexing import Expr, Symbol
+from magpy_like.compiler.indexing import Expr
 from magpy_like.compiler.ops import Value
 
-LONG = 16384  # elements of a row that a cache would not take while the next one is computed
+UNROLL = 2  # strips at a time, each with accumulators of its own: an addition waits for the last
+BY_LANE = {
+    "sum": "Sum<{}>",
+    "welford": "Sum<{}>",
+    "max": "Extremum<{}, true>",
+    "min": "Extremum<{}, false>",
+}  # what holds an accumulator for each lane of a strip
 KEPT = 1024  # elements that Welford's reduction looks at twice before it merges them
 BLOCK = 1024  # elements summed before their sum is added to the total: bounds rounding error
 
@@ -30,7 +37,11 @@ class Rows(Reduction):
     reductions in vector lanes."""
 
     shared = True  # are outer iterations shared among threads?
-    _first = ""  # where in its block the element of the loop being printed is
+    _block = ""  # where the block being printed begins
+
+    def __init__(self, kernel: Kernel, hint: Callable[[Expr], int]) -> None:
+        super().__init__(kernel, hint)
+        self._kept: dict[Value, str] = {}  # reduction of strips -> where its element goes
 
     def body(self) -> None:
         kernel, line = self.kernel, self.lines.line
@@ -87,10 +98,13 @@ class Rows(Reduction):
             self.close()
             return
         begin, end = bounds or ("0", print_index(kernel.ranges[rs[0]]))
+        last = rs[-1]
+        wide = self.widened(phase.inner, last)
+        strips = not (scans or wide) and self._takes_strips(phase, accumulators)
         flags: dict[Value, str] = {}
         for v, parts in accumulators.items():
             _, dtype, kind = parts[0]
-            if kind in ("max", "min") and dtype.is_floating_point:
+            if kind in ("max", "min") and dtype.is_floating_point and not strips:
                 # The processor's maximum ignores NaN, and is four times as fast as one that
                 # does not: so look for NaN apart, and until all loops are done, or the next round
                 # of an outer one would forget it.
@@ -101,7 +115,6 @@ class Rows(Reduction):
         for k, v in enumerate(rs[:-1]):
             self.open_loop(v, *((begin, end) if k == 0 else ("0", None)))
             opened += 1
-        last = rs[-1]
         if opened:
             begin, end = "0", print_index(kernel.ranges[last])
         kinds = {parts[0][2] for parts in accumulators.values()}
@@ -111,7 +124,6 @@ class Rows(Reduction):
         block = BLOCK if "sum" in kinds and self.hint(extent) > BLOCK else 0
         if "welford" in kinds and not (extent.is_Integer and int(extent) <= KEPT):
             block = KEPT
-        wide = self.widened(phase.inner, last)
         if wide and not (extent.is_Integer and int(extent) <= WIDE):
             block = WIDE
         if block:
@@ -119,7 +131,7 @@ class Rows(Reduction):
             self.lines.indent()
             begin, end = "block", f"m_minimum<i64>(block + {block}, {end})"
             opened += 1
-        self._first = f"{last.name} - {begin}"
+        self._block = begin
         clauses = []
         for v, parts in accumulators.items():
             name, dtype, kind = parts[0]
@@ -139,13 +151,16 @@ class Rows(Reduction):
             if v in flags:
                 clauses.append(f" reduction(|:{flags[v]})")
         self.open_wide(phase.inner, last, begin, end)
-        if opened and len(rs) > 1:
-            self.fetch_ahead(phase.inner, rs[-2], last, begin)
 
         def element() -> None:
             self.element(phase, accumulators, inner)
 
-        if not accumulators and not scans and not wide and not self.is_serial():
+        if strips:
+            whole = bounds is None or len(rs) > 1
+            self._strip_loop(phase, accumulators, inner, begin, end, whole)
+        elif not accumulators and not scans and not wide and not self.is_serial():
+            if opened and len(rs) > 1:
+                self.fetch_ahead(phase.inner, last, begin)
             self.vector_loop(phase.inner, last, begin, end, element)
         else:
             if not indexed and not scans and not self.is_serial():
@@ -168,16 +183,114 @@ class Rows(Reduction):
             line(f"if ({flag}) {name} = {print_number(float('nan'), dtype)};")
             del self.nans[v]
 
-    def streamed(self, nodes: Sequence[Node], loop: Symbol) -> list[tuple[str, Expr]]:
-        """As for every kernel, but nothing of a short row: its stores would come all at once, and
-        the next row would wait for them, where a cache takes them while it is computed."""
-        if self.hint(self.kernel.size(self.kernel.rs)) <= LONG:
-            return []
-        return super().streamed(nodes, loop)
+    # --- strips ----------------------------------------------------------------------------------
+
+    def _takes_strips(self, phase: Phase, accumulators: dict[Value, Parts]) -> bool:
+        """Are the phase's reductions such as can be held lane by lane, and its rows long enough?"""
+        checks = [v for node in phase.inner for v in split_levels(node.body)[0] if v.op == "check"]
+        return (
+            bool(accumulators)
+            and not checks
+            and not self.is_serial()
+            and self.hint(self.kernel.ranges[self.kernel.rs[-1]]) >= UNROLL * STRIP
+            and all(
+                parts[0][2] in BY_LANE and v.args[1][0].dtype.itemsize == 4
+                for v, parts in accumulators.items()
+            )
+        )
+
+    def _strip_loop(
+        self, phase: Phase, accumulators: dict[Value, Parts], inner: dict[Value, str],
+        begin: str, end: str, whole: bool,
+    ) -> None:  # fmt: skip
+        """The loop over a row (its ``whole``, in blocks, or a part) as a loop over strips, with an
+        accumulator for each of their lanes.
+
+        (A compiler's own reductions have these too, but go through memory element by element
+        before and after a row, which costs as much as a hundred elements.)
+        """
+        line, loop = self.lines.line, self.kernel.rs[-1]
+        lanes: dict[Value, list[str]] = {}
+        for v, parts in accumulators.items():
+            dtype, kind = v.args[1][0].dtype, parts[0][2]
+            lanes[v] = [self.fresh("lanes") for _ in range(UNROLL)]
+            # Every accumulator of an extremum starts with what has been seen.
+            start = f"({parts[0][0]})" if kind in ("max", "min") else ""
+            declared = ", ".join(f"{name}{start}" for name in lanes[v])
+            line(f"{BY_LANE[kind].format(CTYPE[dtype])} {declared};")
+        strip, together = self.fresh(f"{loop.name}_strip"), UNROLL * STRIP
+        extent = self.kernel.ranges[loop]
+        fits = whole and extent.is_Integer and int(extent) % together == 0
+        start = f"i64 {strip} = {begin}"
+        if not fits:
+            line(f"{start};")
+        start = start if fits else ""
+        line(f"for ({start}; {strip} + {together} <= {end}; {strip} += {together}) {{")
+        self.lines.indent()
+        self.fetch_ahead(phase.inner, loop, strip, together)
+        for k in range(UNROLL):
+            own = {v: names[k] for v, names in lanes.items()}
+            self._strip_of(phase, accumulators, inner, own, f"{strip} + {STRIP * k}")
+        self.close()
+        if not fits:
+            line(f"for (; {strip} < {end}; {strip} += {STRIP}) {{")
+            self.lines.indent()
+            count = self.fresh("count")
+            line(f"const i64 {count} = m_minimum<i64>({end} - {strip}, {STRIP});")
+            own = {v: names[0] for v, names in lanes.items()}
+            self._strip_of(phase, accumulators, inner, own, strip, count)
+            self.close()
+        for v, names in lanes.items():
+            for name in names[1:]:
+                line(f"{names[0]}.join({name});")
+            part, kind = inner[v], accumulators[v][0][2]
+            sign = "+=" if kind == "sum" and part == accumulators[v][0][0] else "="
+            line(f"{part} {sign} {names[0]}.result();")
+
+    def _strip_of(
+        self, phase: Phase, accumulators: dict[Value, Parts], inner: dict[Value, str],
+        lanes: dict[Value, str], begin: str, count: str | None = None,
+    ) -> None:  # fmt: skip
+        """The strip from ``begin``; or ``count`` elements of it."""
+        line, loop = self.lines.line, self.kernel.rs[-1]
+        rows: dict[Value, str] = {}
+        for v, parts in accumulators.items():
+            dtype, kind = v.args[1][0].dtype, parts[0][2]
+            row, ctype = self.fresh("strip"), CTYPE[dtype]
+            rows[v] = row
+            if kind == "welford":
+                line(f"{ctype}* {row} = {inner[v]}_kept + ({begin} - {self._block});")
+            else:
+                line(f"alignas(64) {ctype} {row}[{STRIP}];")
+            if count is not None:
+                start = identity("sum" if kind == "welford" else kind, dtype)
+                line(f"for (i64 l = 0; l < {STRIP}; ++l) {rows[v]}[l] = {start};")
+        lane = self.fresh("lane")
+        self._kept = {v: f"{row}[{lane}]" for v, row in rows.items()}
+        line("#pragma omp simd")
+        line(f"for (i64 {lane} = 0; {lane} < {count or STRIP}; ++{lane}) {{")
+        self.lines.indent()
+        line(f"const i64 {loop.name} = {begin} + {lane};")
+        self.element(phase, accumulators, inner)
+        self.close()
+        self._kept = {}
+        for v, name in lanes.items():
+            line(f"{name}.add({rows[v]});")
+
+    def accumulate(
+        self, v: Value, parts: Parts, emitter: CppEmitter, part: str | None,
+        lane: str | None,
+    ) -> None:  # fmt: skip
+        """As in every reduction; or into a strip."""
+        if v not in self._kept:
+            super().accumulate(v, parts, emitter, part, lane)
+            return
+        value = emitter.names[v.args[1][0]]
+        self.lines.line(f"{self._kept[v]} = {value};")
 
     def collect(self, part: str | None, value: str, dtype: torch.dtype, lane: str | None) -> None:
         self.lines.line(f"{part} = {part} + {value};")
-        self.lines.line(f"{part}_kept[{self._first}] = {value};")
+        self.lines.line(f"{part}_kept[{self.kernel.rs[-1].name} - {self._block}] = {value};")
 
 
 class SplitRows(Rows):

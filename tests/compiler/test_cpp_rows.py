@@ -1,0 +1,84 @@
+"""Reductions along rows in C++, strip by strip, with an accumulator for each lane."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from magpy_like.compiler.codegen import cpp
+from tests.compiler.programs import compiled, kernels, same
+
+LENGTHS = [31, 32, 33, 48, 79, 1000, 4096 + 33]
+X = torch.randn(3, 4129, generator=torch.Generator().manual_seed(0))
+
+
+def reduced(x):
+    return x.sum(-1), x.amax(-1), x.amin(-1), x.softmax(-1), F.layer_norm(x, x.shape[-1:])
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_rows_of_any_length_are_reduced_as_eager_does(length):
+    same(reduced, X[:, :length].contiguous(), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_whose_length_varies_are_reduced_as_eager_does():
+    for length in LENGTHS[::2]:
+        same(reduced, X[:, :length].contiguous(), dynamic=True, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.int8]
+)
+def test_elements_of_every_width_are_reduced_as_eager_does(dtype):
+    x = (X[:, :79] * 9).to(dtype)
+    same(lambda x: (x.sum(-1), x.amax(-1), x.amin(-1)), x)
+
+
+def test_a_row_has_no_accumulator_that_goes_through_memory():
+    """OpenMP's reductions do, element by element, before and after each row."""
+    (kernel,) = kernels(lambda x: x.softmax(-1), X)
+    text = cpp.print_function(kernel, int)
+    assert "reduction(" not in text
+    assert text.count("Extremum<") == text.count("Sum<") == 1
+
+
+def test_short_rows_take_no_strips():
+    (kernel,) = kernels(lambda x: x.sum(-1), X[:, :20].contiguous())
+    assert "Sum<" not in cpp.print_function(kernel, int)
+
+
+@pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf")], ids=str)
+def test_a_special_value_is_found_in_every_lane(special):
+    length = 79
+    x = torch.eye(length) * 0 + X[0, :length]
+    x.diagonal().fill_(special)
+    same(lambda x: (x.amax(-1), x.amin(-1), x.sum(-1), x.softmax(-1)), x, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_of_nothing_but_infinities():
+    for sign in (1, -1):
+        x = torch.full((2, 79), sign * float("inf"))
+        same(lambda x: (x.amax(-1), x.amin(-1), x.sum(-1), x.softmax(-1)), x)
+
+
+def test_a_row_that_threads_share_is_reduced_in_parts():
+    x = torch.randn(70_001, generator=torch.Generator().manual_seed(1))
+    same(lambda x: (x.amax(), x.amin(), x.sum(), torch.var_mean(x)), x, rtol=1e-4, atol=1e-3)
+    x[69_999] = float("nan")
+    same(lambda x: (x.amax(), x.amin(), x.sum()), x)
+
+
+def test_a_sum_is_as_exact_as_eagers():
+    x = 1 + X.abs()
+    error, eagers = (
+        (f(x).double() - x.double().sum(-1)).abs().max()
+        for f in (compiled(lambda x: x.sum(-1)), lambda x: x.sum(-1))
+    )
+    assert error <= max(2 * eagers, 1e-3)
+
+
+def test_elements_that_are_checked_are_reduced_as_eager_does():
+    weight, index = torch.randn(50, 3), torch.randint(0, 50, (4, 60))
+    look_up = compiled(lambda i, w: w[i, 0].sum(-1))
+    torch.testing.assert_close(look_up(index, weight), weight[index, 0].sum(-1))
+    with pytest.raises(IndexError):
+        look_up(index + 30, weight)
