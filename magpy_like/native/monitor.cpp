@@ -581,9 +581,13 @@ PyObject *monitor_explore(PyObject *self, PyObject *args) {
   if (m->dispatched) m->accounted = *m->dispatched;
   // What `sys.call_tracing` does, which leaves tracing off on Python 3.11.
   PyThreadState *thread = PyThreadState_Get();
+  // A handler that is unwound by force does not come to the instruction that forgets its exception.
+  PyObject *handled = PyErr_GetHandledException();
   PyThreadState_LeaveTracing(thread);
   PyObject *value = PyObject_CallNoArgs(function);
   PyThreadState_EnterTracing(thread);
+  PyErr_SetHandledException(handled);
+  Py_XDECREF(handled);
   Side ended = m->side;
   m->side = outer_side;
   m->skip = outer_skip;

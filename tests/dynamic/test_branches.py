@@ -1,6 +1,7 @@
 """Branches on a tensor's value become ``cond`` operators of one graph, or split the program."""
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -582,3 +583,21 @@ def test_a_branch_whose_result_is_changed_in_place_is_none_of_the_graph_from_the
         assert_same(fast(given), changes_what_is_handed_on(expected))
         assert torch.equal(given, expected)
     assert magpy.cache_info(fast).hits >= 2
+
+
+def test_exception_that_an_abandoned_side_handles_is_forgotten():
+    log = []
+
+    @magpy.compile(backend="eager")
+    def program(x):
+        try:
+            if x.sum() > 0:
+                raise ValueError("positive")
+        except ValueError:
+            log.append("changes what was there before, so the side is given up")
+        return x
+
+    program(-torch.ones(2))
+    assert sys.exception() is None
+    program(torch.ones(2))
+    assert sys.exception() is None
