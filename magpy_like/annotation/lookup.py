@@ -25,6 +25,7 @@ from magpy_like.annotation.loader import Rule, is_pattern, read_rules
 from magpy_like.annotation.location import annotations_dir
 from magpy_like.annotation.schema import Annotation, SchemaError, build
 from magpy_like.errors import AnnotationError
+from magpy_like.native.kinds import isinstance
 
 _log = logging.getLogger(__name__)
 

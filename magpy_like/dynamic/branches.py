@@ -65,6 +65,7 @@ from magpy_like.native import (
     frame_set_operand,
     frame_stack,
 )
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.values import Steady, is_plain
 

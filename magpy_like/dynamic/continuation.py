@@ -47,6 +47,7 @@ from magpy_like.dynamic.frame_state import (
 )
 from magpy_like.dynamic.waiting import get_attribute
 from magpy_like.native import NULL
+from magpy_like.native.kinds import isinstance
 
 _CACHES: Sequence[int] = opcode._inline_cache_entries  # type: ignore[attr-defined]
 _STATE = ".state"  # the extra free variable; no program can have one of this name

@@ -17,6 +17,7 @@ from magpy_like.dynamic.continuation import OPERATIONS, TESTS, Raised, step, ste
 from magpy_like.dynamic.frame_state import is_caught, pushes_two
 from magpy_like.dynamic.layout import FrameLayout, Layout, Slot, lay_out
 from magpy_like.native import NULL, lookup_in_type
+from magpy_like.native.kinds import isinstance
 
 _METHODS = (BuiltinMethodType, MethodWrapperType)
 """Results of these types are laid out by what they are bound to."""

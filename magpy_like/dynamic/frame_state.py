@@ -24,6 +24,7 @@ from magpy_like.dynamic.code_flow import (
     stack_kinds,
 )
 from magpy_like.native import NULL, frame_function, frame_locals, frame_stack
+from magpy_like.native.kinds import isinstance
 
 if TYPE_CHECKING:
     from magpy_like.dynamic.layout import FrameLayout

@@ -21,6 +21,7 @@ from typing import Any
 from magpy_like.dynamic.code_flow import Kind, instructions, live_locals, stack_kinds
 from magpy_like.dynamic.frame_state import FrameState, Then, Waiting, handled_then, handling
 from magpy_like.native import NULL, lookup_in_type
+from magpy_like.native.kinds import isinstance
 
 
 class NoLayout(Exception):

@@ -16,6 +16,7 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.sides import Side
 from magpy_like.monitor.split import Split
 from magpy_like.native import NULL
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import is_plain
 
 

@@ -31,6 +31,7 @@ from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import Split
 from magpy_like.monitor.twin import TWIN
 from magpy_like.native import NULL, frame_locals, frame_set_local
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import is_identity, is_plain
 
 FEWEST_ROUNDS = 8

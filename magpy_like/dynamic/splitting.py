@@ -20,6 +20,7 @@ from magpy_like.dynamic.frame_state import (
 from magpy_like.dynamic.layout import Layout, NoLayout
 from magpy_like.dynamic.waiting import suspend
 from magpy_like.native import NULL
+from magpy_like.native.kinds import isinstance
 
 
 class Continuation:

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from magpy_like.native.kinds import isinstance
+
 
 class StandIns:
     """The tensors of one monitor run that stand for others.

@@ -27,6 +27,7 @@ from magpy_like.dynamic.frame_state import (
 )
 from magpy_like.monitor.split import active
 from magpy_like.native import NULL, lookup_in_type
+from magpy_like.native.kinds import isinstance
 
 Suspended = tuple[tuple[Any, ...], Waiting]  # what stays on the operand stack, and what is awaited
 

@@ -11,6 +11,7 @@ import torch
 from magpy_like.annotation import lookup
 from magpy_like.monitor.containers import CONTAINERS, SCALARS, elements, goes_own_ways
 from magpy_like.native import lookup_in_type
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import HEAP_TYPE, is_identity, is_plain
 
 

@@ -23,6 +23,7 @@ from magpy_like.monitor.expressions import is_number
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native import NULL, lookup_in_type
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Relation, ShadowNode
 from magpy_like.refgraph.values import HEAP_TYPE, IMMUTABLE_TYPE, slot_names
 

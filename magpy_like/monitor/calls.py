@@ -18,6 +18,7 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split, is_disabled
 from magpy_like.monitor.torchscript import check_script
 from magpy_like.native import NULL
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Fact, Relation
 from magpy_like.refgraph.values import HEAP_TYPE, is_identity
 

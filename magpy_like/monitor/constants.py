@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from magpy_like.monitor.containers import elements
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import is_plain, storage_of, tensor_version
 
 _FACTORIES = frozenset(

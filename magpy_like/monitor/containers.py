@@ -15,6 +15,7 @@ import torch
 
 from magpy_like.monitor.split import Split
 from magpy_like.native import lookup_in_type
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import HEAP_TYPE, IMMUTABLE_TYPE, is_identity, is_plain
 
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)

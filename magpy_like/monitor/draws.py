@@ -21,6 +21,7 @@ import torch
 from magpy_like.annotation import ValueRead
 from magpy_like.monitor.expressions import Draw, is_liftable, is_number
 from magpy_like.monitor.split import Look, Split
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import is_plain
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from torch import fx
 from torch.utils._sympy import functions
 
 from magpy_like.native import fresh_plain
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ShadowNode
 
 

@@ -17,6 +17,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree
 
+from magpy_like.native.kinds import isinstance
+
 _log = logging.getLogger("torch._subclasses.fake_tensor")
 
 

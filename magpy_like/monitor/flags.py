@@ -27,6 +27,7 @@ from magpy_like.monitor.operators import BINARY
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native import NULL, frame_locals, frame_set_operand, lookup_in_type
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Fact, ShadowNode
 
 if TYPE_CHECKING:

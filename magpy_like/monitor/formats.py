@@ -16,6 +16,7 @@ from magpy_like.monitor.native_calls import finish_computed
 from magpy_like.monitor.operator_graph import REAL_NUMBERS
 from magpy_like.monitor.text import formatted, percent
 from magpy_like.native import frame_set_operand
+from magpy_like.native.kinds import isinstance
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,6 +19,7 @@ from torch import fx
 
 from magpy_like.monitor.twin import TWIN
 from magpy_like.native import NULL
+from magpy_like.native.kinds import isinstance
 
 if TYPE_CHECKING:
     from magpy_like.monitor.instructions import Step

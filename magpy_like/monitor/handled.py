@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from magpy_like.monitor.split import Look
+from magpy_like.native.kinds import isinstance
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun

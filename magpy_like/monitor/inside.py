@@ -12,6 +12,7 @@ from magpy_like.monitor.arguments import tensors_in
 from magpy_like.monitor.containers import CONTAINERS, elements
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Effect, Split
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import is_identity, is_plain
 
 

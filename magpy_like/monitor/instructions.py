@@ -45,6 +45,7 @@ from magpy_like.monitor.iterators import foreseen, take  # noqa: F401 (a rule)
 from magpy_like.monitor.polyfills import polyfill, spread
 from magpy_like.monitor.split import Split
 from magpy_like.native import NULL, frame_set_operand, lookup_in_type
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Relation
 from magpy_like.refgraph.values import HEAP_TYPE, is_plain
 

@@ -16,6 +16,7 @@ from magpy_like.annotation import RelationKind
 from magpy_like.monitor.split import Split
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import NULL, lookup_in_type
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Relation, ShadowNode
 
 if TYPE_CHECKING:

@@ -38,6 +38,7 @@ from magpy_like.monitor.expressions import (
 )
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Look, Place, Split
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.refgraph.values import is_plain
 

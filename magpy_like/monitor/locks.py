@@ -13,6 +13,7 @@ import types
 from typing import Any
 
 from magpy_like.monitor.recording import Recording
+from magpy_like.native.kinds import isinstance
 
 _LOCKS = (_thread.LockType, _thread.RLock)
 _LEAVE = {_thread.LockType.__exit__, _thread.RLock.__exit__}

@@ -11,6 +11,7 @@ import torch
 
 from magpy_like.monitor.expressions import Computed, Read
 from magpy_like.monitor.split import Split
+from magpy_like.native.kinds import isinstance
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun

@@ -55,6 +55,7 @@ from magpy_like.monitor.split import LENGTH_VARIES, Effect, Look, Split
 from magpy_like.monitor.twin import hint
 from magpy_like.monitor.writes import write
 from magpy_like.native import lookup_in_type
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import REFERENT, Fact, Relation
 from magpy_like.refgraph.values import (
     answers_for_itself,

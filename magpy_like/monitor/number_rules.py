@@ -17,6 +17,7 @@ from magpy_like.monitor.expressions import is_liftable, is_number
 from magpy_like.monitor.lifted import ARITHMETIC
 from magpy_like.monitor.native_calls import finish_computed
 from magpy_like.monitor.text import formatted, joined
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import is_plain
 
 if TYPE_CHECKING:

@@ -31,6 +31,7 @@ from magpy_like.monitor.expressions import (
 from magpy_like.monitor.gathered import Gathered, Growing
 from magpy_like.monitor.symbolic_forms import SUBSCRIPTS, SYMBOLIC_FORMS, getitem, is_basic_key
 from magpy_like.monitor.twin import TWIN, Twin, hint
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import is_identity, is_plain, tensor_version
 
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)

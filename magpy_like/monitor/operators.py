@@ -18,6 +18,7 @@ from magpy_like.monitor.containers import CONTAINERS
 from magpy_like.monitor.native_calls import NativeCall, change, finish_followed, finish_pure, native
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Fact
 from magpy_like.refgraph.values import HEAP_TYPE, is_plain
 

@@ -21,6 +21,7 @@ from magpy_like.monitor.containers import CONTAINERS, plain_key
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native import lookup_in_type
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import is_plain
 

@@ -36,6 +36,7 @@ from magpy_like.monitor.split import Effect, Split, SplitPoint
 from magpy_like.monitor.twin import TWIN, Twin
 from magpy_like.monitor.variation import Path
 from magpy_like.native import TensorCheck, lookup_in_type
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, RefGraph, Relation, ShadowNode
 from magpy_like.refgraph.values import (
     HEAP_TYPE,

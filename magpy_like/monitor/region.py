@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from magpy_like.native import lookup_in_type
+from magpy_like.native.kinds import isinstance
 
 _compiling_lock = threading.Lock()
 _compiling_count = 0

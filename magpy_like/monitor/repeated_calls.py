@@ -12,6 +12,7 @@ from typing import Any
 
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
+from magpy_like.native.kinds import isinstance
 
 _PACKAGE = str(Path(__file__).parents[1])
 

@@ -56,6 +56,7 @@ from magpy_like.native import (
     start_counting,
     stop_counting,
 )
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ABSENT, Relation, ShadowNode
 from magpy_like.refgraph.values import PLAIN_TYPES
 

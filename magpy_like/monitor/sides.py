@@ -27,6 +27,7 @@ from magpy_like.monitor.devices import SWITCHES
 from magpy_like.monitor.operators import BINARY, IN_PLACE
 from magpy_like.monitor.reads import inputs_of
 from magpy_like.monitor.split import Split
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import HEAP_TYPE, is_plain
 
 if TYPE_CHECKING:

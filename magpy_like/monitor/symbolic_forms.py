@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from magpy_like.native.kinds import isinstance
+
 
 def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     """``torch.take_along_dim``: all dimensions but ``dim`` are broadcast."""

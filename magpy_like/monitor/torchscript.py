@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from magpy_like.monitor.split import Split
+from magpy_like.native.kinds import isinstance
 
 _MOVES = {
     f"prim::{kind}"

@@ -35,6 +35,7 @@ from magpy_like.logs import topic
 from magpy_like.monitor.expressions import InGraph, Size, Untranslatable, from_sympy, is_number
 from magpy_like.monitor.modes import SETTERS
 from magpy_like.native import TensorCheck
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ShadowNode
 
 log = topic("monitor")

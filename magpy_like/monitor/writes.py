@@ -13,6 +13,7 @@ from magpy_like.monitor import attributes
 from magpy_like.monitor.containers import plain_key
 from magpy_like.monitor.reads import NOT_GIVEN, way_of
 from magpy_like.monitor.recording import Recording
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Relation
 
 if TYPE_CHECKING:

@@ -37,6 +37,7 @@ frame_set_local = _monitor.frame_set_local
 frame_set_operand = _monitor.frame_set_operand
 fresh_plain = _monitor.fresh_plain
 lookup_in_type = _monitor.lookup_in_type
+is_of = _monitor.is_of
 
 _guards = _build(
     "guards",

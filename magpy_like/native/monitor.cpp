@@ -741,7 +741,19 @@ PyObject *lookup_in_type(PyObject *, PyObject *args) {
   return Py_NewRef(found ? found : null_marker);
 }
 
+// By the class that a value is of: `isinstance` asks the value for its `__class__` as well.
+PyObject *is_of(PyObject *, PyObject *const *args, Py_ssize_t count) {
+  if (count != 2) {
+    PyErr_SetString(PyExc_TypeError, "expected a value and a class, or several");
+    return nullptr;
+  }
+  PyObject *type = (PyObject *)Py_TYPE(args[0]);
+  int found = type == args[1] ? 1 : PyObject_IsSubclass(type, args[1]);
+  return found < 0 ? nullptr : PyBool_FromLong(found);
+}
+
 PyMethodDef module_methods[] = {
+    {"is_of", (PyCFunction)(void (*)(void))is_of, METH_FASTCALL, "(value, classes): whether it is an instance, by its class alone."},
     {"frame_stack", frame_stack, METH_O, "The operand stack of a frame, bottom first."},
     {"frame_operands", frame_operands, METH_VARARGS, "(frame, count): its lowest operands."},
     {"frame_locals", frame_locals, METH_O, "Locals, cells and free variables as stored: cells unopened."},

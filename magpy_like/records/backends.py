@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from magpy_like.native.kinds import isinstance
+
 RELIABLE = frozenset({"eager", "aot_eager", "inductor", "magpy"})
 """Backends that raise where one of the graph's operators does, and nowhere else."""
 

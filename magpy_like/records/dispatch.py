@@ -32,6 +32,7 @@ from magpy_like.monitor.split import (
     is_monitoring,
 )
 from magpy_like.monitor.variation import Variation, argument_place
+from magpy_like.native.kinds import isinstance
 from magpy_like.records.backends import RELIABLE, resolve_backend
 from magpy_like.records.interface import CacheInfo, Explanation, Stretch
 from magpy_like.records.misses import Limits, Varying

@@ -30,6 +30,7 @@ from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import LENGTH_VARIES, NotForetold, NotMerged, Place, Split, SplitPoint
 from magpy_like.monitor.variation import argument_place
 from magpy_like.native import StateCheck, frame_set_local, frame_set_operand
+from magpy_like.native.kinds import isinstance
 from magpy_like.synthesis.graphs import SharedGraphs
 from magpy_like.synthesis.record import Record
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from magpy_like.annotation.schema import RelationKind
+from magpy_like.native.kinds import isinstance
 
 EXTERNAL = 0
 """The id of the node that stands for everything outside the compiled region (SN #0)."""

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from magpy_like.native.kinds import isinstance
+
 HEAP_TYPE = 1 << 9
 """Of ``__flags__``: a class that was made while Python ran, as all classes in Python are."""
 IMMUTABLE_TYPE = 1 << 8

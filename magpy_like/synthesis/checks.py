@@ -10,6 +10,7 @@ import torch
 
 from magpy_like.monitor.containers import SCALARS, items_of
 from magpy_like.native import ABSENT as NOTHING
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Relation
 from magpy_like.refgraph.values import is_plain
 from magpy_like.synthesis.places import lookup

@@ -14,6 +14,7 @@ from torch import fx
 from magpy_like.monitor.expressions import Computed, InGraph
 from magpy_like.monitor.operator_graph import AS_IS
 from magpy_like.monitor.recording import Recording
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import is_plain, storage_of
 from magpy_like.synthesis import numbers
 from magpy_like.synthesis.checks import same_list, same_scalar

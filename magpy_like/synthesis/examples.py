@@ -9,6 +9,7 @@ import torch
 from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.twin import Twin
+from magpy_like.native.kinds import isinstance
 
 
 def example_inputs(rec: Recording, changes_inputs: bool) -> list[Any]:

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from magpy_like.monitor.operator_graph import NUMBER, REPLAYED
+from magpy_like.native.kinds import isinstance
 
 NEVER_RAISE = frozenset(
     {

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from magpy_like.monitor.operator_graph import NUMBER
+from magpy_like.native.kinds import isinstance
 
 
 class CompiledGraph:

@@ -26,6 +26,7 @@ from magpy_like.monitor.split import Split
 from magpy_like.monitor.twin import Twin
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import StateCheck, TensorCheck, Watch
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ABSENT, EXTERNAL, MRO, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import HEAP_TYPE, has_values, is_identity, is_plain
 from magpy_like.synthesis import numbers

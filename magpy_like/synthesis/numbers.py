@@ -9,6 +9,7 @@ from torch import fx
 
 from magpy_like.monitor.expressions import AsPython, Computed, Draw, InGraph, Read, Size
 from magpy_like.monitor.operators import OPERATORS
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.synthesis.source import literal
 

@@ -19,6 +19,7 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import lookup_in_type
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ABSENT, EXTERNAL, REFERENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import behind_proxy
 from magpy_like.synthesis.source import literal

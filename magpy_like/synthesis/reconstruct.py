@@ -28,6 +28,7 @@ from magpy_like.monitor.gathered import Gathered
 from magpy_like.monitor.iterators import DICT_ITERATORS, FORESEEN, advance, container_of
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.values import (
     HEAP_TYPE,

@@ -24,6 +24,7 @@ from magpy_like.monitor.modes import Modes
 from magpy_like.monitor.recording import Recording, came
 from magpy_like.monitor.split import NotForetold, NotMerged, Place, Split, SplitPoint
 from magpy_like.monitor.variation import Path
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import is_plain
 from magpy_like.synthesis import numbers

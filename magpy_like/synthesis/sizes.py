@@ -19,6 +19,7 @@ from magpy_like.monitor.expressions import (
     from_sympy,
 )
 from magpy_like.monitor.twin import Twin, hint
+from magpy_like.native.kinds import isinstance
 
 LARGEST = (1 << 63) - 1
 """The largest size that torch can count."""

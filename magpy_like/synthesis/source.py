@@ -10,6 +10,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from magpy_like.native.kinds import isinstance
+
 _RESERVED = {*dir(builtins), "args", "kwargs", "state", "watch", "run_graph", "NOTHING"}
 
 

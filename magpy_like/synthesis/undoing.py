@@ -13,6 +13,7 @@ from magpy_like.monitor.draws import REWINDABLE
 from magpy_like.monitor.modes import SETTERS, Modes
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import NotForetold, Place, Split
+from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.values import tensor_version
 from magpy_like.synthesis import failing
