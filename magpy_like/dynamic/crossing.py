@@ -18,6 +18,7 @@ from magpy_like.dynamic.frame_state import is_caught, pushes_two
 from magpy_like.dynamic.layout import FrameLayout, Layout, Slot, lay_out
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.kinds import isinstance
+from magpy_like.refgraph.values import bind
 
 _METHODS = (BuiltinMethodType, MethodWrapperType)
 """Results of these types are laid out by what they are bound to."""
@@ -65,7 +66,7 @@ class Crossing:
         """
         given = [*values, NULL]
         for place, name in self._methods:
-            given[place] = lookup_in_type(type(given[place]), name).__get__(given[place])
+            given[place] = bind(lookup_in_type(type(given[place]), name), given[place])
         name = self._at.name
         if self._handles:
             return self._step(values)

@@ -22,6 +22,7 @@ from magpy_like.dynamic.code_flow import Kind, instructions, live_locals, stack_
 from magpy_like.dynamic.frame_state import FrameState, Then, Waiting, handled_then, handling
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.kinds import isinstance
+from magpy_like.refgraph.values import bind
 
 
 class NoLayout(Exception):
@@ -146,7 +147,7 @@ def _put(value: Any, values: list[Any]) -> Slot:
     if isinstance(value, BuiltinMethodType | MethodWrapperType):
         name, receiver = value.__name__, value.__self__
         found = lookup_in_type(type(receiver), name)
-        if isinstance(found, _METHODS) and found.__get__(receiver) == value:
+        if isinstance(found, _METHODS) and bind(found, receiver) == value:
             values.append(receiver)
             return name
     values.append(value)
@@ -162,7 +163,7 @@ def _take(slot: Slot, source: Iterator[Any]) -> Any:
     if slot is False:
         return NULL
     receiver = next(source)
-    return lookup_in_type(type(receiver), slot).__get__(receiver)
+    return bind(lookup_in_type(type(receiver), slot), receiver)
 
 
 def build_frame(frame: FrameLayout, source: Iterator[Any]) -> FrameState:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from magpy_like.annotation.schema import RelationKind
+from magpy_like.annotation.schema import RelationKind, ValueRead
 from magpy_like.monitor.classes import place_of_number, read_class, read_super
 from magpy_like.monitor.classes import place_of_store as place_of_class_store
 from magpy_like.monitor.expressions import is_number
@@ -33,6 +33,10 @@ _FUNCTION_SLOTS = {
     "__defaults__", "__kwdefaults__", "__closure__", "__code__", "__name__", "__qualname__",
     "__doc__", "__module__", "__annotations__",
 }  # fmt: skip
+
+
+_CLASS_SLOTS = {"__name__", "__qualname__", "__bases__", "__base__", "__mro__"}
+"""What a class holds beside its dictionary, and may be given another one of."""
 
 
 def instance_dict(value: Any) -> dict[str, Any] | None:
@@ -103,6 +107,9 @@ def read_attribute(rec: Recording, value: Any, name: str) -> None:
         of_metaclass = read_class(rec, cls, name)  # before the class's own when it is a property
         if read_class(rec, value, name) is NULL and of_metaclass is NULL:
             read_class(rec, cls, "__getattr__")
+        of_heap = value.__flags__ & HEAP_TYPE and not rec.is_born(value)
+        if of_heap and name in _CLASS_SLOTS and type(of_metaclass) is types.GetSetDescriptorType:
+            rec.meet(rec.constant(value), Relation(RelationKind.SLOT, name), getattr(value, name))
     elif cls is super:
         read_super(rec, value.__thisclass__, value.__self_class__, name)
     elif cls is types.MethodType:
@@ -134,6 +141,27 @@ def read_function(rec: Recording, function: types.FunctionType, name: str) -> No
         rec.meet_dictionary(node, function.__dict__)
     else:
         read_instance(rec, function, name)
+
+
+def read_signature(rec: Recording, function: Any) -> None:
+    """What tells the parameters of a function, a method or a class, and their annotations."""
+    if isinstance(function, types.MethodType):
+        read_method(rec, function)
+        function = function.__func__
+    if isinstance(function, type):
+        for name in ("__signature__", "__new__", "__init__", "__annotations__"):
+            found = read_class(rec, function, name)
+            if isinstance(found, types.FunctionType):
+                read_signature(rec, found)
+    node = rec.node(function) if isinstance(function, types.FunctionType) else None
+    if node is None:
+        return
+    for name in ("__code__", "__defaults__", "__kwdefaults__", "__annotations__"):
+        read_function(rec, function, name)
+        rec.visit(getattr(function, name), ValueRead.ELEMENTS)
+    for name in ("__signature__", "__wrapped__"):
+        if read_instance(rec, function, name):
+            read_signature(rec, function.__dict__[name])
 
 
 def read_object(rec: Recording, value: Any, name: str) -> None:

@@ -192,6 +192,8 @@ def read_attribute(run: MonitorRun, step: Step) -> Token:
 
 
 def _lift_attribute(run: MonitorRun, step: Step, value: Any, name: str) -> Token:
+    if isinstance(lookup_in_type(type(value), "__getattribute__"), types.FunctionType):
+        return None  # it is Python code that has read, or will read
     node, relation, found = attributes.number_at(run.recording, value, name)
     return run.lift_read(step, node, relation, found)
 
@@ -671,8 +673,17 @@ def import_module(run: MonitorRun, step: Step) -> Token:
         name = f"{parts[0]}.{name}" if name else parts[0]
     if name not in sys.modules:
         _import_first(run, name)
+    _look_up_module(run, name)
     run.suspended += 1
     return _finish_import, None
+
+
+def _look_up_module(run: MonitorRun, name: str) -> None:
+    """An import finds a module, and those that it lies in, where others may have been put."""
+    run.recording.constant(sys.modules)
+    parts = name.split(".")
+    for i in range(1, len(parts) + 1):
+        reads.read_item(run.recording, sys.modules, ".".join(parts[:i]))
 
 
 def _import_first(run: MonitorRun, name: str) -> None:

@@ -40,7 +40,7 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Look, Place, Split
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Fact, ShadowNode
-from magpy_like.refgraph.values import is_plain
+from magpy_like.refgraph.values import bind, is_plain
 
 NUMBERS = (int, float)
 
@@ -129,7 +129,6 @@ class LiftedNumbers:
         operator graph runs. So no operator may change it, by a tensor that shares its memory."""
         self._known[id(value)] = (value, Read(node))
         self.rec.operators.arrays.append((value, value.copy()))
-        node.facts.add(Fact.METADATA)
 
     def adopt_drawn(self, value: Any, drawn: Draw) -> None:
         """Know a drawn object that is no number, such as an array."""
@@ -273,7 +272,7 @@ class LiftedNumbers:
             if operation in _LENGTH:
                 seen = twin.shape[0]
             elif isinstance(operation, types.GetSetDescriptorType):
-                seen = operation.__get__(twin)
+                seen = bind(operation, twin)
             else:
                 seen = operation(twin, *rest)
         except Exception:

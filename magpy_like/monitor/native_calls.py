@@ -7,9 +7,11 @@ import abc
 import collections
 import contextvars
 import functools
+import inspect
 import itertools
 import operator
 import types
+import typing
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -221,6 +223,10 @@ def native(
         if not annotation.pure_closure:
             raise Split(annotation.reason or f"calls {describe(operation)}")
         _look_at_tensors(run, annotation, operation, args, kwargs)
+    if isinstance(operation, np.ufunc | _NUMPY):
+        look_at_numpy_errors(rec)
+    if operation in _TELLS_SIGNATURE and args:
+        attributes.read_signature(rec, args[0])
     by_key = _is_by_key(operation, kwargs)
     written = annotation.output.relation
     if written is not None and written.access == "write" and write(run, annotation, args, kwargs):
@@ -287,7 +293,7 @@ def native(
             )
         return _finish_operator, NativeCall(annotation, operation, args, kwargs, on_graph)
     if (annotation.replay or isinstance(operation, _RUNS_PYTHON)) and not (
-        isinstance(operation, _NUMPY) and any(map(_calls_back, (*args, *kwargs.values())))
+        _is_given_code(operation, annotation, args, kwargs)
     ):
         if isinstance(operation, functools._lru_cache_wrapper):
             if rec.is_born(operation):
@@ -324,6 +330,16 @@ def _look_at_default_device(rec: Recording, operation: Any, on_graph: bool) -> N
 _NUMPY = type(np.sum)
 _RUNS_PYTHON = (types.FunctionType, functools._lru_cache_wrapper, _NUMPY)
 """Kinds of operations that may be Python code: what an annotation says of one is all there is."""
+
+
+def _is_given_code(
+    operation: Any, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bool:
+    """Whether Python code of the program's runs in an operation, which is to be followed."""
+    if isinstance(operation, _NUMPY):
+        return any(map(_calls_back, (*args, *kwargs.values())))
+    given = dict(inputs_of(args, kwargs))
+    return any(is_followed(given.get(position)) for position in annotation.calls)
 
 
 def _calls_back(value: Any) -> bool:
@@ -507,6 +523,14 @@ _SHAPELESS = {
 }  # fmt: skip
 """Looks at a tensor that tell nothing about its sizes; `getattr` is none where it tells them."""
 
+
+def look_at_numpy_errors(rec: Recording) -> None:
+    """What NumPy calculates may raise, or warn, as `np.seterr` says."""
+    if not any(operation is np.geterr for operation, *_ in rec.state_reads):
+        rec.state_reads.append((np.geterr, (), {}, np.geterr()))
+
+
+_TELLS_SIGNATURE = {inspect.signature, inspect.getfullargspec, typing.get_type_hints}
 
 _LOOKS_INSIDE = {"__reduce__", "__reduce_ex__", "__getstate__", "format", "format_map"}
 """Native methods that read attributes of instances without an instruction that says so."""

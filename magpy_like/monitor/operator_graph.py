@@ -448,7 +448,7 @@ class OperatorGraph:
         if isinstance(value, np.generic):
             return self._array_number(value) or value.item()
         if isinstance(value, np.ndarray):
-            value = value.copy()
+            value = value.copy(order="K")
         elif not is_plain(value) and not is_identity(value) and _may_change(value):
             raise UnknownTensor(f"gives a {kind.__qualname__} to a tensor operator")
         if isinstance(value, Iterator):

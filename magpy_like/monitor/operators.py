@@ -15,7 +15,14 @@ from magpy_like.annotation import ValueRead, lookup
 from magpy_like.monitor import classes
 from magpy_like.monitor.arguments import answers_in_python, holds_tensor
 from magpy_like.monitor.containers import CONTAINERS
-from magpy_like.monitor.native_calls import NativeCall, change, finish_followed, finish_pure, native
+from magpy_like.monitor.native_calls import (
+    NativeCall,
+    change,
+    finish_followed,
+    finish_pure,
+    look_at_numpy_errors,
+    native,
+)
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native.kinds import isinstance
@@ -89,6 +96,8 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
         if annotation is None:
             raise Split(f"applies {operation.__name__} to a tensor")
         return native(run, annotation, operation, args, {})
+    if any(isinstance(value, np.ndarray) for value in args):
+        look_at_numpy_errors(rec)
     in_place = operation.__name__ in IN_PLACE
     for position, value in enumerate(args):
         if is_plain(value):

@@ -42,6 +42,7 @@ from magpy_like.refgraph.values import (
     HEAP_TYPE,
     Steady,
     answers_for_itself,
+    array_layout,
     behind_proxy,
     generator_states,
     has_values,
@@ -84,6 +85,9 @@ class Recording:
         self._roots: dict[Relation, Any] = {}
         self.layouts: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         """Sizes and strides of the tensors from outside, when they were met."""
+        self.just_read: set[int] = set()
+        """The ids of numbers that nothing has relied on but the read that is going on: it may turn
+        out that they are lifted."""
         self.split: SplitPoint | None = None
         self.constants = ConstantTensors()
         self.lifted: Any = None
@@ -105,9 +109,6 @@ class Recording:
         """Why the operator graph must not be compiled in parts."""
         self.cached: list[Any] = []
         """Tensors that a cache keeps, held until the record holds them."""
-        self.settled: set[int] = set()
-        """Numbers from outside that the program has had as they are: lifted later, they would be
-        others than those that it had."""
         self.advanced: dict[int, int] = {}
         """How many elements the program has taken out of iterators from outside, by node."""
         self.distinct: set[tuple[int, int]] = set()
@@ -217,8 +218,6 @@ class Recording:
         plain = is_plain(value)
         node = self.refs.read(source, relation, value, plain=plain)
         if node.existed:
-            if Fact.VALUE in node.facts:
-                self.settled.add(node.node_id)
             self._paths.setdefault(node.node_id, (*self.path(source), relation))
             self._expect(node, value, plain)
         return node
@@ -257,8 +256,14 @@ class Recording:
 
     def _expect(self, node: ShadowNode, value: Any, plain: bool) -> None:
         if plain:
-            if self.lifted is None or node.node_id not in self.lifted.nodes:
+            if value is True or value is False:
+                if self.lifted is None or node.node_id not in self.lifted.nodes:
+                    node.facts.add(Fact.VALUE)  # a flag is followed by where it is
+            elif Fact.VALUE in node.facts:
+                self.just_read.discard(node.node_id)
+            else:
                 node.facts.add(Fact.VALUE)
+                self.just_read.add(node.node_id)
         elif isinstance(value, torch.Tensor):
             if Fact.METADATA not in node.facts:
                 node.facts.add(Fact.METADATA)
@@ -270,7 +275,11 @@ class Recording:
             node.facts.add(Fact.IDENTITY)
         else:
             node.facts.add(Fact.TYPE)
-            if isinstance(value, SCALARS):
+            if isinstance(value, np.ndarray):
+                if Fact.METADATA not in node.facts:
+                    node.facts.add(Fact.METADATA)
+                    node.first.value = array_layout(value)
+            elif isinstance(value, SCALARS):
                 node.facts.add(Fact.VALUE)
             elif isinstance(value, slice):
                 self.open(node)  # native code takes its parts without asking
@@ -509,7 +518,7 @@ class Recording:
             if child_id != ABSENT and self.refs.get_node_by_id(child_id).plain:
                 # A number that is lifted elsewhere was looked at here.
                 self.refs.get_node_by_id(child_id).facts.add(Fact.VALUE)
-                self.settled.add(child_id)
+                self.just_read.discard(child_id)
             return
         plain = is_plain(item)
         known = None if plain else self.refs.get_node_by_var(item)

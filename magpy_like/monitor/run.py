@@ -57,7 +57,7 @@ from magpy_like.native import (
     stop_counting,
 )
 from magpy_like.native.kinds import isinstance
-from magpy_like.refgraph import ABSENT, Relation, ShadowNode
+from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import PLAIN_TYPES
 
 log = topic("monitor")
@@ -663,10 +663,18 @@ class MonitorRun:
         target = node.first.refs.get(relation, ABSENT)
         if target == ABSENT or not (child := self.recording.refs.get_node_by_id(target)).existed:
             return None
-        if child.node_id in self.recording.settled and child.node_id not in self.lifted.nodes:
+        if not self._let_vary(child):
             return None
         self._monitor.watch_numbers()
         return self.lifted.read(child, value)
+
+    def _let_vary(self, node: ShadowNode) -> bool:
+        """Rely no more on a number that was read just now; False if something else does."""
+        if node.node_id not in self.recording.just_read:
+            return False
+        self.recording.just_read.discard(node.node_id)
+        node.facts.discard(Fact.VALUE)
+        return True
 
     def lift_read(self, step: Step, node: ShadowNode | None, relation: Relation, value: Any) -> Any:
         """Whether a number that is about to be read is lifted: what to do when it was.
@@ -682,12 +690,9 @@ class MonitorRun:
         child = self.recording.refs.get_node_by_id(target)
         if not child.existed or not child.plain:
             return None
-        if child.node_id in self.lifted.nodes:
-            return _finish_lift, (child, value)
-        if child.node_id in self.recording.settled:
-            return None
-        if self.varies(node, relation) or self.is_updated(step):
-            return _finish_lift, (child, value)
+        lifted = child.node_id in self.lifted.nodes
+        if lifted or self.varies(node, relation) or self.is_updated(step):
+            return (_finish_lift, (child, value)) if self._let_vary(child) else None
         return None
 
     def is_updated(self, step: Step) -> bool:
@@ -809,4 +814,7 @@ def _finish_grad(run: MonitorRun, payload: tuple[ShadowNode, Any], result: Any) 
 
 def _finish_lift(run: MonitorRun, payload: tuple[ShadowNode, Any], result: Any) -> Any:
     node, value = payload
-    return run.lifted.read(node, value) if result is value else None
+    if result is value:
+        return run.lifted.read(node, value)
+    node.facts.add(Fact.VALUE)  # something else has computed the result
+    return None

@@ -6,9 +6,18 @@ a ``__getattribute__`` may compute, with effects, or wrongly: a proxy may claim 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from magpy_like.native import lookup_in_type
 
 if TYPE_CHECKING:
     from builtins import isinstance as isinstance
 else:
-    pass
+    from magpy_like.native import is_of as isinstance
+
+
+def answers_in_python(value: Any) -> bool:
+    """Whether asking for an attribute of a value may run code of its class's."""
+    methods = (lookup_in_type(type(value), name) for name in ("__getattribute__", "__getattr__"))
+    return any(isinstance(method, FunctionType) for method in methods)

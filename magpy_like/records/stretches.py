@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +24,16 @@ from magpy_like.dynamic.layout import Layout, NoLayout, lay_out
 from magpy_like.dynamic.splitting import Continuation, behind, open_frames, stands_for
 from magpy_like.logs import topic
 from magpy_like.monitor import devices, locks
+from magpy_like.monitor.containers import CONTAINERS, elements
 from magpy_like.monitor.expressions import fresh, is_liftable
 from magpy_like.monitor.modes import Modes
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import LENGTH_VARIES, NotForetold, NotMerged, Place, Split, SplitPoint
 from magpy_like.monitor.variation import argument_place
-from magpy_like.native import StateCheck, frame_set_local, frame_set_operand
+from magpy_like.native import StateCheck, frame_set_local, frame_set_operand, lookup_in_type
 from magpy_like.native.kinds import isinstance
+from magpy_like.refgraph.values import HEAP_TYPE
 from magpy_like.synthesis.graphs import SharedGraphs
 from magpy_like.synthesis.record import Record
 
@@ -117,8 +120,10 @@ class StretchCut:
             run.read_rest()
             self._frames, states = open_frames(frame, run.root_frame, run.step_of, handled)
             run.recording.operators.look_at_all()  # what follows is given its elements
+            layout, values = lay_out(states)
+            if any(map(_ends_visibly, values)):
+                raise NoLayout("it may end the life of an object that tells of its end")
             if not self.stretch.recorded:
-                layout, values = lay_out(states)
                 run.recording.goes_on = True
                 record = self.stretch.record(run.recording, tuple(values))
                 record.layout, record.ends_at = layout, SplitPoint.at(frame, reason)
@@ -164,6 +169,10 @@ class StretchCut:
     ) -> None:
         """The next stretch begins, in these states of the open frames."""
         layout, values = lay_out(states, raised)
+        if any(map(_ends_visibly, values)):
+            _splits_log.info("what follows runs natively: it may end the life of an object")
+            run.end()
+            return
         dispatcher = self.stretch.dispatcher.following(layout)
         for position, value in enumerate(values):
             if run.lifted.expression(value) is not None:
@@ -251,3 +260,19 @@ class Stretches:
         if ahead.following is None:
             ahead.following = self.following(ahead.layout)
         return ahead.following, following
+
+
+def _ends_visibly(value: Any) -> bool:
+    """Whether somebody hears of the end of an object, or of one that a container holds.
+
+    A stretch keeps what it begins with until it ends.
+    """
+    if isinstance(value, CONTAINERS):
+        return any(_ends_visibly(item) for item in elements(value) if type(item) not in CONTAINERS)
+    if isinstance(value, type | torch.Tensor | torch.nn.Module):
+        return False
+    if not type(value).__flags__ & HEAP_TYPE:
+        return False
+    if isinstance(lookup_in_type(type(value), "__del__"), types.FunctionType):
+        return True
+    return any(reference.__callback__ is not None for reference in weakref.getweakrefs(value))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import decimal
 import enum
 import fractions
 import gc
@@ -47,7 +46,6 @@ PLAIN_TYPES: frozenset[type] = frozenset(
         datetime.date,
         datetime.time,
         datetime.timedelta,
-        decimal.Decimal,
         fractions.Fraction,
         uuid.UUID,
         re.Pattern,
@@ -84,9 +82,49 @@ def behind_proxy(proxy: types.MappingProxyType[Any, Any]) -> Any:
     return gc.get_referents(proxy)[0]
 
 
+def array_layout(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+    """What a NumPy array tells of itself beside its contents; strides are in bytes."""
+    return array.dtype, array.shape, array.strides, array.flags.num
+
+
+def bind(method: Any, receiver: Any) -> Any:
+    """A native method of an object. CPython crashes without the class where a method needs it."""
+    return method.__get__(receiver, type(receiver))
+
+
 def is_plain(value: Any) -> bool:
-    """Whether a value is compared by value."""
-    return type(value) in PLAIN_TYPES or isinstance(value, np.generic | np.dtype)
+    """Whether a value is compared by value.
+
+    A structured scalar of NumPy's can be changed, and so can an instance of a class in Python.
+    """
+    if type(value) in PLAIN_TYPES or isinstance(value, np.dtype):
+        return True
+    return isinstance(value, np.generic) and not (
+        isinstance(value, np.void) or type(value).__flags__ & HEAP_TYPE
+    )
+
+
+def is_same_value(a: Any, b: Any) -> bool:
+    """Whether no operation can tell two plain values apart, or two keys made of such.
+
+    Numbers of other types may be equal, and so are 0.0 and -0.0, and an hour and 60 minutes of
+    NumPy's. What is not plain stands for itself.
+    """
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if type(a) in _TOLD_BY_EQUALITY:
+        return bool(a == b)
+    if type(a) in (tuple, frozenset):
+        return len(a) == len(b) and all(map(is_same_value, a, b))
+    if isinstance(a, np.generic):
+        return is_plain(a) and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    # Of a long pattern the text shows the beginning only, and NaN is not equal to itself.
+    return is_plain(a) and repr(a) == repr(b) and (a == b or a != a)
+
+
+_TOLD_BY_EQUALITY = (bool, int, str, bytes, torch.dtype, torch.device)
 
 
 def is_identity(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,14 +13,14 @@ from magpy_like.monitor.containers import SCALARS, items_of
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Relation
-from magpy_like.refgraph.values import is_plain
+from magpy_like.refgraph.values import array_layout, is_plain, is_same_value
 from magpy_like.synthesis.places import lookup
 
 
 def same_scalar(a: Any, b: Any) -> bool:
-    """Whether numbers of NumPy's, or instances of a subclass of a number or string, are equal."""
-    if isinstance(b, np.generic):
-        return type(a) is type(b) and repr(a) == repr(b)
+    """Whether plain values, or instances of a subclass of a number or string, are equal."""
+    if is_plain(b):
+        return is_same_value(a, b)
     base = next(kind for kind in SCALARS if isinstance(b, kind))
     return base.__repr__(a) == base.__repr__(b)
 
@@ -41,21 +42,20 @@ def same_keys(found: Iterable[Any], expected: list[Any]) -> bool:
 
 
 def _same_key(a: Any, b: Any) -> bool:
-    if type(a) is not type(b):
-        return False
-    return same_keys(a, list(b)) if type(a) is tuple else bool(a == b)
+    if isinstance(b, weakref.ref):
+        return isinstance(a, weakref.ref) and a == b
+    if type(a) is type(b) is tuple:
+        return same_keys(a, list(b))
+    return is_same_value(a, b)
+
+
+def same_layout(array: Any, layout: tuple[Any, ...]) -> bool:
+    return array_layout(array) == layout
 
 
 def same_array(array: Any, expected: np.ndarray[Any, Any]) -> bool:
-    return (
-        array.dtype == expected.dtype
-        and array.shape == expected.shape
-        and array.tobytes() == expected.tobytes()
-    )
-
-
-def like_array(array: Any, dtype: np.dtype[Any], shape: Any, strides: Any) -> bool:
-    return bool(array.dtype == dtype) and array.shape == shape and array.strides == strides
+    """Whether an array that is laid out alike holds the same."""
+    return bool(array.tobytes() == expected.tobytes())
 
 
 def gives(call: Callable[[], Any], result: Any) -> bool:

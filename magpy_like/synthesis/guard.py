@@ -26,25 +26,25 @@ from magpy_like.monitor.split import Split
 from magpy_like.monitor.twin import Twin
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import StateCheck, TensorCheck, Watch
-from magpy_like.native.kinds import isinstance
+from magpy_like.native.kinds import answers_in_python, isinstance
 from magpy_like.refgraph import ABSENT, EXTERNAL, MRO, Fact, Relation, ShadowNode
-from magpy_like.refgraph.values import HEAP_TYPE, has_values, is_identity, is_plain
+from magpy_like.refgraph.values import HEAP_TYPE, has_values, is_identity, is_plain, is_same_value
 from magpy_like.synthesis import numbers
 from magpy_like.synthesis.checks import (
     gives,
     gives_cached,
     is_missing,
     is_same,
-    like_array,
     memory_of,
     ordered_keys,
     place_check,
     same_array,
     same_keys,
+    same_layout,
     same_scalar,
 )
 from magpy_like.synthesis.expected import Expected, expected
-from magpy_like.synthesis.places import Places, expression
+from magpy_like.synthesis.places import Places, attributes_of, expression
 from magpy_like.synthesis.sizes import LARGEST, Bounds, size_guards
 from magpy_like.synthesis.source import Source, literal
 
@@ -117,9 +117,11 @@ class GuardBuilder:
         kind, key = relation
         if kind is RelationKind.CONSTANT:
             value = self.rec.classes.get(node.node_id, node.variable)
-            name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
             if isinstance(value, dict):
                 return f"{value.get('__name__', 'module')} globals"
+            if answers_in_python(value):
+                return f"<{type(value).__qualname__}>"
+            name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
             return name or f"<{type(value).__qualname__}>"
         if kind is RelationKind.LOCAL:
             return f"args[{key}]" if isinstance(key, int) else str(key)
@@ -216,6 +218,9 @@ class GuardBuilder:
         assert self.places.is_fixed(node), "the guard has not fetched this variable yet"
         return self.source.constant(node.variable)
 
+    def _attributes(self, node: ShadowNode) -> str:
+        return attributes_of(self.name(node), node.type, self.source.constant)
+
     def _way(self, parent: ShadowNode, relation: Relation) -> str:
         if parent.node_id == EXTERNAL:
             if relation.kind is not RelationKind.LOCAL:
@@ -246,6 +251,9 @@ class GuardBuilder:
         if node.type.__flags__ & HEAP_TYPE and not isinstance(value, type):
             self.watch.type(value)  # an instance may be given another class
         as_found = node.first.value
+        if isinstance(value, np.ndarray) and as_found is not None:
+            same = functools.partial(same_layout, value, as_found)
+            self._call(same, f"{self.label(node)} is an array of {value.shape}")
         if isinstance(value, torch.Tensor) and as_found is not None and not as_found(value):
             # The program has changed its metadata.
             self._call(functools.partial(as_found, value), f"{self.label(node)} is as it was found")
@@ -345,7 +353,7 @@ class GuardBuilder:
         reason = f"{self.label(node)} has no {relation}"
         key = relation.key
         if relation.kind is RelationKind.ATTRIBUTE:
-            self._check(f"{key!r} not in {name}.__dict__", reason)
+            self._check(f"{key!r} not in {self._attributes(node)}", reason)
         elif relation.kind in (RelationKind.KEY, RelationKind.MEMBERSHIP):
             where = self.source.key(key)
             self._check(f"not dict.__contains__({name}, {where})", reason)
@@ -364,7 +372,7 @@ class GuardBuilder:
             self._watch(parent, relation, ..., equal=False)
         elif relation.kind is RelationKind.ATTRIBUTE:
             self._check(
-                f"{relation.key!r} in {self.name(parent)}.__dict__",
+                f"{relation.key!r} in {self._attributes(parent)}",
                 f"{self.label(parent)} has an attribute {relation.key}",
             )
         elif relation.kind is RelationKind.KEY:
@@ -406,7 +414,7 @@ class GuardBuilder:
             )
             return
         if relation.kind is RelationKind.ATTRIBUTE:
-            way = f"{self.name(parent)}.__dict__.get({relation.key!r}, NOTHING)"
+            way = f"{self._attributes(parent)}.get({relation.key!r}, NOTHING)"
             self.source.names["NOTHING"] = NOTHING
         elif relation.kind is RelationKind.KEY:
             where = self.source.key(relation.key)
@@ -426,11 +434,14 @@ class GuardBuilder:
             return f"{way} is {value!r}"
         if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
             return f"{way} is {self.source.constant(value, str(value))}"
+        if isinstance(value, np.generic | np.dtype):
+            same = self.source.constant(is_same_value)
+            return f"{same}({way}, {self.source.constant(value, 'value')})"
         name = self.source.fresh("x")
         kind = self.source.constant(type(value), type(value).__name__)
         text = literal(value) or self.source.constant(value, "value")
         is_kind = f"type({name} := {way}) is {kind}"
-        if isinstance(value, float | np.generic):
+        if isinstance(value, float):
             if value != value or value == 0:
                 return f"{is_kind} and repr({name}) == {repr(value)!r}"
         elif not isinstance(value, int | str | bytes | torch.device):
@@ -484,13 +495,10 @@ class GuardBuilder:
         if Fact.TRUTH in node.facts and not _EXTENTS & node.facts:
             held = self.source.constant(elements, "elements")
             self._check(f"{held}({name})", f"{label} is not empty")
-        if Fact.METADATA in node.facts and isinstance(value, np.ndarray):
-            like = self.source.constant(like_array, "like_array")
-            dtype = self.source.constant(value.dtype, "dtype")
-            self._check(
-                f"{like}({name}, {dtype}, {value.shape}, {value.strides})",
-                f"{label}: {value.dtype}{list(value.shape)}",
-            )
+        if isinstance(value, np.ndarray) and node.first.value is not None:
+            same = self.source.constant(same_layout)
+            layout = self.source.constant(node.first.value, "layout")
+            self._check(f"{same}({name}, {layout})", f"{label} is an array of {value.shape}")
         if Fact.VALUE in node.facts and isinstance(value, np.ndarray):
             same = self.source.constant(same_array, "same_array")
             array = self.source.constant(before, "array")
@@ -528,7 +536,7 @@ class GuardBuilder:
             where = self.source.key(relation.key)
             way = f"dict.get({self.name(parent)}, {where})"
         elif relation.kind is RelationKind.ATTRIBUTE:
-            way = f"{self.name(parent)}.__dict__.get({relation.key!r})"
+            way = f"{self._attributes(parent)}.get({relation.key!r})"
         elif relation.kind is RelationKind.ITEM and Fact.LENGTH not in parent.facts:
             self._check(
                 f"{self._length(parent)} > {relation.key}",

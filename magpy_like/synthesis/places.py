@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from magpy_like.annotation import RelationKind
+from magpy_like.monitor.attributes import instance_dict
 from magpy_like.monitor.iterators import ahead
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
@@ -129,7 +130,7 @@ def lookup(parent: Any, relation: Relation) -> Any:
     if kind is RelationKind.DEFAULT:
         return (parent.__defaults__ if isinstance(key, int) else parent.__kwdefaults__)[key]
     if kind is RelationKind.SLOT:
-        return parent() if key == REFERENT else getattr(parent, str(key))
+        return parent() if key == REFERENT else object.__getattribute__(parent, str(key))
     if kind is RelationKind.DICT:
         return object.__getattribute__(parent, "__dict__")
     if kind is RelationKind.MAPPING:
@@ -156,13 +157,28 @@ def _in_classes(cls: type, key: Any) -> Any:
     raise LookupError(name)
 
 
+def attributes_of(name: str, kind: type, constant: Callable[[Any], str]) -> str:
+    """The source text for an instance's dictionary, past a class that answers for it in Python."""
+    if isinstance(lookup_in_type(kind, "__getattribute__"), FunctionType):
+        return f"{constant(instance_dict)}({name})"
+    return f"{name}.__dict__"
+
+
+def _slot(name: str, slot: str, kind: type, constant: Callable[[Any], str]) -> str:
+    """The source text for what an object holds, and not for what its class answers in Python."""
+    methods = (lookup_in_type(kind, method) for method in ("__getattribute__", "__getattr__"))
+    if any(isinstance(method, FunctionType) for method in methods):
+        return f"{constant(object.__getattribute__)}({name}, {slot!r})"
+    return f"{name}.{slot}"
+
+
 def expression(
     parent: str, relation: Relation, kind_of: type, constant: Callable[[Any], str]
 ) -> str:
     """The source text that follows ``relation`` from the variable called ``parent``."""
     kind, key = relation
     if kind is RelationKind.ATTRIBUTE:
-        return f"{parent}.__dict__[{key!r}]"
+        return f"{attributes_of(parent, kind_of, constant)}[{key!r}]"
     if kind in (RelationKind.KEY, RelationKind.GLOBAL):
         where = literal(key) or constant(key)
         if kind_of is dict:
@@ -185,9 +201,9 @@ def expression(
         store = "__defaults__" if isinstance(key, int) else "__kwdefaults__"
         return f"{parent}.{store}[{key!r}]"
     if kind is RelationKind.SLOT:
-        return f"{parent}()" if key == REFERENT else f"{parent}.{key}"
+        return f"{parent}()" if key == REFERENT else _slot(parent, str(key), kind_of, constant)
     if kind is RelationKind.DICT:
-        return f"{parent}.__dict__"
+        return attributes_of(parent, kind_of, constant)
     if kind is RelationKind.MAPPING:
         return f"{constant(behind_proxy)}({parent})"
     if kind is RelationKind.TYPE and isinstance(key, str):

@@ -28,16 +28,19 @@ from magpy_like.monitor.gathered import Gathered
 from magpy_like.monitor.iterators import DICT_ITERATORS, FORESEEN, advance, container_of
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
+from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.values import (
     HEAP_TYPE,
     behind_proxy,
+    bind,
     is_identity,
     is_plain,
     slot_names,
 )
 from magpy_like.synthesis import numbers
+from magpy_like.synthesis.places import attributes_of
 from magpy_like.synthesis.source import Source, literal
 
 _CONTENTS: tuple[tuple[Any, str], ...] = (
@@ -214,6 +217,9 @@ class Reconstruction:
             self.source.emit(f"{name}.__kwdefaults__ = {self.value(function.__kwdefaults__)}")
         if function.__dict__:
             self.source.emit(f"{name}.__dict__.update({self.dict_text(function.__dict__)})")
+        if function.__annotations__:
+            annotations = self.value(function.__annotations__)
+            self.source.emit(f"{name}.__annotations__ = {annotations}")
         for slot in ("__qualname__", "__doc__", "__module__"):
             self.source.emit(f"{name}.{slot} = {self.value(getattr(function, slot))}")
         for cell in function.__closure__ or ():
@@ -248,7 +254,14 @@ class Reconstruction:
         )
 
     def _builtin_method(self, method: Any) -> str:
-        return self._bind(method, f"{self.value(method.__self__)}.{method.__name__}")
+        """Looked up in the native class itself: one in Python may have a method of that name."""
+        receiver, name = method.__self__, method.__name__
+        for base in type(receiver).__mro__:
+            found = base.__dict__.get(name)
+            if isinstance(found, types.MethodDescriptorType) and bind(found, receiver) == method:
+                names = self.source.constant(bind, "bind"), self.source.constant(found, name)
+                return self._bind(method, f"{names[0]}({names[1]}, {self.value(receiver)})")
+        raise Split(f"leaves a method {name} of a {type(receiver).__qualname__}")
 
     def _partial(self, partial: functools.partial[Any]) -> str:
         make = self.source.constant(type(partial), type(partial).__name__)
@@ -257,7 +270,10 @@ class Reconstruction:
             + [self.value(a) for a in partial.args]
             + [f"**{self.dict_text(partial.keywords)}"]
         )
-        return self._bind(partial, f"{make}({args})")
+        name = self._bind(partial, f"{make}({args})")
+        if partial.__dict__:
+            self.source.emit(f"{name}.__dict__.update({self.dict_text(partial.__dict__)})")
+        return name
 
     def _reference(self, reference: weakref.ref[Any]) -> str:
         target = reference()
@@ -316,6 +332,8 @@ class Reconstruction:
         cls = type(value)
         if self.rec.is_born(cls):
             raise Split("leaves an instance of a class that it has made")
+        if lookup_in_type(cls, "__del__") is not NULL:
+            raise Split(f"leaves a {cls.__qualname__}, whose end another call will bring about")
         if isinstance(value, torch.nn.Module) and not self.rec.is_born(value):
             return self._remember(value, self.source.constant(value, cls.__name__.lower()))
         structseq = isinstance(value, tuple) and hasattr(cls, "n_sequence_fields")
@@ -340,12 +358,13 @@ class Reconstruction:
         else:
             self._fill_container(value, name)
         if state:
-            self.source.emit(f"{name}.__dict__.update({self.dict_text(state)})")
+            own = attributes_of(name, cls, self.source.constant)
+            self.source.emit(f"{own}.update({self.dict_text(state)})")
         if isinstance(value, BaseException):
             self._origin(value, name)
         for slot in slot_names(cls):
             try:
-                found = getattr(value, slot)
+                found = object.__getattribute__(value, slot)
             except AttributeError:
                 continue
             setter = self.source.constant(object.__setattr__, "object_setattr")
@@ -426,10 +445,10 @@ _NATIVE_STATE: tuple[tuple[type, Callable[[Any], tuple[Any, ...]]], ...] = (
     (dict, _stateless),
     (list, _stateless),
     (set, _stateless),
-    (int, lambda value: (int(value),)),
-    (float, lambda value: (float(value),)),
-    (str, lambda value: (str(value),)),
-    (bytes, lambda value: (bytes(value),)),
+    (int, lambda value: (int.__int__(value),)),
+    (float, lambda value: (float.__float__(value),)),
+    (str, lambda value: (str.__str__(value),)),
+    (bytes, lambda value: (bytes.__getitem__(value, slice(None)),)),
     (BaseException, lambda error: error.args),
     (types.SimpleNamespace, _stateless),
 )

@@ -28,13 +28,13 @@ from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import is_plain
 from magpy_like.synthesis import numbers
-from magpy_like.synthesis.checks import same_list, same_scalar
+from magpy_like.synthesis.checks import same_keys, same_list, same_scalar
 from magpy_like.synthesis.early_looks import look_before_writing
 from magpy_like.synthesis.examples import example_inputs
 from magpy_like.synthesis.expected import Expected
 from magpy_like.synthesis.graphs import CompiledGraph
 from magpy_like.synthesis.guard import GuardBuilder, same_memory
-from magpy_like.synthesis.places import Places, lookup
+from magpy_like.synthesis.places import Places, attributes_of, lookup
 from magpy_like.synthesis.reconstruct import Reconstruction
 from magpy_like.synthesis.source import Source, literal
 from magpy_like.synthesis.undoing import Undoing
@@ -285,7 +285,7 @@ class MockBuilder:
         base = self.source.constant(native_base(node.type), native_base(node.type).__name__)
         if isinstance(value, dict):
             entries = dict(items_of(value))
-            if list(entries)[: len(before)] != list(before):
+            if not same_keys(list(entries)[: len(before)], list(before)):
                 text = self.values.dict_text(entries)
                 return [f"{base}.clear({name})", f"{base}.update({name}, {text})"]
             changed = {k: v for k, v in entries.items() if k not in before or before[k] is not v}
@@ -305,10 +305,10 @@ def _same_contents(value: Any, before: Any) -> bool:
     if length_of(value) != len(before):
         return False
     if isinstance(value, dict):
-        pairs = zip(items_of(value), before.items(), strict=True)
-        return all(k == j and v is w for (k, v), (j, w) in pairs)
+        kept = all(v is w for (_, v), w in zip(items_of(value), before.values(), strict=True))
+        return kept and same_keys([key for key, _ in items_of(value)], list(before))
     if isinstance(value, set):
-        return set(elements(value)) == set(before)
+        return same_keys(elements(value), list(before))
     return all(a is b for a, b in zip(elements(value), before, strict=True))
 
 
@@ -320,8 +320,8 @@ _ORDERED = (RelationKind.KEY, RelationKind.ATTRIBUTE, RelationKind.GLOBAL)
 """Places in dictionaries, which keep the order in which they were filled."""
 _WRITES: dict[RelationKind, tuple[str, str | None]] = {
     RelationKind.ATTRIBUTE: (
-        "{owner}.__dict__[{key}] = {value}",
-        "{owner}.__dict__.pop({key}, None)",
+        "{attributes}[{key}] = {value}",
+        "{attributes}.pop({key}, None)",
     ),
     RelationKind.GLOBAL: ("{owner}[{key}] = {value}", "{owner}.pop({key}, None)"),
     RelationKind.KEY: (
@@ -360,13 +360,16 @@ def _statement(
     text = delete if value is None else assign
     if text is None:
         raise Split(f"{'removes' if value is None else 'changes'} something along {relation}")
-    base = clear = ""
-    if kind is RelationKind.KEY:
+    base = clear = attributes = ""
+    if kind is RelationKind.ATTRIBUTE:
+        attributes = attributes_of(owner, owned_by, source.constant)
+    elif kind is RelationKind.KEY:
         native = native_base(owned_by)
         base = source.constant(native, native.__name__)
     elif kind is RelationKind.SLOT and value is None:
         clear = source.constant(_clear_slot, "clear_slot")
-    return text.format(owner=owner, key=source.key(key), value=value, base=base, clear=clear)
+    names = {"owner": owner, "attributes": attributes, "base": base, "clear": clear}
+    return text.format(**names, key=source.key(key), value=value)
 
 
 def synthesise(

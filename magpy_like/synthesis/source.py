@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from magpy_like.native.kinds import isinstance
+from magpy_like.native.kinds import answers_in_python, isinstance
 
 _RESERVED = {*dir(builtins), "args", "kwargs", "state", "watch", "run_graph", "NOTHING"}
 
@@ -68,6 +68,8 @@ class Source:
 
 
 def _own_name(value: Any) -> str:
+    if answers_in_python(value):
+        return type(value).__name__.lower()
     name = getattr(value, "__name__", None)
     return name if isinstance(name, str) else type(value).__name__.lower()
 

@@ -47,7 +47,7 @@ def call(operation: Any, write: bool, args: tuple[Any, ...], kwargs: Mapping[str
     if write:
         return operation.__set__(*args)
     if isinstance(operation, types.GetSetDescriptorType | types.MemberDescriptorType | property):
-        return operation.__get__(args[0])
+        return operation.__get__(args[0], type(args[0]))
     if isinstance(operation, types.ClassMethodDescriptorType):
         return operation.__get__(None, args[0])(*args[1:], **kwargs)
     return operation(*args, **kwargs)
