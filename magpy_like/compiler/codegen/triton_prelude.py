@@ -139,6 +139,8 @@ def float_floordiv(a, b, quotient):
 
 @triton.jit
 def sign(a):
+    if a.dtype.is_floating():  # LLVM would make 1 of -1 on the way from int32 to bfloat16
+        return tl.where(a > 0, 1.0, tl.where(a < 0, -1.0, 0.0)).to(a.dtype)
     return tl.where(a > 0, 1, tl.where(a < 0, -1, 0)).to(a.dtype)
 
 
