@@ -71,7 +71,7 @@ def _constant_nodes(gm: GraphModule) -> set[Node]:
     for node in gm.graph.nodes:
         if node.op == "get_attr" and FOLDED in node.meta:
             found.add(node)
-        elif is_pure(node) and _is_small_cpu(node):
+        elif is_pure(node) and _is_small(node):
             inputs = node.all_input_nodes
             if all(arg in found for arg in inputs) and (inputs or node.target in _FACTORIES):
                 found.add(node)
@@ -79,11 +79,11 @@ def _constant_nodes(gm: GraphModule) -> set[Node]:
     return {n for n in found if n not in written or all(u.op == "output" for u in n.users)}
 
 
-def _is_small_cpu(node: Node) -> bool:
+def _is_small(node: Node) -> bool:
     val = tensor(node)
     return (
         val is not None
-        and val.device.type == "cpu"
+        and val.device.type in ("cpu", "cuda")
         and all(type(size) is int for size in val.shape)
         and val.numel() <= LARGEST_COMPUTED
     )
