@@ -7,7 +7,7 @@ says: files named ``test_cpp_*``, those of ``ON_CPU``, and tests marked ``cpu``.
 import pytest
 import torch
 
-ON_CPU = {"test_bad_input.py", "test_layout.py", "test_pages.py"}
+ON_CPU = {"test_bad_input.py", "test_layout.py", "test_pages.py", "test_products.py"}
 
 
 def _is_about_cpu(path):

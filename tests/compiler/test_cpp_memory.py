@@ -176,7 +176,15 @@ def test_differences_from_a_number_in_front_may_overflow(format):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_other_precisions_are_normalized_as_eager_does(dtype):
     x = torch.randn(8, 5, 40, 41, dtype=dtype)
-    same(normalized, x, torch.zeros(5, dtype=dtype), torch.ones(5, dtype=dtype))
+    # Next to the mean, bfloat16 is off by as much as the mean itself is.
+    same(
+        normalized,
+        x,
+        torch.zeros(5, dtype=dtype),
+        torch.ones(5, dtype=dtype),
+        rtol=0.016,
+        atol=1e-4,
+    )
 
 
 def test_variance_over_a_size_that_varies():

@@ -27,11 +27,11 @@ def clones(inputs):
     return [i.detach().clone().requires_grad_(i.requires_grad) for i in inputs]
 
 
-def compare(gm, function, inputs):
+def compare(gm, function, inputs, tolerance=1e-5):
     ours, eager = clones(inputs), clones(inputs)
     actual, expected = gm(*ours), function(*eager)
     # Scores are rounded in another order.
-    assert_same((actual, ours), (expected, eager), rtol=1e-5, atol=1e-5)
+    assert_same((actual, ours), (expected, eager), rtol=tolerance, atol=tolerance)
     if expected.requires_grad:
         cotangent = torch.randn_like(expected)
         actual.backward(cotangent)
@@ -40,11 +40,11 @@ def compare(gm, function, inputs):
             assert_same(a.grad, e.grad, rtol=1e-4, atol=1e-5)
 
 
-def check(function, *inputs, fires=True):
+def check(function, *inputs, fires=True, tolerance=1e-5):
     """Rewrites ``function`` as captured from Python; compares values and gradients."""
     gm = passes.run_captured(torch.fx.symbolic_trace(function), inputs)
     assert fused(gm) == fires
-    compare(gm, function, inputs)
+    compare(gm, function, inputs, tolerance)
     return gm
 
 
@@ -195,7 +195,10 @@ def test_filled_masks(spelling, mask, grad):
     ids=["after", "before"],
 )
 def test_added_masks(function, mask, fill):
-    check(function, *qkv(), torch.zeros(mask.shape).masked_fill(~mask, fill))
+    # On a GPU scores are in units of log(2): next to -1e4, digits are lost elsewhere than in eager.
+    tolerance = 5e-3 if fill == -1e4 and mask.device.type == "cuda" else 1e-5
+    added = torch.zeros(mask.shape).masked_fill(~mask, fill)
+    check(function, *qkv(), added, tolerance=tolerance)
 
 
 def test_an_added_mask_stays_where_gradients_are_wanted():

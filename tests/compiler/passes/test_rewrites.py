@@ -12,6 +12,7 @@ from tests.compare import assert_same
 from tests.compiler.passes.graphs import names, optimised
 from tests.compiler.programs import compiled, kernels
 
+EAGERS_NORMS = [torch.ops.aten.native_batch_norm, torch.ops.aten.cudnn_batch_norm]
 A, B, BIAS = torch.randn(6, 5), torch.randn(5, 4), torch.randn(4)
 
 
@@ -169,7 +170,7 @@ def conv_norm_graph(module, x, *, function=None, held=False):
     gm = make_fx(
         lambda x, *values: run(x, dict(zip(state, values))),
         tracing_mode="fake",
-        decomposition_table={**table, **get_decompositions([torch.ops.aten.native_batch_norm])},
+        decomposition_table={**table, **get_decompositions(EAGERS_NORMS)},
     )(x, *state.values())
     if held:
         holders = [n for n in gm.graph.nodes if n.op == "placeholder"][1:]

@@ -31,7 +31,7 @@ def entries(root):
 
 def test_a_graph_compiled_before_is_found(lowered):
     for _ in range(2):
-        same(lambda x: x.sin().sum(0) * 2 + torch.arange(4) * 3, X)
+        same(lambda x: x.sin().sum(0) * 2 + torch.arange(4, device=x.device) * 3, X)
     assert len(lowered) == 1
 
 
@@ -54,7 +54,10 @@ def test_symbolic_sizes_are_found(lowered):
         (lambda x: x + 0.0, lambda x: x + -0.0),
         (lambda x: x.sum(0), lambda x: x.sum(1)),
         (lambda x: x.to(torch.int64), lambda x: x.to(torch.int32)),
-        (lambda x: x * torch.tensor([1.0, 2.0, 3.0, 4.0]), lambda x: x * torch.arange(4.0) * 7),
+        (
+            lambda x: x * torch.tensor([1.0, 2.0, 3.0, 4.0], device=x.device),
+            lambda x: x * torch.arange(4.0, device=x.device) * 7,
+        ),
     ],
     ids=["number", "signed zero", "dimension", "dtype", "constant"],
 )
