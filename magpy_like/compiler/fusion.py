@@ -7,7 +7,7 @@ over the loops, so that is a comparison of expressions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import sympy
@@ -19,6 +19,7 @@ from magpy_like.compiler.indexing import Expr, Symbol
 from magpy_like.compiler.ir import LoopOp
 
 MAX_NODES = 48  # per kernel: beyond, registers spill and compile time grows faster than it pays
+MAX_PARTS = 8  # of one concatenation per kernel: each is a stream of its own to memory
 
 
 @dataclass(eq=False)
@@ -92,8 +93,13 @@ class Conflict:
         return f"{self.buffer} is touched at {self.written} and at {self.index}"
 
 
-def try_fuse(first: Group, second: Group) -> Group | Conflict | str:
-    """One group doing both, ``first`` before ``second``; or the reason why not."""
+def try_fuse(
+    first: Group, second: Group, in_parts: Set[str] = frozenset()
+) -> Group | Conflict | str:
+    """One group doing both, ``first`` before ``second``; or the reason why not.
+
+    Who writes a buffer of ``in_parts`` writes a part of it that nobody else writes.
+    """
     if first.device != second.device:
         return "different devices"
     if first.scatters or second.scatters:
@@ -104,16 +110,22 @@ def try_fuse(first: Group, second: Group) -> Group | Conflict | str:
         return "the kernel would be too large"
     reason: Conflict | str = "loop sizes differ"
     for fused in _alignments(first, second):
-        conflict = _conflict(fused, first.writes, second.writes)
+        conflict = _conflict(fused, first.writes, second.writes, in_parts)
         if conflict is None:
             return fused
         reason = conflict
     return reason
 
 
-def _conflict(group: Group, first: set[str], second: set[str]) -> Conflict | str | None:
+def _conflict(
+    group: Group, first: set[str], second: set[str], in_parts: Set[str]
+) -> Conflict | str | None:
     """A buffer that one side writes and that is not touched at one address only."""
     for buffer in (first | second) & group.writes:
+        if buffer in in_parts and buffer not in group.reads:
+            if sum(buffer in node.writes for node in group.nodes) > MAX_PARTS:
+                return f"too many parts of {buffer} at one time"
+            continue
         written: Expr | None = None
         for node in group.nodes:
             for value in node.body.values:

@@ -163,14 +163,15 @@ class Scheduler:
                     heapq.heappush(queue, (score, a, b))
 
         self._users: dict[str, set[int]] = {}
-        self._called = {
-            b for i in items.values() if isinstance(i.work, ExternOp)
-            for b in (*i.work.reads, *i.work.writes)
-        }  # fmt: skip
+        self._at = {k: k for k in items}  # where in the program it would run
+        self._calls: dict[str, list[int]] = {}  # buffer -> places of the ATen calls that touch it
         for k, item in items.items():
             if isinstance(item.work, Group):
                 for name in item.work.reads | item.work.writes:
                     self._users.setdefault(name, set()).add(k)
+            else:
+                for name in {*item.work.reads, *item.work.writes}:
+                    self._calls.setdefault(name, []).append(k)
         for k in list(items):
             offer(k)
         while queue:
@@ -236,7 +237,7 @@ class Scheduler:
         if between is not None:
             result: Group | Conflict | str = f"{_names(items[between].work)} must run between"
         else:
-            result = try_fuse(first, second)
+            result = try_fuse(first, second, self.graph.concatenated)
         names = [n.name for n in first.nodes], [n.name for n in second.nodes]
         if not isinstance(result, Group):
             self.decisions.append(Decision(*names, False, result))
@@ -254,29 +255,36 @@ class Scheduler:
         """May both run together without more memory than the program as it is written takes? If
         so, what they hold is noted.
 
-        They run as soon as what both need is there: until then arguments of the first stay, and
-        from then on results of the second.
+        They run as soon as what both need is there, and everything else where it would run alone:
+        until then arguments of the first stay, and from then on results of the second.
         """
         assert self._held is not None
-        first, second = items[a], items[b]
-        before = [max(first.first, earlier[a].bit_length() - 1),
-                  max(second.first, earlier[b].bit_length() - 1)]  # fmt: skip
-        after = max(before[0], (earlier[b] & ~(1 << a)).bit_length() - 1)
-        change: list[tuple[range, int]] = []
-        for name in first.work.reads:
-            change.append((range(before[0] + 1, after + 1), self._own_bytes(name)))
-        for name in second.work.writes:
-            change.append((range(after, before[1]), self._own_bytes(name)))
-        for name in set(first.work.writes) & set(second.work.reads):
-            if len(self._users[name]) == 2 and name not in self._kept | self._called:
-                change.append((range(before[0], before[1] + 1), -self._own_bytes(name)))
+        first, second = items[a].work, items[b].work
+        needed = (earlier[a] | earlier[b]) & ~(1 << a | 1 << b)
+        place = max(min(self._at[a], self._at[b]), needed.bit_length() - 1)
+        end = len(self._held) - 1
+        changes: list[tuple[range, int]] = []
+        for name in {*first.reads, *first.writes, *second.reads, *second.writes}:
+            users = self._users[name]
+            others = [self._at[k] for k in users if k not in (a, b)] + self._calls.get(name, [])
+            if name in self._kept:
+                others.append(end)
+            before = others + [self._at[k] for k in (a, b) if k in users]
+            after = [*others, place] if others else []  # what only these two touch goes
+            was = range(min(before), max(before) + 1)
+            becomes = range(min(after), max(after) + 1) if after else range(0)
+            bytes_ = self._own_bytes(name)
+            if was != becomes and bytes_:
+                changes += [(was, -bytes_), (becomes, bytes_)]
         held = self._held.copy()
-        for places, count in change:
+        for places, count in changes:
             for k in places:
                 held[k] += count
-        if any(m > max(n, self._budget) for m, n in zip(held, self._held, strict=True)):
+        grown = {k for places, count in changes if count > 0 for k in places}
+        if any(held[k] > max(self._held[k], self._budget) for k in grown):
             return False
         self._held = held
+        self._at[a] = place
         return True
 
     def _own_bytes(self, name: str) -> int:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.compiler.programs import compiled, same
+from tests.compiler.programs import compiled, kernels, same
 from tests.memory import peak_bytes
 
 SIZE = 64
@@ -95,3 +95,20 @@ def test_copies_for_late_concatenations_are_not_made_early():
     (a,), w = matrices(1), torch.randn(2 * SIZE, SIZE)
     assert peak(function, a, w) == 4  # the first one, both together, and a product
     same(function, a, w, rtol=1e-3, atol=1e-3)
+
+
+def test_a_dense_block_takes_few_kernels_and_no_more_memory_than_as_it_is_written():
+    """Copies of one concatenation run together; those of later ones do not run with them."""
+
+    def function(a, *weights):
+        parts = [a @ a]
+        for w in weights:
+            parts.append(torch.cat(parts, 1).relu() @ w)
+        return parts[-1]
+
+    (a,) = matrices(1)
+    weights = [torch.randn(SIZE * (k + 1), SIZE) / SIZE for k in range(6)]
+    # Six matrices, and all of them side by side, which relu writes over.
+    assert peak(function, a, *weights) <= 12
+    assert len(kernels(function, a, *weights)) <= 11, "one per concatenation, one per relu"
+    same(function, a, *weights)
