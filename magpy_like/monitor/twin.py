@@ -27,13 +27,13 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     GuardOnDataDependentSymNode,
-    ShapeEnv,
 )
 
 from magpy_like.compiler.varying import Origin
 from magpy_like.logs import topic
 from magpy_like.monitor.expressions import InGraph, Size, Untranslatable, from_sympy, is_number
 from magpy_like.monitor.modes import SETTERS
+from magpy_like.monitor.shape_env import Sizes
 from magpy_like.native import TensorCheck
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ShadowNode
@@ -81,9 +81,7 @@ class Twin:
         """``size_in_graph(node, dim)`` makes a graph node for a size of an operator's result;
         ``account()`` is called when operators have run that are none of the program's, and
         ``locate()`` says where the program is."""
-        self.env = ShapeEnv(
-            assume_static_by_default=False, duck_shape=False, specialize_zero_one=True
-        )
+        self.env = Sizes(assume_static_by_default=False, duck_shape=False, specialize_zero_one=True)
         self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
         self.sources: dict[sympy.Symbol, Any] = {}
         """What each symbol stands for: a number outside, or one of the operator graph."""

@@ -225,6 +225,31 @@ def test_one_record_serves_all_sizes_at_which_the_program_does_the_same(name):
             twins.call(sized(*again), why=f"{name}: {again} again")
 
 
+@pytest.mark.parametrize("backend", ["eager", "magpy"])
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_how_many_images_torch_convolves_by_which_algorithm_is_no_guard(layout, kernel, backend):
+    weight = torch.linspace(-1, 1, 4 * 2 * kernel**2).view(4, 2, kernel, kernel)
+
+    def program(x):
+        y = F.conv2d(x, weight) * 2
+        return y, y.stride(), y.shape[0]
+
+    twins = Twins(lambda: program, dynamic=True, backend=backend)
+    for i, images in enumerate((3, 16, 40, 15)):
+        x = torch.linspace(-1, 1, images * 2 * 8 * 8).view(images, 2, 8, 8)
+        twins.call(lambda x=x: (x.to(memory_format=layout),), hit=i > 0)
+    twins.call(lambda: (torch.ones(3, 1, 8, 8),))
+
+
+def test_a_convolutions_filter_must_fit_its_images():
+    weight = torch.ones(1, 1, 16, 16)
+    twins = Twins(lambda: lambda x: F.conv2d(x, weight).shape, dynamic=True)
+    for i, (images, height) in enumerate(((3, 20), (17, 18), (4, 16))):
+        twins.call(lambda n=images, h=height: (torch.ones(n, 1, h, 20),), hit=i == 1 or None)
+    twins.call(lambda: (torch.ones(4, 1, 15, 20),))
+
+
 def test_sizes_that_travel_in_tensors_stay_known():
     def program(x):
         span = torch.tensor(min(x.shape[0], 16))

@@ -1,0 +1,62 @@
+"""A shape environment whose guards are what results depend on.
+
+Before torch knows what memory format a convolution gives, it chooses the algorithm: oneDNN, or for
+small filters and less than 16 images ATen's own. On the CPU both give the same format, by the same
+rule. A guard there would cut what one record can serve in two.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, SymNode
+
+_MANY_IMAGES = 16
+"""From so many on, torch takes oneDNN for filters of any size, whatever the number of threads."""
+
+
+class Sizes(ShapeEnv):
+    """``ShapeEnv`` without guards on which of two equivalent algorithms convolves."""
+
+    def evaluate_sym_node(self, sym_node: SymNode, *args: Any, **kwargs: Any) -> sympy.Basic:
+        if _only_chooses_an_algorithm(sym_node.expr):
+            with self.suppress_guards():
+                return super().evaluate_sym_node(sym_node, *args, **kwargs)
+        return super().evaluate_sym_node(sym_node, *args, **kwargs)
+
+
+def _only_chooses_an_algorithm(expression: Any) -> bool:
+    """Whether a relation is asked to choose how to convolve on a CPU."""
+    if not isinstance(expression, sympy.core.relational.Relational):
+        return False
+    if _MANY_IMAGES not in expression.args or not torch.backends.mkldnn.enabled:
+        return False
+    if not torch.backends.mkldnn.is_available():  # then NNPACK, whose results lie otherwise
+        return False
+    caller = _caller()
+    if caller.f_globals["__name__"] != "torch._subclasses.fake_impls":
+        return False
+    image = caller.f_locals.get("new_kwargs", {}).get("input")
+    if caller.f_code.co_name != "conv" or image is None or image.dim() > 4:
+        return False
+    if caller.f_locals["device"].type != "cpu":
+        return False
+    images, *others = image.shape
+    asked = expression.free_symbols
+    return asked == _symbols(images) and not any(asked & _symbols(size) for size in others)
+
+
+def _caller() -> types.FrameType:
+    """Who asks, outside of torch's symbolic numbers."""
+    frame: Any = sys._getframe(2)
+    while frame.f_globals.get("__name__", "").startswith(("torch.fx.experimental.", __name__)):
+        frame = frame.f_back
+    return frame
+
+
+def _symbols(size: Any) -> set[Any]:
+    return size.node.expr.free_symbols if isinstance(size, torch.SymInt) else set()
