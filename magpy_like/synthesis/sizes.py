@@ -6,6 +6,7 @@ on. A relation that the bounds imply is no guard of its own (PyTorch 2 paper, se
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import sympy
@@ -117,7 +118,7 @@ def _whole(end: Any) -> int:
 
 
 def _conditions(twin: Twin, ranges: dict[sympy.Symbol, Any]) -> list[Expression]:
-    found: dict[str, Expression] = {}
+    found: dict[Any, Expression] = {}
     constants = {s: r.lower for s, r in ranges.items() if r.lower == r.upper}
     for guard in twin.env.guards:
         text = guard.expr.xreplace(constants)
@@ -129,5 +130,33 @@ def _conditions(twin: Twin, ranges: dict[sympy.Symbol, Any]) -> list[Expression]
             condition = from_sympy(text, twin.source)
         except Untranslatable:
             raise _NotExact(text.free_symbols) from None
-        found[str(text)] = condition
+        found[text] = condition
+    for guard in reversed(list(found)):
+        others = (o for o in found if o is not guard and o.free_symbols == guard.free_symbols)
+        if any(_implies(other, guard, ranges) for other in others):
+            del found[guard]
     return list(found.values())
+
+
+def _implies(guard: Any, other: Any, ranges: dict[sympy.Symbol, Any]) -> bool:
+    known, wanted = _never_negative(guard), _never_negative(other)
+    if len(known) != 1:  # what holds in one of several ways is not known in which
+        return False
+    return any(bound_sympy(sympy.expand(e - known[0]), ranges).lower >= 0 for e in wanted)
+
+
+def _never_negative(guard: Any) -> list[Any]:
+    """Of a relation of whole numbers: it holds where one of these is not negative."""
+    if not all(side.is_integer for side in guard.args):
+        return []
+    makers = _SLACK.get(type(guard), ())
+    return [make(*guard.args) for make in makers]
+
+
+_SLACK: dict[type, tuple[Callable[[Any, Any], Any], ...]] = {
+    sympy.Ge: (lambda a, b: a - b,),
+    sympy.Gt: (lambda a, b: a - b - 1,),
+    sympy.Le: (lambda a, b: b - a,),
+    sympy.Lt: (lambda a, b: b - a - 1,),
+    sympy.Ne: (lambda a, b: a - b - 1, lambda a, b: b - a - 1),
+}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import magpy_like as magpy
 from tests.programs import Twins
 
 
@@ -248,6 +249,26 @@ def test_a_convolutions_filter_must_fit_its_images():
     for i, (images, height) in enumerate(((3, 20), (17, 18), (4, 16))):
         twins.call(lambda n=images, h=height: (torch.ones(n, 1, h, 20),), hit=i == 1 or None)
     twins.call(lambda: (torch.ones(4, 1, 15, 20),))
+
+
+def test_one_guard_stands_for_all_that_it_implies():
+    def program(x, y):
+        n, m = x.shape[0], y.shape[0]
+        if 2 < n and n != 2 and n > 3 and n < 30 and n <= 20 and 2 * n < 100:
+            x = x * 2
+        if n + m > 1 and m * 2 > n and 2 * m >= n + 1 and m * 2 != n and m * 2 + 1 > n:
+            x = x + 1
+        return x
+
+    twins = Twins(lambda: program, dynamic=True)
+    twins.call(sized((6,), (5,)), hit=False)
+    (record,) = magpy.api._dispatcher(twins.compiled).records
+    sizes = [text for text in record.guards if "float32[" in text]
+    assert [text.split("32")[1] for text in sizes] == ["[4..20] on cpu", "[2..] on cpu"]
+    assert len([text for text in record.guards if ".size(" in text]) == 1
+    twins.call(sized((4,), (3,)), hit=True)
+    for n, m in ((20, 10), (3, 8), (21, 20)):
+        twins.call(sized((n,), (m,)), hit=False, why=f"{n} and {m}")
 
 
 def test_sizes_that_travel_in_tensors_stay_known():
