@@ -150,6 +150,14 @@ def test_an_outlier_in_front_costs_no_accuracy(layout):
     exact(function, compiled(function)(x), x)
 
 
+@pytest.mark.parametrize("jump", [1.0, 1e4, -1e8], ids=str)
+def test_variance_is_exact_where_the_mean_moves(jump):
+    """Each block of a row takes its differences from the mean of those before."""
+    row = torch.arange(9) % 4 // 2 * jump  # what is added to each thousand elements
+    x = RANDOM[:36000].view(4, 9, 1000) + row[:, None]
+    exact(lambda x: torch.var_mean(x, (1, 2)), compiled(lambda x: torch.var_mean(x, (1, 2)))(x), x)
+
+
 def normalized(x, mean, variance):
     return F.batch_norm(x, mean, variance, training=True), mean.clone(), variance.clone()
 

@@ -356,6 +356,40 @@ INLINE void merge_kept(f64& sum, f64& m2, f64& count, f64 part, const f64* kept,
     }
     merge_shifted(sum, m2, count, part, center, off, squares, n);
 }
+// The sum of elements, and sums of their differences from a number and of the squares of these. The
+// number is the mean of all blocks before. Where a block's own mean is far from it, the squares are
+// large next to the block's spread, and inexact; but so is then what the two means add to the total.
+struct Spread {
+    Strip<f32> sum, off, squares;
+    f32 from;
+    MEMBER Spread(f32 from) : from(from) {
+        sum.fill(0);
+        off.fill(0);
+        squares.fill(0);
+    }
+    MEMBER void add(const f32* strip) {
+        const Strip<f32> x = Strip<f32>::of(strip);
+        const Strip<f32> d = {x.a - from, x.b - from, x.c - from, x.d - from};
+        sum.take<Add>(x);
+        off.take<Add>(d);
+        squares.take<Add>({d.a * d.a, d.b * d.b, d.c * d.c, d.d * d.d});
+    }
+    MEMBER void join(const Spread& other) {
+        sum.take<Add>(other.sum);
+        off.take<Add>(other.off);
+        squares.take<Add>(other.squares);
+    }
+    // Before the first block no mean is known: its elements are looked at again.
+    MEMBER void merge_into(f64& total, f64& m2, f64& count, f32* kept, i64 n) const {
+        const f32 part = sum.folded<Add>();
+        if (count == 0) {
+            merge_kept(total, m2, count, part, kept, n);
+            return;
+        }
+        const f32 distance = off.folded<Add>(), spread = squares.folded<Add>();
+        merge_shifted(total, m2, count, part, from, distance, spread, n);
+    }
+};
 
 // Division of integers without the processor's traps: x / -1 wraps around, x / 0 is a number, and
 // whoever divides by what may be 0 checks that.

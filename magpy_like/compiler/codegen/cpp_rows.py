@@ -24,7 +24,7 @@ from magpy_like.compiler.ops import Value
 UNROLL = 2  # strips at a time, each with accumulators of its own: an addition waits for the last
 BY_LANE = {
     "sum": "Sum<{}>",
-    "welford": "Sum<{}>",
+    "welford": "Spread",
     "max": "Extremum<{}, true>",
     "min": "Extremum<{}, false>",
 }  # what holds an accumulator for each lane of a strip
@@ -137,7 +137,8 @@ class Rows(Reduction):
             name, dtype, kind = parts[0]
             if kind == "welford":
                 part, ctype = self.fresh("part"), CTYPE[v.args[1][0].dtype]
-                line(f"{ctype} {part} = 0;")
+                if not strips:
+                    line(f"{ctype} {part} = 0;")
                 line(f"alignas(64) {ctype} {part}_kept[{KEPT}];")
                 inner[v] = part
                 clauses.append(f" reduction(+:{part})")
@@ -171,6 +172,8 @@ class Rows(Reduction):
         self.close_wide(last, begin, end)
         for v, part in inner.items():
             name, dtype, kind = accumulators[v][0]
+            if kind == "welford" and strips:
+                continue
             if kind == "welford":
                 total = ", ".join(n for n, *_ in accumulators[v])
                 line(f"merge_kept({total}, {part}, {part}_kept, {end} - {begin});")
@@ -214,8 +217,12 @@ class Rows(Reduction):
         for v, parts in accumulators.items():
             dtype, kind = v.args[1][0].dtype, parts[0][2]
             lanes[v] = [self.fresh("lanes") for _ in range(UNROLL)]
-            # Every accumulator of an extremum starts with what has been seen.
+            # An extremum starts with what has been seen, and differences are from the mean of that.
             start = f"({parts[0][0]})" if kind in ("max", "min") else ""
+            if kind == "welford":
+                total, _, count = (name for name, *_ in parts)
+                start = f"({inner[v]}_from)"
+                line(f"const f32 {inner[v]}_from = {count} > 0 ? f32({total} / {count}) : 0;")
             declared = ", ".join(f"{name}{start}" for name in lanes[v])
             line(f"{BY_LANE[kind].format(CTYPE[dtype])} {declared};")
         strip, together = self.fresh(f"{loop.name}_strip"), UNROLL * STRIP
@@ -244,6 +251,10 @@ class Rows(Reduction):
             for name in names[1:]:
                 line(f"{names[0]}.join({name});")
             part, kind = inner[v], accumulators[v][0][2]
+            if kind == "welford":
+                total = ", ".join(name for name, *_ in accumulators[v])
+                line(f"{names[0]}.merge_into({total}, {part}_kept, {end} - {begin});")
+                continue
             sign = "+=" if kind == "sum" and part == accumulators[v][0][0] else "="
             line(f"{part} {sign} {names[0]}.result();")
 
@@ -263,7 +274,7 @@ class Rows(Reduction):
             else:
                 line(f"alignas(64) {ctype} {row}[{STRIP}];")
             if count is not None:
-                start = identity("sum" if kind == "welford" else kind, dtype)
+                start = f"{inner[v]}_from" if kind == "welford" else identity(kind, dtype)
                 line(f"for (i64 l = 0; l < {STRIP}; ++l) {rows[v]}[l] = {start};")
         lane = self.fresh("lane")
         self._kept = {v: f"{row}[{lane}]" for v, row in rows.items()}
