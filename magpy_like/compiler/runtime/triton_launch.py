@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from magpy_like.compiler.errors import Unsupported
+from magpy_like.compiler.runtime.ptx import no_pairs
 
 ALIGNMENT = 16  # bytes: the widest load
 MAX_WORKERS = 16
@@ -117,7 +118,9 @@ def compile_kernel(source: TritonSource, target: Any, *, wide: bool, aligned: bo
     from magpy_like.compiler.codegen import triton_prelude
 
     namespace = {"triton": triton, "tl": tl, "libdevice": libdevice, "prelude": triton_prelude}
-    functions = define(source, wide, namespace)
+    # Triton 3.6 keeps machine code under a name that does not tell what became of its PTX.
+    told = re.sub(r"^(def .*)$", r"\1\n    # one addition at a time", source.text, flags=re.M)
+    functions = define(replace(source, text=told), wide, namespace)
     memory = [*source.pointers, *(dtype for dtype, _ in source.workspace)]
     kinds = [_POINTER[dtype] for dtype in memory]
     kinds += ["i64" if wide else "i32"] * len(source.sizes)
@@ -141,7 +144,8 @@ def compile_kernel(source: TritonSource, target: Any, *, wide: bool, aligned: bo
         triton.compiler.ASTSource(fn=function, signature=signature, attrs=attributes)
         for function in functions
     ]
-    return [triton.compile(ast, target=target, options=options) for ast in asts]
+    with no_pairs():
+        return [triton.compile(ast, target=target, options=options) for ast in asts]
 
 
 class Loaded:

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
 from triton.backends.compiler import GPUTarget
 
 from magpy_like.compiler.runtime.triton_launch import compile_kernel
@@ -94,3 +95,37 @@ def test_it_compiles(name):
     assert found
     for source in found:
         ptx(source)
+
+
+def test_small_integers_are_added_one_at_a_time():
+    """ptxas (CUDA 12.8) drops a number that is added to two in one register."""
+
+    def gradient(output, image):
+        return torch.ops.aten._adaptive_avg_pool2d_backward(output, image)
+
+    (source,) = sources(gradient, (2, 3, 1, 3), (2, 3, 1, 4))
+    text = ptx(source)
+    assert "16x2" not in text and text.count("add.s16 a") == 4
+    assert triton.knobs.runtime.add_stages_inspection_hook is None
+
+
+def test_a_hook_of_the_program_sees_its_stages(monkeypatch):
+    seen = []
+
+    def hook(*stages):
+        seen.append(stages)
+        return None if stages else ("theirs", "theirs")
+
+    monkeypatch.setattr(triton.knobs.runtime, "add_stages_inspection_hook", hook)
+    (source,) = sources(lambda x: x * 5 - 1, (8, 24))
+    ptx(source, wide=True)
+    assert any(stages for stages in seen)
+    assert triton.knobs.runtime.add_stages_inspection_hook is hook
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_sign_of_a_negative_number_is_minus_one(dtype):
+    """LLVM would make 1 of -1 on the way from int32 to bfloat16."""
+    (source,) = sources(torch.sign, X, dtype=dtype)
+    minus_one = {torch.bfloat16: "0xBF80", torch.float16: "0xBC00", torch.float32: "0fBF800000"}
+    assert minus_one[dtype] in ptx(source)
