@@ -8,7 +8,6 @@ operator's results.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -213,14 +212,18 @@ class Branches:
         if any(id(tensor) in unsure for _, tensor in operands):
             raise Split("asks which tensor it is that a branch has handed on")
 
-    def at_end(self) -> None:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and self._stand_ins:
-            for slot, value in enumerate(frame_locals(frame)[: frame.f_code.co_nlocals]):
-                original = self._stand_ins.original(value)
-                if original is not value:
-                    frame_set_local(frame, slot, original)
-            frame = frame.f_back
+    def has_others(self) -> bool:
+        return bool(self._stand_ins)
+
+    def at_end(self, frame: FrameType | None) -> None:
+        if self._stand_ins:
+            self._stand_ins.put_back(frame)
+
+    def on_entry(self, frame: FrameType) -> None:
+        self._stand_ins.put_into_locals(frame)
+
+    def let_go(self) -> None:
+        self._stand_ins.let_go()
 
     def give_back(self, result: Any) -> Any:
         """The program's result, after the run, with the tensors that the program has handed on."""

@@ -3,7 +3,12 @@
 The monitor tells values of the graph apart by the tensor objects of the program. A side of a branch
 may hand on a tensor that was there before, which would be two values of the graph then: as itself,
 and as what the branch gives. So the program gets another tensor with the same memory, for as long
-as it is monitored.
+as its recording goes on.
+
+Where a recording ends, at a split or at the end of the run, the program gets its own tensors back
+wherever they are: in the frame that stands there, and in whatever the garbage collector knows. What
+native code holds that is still running comes to light when it has returned, as do the operands of
+the frames that called it: each of these is looked at once more before it goes on.
 """
 
 from __future__ import annotations
@@ -18,6 +23,13 @@ from typing import Any
 
 import torch
 
+from magpy_like.native import (
+    frame_locals,
+    frame_set_local,
+    frame_set_operand,
+    frame_stack,
+    replace_references,
+)
 from magpy_like.native.kinds import isinstance
 
 
@@ -31,6 +43,8 @@ class StandIns:
     def __init__(self) -> None:
         self._made: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
         """Stand-ins by their ids, in the order of their making, each with what it stands for."""
+        self._kept: list[torch.Tensor] = []
+        """Those that were given back: native code may look at one that nothing refers to."""
 
     def __bool__(self) -> bool:
         return bool(self._made)
@@ -48,20 +62,54 @@ class StandIns:
             tensor = known[1]
         return tensor
 
+    def put_back(self, frame: types.FrameType | None) -> None:
+        """Let the program have its own tensors, and a frame that stands before an instruction."""
+        if frame is not None:
+            self.put_into_locals(frame)
+            stack = frame_stack(frame)
+            for i, value in enumerate(stack):
+                original = self.original(value)
+                if original is not value:
+                    frame_set_operand(frame, len(stack) - i, original)
+            value = None
+            del stack
+        alive = [made for reference, _ in self._made.values() if (made := reference()) is not None]
+        made = None
+        known = {id(tensor) for tensor in self._kept}
+        self._kept += [tensor for tensor in alive if id(tensor) not in known]
+        held = [tensor for tensor in alive if sys.getrefcount(tensor) > _OURS]
+        if held:
+            originals = {id(tensor): self.original(tensor) for tensor in held}
+            ours = {id(alive), id(held), id(self._kept)}
+            for holder in gc.get_referrers(*held):
+                if id(holder) not in ours and not isinstance(holder, types.FrameType):
+                    _replace_in(holder, held, originals)
+
+    def let_go(self) -> None:
+        """No native code runs any more that may look at what was given back."""
+        self._kept.clear()
+
+    def put_into_locals(self, frame: types.FrameType) -> None:
+        """The same for the local variables of a frame alone."""
+        for slot, value in enumerate(frame_locals(frame)[: frame.f_code.co_nlocals]):
+            original = self.original(value)
+            if original is not value:
+                frame_set_local(frame, slot, original)
+
     def give_back(self, result: Any) -> Any:
         """``result`` with the tensors that the program has handed on; elsewhere they are put back.
 
         Call it when nothing of the program runs any more and the recording is released.
         """
-        while self._made:
-            _, (reference, tensor) = self._made.popitem()
-            made = reference()
-            if made is None:
-                continue
-            tensor = self.original(tensor)  # which may be a stand-in as well
-            result = _replaced(result, made, tensor)
-            if sys.getrefcount(made) > 2:
-                _put_back(made, tensor)
+        if self._made:
+            for reference, _ in list(self._made.values()):
+                made = reference()
+                if made is not None:
+                    result = _replaced(result, made, self.original(made))
+            made = None
+            self.put_back(None)
+        self._made.clear()
+        self._kept.clear()
         return result
 
 
@@ -77,38 +125,36 @@ def _replaced(value: Any, old: Any, new: Any) -> Any:
     return value if all(map(operator.is_, parts, value)) else tuple(parts)
 
 
-def _put_back(old: Any, new: Any) -> None:
-    """Whatever refers to ``old`` refers to ``new`` instead.
-
-    No function in here may close over ``old``: its cell would be one of the referrers.
-    """
-    for holder in gc.get_referrers(old):
-        if isinstance(holder, dict):
-            for key, value in list(dict.items(holder)):
-                if value is old:
-                    dict.__setitem__(holder, key, new)
-        elif isinstance(holder, list | deque):
-            for i, value in enumerate(holder):
-                if value is old:
-                    holder[i] = new
-        elif isinstance(holder, set):
-            if old in holder:
-                holder.discard(old)
-                holder.add(new)
-        elif isinstance(holder, types.CellType):
-            holder.cell_contents = new
-        elif type(holder) is tuple:
-            _put_back(holder, _replaced(holder, old, new))
-        elif not isinstance(holder, types.FrameType):
-            _put_into_attributes(holder, old, new)
+_OURS = 4
+"""References to a tensor from `put_back`: from two lists, a variable and an argument."""
 
 
-def _put_into_attributes(holder: Any, old: Any, new: Any) -> None:
-    names = [*getattr(holder, "__dict__", ())]
-    names += [n for c in type(holder).__mro__ for n in c.__dict__.get("__slots__", ())]
-    for name in names:
+def _replace_in(holder: Any, held: list[torch.Tensor], originals: dict[int, torch.Tensor]) -> None:
+    """Let ``holder`` refer to the originals of the tensors that are ``held`` instead of those."""
+    if isinstance(holder, dict):
+        for key, value in list(dict.items(holder)):
+            if id(value) in originals:
+                dict.__setitem__(holder, key, originals[id(value)])
+    elif isinstance(holder, list | deque):
+        for i, value in enumerate(holder):
+            if id(value) in originals:
+                holder[i] = originals[id(value)]
+    elif isinstance(holder, set):
+        for value in [member for member in holder if id(member) in originals]:
+            holder.discard(value)
+            holder.add(originals[id(value)])
+    else:
+        if not isinstance(holder, tuple):
+            _replace_attributes(holder, originals)
+        for tensor in held:
+            replace_references(holder, tensor, originals[id(tensor)])
+
+
+def _replace_attributes(holder: Any, originals: dict[int, torch.Tensor]) -> None:
+    for name in [*getattr(holder, "__dict__", ())]:
         try:
-            if object.__getattribute__(holder, name) is old:
-                object.__setattr__(holder, name, new)
+            value = object.__getattribute__(holder, name)
+            if id(value) in originals:
+                object.__setattr__(holder, name, originals[id(value)])
         except (AttributeError, TypeError):
             continue

@@ -421,6 +421,8 @@ class Recording:
         """
         if is_plain(value) or is_identity(value) or id(value) in seen:
             return
+        if isinstance(value, torch.Tensor) and any(s.tensor() is value for s in self.unchanged):
+            raise Split("asks which tensor it is that a branch has handed on")
         node = self.node(value)
         if node is not None:
             self.compared[node.node_id] = None

@@ -91,8 +91,19 @@ class Branching(Protocol):
             Split: a branch decides that.
         """
 
-    def at_end(self) -> None:
-        """The program is watched no more: its open frames are to have its own tensors."""
+    def has_others(self) -> bool:
+        """Whether the program has tensors that are not its own."""
+
+    def at_end(self, frame: types.FrameType | None) -> None:
+        """A recording ends: the program is to have its own tensors, also ``frame``, which stands
+        before an instruction. Frames that have called it, and native code, may still have others:
+        this is done once more when each of them goes on."""
+
+    def on_entry(self, frame: types.FrameType) -> None:
+        """The local variables of a frame are to be the program's own tensors, too."""
+
+    def let_go(self) -> None:
+        """All frames have gone on."""
 
     def choose(self, step: Step) -> bool:
         """Which way a side goes whose record is made already."""

@@ -52,6 +52,7 @@ from magpy_like.native import (
     frame_function,
     frame_locals,
     frame_set_operand,
+    frame_stack,
     lookup_in_type,
     start_counting,
     stop_counting,
@@ -132,6 +133,10 @@ class MonitorRun:
         """Where the program was last seen."""
         self.suspended = 0
         """How many calls are running whose Python code is not followed."""
+        self._waited_for: set[int] = set()
+        """Ids of open frames that may have tensors which are not the program's own."""
+        self._over = False
+        """Whether nothing else is waited for."""
         self._rules = _rules()
         self._monitor = Monitor(
             on_frame=self._on_frame,
@@ -223,26 +228,71 @@ class MonitorRun:
         self.at = self.handled_outside = None
         del self._monitor, self.args, self.kwargs
 
-    def end(self) -> None:
-        """Watch no more; the program goes on natively."""
-        self._monitor.stop()
-        if self.branching is not None:
-            self.branching.at_end()
+    def end(self, frame: types.FrameType | None = None) -> None:
+        """Watch no more; the program goes on natively.
+
+        ``frame`` stands before an instruction. What has called it is waited for where it may have
+        tensors that are not the program's own.
+        """
+        self._hand_back(frame)
+        if not self._waited_for:
+            self._monitor.stop()
+        elif not self._over:
+            self._over = True
+            self._monitor.drop_pending()
+            self._monitor.set_filter(bytes([WHEN["always"]]) * 256)
+            if frame is not None:
+                frame.f_trace_opcodes = False
+
+    def _hand_back(self, frame: types.FrameType | None) -> None:
+        """A recording ends: the program gets its own tensors."""
+        if self.branching is None or not self.branching.has_others():
+            return
+        self._waited_for.clear()
+        outer = sys._getframe(1) if frame is None else frame.f_back
+        while outer is not None and outer.f_code is not MonitorRun.run.__code__:
+            if outer.f_trace_opcodes:
+                self._waited_for.add(id(outer))
+                self.branching.on_entry(outer)
+            outer = outer.f_back
+        self.branching.at_end(frame)
+        self._wait_no_more()
+
+    def _goes_on(self, frame: types.FrameType) -> None:
+        """A frame goes on that was waited for: before that, it gets the program's tensors."""
+        assert self.branching is not None
+        self._waited_for.discard(id(frame))
+        self.branching.at_end(frame)
+        if self._over:
+            frame.f_trace_opcodes = False
+        self._wait_no_more()
+
+    def _wait_no_more(self) -> None:
+        if not self._waited_for:
+            assert self.branching is not None
+            self.branching.let_go()
+            if self._over:
+                self._monitor.stop()
 
     def give_up(self, reason: str) -> None:
         """The program does something that no instruction or call has told of."""
         self._split(sys._getframe(1), reason)
 
-    def _split(self, frame: types.FrameType, reason: str) -> None:
-        """End the recording here; the program goes on natively."""
+    def _split(self, frame: types.FrameType, reason: str, stands: bool = False) -> None:
+        """End the recording here; the program goes on natively.
+
+        ``stands`` says that the frame stands before an instruction.
+        """
         if self.side is not None:
             self.side.refuse(reason)
             return
-        self.end()
+        if not stands and self.branching is not None:
+            self.branching.on_entry(frame)
+        self.end(frame if stands else None)
         if self.recording.split is None:
             self.recording.split = SplitPoint.at(frame, reason)
 
-    def _fail(self, frame: types.FrameType, error: BaseException) -> None:
+    def _fail(self, frame: types.FrameType, error: BaseException, stands: bool = False) -> None:
         """A callback has raised: its own errors end the recording, an interruption the program."""
         if not isinstance(error, Exception):
             raise error
@@ -252,10 +302,11 @@ class MonitorRun:
             self.recording.running_as_is = f"{frame.f_code.co_qualname} {error}"
             self.recording.dynamic_inside = True
         elif isinstance(error, Split):
-            self._split(frame, str(error))
+            self._split(frame, str(error), stands)
         else:
             log.debug("the monitor failed", exc_info=error)
-            self._split(frame, f"the monitor could not follow: {type(error).__name__}: {error}")
+            reason = f"the monitor could not follow: {type(error).__name__}: {error}"
+            self._split(frame, reason, stands)
 
     # --- events ----------------------------------------------------------------------------------
 
@@ -265,6 +316,11 @@ class MonitorRun:
         handled = sys.exception()
         self.at = frame
         try:
+            if id(frame) in self._waited_for:
+                self._goes_on(frame)
+                stack = frame_stack(frame)
+            if self._over:
+                return None
             step = Step(frame, number, oparg, offset, stack)
             if self.skipping:
                 jumps = "JUMP" in opcode.opname[number]
@@ -286,7 +342,7 @@ class MonitorRun:
         except BaseException as error:
             if isinstance(error, Split) and self._cut_here(frame, error, handled):
                 return _finish_dynamic, (frame,)
-            self._fail(frame, error)
+            self._fail(frame, error, stands=True)
             return None
 
     def _on_side_instruction(self, side: Side, step: Step) -> Any:
@@ -343,6 +399,7 @@ class MonitorRun:
         self.flags.settle_all()
         self._compiling.leave()  # neither a backend nor a dynamic function is part of the region
         if self.cut.at_split(self, frame, str(split), handled):
+            self._hand_back(frame)
             # What outer frames wait for is the earlier recording's business.
             self._monitor.drop_pending()
             self.suspended += 1
@@ -353,6 +410,9 @@ class MonitorRun:
     def _on_result(self, token: Any, frame: types.FrameType, stack: tuple[Any, ...]) -> None:
         self.at = frame
         try:
+            if id(frame) in self._waited_for:
+                self._goes_on(frame)
+                stack = frame_stack(frame)
             finish, payload = token
             given: Any = stack if finish is finish_in_side else stack[-1] if stack else None
             instead = finish(self, payload, given)
@@ -366,7 +426,7 @@ class MonitorRun:
             if isinstance(error, Look) and self._cut_here(frame, error, sys.exception()):
                 self._on_result((_finish_dynamic, (frame,)), frame, ())
             else:
-                self._fail(frame, error)
+                self._fail(frame, error, stands=True)
         finally:
             del error  # whose traceback holds this frame, and the program's
 
@@ -398,6 +458,11 @@ class MonitorRun:
 
         To hold the frame any longer would keep its variables alive.
         """
+        if id(frame) in self._waited_for:
+            self._waited_for.discard(id(frame))
+            self._wait_no_more()
+        if self._over:
+            return
         if self.at is frame:
             self.at = None
         if self.root_frame is frame:
@@ -419,7 +484,7 @@ class MonitorRun:
 
     def _on_hidden(self, frame: types.FrameType) -> None:
         """Torch has dispatched operators that no instruction or call has told of."""
-        if not self.recording.inside:
+        if not (self.recording.inside or self._over):
             self._split(frame, "runs native code that applies tensor operators out of sight")
 
     def explore(
@@ -468,7 +533,9 @@ class MonitorRun:
 
     def _on_frame(self, frame: types.FrameType) -> bool:
         try:
-            return self._enter(frame)
+            if self._waited_for and self.branching is not None:
+                self.branching.on_entry(frame)
+            return not self._over and self._enter(frame)
         except BaseException as error:
             self._fail(frame, error)
             return False

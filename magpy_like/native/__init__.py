@@ -35,6 +35,7 @@ frame_locals = _monitor.frame_locals
 frame_function = _monitor.frame_function
 frame_set_local = _monitor.frame_set_local
 frame_set_operand = _monitor.frame_set_operand
+replace_references = _monitor.replace_references
 fresh_plain = _monitor.fresh_plain
 lookup_in_type = _monitor.lookup_in_type
 is_of = _monitor.is_of

@@ -752,6 +752,52 @@ PyObject *is_of(PyObject *, PyObject *const *args, Py_ssize_t count) {
   return found < 0 ? nullptr : PyBool_FromLong(found);
 }
 
+struct Count {
+  PyObject *wanted;
+  Py_ssize_t found;
+};
+
+int count_visit(PyObject *value, void *count) {
+  Count *c = (Count *)count;
+  if (value == c->wanted) c->found++;
+  return 0;
+}
+
+Py_ssize_t occurrences(PyObject **from, Py_ssize_t count, PyObject *value) {
+  Py_ssize_t found = 0;
+  for (Py_ssize_t i = 0; i < count; i++) found += from[i] == value;
+  return found;
+}
+
+// Puts `instead` where `holder` refers to `old` in memory of its own: a tuple, a slice, a suspended
+// generator. What the type tells the garbage collector says how many references there are; when
+// there are not as many words that look like one, nothing is touched.
+PyObject *replace_references(PyObject *, PyObject *args) {
+  PyObject *holder, *old, *instead;
+  if (!PyArg_ParseTuple(args, "OOO", &holder, &old, &instead)) return nullptr;
+  PyTypeObject *type = Py_TYPE(holder);
+  if (!PyObject_IS_GC(holder) || !type->tp_traverse || PyType_Check(holder)) Py_RETURN_FALSE;
+  PyObject **from = (PyObject **)((char *)holder + sizeof(PyObject));
+  Py_ssize_t bytes = type->tp_basicsize - sizeof(PyObject);
+  if (type->tp_itemsize) bytes += type->tp_itemsize * (Py_SIZE(holder) < 0 ? -Py_SIZE(holder) : Py_SIZE(holder));
+  Py_ssize_t count = bytes / (Py_ssize_t)sizeof(PyObject *);
+  if (PyGen_CheckExact(holder)) {
+    _PyInterpreterFrame *f = (_PyInterpreterFrame *)((PyGenObject *)holder)->gi_iframe;
+    if (((PyGenObject *)holder)->gi_frame_state >= FRAME_EXECUTING) Py_RETURN_FALSE;
+    from = f->localsplus;
+    count = f->stacktop;
+  }
+  Count told{old, 0};
+  type->tp_traverse(holder, count_visit, &told);
+  if (!told.found || occurrences(from, count, old) != told.found) Py_RETURN_FALSE;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    if (from[i] != old) continue;
+    from[i] = Py_NewRef(instead);
+    Py_DECREF(old);
+  }
+  Py_RETURN_TRUE;
+}
+
 PyMethodDef module_methods[] = {
     {"is_of", (PyCFunction)(void (*)(void))is_of, METH_FASTCALL, "(value, classes): whether it is an instance, by its class alone."},
     {"frame_stack", frame_stack, METH_O, "The operand stack of a frame, bottom first."},
@@ -760,6 +806,8 @@ PyMethodDef module_methods[] = {
     {"frame_function", frame_function, METH_O, "The function object that a frame runs."},
     {"frame_set_operand", frame_set_operand, METH_VARARGS, "(frame, depth, value)"},
     {"frame_set_local", frame_set_local, METH_VARARGS, "(frame, slot, value)"},
+    {"replace_references", replace_references, METH_VARARGS,
+     "(holder, old, instead): whether all references of the holder itself were replaced."},
     {"fresh_plain", fresh_plain, METH_O, "An equal int, float or str with an identity of its own."},
     {"lookup_in_type", lookup_in_type, METH_VARARGS, "(type, name): what the classes of the MRO hold, or NULL."},
     {nullptr, nullptr, 0, nullptr}};
