@@ -33,7 +33,7 @@ _theirs: Callable[..., Any] | None = None
 
 @contextlib.contextmanager
 def no_pairs() -> Iterator[None]:
-    """While Triton compiles, in however many threads, it assembles what :func:`without_pairs` gives."""
+    """While Triton compiles, in however many threads: it assembles programs without pairs."""
     from triton import knobs
 
     global _active, _theirs

@@ -109,7 +109,8 @@ def test_small_integers_are_added_one_at_a_time():
     assert triton.knobs.runtime.add_stages_inspection_hook is None
 
 
-def test_a_hook_of_the_program_sees_its_stages(monkeypatch):
+def test_a_hook_of_the_program_sees_its_stages(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # compiled, not found
     seen = []
 
     def hook(*stages):
@@ -118,7 +119,7 @@ def test_a_hook_of_the_program_sees_its_stages(monkeypatch):
 
     monkeypatch.setattr(triton.knobs.runtime, "add_stages_inspection_hook", hook)
     (source,) = sources(lambda x: x * 5 - 1, (8, 24))
-    ptx(source, wide=True)
+    ptx(source)
     assert any(stages for stages in seen)
     assert triton.knobs.runtime.add_stages_inspection_hook is hook
 
