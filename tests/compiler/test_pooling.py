@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.compiler.programs import same, same_gradients, seeded, through_aten
+from tests.compiler.programs import compiled, same, same_gradients, seeded, through_aten
 
 pytestmark = pytest.mark.cpu  # which windows are left to ATen was measured there
 
@@ -76,3 +76,27 @@ def test_what_large_windows_leave_to_aten():
     assert not through_aten(lambda x: F.adaptive_avg_pool2d(x, (2, 3)), x)
     assert through_aten(lambda x: F.adaptive_max_pool2d(x, 1, return_indices=True), x)
     assert through_aten(lambda x: F.max_pool2d(x, 13, 1, 6), x)
+
+
+def test_windows_at_random_distances():
+    def pooled(x, volume):
+        return (
+            F.fractional_max_pool2d(x, (2, 3), (5, 4), return_indices=True),
+            F.fractional_max_pool2d(x[0], 2, output_ratio=(0.6, 0.5), return_indices=True),
+            F.fractional_max_pool3d(volume, (2, 3, 2), (3, 1, 4), return_indices=True),
+            F.fractional_max_pool3d(volume.double(), 2, 2, return_indices=True),
+        )
+
+    x, volume = image(2, 3, 11, 9), image(2, 2, 7, 8, 6)
+    special = image(2, 3, 11, 9)
+    special[0, 1, 3:6, 2:5] = NAN
+    special[1, 2] = -float("inf")
+    for given in (x, special):
+        torch.manual_seed(0)
+        wanted = pooled(given, volume)
+        torch.manual_seed(0)
+        got = compiled(pooled)(given, volume)
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+    assert through_aten(lambda *tensors: pooled(*tensors), x, volume) == ["aten.rand.default"]
+    same_gradients(lambda x: F.fractional_max_pool2d(x, 3, (6, 5)).sin(), x)
+    same_gradients(lambda x: F.fractional_max_pool3d(x, 2, (4, 5, 3)).sin(), volume)

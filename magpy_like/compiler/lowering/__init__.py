@@ -4,6 +4,8 @@ from magpy_like.compiler.lowering import (
     complexes,
     concat,
     counting,
+    fractional,
+    grid,
     indexing,
     pointwise,
     pooling,
@@ -17,6 +19,6 @@ from magpy_like.compiler.lowering import (
 from magpy_like.compiler.lowering.registry import LOWERINGS
 
 __all__ = [
-    "LOWERINGS", "complexes", "concat", "counting", "indexing", "pointwise", "pooling", "random",
-    "reduction", "scan", "search", "special", "view",
+    "LOWERINGS", "complexes", "concat", "counting", "fractional", "grid", "indexing", "pointwise",
+    "pooling", "random", "reduction", "scan", "search", "special", "view",
 ]  # fmt: skip
