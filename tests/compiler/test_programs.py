@@ -245,17 +245,27 @@ def test_a_large_sum_is_shared_among_threads_and_accurate():
     same(lambda x: (x.sum(), x.sum(1), x.t().sum(0), (x * 2).mean()), x)
 
 
+def lost(function, x):
+    """The largest share of a sum that rounding takes, in units of the last place."""
+    exact = function(x.double())
+    share = ((compiled(function)(x) - exact) / exact).abs().max()
+    return float(share) / torch.finfo(torch.float32).eps
+
+
 @pytest.mark.parametrize(
     ("size", "dims"),
     [((4, 8, 4761), (0, 2)), ((4, 1200, 64), (0, 1)), ((4, 1200, 64), (0, 1, 2))],
 )
 def test_long_sums_lose_no_more_than_a_few_roundings(size, dims):
-    """Equal summands: what one addition loses is lost by every other, always in one direction."""
-    x = seeded(*size)
-    share = lambda x: torch.where(x > 0, 1.0, 0.01).sum(dims)
-    exact = torch.where(x > 0, 1.0, 0.01).double().sum(dims)
-    lost = ((compiled(share)(x) - exact) / exact).abs().max()
-    assert float(lost) < 3.5 * torch.finfo(torch.float32).eps
+    """Few summands: what one addition loses is lost by many others, always in one direction."""
+    x = torch.where(seeded(*size) > 0, 1.0, 0.01)
+    assert lost(lambda x: (x * 3).sum(dims), x) < 3.5
+
+
+def test_sums_of_equal_numbers_lose_no_more_than_a_few_roundings():
+    rows = seeded(256).abs()[:, None].repeat(1, 4096)
+    assert lost(lambda x: (x * 3).sum(1), rows) < 3
+    assert lost(lambda x: (x * 3).sum(0), rows.t().contiguous()) < 5
 
 
 def test_normalisations():

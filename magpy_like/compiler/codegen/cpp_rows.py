@@ -29,7 +29,7 @@ BY_LANE = {
     "min": "Extremum<{}, false>",
 }  # what holds an accumulator for each lane of a strip
 KEPT = 1024  # elements that Welford's reduction looks at twice before it merges them
-BLOCK = 1024  # elements summed before their sum is added to the total: bounds rounding error
+BLOCK = 512  # elements summed before their sum is added to the total: bounds rounding error
 
 
 class Rows(Reduction):
