@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from magpy_like.compiler import errors
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -35,3 +37,9 @@ def device(pytestconfig: pytest.Config) -> Iterator[torch.device]:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _unwarned() -> None:
+    """A warning comes once in a process, so a test that waits for it must not depend on others."""
+    errors._warned.clear()

@@ -57,7 +57,6 @@ class RelationKind(enum.Enum):
     COPY = "copy"  # the output is new and holds the very elements of the input
     MAPPING = "mapping"  # what a mapping proxy shows
     CONTEXT = "context"  # the value of a context variable
-    BOUND_METHOD = "bound method"
     CLOSURE = "closure"
     DEFAULT = "default argument"
 

@@ -187,7 +187,7 @@ class LiftedNumbers:
             return None
         try:
             twin = symbolic(*twins)
-        except Exception:
+        except Exception:  # of torch or of SymPy: whatever has no symbolic form is fixed
             return None
         return twin if type(value) is int or isinstance(twin, torch.SymFloat) else None
 
@@ -275,7 +275,7 @@ class LiftedNumbers:
                 seen = bind(operation, twin)
             else:
                 seen = operation(twin, *rest)
-        except Exception:
+        except Exception:  # what a fake tensor cannot tell, it says in many ways
             self.fix_sizes(tensor)
             return None
         return self.pair(value, seen)
@@ -378,7 +378,7 @@ class LiftedNumbers:
         """
         try:
             truth = bool(condition)
-        except Exception:
+        except Exception:  # of torch or of SymPy, which solves for it
             raise Split("a size that depends on a tensor's data steers the program") from None
         if self.rec.twin is not None:
             self.rec.twin.note_place()

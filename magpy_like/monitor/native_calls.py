@@ -12,7 +12,6 @@ import itertools
 import operator
 import types
 import typing
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +57,7 @@ from magpy_like.monitor.twin import hint
 from magpy_like.monitor.writes import write
 from magpy_like.native import lookup_in_type
 from magpy_like.native.kinds import isinstance
-from magpy_like.refgraph import REFERENT, Fact, Relation
+from magpy_like.refgraph import Fact, Relation
 from magpy_like.refgraph.values import (
     answers_for_itself,
     is_identity,
@@ -647,7 +646,9 @@ def finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
         run.recording.cached_calls.append((done.operation, done.args, done.kwargs, result))
     relation = None if annotation is None else annotation.output.relation
     if relation is not None and relation.access == "read":
-        _find(run.recording, done, relation.kind, result)
+        if relation.kind is RelationKind.TYPE and isinstance(result, type) and len(done.args) == 1:
+            if not run.recording.is_born(result):
+                run.recording.constant(result)
     if relation is not None and relation.kind is RelationKind.CONSTANT:
         run.account()
         if not is_plain(result) and run.recording.node(result) is None:
@@ -659,29 +660,6 @@ def finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
         run.account()
         run.recording.constants.lend(done.args, result)
     run.recording.bear(result)
-
-
-def _find(rec: Recording, done: NativeCall, kind: RelationKind, result: Any) -> None:
-    """The call handed out what was there before, at a place of its first argument.
-
-    Raises:
-        Split: nothing but a weak reference leads there, so a guard must not hold it.
-    """
-    if kind is RelationKind.TYPE and isinstance(result, type) and len(done.args) == 1:
-        if not rec.is_born(result):
-            rec.constant(result)
-        return
-    node = rec.node(done.args[0]) if kind is RelationKind.SLOT and done.args else None
-    if node is None or isinstance(done.args[0], torch.Tensor):
-        return
-    assert done.annotation is not None
-    name = done.annotation.operation.rpartition(".")[2]
-    if isinstance(done.args[0], weakref.ref) and name == "__call__":
-        name = REFERENT
-        if not (is_plain(result) or is_identity(result)) and rec.node(result) is None:
-            if not rec.is_born(result):
-                raise Split("finds an object through nothing but a weak reference")
-    rec.meet(node, Relation(RelationKind.SLOT, name), result)
 
 
 def _finish_read(run: MonitorRun, done: NativeCall, result: Any) -> Any:

@@ -20,10 +20,10 @@ from magpy_like.monitor import attributes
 from magpy_like.monitor.containers import CONTAINERS, plain_key
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
-from magpy_like.native import lookup_in_type
+from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.kinds import isinstance
-from magpy_like.refgraph import Fact, Relation, ShadowNode
-from magpy_like.refgraph.values import is_plain
+from magpy_like.refgraph import REFERENT, Fact, Relation, ShadowNode
+from magpy_like.refgraph.values import is_identity, is_plain
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -112,19 +112,27 @@ def number_at(
 
 
 def _read_native_slot(rec: Recording, source: Any, name: str) -> None:
-    """What an object of a native class holds under a name of that class."""
-    if isinstance(source, weakref.ref) and name == "__call__":
-        return  # met when the call has found it
+    """What an object of a native class holds under a name of that class.
+
+    Raises:
+        Split: nothing but a weak reference leads there, so a guard must not hold it.
+    """
     node = rec.node(source)
     if node is None:
         if isinstance(source, torch.Tensor):
             raise Split("reads the gradient or base of an intermediate tensor")
         return
-    relation = Relation(RelationKind.SLOT, name)
-    try:
-        rec.meet(node, relation, getattr(source, name))
-    except AttributeError:
-        rec.absent(node, relation)
+    if isinstance(source, weakref.ref) and name == "__call__":
+        found, name = source(), REFERENT
+        known = is_plain(found) or is_identity(found) or rec.node(found) is not None
+        if not (known or rec.is_born(found)):
+            raise Split("finds an object through nothing but a weak reference")
+    else:
+        found = getattr(source, name, NULL)
+    if found is NULL:
+        rec.absent(node, Relation(RelationKind.SLOT, name))
+    else:
+        rec.meet(node, Relation(RelationKind.SLOT, name), found)
 
 
 def read_item(rec: Recording, source: Any, key: Any) -> None:

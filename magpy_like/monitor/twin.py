@@ -327,7 +327,7 @@ class Twin:
         for number in _numbers_in(value):
             try:
                 int(number) if isinstance(number, torch.SymInt) else float(number)
-            except Exception:
+            except Exception:  # of torch or of SymPy, which solves for it
                 return False
         self.note_place()
         return True

@@ -126,7 +126,9 @@ class Dispatcher:
     def _try(self, record: Record, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             return record.guard(args, kwargs)
-        except Exception:  # a guard meets objects that the recorded run never saw
+        except Exception:
+            # A guard meets objects that the recorded run never saw, whose classes may raise
+            # anything; the record is not for them, and `why_missed` says what it was.
             return None
 
     def _run_after(self, failure: Failed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from magpy_like.monitor.modes import SETTERS
 from magpy_like.monitor.operator_graph import NUMBER, REPLAYED
 from magpy_like.native.kinds import isinstance
 
@@ -62,10 +63,10 @@ NEVER_RAISE = frozenset(
         "new_zeros", "new_ones", "new_full", "new_empty", "rand_like", "randn_like", "size",
         "getattr", "replace_data", "meshgrid", "broadcast_tensors", "atleast_1d", "atleast_2d",
         "atleast_3d", "item",
-        # Modes, and looks at what was foretold, which are over before anything is changed.
-        "set_grad_enabled", "set_fwd_grad_enabled", "set_autocast_enabled", "set_autocast_dtype",
-        "set_autocast_cache_enabled", "autocast_increment_nesting", "autocast_decrement_nesting",
-        "clear_autocast_cache", "look",
+        # Looks at what was foretold, which are over before anything is changed.
+        "look",
+        # Modes.
+        *(setter.__name__.strip("_") for setter in SETTERS), "set_fwd_grad_enabled",
     }
 )  # fmt: skip
 _MAKE_TENSORS = frozenset(
