@@ -39,7 +39,7 @@ from magpy_like.dynamic.places import (
     unchanged,
     with_value,
 )
-from magpy_like.dynamic.rounds import Element, check_twins
+from magpy_like.dynamic.rounds import check_twins
 from magpy_like.dynamic.stand_ins import StandIns
 from magpy_like.logs import topic
 from magpy_like.monitor.expressions import (
@@ -52,6 +52,7 @@ from magpy_like.monitor.expressions import (
     known_at_entry,
 )
 from magpy_like.monitor.instructions import Step
+from magpy_like.monitor.loops import Element
 from magpy_like.monitor.operator_graph import NUMBER, UnknownTensor
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun

@@ -11,21 +11,22 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import FrameType
-from typing import Protocol
+from types import FrameType, FunctionType
+from typing import Any, Protocol
 
 import torch
 
-from magpy_like.dynamic.code_flow import instructions, live_locals
+from magpy_like.dynamic.code_flow import Instruction, in_order, instructions, live_locals
 from magpy_like.dynamic.frame_state import FrameState, capture, is_resumable, origins, restores
 from magpy_like.dynamic.layout import NoLayout
-from magpy_like.dynamic.rounds import FEWEST_ROUNDS, Element, Explorer, Loop, number
+from magpy_like.dynamic.rounds import FEWEST_ROUNDS, Explorer, Loop
 from magpy_like.logs import topic
 from magpy_like.monitor.instructions import Step
-from magpy_like.monitor.loops import HEADS
+from magpy_like.monitor.loops import Element, computed, over_range
 from magpy_like.monitor.operator_graph import UnknownTensor
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import Split, SplitPoint
+from magpy_like.native import NULL, frame_function
 
 _log = topic("splits")
 
@@ -45,6 +46,21 @@ class _Begun:
     """Not settled yet: the program has made a ``range`` of them."""
     heads: int = 0
     """How often the program has come to its head."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head of a loop: the state there, and the offset in the frame at which the loop is over.
+
+    ``wraps`` is the function that a ``range`` is given to, ``making`` where on the operand stack
+    the list is that a comprehension makes."""
+
+    state: FrameState
+    until: int
+    wraps: Any = None
+    making: int | None = None
+    inside: bool = False
+    """Whether the state is that of the function which Python 3.11 makes of a comprehension."""
 
 
 class LoopHeads:
@@ -70,16 +86,21 @@ class LoopHeads:
         if rounds < FEWEST_ROUNDS and not run.has_varied(bounds):
             return False
         try:
-            state = _at_head(run, step)
+            head = _at_head(run, step)
         except (Split, NoLayout) as why:
             _say_why_not(step, why)
             return False
-        if state is None:
+        if head is None or (head.wraps is not None and bounds[2] != 1):
             return False
-        if self._make_loop(run, step, state, bounds, tensors, element):
+        if head.wraps is not None:
+            bounds, element = _WRAPPERS[head.wraps](run, bounds, element)
+        if self._make_loop(run, step, head, bounds, tensors, element):
             return True
-        if tensors or rounds < 3 or not run.lifted.is_known_at_entry(bounds):
+        if tensors or rounds < 3 or head.wraps is not None or head.making is not None:
             return False
+        if not run.lifted.is_known_at_entry(bounds):
+            return False
+        state = head.state
         self._begun[id(step.frame), state.offset + shift_of(step.frame)] = _Begun(bounds)
         run.watch_iterators()
         return True
@@ -95,14 +116,15 @@ class LoopHeads:
             return
         del self._begun[key]
         start, stop, by = begun.bounds
-        rest = number(run, operator.add, start, by), stop, by
+        rest = computed(run, operator.add, start, by), stop, by
         try:
             state = captured(run, step)
-            head = instructions(state.code)[state.offset]
+            at = instructions(state.code)[state.offset]
             stack = (*state.stack[:-1], iter(range(1)))
-            state = replace(state, offset=head.offset, stack=stack)
+            state = replace(state, offset=at.offset, stack=stack)
             check_resumable(state)
-            made = self._make_loop(run, step, state, rest, (), HEADS[range])
+            head = Head(state, state.instruction.exhausted + shift_of(step.frame))
+            made = self._make_loop(run, step, head, rest, (), over_range)
         except (Split, NoLayout) as why:
             _say_why_not(step, why)
             made = False
@@ -118,7 +140,7 @@ class LoopHeads:
         self,
         run: MonitorRun,
         step: Step,
-        state: FrameState,
+        head: Head,
         bounds: tuple[int, int, int],
         tensors: tuple[torch.Tensor, ...],
         element: Element,
@@ -126,41 +148,120 @@ class LoopHeads:
         """Whether the rounds over ``bounds``, before which the program is, are an operator now."""
         nodes = None
         try:
-            for slot in live_locals(state.code, state.offset):
-                if step.frame is run.root_frame:
+            state = head.state
+            if step.frame is run.root_frame and state.function is frame_function(step.frame):
+                for slot in live_locals(state.code, state.offset):
                     run.read_root_local(step.frame, slot)
-            loop = Loop(self._branches, run, state, bounds, tensors, element)
+            loop = Loop(
+                self._branches, run, state, bounds, tensors, element, head.making, head.inside
+            )
             nodes = loop.record()
         except (Split, NoLayout, UnknownTensor) as why:
             _say_why_not(step, why)
             return False
         self._branches.wait(lambda run, frame: loop.receive(nodes, frame))
-        run.skip(step.frame, loop.exit + shift_of(step.frame))
+        run.skip(step.frame, head.until)
         return True
 
 
-def _at_head(run: MonitorRun, step: Step) -> FrameState | None:
-    """The state at the head of the loop over what is about to be made, or gone through; None when
-    that is for something else.
+def _at_head(run: MonitorRun, step: Step) -> Head | None:
+    """The head of the loop over what is about to be made, or gone through; None when that is for
+    something else.
 
     Raises:
         Split: the frame cannot be run on from there.
     """
-    table = instructions(step.code)
-    getter = table[step.offset]
-    taken = 1
-    if getter.name == "CALL":
-        getter, taken = table[getter.end], step.oparg + 2
-    head = table.get(getter.end)
-    if getter.name != "GET_ITER" or head is None or head.name != "FOR_ITER":
+    table, stack = instructions(step.code), step.stack
+    at, wraps = table[step.offset], None
+    if at.name == "CALL":
+        stack, at = stack[: -at.arg - 2], table[at.end]
+        after = table[at.end] if at.name == "PRECALL" else at
+        if after.name == "CALL" and after.arg == 1 and len(stack) > 1 and stack[-2] is NULL:
+            wraps = next((known for known in _WRAPPERS if known is stack[-1]), None)
+            if wraps is not None:
+                stack, at = stack[:-2], table[after.end]
+    else:
+        stack = stack[:-1]
+    if at.name != "GET_ITER":
         return None
-    state = captured(run, step)
-    below = len(state.stack) - taken
+    state, shift = captured(run, step), shift_of(step.frame)
     iterator = iter(range(1))  # nothing takes elements out of it
-    head = instructions(state.code)[head.offset - shift_of(step.frame)]
-    state = replace(state, offset=head.offset, stack=(*state.stack[:below], iterator))
+    state = replace(state, stack=(*state.stack[: len(stack)], iterator))
+    making: list[Any] | None = None
+    slots = list(state.locals)
+    on_stack = list(state.stack)
+    at = table[at.end]
+    while at.name in _OF_COMPREHENSIONS:  # Python 3.12 has them in the function itself
+        if at.name == "SWAP":
+            on_stack[-1], on_stack[-at.arg] = on_stack[-at.arg], on_stack[-1]
+        elif at.name == "LOAD_FAST_AND_CLEAR":
+            on_stack.append(slots[at.arg])
+            slots[at.arg] = NULL
+        elif at.arg == 0 and making is None:
+            making = []
+            on_stack.append(making)
+        else:
+            return None
+        at = table[at.end]
+    if making is None and len(on_stack) > 1 and "CALL" in at.name:
+        return _in_comprehension(step, on_stack[-2], at, iterator, wraps)
+    if at.name != "FOR_ITER":
+        return None
+    at = instructions(state.code)[at.offset - shift]
+    state = replace(state, offset=at.offset, locals=tuple(slots), stack=tuple(on_stack))
     check_resumable(state)
-    return state
+    place = None if making is None else next(i for i, v in enumerate(on_stack) if v is making)
+    return Head(state, at.exhausted + shift, wraps, place)
+
+
+def _in_comprehension(
+    step: Step, function: Any, call: Instruction, iterator: Any, wraps: Any
+) -> Head | None:
+    """The head of the loop in the function that Python 3.11 makes of a list comprehension."""
+    table = instructions(step.code)
+    call = table[call.end] if call.name == "PRECALL" else call
+    if type(function) is not FunctionType or function.__code__.co_name != "<listcomp>":
+        return None
+    code = function.__code__
+    inside = [i for i in in_order(code) if i.name not in ("RESUME", "COPY_FREE_VARS")]
+    begin, load, head, *_ = inside
+    names = (begin.name, load.name, head.name)
+    if call.arg or code.co_cellvars or names != ("BUILD_LIST", "LOAD_FAST", "FOR_ITER"):
+        return None
+    slots = (iterator, *[NULL] * (code.co_nlocals - 1), *(function.__closure__ or ()))
+    state = FrameState(function, code, head.offset, slots, ([], iterator), None)
+    check_resumable(state)
+    return Head(state, call.end, wraps, 0, inside=True)
+
+
+_OF_COMPREHENSIONS = ("LOAD_FAST_AND_CLEAR", "SWAP", "BUILD_LIST")
+
+
+def _turned(
+    run: MonitorRun, bounds: tuple[int, int, int], element: Element
+) -> tuple[tuple[int, int, int], Element]:
+    start, stop, _ = bounds
+    return (
+        computed(run, operator.sub, stop, 1),
+        computed(run, operator.sub, start, 1),
+        -1,
+    ), element
+
+
+def _numbered(
+    run: MonitorRun, bounds: tuple[int, int, int], element: Element
+) -> tuple[tuple[int, int, int], Element]:
+    def pair(index: Any, rows: list[torch.Tensor]) -> Any:
+        return computed(run, operator.sub, index, bounds[0]), element(index, rows)
+
+    return bounds, pair
+
+
+_WRAPPERS: dict[Any, Callable[..., tuple[tuple[int, int, int], Element]]] = {
+    reversed: _turned,
+    enumerate: _numbered,
+}
+"""What a ``range`` of step 1 is given to: the bounds then, and the elements."""
 
 
 def captured(run: MonitorRun, step: Step) -> FrameState:

@@ -4,15 +4,16 @@ Before such a loop one round runs beside the program on fake tensors, for any in
 of what the rounds hand on to each other. When it leaves everything else as it was, every round is
 the same graph, and the operator serves each number of rounds. Then the program goes through its
 loop with nothing announced, and what it has behind it are the operator's results. Lists that nobody
-else has may be changed: their elements are handed on, and what rounds append to one is gathered.
-Any other loop is recorded round by round.
+else has may be changed: their elements are handed on, and what rounds append to one is gathered; so
+is the list that a comprehension makes, on the operand stack. Any other loop is recorded round by
+round.
 """
 
 from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, Protocol
@@ -23,14 +24,22 @@ from torch import fx
 from magpy_like.compiler.control import for_loop
 from magpy_like.dynamic.code_flow import live_locals
 from magpy_like.dynamic.frame_state import FrameState
-from magpy_like.dynamic.places import End, check_like, erase, say, unchanged
+from magpy_like.dynamic.places import (
+    End,
+    check_like,
+    erase,
+    nodes_after,
+    say,
+    unchanged,
+)
 from magpy_like.monitor.expressions import InGraph, is_number
 from magpy_like.monitor.gathered import Gathered, Growing
+from magpy_like.monitor.loops import Element, computed
 from magpy_like.monitor.operator_graph import LIST, NUMBER
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import Split
 from magpy_like.monitor.twin import TWIN
-from magpy_like.native import NULL, frame_locals, frame_set_local
+from magpy_like.native import NULL, frame_locals, frame_set_local, frame_stack
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import is_identity, is_plain
 
@@ -44,8 +53,6 @@ _MOST_TRIES = 5
 """Rounds that run beside the program until it is known what one hands on to the next."""
 
 Path = tuple[int, ...]
-Element = Callable[[int, list[torch.Tensor]], Any]
-"""From a round's index and the rows of tensors to what the loop takes from its iterator."""
 
 
 class Explorer(Protocol):
@@ -109,6 +116,10 @@ class Loop:
     tensors: tuple[torch.Tensor, ...]
     """What the rounds are given the rows of."""
     element: Element
+    making: int | None = None
+    """Where on the operand stack the list lies that a comprehension makes."""
+    inside: bool = False
+    """Whether the comprehension is a function of its own, whose frame is gone behind the loop."""
     carried: dict[tuple[int, Path], _Leaf] = field(default_factory=dict)
     last: list[_Leaf] = field(default_factory=list)
     lists: list[_List] = field(default_factory=list)
@@ -119,15 +130,25 @@ class Loop:
         self.exit = head.exhausted
         self._wanted = sorted(live_locals(self.state.code, head.offset))
         self._given = live_locals(self.state.code, head.end)
-        rec, slots = self.run.recording, self.state.locals
-        # References from the frame, from the state, and as an argument: nobody else has the list.
+        self._values = (*self.state.locals, *self._made(self.state.stack))
+        """What the program has before the loop, by slot: such a list comes behind the locals."""
+        rec, slots = self.run.recording, self._values
+        # References from the frame, the state, these values, and as an argument: nobody else's.
         self._own = {
             slot
             for slot in self._given
             if type(slots[slot]) is list
-            and sys.getrefcount(slots[slot]) <= 3
+            and sys.getrefcount(slots[slot]) <= 4
             and rec.node(slots[slot]) is None
         }
+        if self.making is not None:
+            slot = len(self.state.locals)
+            self._own.add(slot)
+            self._given |= {slot}
+            self._wanted.append(slot)
+
+    def _made(self, stack: Sequence[Any]) -> tuple[Any, ...]:
+        return () if self.making is None else (stack[self.making],)
 
     @property
     def rounds(self) -> int:
@@ -168,7 +189,7 @@ class Loop:
                 value = self._any_like(leaf)
                 symbols.append(leaf.symbol)
                 given.setdefault(leaf.slot, {})[leaf.path] = value
-            slots = list(self.state.locals)
+            slots = list(self._values)
             for slot in {*self._own, *given}:
                 slots[slot] = _rebuilt(slots[slot], given.get(slot, {}), ())
             before = [list(value) if i in self._own else value for i, value in enumerate(slots)]
@@ -177,11 +198,17 @@ class Loop:
                 run.lifted.least[counted] = start
             index = run.lift(start, counted)
             rows = [self._row(tensor, made) for tensor in self.tensors]
+            before_element = next(iter(reversed(rec.operators.graph.nodes)), None)
+            stack = [*self.state.stack, self.element(index, rows)]
+            made += nodes_after(rec, before_element)
+            rec.operators.forget_numbers(set(made))
+            if self.making is not None:
+                stack[self.making] = slots[-1]
             begun = replace(
                 self.state,
                 offset=self.state.instruction.end,
-                locals=tuple(slots),
-                stack=(*self.state.stack, self.element(index, rows)),
+                locals=tuple(slots[: len(self.state.locals)]),
+                stack=tuple(stack),
             )
             own = [slots[slot] for slot in self._own]
             growing = [Growing(value) for value in own]
@@ -194,7 +221,7 @@ class Loop:
             for slot, found in zip(self._own, growing, strict=True):
                 if found.is_looked_at and len(found.value) != len(before[slot]):
                     raise Split("a round looks into a list that it appends to")
-            self._compare(before, begun, end)
+            self._compare(before, slots, begun, end)
             self._check(end)
             return self._operator(end)
         finally:
@@ -224,19 +251,22 @@ class Loop:
 
     # --- what it has left ------------------------------------------------------------------------
 
-    def _compare(self, before: Sequence[Any], begun: FrameState, end: End) -> None:
+    def _compare(
+        self, before: Sequence[Any], given: Sequence[Any], begun: FrameState, end: End
+    ) -> None:
         """Find what differs from the state in which the round began."""
         if not end.again:
             raise Split("a round does not come back to the head of its loop")
         below = len(self.state.stack) - 1
-        if not all(map(operator.is_, end.stack[:below], self.state.stack[:below])):
+        if not all(map(operator.is_, end.stack[:below], begun.stack[:below])):
             raise Split("a round changes what lies below its iterator")
         containers: list[int] = []
+        left = (*end.locals, *self._made(end.stack))
         for slot in self._wanted:
-            after, was = end.locals[slot], before[slot]
+            after, was = left[slot], before[slot]
             if slot in self._given:
-                if slot in self._own and after is begun.locals[slot] and len(after) > len(was):
-                    begin = list(self.state.locals[slot])
+                if slot in self._own and after is given[slot] and len(after) > len(was):
+                    begin = list(self._values[slot])
                     self.lists.append(_List(slot, begin, after[len(was) :]))
                     after = after[: len(was)]
                 found = list(_differences(was, after, ()))
@@ -247,7 +277,7 @@ class Loop:
             else:
                 for path, result in self._leaves(after, (), end):
                     self.last.append(_Leaf(slot, path, NULL, result=result))
-            containers += map(id, _containers(end.locals[slot]))
+            containers += map(id, _containers(left[slot]))
         if {found.slot for found in self.lists} & {slot for slot, _ in self.carried}:
             raise Split("rounds change elements of a list that they append to")
         if len(set(containers)) < len(containers):
@@ -258,7 +288,7 @@ class Loop:
     def _carry(self, slot: int, path: Path, result: Any) -> None:
         leaf = self.carried.get((slot, path))
         if leaf is None:
-            first = self.state.locals[slot]
+            first = self._values[slot]
             for position in path:
                 first = first[position]
             self.carried[slot, path] = _Leaf(slot, path, first, _takes_part(first))
@@ -343,6 +373,8 @@ class Loop:
             raise Split("so few operators are faster one by one")
         self.run.lifted.ask(operator.ge, (rounds_of(self.run, self.bounds), 2))
         leaves = [*self.carried.values(), *self.last]
+        if self.inside and leaves:
+            raise Split("a comprehension hands on values from one round to the next")
         results = [leaf.result for leaf in leaves] + [t for s in self.lists for t in s.added]
         given = [operators.value_node(result, rec.graph_value) for result in results]
         self._nodes = given[: len(leaves)]
@@ -390,7 +422,9 @@ class Loop:
                 slots = frame_locals(frame)
         at, count = len(leaves), rounds_of(self.run, self.bounds)
         for found, node in zip(self.lists, nodes[at:], strict=True):
-            self._gather(slots[found.slot], found, node, count, self._twins[at:])
+            is_made = found.slot == len(self.state.locals)
+            value = frame_stack(frame)[-1] if is_made else slots[found.slot]
+            self._gather(value, found, node, count, self._twins[at:])
             at += len(found.added)
         self.run.account()
 
@@ -428,17 +462,17 @@ class Loop:
     def _last_index(self, value: int) -> int:
         start, _, step = self.bounds
         rounds = rounds_of(self.run, self.bounds)
-        steps = number(self.run, operator.mul, number(self.run, operator.sub, rounds, 1), step)
-        found = number(self.run, operator.add, start, steps)
+        steps = computed(self.run, operator.mul, computed(self.run, operator.sub, rounds, 1), step)
+        found = computed(self.run, operator.add, start, steps)
         return found if found == value else value
 
     def _gather(
         self, value: list[Any], found: _List, node: fx.Node, rounds: Any, twins: Sequence[Any]
     ) -> None:
         run, added = self.run, len(found.added)
-        count = number(run, operator.mul, rounds, added) if added > 1 else rounds
+        count = computed(run, operator.mul, rounds, added) if added > 1 else rounds
         if found.begin:
-            count = number(run, operator.add, count, len(found.begin))
+            count = computed(run, operator.add, count, len(found.begin))
         if len(value) != count:
             raise Split("a loop leaves a list of another length")
         alike = added == 1 and not found.begin
@@ -458,9 +492,9 @@ def rounds_of(run: MonitorRun, bounds: tuple[int, int, int]) -> int:
     if start == 0 and step == 1 and not run.lifted.any((start,)):
         return stop
     if step == 1:
-        return number(run, operator.sub, stop, start)
-    distance = number(run, operator.sub, start, stop)
-    return number(run, operator.neg, number(run, operator.floordiv, distance, step))
+        return computed(run, operator.sub, stop, start)
+    distance = computed(run, operator.sub, start, stop)
+    return computed(run, operator.neg, computed(run, operator.floordiv, distance, step))
 
 
 def check_twins(run: MonitorRun, left: torch.Tensor, right: torch.Tensor) -> None:
@@ -470,15 +504,6 @@ def check_twins(run: MonitorRun, left: torch.Tensor, right: torch.Tensor) -> Non
     ):
         if not run.lifted.hold(one == other):
             raise Split("a tensor differs in its sizes")
-
-
-def number(run: MonitorRun, operation: Callable[..., Any], *operands: Any) -> Any:
-    """``operation(*operands)``, lifted if an operand is."""
-    value = operation(*operands)
-    if not run.lifted.any(operands):
-        return value
-    found = run.lifted.compute(operation, operands, value)
-    return value if found is None else found
 
 
 def _takes_part(value: Any) -> bool:

@@ -162,7 +162,7 @@ class Flags:
         ``own`` code behind ``shift`` bytes. The flag ``known`` is a constant there."""
         self._sides.pop(id(code), None)
         slots = {slot: n for slot, n in self.in_frame(frame).items() if n is not known}
-        if slots:
+        if slots and self._frames[id(frame)].code is own:
             self._sides[id(code)] = _Frame(own, shift, slots)
 
     def end_side(self, code: types.CodeType) -> None:

@@ -113,7 +113,8 @@ _DEPTHS = {
          "LOAD_FAST_CHECK", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"), 0
     ),
     **dict.fromkeys(
-        ("LOAD_ATTR", "LOAD_METHOD", "GET_ITER", "FORMAT_VALUE", "UNPACK_SEQUENCE", "UNARY_NOT"), 1
+        ("LOAD_ATTR", "LOAD_METHOD", "GET_ITER", "FORMAT_VALUE", "UNPACK_SEQUENCE", "UNARY_NOT",
+         "LIST_APPEND"), 1
     ),
     **dict.fromkeys(("BINARY_SUBSCR", "BINARY_OP", "COMPARE_OP", "CONTAINS_OP", "IS_OP"), 2),
 }  # fmt: skip

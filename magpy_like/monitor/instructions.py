@@ -40,7 +40,7 @@ from magpy_like.monitor.arguments import holds_tensor, is_followed
 from magpy_like.monitor.containers import CONTAINERS, goes_own_ways, plain_key
 from magpy_like.monitor.expressions import is_number
 from magpy_like.monitor.foretold import foretell_branch
-from magpy_like.monitor.gathered import ENDS, Gathered
+from magpy_like.monitor.gathered import ENDS, Gathered, Growing
 from magpy_like.monitor.iterators import foreseen, take  # noqa: F401 (a rule)
 from magpy_like.monitor.polyfills import polyfill, spread
 from magpy_like.monitor.split import Split
@@ -503,7 +503,7 @@ def add_element(run: MonitorRun, step: Step) -> Token:
     if opcode.opname[step.opcode] == "SET_ADD":
         run.recording.compare(value)
         _put_into(run, target)
-    else:
+    elif not isinstance(run.recording.operators.lists.get(id(target)), Growing):
         native_calls.change(run.recording, list.append, target, (target, value), {})
     return None
 
@@ -617,7 +617,7 @@ def call(run: MonitorRun, step: Step) -> Token:
         args = args[:split]
     if (function is format or function is str.format) and not kwargs:
         args = formats.arguments(run, step, function, tuple(args))
-    loop = first is NULL and (function is range or function is enumerate or function is zip)
+    loop = any(function is head for head in loops.HEADS)
     if loop and loops.begins(run, step, function, args, kwargs):
         return None
     instead = polyfill(function, tuple(args), kwargs)

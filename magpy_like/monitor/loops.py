@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -14,33 +15,65 @@ if TYPE_CHECKING:
     from magpy_like.monitor.instructions import Step
     from magpy_like.monitor.run import MonitorRun
 
-HEADS: dict[Any, Callable[[int, list[torch.Tensor]], Any]] = {
-    range: lambda index, rows: index,
+Element = Callable[[Any, list[torch.Tensor]], Any]
+"""From a round's index and the rows of tensors to what a loop takes from its iterator."""
+
+OVER_ROWS: dict[Any, Element] = {
     iter: lambda index, rows: rows[0],
     enumerate: lambda index, rows: (index, rows[0]),
     zip: lambda index, rows: tuple(rows),
+    torch.Tensor.unbind: lambda index, rows: rows[0],
+    torch.unbind: lambda index, rows: rows[0],
 }
-"""What a loop is given by the iterators of these, from a round's index and the rows of tensors."""
+"""What a loop is given by the iterators of these."""
+HEADS = (range, *OVER_ROWS)
+
+
+def over_range(index: Any, rows: list[torch.Tensor]) -> Any:
+    """What it is given by that of a ``range``."""
+    return index
 
 
 def begins(
     run: MonitorRun, step: Step, head: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
     """Whether the loop over ``head(*args)`` is one operator of the graph now."""
-    if run.branching is None or kwargs or not args or (head is enumerate and len(args) > 1):
+    if run.branching is None or kwargs or not args:
         return False
     if head is range:
         if any(type(arg) is not int for arg in args):
             return False
         start, stop, by = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
-        return by != 0 and run.branching.at_loop(run, step, (start, stop, by), (), HEADS[head])
+        return by != 0 and run.branching.at_loop(run, step, (start, stop, by), (), over_range)
+    element = OVER_ROWS[head]
+    if head is not zip and len(args) > 1:
+        extra, args = args[1], args[:1] + args[2:]
+        if len(args) > 1 or type(extra) is not int:
+            return False
+        if head is enumerate:
+            element = _counted_from(run, extra)
+        elif extra != 0:
+            return False
     if any(type(arg) not in _PLAIN or not arg.dim() for arg in args):
         return False
     try:
         count = reduce(lambda a, b: _smaller(run, a, b), [_rows(run, arg) for arg in args])
     except Split:
         return False
-    return run.branching.at_loop(run, step, (0, count, 1), args, HEADS[head])
+    return run.branching.at_loop(run, step, (0, count, 1), tuple(args), element)
+
+
+def _counted_from(run: MonitorRun, start: int) -> Element:
+    return lambda index, rows: (computed(run, operator.add, index, start), rows[0])
+
+
+def computed(run: MonitorRun, operation: Callable[..., Any], *operands: Any) -> Any:
+    """``operation(*operands)``, lifted if an operand is."""
+    value = operation(*operands)
+    if not run.lifted.any(operands):
+        return value
+    found = run.lifted.compute(operation, operands, value)
+    return value if found is None else found
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -60,7 +93,4 @@ def _rows(run: MonitorRun, tensor: torch.Tensor) -> int:
 
 
 def _smaller(run: MonitorRun, one: int, other: int) -> int:
-    if one is other or not run.lifted.any((one, other)):
-        return min(one, other)
-    found = run.lifted.compute(min, (one, other), min(one, other))
-    return min(one, other) if found is None else found
+    return one if one is other else computed(run, min, one, other)

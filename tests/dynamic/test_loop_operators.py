@@ -220,11 +220,72 @@ def two_loops(x):
     return h
 
 
+def of_a_reversed_range(x):
+    h = x[0] * 0
+    for i in reversed(range(x.shape[0])):
+        h = h * 0.5 + x[i]
+    return h
+
+
+def counted_backwards_twice(x):
+    h, found = x[0] * 0, []
+    for i in reversed(range(1, x.shape[0])):
+        h = h * 0.5 + x[i] * i
+        found.append(h)
+    return torch.stack(found), i
+
+
+def range_that_is_enumerated(x):
+    h = x[0] * 0
+    for k, t in enumerate(range(1, x.shape[0])):
+        h = h * 0.5 + x[t] * k
+    return h, k, t
+
+
+def enumerated_from_five(x):
+    h = x[0] * 0
+    for i, row in enumerate(x, 5):
+        h = h * 0.5 + row * i
+    return h
+
+
+def unbound_rows(x):
+    h = x[0] * 0
+    for row in x.unbind():
+        h = h * 0.5 + row
+    for row in torch.unbind(x, 0):
+        h = h * 0.5 + row
+    return h
+
+
+def comprehension(x):
+    t, factor = "kept", x[0].cos()
+    found = torch.stack([torch.tanh(x[t] * factor) + t for t in range(x.shape[0])])
+    return found, t
+
+
+def comprehension_of_rows(x):
+    return torch.cat([row * i for i, row in enumerate(x)]), len([row + 1 for row in x])
+
+
+def comprehension_backwards(x):
+    return torch.stack([x[t] * t for t in reversed(range(x.shape[0]))])
+
+
+def comprehension_in_a_function(x):
+    def rows(factor):
+        return [torch.tanh(a * b * factor) for a, b in zip(x, x * 2)]
+
+    return rows(2)[0], torch.stack(rows(3))
+
+
 OPERATORS = [
     last_state, stacked, joined, list_of_results, two_lists, last_element, states_in_a_list,
     tuple_of_states, numbers_too, by_step, backwards, neighbours, with_else, with_continue,
     rows, enumerated, rows_of_two, in_a_loop_of_constants, used_in_a_function, two_loops,
-    length_of_the_list, changed_behind,
+    length_of_the_list, changed_behind, of_a_reversed_range, counted_backwards_twice,
+    range_that_is_enumerated, enumerated_from_five, unbound_rows, comprehension,
+    comprehension_of_rows, comprehension_backwards, comprehension_in_a_function,
 ]  # fmt: skip
 
 
@@ -430,18 +491,48 @@ def zipped(x):
     return h
 
 
-def of_a_reversed_range(x):
-    h = x[0] * 0
-    for i in reversed(range(x.shape[0])):
-        h = h * 0.5 + x[i]
-    return h
-
-
 def rows_that_data_chooses(x):
     h = x[0] * 0
     for row in x[x[:, 0] > 0]:
         h = h * 0.5 + row
     return h
+
+
+def comprehension_with_a_condition(x):
+    return [x[t] * t for t in range(x.shape[0]) if t % 2]
+
+
+def comprehension_with_a_walrus(x):
+    return [x[t] + (last := x[t] * t) for t in range(x.shape[0])], last
+
+
+def comprehension_in_a_comprehension(x):
+    return [[x[t] * k for k in range(x.shape[0])] for t in range(x.shape[0])]
+
+
+def comprehensions_of_other_things(x):
+    return [t for t in range(len(x))], {t: x[t] * t for t in range(len(x))}, [x for _ in x]
+
+
+def comprehension_that_is_looked_into(x):
+    first, *rest = [x[t] * t for t in range(x.shape[0])]
+    return first, rest, sum(x[t] for t in range(x.shape[0]))
+
+
+def functions_of_a_comprehension(x):
+    return [f(x[0]) for f in [lambda y: y * t for t in range(x.shape[0])]]
+
+
+def wrapped_twice(x):
+    h = x[0] * 0
+    for k, t in enumerate(reversed(range(x.shape[0]))):
+        h = h * 0.5 + x[t] * k
+    return h
+
+
+def reversed_by_another_name(x):
+    reversed = iter
+    return [x[t] * t for t in reversed(range(x.shape[0]))]
 
 
 def raises_at_last(x):
@@ -456,8 +547,11 @@ ROUND_BY_ROUND = [
     breaks, first_round_differs, looks_at_its_index, looks_at_its_list, counts_in_python,
     shared_list, in_a_dictionary, in_an_object, closes_over, pops, a_row_for_each, draws,
     nested, compares_with_the_first, one_in_two_lists, looks_into_its_results,
-    adds_to_its_results, asks_for_gradients, zipped, of_a_reversed_range, raises_at_last,
+    adds_to_its_results, asks_for_gradients, zipped, raises_at_last,
     rows_that_data_chooses, states_made_anew, other_dimension, with_constant_inner_loop,
+    comprehension_with_a_condition, comprehension_with_a_walrus, comprehension_in_a_comprehension,
+    comprehensions_of_other_things, comprehension_that_is_looked_into, wrapped_twice,
+    functions_of_a_comprehension, reversed_by_another_name,
 ]  # fmt: skip
 
 SIZES = [5, 7, 9, 2, 3, 1, 12, 6, 5]
