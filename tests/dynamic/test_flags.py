@@ -1,6 +1,7 @@
 """Bools that vary between calls: one record serves both values, or the value is guarded."""
 
 import itertools
+import sys
 
 import pytest
 import torch
@@ -282,6 +283,29 @@ def test_value_is_guarded_where_it_is_needed(name):
     compiled = magpy.compile(program, backend="eager")
     for flag in VALUES:
         _compare(program, compiled, flag)
+
+
+def test_side_that_ends_inside_a_handler_leaves_no_exception():
+    def attempt(x, fail):
+        try:
+            if fail:
+                raise ValueError("first")
+        except ValueError as error:
+            raise RuntimeError("second") from error
+        finally:
+            x = x + 1
+        return x
+
+    def program(x, fail):
+        try:
+            return attempt(x, fail)
+        except RuntimeError as error:
+            return x * 2, str(error.__cause__)
+
+    compiled = magpy.compile(program, backend="eager")
+    for flag in VALUES:
+        _compare(program, compiled, flag)
+        assert sys.exception() is None
 
 
 @pytest.mark.parametrize("name", [*ONE_RECORD])
