@@ -25,9 +25,10 @@ RUNS = 8
 # as a whole (Euclidean norm) by more than `FACTOR` times the largest of `RUNS` such draws once in
 # 6,000 times when all errors work in one direction, and next to never when they work in two or
 # more (`tests/paritybench/test_limits.py`); single roundings are off by half of what the noise is.
-# An element that rounding flips, such as a rectifier's, in a share p of all runs moves by 1/sqrt(p)
-# times its root mean square: `ELEMENT_FACTOR` allows for one in a thousand.
-FACTOR, ELEMENT_FACTOR = 4.0, 32.0
+# Where rounding flips a share p of the elements, such as a layer's rectifiers, other ones in each
+# run, those move by 1 / sqrt(RUNS p) times the root mean square: `ELEMENT_FACTOR` allows for one
+# element in 130,000.
+FACTOR, ELEMENT_FACTOR = 4.0, 128.0
 
 # Operators that hand on values of their inputs or compare them: with inputs off by different
 # amounts they would tell apart what is one value in the program (`x == x.max()`), which rounding

@@ -11,7 +11,7 @@ from torch import nn
 from paritybench_runner.compilers import Capture
 from paritybench_runner.corpus import Case
 from paritybench_runner.evaluate import evaluate_compiler, evaluate_eager
-from paritybench_runner.rounding import FACTOR, RUNS
+from paritybench_runner.rounding import ELEMENT_FACTOR, FACTOR, RUNS, within
 
 
 @pytest.mark.parametrize("directions", [1, 2, 8])
@@ -21,6 +21,22 @@ def test_a_right_result_exceeds_the_limit_by_chance_once_in_thousands(directions
     draws = torch.randn(RUNS + 1, trials, directions, generator=generator, dtype=torch.float64)
     ratio = draws[0].norm(dim=1) / draws[1:].abs().amax(0).norm(dim=1)
     assert float((ratio > FACTOR).double().mean()) < 1 / 3000
+
+
+def test_rectifiers_that_flip_in_one_of_thousands_of_elements_are_right():
+    """Each run flips some others, and moves them by as much."""
+    count = 1 << 18
+    flipped = round(2 * count / RUNS / ELEMENT_FACTOR**2)
+    assert flipped == 4
+    generator = torch.Generator().manual_seed(0)
+
+    def run():
+        moved = 1e-7 * torch.randn(count, generator=generator, dtype=torch.float64)
+        moved[torch.randperm(count, generator=generator)[:flipped]] = 1e-2
+        return moved.abs()
+
+    spread = torch.stack([run() for _ in range(RUNS)]).amax(0)
+    assert all(within(run(), spread) for _ in range(10))
 
 
 class Plain(nn.Module):
