@@ -19,6 +19,7 @@ from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import HEAP_TYPE, IMMUTABLE_TYPE, is_identity, is_plain
 
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
+DICT_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 SCALARS = (int, float, complex, str, bytes)
 """Instances of subclasses of these have a value beside their attributes."""
 

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from magpy_like.monitor import text
-from magpy_like.monitor.containers import CONTAINERS, elements
+from magpy_like.monitor.containers import CONTAINERS, DICT_VIEWS, elements
 from magpy_like.monitor.draws import Drawing
 from magpy_like.monitor.expressions import (
     Computed,
@@ -40,7 +40,7 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Look, Place, Split
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Fact, ShadowNode
-from magpy_like.refgraph.values import bind, is_plain
+from magpy_like.refgraph.values import behind_proxy, bind, is_plain
 
 NUMBERS = (int, float)
 
@@ -475,15 +475,32 @@ _FLOATS = (float, torch.SymFloat)
 """Python compares these; symbolic arithmetic might round in another way."""
 
 
-def _numbers_in(value: Any, depth: int = 4) -> Iterator[Any]:
+def _numbers_in(value: Any) -> Iterator[Any]:
     """The numbers in nested containers, and text, which may be made of lifted numbers."""
-    if type(value) in NUMBERS or type(value) is str or is_array_number(value):
-        yield value
-    elif isinstance(value, slice):
-        yield from _numbers_in((value.start, value.stop, value.step))
-    elif isinstance(value, CONTAINERS) and depth:
-        for item in elements(value):
-            yield from _numbers_in(item, depth - 1)
+    pending, seen = [value], set[int]()
+    while pending:
+        value = pending.pop()
+        if type(value) in NUMBERS or type(value) is str or is_array_number(value):
+            yield value
+        elif id(value) not in seen and (parts := _parts(value)):
+            seen.add(id(value))
+            pending += reversed(parts)
+
+
+def _parts(value: Any) -> list[Any]:
+    """What an object holds that native code may look at when it is given it."""
+    if isinstance(value, CONTAINERS):
+        return elements(value)
+    if isinstance(value, slice):
+        return [value.start, value.stop, value.step]
+    if isinstance(value, BaseException):
+        return [*value.args]
+    if isinstance(value, types.SimpleNamespace):
+        return [*value.__dict__.values()]
+    if isinstance(value, types.MappingProxyType):
+        return [behind_proxy(value)]
+    view: Any = value
+    return list(view) if isinstance(value, DICT_VIEWS) else []
 
 
 ARITHMETIC = {

@@ -17,7 +17,7 @@ from magpy_like.annotation import (
     lookup,
 )
 from magpy_like.monitor import attributes
-from magpy_like.monitor.containers import CONTAINERS, plain_key
+from magpy_like.monitor.containers import CONTAINERS, DICT_VIEWS, plain_key
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native import NULL, lookup_in_type
@@ -195,7 +195,7 @@ def iterate(rec: Recording, source: Any) -> None:
         return
     if isinstance(source, CONTAINERS):
         rec.open(node)
-    elif isinstance(source, _DICT_VIEWS):
+    elif isinstance(source, DICT_VIEWS):
         raise Split("iterates over a view of a dictionary from outside")
     elif hasattr(type(source), "__next__") and not isinstance(
         lookup_in_type(type(source), "__next__"), types.FunctionType
@@ -203,6 +203,3 @@ def iterate(rec: Recording, source: Any) -> None:
         raise Split(f"advances a {type(source).__qualname__} from outside")
     elif not isinstance(lookup_in_type(type(source), "__iter__"), types.FunctionType):
         rec.visit(source, ValueRead.ALL)
-
-
-_DICT_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))

@@ -33,7 +33,8 @@ def repeatable(
     place in the program.
 
     Raises:
-        Split: it would be shown by other rules than those that the program has set for it.
+        Split: it would be shown by other rules than those that the program has set for it, or
+            raised.
     """
     repeated = {call[0] for call in rec.calls}
     if operation is _RULES_CHANGED and repeated & _SHOWS:
@@ -47,6 +48,9 @@ def repeatable(
     given = dict(zip(("message", "category", "stacklevel", "source"), args, strict=False)) | kwargs
     message = given["message"]
     category = type(message) if isinstance(message, Warning) else given.get("category")
+    if _may_raise(category or UserWarning):
+        raise Split("shows a warning that may be an exception")
+    rec.state_reads.append((_may_raise, (category or UserWarning,), {}, False))
     frame = _program_frame(int(given.get("stacklevel", 1)))
     if frame is None:
         return operation, args, kwargs
@@ -55,6 +59,12 @@ def repeatable(
     rec.constant(registry)
     place = (frame.f_code.co_filename, frame.f_lineno, names.get("__name__", "<string>"))
     return warnings.warn_explicit, (message, category or UserWarning, *place, registry), {}
+
+
+def _may_raise(category: type[Warning]) -> bool:
+    """Whether a warning of this category may be raised as an exception instead of being shown."""
+    filters: list[Any] = [*warnings.filters]
+    return any(action == "error" and issubclass(category, of) for action, _, of, *_ in filters)
 
 
 def _log_from(

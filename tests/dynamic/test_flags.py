@@ -487,7 +487,7 @@ def test_local_that_may_go_anywhere_is_not_followed(name):
 
 def test_two_values_at_one_place_are_not_taken_for_the_local():
     def program(x, flag, other):
-        return x * (flag if other else 3)
+        return x * (flag if other else 3) + x.sum() * 2 - x  # too much to be compiled twice
 
     uses = local_uses(program.__code__)
     assert _slot(program, "flag") not in uses.followed

@@ -5,12 +5,14 @@ import contextlib
 import functools
 import importlib
 import inspect
+import itertools
 import json
 import math
 import re
 import sys
 import types
 import typing
+import warnings
 
 import numpy as np
 import pytest
@@ -516,3 +518,46 @@ def test_numbers_that_a_getter_in_python_reads_count():
     compiled = magpy.compile(lambda x, o: x * o.doubled + o.v, backend="eager")
     for v in (1.0, 2.0, 1.0, 3.0):
         assert_same(compiled(_x(), _Computes(v)), _x() * 2 * v + v)
+
+
+class _Refused(Exception):
+    pass
+
+
+def _keeps_text_of_exception(x, k):
+    try:
+        raise _Refused(k)
+    except _Refused as error:
+        return x, str(error), repr(error)
+
+
+HELD = {
+    "an exception": _keeps_text_of_exception,
+    "deep containers": lambda x, k: (x, str([[[[[[k]]]]]]), json.dumps({"a": {"b": [[[k]]]}})),
+    "a namespace": lambda x, k: (x, str(types.SimpleNamespace(k=k))),
+    "a view": lambda x, k: (x, str({"a": k}.values()), str({"a": k}.items())),
+    "a counter": lambda x, k: (x * next(itertools.count(k)), [*zip("ab", itertools.count(k, 2))]),
+    "repetitions": lambda x, k: (x * next(itertools.repeat(k)), [*itertools.repeat(1, k)]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*not recorded any more")
+@pytest.mark.parametrize("where", HELD)
+def test_number_that_varies_counts_when_native_code_finds_it_in(where):
+    check_right(lambda: HELD[where], *[lambda k=k: (_x(), k) for k in (2, 3, 4, 2)])
+
+
+def test_warning_that_is_an_exception_at_some_calls_is_caught_at_those():
+    @magpy.compile(backend="eager")
+    def program(x):
+        try:
+            warnings.warn("careful", UserWarning)
+        except UserWarning:
+            return x * 5
+        return x
+
+    for action in ("ignore", "error", "ignore"):
+        with warnings.catch_warnings():
+            warnings.simplefilter(action)
+            for _ in range(3):
+                assert_same(program(_x()), _x() * (5 if action == "error" else 1))
