@@ -51,6 +51,7 @@ from magpy_like.monitor.inside import keep_objects, look_at_functions, look_for_
 from magpy_like.monitor.modes import SETTERS
 from magpy_like.monitor.reads import ATTRIBUTES, follow, inputs_of, number_at
 from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.region import ASK_WHETHER_COMPILING
 from magpy_like.monitor.repeated_calls import repeatable
 from magpy_like.monitor.split import LENGTH_VARIES, Effect, Look, Split
 from magpy_like.monitor.twin import hint
@@ -641,6 +642,7 @@ def finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
     annotation = done.annotation
     if annotation is not None and annotation.state_read:
         run.recording.state_reads.append((done.operation, done.args, done.kwargs, result))
+        run.told_compiling |= result is True and done.operation in ASK_WHETHER_COMPILING
         run.account()  # torch makes a tensor to find out which device is the default one
     if isinstance(done.operation, functools._lru_cache_wrapper):
         run.recording.cached_calls.append((done.operation, done.args, done.kwargs, result))

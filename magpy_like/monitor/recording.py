@@ -171,6 +171,17 @@ class Recording:
         """Whether one of the tensors that must keep their data was changed in place."""
         return any(steady.has_changed() for steady in self.unchanged[since:])
 
+    def has_effects(self) -> bool:
+        """Whether the program has changed anything that was there before, but for the states of
+        torch's generators, which are in ``random_states``."""
+        changes = (self.calls, self.replays, self.data_replaced, self.advanced)
+        return (
+            any(changes)
+            or any(node.existed and node.changed for node in self.refs)
+            or bool(self.changed_inputs())
+            or bool(self.lifted.draws)
+        )
+
     # --- meeting variables ---------------------------------------------------------------------
 
     def node(self, value: Any) -> ShadowNode | None:

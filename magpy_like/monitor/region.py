@@ -23,11 +23,12 @@ class Compiling:
     The flag is one for all threads, so it stays up until the last of them is done.
     """
 
-    def __init__(self) -> None:
-        self._entered = False
+    def __init__(self, says: bool = True) -> None:
+        """``says`` is False for a program that cannot do with it."""
+        self._says, self._entered = says, False
 
     def enter(self) -> None:
-        self._change(True)
+        self._change(self._says)
 
     def leave(self) -> None:
         self._change(False)
@@ -44,6 +45,10 @@ class Compiling:
 
     def __exit__(self, *_: object) -> None:
         self.leave()
+
+
+ASK_WHETHER_COMPILING = (torch.compiler.is_compiling, torch._utils.is_compiling)
+"""Functions that tell a program so."""
 
 
 def ask_for_instructions() -> None:

@@ -112,8 +112,12 @@ class MonitorRun:
         varying: Variation = NOTHING_VARIES,
         cut: Cut | None = None,
         branching: Branching | None = None,
+        says_compiling: bool = True,
     ) -> None:
         """``cut`` is told of a split while the program stands at it."""
+        self.told_compiling = False
+        """Whether the program has heard that it is in a compiled region."""
+        self._compiling = Compiling(says_compiling)
         self.branching = branching
         self.side: Side | None = None
         """The side of a branch that is running beside the program."""
@@ -181,7 +185,6 @@ class MonitorRun:
         self.handled_outside = self.recording.handled_outside = sys.exception()
         ask_for_instructions()
         active.run = self
-        self._compiling = Compiling()
         with self._compiling:
             counting = start_counting()
             gc.callbacks.insert(0, self._suspend)

@@ -261,12 +261,32 @@ class Dispatcher:
         cut = StretchCut(self, args, kwargs)
         branches = Branches(lambda: cut.stretch.dispatcher.merges)
         varying = self.variation(args, kwargs)
-        run = MonitorRun(self.target, args, dict(kwargs), varying, cut, branches)
+        says = self._stretches.says_compiling
+        run = MonitorRun(self.target, args, dict(kwargs), varying, cut, branches, says)
         try:
             result = run.run()
+        except Exception:
+            cut.stretch.dispatcher.note_escape()
+            if not run.told_compiling:
+                raise
+            # The program may raise only because it has heard so, which a native run has not.
+            if not cut.stretch.take_back(run.recording):
+                self._stretches.says_compiling = False
+                raise
         except BaseException:
             cut.stretch.dispatcher.note_escape()
             raise
+        else:
+            return self._finish(run, cut, branches, result)
+        branches.give_back(None)
+        run.recording.release()
+        cut.release()
+        result = self.target(*args, **kwargs)
+        self._stretches.says_compiling = False
+        return result
+
+    def _finish(self, run: MonitorRun, cut: StretchCut, branches: Branches, result: Any) -> Any:
+        """The program has come to its end, and what was not recorded before is now."""
         last = cut.stretch.dispatcher
         if run.recording.split is not None:
             last.no_record(run.recording.split, "")
@@ -426,6 +446,7 @@ class Dispatcher:
         """Begin with what another dispatcher has learnt about the same program."""
         self.dynamic, self.varying = known.dynamic, copy.deepcopy(known.varying)
         self._stretches.surprises |= known._stretches.surprises
+        self._stretches.says_compiling = known._stretches.says_compiling
         pairs = [(self, known)]
         for layout, other in list(known._stretches.dispatchers.items()):
             if not (other.foretells and other.merges):

@@ -33,7 +33,7 @@ from magpy_like.monitor.split import LENGTH_VARIES, NotForetold, NotMerged, Plac
 from magpy_like.monitor.variation import argument_place
 from magpy_like.native import StateCheck, frame_set_local, frame_set_operand, lookup_in_type
 from magpy_like.native.kinds import isinstance
-from magpy_like.refgraph.values import HEAP_TYPE
+from magpy_like.refgraph.values import HEAP_TYPE, put_back
 from magpy_like.synthesis.graphs import SharedGraphs
 from magpy_like.synthesis.record import Record
 
@@ -52,6 +52,8 @@ class Stretch:
         self.dispatcher, self.args, self.kwargs = dispatcher, args, kwargs
         self.recorded = False
         """Whether there is a record of it already."""
+        self.is_first = True
+        """Whether no other one came before in this run."""
         self._is_as_before = StateCheck()
         self._modes = Modes.now()
         self._devices = devices.modes()
@@ -75,6 +77,16 @@ class Stretch:
             rec.modes_left = self._modes, left
         if after != self._devices:
             rec.devices_left = devices.left(self._devices, after)
+
+    def take_back(self, rec: Recording) -> bool:
+        """Whether what the program has done since the stretch began is as if it had not been: it
+        has only drawn random numbers from torch, which is undone."""
+        if rec.split is not None or rec.has_effects() or not self.is_first:
+            return False
+        if not (self._is_as_before() and Modes.now() == self._modes):
+            return False
+        put_back(rec.random_states)
+        return True
 
     @contextlib.contextmanager
     def _at_entry(self) -> Iterator[None]:
@@ -201,6 +213,7 @@ class StretchCut:
             arguments = tuple(values)
         run.recording.release()
         self.stretch = Stretch(dispatcher, arguments, {})
+        self.stretch.is_first = False
         self.stretch.recorded = covered
         functions = [state.function for state in states]
         variation = dataclasses.replace(variation, numbers=frozenset(varying))
@@ -231,6 +244,8 @@ class Stretches:
         self.graphs = SharedGraphs()
         self.surprises: set[Place] = set()
         """Where the program has gone another way than foretold."""
+        self.says_compiling = True
+        """Whether the program hears in monitored runs that it is in a compiled region."""
         self._crossings: dict[int, Crossing] = {}
 
     def following(self, layout: Layout) -> Dispatcher:

@@ -152,6 +152,13 @@ def generator_states() -> list[torch.Tensor]:
     return [torch.get_rng_state(), *on_gpus]
 
 
+def put_back(states: list[torch.Tensor]) -> None:
+    """Let torch's generators go on from the states that :func:`generator_states` has given."""
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state_all(states[1:])
+
+
 def storage_of(tensor: torch.Tensor) -> int:
     """Equal for tensors that share memory; 0 for a tensor that has none of the usual kind."""
     if tensor.layout != torch.strided:

@@ -252,3 +252,61 @@ def test_a_result_that_collects_gradients_of_its_own_does_so(backend):
         for mine, theirs in zip(fast(tensor(1)), made(tensor(1)), strict=True):
             assert_same(mine, theirs)
             assert mine.is_leaf is theirs.is_leaf
+
+
+# --- programs that raise because they hear that they are compiled --------------------------------
+
+
+def only_native(x):
+    noise = torch.rand(2)
+    if torch.compiler.is_compiling():
+        raise ValueError("not in here")
+    return x * 2 + noise
+
+
+def test_a_program_that_raises_only_because_it_hears_that_it_is_compiled_runs_natively():
+    fast = magpy.compile(only_native, backend="eager")
+    for _ in range(4):
+        torch.manual_seed(3)
+        expected = only_native(torch.ones(2))
+        after = torch.get_rng_state()
+        torch.manual_seed(3)
+        assert torch.equal(fast(torch.ones(2)), expected)
+        assert torch.equal(torch.get_rng_state(), after)
+    assert magpy.cache_info(fast).hits >= 2, "it is recorded without"
+
+
+def test_what_a_program_has_done_before_it_raised_is_not_done_twice():
+    log = []
+
+    def program(x):
+        log.append(len(log))
+        return only_native(x)
+
+    fast = magpy.compile(program, backend="eager")
+    with pytest.raises(ValueError, match="not in here"):
+        fast(torch.ones(2))
+    assert log == [0]
+    torch.manual_seed(3)
+    expected = only_native(torch.ones(2))
+    torch.manual_seed(3)
+    assert torch.equal(fast(torch.ones(2)), expected), "from then on it does not hear it"
+    assert log == [0, 1]
+
+
+def test_a_program_that_raises_in_any_case_goes_on_to_hear_that_it_is_compiled():
+    heard = []
+
+    def program(x, limit):
+        told = torch.compiler.is_compiling()
+        if x.shape[0] > limit:
+            raise ValueError("too long")
+        heard.append(told)
+        return x + 1
+
+    fast = magpy.compile(program, backend="eager")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="too long"):
+            fast(torch.ones(2), 1)
+    assert torch.equal(fast(torch.ones(2), 5), torch.full((2,), 2.0))
+    assert heard == [True]
