@@ -142,3 +142,14 @@ def test_a_copy_of_another_shape():
         lambda x: (torch.ops.aten.resize(x, [5, 4]), torch.ops.aten.resize(x, [4, 5])),
         seeded(5, 4).t(),
     )
+
+
+def test_sizes_that_vary():
+    a, b, x = seeded(5, 4), seeded(7, 4), seeded(2, 3, 11, 12)
+    same(lambda a, b: (torch.cdist(a, b, 1.0), torch.cdist(a, b)), a, b, dynamic=True)
+    same(lambda x, v: x.index_put((x[:, 0] > 0,), v), a, b[0], dynamic=True)
+    same(lambda x: (torch.complex(x * 2, x), torch.histc(x, 5, -1, 1)), a, dynamic=True)
+    same(lambda x: (F.adaptive_max_pool2d(x, 1), F.max_pool2d(x, 9, 9, 1)), x, dynamic=True)
+    places = seeded(2, 3, 2).sigmoid()
+    pool = torch.ops.aten.fractional_max_pool2d
+    same(lambda x, at: pool(x, [2, 2], [4, 5], at), x, places, dynamic=True)

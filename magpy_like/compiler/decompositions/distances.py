@@ -61,10 +61,14 @@ def _is_easy(p: float, *tensors: Tensor) -> bool:
     )
 
 
+def _multiplies(a: Tensor, b: Tensor, mode: int) -> bool:
+    """Does ATen multiply matrices? Mode 1 says so, and 0 lets it where there are many rows."""
+    return mode == 1 or (mode == 0 and (a.shape[-2] > MM_ROWS or b.shape[-2] > MM_ROWS))
+
+
 @means(aten._cdist_forward.default)
 def _cdist(a: Tensor, b: Tensor, p: float, mode: int | None) -> Tensor:
-    many = a.shape[-2] > MM_ROWS or b.shape[-2] > MM_ROWS
-    if not _is_easy(p, a, b) or (p == 2 and (mode == 1 or (not mode and many))):
+    if not _is_easy(p, a, b) or (p == 2 and _multiplies(a, b, mode or 0)):
         return NotImplemented
     difference = a.unsqueeze(-2) - b.unsqueeze(-3)
     if math.isinf(p):  # ATen compares, and NaN is not larger

@@ -27,8 +27,6 @@ _FLOATS = (torch.float32, torch.float64)
 
 def _starts(graph: Graph, samples: Box, k: int, size: Expr, out: Expr, window: int) -> Box:
     """[..., out]: where the windows of each plane start, as its ``k``-th random number says."""
-    if not (size.is_Integer and out.is_Integer):
-        raise Unsupported("fractional pooling", "symbolic sizes")
     last = int(size) - window
 
     def inner(index: Index) -> Value:
@@ -63,8 +61,11 @@ def _forward(order: Sequence[int]) -> Callable[..., list[Box]]:
             raise Unsupported("fractional pooling", "of this dtype or device, or of no elements")
         count = math.prod(int(n) for n in window)
         lead, extent = a.size[:-rank], a.size[-rank:]
-        if count > MAX_WINDOW or samples.dtype != a.dtype or not product(extent) < 2**31:
-            raise Unsupported("fractional pooling", "a large window or plane, or two dtypes")
+        static = all(size.is_Integer for size in (*extent, *sizes(out)))
+        if not static or product(extent) >= 2**31:
+            raise Unsupported("fractional pooling", "symbolic sizes, or a large plane")
+        if count > MAX_WINDOW or samples.dtype != a.dtype:
+            raise Unsupported("fractional pooling", "a large window, or two dtypes")
         if len(lead) == 1:
             samples = reshape(samples, [lead[0], sympy.Integer(rank)])
         a.realize()

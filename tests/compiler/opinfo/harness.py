@@ -32,6 +32,10 @@ UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empt
     "new_empty_strided"
 }
 
+# Torch's formulas of these gradients take other steps when AOTAutograd traces them, which leave the
+# results laid out otherwise: so do its graphs when nothing compiles them.
+TRACED_OTHERWISE = {"ormqr"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -260,7 +264,9 @@ def _difference(
     if _is_random(graph):
         return _compare(actual, expected, values=False) or _compare(actual, again, values=True)
     exact = functools.cache(lambda: _exactly(batch, gradient))
-    return _compare(actual, expected, values=op.name not in UNDEFINED, exact=exact)
+    strides = not (gradient and op.name in TRACED_OTHERWISE)
+    values = op.name not in UNDEFINED
+    return _compare(actual, expected, values=values, strides=strides, exact=exact)
 
 
 def _exactly(batch: Sequence[Case], gradient: bool) -> list[Any] | None:
@@ -322,6 +328,7 @@ def _compare(
     expected: Sequence[torch.Tensor | None],
     *,
     values: bool,
+    strides: bool = True,
     exact: Callable[[], list[Any] | None] = lambda: None,
 ) -> str | None:
     if len(actual) != len(expected):
@@ -335,7 +342,7 @@ def _compare(
         for name in ("shape", "dtype", "layout", "device"):
             if getattr(a, name) != getattr(e, name):
                 return f"result {number}: {name} {getattr(a, name)}, expected {getattr(e, name)}"
-        if e.layout is torch.strided and _strides(a) != _strides(e):
+        if strides and e.layout is torch.strided and _strides(a) != _strides(e):
             shape = tuple(e.shape)
             return f"result {number}: stride {a.stride()}, expected {e.stride()}, shape {shape}"
         if values:
