@@ -1,6 +1,7 @@
 """Graphs whose sizes and numbers vary: compiled once, equal to eager at every call."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils import _pytree as pytree
 
-from magpy_like.compiler import compile_fx
+from magpy_like.compiler import build, compile_fx
 from tests.compare import assert_same
 
 pytestmark = pytest.mark.filterwarnings("error::magpy_like.compiler.errors.MagpyWarning")
@@ -113,6 +114,23 @@ def test_loops_run_to_the_sizes_of_the_call():
 
 def test_sizes_are_numbers_of_the_program():
     each_size(lambda x: (x * x.shape[0] / x.shape[1] + x.numel(), x.shape[0] * 2), grad=True)
+
+
+def test_a_call_computes_each_size_once(monkeypatch):
+    sources, define = [], build.define
+    monkeypatch.setattr(
+        build, "define", lambda text, names: sources.append(text) or define(text, names)
+    )
+
+    def function(x):
+        y = torch.cat([x, x * 2, x - 1]) @ x.t()
+        return y.sin() @ x, (y @ x).cos(), torch.cat([y, y + 1]) @ x
+
+    each_size(function)
+    (source,) = sources
+    (symbol,) = re.findall(r"^    (s\d+) = ", source, re.M)[:1]
+    assert source.count(f" = 3*{symbol}\n") == 1
+    assert source.count(f"3*{symbol}") == 1 and source.count(f"6*{symbol}") == 1, source
 
 
 def test_slices_follow_pythons_rule_at_every_size():

@@ -108,6 +108,8 @@ class Launcher:
         self.assumes = False  # may the call raise AssumptionFailed?
         self._wrote = False  # has a step printed by now written an input?
         self._names: dict[int, str] = {}
+        self._computed: dict[str, str] = {}
+        """Sizes that have been computed, and tuples of sizes: expression -> variable."""
 
     def print(self) -> str:
         """The source; names it uses are in ``namespace``, kernels to be added by name."""
@@ -157,10 +159,19 @@ class Launcher:
         unknown = e.free_symbols - self._bound
         if unknown:
             raise Unsupported("a graph", f"nothing it is given determines {unknown}")
-        return print_size(e)
+        text = print_size(e)
+        return text if e.is_Atom or e.is_Relational else self._once(text)
 
     def _sizes(self, sizes: Sequence[Expr]) -> str:
-        return "(" + "".join(self._size(s) + ", " for s in sizes) + ")"
+        text = "(" + "".join(self._size(s) + ", " for s in sizes) + ")"
+        return self._once(text) if any(s.free_symbols for s in sizes) else text
+
+    def _once(self, text: str) -> str:
+        """A variable for what the same few tensors' sizes ask for again and again."""
+        if text not in self._computed:
+            name = self._computed[text] = f"size{len(self._computed)}"
+            self.lines.line(f"{name} = {text}")
+        return self._computed[text]
 
     def _bind_sizes(self, buffer: Buffer) -> None:
         for way, values in (("size", buffer.size), ("stride", buffer.stride)):
@@ -191,21 +202,22 @@ class Launcher:
             line(f"del {', '.join(step.free)}")
 
     def _allocate(self, buffer: Buffer, source: str | None) -> None:
-        size, stride = self._sizes(buffer.size), self._sizes(buffer.stride)
         line = self.lines.line
         if source is not None:
             old = self.graph.buffers[source]
             if old.size == buffer.size and old.stride == buffer.stride:
                 line(f"{buffer.name} = {source}; del {source}")
-            else:
-                line(f"{buffer.name} = window({source}, {size}, {stride}, 0); del {source}")
+                return
+        shape = f"{self._sizes(buffer.size)}, {self._sizes(buffer.stride)}"
+        if source is not None:
+            line(f"{buffer.name} = window({source}, {shape}, 0); del {source}")
         elif buffer.device.type == "cpu":
             large = self.graph.bytes_of(buffer.name) >= pages.LARGE
             make = "empty_large" if large else "empty"
-            line(f"{buffer.name} = {make}({size}, {stride}, {self._name(buffer.dtype)})")
+            line(f"{buffer.name} = {make}({shape}, {self._name(buffer.dtype)})")
         else:
             dtype, device = self._name(buffer.dtype), self._name(buffer.device)
-            line(f"{buffer.name} = empty_on({size}, {stride}, dtype={dtype}, device={device})")
+            line(f"{buffer.name} = empty_on({shape}, dtype={dtype}, device={device})")
 
     def _extern(self, operation: ExternOp) -> None:
         line = self.lines.line
