@@ -66,6 +66,14 @@ class Normalised(NearlyConstant):
         return self.norm(self.layer(x))
 
 
+class LosesAll(nn.Module):
+    """Large terms cancel in one sum, and what is left of the small ones depends on its order."""
+
+    def forward(self, x):
+        large = torch.randn(len(x), 1, generator=torch.Generator().manual_seed(0)) * 1e7
+        return torch.cat([x * large, x, -x * large]).sum(0) + 0 * x
+
+
 def verdict(compiler, rows=64, module=NearlyConstant):
     def rows_alike():
         return [1 + 0.03 * torch.randn(rows, 8)], {}
@@ -83,6 +91,11 @@ def test_amplified_rounding_is_not_called_wrong():
 def test_gradients_that_are_nothing_but_rounding_are_not_called_wrong():
     assert verdict(ReversesRows(), 90, Normalised)["class"] == "one_graph"
     assert verdict(ReversesRows(factor=1.001), 90, Normalised)["class"] == "wrong"
+
+
+def test_what_eager_mode_itself_loses_in_a_sum_is_not_called_wrong():
+    assert verdict(ReversesRows(), 90, LosesAll)["class"] == "one_graph"
+    assert verdict(ReversesRows(factor=100.0), 90, LosesAll)["class"] == "wrong"
 
 
 def test_a_wrong_answer_does_not_hide_behind_amplified_rounding():
