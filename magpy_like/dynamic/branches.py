@@ -270,7 +270,6 @@ class Branches:
             side.own(value)
         last = next(iter(reversed(rec.operators.graph.nodes)), None)
         watched, as_is = len(rec.unchanged), _as_is(rec)
-        random_state = torch.get_rng_state()
         self._depth += 1
         waiting, self._waiting = self._waiting, []
         run.flags.begin_side(run.at, function.__code__, start.code, shift, known)
@@ -283,7 +282,6 @@ class Branches:
         finally:
             self._depth -= 1
             self._waiting = waiting
-            torch.set_rng_state(random_state)
             unstable = rec.has_changed(watched)
             del rec.unchanged[watched:]
             becomes = _as_is(rec)

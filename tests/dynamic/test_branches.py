@@ -2,6 +2,7 @@
 
 import copy
 import sys
+import threading
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import magpy_like as magpy
 from magpy_like.dynamic.code_flow import in_order
 from magpy_like.dynamic.continuation import TESTS
 from magpy_like.dynamic.joins import RETURN, join
+from magpy_like.monitor.run import MonitorRun
 from tests.compare import assert_same
 from tests.corpus.test_dynamic import BranchesOnTensor, LoopsUntilSmall
 from tests.models import ZOO
@@ -601,3 +603,54 @@ def test_exception_that_an_abandoned_side_handles_is_forgotten():
     assert sys.exception() is None
     program(torch.ones(2))
     assert sys.exception() is None
+
+
+# --- random numbers ------------------------------------------------------------------------------
+
+DRAWS = {
+    "rand": lambda x: x + torch.rand(3),
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "in place": lambda x: x.clone().uniform_(),
+    "permutation": lambda x: x[torch.randperm(3)],
+    "leaky with noise": lambda x: F.rrelu(x, training=True),
+    "seed": lambda x: torch.randn(3, generator=torch.manual_seed(5)) + x,
+    "new layer": lambda x: nn.Linear(3, 3)(x),
+}
+
+
+@pytest.mark.parametrize("sides", ["one", "other", "both"])
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_of_a_side_are_eagers(name, sides):
+    draw = DRAWS[name]
+    one, other = (draw if sides in (side, "both") else torch.sin for side in ("one", "other"))
+
+    def program(x):
+        y = one(x) if x.sum() > 0 else other(x)
+        return y + torch.rand(3)
+
+    fast = magpy.compile(program, backend="eager")
+    for x in inputs():
+        torch.manual_seed(1)
+        expected, state = program(x), torch.get_rng_state()
+        torch.manual_seed(1)
+        assert_same(fast(x), expected)
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_draws_of_other_threads_stay_drawn_while_sides_run(monkeypatch):
+    explore, found = MonitorRun.explore, []
+
+    def explore_while_another_thread_draws(*args):
+        reached = explore(*args)
+        thread = threading.Thread(target=lambda: found.append(torch.rand(1).item()))
+        thread.start()
+        thread.join()
+        return reached
+
+    monkeypatch.setattr(MonitorRun, "explore", explore_while_another_thread_draws)
+    torch.manual_seed(0)
+    magpy.compile(two_sides, backend="eager")(torch.ones(3))
+    after = torch.rand(1).item()
+    torch.manual_seed(0)
+    assert len(found) == 2
+    assert [*found, after] == [torch.rand(1).item() for _ in range(3)]
