@@ -156,7 +156,7 @@ def _truth_as_value(x, flag):
 
 
 def _bits(x, flag):
-    return x, flag & True, flag | 2, ~flag, -flag
+    return x, flag & True, flag | 2, flag ^ True, -flag
 
 
 def _of_bool_tensors(x, flag):
