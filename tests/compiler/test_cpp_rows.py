@@ -1,10 +1,14 @@
 """Reductions along rows in C++, strip by strip, with an accumulator for each lane."""
 
+import platform
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from magpy_like.compiler import build
 from magpy_like.compiler.codegen import cpp
+from magpy_like.compiler.runtime import captured_cache
 from tests.compiler.programs import compiled, kernels, same
 
 LENGTHS = [31, 32, 33, 48, 79, 1000, 4096 + 33]
@@ -82,3 +86,27 @@ def test_elements_that_are_checked_are_reduced_as_eager_does():
     torch.testing.assert_close(look_up(index, weight), weight[index, 0].sum(-1))
     with pytest.raises(IndexError):
         look_up(index + 30, weight)
+
+
+# --- processors with narrower vectors -------------------------------------------------------------
+
+NARROW = ["x86-64"] if platform.machine() == "x86_64" else []
+if torch.backends.cpu.get_cpu_capability() not in ("DEFAULT", "NO AVX"):
+    NARROW += ["haswell"] * bool(NARROW)
+
+
+@pytest.mark.parametrize("machine", NARROW)
+def test_narrower_vectors_give_the_same(machine, monkeypatch):
+    flags = [f"-march={machine}" if f.startswith("-march") else f for f in cpp.FLAGS]
+    monkeypatch.setattr(cpp, "FLAGS", tuple(flags))
+    # Graphs kept by others were compiled for this machine, and the other way round.
+    monkeypatch.setattr(build, "key", lambda *args: None)
+    monkeypatch.setattr(captured_cache, "key", lambda *args: None)
+    x = X[:, :1200].contiguous()
+    x[1, 40] = float("nan")
+    y = X.flatten()[: 33 * 70]
+    same(reduced, x, rtol=1e-5, atol=1e-5)
+    same(lambda x: torch.var_mean(x, -1), x, rtol=1e-5, atol=1e-5)
+    for dtype in (torch.float32, torch.float64, torch.int16, torch.int8):
+        z = (y * 9).to(dtype).view(33, 70).repeat(2, 4)
+        same(lambda z, t: z + t.t(), z, z.t().contiguous())

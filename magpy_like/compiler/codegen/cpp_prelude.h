@@ -453,40 +453,61 @@ template <class T> INLINE T shift_right(T a, T b) {
 }
 
 // --- memory types to values and back -------------------------------------------------------------
-// Tiles of 16 x 16 elements, transposed in registers: four times, rows k and k + 8 are interleaved.
 template <int size> struct Bits;
 template <> struct Bits<1> { typedef u8 type; };
 template <> struct Bits<2> { typedef u16 type; };
 template <> struct Bits<4> { typedef u32 type; };
 template <> struct Bits<8> { typedef u64 type; };
+// Square tiles as wide as a vector, transposed in registers: as often as their side can be halved,
+// rows k and k + side / 2 are interleaved.
 template <class T> struct Tile {
-    typedef T row __attribute__((vector_size(16 * sizeof(T))));
-    typedef T loose __attribute__((vector_size(16 * sizeof(T)), aligned(sizeof(T)), may_alias));
+    static constexpr int side = 4 * LANES / sizeof(T) < 16 ? 4 * LANES / sizeof(T) : 16;
+    typedef T row __attribute__((vector_size(side * sizeof(T))));
+    typedef T loose __attribute__((vector_size(side * sizeof(T)), aligned(sizeof(T)), may_alias));
     INLINE void interleave(const row* a, row* b) {
 #pragma GCC unroll 8
-        for (int k = 0; k < 8; ++k) {
-            b[2 * k] = __builtin_shufflevector(
-                a[k], a[k + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-            b[2 * k + 1] = __builtin_shufflevector(
-                a[k], a[k + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+        for (int k = 0; k < side / 2; ++k) {
+            const row x = a[k], y = a[k + side / 2];
+            if constexpr (side == 16) {
+                b[2 * k] = __builtin_shufflevector(
+                    x, y, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+                b[2 * k + 1] = __builtin_shufflevector(
+                    x, y, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+            } else if constexpr (side == 8) {
+                b[2 * k] = __builtin_shufflevector(x, y, 0, 8, 1, 9, 2, 10, 3, 11);
+                b[2 * k + 1] = __builtin_shufflevector(x, y, 4, 12, 5, 13, 6, 14, 7, 15);
+            } else if constexpr (side == 4) {
+                b[2 * k] = __builtin_shufflevector(x, y, 0, 4, 1, 5);
+                b[2 * k + 1] = __builtin_shufflevector(x, y, 2, 6, 3, 7);
+            } else {
+                b[2 * k] = __builtin_shufflevector(x, y, 0, 2);
+                b[2 * k + 1] = __builtin_shufflevector(x, y, 1, 3);
+            }
         }
     }
     INLINE void transpose(T* out, const T* in, i64 step) {
-        row a[16], b[16];
+        row a[side], b[side];
 #pragma GCC unroll 16
-        for (int k = 0; k < 16; ++k) a[k] = *(const loose*)(in + k * step);
+        for (int k = 0; k < side; ++k) a[k] = *(const loose*)(in + k * step);
         interleave(a, b);
-        interleave(b, a);
-        interleave(a, b);
-        interleave(b, a);
+        if constexpr (side >= 4) interleave(b, a);
+        if constexpr (side >= 8) interleave(a, b);
+        if constexpr (side >= 16) interleave(b, a);
+        const row* done = side == 4 || side == 16 ? a : b;
 #pragma GCC unroll 16
-        for (int k = 0; k < 16; ++k) *(loose*)(out + 16 * k) = a[k];
+        for (int k = 0; k < side; ++k) *(loose*)(out + 16 * k) = done[k];
     }
 };
 // out[16 i + j] = in[i + step j] for i below rows and j below columns.
 template <class T> INLINE void transpose(T* out, const T* in, i64 step, i64 rows, i64 columns) {
     typedef typename Bits<sizeof(T)>::type U;
-    if (rows == 16 && columns == 16) return Tile<U>::transpose((U*)out, (const U*)in, step);
+    constexpr int side = Tile<U>::side;
+    if (rows == 16 && columns == 16) {
+        for (int i = 0; i < 16; i += side)
+            for (int j = 0; j < 16; j += side)
+                Tile<U>::transpose((U*)out + 16 * i + j, (const U*)in + i + step * j, step);
+        return;
+    }
     for (i64 j = 0; j < columns; ++j)
         for (i64 i = 0; i < rows; ++i) out[16 * i + j] = in[i + step * j];
 }
