@@ -1,6 +1,12 @@
 // What generated kernels stand on. No header is included: that is most of what compiling one costs.
 #pragma once
 
+#if defined(__GNUC__) && !defined(__clang__)
+// A loop that copies a strip is to be a vector, and no memcpy: that moves it in other pieces than
+// those in which it is read again, and whoever reads it waits.
+#pragma GCC optimize("no-tree-loop-distribute-patterns")
+#endif
+
 typedef signed char i8;
 typedef short i16;
 typedef int i32;
