@@ -17,20 +17,47 @@ SPECIAL = torch.tensor(
 # --- distances ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, INF])
-def test_distances_of_rows(p):
+NORMS = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, INF]
+
+
+def test_distances_of_rows():
     a, b = seeded(2, 6, 5), seeded(2, 9, 5) + 0.5
     b[0, 3] = a[0, 1]
-    special = seeded(7, 5)
-    special[3] = special[2]
-    special[0, 0], special[1, 2], special[4, 2] = NAN, INF, INF
-    same_gradients(lambda a, b: torch.cdist(a, b, p), a, b)
-    same_gradients(
-        lambda x: torch.cat([torch.cdist(x, x[:3], p).ravel(), torch.pdist(x, p)]), special
-    )
-    assert not through_aten(lambda a, b: torch.cdist(a, b, p), a, b)
+
+    def both(a, b):
+        return torch.cat([torch.cdist(a, b, p).ravel() for p in NORMS])
+
+    def own(x):
+        return torch.cat([torch.pdist(x, p) for p in NORMS])
+
+    same_gradients(both, a, b)
+    same_gradients(own, a[1])
+    assert not through_aten(both, a, b)
     # Where ATen is faster it stays.
-    assert bool(through_aten(lambda x: torch.pdist(x, p), special)) == (p in (0, 1, 2, INF))
+    assert through_aten(own, a[1]) == ["aten._pdist_forward.default"]
+    assert not through_aten(lambda x: torch.pdist(x, 3.0) + torch.pdist(x, 0.5), a[1])
+
+
+def test_distances_of_special_values():
+    aten = torch.ops.aten
+    x = seeded(7, 5)
+    x[3] = x[2]
+    x[0, 0], x[1, 2], x[4, 2] = NAN, INF, INF
+    far = [torch.cdist(x, x[:3], p) for p in NORMS]
+    near = [torch.pdist(x, p) for p in NORMS]
+
+    def forward(x):
+        return [(torch.cdist(x, x[:3], p), torch.pdist(x, p)) for p in NORMS]
+
+    def backward(x, grad, rows, *distances):
+        half = len(NORMS)
+        return [
+            (aten._cdist_backward(grad, x, x[:3], p, d), aten._pdist_backward(rows, x, p, e))
+            for p, d, e in zip(NORMS, distances[:half], distances[half:], strict=True)
+        ]
+
+    same(forward, x)
+    same(backward, x, seeded(7, 3), seeded(21), *far, *near)
 
 
 # --- complex numbers by their parts ---------------------------------------------------------------
