@@ -9,10 +9,9 @@ import contextvars
 import functools
 import inspect
 import itertools
-import operator
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +19,7 @@ import torch
 import torch.utils.checkpoint
 from torch.utils import _pytree as pytree
 
-from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
+from magpy_like.annotation import Annotation, RelationKind, ValueRead
 from magpy_like.monitor import (
     attributes,
     devices,
@@ -49,7 +48,17 @@ from magpy_like.monitor.failing import may_succeed
 from magpy_like.monitor.gathered import JOINS, Gathered, Growing
 from magpy_like.monitor.inside import keep_objects, look_at_functions, look_for_strangers
 from magpy_like.monitor.modes import SETTERS
-from magpy_like.monitor.reads import ATTRIBUTES, follow, inputs_of, number_at
+from magpy_like.monitor.native_looks import (
+    LOOKS_INSIDE,
+    SHAPELESS,
+    is_by_key,
+    look_at_cached,
+    look_at_callbacks,
+    look_at_numpy_errors,
+    look_at_tensors,
+    look_inside,
+)
+from magpy_like.monitor.reads import follow, inputs_of, number_at
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.region import ASK_WHETHER_COMPILING
 from magpy_like.monitor.repeated_calls import repeatable
@@ -58,10 +67,9 @@ from magpy_like.monitor.twin import hint
 from magpy_like.monitor.writes import write
 from magpy_like.native import lookup_in_type
 from magpy_like.native.kinds import isinstance
-from magpy_like.refgraph import Fact, Relation
+from magpy_like.refgraph import Relation
 from magpy_like.refgraph.values import (
     answers_for_itself,
-    is_identity,
     is_plain,
     storage_of,
 )
@@ -222,20 +230,20 @@ def native(
     elif not annotation.as_op_node:
         if not annotation.pure_closure:
             raise Split(annotation.reason or f"calls {describe(operation)}")
-        _look_at_tensors(run, annotation, operation, args, kwargs)
+        look_at_tensors(run, annotation, operation, args, kwargs)
     if isinstance(operation, np.ufunc | _NUMPY):
         look_at_numpy_errors(rec)
     if operation in _TELLS_SIGNATURE and args:
         attributes.read_signature(rec, args[0])
-    by_key = _is_by_key(operation, kwargs)
+    by_key = is_by_key(operation, kwargs)
     written = annotation.output.relation
     if written is not None and written.access == "write" and write(run, annotation, args, kwargs):
         return finish_pure, NativeCall(annotation, operation, args, kwargs, False)
     if annotation.calls:
-        _look_at_callbacks(rec, annotation, args, kwargs)
-    if getattr(operation, "__name__", "") in _LOOKS_INSIDE:
+        look_at_callbacks(rec, annotation, args, kwargs)
+    if getattr(operation, "__name__", "") in LOOKS_INSIDE:
         for value in (*args, *kwargs.values()):
-            _look_inside(rec, operation, value)
+            look_inside(rec, operation, value)
     for position, value in inputs_of(args, kwargs):
         wanted = annotation.input(position)
         if run.lifted and not on_graph and wanted.value_read not in _LIKE_TYPES:
@@ -298,7 +306,7 @@ def native(
         if isinstance(operation, functools._lru_cache_wrapper):
             if rec.is_born(operation):
                 raise Split(f"calls {describe(operation)}, whose cache it has made")
-            _look_at_cached(rec, (*args, *kwargs.values()))
+            look_at_cached(rec, (*args, *kwargs.values()))
         run.suspended += 1
         return _finish_suspended, NativeCall(annotation, operation, args, kwargs, False)
     return _finish_read if relation is not None else finish_pure, NativeCall(
@@ -408,7 +416,7 @@ def _looks_at_sizes(
         return False
     if operation is len and type(args[0]).__len__ is not torch.Tensor.__len__:
         return False
-    return getattr(operation, "__name__", "") not in _SHAPELESS | metadata.UNCHECKED
+    return getattr(operation, "__name__", "") not in SHAPELESS | metadata.UNCHECKED
 
 
 def _finish_metadata(
@@ -439,126 +447,7 @@ def finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], resul
     return None
 
 
-def _look_at_callbacks(
-    rec: Recording, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> None:
-    """Native code that is called with parts of the other inputs looks at them out of sight.
-
-    Raises:
-        Split: it may change them, or look at more than a guard on the inputs covers.
-    """
-    inputs = inputs_of(args, kwargs)
-    for position, function in inputs:
-        if position not in annotation.calls or is_followed(function):
-            continue
-        if function is not None and not _only_looks(function):
-            raise Split(f"hands {describe(function)} to native code that calls it")
-        for other, value in inputs:
-            if other != position:
-                rec.visit(value, ValueRead.ALL)
-
-
-def _only_looks(function: Any) -> bool:
-    """Whether native code is known to depend on the contents of its arguments alone."""
-    if isinstance(function, operator.itemgetter):
-        return True
-    found = lookup(function)
-    if found is None or not found.pure_closure or found.state_read or found.calls:
-        return found is not None and found.as_op_node
-    if any(given.in_place for given in (found.default_input, *found.inputs.values())):
-        return False
-    relation = found.output.relation
-    return relation is None or (relation.access == "read" and relation.kind not in ATTRIBUTES)
-
-
-def _look_at_tensors(
-    run: MonitorRun,
-    annotation: Annotation,
-    operation: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> None:
-    """Section 5.3.1, step 5: a pure operation that reads a tensor's data is dynamic."""
-    by_key = _is_by_key(operation, kwargs)
-    for position, value in inputs_of(args, kwargs):
-        if is_plain(value) or not holds_tensor(value) or run.recording.constants.hold(value):
-            continue
-        if by_key and position != "default":
-            continue
-        if annotation.input(position).value_read is ValueRead.ALL:
-            if getattr(operation, "__objclass__", None) in _HASHED and isinstance(
-                value, torch.Tensor
-            ):
-                continue  # tensors hash and compare by identity there
-            raise Split(
-                annotation.reason or f"{describe(operation)} reads a tensor's value into Python"
-            )
-        if isinstance(value, torch.Tensor) and annotation.input(position).value_read in _SIZES:
-            name = getattr(operation, "__name__", "")
-            if name in metadata.UNCHECKED:
-                metadata.look_at(run, metadata.getter(operation), value)
-            if name not in _SHAPELESS:
-                run.lifted.fix_sizes(value)
-
-
-_ORDERS = {sorted, min, max, list.sort}
-
-
-def _is_by_key(operation: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether elements are put in order by what Python code makes of each, and by nothing else."""
-    return operation in _ORDERS and kwargs.get("key") is not None and is_followed(kwargs["key"])
-
-
-_HASHED = (set, frozenset, dict)
-_SIZES = (ValueRead.TYPE, ValueRead.LENGTH)
-
-_SHAPELESS = {
-    "dtype", "device", "layout", "dim", "ndim", "ndimension", "is_cuda", "is_cpu", "requires_grad",
-    "is_floating_point", "is_complex", "is_tensor", "get_device", "is_sparse", "is_quantized",
-    "is_nested", "is_mkldnn", "is_meta", "is_mps", "is_leaf", "grad_fn", "element_size", "itemsize",
-    "isinstance", "type", "id", "hash", "hasattr", "callable", "issubclass", "has_torch_function",
-    "has_torch_function_unary", "has_torch_function_variadic", "_has_torch_function",
-    "_has_torch_function_unary", "_has_torch_function_variadic", "is_inference", "is_conj",
-    "is_neg", "is_signed", "__instancecheck__", "__subclasscheck__", "getattr",
-}  # fmt: skip
-"""Looks at a tensor that tell nothing about its sizes; `getattr` is none where it tells them."""
-
-
-def look_at_numpy_errors(rec: Recording) -> None:
-    """What NumPy calculates may raise, or warn, as `np.seterr` says."""
-    if not any(operation is np.geterr for operation, *_ in rec.state_reads):
-        rec.state_reads.append((np.geterr, (), {}, np.geterr()))
-
-
 _TELLS_SIGNATURE = {inspect.signature, inspect.getfullargspec, typing.get_type_hints}
-
-_LOOKS_INSIDE = {"__reduce__", "__reduce_ex__", "__getstate__", "format", "format_map"}
-"""Native methods that read attributes of instances without an instruction that says so."""
-
-
-def _look_inside(rec: Recording, operation: Any, value: Any) -> None:
-    """Native code looks at all attributes of an instance, or at those that a format names.
-
-    Raises:
-        Split: it may look further than that.
-    """
-    node = None if is_plain(value) else rec.node(value)
-    if node is None or isinstance(value, (*CONTAINERS, torch.Tensor)) or is_identity(value):
-        return
-    if operation in (str.format, str.format_map):
-        raise Split(f"formats a {type(value).__qualname__} from outside")
-    attributes.read_all(rec, value)
-
-
-def _look_at_cached(rec: Recording, values: Iterable[Any]) -> None:
-    """A cached function keeps an instance as a key, which stands for itself."""
-    for value in values:
-        if isinstance(value, tuple | frozenset):
-            _look_at_cached(rec, value)
-            continue
-        node = None if is_plain(value) else rec.node(value)
-        if node is not None and not isinstance(value, CONTAINERS):
-            node.facts.add(Fact.IDENTITY)
 
 
 def _of_list(

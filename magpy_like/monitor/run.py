@@ -38,6 +38,7 @@ from magpy_like.monitor.instructions import (
 from magpy_like.monitor.iterators import is_native_iterator
 from magpy_like.monitor.lifted import LiftedNumbers
 from magpy_like.monitor.number_rules import SETTLED_BY
+from magpy_like.monitor.own_tensors import OwnTensors
 from magpy_like.monitor.reads import inputs_of
 from magpy_like.monitor.recording import GUARDED_BYTES, Recording
 from magpy_like.monitor.region import Compiling, ask_for_instructions, seen_entry
@@ -137,10 +138,6 @@ class MonitorRun:
         """Where the program was last seen."""
         self.suspended = 0
         """How many calls are running whose Python code is not followed."""
-        self._waited_for: set[int] = set()
-        """Ids of open frames that may have tensors which are not the program's own."""
-        self._over = False
-        """Whether nothing else is waited for."""
         self._rules = _rules()
         self._monitor = Monitor(
             on_frame=self._on_frame,
@@ -153,6 +150,7 @@ class MonitorRun:
             on_interruption=self._on_interruption,
             filter=self._rules.filter,
         )
+        self._own = OwnTensors(self._monitor, branching, MonitorRun.run.__code__)
         self._root: dict[int, tuple[int | str, Any]] | None = None
         self._updates: dict[types.CodeType, set[int]] = {}
         self._keywords: dict[types.CodeType, dict[int, tuple[str, ...]]] = {}
@@ -229,7 +227,7 @@ class MonitorRun:
             self.recording.twin.account = _nobody_listens
             self.recording.twin.locate = _in_the_backend
         self.at = self.handled_outside = None
-        del self._monitor, self.args, self.kwargs
+        del self._monitor, self._own, self.args, self.kwargs
 
     def end(self, frame: types.FrameType | None = None) -> None:
         """Watch no more; the program goes on natively.
@@ -237,45 +235,8 @@ class MonitorRun:
         ``frame`` stands before an instruction. What has called it is waited for where it may have
         tensors that are not the program's own.
         """
-        self._hand_back(frame)
-        if not self._waited_for:
-            self._monitor.stop()
-        elif not self._over:
-            self._over = True
-            self._monitor.drop_pending()
-            self._monitor.set_filter(bytes([WHEN["always"]]) * 256)
-            if frame is not None:
-                frame.f_trace_opcodes = False
-
-    def _hand_back(self, frame: types.FrameType | None) -> None:
-        """A recording ends: the program gets its own tensors."""
-        if self.branching is None or not self.branching.has_others():
-            return
-        self._waited_for.clear()
-        outer = sys._getframe(1) if frame is None else frame.f_back
-        while outer is not None and outer.f_code is not MonitorRun.run.__code__:
-            if outer.f_trace_opcodes:
-                self._waited_for.add(id(outer))
-                self.branching.on_entry(outer)
-            outer = outer.f_back
-        self.branching.at_end(frame)
-        self._wait_no_more()
-
-    def _goes_on(self, frame: types.FrameType) -> None:
-        """A frame goes on that was waited for: before that, it gets the program's tensors."""
-        assert self.branching is not None
-        self._waited_for.discard(id(frame))
-        self.branching.at_end(frame)
-        if self._over:
-            frame.f_trace_opcodes = False
-        self._wait_no_more()
-
-    def _wait_no_more(self) -> None:
-        if not self._waited_for:
-            assert self.branching is not None
-            self.branching.let_go()
-            if self._over:
-                self._monitor.stop()
+        self._own.hand_back(frame)
+        self._own.end(frame, bytes([WHEN["always"]]) * 256)
 
     def give_up(self, reason: str) -> None:
         """The program does something that no instruction or call has told of."""
@@ -319,10 +280,9 @@ class MonitorRun:
         handled = sys.exception()
         self.at = frame
         try:
-            if id(frame) in self._waited_for:
-                self._goes_on(frame)
+            if self._own.goes_on(frame):
                 stack = frame_stack(frame)
-            if self._over:
+            if self._own.over:
                 return None
             step = Step(frame, number, oparg, offset, stack)
             if self.skipping:
@@ -402,7 +362,7 @@ class MonitorRun:
         self.flags.settle_all()
         self._compiling.leave()  # neither a backend nor a dynamic function is part of the region
         if self.cut.at_split(self, frame, str(split), handled):
-            self._hand_back(frame)
+            self._own.hand_back(frame)
             # What outer frames wait for is the earlier recording's business.
             self._monitor.drop_pending()
             self.suspended += 1
@@ -413,8 +373,7 @@ class MonitorRun:
     def _on_result(self, token: Any, frame: types.FrameType, stack: tuple[Any, ...]) -> None:
         self.at = frame
         try:
-            if id(frame) in self._waited_for:
-                self._goes_on(frame)
+            if self._own.goes_on(frame):
                 stack = frame_stack(frame)
             finish, payload = token
             given: Any = stack if finish is finish_in_side else stack[-1] if stack else None
@@ -461,10 +420,8 @@ class MonitorRun:
 
         To hold the frame any longer would keep its variables alive.
         """
-        if id(frame) in self._waited_for:
-            self._waited_for.discard(id(frame))
-            self._wait_no_more()
-        if self._over:
+        self._own.left(frame)
+        if self._own.over:
             return
         if self.at is frame:
             self.at = None
@@ -487,7 +444,7 @@ class MonitorRun:
 
     def _on_hidden(self, frame: types.FrameType) -> None:
         """Torch has dispatched operators that no instruction or call has told of."""
-        if not (self.recording.inside or self._over):
+        if not (self.recording.inside or self._own.over):
             self._split(frame, "runs native code that applies tensor operators out of sight")
 
     def explore(
@@ -536,9 +493,8 @@ class MonitorRun:
 
     def _on_frame(self, frame: types.FrameType) -> bool:
         try:
-            if self._waited_for and self.branching is not None:
-                self.branching.on_entry(frame)
-            return not self._over and self._enter(frame)
+            self._own.entered(frame)
+            return not self._own.over and self._enter(frame)
         except BaseException as error:
             self._fail(frame, error)
             return False
