@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+import yaml
 
 from magpy_like.annotation import NULL, RelationKind, ValueRead, annotate, lookup, resolve
 from magpy_like.annotation.location import annotations_dir
@@ -334,3 +335,11 @@ def test_statistics_are_written_to_in_training_only(training):
     annotation = lookup(torch.batch_norm)
     assert [annotation.writes_to(i, args) for i in range(5)] == [False] * 3 + [training] * 2
     assert annotation.writes_to("out", args[:5])
+
+
+@pytest.mark.parametrize(
+    "path", sorted(annotations_dir().glob("*.yaml")), ids=lambda path: path.name
+)
+def test_every_yaml_parser_takes_the_files(path):
+    """PyYAML built without libyaml refuses plain question marks that libyaml takes."""
+    assert yaml.safe_load(path.read_text(encoding="utf-8")).keys() & {"operations", "sets"}
