@@ -13,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.utils import _pytree as pytree
 
 from magpy_like.compiler import build, compile_fx
+from magpy_like.compiler.codegen import cpp
 from tests.compare import assert_same
 
 pytestmark = pytest.mark.filterwarnings("error::magpy_like.compiler.errors.MagpyWarning")
@@ -145,6 +146,19 @@ def test_padding_that_is_a_size_may_crop_or_extend():
         lambda x, k: F.pad(x, (0, k)) + 1,
         (floats(3, 6), 2), (floats(3, 6), -2), (floats(4, 9), 5),
     )  # fmt: skip
+
+
+def test_windows_are_read_without_masks_inside_an_images_border(monkeypatch):
+    texts, print_unit = [], cpp.print_unit
+    monkeypatch.setattr(cpp, "print_unit", lambda unit: texts.append(print_unit(unit)) or texts[-1])
+    monkeypatch.setattr(build, "key", lambda gm, kind, trace: None)  # printed, not found on disk
+
+    def function(x):
+        return F.max_pool2d(x, 3, 2, 1), F.max_pool2d(x, 7, 1, 3)
+
+    widths = (16, 17, 4, 5, 6, 33, 64, 3)
+    one_graph_for(function, *((floats(2, 3, 9 - i % 3, width),) for i, width in enumerate(widths)))
+    assert "masked(outer, " in "".join(texts)
 
 
 def test_looking_for_attention_fixes_no_size():

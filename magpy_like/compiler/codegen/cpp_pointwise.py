@@ -232,10 +232,18 @@ class Pointwise(CppKernel):
         extent = print_index(kernel.ranges[kernel.xs[-1]])
         line(f"if ({all_hold}) {{")
         self.lines.indent()
-        if inside.begin > 0:
-            line(f"masked(0, {inside.begin});")
-        self._simd_loop(emitter.given(inside.holding), str(inside.begin), inside.end or extent)
-        if inside.end:
-            line(f"masked({inside.end}, {extent});")
+        begin, end = str(inside.begin), inside.end or extent
+        if not kernel.ranges[kernel.xs[-1]].is_Integer:
+            line(f"i64 inner = {begin}, outer = {extent};")
+            line("if (inner > outer) inner = outer;")
+            for edge in map(print_index, inside.ends):
+                line(f"if (outer > {edge}) outer = {edge};")
+            line("if (outer < inner) outer = inner;")
+            begin, end = "inner", "outer"
+        if begin != "0":
+            line(f"masked(0, {begin});")
+        self._simd_loop(emitter.given(inside.holding), begin, end)
+        if end != extent:
+            line(f"masked({end}, {extent});")
         self.lines.indent(-1)
         line(f"}} else masked(0, {extent});")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv
 
 from magpy_like.compiler import indexing
 from magpy_like.compiler.codegen.common import Kernel
@@ -15,12 +18,16 @@ from magpy_like.compiler.ops import Value
 class Interior:
     """Iterations from ``begin`` to ``end`` ("" for the last) of a loop, in which the conditions
     ``holding`` hold provided that those in ``uniform`` do, which are the same in all iterations.
+
+    Of a loop whose length only a call knows, it is the smallest of ``ends`` that counts, and the
+    loop may be shorter than ``begin``.
     """
 
     begin: int
     end: str
     uniform: list[Value]
     holding: set[Value]
+    ends: list[Expr] = field(default_factory=list)
 
 
 def interior(kernel: Kernel, loop: Symbol, uniform: Collection[Value]) -> Interior | None:
@@ -28,22 +35,24 @@ def interior(kernel: Kernel, loop: Symbol, uniform: Collection[Value]) -> Interi
     conditions = list(dict.fromkeys(c for mask in _masks(kernel) for c in _conjuncts(mask)))
     extent = kernel.ranges[loop]
     same = [c for c in conditions if c in uniform]
-    begin, end, holding = 0, extent, set(same)
+    begin, end, ends, holding = 0, extent, dict[Expr, None](), set(same)
     for condition in conditions:
         edge = _edge(condition, loop)
         if edge is None or condition in holding:
             continue
-        holding.add(condition)
-        if condition.op == "ge":
-            begin = max(begin, edge)
-        elif extent.is_Integer:
+        if condition.op == "ge" and edge.is_Integer:
+            begin = max(begin, int(edge))
+        elif condition.op == "lt" and not extent.is_Integer:
+            ends[edge] = None
+        elif condition.op == "lt" and edge.is_Integer:
             end = min(end, edge)
         else:
-            holding.discard(condition)
+            continue
+        holding.add(condition)
     if not holding:
         return None
     if not extent.is_Integer:
-        return Interior(0, "", same, set(same)) if same else None
+        return Interior(begin, "", same, holding, list(ends))
     if end - begin < int(extent) // 2:  # mostly border
         begin, end, holding = 0, extent, set(same)
     return Interior(begin, "" if end == extent else str(end), same, holding) if holding else None
@@ -60,7 +69,7 @@ def _conjuncts(mask: Value) -> list[Value]:
     return [c for part in mask.args for c in _conjuncts(part)]
 
 
-def _edge(condition: Value, loop: Symbol) -> int | None:
+def _edge(condition: Value, loop: Symbol) -> Expr | None:
     """For ``a * loop + b >= c`` the first iteration in which it holds, for ``<`` the first in which
     it does not; None for any other condition."""
     if condition.op not in ("ge", "lt"):
@@ -69,12 +78,14 @@ def _edge(condition: Value, loop: Symbol) -> int | None:
     if left is None or right is None:
         return None
     form = indexing.coefficients(left - right, [loop])
-    if form is None or not form[1].is_Integer:
+    if form is None:
         return None
     step = form[0].get(loop)
     if step is None or not step.is_Integer or step <= 0:
         return None
-    return max(0, -(int(form[1]) // int(step)))
+    if form[1].is_Integer:
+        return sympy.Integer(max(0, -(int(form[1]) // int(step))))
+    return FloorDiv(step - 1 - form[1], step)
 
 
 def _expression(value: Value) -> Expr | None:
