@@ -342,4 +342,4 @@ def test_statistics_are_written_to_in_training_only(training):
 )
 def test_every_yaml_parser_takes_the_files(path):
     """PyYAML built without libyaml refuses plain question marks that libyaml takes."""
-    assert yaml.safe_load(path.read_text(encoding="utf-8")).keys() & {"operations", "sets"}
+    assert yaml.safe_load(path.read_text(encoding="utf-8"))
