@@ -113,6 +113,8 @@ def _needs_no_wrapper(
             if (value.dim(), value.dtype) != (example.dim(), example.dtype):
                 return False
     tensors = [v for v in values if isinstance(v, torch.Tensor) and v.layout is torch.strided]
+    # What is written to an input at the end is what the program has had as that input until then.
+    tensors += [n.args[1].meta["val"] for n in graph.graph.nodes if _writes_input(n)]
     memory = {v.untyped_storage()._cdata for v in tensors}
     for node in results:
         value = node.meta.get("val") if isinstance(node, fx.Node) else None
@@ -121,6 +123,20 @@ def _needs_no_wrapper(
         if value.untyped_storage()._cdata in memory:
             return False
     return True
+
+
+def _writes_input(node: fx.Node) -> bool:
+    """Whether a node writes a strided tensor to an input."""
+    if node.target is not torch.ops.aten.copy_.default:
+        return False
+    target, source = node.args[:2]
+    assert isinstance(target, fx.Node)
+    value = source.meta.get("val") if isinstance(source, fx.Node) else None
+    return (
+        target.op == "placeholder"
+        and isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+    )
 
 
 def without_grad(call: Callable[[list[Any]], Any]) -> Callable[..., Any]:

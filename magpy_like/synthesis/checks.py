@@ -13,7 +13,7 @@ from magpy_like.monitor.containers import SCALARS, items_of
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Relation
-from magpy_like.refgraph.values import array_layout, is_plain, is_same_value
+from magpy_like.refgraph.values import array_layout, is_plain, is_same_value, storage_of
 from magpy_like.synthesis.places import lookup
 
 
@@ -96,6 +96,11 @@ def is_missing(owner: Any, relation: Relation) -> bool:
     except (LookupError, AttributeError, ValueError, TypeError):
         return True
     return False
+
+
+def share_no_memory(changed: tuple[torch.Tensor, ...], fixed: tuple[torch.Tensor, ...]) -> bool:
+    memory = {storage_of(tensor) for tensor in changed}
+    return not any(storage_of(tensor) in memory for tensor in fixed)
 
 
 def memory_of(*tensors: torch.Tensor) -> tuple[int, ...]:

@@ -28,7 +28,14 @@ from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import StateCheck, TensorCheck, Watch
 from magpy_like.native.kinds import answers_in_python, isinstance
 from magpy_like.refgraph import ABSENT, EXTERNAL, MRO, Fact, Relation, ShadowNode
-from magpy_like.refgraph.values import HEAP_TYPE, has_values, is_identity, is_plain, is_same_value
+from magpy_like.refgraph.values import (
+    HEAP_TYPE,
+    has_values,
+    is_identity,
+    is_plain,
+    is_same_value,
+    storage_of,
+)
 from magpy_like.synthesis import numbers
 from magpy_like.synthesis.checks import (
     gives,
@@ -42,6 +49,7 @@ from magpy_like.synthesis.checks import (
     same_keys,
     same_layout,
     same_scalar,
+    share_no_memory,
 )
 from magpy_like.synthesis.expected import Expected, expected
 from magpy_like.synthesis.places import Places, attributes_of, expression
@@ -769,9 +777,35 @@ def same_memory(guard: GuardBuilder, inputs: list[ShadowNode], changed: list[Sha
     fetched = [n for n in inputs if n.node_id in guard.variables]
     nodes = [n for n in inputs if n in fetched or n in changed]
     nodes = [n for n in nodes if n.variable.layout == torch.strided]
+    others = [n for n in inputs if n not in nodes and n.variable.layout == torch.strided]
+    written = [n for n in changed if n in fetched and n in nodes]
+    if written and others:
+        _apart(guard, written, nodes, others)
     if len(nodes) < 2 or not fetched:
         return
+    places = memory_of(*(n.variable for n in nodes))
+    memory = places[::2]  # which of them lie in one storage
+    if any(memory.count(m) > 1 for m, n in zip(memory, nodes, strict=True) if n in changed):
+        guard.rec.runs_as_is = "changes tensors that share memory with others"
     check = guard.source.constant(memory_of, "memory_of")
-    expected = guard.source.constant(memory_of(*(n.variable for n in nodes)), "memory")
+    expected = guard.source.constant(places, "memory")
     names = ", ".join(guard.name(n) for n in nodes)
     guard._check(f"{check}({names}) == {expected}", "the tensors share memory as they did")
+
+
+def _apart(
+    guard: GuardBuilder,
+    written: list[ShadowNode],
+    nodes: list[ShadowNode],
+    others: list[ShadowNode],
+) -> None:
+    """A tensor that a call brings and that is changed may share memory with a fixed one, such as
+    a parameter. Those that it shares memory with now join ``nodes``."""
+    memory = {storage_of(n.variable) for n in written}
+    nodes += [n for n in others if storage_of(n.variable) in memory]
+    fixed = tuple(n.variable for n in others if storage_of(n.variable) not in memory)
+    if fixed:
+        check = guard.source.constant(share_no_memory)
+        names = ", ".join(guard.name(n) for n in written)
+        given = f"({names},), {guard.source.constant(fixed, 'fixed')}"
+        guard._check(f"{check}({given})", "what is changed shares no memory with parameters")
