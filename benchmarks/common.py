@@ -41,6 +41,7 @@ def measure(
     rounds: int = 21,
     sample_seconds: float = 0.01,
     warmup: int = 3,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Paired:
     """Times every candidate once per round, in a new random order each round.
 
@@ -50,6 +51,8 @@ def measure(
         sample_seconds: a candidate that is faster is called often enough to fill this time, and
             the sample is the mean of these calls.
         warmup: calls before the first sample, for compilation and caches.
+        clock: seconds. With `time.process_time`, other processes' turns on the processor do not
+            count; it adds up threads, so it is for one.
     """
     repeats = {name: _repeats(call, sample_seconds, warmup) for name, call in candidates.items()}
     samples: dict[str, list[float]] = {name: [] for name in candidates}
@@ -58,7 +61,7 @@ def measure(
     for _ in range(rounds):
         shuffle(order)
         for name in order:
-            samples[name].append(time_call(candidates[name], repeats[name]))
+            samples[name].append(time_call(candidates[name], repeats[name], clock))
     return Paired(samples)
 
 
@@ -81,17 +84,19 @@ def measure_once(makers: dict[str, Callable[[], Callable[[], Any]]], *, rounds: 
     return Paired(samples)
 
 
-def time_call(call: Callable[[], Any], repeats: int) -> float:
+def time_call(
+    call: Callable[[], Any], repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> float:
     """Mean seconds per call of `repeats` calls in a row, the device's work included."""
     gc.collect()
     gc.disable()
     try:
         _synchronize()
-        start = time.perf_counter()
+        start = clock()
         for _ in range(repeats):
             call()
         _synchronize()
-        return (time.perf_counter() - start) / repeats
+        return (clock() - start) / repeats
     finally:
         gc.enable()
 
