@@ -171,6 +171,10 @@ def test_antialiased_resampling():
         same(lambda x: F.interpolate(x, scale_factor=0.37, mode=mode, antialias=True), x)
         same(lambda x: F.interpolate(
             x, (7, 40), mode=mode, antialias=True, align_corners=True), x)  # fmt: skip
+        # An infinity reaches its neighbours only, and the order in memory stays.
+        shrunk = lambda x: F.interpolate(x, (5, 6), mode=mode, antialias=True)  # noqa: E731
+        same(shrunk, x.clone().index_fill(3, torch.tensor([4]), float("inf")))
+        same(shrunk, x.to(memory_format=torch.channels_last))
 
 
 def test_placing_by_flat_index_and_by_order():
