@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from magpy_like.monitor.attributes import instance_dict
+from magpy_like.monitor.containers import elements
 from magpy_like.native import (
     frame_locals,
     frame_set_local,
@@ -130,19 +132,21 @@ _OURS = 4
 
 
 def _replace_in(holder: Any, held: list[torch.Tensor], originals: dict[int, torch.Tensor]) -> None:
-    """Let ``holder`` refer to the originals of the tensors that are ``held`` instead of those."""
+    """Let ``holder`` refer to the originals of the tensors that are ``held`` instead of those,
+    past whatever methods its class has for that."""
     if isinstance(holder, dict):
         for key, value in list(dict.items(holder)):
             if id(value) in originals:
                 dict.__setitem__(holder, key, originals[id(value)])
     elif isinstance(holder, list | deque):
-        for i, value in enumerate(holder):
+        base: Any = list if isinstance(holder, list) else deque
+        for i, value in enumerate(elements(holder)):
             if id(value) in originals:
-                holder[i] = originals[id(value)]
+                base.__setitem__(holder, i, originals[id(value)])
     elif isinstance(holder, set):
-        for value in [member for member in holder if id(member) in originals]:
-            holder.discard(value)
-            holder.add(originals[id(value)])
+        for value in [member for member in elements(holder) if id(member) in originals]:
+            set.discard(holder, value)
+            set.add(holder, originals[id(value)])
     else:
         if not isinstance(holder, tuple):
             _replace_attributes(holder, originals)
@@ -151,10 +155,7 @@ def _replace_in(holder: Any, held: list[torch.Tensor], originals: dict[int, torc
 
 
 def _replace_attributes(holder: Any, originals: dict[int, torch.Tensor]) -> None:
-    for name in [*getattr(holder, "__dict__", ())]:
-        try:
-            value = object.__getattribute__(holder, name)
-            if id(value) in originals:
-                object.__setattr__(holder, name, originals[id(value)])
-        except (AttributeError, TypeError):
-            continue
+    entries = instance_dict(holder) or {}
+    for name, value in list(dict.items(entries)):
+        if id(value) in originals:
+            dict.__setitem__(entries, name, originals[id(value)])

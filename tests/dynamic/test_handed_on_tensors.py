@@ -194,3 +194,39 @@ def test_native_code_that_is_running_gives_back_the_tensors_that_it_holds():
     fast = magpy.compile(program, backend="eager")
     for sign in (1.0, 1.0, -1.0, 1.0):
         assert fast(torch.tensor([sign])) == program(torch.tensor([sign]))
+
+
+class ListOfItsOwn(list):
+    def __setitem__(self, key, value):
+        raise AssertionError("runs the program's code")
+
+    def __iter__(self):
+        raise AssertionError("runs the program's code")
+
+
+class QueueOfItsOwn(collections.deque):
+    __setitem__ = ListOfItsOwn.__setitem__
+    __iter__ = ListOfItsOwn.__iter__
+
+
+class HolderOfItsOwn:
+    @property
+    def y(self):
+        raise AssertionError("runs the program's code")
+
+
+def test_tensors_are_given_back_past_the_methods_of_what_holds_them():
+    def program(x):
+        items, queue, holder = ListOfItsOwn(), QueueOfItsOwn(), HolderOfItsOwn()
+        list.append(items, handed(x))
+        collections.deque.append(queue, handed(x))
+        vars(holder)["y"] = handed(x)
+        splits()
+        return items, queue, holder
+
+    fast = magpy.compile(program, backend="eager")
+    for sign in (1.0, 1.0, -1.0, 1.0):
+        x = torch.tensor([sign])
+        items, queue, holder = fast(x)
+        found = list.__getitem__(items, 0), collections.deque.__getitem__(queue, 0), holder.__dict__
+        assert [y is x for y in (*found[:2], found[2]["y"])] == [sign > 0] * 3
