@@ -48,6 +48,7 @@ from magpy_like.refgraph.values import (
     has_values,
     is_identity,
     is_plain,
+    memory_span,
     storage_of,
     tensor_version,
 )
@@ -522,7 +523,21 @@ class Recording:
             raise Split(f"reads a NumPy array of {array.nbytes} bytes from outside")
         node.facts.add(Fact.VALUE)
         if node.contents is None:
+            self._look_whether_written(array)
             node.contents = array.copy()
+
+    def _look_whether_written(self, array: np.ndarray[Any, Any]) -> None:
+        """
+        Raises:
+            Split: the program has changed the array already, by a tensor with the same memory: a
+                guard would compare what it holds at entry with what it holds now.
+        """
+        for node in self.refs:
+            tensor = node.variable
+            if isinstance(tensor, torch.Tensor) and node.existed and self.is_written(node):
+                start, size = memory_span(tensor)
+                if start <= array.ctypes.data < start + size:
+                    raise Split("reads a NumPy array that was changed by a tensor")
 
     def _keep(self, node: ShadowNode, relation: Relation, item: Any) -> None:
         """An element of the first version, whatever has become of the container since."""

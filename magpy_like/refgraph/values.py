@@ -167,6 +167,15 @@ def storage_of(tensor: torch.Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
 
 
+def memory_span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where the memory of a tensor begins, and how many bytes it has; none for unusual kinds."""
+    if tensor.layout != torch.strided or not has_values(tensor) or tensor.device.type != "cpu":
+        return 0, 0
+    with torch._C.DisableTorchFunctionSubclass():
+        storage = tensor.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+
+
 def tensor_version(tensor: torch.Tensor) -> int:
     """How often a tensor's data was changed in place; inference tensors do not count."""
     with torch._C.DisableTorchFunctionSubclass():  # some subclasses answer nothing

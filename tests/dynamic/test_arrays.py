@@ -137,3 +137,15 @@ def test_array_that_is_looked_at_or_changed(name):
     compiled = magpy.compile(program, backend="eager")
     for x in _inputs(6):
         assert_same(compiled(x.clone()), program(x.clone()))
+
+
+def test_array_that_a_tensor_has_changed_before_it_is_read():
+    def program(x, a):
+        x.add_(1)
+        return x + float(a.sum())
+
+    compiled = magpy.compile(program, backend="eager")
+    for i in range(5):  # each time the array begins as the previous one ended
+        tensors = [torch.arange(3.0) + i for _ in range(2)]
+        results = [f(x, x.numpy()) for f, x in zip((compiled, program), tensors, strict=True)]
+        assert_same((results[0], tensors[0]), (results[1], tensors[1]))
