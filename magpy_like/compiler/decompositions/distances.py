@@ -14,8 +14,10 @@ from magpy_like.compiler.decompositions.table import means
 
 aten = torch.ops.aten
 
-# Among the rows of one matrix ATen is faster but where it calls ``pow``: it visits pairs in order.
+# Where ATen does not call ``pow``, it is faster among the rows of one matrix, of which it visits
+# each pair once, at gradients, and at rows that are short and fill no strips of a loop.
 _DIRECT = (0, 1, 2, math.inf)
+SHORT, STRIPS = 64, 32
 
 # Beyond these, ATen multiplies matrices for Euclidean distances.
 MM_ROWS = 25
@@ -38,13 +40,6 @@ def _norm(difference: Tensor, p: float) -> Tensor:
 def _slope(difference: Tensor, grad: Tensor, distance: Tensor, p: float) -> Tensor:
     """What each difference gets of the gradient of its distance."""
     zero = torch.zeros_like(difference)
-    if p == 1:  # the sign of NaN is NaN here
-        return grad * torch.where(difference.isnan(), difference, difference.sign())
-    if math.isinf(p):
-        nearness = 1 - (difference.abs() - distance).abs().ceil().clamp(max=1)
-        return grad * difference.sign() * nearness
-    if p == 2:  # one quotient for each pair
-        return torch.where(distance == 0, 0, grad / distance) * difference
     if p < 2:
         slope = difference.sign() * difference.abs().pow(p - 1) * grad / distance.pow(p - 1)
         if p < 1:
@@ -70,6 +65,9 @@ def _multiplies(a: Tensor, b: Tensor, mode: int) -> bool:
 def _cdist(a: Tensor, b: Tensor, p: float, mode: int | None) -> Tensor:
     if not _is_easy(p, a, b) or (p == 2 and _multiplies(a, b, mode or 0)):
         return NotImplemented
+    length = a.shape[-1]
+    if p in _DIRECT and (type(length) is not int or (length < SHORT and length % STRIPS != 0)):
+        return NotImplemented
     difference = a.unsqueeze(-2) - b.unsqueeze(-3)
     if math.isinf(p):  # ATen compares, and NaN is not larger
         difference = torch.where(difference.isnan(), 0, difference)
@@ -78,10 +76,8 @@ def _cdist(a: Tensor, b: Tensor, p: float, mode: int | None) -> Tensor:
 
 @means(aten._cdist_backward.default)
 def _cdist_backward(grad: Tensor, a: Tensor, b: Tensor, p: float, distance: Tensor) -> Tensor:
-    if not _is_easy(p, grad, a, b):
+    if not _is_easy(p, grad, a, b) or p in _DIRECT:
         return NotImplemented
-    if p == 0:
-        return torch.zeros_like(a)
     difference = a.unsqueeze(-2) - b.unsqueeze(-3)
     return _slope(difference, grad.unsqueeze(-1), distance.unsqueeze(-1), p).sum(-2)
 
