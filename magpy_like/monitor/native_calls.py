@@ -632,10 +632,23 @@ def undo(run: MonitorRun, finish: Callable[..., None], payload: Any) -> str | No
 
     Returns:
         Why the run must not be recorded if the program catches the exception: an operator that
-        fails because of what its tensors hold does not fail at every call.
+        fails because of what its tensors hold does not fail at every call, nor does arithmetic
+        that fails because of its numbers.
+
+    Raises:
+        Split: the numbers that arithmetic has failed for are only known when the region runs.
     """
     if finish in _SUSPENDED:
         run.suspended -= 1
+    if finish in (finish_computed, _finish_fold):
+        run.lifted.settle(payload[1])
+    elif finish is _finish_item:
+        operation, (tensor,) = payload
+        run.lifted.fix_sizes(tensor)
+        if tensor.numel() == 1:
+            return f"catches what {describe(operation)} raises for a tensor's value"
+    elif isinstance(payload, draws.Drawing):
+        return f"catches what {describe(payload.operation)} raises for numbers that vary"
     if finish in (_finish_operator, _finish_operator_suspended):
         run.recording.inside -= 1
         by_values = payload.on_graph and not run.recording.inside and _by_values(run, payload)

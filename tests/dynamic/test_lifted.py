@@ -331,3 +331,47 @@ def test_counters_that_functions_read_hit():
         assert_same(fast(torch.ones(2), mine), program(torch.ones(2), theirs))
         assert vars(mine) == vars(theirs)
     assert magpy.cache_info(fast).hits >= 3
+
+
+def _reciprocal(x, n):
+    try:
+        return 1 / float(x[0])
+    except ZeroDivisionError:
+        return "none"
+
+
+def _reciprocals(x, n):
+    try:
+        return [1 / v.item() for v in x], n
+    except ZeroDivisionError:
+        return "none"
+
+
+def _rounded(x, n):
+    try:
+        return int(x[0] / x[0])
+    except ValueError:
+        return "none"
+
+
+def _of_argument(x, n):
+    try:
+        return x / (1 / n)
+    except ZeroDivisionError:
+        return x - 1
+
+
+def _logarithm(x, n):
+    try:
+        return x * math.log(n)
+    except ValueError:
+        return x - 1
+
+
+@pytest.mark.parametrize("program", [_reciprocal, _reciprocals, _rounded, _of_argument, _logarithm])
+def test_arithmetic_whose_exception_is_caught_fails_for_its_numbers_alone(program):
+    for starts in ((0, 1, 2, 0, 3), (1, 2, 0, 3, 0)):
+        fast = magpy.compile(program, backend="eager")
+        for start in starts:
+            x = torch.arange(3.0) + start
+            assert_same(fast(x, start), program(x, start))
