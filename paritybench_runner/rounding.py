@@ -272,8 +272,11 @@ def within(distance: torch.Tensor, spread: torch.Tensor) -> bool:
 
     Args:
         distance: of each element from eager's; not finite is too far.
-        spread: how far it moved in noisy runs, float64, of the same shape.
+        spread: how far it moved in noisy runs, float64, of the same shape. Where one element went
+            to infinity, nothing is told about any.
     """
     distance = distance.double()
+    if not (spread.isfinite().all() and distance.isfinite().all()):
+        return False
     near = distance <= ELEMENT_FACTOR * spread.clamp_min(_usual(spread))
     return bool(near.all()) and _usual(distance) <= FACTOR * _usual(spread)

@@ -218,3 +218,9 @@ def test_what_is_not_finite_is_not_near():
     spread = torch.ones(2, dtype=torch.float64)
     assert not within(torch.tensor([0.0, torch.nan]), spread)
     assert not within(torch.tensor([0.0, torch.inf]), spread)
+
+
+def test_an_element_that_overflows_excuses_no_other():
+    spread = torch.tensor([torch.inf, 1e-7], dtype=torch.float64)
+    assert not within(torch.tensor([0.0, 1.0]), spread)
+    assert not within(torch.tensor([torch.inf, 1.0]), spread)
