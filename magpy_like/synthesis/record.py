@@ -406,7 +406,7 @@ def synthesise(
     mock.source.lines = []
     places_foretold = [place for *_, place in rec.lifted.foretold]
     attempt: Callable[[Sequence[str]], list[str]] = list
-    if foretold or compiled is not None:
+    if foretold or compiled is not None or rec.lifted.draws:
         may_fail = compiled is not None and compiled.may_fail
         undoing = Undoing(rec, mock.source, mock.existing, bool(foretold), may_fail)
         if foretold:

@@ -149,3 +149,16 @@ def test_array_that_a_tensor_has_changed_before_it_is_read():
         tensors = [torch.arange(3.0) + i for _ in range(2)]
         results = [f(x, x.numpy()) for f, x in zip((compiled, program), tensors, strict=True)]
         assert_same((results[0], tensors[0]), (results[1], tensors[1]))
+
+
+def test_array_whose_numbers_raise_what_the_program_catches():
+    def program(x):
+        try:
+            return int(x.numpy()[0]) + 1
+        except (ValueError, OverflowError):
+            return "none"
+
+    compiled = magpy.compile(program, backend="eager")
+    for value in (float("nan"), 1.0, 2.0, 3.0, float("inf"), float("nan"), 4.0):
+        x = torch.full((3,), value)
+        assert_same(compiled(x), program(x))
