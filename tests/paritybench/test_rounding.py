@@ -184,6 +184,22 @@ def test_the_values_of_an_argument_say_nothing_about_the_noise_of_a_result(other
     assert evaluate_compiler(program, eager, Negates())["class"] == "wrong"
 
 
+class ChaoticSums(nn.Module):
+    def forward(self, x, other):
+        return ((x @ other) * 1e6).sin()
+
+
+def test_sums_that_eager_mode_loses_all_of_excuse_no_other_answer():
+    def call():
+        generator = torch.Generator().manual_seed(0)
+        left, right = (torch.randn(20, 300, generator=generator) for _ in range(2))
+        return [left, right.t()], {}
+
+    case = Case(0, "ChaoticSums", ChaoticSums, lambda: ([], {}), call)
+    program, eager = evaluate_eager(case, "cpu", False)
+    assert evaluate_compiler(program, eager, Negates())["class"] == "wrong"
+
+
 def test_infinities_say_nothing_about_the_noise_of_other_results():
     def run():
         noise = (torch.linspace(0.1, 0.9, 50) * 1e7).sin()
