@@ -115,6 +115,7 @@ def test_bins_of_equal_width():
     same(lambda x: [torch.histc(x, *given) for given in limits], x)
     same(lambda x: torch.histc(x * 2, 5, -1, 1), seeded(20, 31).double())
     same(lambda x: torch.histc(x, 4, 0, 1), torch.empty(0))
+    same(lambda x: torch.histc(x * 1e38, 5, -3e38, 3e38), x)  # a width that is no float32
     assert not through_aten(lambda x: torch.histc(x, 5, -1, 1), x)
 
 

@@ -28,6 +28,8 @@ def histc(graph: Graph, a: Box, bins: Any = 100, min: Any = 0, max: Any = 0) -> 
         raise Unsupported("aten.histc", "limits that the elements decide")
     if a.dtype not in (torch.float32, torch.float64) or a.device.type != "cpu":
         raise Unsupported("aten.histc", "of this dtype, or on this device")
+    if (float(max) - float(min)) * bins > torch.finfo(a.dtype).max:
+        raise Unsupported("aten.histc", "of a range that this dtype does not hold")
     result = copy_of(graph, full(graph, [bins], 0, a.dtype, a.device))
     if 0 in a.size:
         return result
