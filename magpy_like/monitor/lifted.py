@@ -152,6 +152,10 @@ class LiftedNumbers:
             return self._choose(operation, operands)
         if operation in _POWERS:
             self._hold_type_of_power(*operands)
+        divides = operation in _DIVISIONS and is_number(operands[0])
+        divisor = self.expression(operands[1]) if divides else None
+        if divisor is not None and known_at_entry(divisor):
+            self.ask(operator.ne, (operands[1], 0))  # the program may catch what that raises
         twin = self._compute_twin(operation, operands, value)
         if twin is not None and not isinstance(twin, torch.SymInt | torch.SymFloat):
             return None  # it is the same whatever the operands are
@@ -461,6 +465,10 @@ def _is_drawn(expression: Any) -> bool:
     return isinstance(expression, Draw)
 
 
+_DIVISIONS = {
+    operator.truediv, operator.floordiv, operator.mod,
+    operator.itruediv, operator.ifloordiv, operator.imod,
+}  # fmt: skip
 _TURNED: dict[Any, Callable[[Any, Any], Any]] = {
     operator.lt: operator.gt, operator.le: operator.ge, operator.gt: operator.lt,
     operator.ge: operator.le, operator.eq: operator.eq, operator.ne: operator.ne,

@@ -361,6 +361,13 @@ def _of_argument(x, n):
         return x - 1
 
 
+def _without_operators(x, n):
+    try:
+        return 1 / n, 7 % n
+    except ZeroDivisionError:
+        return "none"
+
+
 def _logarithm(x, n):
     try:
         return x * math.log(n)
@@ -368,7 +375,9 @@ def _logarithm(x, n):
         return x - 1
 
 
-@pytest.mark.parametrize("program", [_reciprocal, _reciprocals, _rounded, _of_argument, _logarithm])
+@pytest.mark.parametrize(
+    "program", [_reciprocal, _reciprocals, _rounded, _of_argument, _without_operators, _logarithm]
+)
 def test_arithmetic_whose_exception_is_caught_fails_for_its_numbers_alone(program):
     for starts in ((0, 1, 2, 0, 3), (1, 2, 0, 3, 0)):
         fast = magpy.compile(program, backend="eager")
