@@ -136,6 +136,8 @@ class MonitorRun:
         """The exception that the program's caller handles."""
         self.at: types.FrameType | None = None
         """Where the program was last seen."""
+        self._collects = False
+        """Whether the garbage collector is at work."""
         self.suspended = 0
         """How many calls are running whose Python code is not followed."""
         self._rules = _rules()
@@ -211,12 +213,14 @@ class MonitorRun:
         return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
     def _suspend(self, phase: str, info: dict[str, int]) -> None:
-        """The garbage collector's callbacks run amid a program and are no part of it."""
-        if getattr(active, "run", None) is self:
+        """A collection begins amid a program: what it ends, and who listens, are no part of it."""
+        if phase == "start" and not self._collects and getattr(active, "run", None) is self:
+            self._collects = True
             self.suspended += 1
 
     def _resume(self, phase: str, info: dict[str, int]) -> None:
-        if getattr(active, "run", None) is self:
+        if phase == "stop" and self._collects:
+            self._collects = False
             self.suspended -= 1
 
     def _close(self) -> None:

@@ -531,6 +531,42 @@ def test_callback_of_the_garbage_collector_is_no_part_of_the_program():
     assert magpy.cache_info(fast).hits == 1
 
 
+def test_what_the_garbage_collector_ends_is_no_part_of_the_program():
+    ended = []
+
+    class Knot:
+        def __init__(self):
+            self.itself, self.numbers = self, self.count()
+            next(self.numbers)
+
+        def count(self):
+            try:
+                yield 1
+            finally:
+                ended.append("generator")
+
+        def __del__(self):
+            ended.append("object")
+
+    lists, names = "[]", {}
+    for _ in range(3):
+        lists = f"[{', '.join([lists] * 30)}]"  # no instruction of it is announced
+    exec(f"def allocates(x):\n    return x + len({lists})", names)
+    allocates = names["allocates"]
+    fast, thresholds = compiled(allocates, fullgraph=True), gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(20_000)
+    try:
+        Knot()
+        fast(tensor(1))
+    finally:
+        gc.set_threshold(*thresholds)
+    assert sorted(ended) == ["generator", "object"], "nothing was shown: no collection has happened"
+    assert_same(fast(tensor(1)), allocates(tensor(1)))
+    assert len(ended) == 2
+    assert magpy.cache_info(fast).hits == 1
+
+
 @pytest.mark.parametrize(
     "container",
     [weakref.WeakSet, weakref.WeakValueDictionary, weakref.WeakKeyDictionary],
