@@ -35,8 +35,6 @@ from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import is_identity, is_plain, tensor_version
 
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
-
-
 NUMBER = "number"
 """The key by which ``torch.fx`` keeps about a node whether it is a number, not a tensor."""
 LIST = "list"
@@ -273,6 +271,10 @@ class OperatorGraph:
         if any(isinstance(arg, np.ndarray) for arg in args) and isinstance(result, torch.Tensor):
             if not any(isinstance(arg, torch.Tensor) for arg in (*args, *kwargs.values())):
                 return self._adopt_array(args, result)
+        if args and type(args[-1]) is torch.Size and _is_constructor_of_old(operation):
+            if not args[-1]:
+                raise UnknownTensor("makes a tensor of no dimensions by a constructor of old")
+            args = (*args[:-1], *args[-1])  # they take a tuple for the elements, not the size
         if operation is torch.tensor and len(args) == 1 and is_number(args[0]):
             if self._number(args[0]) is not None:
                 operation, kwargs = torch.scalar_tensor, _scalar_tensor_kwargs(args[0], kwargs)
@@ -667,6 +669,14 @@ _KEEP_VALUE: dict[Any, Callable[..., Any]] = {
 _READS_ITEM = (operator.getitem, torch.Tensor.__getitem__, getitem)
 
 _BOUNDED = frozenset({"clamp", "clamp_", "clip", "clip_"})
+
+
+def _is_constructor_of_old(operation: Any) -> bool:
+    """``torch.Tensor(…)``, ``torch.FloatTensor(…)`` and ``tensor.new(…)``."""
+    if operation is torch.Tensor or operation is torch.Tensor.new:
+        return True
+    return type(operation) is type(torch.FloatTensor)
+
 
 _ON_SYMBOLS: dict[Any, Callable[..., Any]] = {
     max: torch.sym_max,

@@ -948,3 +948,24 @@ def test_a_tensor_class_in_python_that_sees_all_operators_sees_those_of_the_prog
             function(argument)
             runs.append(list(seen))
         assert runs[1:] == [runs[0], runs[0]] and "mul" in runs[0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda size, like: torch.Tensor(size),
+        lambda size, like: torch.FloatTensor(size),
+        lambda size, like: torch.DoubleTensor(size),
+        lambda size, like: like.new(size),
+    ],
+    ids=["Tensor", "FloatTensor", "DoubleTensor", "new"],
+)
+@pytest.mark.parametrize("kind", [torch.Size, tuple], ids=["size", "elements"])
+def test_constructors_of_old_tell_a_size_from_elements(make, kind):
+    def program(x):
+        return x + make(kind(x.size()), x).fill_(1.0).sum()
+
+    fast = magpy.compile(program, fullgraph=True, backend="eager")
+    for x in (torch.ones(3, 4), torch.zeros(3, 4)):
+        assert_same(fast(x), program(x))
+    assert magpy.cache_info(fast).hits == 1
