@@ -35,6 +35,7 @@ from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import is_identity, is_plain, tensor_version
 
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
+
 NUMBER = "number"
 """The key by which ``torch.fx`` keeps about a node whether it is a number, not a tensor."""
 LIST = "list"
