@@ -135,23 +135,27 @@ class Dynamo:
     def __init__(self, backend: str) -> None:
         import torch._dynamo
 
-        self._lookup = torch._dynamo.lookup_backend
-        self._backend = backend
+        import magpy_like.compiler
+
+        self._eager = torch._dynamo.lookup_backend("eager")
+        # Not by its name: a package that is on the path but not installed has registered none.
+        built_in = magpy_like.compiler.dynamo_backend
+        self._backend = {"eager": self._eager, "magpy": built_in}[backend]
 
     def compile(self, module: torch.nn.Module) -> Compiled:
-        return _DynamoCompiled(module, self._lookup(self._backend), fullgraph=False)
+        return _DynamoCompiled(module, self._backend, fullgraph=False)
 
     def capture(self, fresh: FreshCall) -> Capture:
         module, args, kwargs = fresh()
         try:
-            fast = _DynamoCompiled(module, self._lookup("eager"), fullgraph=True)
+            fast = _DynamoCompiled(module, self._eager, fullgraph=True)
             fast(*args, **kwargs)
             return Capture(True, fast.graphs)
         except Exception as error:
             reason = first_line(error)
         torch._dynamo.reset()
         module, args, kwargs = fresh()
-        fast = _DynamoCompiled(module, self._lookup("eager"), fullgraph=False)
+        fast = _DynamoCompiled(module, self._eager, fullgraph=False)
         fast(*args, **kwargs)
         return Capture(False, fast.graphs, (Split(reason),))
 
