@@ -49,6 +49,10 @@ def _all(tests: Sequence[Value]) -> Value | None:
     return result
 
 
+# (a position, a number) -> the position it stands for, with tests that there is one.
+Place = Callable[[Expr, int | Expr], tuple[Expr, list[Value]]]
+
+
 @dataclass(frozen=True)
 class Axis:
     """How one spatial dimension of ``size`` is pooled to ``out``.
@@ -62,8 +66,8 @@ class Axis:
     out: Expr
     elements: int
     holders: int
-    element: Callable[[Expr, int | Expr], tuple[Expr, list[Value]]]
-    holder: Callable[[Expr, int | Expr], tuple[Expr, list[Value]]]
+    element: Place
+    holder: Place
     counted: Callable[[Expr], Value]
 
 
@@ -154,9 +158,7 @@ def _under(axes: Sequence[Axis], index: Index) -> Iterator[tuple[list[Expr], Val
 def _element(
     axes: Sequence[Axis], index: Index, offsets: Sequence[int | Expr]
 ) -> tuple[list[Expr], Value | None]:
-    lead, outer = list(index[: len(index) - len(axes)]), index[len(index) - len(axes) :]
-    found = [a.element(o, k) for a, o, k in zip(axes, outer, offsets, strict=True)]
-    return [*lead, *(at for at, _ in found)], _all([t for _, tests in found for t in tests])
+    return _pooled(axes, index, [a.element for a in axes], offsets)
 
 
 def _over(axes: Sequence[Axis], index: Index) -> Iterator[tuple[list[Expr], Value | None]]:
@@ -168,9 +170,18 @@ def _over(axes: Sequence[Axis], index: Index) -> Iterator[tuple[list[Expr], Valu
 def _holder(
     axes: Sequence[Axis], index: Index, offsets: Sequence[int | Expr]
 ) -> tuple[list[Expr], Value | None]:
-    lead, outer = list(index[: len(index) - len(axes)]), index[len(index) - len(axes) :]
-    found = [a.holder(h, j) for a, h, j in zip(axes, outer, offsets, strict=True)]
-    return [*lead, *(at for at, _ in found)], _all([t for _, tests in found for t in tests])
+    return _pooled(axes, index, [a.holder for a in axes], offsets)
+
+
+def _pooled(
+    axes: Sequence[Axis], index: Index, places: Sequence[Place], offsets: Sequence[int | Expr]
+) -> tuple[list[Expr], Value | None]:
+    """``index`` with its pooled dimensions put through ``places``, and are they all in range."""
+    outer = len(index) - len(axes)
+    found = [place(i, k) for place, i, k in zip(places, index[outer:], offsets, strict=True)]
+    return [*index[:outer], *(at for at, _ in found)], _all(
+        [t for _, tests in found for t in tests]
+    )
 
 
 def _where(inside: Value | None, body: Callable[[], Value], other: float) -> Value:
