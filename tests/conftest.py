@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import magpy_like as magpy
 from magpy_like.compiler import errors
 
 
@@ -43,3 +44,11 @@ def _seeded() -> None:
 def _unwarned() -> None:
     """A warning comes once in a process, so a test that waits for it must not depend on others."""
     errors._warned.clear()
+
+
+@pytest.fixture
+def forget_everything() -> Iterator[None]:
+    """For tests that look at what is left of earlier calls: neither leaves records to the other."""
+    magpy.reset()
+    yield
+    magpy.reset()

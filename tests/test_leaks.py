@@ -10,12 +10,7 @@ import magpy_like as magpy
 from tests.memory import bytes_left, census
 from tests.models import ZOO
 
-
-@pytest.fixture(autouse=True)
-def _forget_everything():
-    magpy.reset()
-    yield
-    magpy.reset()
+pytestmark = pytest.mark.usefixtures("forget_everything")
 
 
 class Tracked(torch.Tensor):

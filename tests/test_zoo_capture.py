@@ -10,17 +10,12 @@ import magpy_like as magpy
 from tests.compare import assert_same
 from tests.models import ZOO
 
+pytestmark = pytest.mark.usefixtures("forget_everything")
+
 STATIC = [m for m in ZOO.values() if not m.dynamic]
 DYNAMIC = [m for m in ZOO.values() if m.dynamic]
 # AOTAutograd takes 5 to 20 seconds for each of these.
 DEEP = {"ResNet-101", "DenseNet-121", "TridentNet", "T5", "Mamba"}
-
-
-@pytest.fixture(autouse=True)
-def _forget_everything():
-    magpy.reset()
-    yield
-    magpy.reset()
 
 
 def by_name(models, full=frozenset()):

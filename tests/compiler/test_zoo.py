@@ -10,6 +10,8 @@ import magpy_like as magpy
 from tests.memory import peak_bytes
 from tests.models import ZOO
 
+pytestmark = pytest.mark.usefixtures("forget_everything")
+
 STATIC = [m for m in ZOO.values() if not m.dynamic]
 # One of each kind compiles in seconds; the others are in the full run.
 FAST = {"ResNet-18", "LSTM", "BERT", "GPT-2"}
@@ -19,13 +21,6 @@ STEPS = 3
 @pytest.fixture(autouse=True)
 def _default_device():
     """As it is: beneath a default device nothing is captured."""
-
-
-@pytest.fixture(autouse=True)
-def _forget_everything():
-    magpy.reset()
-    yield
-    magpy.reset()
 
 
 def zoo(models, fast=FAST):

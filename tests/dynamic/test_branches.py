@@ -18,15 +18,10 @@ from tests.compare import assert_same
 from tests.corpus.test_dynamic import BranchesOnTensor, LoopsUntilSmall
 from tests.models import ZOO
 
+pytestmark = pytest.mark.usefixtures("forget_everything")
+
 AOT_EAGER = pytest.param("aot_eager", marks=pytest.mark.full)
 COND = torch.ops.higher_order.cond
-
-
-@pytest.fixture(autouse=True)
-def _forget_everything():
-    magpy.reset()
-    yield
-    magpy.reset()
 
 
 def inputs(count=6, size=3):

@@ -11,14 +11,9 @@ import magpy_like as magpy
 from magpy_like.monitor.local_uses import local_uses
 from tests.compare import assert_same
 
+pytestmark = pytest.mark.usefixtures("forget_everything")
+
 COND = torch.ops.higher_order.cond
-
-
-@pytest.fixture(autouse=True)
-def _forget_everything():
-    magpy.reset()
-    yield
-    magpy.reset()
 
 
 def _branch(x, flag):

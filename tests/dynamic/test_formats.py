@@ -9,13 +9,7 @@ import torch
 import magpy_like as magpy
 from tests.compare import assert_same
 
-
-@pytest.fixture(autouse=True)
-def _forget_everything():
-    magpy.reset()
-    yield
-    magpy.reset()
-
+pytestmark = pytest.mark.usefixtures("forget_everything")
 
 WIDTH = 10
 
