@@ -354,20 +354,22 @@ class Recorder:
         self.body.indirect[symbol] = index
         return symbol
 
-    def reduction(self, kind: str, *values: Value) -> Any:
+    def reduction(self, kind: str, *values: Value, dtype: torch.dtype | None = None) -> Any:
         """Combine over the reduction loops; one Value, or a tuple for kinds with several.
 
-        Over no loops (all of size 1) the result is the one element.
+        Over no loops (all of size 1) the result is the one element. ``dtype``: in which Welford's
+        recurrence gives its results, if not that of the elements.
         """
         if not self.body.rs:
             if kind == "welford":
-                zero, one = (self.constant(n, values[0].dtype) for n in (0, 1))
-                return values[0], zero, one
+                wide = dtype or values[0].dtype
+                zero, one = (self.constant(n, wide) for n in (0, 1))
+                return self.to_dtype(values[0], wide), zero, one
             return values[-1]  # of argmin and argmax the index
         if kind in ("argmax", "argmin"):
             dtype = torch.int64
         else:
-            dtype = values[0].dtype
+            dtype = dtype or values[0].dtype
         result = self._emit("reduction", (kind, values), dtype, True)
         if REDUCTIONS[kind] == 1:
             return result

@@ -96,8 +96,8 @@ class Columns(Reduction):
             for part, dtype in sums.values():
                 line(f"{CTYPE[dtype]} {part}[{TILE}] = {{}};")
             for part, ctype in spreads.values():
-                for name in (part, f"{part}_from", f"{part}_off", f"{part}_m2"):
-                    line(f"{ctype} {name}[{TILE}] = {{}};")
+                line(f"{ctype} {part}_from[{TILE}] = {{}};")
+                line(f"f64 {part}_off[{TILE}] = {{}}, {part}_m2[{TILE}] = {{}};")
             begin, end = "block", f"m_minimum<i64>(block + {block}, {end})"
         self.open_loop(last, begin, end)
         self._starts = f"{last.name} == {begin}"
@@ -111,17 +111,19 @@ class Columns(Reduction):
                 line(f"{accumulators[v][0][0]}[l] += {part}[l];")
             for v, (part, _) in spreads.items():
                 names = ", ".join(f"{name}[l]" for name, *_ in accumulators[v])
-                ends = ", ".join(f"{part}{end_}[l]" for end_ in ("", "_from", "_off", "_m2"))
+                ends = ", ".join(f"{part}_{end_}[l]" for end_ in ("from", "off", "m2"))
                 line(f"merge_shifted({names}, {ends}, {end} - {begin});")
             self.close(2)
         self.close(len(rs) - 1)
 
     def collect(self, part: str | None, value: str, dtype: torch.dtype, lane: str | None) -> None:
-        """Differences are taken from the first element of the block: it is one of those whose
-        spread is sought, so they are at most so much larger than the spread."""
-        line, distance = self.lines.line, self.fresh("d")
-        line(f"{part}_from[{lane}] = {self._starts} ? {value} : {part}_from[{lane}];")
-        line(f"const {CTYPE[dtype]} {distance} = {value} - {part}_from[{lane}];")
-        line(f"{part}[{lane}] += {value};")
+        """Differences are taken from the first element of the block, if it is finite: it is one of
+        those whose spread is sought, so they are at most so much larger than the spread. They and
+        their squares add up in float64, as eager's do: squares of float32 have twice its range."""
+        line, distance, start = self.lines.line, self.fresh("d"), self.fresh("start")
+        ctype = CTYPE[dtype]
+        line(f"const {ctype} {start} = {value} - {value} == 0 ? {value} : 0;")
+        line(f"{part}_from[{lane}] = {self._starts} ? {start} : {part}_from[{lane}];")
+        line(f"const f64 {distance} = f64({value}) - {part}_from[{lane}];")
         line(f"{part}_off[{lane}] += {distance};")
         line(f"{part}_m2[{lane}] = m_fma({distance}, {distance}, {part}_m2[{lane}]);")

@@ -319,15 +319,29 @@ INLINE void merge_spread(f64& sum, f64& m2, f64& count, f64 part, f64 spread, f6
     sum += part;
     count += n;
 }
-// The same, from sums of n differences from a number, and of their squares. Unless one is infinite,
-// the differences tell the sum of the elements more exactly than it was added up. Where elements are
-// finite and differences are not, the spread is infinite.
-template <class T>
-INLINE void merge_shifted(f64& sum, f64& m2, f64& count, T part, T from, T off, T squares, i64 n) {
-    f64 exact = f64(from) * f64(n) + f64(off);
-    f64 spread = f64(squares) - f64(off) * f64(off) / f64(n);
-    if (spread != spread && part - part == 0) spread = __builtin_inf();
-    merge_spread(sum, m2, count, exact - exact == 0 ? exact : f64(part), spread, f64(n));
+// The same, from sums of n differences from a finite number, and of their squares. The differences tell
+// the sum of the elements more exactly than it would be added up.
+INLINE void merge_shifted(
+    f64& sum, f64& m2, f64& count, f64 from, f64 off, f64 squares, i64 n) {
+    merge_spread(sum, m2, count, from * f64(n) + off, squares - off * off / f64(n), f64(n));
+}
+// Can a sum of squares in float32 be relied upon? Not where it has overflowed, nor where squares that
+// count may have been too small for the type; those that add up to 0 may have been, too.
+INLINE bool in_range(f32 squares) { return squares > 0x1p-90f && squares < __builtin_inff(); }
+// The same from elements that were kept, in float64, as eager's are: out of line, as it is rare.
+__attribute__((noinline, cold, unused)) static void merge_wide(
+    f64& sum, f64& m2, f64& count, const f32* kept, i64 n) {
+    f64 part = 0, off = 0, squares = 0;
+#pragma omp simd reduction(+ : part)
+    for (i64 k = 0; k < n; ++k) part += kept[k];
+    const f64 mean = part / f64(n), center = mean - mean == 0 ? mean : 0;
+#pragma omp simd reduction(+ : off, squares)
+    for (i64 k = 0; k < n; ++k) {
+        const f64 d = kept[k] - center;
+        off += d;
+        squares = m_fma(d, d, squares);
+    }
+    merge_shifted(sum, m2, count, center, off, squares, n);
 }
 // The same from elements that a loop has kept and added up; there is room for a multiple of 32.
 INLINE void merge_kept(f64& sum, f64& m2, f64& count, f32 part, f32* kept, i64 n) {
@@ -349,10 +363,15 @@ INLINE void merge_kept(f64& sum, f64& m2, f64& count, f32 part, f32* kept, i64 n
     }
     off[0].join(off[1]);
     squares[0].join(squares[1]);
-    merge_shifted(sum, m2, count, part, center, off[0].result(), squares[0].result(), n);
+    const f32 spread = squares[0].result();
+    if (in_range(spread)) {
+        merge_shifted(sum, m2, count, center, off[0].result(), spread, n);
+    } else {
+        merge_wide(sum, m2, count, kept, n);
+    }
 }
 INLINE void merge_kept(f64& sum, f64& m2, f64& count, f64 part, const f64* kept, i64 n) {
-    const f64 center = part / f64(n);
+    const f64 mean = part / f64(n), center = mean - mean == 0 ? mean : 0;
     f64 off = 0, squares = 0;
 #pragma omp simd reduction(+ : off, squares)
     for (i64 k = 0; k < n; ++k) {
@@ -360,7 +379,7 @@ INLINE void merge_kept(f64& sum, f64& m2, f64& count, f64 part, const f64* kept,
         off = off + d;
         squares = m_fma(d, d, squares);
     }
-    merge_shifted(sum, m2, count, part, center, off, squares, n);
+    merge_shifted(sum, m2, count, center, off, squares, n);
 }
 // The sum of elements, and sums of their differences from a number and of the squares of these. The
 // number is the mean of all blocks before. Where a block's own mean is far from it, the squares are
@@ -393,7 +412,11 @@ struct Spread {
             return;
         }
         const f32 distance = off.folded<Add>(), spread = squares.folded<Add>();
-        merge_shifted(total, m2, count, part, from, distance, spread, n);
+        if (in_range(spread)) {
+            merge_shifted(total, m2, count, from, distance, spread, n);
+        } else {
+            merge_wide(total, m2, count, kept, n);
+        }
     }
 };
 

@@ -26,6 +26,7 @@ from magpy_like.compiler.lowering.view import squeeze, unsqueeze
 from magpy_like.compiler.ops import Value, compute_dtype, ops
 
 NEAR = 8192  # elements that the nearest cache of a core holds
+SHORT = 64  # elements in a row, below which Welford's recurrence has too much to do beside them
 COLUMNS = 256  # that are reduced together, where memory runs across the reduction
 
 
@@ -258,9 +259,11 @@ def variance(
     """Variance ("v"), its root ("s") and the mean ("m"), in the order that ``want`` lists them.
 
     On a CPU, rows that stay in cache are reduced twice, in one kernel; everything else is read
-    once, by Welford's recurrence.
+    once, by Welford's recurrence. As in eager, float64 holds the sum of squares of float32, which
+    may exceed their range; but normalisations, which ask for it like this, have it in float32.
     """
     count = indexing.product(a.size[d] for d in axes)
+    normalises = keepdim and correction == 0 and "m" in want
     wide = to_dtype(graph, a, compute_dtype(dtype))
 
     def spread(m2: Value) -> tuple[Value, Value]:
@@ -268,18 +271,34 @@ def variance(
         result = ops.truediv(m2, ops.maximum(divisor, ops.constant(0, m2.dtype)))
         return result, ops.sqrt(result)
 
-    if a.device.type != "cpu" or not _in_cache(graph, a, axes):
+    def without_mean(mean_: Value, value: Value, flat: Expr) -> Value:
+        """Eager's recurrence has no mean once an element follows an infinite one."""
+        if "m" not in want or normalises or not axes:
+            return mean_
+        at, last = (ops.index_expr(i, torch.int64) for i in (flat, count - 1))
+        zero = ops.constant(0, value.dtype)
+        lost = ops.where(ops.eq(at, last), zero, ops.mul(value, zero))
+        return ops.add(mean_, ops.to_dtype(ops.reduction("sum", lost), mean_.dtype))
+
+    twice = a.device.type == "cpu" and _in_cache(graph, a, axes)
+    if twice and not normalises and dtype in (torch.float32, torch.bfloat16):
+        # In rows of some length a look at the sum costs less than float64 throughout.
+        twice = graph.hint(count) < SHORT
+        wide = to_dtype(graph, wide, torch.float64) if twice else wide
+    if not twice:
 
         def one_pass(value: Value, flat: Expr) -> Sequence[Value]:
-            mean_, m2, _ = ops.reduction("welford", value)
+            exact = torch.float64 if a.device.type == "cpu" and not normalises else value.dtype
+            mean_, m2, _ = ops.reduction("welford", value, dtype=exact)
             v, s = spread(m2)
+            mean_ = without_mean(mean_, value, flat)
             return [{"v": v, "s": s, "m": mean_}[w] for w in want]
 
         return reduce(graph, wide, axes, keepdim, [dtype] * len(want), one_pass)
 
     def average(value: Value, flat: Expr) -> Sequence[Value]:
         total = ops.reduction("sum", value)
-        return [ops.truediv(total, ops.constant(count, total.dtype))]
+        return [without_mean(ops.truediv(total, ops.constant(count, total.dtype)), value, flat)]
 
     (center,) = reduce(graph, wide, axes, True, [wide.dtype], average)
     shifted = elementwise(graph, [wide, center], Kind.DEFAULT, lambda x, m: ops.sub(x, m))

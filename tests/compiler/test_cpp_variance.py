@@ -1,0 +1,55 @@
+"""Variance where the squares of float32 leave its range."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.compiler.programs import same
+
+# Short rows, rows of some length, longer than a block, columns, both; the last one is all.
+SHAPES = [((6, 8), 1), ((6, 1000), 1), ((3, 9000), 1), ((200, 24), 0), ((6, 40, 32), (0, 2)),
+          ((30000,), 0)]  # fmt: skip
+
+
+def spreads(x, dims):
+    return x.var(dims), x.std(dims), torch.var_mean(x, dims), torch.std_mean(x, dims)
+
+
+@pytest.mark.parametrize("scale", [1e-37, 1e-25, 1e-19, 1e18, 1e19, 1e30])
+@pytest.mark.parametrize(("shape", "dims"), SHAPES)
+def test_spreads_are_eagers_where_squares_overflow_or_vanish(shape, dims, scale):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * scale
+    same(lambda x: spreads(x, dims), x, rtol=1e-4, atol=1e-6 * scale)
+
+
+@pytest.mark.parametrize(("shape", "dims"), SHAPES)
+def test_a_mean_beside_a_spread_is_lost_once_an_element_follows_an_infinite_one(shape, dims):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    ahead, last = x.clone(), x.clone()
+    ahead.view(-1)[0] = last.view(-1)[-1] = float("-inf")
+    for one in (ahead, last, torch.full_like(x, float("inf"))):
+        same(lambda x: spreads(x, dims), one, rtol=1e-4, atol=1e-4)
+
+
+def test_one_outlier_leaves_other_rows_and_blocks_their_spread():
+    x = torch.randn(40, 3000, generator=torch.Generator().manual_seed(0))
+    x[7, 2500] = 1e25
+    same(lambda x: (*spreads(x, 1), *spreads(x, 0)), x, rtol=1e-4, atol=1e-4)
+
+
+def test_values_that_are_all_the_same_have_no_spread():
+    x = torch.full((40, 3000), 0.1)
+    same(lambda x: (x.var(1), x.var(0), x.var()), x, rtol=0, atol=1e-12)
+
+
+def test_batch_norm_of_an_infinite_element_keeps_its_mean_infinite():
+    x = torch.randn(20, 24, 8, 8)
+    x[3, 4, 5, 6] = float("inf")
+
+    def normalised(x):
+        mean, variance = torch.zeros(24), torch.ones(24)
+        y = F.batch_norm(x, mean, variance, training=True)
+        return y, mean, variance
+
+    same(normalised, x, rtol=1e-4, atol=1e-4)
+    same(normalised, x.to(memory_format=torch.channels_last), rtol=1e-4, atol=1e-4)
