@@ -23,13 +23,13 @@ from typing import Any
 
 import torch
 
-from magpy_like.monitor.attributes import instance_dict
 from magpy_like.monitor.containers import elements
 from magpy_like.native import (
     frame_locals,
     frame_set_local,
     frame_set_operand,
     frame_stack,
+    instance_dict,
     replace_references,
 )
 from magpy_like.native.kinds import isinstance

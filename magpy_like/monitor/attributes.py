@@ -22,7 +22,7 @@ from magpy_like.monitor.classes import place_of_store as place_of_class_store
 from magpy_like.monitor.expressions import is_number
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
-from magpy_like.native import NULL, lookup_in_type
+from magpy_like.native import NULL, instance_dict, lookup_in_type
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Relation, ShadowNode
 from magpy_like.refgraph.values import HEAP_TYPE, IMMUTABLE_TYPE, slot_names
@@ -37,15 +37,6 @@ _FUNCTION_SLOTS = {
 
 _CLASS_SLOTS = {"__name__", "__qualname__", "__bases__", "__base__", "__mro__"}
 """What a class holds beside its dictionary, and may be given another one of."""
-
-
-def instance_dict(value: Any) -> dict[str, Any] | None:
-    """The dictionary of an instance, or None when it has none."""
-    try:
-        found = object.__getattribute__(value, "__dict__")
-    except (AttributeError, TypeError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def entry_of(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, Relation]:
@@ -66,8 +57,8 @@ def entry_of(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, 
 def number_at(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, Relation, Any]:
     """Where a number is kept that ``value.name`` gives, and the number."""
     entries = None if isinstance(value, type) else instance_dict(value)
-    if entries is not None and name in entries:
-        found = entries[name]
+    found = NULL if entries is None else dict.get(entries, name, NULL)
+    if found is not NULL:
         return (*entry_of(rec, value, name), found) if is_number(found) else _NOWHERE
     cls = value if isinstance(value, type) else type(value)
     found = lookup_in_type(cls, name)
@@ -82,14 +73,14 @@ def read_instance(rec: Recording, value: Any, name: str) -> bool:
     attributes = instance_dict(value)
     if attributes is None:
         return False
-    there = name in attributes
+    found = dict.get(attributes, name, NULL)
     node, relation = entry_of(rec, value, name)
     if node is not None:
-        if there:
-            rec.meet(node, relation, attributes[name])
-        else:
+        if found is NULL:
             rec.absent(node, relation)
-    return there
+        else:
+            rec.meet(node, relation, found)
+    return found is not NULL
 
 
 def read_attribute(rec: Recording, value: Any, name: str) -> None:
@@ -253,7 +244,7 @@ def read_all(rec: Recording, value: Any) -> None:
     if node is not None and entries is not None:
         inside = rec.meet_dictionary(node, entries)
         rec.look_at_keys(inside)
-        for name in entries:
+        for name in dict.keys(entries):
             read_instance(rec, value, name)
     for name in slot_names(type(value)):
         read_slot(rec, value, name, lookup_in_type(type(value), name))
@@ -331,9 +322,10 @@ def look_at_place(rec: Recording, target: Any, place: tuple[ShadowNode, Relation
     kind, name = place[1].kind, str(place[1].key)
     if kind is RelationKind.SLOT:
         found = _slot_value(target, lookup_in_type(type(target), name))
+    elif isinstance(target, type):
+        found = type.__dict__["__dict__"].__get__(target).get(name, NULL)
     else:
-        entries = type.__dict__["__dict__"].__get__(target) if isinstance(target, type) else None
-        found = (entries or instance_dict(target) or {}).get(name, NULL)
+        found = dict.get(instance_dict(target) or {}, name, NULL)
     if found is NULL:
         rec.absent(*place)
     else:

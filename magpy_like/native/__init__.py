@@ -38,6 +38,7 @@ frame_set_operand = _monitor.frame_set_operand
 replace_references = _monitor.replace_references
 fresh_plain = _monitor.fresh_plain
 lookup_in_type = _monitor.lookup_in_type
+instance_dict = _monitor.instance_dict
 is_of = _monitor.is_of
 
 _guards = _build(
@@ -54,6 +55,8 @@ ABSENT = _guards.ABSENT
 Watch = _guards.Watch
 TensorCheck = _guards.TensorCheck
 StateCheck = _guards.StateCheck
+attribute = _guards.attribute
+lacks = _guards.lacks
 
 _dispatch = _build(
     "dispatch",

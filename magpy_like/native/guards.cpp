@@ -642,6 +642,36 @@ PyObject *state_check_new(PyTypeObject *type, PyObject *, PyObject *) {
   return (PyObject *)self;
 }
 
+// --- attributes of what a call brings ------------------------------------------------------------
+
+// What an instance holds itself, past all that its class, or that of its dictionary, may answer.
+PyObject *held(PyObject *instance, PyObject *name) {
+  PyObject **where = _PyObject_GetDictPtr(instance);
+  return where && *where ? PyDict_GetItemWithError(*where, name) : nullptr;
+}
+
+PyObject *attribute(PyObject *, PyObject *const *args, Py_ssize_t count) {
+  if (count != 2) {
+    PyErr_SetString(PyExc_TypeError, "expected an instance and a name");
+    return nullptr;
+  }
+  PyObject *found = held(args[0], args[1]);
+  if (!found && !PyErr_Occurred()) PyErr_SetObject(PyExc_AttributeError, args[1]);
+  return Py_XNewRef(found);
+}
+
+PyObject *lacks(PyObject *, PyObject *const *args, Py_ssize_t count) {
+  if (count < 1) {
+    PyErr_SetString(PyExc_TypeError, "expected an instance and names");
+    return nullptr;
+  }
+  for (Py_ssize_t i = 1; i < count; i++) {
+    if (held(args[0], args[i])) Py_RETURN_FALSE;
+    if (PyErr_Occurred()) return nullptr;
+  }
+  Py_RETURN_TRUE;
+}
+
 // --- module --------------------------------------------------------------------------------------
 
 // Called once with any tensor and the address that torch reports for its TensorImpl.
@@ -687,6 +717,10 @@ PyTypeObject tensor_check_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 PyTypeObject state_check_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
 PyMethodDef module_methods[] = {
+    {"attribute", (PyCFunction)(void *)attribute, METH_FASTCALL,
+     "(instance, name): what it holds itself. Raises AttributeError when that is nothing."},
+    {"lacks", (PyCFunction)(void *)lacks, METH_FASTCALL,
+     "(instance, names…): whether it holds nothing itself under any of these names."},
     {"calibrate", calibrate, METH_VARARGS, "(tensor, tensor._cdata): learn how tensors are laid out."},
     {nullptr, nullptr, 0, nullptr}};
 

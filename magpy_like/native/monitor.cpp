@@ -741,6 +741,15 @@ PyObject *lookup_in_type(PyObject *, PyObject *args) {
   return Py_NewRef(found ? found : null_marker);
 }
 
+// Past what a class may answer for `__dict__`. A class keeps its attributes in another way.
+PyObject *instance_dict(PyObject *, PyObject *value) {
+  if (PyType_Check(value)) Py_RETURN_NONE;
+  PyObject *found = PyObject_GenericGetDict(value, nullptr);
+  if (found || !PyErr_ExceptionMatches(PyExc_AttributeError)) return found;
+  PyErr_Clear();
+  Py_RETURN_NONE;
+}
+
 // By the class that a value is of: `isinstance` asks the value for its `__class__` as well.
 PyObject *is_of(PyObject *, PyObject *const *args, Py_ssize_t count) {
   if (count != 2) {
@@ -810,6 +819,7 @@ PyMethodDef module_methods[] = {
      "(holder, old, instead): whether all references of the holder itself were replaced."},
     {"fresh_plain", fresh_plain, METH_O, "An equal int, float or str with an identity of its own."},
     {"lookup_in_type", lookup_in_type, METH_VARARGS, "(type, name): what the classes of the MRO hold, or NULL."},
+    {"instance_dict", instance_dict, METH_O, "The dictionary of an instance, or None when it has none."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_magpy_monitor", nullptr, -1, module_methods};

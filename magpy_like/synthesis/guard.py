@@ -25,7 +25,7 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.monitor.twin import Twin
 from magpy_like.native import ABSENT as NOTHING
-from magpy_like.native import StateCheck, TensorCheck, Watch
+from magpy_like.native import StateCheck, TensorCheck, Watch, instance_dict, lacks
 from magpy_like.native.kinds import answers_in_python, isinstance
 from magpy_like.refgraph import ABSENT, EXTERNAL, MRO, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import (
@@ -52,7 +52,7 @@ from magpy_like.synthesis.checks import (
     share_no_memory,
 )
 from magpy_like.synthesis.expected import Expected, expected
-from magpy_like.synthesis.places import Places, attributes_of, expression
+from magpy_like.synthesis.places import Places, expression
 from magpy_like.synthesis.sizes import LARGEST, Bounds, size_guards
 from magpy_like.synthesis.source import Source, literal
 
@@ -64,10 +64,6 @@ _WATCHED_DIRECTLY = {
     RelationKind.ITEM,
 }
 _FUNCTION_SLOTS = ("__code__", "__defaults__", "__kwdefaults__")
-
-
-def _keeps(owner: Any, entries: dict[str, Any]) -> bool:
-    return object.__getattribute__(owner, "__dict__") is entries
 
 
 class GuardBuilder:
@@ -198,7 +194,7 @@ class GuardBuilder:
             self.watch_reason = -1
 
     def _node(self, node: ShadowNode) -> None:
-        edges = self.places.edges[node.node_id]
+        edges, refs = self.places.edges[node.node_id], node.first.refs
         fixed = self.places.is_fixed(node)
         for i, (parent, relation) in enumerate(edges):
             if i and not self.places.is_fixed(parent) and parent.node_id not in self.variables:
@@ -209,9 +205,7 @@ class GuardBuilder:
                 self._fetch(parent, relation, node)
         if fixed:
             self._fixed_node(node)
-        for relation, target in node.first.refs.items():
-            if target == ABSENT:
-                self._absent(node, relation)
+        self._absent(node, [relation for relation, target in refs.items() if target == ABSENT])
 
     def _further_edge(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
         if self.places.is_fixed(node):
@@ -225,9 +219,6 @@ class GuardBuilder:
             return self.variables[node.node_id]
         assert self.places.is_fixed(node), "the guard has not fetched this variable yet"
         return self.source.constant(node.variable)
-
-    def _attributes(self, node: ShadowNode) -> str:
-        return attributes_of(self.name(node), node.type, self.source.constant)
 
     def _way(self, parent: ShadowNode, relation: Relation) -> str:
         if parent.node_id == EXTERNAL:
@@ -317,9 +308,8 @@ class GuardBuilder:
         elif key in _FUNCTION_SLOTS and isinstance(owner, types.FunctionType):
             self._once(owner, key, value)
         elif kind is RelationKind.ATTRIBUTE:
-            entries = object.__getattribute__(owner, "__dict__")
-            self.watch.place(entries, key, value, equal)
-            self._holds(owner, entries)
+            self.watch.place(instance_dict(owner), key, value, equal)
+            self._holds(owner)
         elif kind is RelationKind.CELL and isinstance(owner, types.CellType):
             self.watch.place(owner, None, value, equal)
         elif kind is RelationKind.ITEM and isinstance(owner, tuple):
@@ -335,39 +325,44 @@ class GuardBuilder:
             self.watch.place(owner.__kwdefaults__, key, value, equal)
         elif kind is RelationKind.DICT:
             if not isinstance(owner, type):
-                self._holds(owner, value)
+                self._holds(owner)
         elif kind is not RelationKind.MAPPING and not isinstance(owner, slice):
             label = f"{self.label(parent)} → {relation}"
             self.watch.place(place_check(owner, relation, value, equal), label, True, False)
 
-    def _holds(self, owner: Any, entries: dict[str, Any]) -> None:
-        """The owner's attributes are kept in this dictionary: it may be given another one."""
+    def _holds(self, owner: Any) -> None:
+        """The owner keeps its attributes in the dictionary that it has: it may be given another."""
         if (id(owner), "__dict__") not in self._watched:
             self._watched.add((id(owner), "__dict__"))
-            if not self.watch.holder(owner):
-                check = functools.partial(_keeps, owner, entries)
-                self._call(check, f"a {type(owner).__qualname__} keeps its __dict__")
+            self.watch.holder(owner)
 
     def _once(self, owner: Any, slot: str, value: Any) -> None:
         if (id(owner), slot) not in self._watched:
             self._watched.add((id(owner), slot))
             self.watch.place(owner, slot, value, False)
 
-    def _absent(self, node: ShadowNode, relation: Relation) -> None:
+    def _absent(self, node: ShadowNode, relations: list[Relation]) -> None:
         if self.places.is_fixed(node):
-            self._watch(node, relation, NOTHING, equal=False)
+            for relation in relations:
+                self._watch(node, relation, NOTHING, equal=False)
             return
-        name = self.name(node)
-        reason = f"{self.label(node)} has no {relation}"
-        key = relation.key
-        if relation.kind is RelationKind.ATTRIBUTE:
-            self._check(f"{key!r} not in {self._attributes(node)}", reason)
-        elif relation.kind in (RelationKind.KEY, RelationKind.MEMBERSHIP):
-            where = self.source.key(key)
-            self._check(f"not dict.__contains__({name}, {where})", reason)
-        else:
-            check = self.source.constant(is_missing)
-            self._check(f"{check}({name}, {self.source.constant(relation)})", reason)
+        attributes = [r for r in relations if r.kind is RelationKind.ATTRIBUTE]
+        if attributes:
+            names = ", ".join(repr(relation.key) for relation in attributes)
+            check = self.source.constant(lacks)
+            self._check(
+                f"{check}({self.name(node)}, {names})", f"{self.label(node)} has no {names}"
+            )
+            self.readable[-1:] = [f"{self.label(node)} has no {r}" for r in attributes]
+        for relation in relations:
+            reason = f"{self.label(node)} has no {relation}"
+            if relation.kind in (RelationKind.KEY, RelationKind.MEMBERSHIP):
+                where = self.source.key(relation.key)
+                self._check(f"not dict.__contains__({self.name(node)}, {where})", reason)
+            elif relation not in attributes:
+                check = self.source.constant(is_missing)
+                text = f"{check}({self.name(node)}, {self.source.constant(relation)})"
+                self._check(text, reason)
 
     # fetched variables ---------------------------------------------------------------------------
 
@@ -375,27 +370,6 @@ class GuardBuilder:
         if node.plain and Fact.VALUE in node.facts:
             self._value(parent, relation, node)
             return
-        said = len(self.readable)
-        if self.places.is_fixed(parent) and parent.node_id != EXTERNAL:
-            self._watch(parent, relation, ..., equal=False)
-        elif relation.kind is RelationKind.ATTRIBUTE:
-            self._check(
-                f"{relation.key!r} in {self._attributes(parent)}",
-                f"{self.label(parent)} has an attribute {relation.key}",
-            )
-        elif relation.kind is RelationKind.KEY:
-            where = self.source.key(relation.key)
-            self._check(
-                f"dict.__contains__({self.name(parent)}, {where})",
-                f"{self.label(parent)} has a key {relation.key!r}",
-            )
-        elif relation.kind is RelationKind.ITEM and Fact.LENGTH not in parent.facts:
-            self._check(
-                f"{self._length(parent)} > {relation.key}",
-                f"len({self.label(parent)}) > {relation.key}",
-            )
-        if node.node_id in self.rec.lifted.nodes and relation.kind is not RelationKind.ITEM:
-            self._about_lifted += self.readable[said:]  # a record of one number says it is there
         name = self.source.fresh("v")
         self.source.emit(f"{name} = {self._way(parent, relation)}")
         if relation.kind is RelationKind.ITERATION:
@@ -421,21 +395,7 @@ class GuardBuilder:
                 f"{relation.key!r} in {self.label(parent)}",
             )
             return
-        if relation.kind is RelationKind.ATTRIBUTE:
-            way = f"{self._attributes(parent)}.get({relation.key!r}, NOTHING)"
-            self.source.names["NOTHING"] = NOTHING
-        elif relation.kind is RelationKind.KEY:
-            where = self.source.key(relation.key)
-            way = f"dict.get({self.name(parent)}, {where}, NOTHING)"
-            self.source.names["NOTHING"] = NOTHING
-        else:
-            way = self._way(parent, relation)
-            if relation.kind is RelationKind.ITEM and Fact.LENGTH not in parent.facts:
-                self._check(
-                    f"{self._length(parent)} > {relation.key}",
-                    f"len({self.label(parent)}) > {relation.key}",
-                )
-        self._check(self._equals(way, value), f"{label} == {value!r}")
+        self._check(self._equals(self._way(parent, relation), value), f"{label} == {value!r}")
 
     def _equals(self, way: str, value: Any) -> str:
         if value is None or value is ... or isinstance(value, bool) or value is NotImplemented:
@@ -537,20 +497,10 @@ class GuardBuilder:
         if node.plain:
             self._value(parent, relation, node)
             return
-        if self.places.is_fixed(parent) and parent.node_id != EXTERNAL:
-            self._watch(parent, relation, ..., equal=False)
-        way = self._way(parent, relation)
-        if relation.kind is RelationKind.KEY:
-            where = self.source.key(relation.key)
-            way = f"dict.get({self.name(parent)}, {where})"
-        elif relation.kind is RelationKind.ATTRIBUTE:
-            way = f"{self._attributes(parent)}.get({relation.key!r})"
-        elif relation.kind is RelationKind.ITEM and Fact.LENGTH not in parent.facts:
-            self._check(
-                f"{self._length(parent)} > {relation.key}",
-                f"len({self.label(parent)}) > {relation.key}",
-            )
-        self._check(f"{way} is {self.name(node)}", f"{way} is {self.label(node)}")
+        label = self._label(parent, relation, node)
+        self._check(
+            f"{self._way(parent, relation)} is {self.name(node)}", f"{label} is {self.label(node)}"
+        )
 
     def _iterators(self) -> None:
         """What the program takes out of one iterator must not be missing in another."""

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 from magpy_like.annotation import RelationKind
-from magpy_like.monitor.attributes import instance_dict
 from magpy_like.monitor.iterators import ahead
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native import ABSENT as NOTHING
-from magpy_like.native import lookup_in_type
+from magpy_like.native import attribute, instance_dict, lookup_in_type
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ABSENT, EXTERNAL, REFERENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import behind_proxy
@@ -111,9 +110,9 @@ def lookup(parent: Any, relation: Relation) -> Any:
     """What is at a place now; raises LookupError, AttributeError or ValueError when nothing is."""
     kind, key = relation
     if kind is RelationKind.ATTRIBUTE:
-        return object.__getattribute__(parent, "__dict__")[key]
+        return attribute(parent, key)
     if kind in (RelationKind.KEY, RelationKind.GLOBAL, RelationKind.MEMBERSHIP):
-        return dict.__getitem__(parent, key)
+        return held(parent, key)
     if kind is RelationKind.ITEM:
         return _item(parent, key)
     if kind is RelationKind.CELL:
@@ -132,12 +131,20 @@ def lookup(parent: Any, relation: Relation) -> Any:
     if kind is RelationKind.SLOT:
         return parent() if key == REFERENT else object.__getattribute__(parent, str(key))
     if kind is RelationKind.DICT:
-        return object.__getattribute__(parent, "__dict__")
+        return instance_dict(parent)
     if kind is RelationKind.MAPPING:
         return behind_proxy(parent)
     if kind is RelationKind.TYPE:
         return _in_classes(parent, key)
     raise LookupError(f"no way along {relation}")
+
+
+def held(entries: dict[Any, Any], key: Any) -> Any:
+    """What a dictionary holds, and not what ``dict.__getitem__`` makes it make."""
+    found = dict.get(entries, key, NOTHING)
+    if found is NOTHING:
+        raise KeyError(key)
+    return found
 
 
 def _item(parent: Any, index: Any) -> Any:
@@ -157,13 +164,6 @@ def _in_classes(cls: type, key: Any) -> Any:
     raise LookupError(name)
 
 
-def attributes_of(name: str, kind: type, constant: Callable[[Any], str]) -> str:
-    """The source text for an instance's dictionary, past a class that answers for it in Python."""
-    if isinstance(lookup_in_type(kind, "__getattribute__"), FunctionType):
-        return f"{constant(instance_dict)}({name})"
-    return f"{name}.__dict__"
-
-
 def _slot(name: str, slot: str, kind: type, constant: Callable[[Any], str]) -> str:
     """The source text for what an object holds, and not for what its class answers in Python."""
     methods = (lookup_in_type(kind, method) for method in ("__getattribute__", "__getattr__"))
@@ -175,15 +175,18 @@ def _slot(name: str, slot: str, kind: type, constant: Callable[[Any], str]) -> s
 def expression(
     parent: str, relation: Relation, kind_of: type, constant: Callable[[Any], str]
 ) -> str:
-    """The source text that follows ``relation`` from the variable called ``parent``."""
+    """The source text that follows ``relation`` from the variable called ``parent``.
+
+    It raises where there is no way, and runs no method in Python.
+    """
     kind, key = relation
     if kind is RelationKind.ATTRIBUTE:
-        return f"{attributes_of(parent, kind_of, constant)}[{key!r}]"
+        return f"{constant(attribute)}({parent}, {key!r})"
     if kind in (RelationKind.KEY, RelationKind.GLOBAL):
         where = literal(key) or constant(key)
         if kind_of is dict:
             return f"{parent}[{where}]"
-        return f"dict.__getitem__({parent}, {where})"
+        return f"{constant(held)}({parent}, {where})"
     if kind is RelationKind.ITEM:
         if kind_of in (list, tuple):
             return f"{parent}[{key}]"
@@ -203,9 +206,9 @@ def expression(
     if kind is RelationKind.SLOT:
         return f"{parent}()" if key == REFERENT else _slot(parent, str(key), kind_of, constant)
     if kind is RelationKind.DICT:
-        return attributes_of(parent, kind_of, constant)
+        return f"{constant(instance_dict)}({parent})"
     if kind is RelationKind.MAPPING:
         return f"{constant(behind_proxy)}({parent})"
     if kind is RelationKind.TYPE and isinstance(key, str):
-        return f"{constant(lookup_in_type)}({parent}, {key!r})"
+        return f"{constant(_in_classes)}({parent}, {key!r})"
     raise Split(f"there is no way back to a variable that was reached by {relation}")

@@ -22,13 +22,12 @@ from torch import fx
 
 from magpy_like.dynamic.generators import put_together, take_apart
 from magpy_like.dynamic.tracebacks import came_through, entries, raised_in_caller
-from magpy_like.monitor.attributes import instance_dict
 from magpy_like.monitor.containers import elements, items_of
 from magpy_like.monitor.gathered import Gathered
 from magpy_like.monitor.iterators import DICT_ITERATORS, FORESEEN, advance, container_of
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
-from magpy_like.native import NULL, lookup_in_type
+from magpy_like.native import NULL, instance_dict, lookup_in_type
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.values import (
@@ -40,7 +39,6 @@ from magpy_like.refgraph.values import (
     slot_names,
 )
 from magpy_like.synthesis import numbers
-from magpy_like.synthesis.places import attributes_of
 from magpy_like.synthesis.source import Source, literal
 
 _CONTENTS: tuple[tuple[Any, str], ...] = (
@@ -358,8 +356,8 @@ class Reconstruction:
         else:
             self._fill_container(value, name)
         if state:
-            own = attributes_of(name, cls, self.source.constant)
-            self.source.emit(f"{own}.update({self.dict_text(state)})")
+            own = f"{self.source.constant(instance_dict)}({name})"
+            self.source.emit(f"dict.update({own}, {self.dict_text(state)})")
         if isinstance(value, BaseException):
             self._origin(value, name)
         for slot in slot_names(cls):

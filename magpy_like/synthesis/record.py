@@ -24,6 +24,7 @@ from magpy_like.monitor.modes import Modes
 from magpy_like.monitor.recording import Recording, came
 from magpy_like.monitor.split import NotForetold, NotMerged, Place, Split, SplitPoint
 from magpy_like.monitor.variation import Path
+from magpy_like.native import instance_dict
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import is_plain
@@ -34,7 +35,7 @@ from magpy_like.synthesis.examples import example_inputs
 from magpy_like.synthesis.expected import Expected
 from magpy_like.synthesis.graphs import CompiledGraph
 from magpy_like.synthesis.guard import GuardBuilder, same_memory
-from magpy_like.synthesis.places import Places, attributes_of, lookup
+from magpy_like.synthesis.places import Places, lookup
 from magpy_like.synthesis.reconstruct import Reconstruction
 from magpy_like.synthesis.source import Source, literal
 from magpy_like.synthesis.undoing import Undoing
@@ -320,8 +321,8 @@ _ORDERED = (RelationKind.KEY, RelationKind.ATTRIBUTE, RelationKind.GLOBAL)
 """Places in dictionaries, which keep the order in which they were filled."""
 _WRITES: dict[RelationKind, tuple[str, str | None]] = {
     RelationKind.ATTRIBUTE: (
-        "{attributes}[{key}] = {value}",
-        "{attributes}.pop({key}, None)",
+        "dict.__setitem__({attributes}, {key}, {value})",
+        "dict.pop({attributes}, {key}, None)",
     ),
     RelationKind.GLOBAL: ("{owner}[{key}] = {value}", "{owner}.pop({key}, None)"),
     RelationKind.KEY: (
@@ -362,7 +363,7 @@ def _statement(
         raise Split(f"{'removes' if value is None else 'changes'} something along {relation}")
     base = clear = attributes = ""
     if kind is RelationKind.ATTRIBUTE:
-        attributes = attributes_of(owner, owned_by, source.constant)
+        attributes = f"{source.constant(instance_dict)}({owner})"
     elif kind is RelationKind.KEY:
         native = native_base(owned_by)
         base = source.constant(native, native.__name__)

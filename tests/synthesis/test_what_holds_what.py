@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 
+import magpy_like as magpy
 from tests.programs import Twins, check, check_made, check_right, matrix, one, tensor
 
 
@@ -144,3 +145,66 @@ class Index(int):
 def test_number_of_a_class_of_its_own_that_is_always_the_same_one():
     index = Index(3)
     check(lambda x: (x * (index + 1), x[:index], range(index), [1, 2, 3, 4][index]), one())
+
+
+class Hidden:
+    """An instance that shows other attributes than it has."""
+
+    @property
+    def __dict__(self):
+        return {}
+
+
+class Refusing(dict):
+    """A dictionary that answers in Python, which storing an attribute does not ask."""
+
+    def __setitem__(self, key, value):
+        raise AssertionError("asked")
+
+    def pop(self, *args):
+        raise AssertionError("asked")
+
+    update = pop
+
+
+class Plain:
+    pass
+
+
+def _refusing():
+    box = Plain()
+    box.__dict__ = Refusing(old=1)
+    return box
+
+
+def _hidden():
+    box = Hidden()
+    box.old = 1
+    return box
+
+
+@pytest.mark.parametrize("make", [_hidden, _refusing])
+def test_attributes_are_stored_where_python_stores_them(make):
+    def program(x, box):
+        box.new = x * box.old
+        del box.old
+        return box
+
+    fast = magpy.compile(program, backend="eager")
+    for i in range(3):
+        box = fast(tensor(i), make())
+        assert torch.equal(box.new, tensor(i))
+        assert not hasattr(box, "old")
+    assert magpy.cache_info(fast).hits == 2
+
+
+def test_attributes_of_an_instance_that_is_made_are_stored_where_python_stores_them():
+    def program(x):
+        box = Hidden()
+        box.new = x * 2
+        return box
+
+    fast = magpy.compile(program, backend="eager")
+    for i in range(3):
+        assert torch.equal(fast(tensor(i)).new, tensor(2 * i))
+    assert magpy.cache_info(fast).hits == 2
