@@ -19,7 +19,8 @@ from magpy_like.records.remedies import remedy
 
 
 class CacheInfo(NamedTuple):
-    """As ``functools`` has it: a hit needed no monitor run; ``graphs`` counts operator graphs."""
+    """As ``functools`` has it: a hit needed no monitor run; ``graphs`` counts operator
+    graphs, each of which a backend may compile for several sizes."""
 
     hits: int
     misses: int

@@ -1,7 +1,8 @@
-"""One compiled graph for all records of a program whose operator graphs are the same.
+"""One operator graph for all records of a program whose operator graphs are the same.
 
 A loop that a split cuts is entered at two places: before its first round, and behind a round. What
-is recorded from both is one graph, which is compiled once.
+is recorded from both is one graph, which is compiled once. Where sizes tell records apart, as 1
+tells from others, a backend compiles the one graph for each.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class SharedGraphs:
     """The compiled graphs of one program, as long as a record has them."""
 
     def __init__(self) -> None:
+        self._graphs: weakref.WeakValueDictionary[Key, fx.GraphModule]
+        self._graphs = weakref.WeakValueDictionary()
         self._known: weakref.WeakValueDictionary[Key, CompiledGraph] = weakref.WeakValueDictionary()
 
     def compiled(
@@ -45,14 +48,16 @@ class SharedGraphs:
 
         ``inputs`` is what the backend may rely on beside the graph; None: nobody knows.
         """
-        key = None if inputs is None else _description(graph)
+        key = _description(graph)
         if key is None:
             return compile_graph()
-        key = (key, inputs)
-        found = self._known.get(key)
+        # The key names objects by their ids; the graph holds them as long as the entries live.
+        found = None if inputs is None else self._known.get((key, inputs))
         if found is None:
-            # The key names objects by their ids; the graph holds them as long as the entry lives.
-            found = self._known[key] = compile_graph()
+            found = compile_graph()
+            found.graph = self._graphs.setdefault(key, graph)
+            if inputs is not None:
+                self._known[key, inputs] = found
         return found
 
 
