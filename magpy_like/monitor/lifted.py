@@ -401,6 +401,8 @@ class LiftedNumbers:
             return
         if numbers and not all(map(known_at_entry, parts)):
             self.foretell(Computed(operation, parts), operation(*operands))
+        elif not all(known_at_entry(self.expression(n)) for n in _numbers_in(operands)):
+            self.settle(operands)
         elif twins is not None and not any(isinstance(twin, _FLOATS) for twin in twins):
             self.hold(operation(*twins))
         elif numbers:

@@ -9,6 +9,7 @@ import contextvars
 import functools
 import inspect
 import itertools
+import operator
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.utils.checkpoint
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead
@@ -43,6 +45,7 @@ from magpy_like.monitor.constants import VALUE_READERS
 from magpy_like.monitor.containers import (
     CONTAINERS,
 )
+from magpy_like.monitor.data_shapes import declared_shape
 from magpy_like.monitor.expressions import is_liftable, is_number
 from magpy_like.monitor.failing import may_succeed
 from magpy_like.monitor.gathered import JOINS, Gathered, Growing
@@ -58,11 +61,13 @@ from magpy_like.monitor.native_looks import (
     look_at_tensors,
     look_inside,
 )
+from magpy_like.monitor.operator_graph import MAKES_SEVERAL
 from magpy_like.monitor.reads import follow, inputs_of, number_at
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.region import ASK_WHETHER_COMPILING
 from magpy_like.monitor.repeated_calls import repeatable
 from magpy_like.monitor.split import LENGTH_VARIES, Effect, Look, Split
+from magpy_like.monitor.tensors_as_numbers import dimensions, with_numbers
 from magpy_like.monitor.twin import hint
 from magpy_like.monitor.writes import write
 from magpy_like.native import lookup_in_type
@@ -109,9 +114,6 @@ _RUNS_AS_IS = {torch.utils.checkpoint.checkpoint: "runs its function again in th
 
 _CALLS_LATER = {torch.autograd.grad, *_KEEPS_ALL_AS_IS, *_RUNS_AS_IS, *_TRANSFORMS}
 """Operators that may call what they are given at every later call."""
-
-_MAKES_SEVERAL = {"unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit"}
-"""Operators that make as many tensors as a size says."""
 
 _RESIZES = {torch.Tensor.resize_, torch.Tensor.resize_as_, torch.resize_as_}
 
@@ -210,6 +212,13 @@ def native(
         return draws.draw(run, operation, args, kwargs)
     if (derived := draws.derives(run, operation, args, kwargs)) is not None:
         return derived
+    if not rec.inside:
+        numbers: list[Any] = []
+        args, kwargs = with_numbers(operation, args, kwargs, functools.partial(_read, run, numbers))
+        if not on_graph:
+            run.lifted.settle(numbers)
+        elif run.lifted:
+            run.lifted.settle(dimensions(operation, args, kwargs))
     if _looks_at_sizes(run, annotation, operation, args):
         run.lifted.settle((args[1:], tuple(kwargs.values())))
         if operation is len:
@@ -267,7 +276,7 @@ def native(
             rec.visit(value, wanted.value_read)
         if not on_graph and wanted.value_read in _COMPARES:
             rec.compare(value)
-    if getattr(operation, "__name__", "") in _MAKES_SEVERAL and args and on_graph:
+    if getattr(operation, "__name__", "") in MAKES_SEVERAL and args and on_graph:
         if isinstance(args[0], torch.Tensor) and _data_decides_sizes(rec, args[0]):
             run.lifted.fix_sizes(args[0])
     relation = annotation.output.relation
@@ -368,6 +377,21 @@ def _finish_item(run: MonitorRun, read: tuple[Any, tuple[Any, ...]], result: Any
         raise Look(f"reads a tensor's value into Python, as a {type(result).__name__}")
     number = run.lifted.item(*read, result)
     run.account()
+    return number
+
+
+def _read(run: MonitorRun, numbers: list[Any], tensor: torch.Tensor) -> Any:
+    """The number that native code is about to take out of a tensor; it joins ``numbers``.
+
+    Raises:
+        Split: a tensor of a run beside the program has no value.
+    """
+    if isinstance(tensor, FakeTensor):
+        raise Split("takes a number out of a tensor")
+    read: Any = int if tensor.dtype is torch.bool else torch.Tensor.item
+    number = run.lifted.item(read, (tensor,), read(tensor))
+    run.account()
+    numbers.append(number)
     return number
 
 
@@ -604,15 +628,19 @@ def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
     if annotation.global_state and done.operation not in SETTERS:
         run.recording.operators.sets_modes = True
     if annotation.global_state or holds_tensor(result):
-        shape = annotation.output.shape_from_data
+        shape = declared_shape(annotation, done.operation)
         run.recording.operator(done.operation, done.args, done.kwargs, result, shape)
     elif on_tensors and result is None:
         run.recording.operator(done.operation, done.args, done.kwargs, result)
-    elif on_tensors and not _about_metadata(result):
+    elif on_tensors and (done.operation in _REPEATS or not _about_metadata(result)):
         raise Look(f"{describe(done.operation)} reads a tensor's value into Python")
     elif not on_tensors:
         run.lifted.settle((done.args, tuple(done.kwargs.values())))
         finish_pure(run, done, result)
+
+
+_REPEATS = (operator.mul, operator.imul)
+"""Python's operators that repeat a text as often as a tensor says."""
 
 
 def _about_metadata(result: Any) -> bool:

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from magpy_like.annotation.schema import DataShape
+from magpy_like.monitor.data_shapes import depends_on_data
 from magpy_like.monitor.expressions import (
     AsPython,
     Computed,
@@ -314,8 +315,12 @@ class OperatorGraph:
         if from_data and type(result) in (tuple, list) and name not in _FIXED_COUNT:
             # torch does not say whether the length of a plain sequence comes from a size.
             raise UnknownTensor("makes as many tensors as a size says that depends on data")
-        known = self.twin is not None and self.twin.run(node, self._constants, result, repeatable)
-        of_data = _depends_on_data(shape, args)
+        of_data = depends_on_data(shape, args, kwargs)
+        known = self.twin is not None and self.twin.run(
+            node, self._constants, result, repeatable, of_data
+        )
+        if name in MAKES_SEVERAL and not known and (of_data or self.twin is not None):
+            raise UnknownTensor("makes as many tensors as a size says that depends on data")
         self.reads_data |= from_data or of_data
         if from_data or (not known and (self.twin is not None or of_data)):
             self._data_shapes.add(node)
@@ -577,8 +582,9 @@ class OperatorGraph:
             for i, item in enumerate(result):
                 if _has_tensor(item):
                     part = self.graph.call_function(operator.getitem, (node, i))
-                    if TWIN in node.meta:
+                    if TWIN in node.meta and self.twin is not None:
                         part.meta[TWIN] = node.meta[TWIN][i]
+                        self.twin.note_sources(part, part.meta[TWIN])
                     if node in self._data_shapes:
                         self._data_shapes.add(part)
                     self._adopt(part, item)
@@ -634,8 +640,15 @@ _KEEPS_SHAPE = frozenset(
 )  # fmt: skip
 """Operators whose output has the same shape whatever a number among the inputs is."""
 
+MAKES_SEVERAL = {
+    "unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "unsafe_split",
+    "unsafe_chunk",
+}  # fmt: skip
+"""Operators that make as many tensors as a size says."""
+
 _FIXED_COUNT = {
-    "broadcast_tensors", "meshgrid", "nonzero", "where", "lstm", "gru", "rnn_tanh", "rnn_relu",
+    "split_with_sizes", "unsafe_split_with_sizes", "broadcast_tensors", "meshgrid", "nonzero",
+    "where", "lstm", "gru", "rnn_tanh", "rnn_relu",
     "std_mean", "var_mean", "_unique2", "unique_consecutive", "unique_dim", "_pack_padded_sequence",
     "_pad_packed_sequence", "native_layer_norm", "native_batch_norm",
 }  # fmt: skip
@@ -707,24 +720,6 @@ REAL_NUMBERS = frozenset(
      torch.float32, torch.float64}
 )  # fmt: skip
 """The element types that ``item()`` gives as an ``int`` or a ``float``."""
-
-
-def _depends_on_data(shape: DataShape, args: Sequence[Any]) -> bool:
-    """Whether this call's output has sizes that depend on data."""
-    if shape is DataShape.NEVER:
-        return False
-    if shape is DataShape.ALWAYS:
-        return True
-    if shape is DataShape.MASK_INDEX:
-        index = args[1] if len(args) > 1 else None
-        parts = index if isinstance(index, tuple | list) else (index,)
-        return any(
-            isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8)
-            for part in parts
-        )
-    if shape is DataShape.ONE_ARGUMENT:
-        return len(args) == 1
-    return any(isinstance(arg, torch.Tensor) for arg in args[1:])
 
 
 def graph_function(operation: Callable[..., Any]) -> Callable[..., Any]:

@@ -184,12 +184,17 @@ class Twin:
     # --- operators -------------------------------------------------------------------------------
 
     def run(
-        self, node: fx.Node, constants: dict[str, Any], result: Any, repeatable: bool = True
+        self,
+        node: fx.Node,
+        constants: dict[str, Any],
+        result: Any,
+        repeatable: bool = True,
+        of_data: bool = False,
     ) -> bool:
         """Run a node of the graph on twins; whether its twin is known now.
 
         Where torch cannot, or finds other sizes than the real run, the sizes that went in are
-        fixed, and so are those that came out.
+        fixed, and so are those that came out, unless they depend on data as well.
         """
         if node.target in SETTERS:
             return True  # the program has switched the modes already
@@ -213,11 +218,11 @@ class Twin:
         except _DATA_DECIDES:
             return False
         except Exception as error:
-            if is_number(result) or not self.fix((args, kwargs)):
+            if of_data or is_number(result) or not self.fix((args, kwargs)):
                 return False
             log.debug("%s fixes the sizes that it is given: %s", node.target, error)
             twin = _map(result, torch.Tensor, lambda t: self.fixed(t.detach()))
-        self._note_sources(node, twin)
+        self.note_sources(node, twin)
         node.meta[TWIN] = twin
         return True
 
@@ -278,7 +283,7 @@ class Twin:
         if not same:
             raise ValueError("an operator gives other sizes than its symbolic run")
 
-    def _note_sources(self, node: fx.Node, twin: Any) -> None:
+    def note_sources(self, node: fx.Node, twin: Any) -> None:
         """Sizes and numbers that depend on data are known when the graph runs."""
         if isinstance(twin, torch.Tensor):
             for dim, size in enumerate(twin.shape):
