@@ -60,6 +60,8 @@ class Varying:
         self.dynamic, self._inner = dynamic, inner
         self._cuts_at_lists = inner
         self.lengths: set[Path] = set()
+        self._just_learnt: set[Path] = set()
+        """The lengths that the last miss was the first to vary."""
         self.numbers: set[Path] = set()
         self.dims: dict[Path, set[int]] = {}
         self._names: dict[Path, str] = {}
@@ -81,6 +83,7 @@ class Varying:
         """A call has missed all records."""
         if self.dynamic is False:
             return
+        known = set(self.lengths)
         for record in records:
             for place, dim in differences(record.expected, args, kwargs):
                 if dim is None and not self._counts(record.expected.numbers[place]):
@@ -92,10 +95,12 @@ class Varying:
                     self.dims.setdefault(place, set()).add(dim)
             if self._cuts_at_lists:
                 self.lengths.update(other_lengths(record.expected, args, kwargs))
+        self._just_learnt = self.lengths - known
 
     def outdates(self, record: Record) -> bool:
-        """Whether a record relies on a length that has varied: the program is cut there."""
-        return not self.lengths.isdisjoint(record.expected.lengths)
+        """Whether a record relies on a length that has varied: the program is cut there. Where it
+        could not be, records that are made since rely on it too, and are as good as others."""
+        return not self._just_learnt.isdisjoint(record.expected.lengths)
 
     def keep_lengths(self) -> bool:
         """From now on lists have the lengths that they have; whether any varied before."""

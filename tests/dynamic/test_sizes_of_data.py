@@ -6,6 +6,8 @@ import torch
 import magpy_like as magpy
 from tests.compare import assert_same
 
+pytestmark = pytest.mark.usefixtures("forget_everything")
+
 
 def _mean(x):
     chosen = x[x > 0]
@@ -124,6 +126,12 @@ def _rows(x):
     return [row * 2 for row in x[x > 0]]
 
 
+def _listed(x):
+    for i in (x > 0).nonzero().flatten().tolist():
+        x = x + i
+    return x
+
+
 def _tried(x):
     try:
         return x[x > 0][1] + 1
@@ -135,7 +143,7 @@ STEERED = {
     f.__name__[1:]: f
     for f in (
         *(_all_or_some, _none_or_some, _one, _even, _same_size, _compared, _looked_up, _rounds),
-        *(_rows, _tried),
+        *(_rows, _listed, _tried),
     )
 }
 """Programs that go another way at another size."""
@@ -146,13 +154,6 @@ def holding(positive):
     x = torch.tensor([1.0, 2.5, 2.0, 3.0, 0.5, 4.0])
     x[positive:] *= -1
     return x[torch.tensor([3, 0, 5, 1, 4, 2])]
-
-
-@pytest.fixture(autouse=True)
-def _forget_everything():
-    magpy.reset()
-    yield
-    magpy.reset()
 
 
 def _compare(program, compiled, order):
@@ -166,7 +167,6 @@ def _compare(program, compiled, order):
 @pytest.mark.parametrize("name", ONE_RECORD)
 def test_one_record_serves_all_sizes_whichever_was_first(name, dynamic):
     for order in ORDERS:
-        magpy.reset()
         compiled = magpy.compile(ONE_RECORD[name], backend="eager", dynamic=dynamic, fullgraph=True)
         _compare(ONE_RECORD[name], compiled, order)
         assert magpy.cache_info(compiled).misses == 1
@@ -177,16 +177,15 @@ def test_one_record_serves_all_sizes_whichever_was_first(name, dynamic):
 @pytest.mark.filterwarnings("ignore:magpy_like. the operator graph")
 def test_size_that_steers_the_program_is_looked_at_in_every_call(name, dynamic):
     for order in ORDERS:
-        magpy.reset()
         compiled = magpy.compile(STEERED[name], backend="eager", dynamic=dynamic)
         _compare(STEERED[name], compiled, order)
 
 
-@pytest.mark.parametrize("name", ["all_or_some", "none_or_some", "one", "compared"])
+@pytest.mark.parametrize("name", ["all_or_some", "none_or_some", "one", "compared", "listed"])
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_sizes_that_steer_alike_need_no_further_run(name, dynamic):
     compiled = magpy.compile(STEERED[name], backend="eager", dynamic=dynamic)
-    for _ in range(2):
+    for _ in range(3):
         learnt = magpy.cache_info(compiled).misses
         _compare(STEERED[name], compiled, ORDERS[0])
     assert magpy.cache_info(compiled).misses == learnt
