@@ -160,8 +160,11 @@ def read_object(rec: Recording, value: Any, name: str) -> None:
     if isinstance(value, threading.local) and rec.node(value) is not None:
         raise Split("reads what every thread has of its own")
     getter = lookup_in_type(cls, "__getattribute__")
-    if isinstance(getter, types.FunctionType):
+    if cls not in rec.read_from:
+        rec.read_from.add(cls)
         read_class(rec, cls, "__getattribute__")
+    if isinstance(getter, types.FunctionType):
+        pass  # followed
     elif issubclass(cls, _PROXIES) and rec.node(value) is not None:
         raise Split(f"reads {name} of what a weak proxy hides")
     else:

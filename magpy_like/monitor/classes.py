@@ -19,7 +19,7 @@ from magpy_like.monitor.split import Split
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import MRO, Relation, ShadowNode
-from magpy_like.refgraph.values import HEAP_TYPE, behind_proxy
+from magpy_like.refgraph.values import HEAP_TYPE, own_entries
 
 _dict_of = type.__dict__["__dict__"].__get__
 _mro_of = type.__dict__["__mro__"].__get__
@@ -27,7 +27,7 @@ _mro_of = type.__dict__["__mro__"].__get__
 
 def entries_of(rec: Recording, cls: type) -> ShadowNode:
     """The node of the dictionary in which a class keeps its own attributes."""
-    node = rec.constant(behind_proxy(_dict_of(cls)))
+    node = rec.constant(own_entries(cls))
     rec.classes[node.node_id] = cls
     return node
 
@@ -119,6 +119,7 @@ def _follow_entries(rec: Recording, name: str) -> None:
     if name in rec.set_on_classes:
         return
     rec.set_on_classes.add(name)
+    rec.specials.clear()
     for node in list(rec.refs):
         cls = node.variable
         if not isinstance(cls, type):

@@ -15,7 +15,7 @@ import torch
 from magpy_like.monitor.native_calls import finish_computed
 from magpy_like.monitor.operator_graph import REAL_NUMBERS
 from magpy_like.monitor.text import formatted, percent
-from magpy_like.native import frame_set_operand
+from magpy_like.native import frame_set_operand, lookup_in_type
 from magpy_like.native.kinds import isinstance
 
 if TYPE_CHECKING:
@@ -29,7 +29,13 @@ if TYPE_CHECKING:
 
 def _has_number(value: Any) -> bool:
     """Whether torch formats a tensor as the number that it holds."""
-    return type(value) is torch.Tensor and not value.dim() and value.dtype in REAL_NUMBERS
+    if type(value) is not torch.Tensor or value.dim() or value.dtype not in REAL_NUMBERS:
+        return False
+    return all(lookup_in_type(torch.Tensor, name) is own for name, own in _OWN.items())
+
+
+_OWN = {name: lookup_in_type(torch.Tensor, name) for name in ("__format__", "__float__", "item")}
+"""How torch formats a tensor, unless somebody else has put other methods there."""
 
 
 def _number(run: MonitorRun, tensor: torch.Tensor, read: Any) -> Any:

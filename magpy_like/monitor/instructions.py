@@ -35,6 +35,7 @@ from magpy_like.monitor import (
     native_calls,
     operators,
     reads,
+    specials,
 )
 from magpy_like.monitor.arguments import holds_tensor, is_followed
 from magpy_like.monitor.containers import CONTAINERS, goes_own_ways, plain_key
@@ -389,6 +390,7 @@ def contains(run: MonitorRun, step: Step) -> Token:
     tester = classes.read_class(rec, type(container), "__contains__")
     if isinstance(tester, types.FunctionType):
         return None
+    specials.look_for_all(rec, container)
     if not is_plain(item):
         rec.visit(item, ValueRead.ALL)
         rec.compare((item, container))
@@ -440,6 +442,7 @@ def truth(run: MonitorRun, step: Step) -> Token:
         return _branch(run, step, value)
     if isinstance(value, CONTAINERS):
         rec.look_at_truth(value)
+        specials.look_for_all(rec, value)
     elif type(value) not in run.simple_types:
         for name in ("__bool__", "__len__"):
             classes.read_class(rec, type(value), name)
@@ -546,6 +549,7 @@ def format_value(run: MonitorRun, step: Step) -> Token:
         if holds_tensor(value):
             raise Split("formats a tensor as text")
         run.recording.visit(value, ValueRead.ALL)
+        specials.look_for_all(run.recording, value)
     return None
 
 
@@ -648,8 +652,9 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
         calls.rely_on(run.recording, function)
         frame_set_operand(step.frame, 3 if step.oparg & 1 else 2, instead)
         return None
-    run.recording.visit(args, ValueRead.ELEMENTS)
-    run.recording.visit(kwargs, ValueRead.ELEMENTS)
+    for given in (args, kwargs):
+        run.recording.visit(given, ValueRead.ELEMENTS)
+        specials.look_for_class(run.recording, type(given))
     return calls.call(run, function, tuple(args), dict(kwargs))
 
 

@@ -31,6 +31,7 @@ from magpy_like.monitor import (
     lifted,
     locks,
     metadata,
+    specials,
 )
 from magpy_like.monitor.arguments import (
     answers_in_python,
@@ -242,6 +243,8 @@ def native(
         look_at_tensors(run, annotation, operation, args, kwargs)
     if isinstance(operation, np.ufunc | _NUMPY):
         look_at_numpy_errors(rec)
+    if operation in specials.ASKS:
+        specials.ask_class(rec, operation, args)
     if operation in _TELLS_SIGNATURE and args:
         attributes.read_signature(rec, args[0])
     by_key = is_by_key(operation, kwargs)
@@ -262,6 +265,8 @@ def native(
             run.lifted.settle(value)  # an operator's mode, not a value
         if is_plain(value):
             continue
+        if wanted.value_read not in _TELL_NO_METHODS:
+            specials.look_for_all(rec, value)
         if wanted.in_place and not isinstance(value, torch.Tensor):
             change(rec, operation, value, args, kwargs)
         elif on_graph:
@@ -420,6 +425,8 @@ _COMPARES = (ValueRead.IDENTITY, ValueRead.KEYS, ValueRead.PAIRS, ValueRead.ALL)
 """Looks at an object that may compare it with others, or with itself."""
 _LIKE_TYPES = (ValueRead.NONE, ValueRead.TYPE)
 """Looks at a number that tell no more than the guard on its type."""
+_TELL_NO_METHODS = (*_LIKE_TYPES, ValueRead.IDENTITY)
+"""Looks at an object that ask its class for no special method."""
 
 
 def _looks_at_sizes(

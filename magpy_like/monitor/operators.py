@@ -118,6 +118,8 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
         for name in _SPECIAL.get(operation, ()):
             if type(value).__flags__ & HEAP_TYPE:
                 classes.read_class(rec, type(value), name)
+        if on_tensors and type(value).__flags__ & HEAP_TYPE:
+            classes.read_class(rec, type(value), "__torch_function__")
     if in_python:
         return finish_followed, None
     return finish_pure, NativeCall(None, operation, args, {}, False)

@@ -49,6 +49,7 @@ from magpy_like.refgraph.values import (
     is_identity,
     is_plain,
     memory_span,
+    own_entries,
     storage_of,
     tensor_version,
 )
@@ -123,6 +124,12 @@ class Recording:
         the dictionaries that these are in."""
         self.set_on_classes: set[str] = set()
         """The names that the program has set on classes."""
+        self.specials: dict[type, dict[types.FunctionType, list[str]]] = {}
+        """The special names of the functions of classes: see `monitor.specials`."""
+        self.read_from: set[type] = set()
+        """The classes of which it is known how attributes of their instances are read."""
+        self.looked_through: set[type] = set()
+        """The classes of which all special methods that native code may look for are known."""
         self.replays: list[tuple[ShadowNode, Callable[..., Any], tuple[Any, ...]]] = []
         """Changes of outside containers that depend on nothing in them, in program order."""
         self.quiet_locks: list[Any] = []
@@ -163,6 +170,10 @@ class Recording:
         self.unchanged: list[Steady] = []
         """Tensors that must keep their data, as one may be another."""
         self._born: dict[int, Callable[[], Any]] = {}
+        self.tensor_classes: dict[type, dict[str, Any]] = {}
+        """What the classes of tensors held before the program ran: operators are their methods."""
+        for cls in (torch.Tensor, torch.nn.Parameter):
+            self.know_tensor_class(cls)
 
     def release(self) -> None:
         """Let go of the program once a record is made; the parts refer to each other."""
@@ -283,6 +294,8 @@ class Recording:
                 if value.layout is torch.strided and has_values(value):
                     self.layouts[node.node_id] = tuple(value.shape), tuple(value.stride())
                 self.tensor_versions[node.node_id] = tensor_version(value)
+                if type(value) not in self.tensor_classes:
+                    self.know_tensor_class(type(value))
         elif is_identity(value):
             node.facts.add(Fact.IDENTITY)
         else:
@@ -305,6 +318,14 @@ class Recording:
         node = self.node(exception)
         if node is not None:
             self.exceptions[node.node_id] = exception, (traceback, *came(exception)[1:])
+
+    def know_tensor_class(self, cls: type) -> None:
+        """All that a class of tensors holds in Python is relied on."""
+        for base in cls.__mro__:
+            if base.__flags__ & HEAP_TYPE and base not in self.tensor_classes:
+                entries = dict(own_entries(base))
+                entries.pop("__slotnames__", None)
+                self.tensor_classes[base] = entries
 
     def take_apart(self, node: ShadowNode) -> None:
         """A bound method from outside leads to its function and receiver."""

@@ -21,7 +21,7 @@ import torch.utils.weak
 
 from magpy_like.annotation import RelationKind, lookup
 from magpy_like.logs import topic
-from magpy_like.monitor import attributes, classes, metadata, native_calls, polyfills
+from magpy_like.monitor import attributes, classes, metadata, native_calls, polyfills, specials
 from magpy_like.monitor.arguments import is_followed
 from magpy_like.monitor.code_facts import calling, first_resume, in_place_reads, keyword_names
 from magpy_like.monitor.devices import MODE_CODE
@@ -530,8 +530,7 @@ class MonitorRun:
             self._enter_root(frame, function)
         if isinstance(function, types.FunctionType):
             self._enter_function(function)
-            if function.__name__.startswith("__"):
-                self._enter_special(frame, function)
+            self._enter_method(frame, function)
         return True
 
     def _enter_function(self, function: types.FunctionType) -> None:
@@ -550,14 +549,21 @@ class MonitorRun:
         for name, value in (function.__kwdefaults__ or {}).items():
             rec.meet(node, Relation(RelationKind.DEFAULT, name), value)
 
-    def _enter_special(self, frame: types.FrameType, function: types.FunctionType) -> None:
+    def _enter_method(self, frame: types.FrameType, function: types.FunctionType) -> None:
         """Native code such as ``str`` finds a special method in the class of its argument."""
         code = frame.f_code
         if not code.co_argcount:
+            if code.co_flags & inspect.CO_VARARGS:
+                given = frame_locals(frame)[code.co_kwonlyargcount]
+                if type(given) is tuple and given:
+                    specials.enter(self.recording, given[0], function)
             return
         receiver = frame_locals(frame)[0]
         if code.co_varnames[0] in code.co_cellvars and isinstance(receiver, types.CellType):
             receiver = receiver.cell_contents
+        specials.enter(self.recording, receiver, function)
+        if not function.__name__.startswith("__"):
+            return
         making = {"__set_name__": 1, "__init_subclass__": 0}.get(function.__name__)
         if making is not None and making < code.co_argcount:
             # Called with a class that is still in the making; one from outside was met before.
@@ -580,6 +586,7 @@ class MonitorRun:
             target, bound = target.__func__, 1
         elif not isinstance(target, types.FunctionType):
             self.recording.constant(target)
+            classes.read_class(self.recording, type(target), "__call__")
         if function is not target:
             self._read_arguments()
             if function is lookup_in_type(type(target), "__call__"):

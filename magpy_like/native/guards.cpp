@@ -2,7 +2,8 @@
 //
 // `Watch` asks whether objects that the record knows by themselves still hold what they held. A
 // dictionary or class that was not modified answers with one comparison of its version; only what
-// was modified is looked up again. `TensorCheck` compares a tensor's metadata.
+// was modified is looked up again. `TensorCheck` compares a tensor's metadata, `StateCheck` torch's
+// global modes and the classes of tensors.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -20,6 +21,7 @@ namespace {
 
 PyObject *absent;         // expected value of a place that must be empty
 PyObject *class_name;     // "__class__"
+PyObject *slot_names;     // "__slotnames__"
 PyTypeObject *tensor_type;  // torch._C.TensorBase
 Py_ssize_t impl_offset;   // where a tensor object keeps its TensorImpl
 
@@ -624,22 +626,84 @@ TorchState current_state() {
           at::impl::PythonTorchFunctionTLS::stack_len()};
 }
 
+// What a class must hold. It is looked through only if the class has been changed.
+struct Namespace {
+  PyObject *entries, *expected;  // owned dictionaries: the class's own, and a copy of what it held
+  uint64_t version;
+};
+
+// What `copyreg` keeps on a class once one of its instances was copied says nothing of the class.
+bool holds(Namespace &n) {
+  if (version_of(n.entries) == n.version) return true;
+  const uint64_t version = version_of(n.entries);
+  int copied = PyDict_Contains(n.entries, slot_names);
+  if (PyDict_GET_SIZE(n.entries) - (copied > 0) != PyDict_GET_SIZE(n.expected)) return false;
+  Py_ssize_t at = 0;
+  PyObject *name, *value;
+  while (PyDict_Next(n.expected, &at, &name, &value))
+    if (PyDict_GetItemWithError(n.entries, name) != value) {
+      PyErr_Clear();
+      return false;
+    }
+  n.version = version;
+  return true;
+}
+
 struct StateCheck {
   PyObject_HEAD
   TorchState expected;
+  std::vector<Namespace> *classes;
   vectorcallfunc call;
 };
 
 PyObject *state_check_call(PyObject *self, PyObject *const *, size_t, PyObject *) {
-  return PyBool_FromLong(current_state() == ((StateCheck *)self)->expected);
+  StateCheck *check = (StateCheck *)self;
+  if (!(current_state() == check->expected)) Py_RETURN_FALSE;
+  for (Namespace &n : *check->classes)
+    if (!holds(n)) Py_RETURN_FALSE;
+  Py_RETURN_TRUE;
 }
 
-PyObject *state_check_new(PyTypeObject *type, PyObject *, PyObject *) {
+PyObject *state_check_new(PyTypeObject *type, PyObject *args, PyObject *) {
   StateCheck *self = (StateCheck *)type->tp_alloc(type, 0);
   if (!self) return nullptr;
   self->expected = current_state();
+  self->classes = new std::vector<Namespace>();
   self->call = state_check_call;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
+    PyObject *entries, *expected;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(args, i), "O!O!", &PyDict_Type, &entries, &PyDict_Type, &expected)) {
+      Py_DECREF(self);
+      return nullptr;
+    }
+    self->classes->push_back({Py_NewRef(entries), Py_NewRef(expected), 0});
+  }
   return (PyObject *)self;
+}
+
+int state_check_traverse(PyObject *self, visitproc visit, void *arg) {
+  for (Namespace &n : *((StateCheck *)self)->classes) {
+    Py_VISIT(n.entries);
+    Py_VISIT(n.expected);
+  }
+  return 0;
+}
+
+int state_check_clear(PyObject *self) {
+  std::vector<Namespace> classes;
+  classes.swap(*((StateCheck *)self)->classes);
+  for (Namespace &n : classes) {
+    Py_DECREF(n.entries);
+    Py_DECREF(n.expected);
+  }
+  return 0;
+}
+
+void state_check_dealloc(PyObject *self) {
+  PyObject_GC_UnTrack(self);
+  state_check_clear(self);
+  delete ((StateCheck *)self)->classes;
+  Py_TYPE(self)->tp_free(self);
 }
 
 // --- attributes of what a call brings ------------------------------------------------------------
@@ -739,8 +803,6 @@ bool ready(PyTypeObject &t, const char *name, size_t size, newfunc make, destruc
   return true;
 }
 
-void plain_dealloc(PyObject *self) { Py_TYPE(self)->tp_free(self); }
-
 }  // namespace
 
 PyMODINIT_FUNC PyInit__magpy_guards(void) {
@@ -751,8 +813,11 @@ PyMODINIT_FUNC PyInit__magpy_guards(void) {
   watch_type.tp_clear = watch_clear;
   ready(tensor_check_type, "_magpy_guards.TensorCheck", sizeof(TensorCheck), tensor_check_new,
         tensor_check_dealloc, offsetof(TensorCheck, call), tensor_check_methods);
-  ready(state_check_type, "_magpy_guards.StateCheck", sizeof(StateCheck), state_check_new, plain_dealloc,
+  ready(state_check_type, "_magpy_guards.StateCheck", sizeof(StateCheck), state_check_new, state_check_dealloc,
         offsetof(StateCheck, call), nullptr);
+  state_check_type.tp_flags |= Py_TPFLAGS_HAVE_GC;
+  state_check_type.tp_traverse = state_check_traverse;
+  state_check_type.tp_clear = state_check_clear;
   if (PyType_Ready(&watch_type) < 0 || PyType_Ready(&tensor_check_type) < 0 ||
       PyType_Ready(&state_check_type) < 0)
     return nullptr;
@@ -760,7 +825,8 @@ PyMODINIT_FUNC PyInit__magpy_guards(void) {
   if (!m) return nullptr;
   class_name = PyUnicode_InternFromString("__class__");
   absent = PyObject_CallFunction((PyObject *)&PyBaseObject_Type, nullptr);
-  if (!class_name || !absent || PyModule_AddObjectRef(m, "ABSENT", absent) < 0 ||
+  slot_names = PyUnicode_InternFromString("__slotnames__");
+  if (!class_name || !slot_names || !absent || PyModule_AddObjectRef(m, "ABSENT", absent) < 0 ||
       PyModule_AddObjectRef(m, "Watch", (PyObject *)&watch_type) < 0 ||
       PyModule_AddObjectRef(m, "TensorCheck", (PyObject *)&tensor_check_type) < 0 ||
       PyModule_AddObjectRef(m, "StateCheck", (PyObject *)&state_check_type) < 0) {

@@ -23,7 +23,7 @@ from magpy_like.dynamic.frame_state import FrameState, is_caught
 from magpy_like.dynamic.layout import Layout, NoLayout, lay_out
 from magpy_like.dynamic.splitting import Continuation, behind, open_frames, stands_for
 from magpy_like.logs import topic
-from magpy_like.monitor import devices, locks
+from magpy_like.monitor import devices, locks, specials
 from magpy_like.monitor.containers import CONTAINERS, elements
 from magpy_like.monitor.expressions import fresh, is_liftable
 from magpy_like.monitor.modes import Modes
@@ -65,6 +65,7 @@ class Stretch:
             Split: no record can be made.
         """
         rec.operators.effects = rec.has_drawn()
+        specials.look_for_compared(rec)
         self._note_modes(rec)
         return self.dispatcher.synthesise(rec, self.args, self.kwargs, result, self._at_entry)
 

@@ -82,6 +82,15 @@ def behind_proxy(proxy: types.MappingProxyType[Any, Any]) -> Any:
     return gc.get_referents(proxy)[0]
 
 
+def own_entries(cls: type) -> dict[str, Any]:
+    """The dictionary in which a class keeps its own attributes."""
+    entries: dict[str, Any] = behind_proxy(_dict_of(cls))
+    return entries
+
+
+_dict_of = type.__dict__["__dict__"].__get__
+
+
 def array_layout(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     """What a NumPy array tells of itself beside its contents; strides are in bytes."""
     return array.dtype, array.shape, array.strides, array.flags.num

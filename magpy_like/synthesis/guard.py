@@ -34,6 +34,7 @@ from magpy_like.refgraph.values import (
     is_identity,
     is_plain,
     is_same_value,
+    own_entries,
     storage_of,
 )
 from magpy_like.synthesis import numbers
@@ -152,9 +153,10 @@ class GuardBuilder:
     def build(self) -> None:
         emit = self.source.emit
         emit(f"if not state(): return {len(self.reasons)}")
-        self.source.names["state"] = StateCheck()
+        self.source.names["state"] = self._state()
         self.reasons.append(
-            "torch's global modes are as they were (grad, inference, autocast, dtype)"
+            "torch's global modes (grad, inference, autocast, dtype) and the classes of tensors "
+            "are as they were"
         )
         devices = default_devices()  # the program may leave one that was set before
         if devices:
@@ -192,6 +194,17 @@ class GuardBuilder:
             self.reasons.append("")
         else:
             self.watch_reason = -1
+
+    def _state(self) -> StateCheck:
+        """
+        Raises:
+            Split: operators that are methods are others by now.
+        """
+        classes = self.rec.tensor_classes.items()
+        state = StateCheck(*((own_entries(cls), entries) for cls, entries in classes))
+        if not state():
+            raise Split("leaves a class of tensors changed")
+        return state
 
     def _node(self, node: ShadowNode) -> None:
         edges, refs = self.places.edges[node.node_id], node.first.refs

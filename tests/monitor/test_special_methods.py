@@ -1,5 +1,6 @@
 """Special methods that Python looks for in classes by itself are guarded like any other read."""
 
+import copy
 import operator
 
 import pytest
@@ -84,6 +85,93 @@ def test_special_method_that_is_replaced_later(operation, method):
     expected, found = program(tensor(1, 2)), fast(tensor(1, 2))
     assert found[1] == expected[1]
     assert torch.equal(found[0], expected[0])
+
+
+@pytest.mark.parametrize("operation, method", OPERATIONS.values(), ids=list(OPERATIONS))
+def test_special_method_by_a_function_of_another_name(operation, method):
+    """Native code finds it by the name in the class, whatever the function itself is called."""
+    Holder = type("Holder", (), {method: _function(method, 3), "__exit__": _leave})
+    holder = Holder()
+    fast = magpy.compile(lambda x: (x * 2, operation(holder)), backend="eager")
+    for _ in range(2):
+        assert fast(tensor(1, 2))[1] == operation(holder)
+    setattr(Holder, method, _function(method, 4))
+    assert fast(tensor(1, 2))[1] == operation(holder)
+
+
+ADDED = {
+    "text for a representation": (str, {"__repr__": lambda self: "a"}, "__str__", "b"),
+    "float for an index": (float, {"__index__": lambda self: 1}, "__float__", 2.0),
+    "iteration for items": (list, {"__getitem__": lambda self, i: [1][i]}, "__iter__", iter("a")),
+    "equality": (lambda a: a in [3], {}, "__eq__", True),
+    "equality of elements": (lambda a: 3 in [a], {}, "__eq__", True),
+    "hash": (lambda a: len({a, 3}), {}, "__hash__", None),
+    "truth": (bool, {}, "__bool__", False),
+    "truth of elements": (lambda a: any([a]), {}, "__bool__", False),
+    "call": (callable, {}, "__call__", None),
+    "default": (lambda a: a.x, {"x": 1}, "__getattribute__", 2),
+}
+
+
+@pytest.mark.parametrize("operation, has, name, gives", ADDED.values(), ids=list(ADDED))
+def test_special_method_that_is_added_later(operation, has, name, gives):
+    Holder = type("Holder", (), dict(has))
+    holder = Holder()
+    fast = magpy.compile(lambda x: (x * 2, _outcome(operation, holder)), backend="eager")
+    for _ in range(2):
+        before = _outcome(operation, holder)
+        assert fast(tensor(1, 2))[1] == before
+    setattr(Holder, name, lambda *_: copy.copy(gives))
+    after = _outcome(operation, holder)
+    assert after != before
+    assert fast(tensor(1, 2))[1] == after
+
+
+def _outcome(operation, holder):
+    try:
+        return operation(holder)
+    except TypeError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("operation", [len, sum, bool, lambda a: [*a], lambda a: 1 if a else 0])
+def test_special_method_that_a_subclass_of_lists_is_given_later(operation):
+    class Items(list):
+        pass
+
+    items = Items([1, 2])
+    fast = magpy.compile(lambda x: (x * 2, operation(items)), backend="eager")
+    for _ in range(2):
+        assert fast(tensor(1, 2))[1] == operation(items)
+    Items.__len__ = lambda self: 0
+    Items.__iter__ = lambda self: iter([5])
+    assert fast(tensor(1, 2))[1] == operation(items)
+
+
+def test_metaclass_that_is_given_another_check_of_instances():
+    class Meta(type):
+        pass
+
+    Kind = Meta("Kind", (), {})
+    fast = magpy.compile(lambda x: x * 2 if isinstance(x, Kind) else x * 3, backend="eager")
+    for _ in range(2):
+        assert torch.equal(fast(tensor(1, 2)), tensor(3, 6))
+    Meta.__instancecheck__ = lambda cls, value: True
+    assert torch.equal(fast(tensor(1, 2)), tensor(2, 4))
+
+
+def test_the_call_of_the_compiled_object_itself_that_is_replaced():
+    class Scale:
+        def __call__(self, x):
+            return x * 2
+
+    scale = Scale()
+    fast = magpy.compile(scale, backend="eager")
+    for call in (lambda self, x: x * 3, lambda self, x: x * 4):
+        for _ in range(2):
+            assert torch.equal(fast(tensor(1, 2)), scale(tensor(1, 2)))
+        Scale.__call__ = call
+    assert torch.equal(fast(tensor(1, 2)), tensor(4, 8))
 
 
 def test_in_place_method_that_is_added_later():

@@ -1,0 +1,116 @@
+"""Operators are methods of classes, which anybody may give other ones between two calls."""
+
+import copy
+
+import pytest
+import torch
+
+import magpy_like as magpy
+from tests.programs import tensor
+
+PROGRAMS = {
+    "relu": lambda x: x.relu(),
+    "__add__": lambda x: x + 1,
+    "__rsub__": lambda x: 1 - x,
+    "__getitem__": lambda x: x[1:],
+    "__setitem__": lambda x: _set(x.clone()),
+    "__iadd__": lambda x: _add(x.clone()),
+    "__invert__": lambda x: ~(x > 0),
+    "__len__": lambda x: x + len(x),
+    "__iter__": lambda x: list(x),
+    "__float__": lambda x: x + float(x.sum()),
+    "__format__": lambda x: f"{x.sum()}",
+    "size": lambda x: x.view(x.size(0), 1),
+    "clamp_min": lambda x: torch.nn.functional.normalize(x, dim=0),
+}
+
+
+def _set(x):
+    x[0] = 3
+    return x
+
+
+def _add(x):
+    x += 1
+    return x
+
+
+def _mine(*args, **kwargs):
+    return 1
+
+
+def _plain(value):
+    return value.tolist() if isinstance(value, torch.Tensor) else repr(value)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_method_of_tensors_that_was_replaced_is_called(name, monkeypatch):
+    program, x = PROGRAMS[name], tensor(1, -2, 3)
+    compiled = magpy.compile(program, backend="aot_eager")
+    for _ in range(2):
+        compiled(x)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, name, _mine, raising=False)
+        # What is not a tensor anywhere may be too much for torch or for the program.
+        expected = _answer(program, x)
+        found = _answer(compiled, x)
+    assert found == expected
+    hits = magpy.cache_info(compiled).hits
+    assert _answer(compiled, x) == _answer(program, x)
+    assert magpy.cache_info(compiled).hits == hits + 1
+
+
+def _answer(program, x):
+    try:
+        return _plain(program(x))
+    except Exception as error:
+        return type(error)
+
+
+@pytest.mark.parametrize("name", ["relu", "__len__", "size"])
+def test_a_record_made_with_a_replaced_method_is_not_used_without_it(name, monkeypatch):
+    program, x = PROGRAMS[name], tensor(1, -2, 3)
+    compiled = magpy.compile(program, backend="aot_eager")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, name, _mine, raising=False)
+        for _ in range(2):
+            assert _answer(compiled, x) == _answer(program, x)
+    assert _answer(compiled, x) == _answer(program, x)
+
+
+def test_a_method_of_parameters_that_was_added_is_called(monkeypatch):
+    weight = torch.nn.Parameter(tensor(1, -2, 3))
+    compiled = magpy.compile(lambda: weight.relu(), backend="aot_eager")
+    for _ in range(2):
+        compiled()
+    monkeypatch.setattr(torch.nn.Parameter, "relu", _mine, raising=False)
+    assert compiled() == 1
+
+
+def test_a_program_that_leaves_a_method_of_tensors_replaced_runs_natively(monkeypatch):
+    before = torch.Tensor.__len__
+
+    def program(x):
+        y = len(x)
+        torch.Tensor.__len__ = _mine
+        return y
+
+    compiled = magpy.compile(program, backend="aot_eager")
+    for _ in range(3):
+        monkeypatch.setattr(torch.Tensor, "__len__", before)
+        assert compiled(tensor(1, -2, 3)) == 3
+        assert torch.Tensor.__len__ is _mine
+
+
+def test_copying_a_tensor_is_no_change_of_its_class():
+    class Marked(torch.Tensor):
+        pass
+
+    weight = torch.ones(2).as_subclass(Marked)
+    compiled = magpy.compile(lambda: torch.relu(weight), backend="aot_eager")
+    for _ in range(2):
+        compiled()
+    hits = magpy.cache_info(compiled).hits
+    copy.copy(weight)
+    compiled()
+    assert magpy.cache_info(compiled).hits == hits + 1
