@@ -120,6 +120,16 @@ class Twin:
         self.numbers[source] = number
         return number
 
+    def drawn(self, source: Any, value: Any) -> Any:
+        """A symbolic number for one that no guard knows: nothing may be relied on of it."""
+        if isinstance(value, float):
+            self.numbers[source] = self.env.create_unbacked_symfloat()
+        else:
+            self.numbers[source] = self.env.create_unbacked_symint()
+            self.sources[self.numbers[source].node.expr] = source
+        self.env.pending_fresh_unbacked_symbols.clear()  # it is no operator's result
+        return self.numbers[source]
+
     def tensor(
         self, node: ShadowNode, tensor: torch.Tensor, dims: Collection[int]
     ) -> TensorCheck | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from magpy_like.monitor.expressions import Expression
+from magpy_like.monitor.expressions import Expression, known_at_entry
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.twin import Twin
 from magpy_like.native.kinds import isinstance
@@ -41,8 +41,10 @@ def example_inputs(rec: Recording, changes_inputs: bool) -> list[Any]:
             examples.append(twin.fixed(known[source]))
             continue
         number = twin.numbers.get(source)
-        if number is None:
+        if number is None and known_at_entry(source):
             number = twin.number(source, known[source], size=False)
+        elif number is None:
+            number = twin.drawn(source, known[source])
         examples.append(number)
     return examples
 

@@ -391,3 +391,39 @@ def test_seeds_from_outside_may_differ():
         return x * random.random() + np.random.rand() + torch.rand(3)
 
     check_right(lambda: program, *(lambda s=s: (torch.ones(3), s) for s in (1, 2, 1, 3)))
+
+
+def _filled(x):
+    return torch.full((random.randint(-1, 2), 2), 2.0) + 1
+
+
+def _taken(x):
+    return x.narrow(0, random.randint(0, 1), random.randint(0, 3))
+
+
+def _expanded(x):
+    return x[:1].expand(random.randint(-1, 3)) * 2
+
+
+def _repeated(x):
+    return x.repeat(random.randint(0, 2)), x.view(random.randint(1, 3), -1)
+
+
+def _power(x):
+    return x ** random.choice([0.0, 1.0, 2.0, 0.5]), x * random.choice([0.0, 1.0, float("nan")])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("program", [_filled, _taken, _expanded, _repeated, _power])
+def test_compiled_graph_relies_on_no_number_that_was_drawn(program):
+    fast = magpy.compile(program)
+    for seed in range(10):
+        found = []
+        for run in (fast, program):
+            random.seed(seed)
+            try:
+                found.append(run(torch.tensor([2.0, 3.0])))
+            except RuntimeError:
+                found.append("raised")
+        assert_same(*found)
+    assert magpy.cache_info(fast).hits >= 7
