@@ -146,7 +146,7 @@ class LoopHeads:
         element: Element,
     ) -> bool:
         """Whether the rounds over ``bounds``, before which the program is, are an operator now."""
-        nodes = None
+        nodes, raising = None, len(run.lifted.may_raise)
         try:
             state = head.state
             if step.frame is run.root_frame and state.function is frame_function(step.frame):
@@ -157,6 +157,7 @@ class LoopHeads:
             )
             nodes = loop.record()
         except (Split, NoLayout, UnknownTensor) as why:
+            del run.lifted.may_raise[raising:]
             _say_why_not(step, why)
             return False
         self._branches.wait(lambda run, frame: loop.receive(nodes, frame))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
@@ -49,6 +49,13 @@ class Computed:
 
     operation: Callable[..., Any]
     operands: tuple[Any, ...]
+    made_of: frozenset[Any] = field(init=False, repr=False)
+    """What it is computed from in the end. Kept, for an operand may be one of many expressions,
+    whose ways to it would be as many again at each step."""
+
+    def __post_init__(self) -> None:
+        parts = frozenset[Any]().union(*map(made_of, self.operands))
+        object.__setattr__(self, "made_of", parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,29 +96,28 @@ def fresh(value: Any) -> Any:
     return value.copy() if isinstance(value, np.generic) else fresh_plain(value)
 
 
-def made_of(expression: Any) -> Iterator[Expression]:
+def made_of(expression: Any) -> frozenset[Expression]:
     """What an expression is computed from in the end; nothing for a plain value."""
     if isinstance(expression, Computed):
-        for operand in expression.operands:
-            yield from made_of(operand)
-    elif isinstance(expression, AsPython):
-        yield from made_of(expression.number)
-    elif isinstance(expression, Expression):
-        yield expression
+        return expression.made_of
+    if isinstance(expression, AsPython):
+        return made_of(expression.number)
+    return frozenset((expression,)) if isinstance(expression, Expression) else frozenset()
 
 
 def known_at_entry(expression: Any) -> bool:
     """Whether a guard can compute the expression before the region runs."""
-    if isinstance(expression, Computed):
-        return all(known_at_entry(operand) for operand in expression.operands)
-    return not isinstance(expression, Draw | InGraph)
+    return not any(isinstance(part, Draw | InGraph) for part in made_of(expression))
 
 
 def known_before_graph(expression: Any) -> bool:
     """Whether the mock can compute the expression before it runs the operator graph."""
-    if isinstance(expression, Computed):
-        return all(known_before_graph(operand) for operand in expression.operands)
-    return not isinstance(expression, InGraph)
+    return not any(isinstance(part, InGraph) for part in made_of(expression))
+
+
+def is_drawn(expression: Any) -> bool:
+    """Whether an expression is made of random numbers that the mock draws again."""
+    return any(isinstance(part, Draw) for part in made_of(expression))
 
 
 def as_number(flag: bool) -> int:

@@ -31,11 +31,13 @@ from magpy_like.monitor.expressions import (
     Untranslatable,
     fresh,
     is_array_number,
+    is_drawn,
     is_liftable,
     is_number,
     known_at_entry,
     known_before_graph,
 )
+from magpy_like.monitor.raising import may_raise
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Look, Place, Split
 from magpy_like.native.kinds import isinstance
@@ -70,6 +72,11 @@ class LiftedNumbers:
         """The least of the values that a number of the graph may have, where that is known."""
         self.conditions: list[tuple[Expression, Any]] = []
         """Expressions that must give these values, for the program looked at them."""
+        self.may_raise: list[Computed] = []
+        """Arithmetic that raises for some numbers, in the program's order: the mock does it before
+        all effects."""
+        self.in_python: dict[fx.Node, Computed] = {}
+        """How Python computes what nodes of the graph do with numbers of the graph."""
         self.draws: list[Drawing] = []
         """The calls that the mock repeats before the operator graph."""
 
@@ -136,7 +143,7 @@ class LiftedNumbers:
 
     def is_drawn(self, value: Any) -> bool:
         """Whether a value is made of random numbers that the mock draws again."""
-        return _is_drawn(self.expression(value))
+        return is_drawn(self.expression(value))
 
     def is_known_before_graph(self, value: Any) -> bool:
         """Whether the mock can have a value before the operator graph runs."""
@@ -160,10 +167,39 @@ class LiftedNumbers:
         if twin is not None and not isinstance(twin, torch.SymInt | torch.SymFloat):
             return None  # it is the same whatever the operands are
         parts = tuple(self.expression(operand) or operand for operand in operands)
+        computed = self._note_raising(operation, operands, parts)
         if is_number(value) and any(isinstance(part, InGraph) for part in parts):
             node = self.rec.operators.compute(operation, operands, value)
-            return self.lift(value, InGraph(node), twin)
-        return self.lift(value, Computed(operation, parts), twin)
+            self.in_python[node] = computed
+            found = InGraph(node)
+            least = [self._least(part) for part in parts]
+            if operation in (operator.add, operator.iadd) and None not in least:
+                self.least[found] = sum(least)
+            return self.lift(value, found, twin)
+        return self.lift(value, computed, twin)
+
+    def _note_raising(
+        self, operation: Callable[..., Any], operands: tuple[Any, ...], parts: tuple[Any, ...]
+    ) -> Computed:
+        """Let the mock find out whether ``operation`` raises: gives it as Python computes it.
+
+        Raises:
+            Split: only a side of a branch, or a round of a loop, knows what it is given.
+        """
+        computed = Computed(operation, tuple(map(self._as_python_computes, parts)))
+        if may_raise(operation, operands, parts, self._least):
+            if self.beside and not known_before_graph(computed):
+                raise Split(f"{operation.__name__} may raise for other values of a tensor")
+            self.may_raise.append(computed)
+        return computed
+
+    def _as_python_computes(self, part: Any) -> Any:
+        """A number that the graph computes of others, as the program does: a compiled graph divides
+        by zero without an exception."""
+        return self.in_python.get(part.node, part) if isinstance(part, InGraph) else part
+
+    def _least(self, part: Any) -> Any:
+        return part if type(part) in NUMBERS else self.least.get(part)
 
     def _choose(self, operation: Callable[..., Any], operands: tuple[Any, ...]) -> None:
         """One of several numbers of different types: which one it is must not differ."""
@@ -221,6 +257,9 @@ class LiftedNumbers:
         if isinstance(known, torch.SymInt) and type(value) is int:
             return self.pair(value, known)
         node, twin = self.rec.item(operation, args, value)
+        if type(value) is int and args[0].dtype.is_floating_point:
+            read = (InGraph(node.args[0]),)
+            self.in_python[node] = self._note_raising(int, (float(value),), read)
         return self.lift(value, InGraph(node), twin)
 
     def pair(self, value: Any, twin: Any) -> Any:
@@ -453,18 +492,12 @@ class LiftedNumbers:
         Raises:
             Split: it cannot be foretold.
         """
-        drawn = _is_drawn(expression)
+        drawn = is_drawn(expression)
         of = "a NumPy array's number" if self.rec.operators.arrays else "a random number"
         what = of if drawn else "a tensor's value, read as a number,"
         place = self.may_foretell(f"{what} steers the program")
         if not any(known is expression for known, *_ in self.foretold):
             self.foretold.append((expression, value, place))
-
-
-def _is_drawn(expression: Any) -> bool:
-    if isinstance(expression, Computed):
-        return any(map(_is_drawn, expression.operands))
-    return isinstance(expression, Draw)
 
 
 _DIVISIONS = {

@@ -589,6 +589,12 @@ class OperatorGraph:
                         self._data_shapes.add(part)
                     self._adopt(part, item)
 
+    def let_go(self, numbers: Collection[fx.Node], outputs: Collection[fx.Node]) -> None:
+        """Leave those of the ``numbers`` out that nothing in the graph needs, nor its caller."""
+        for node in reversed(self.graph.nodes):
+            if node in numbers and not node.users and node not in outputs:
+                self.graph.erase_node(node)
+
     def finish(self, outputs: Sequence[fx.Node]) -> fx.GraphModule:
         """The graph with these outputs, as a module."""
         self.graph.output(tuple(outputs))

@@ -132,14 +132,14 @@ class Dispatcher:
             return None
 
     def _run_after(self, failure: Failed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The operator graph has raised: what the program does is seen when it runs natively."""
+        """A record has raised: what the program does is seen when it runs natively."""
         _records_log.info("%s: the operator graph raised %s", self.name, failure.why)
         result = self.target(*args, **kwargs)
         self._failures += 1
         if self._failures == 2:
             warnings.warn(
-                f"magpy_like: the operator graph of {self.name} keeps raising an exception that "
-                f"the program itself does not raise, so such calls run eagerly: {failure.why}",
+                f"magpy_like: a record of {self.name} keeps raising an exception that the program "
+                f"itself does not raise, so such calls run eagerly: {failure.why}",
                 stacklevel=4,
             )
         return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import fx
@@ -12,6 +12,51 @@ from magpy_like.monitor.operators import OPERATORS
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.synthesis.source import literal
+
+
+class Numbers:
+    """Names what a function in the making computes of numbers, so that it does so but once."""
+
+    def __init__(
+        self,
+        in_python: Mapping[fx.Node, Computed],
+        name: Callable[[ShadowNode], str],
+        constant: Callable[[Any], str],
+        output: Callable[[fx.Node], str],
+    ) -> None:
+        """``in_python`` says how Python computes what nodes of the graph do; see ``text`` for the
+        others."""
+        self._in_python = in_python
+        self._ways = name, constant, output
+        self._names: dict[Computed, str] = {}
+        self._written = set[Computed]()
+
+    def text(self, expression: Any) -> str:
+        """The source text of a number; of one that is computed a name, which ``lines`` defines."""
+        if isinstance(expression, InGraph):
+            expression = self._in_python.get(expression.node, expression)
+        if isinstance(expression, Computed):
+            return self._names.setdefault(expression, f"number{len(self._names)}")
+        return text(expression, *self._ways)
+
+    def lines(self, wanted: Callable[[Computed], bool]) -> list[str]:
+        """Statements that compute those of the named numbers that are wanted, and were not yet."""
+        lines, pending = [], [e for e in reversed(self._names) if wanted(e)]
+        while pending:
+            number = pending[-1]
+            operands = [e for e in number.operands if isinstance(e, Computed) and wanted(e)]
+            missing = [e for e in operands if e not in self._written]
+            if missing and number not in self._written:
+                pending += missing
+                continue
+            pending.pop()
+            if number not in self._written:
+                self._written.add(number)
+                parts = [self.text(operand) for operand in number.operands]
+                way = _operation(number.operation, parts, self._ways[1])
+                lines.append(f"{self.text(number)} = {way}")
+        return lines
+
 
 _COMPARISONS = ("<", "<=", "==", "!=", ">", ">=")
 _SYMBOLS = {
@@ -48,10 +93,14 @@ def text(
     if not isinstance(expression, Computed):
         return literal(expression) or constant(expression)
     operands = [text(operand, name, constant, output) for operand in expression.operands]
-    symbol = _SYMBOLS.get(expression.operation)
+    return _operation(expression.operation, operands, constant)
+
+
+def _operation(operation: Any, operands: list[str], constant: Callable[[Any], str]) -> str:
+    symbol = _SYMBOLS.get(operation)
     if symbol is not None:
         return f"({operands[0]} {symbol} {operands[1]})"
-    sign = _SIGNS.get(getattr(expression.operation, "__name__", ""))
+    sign = _SIGNS.get(getattr(operation, "__name__", ""))
     if sign is not None and len(operands) == 1:
         return f"({sign}{operands[0]})"
-    return f"{constant(expression.operation)}({', '.join(operands)})"
+    return f"{constant(operation)}({', '.join(operands)})"

@@ -38,7 +38,6 @@ from magpy_like.refgraph.values import (
     is_plain,
     slot_names,
 )
-from magpy_like.synthesis import numbers
 from magpy_like.synthesis.source import Source, literal
 
 _CONTENTS: tuple[tuple[Any, str], ...] = (
@@ -67,8 +66,11 @@ class Reconstruction:
         existing: Callable[[ShadowNode], str],
         output: Callable[[torch.Tensor], str | None],
         scalar: Callable[[fx.Node], str],
+        number: Callable[[Any], str],
     ) -> None:
         self.rec, self.source = rec, source
+        self.number = number
+        """Gives the source text of a lifted number."""
         self._existing = existing
         self._output = output
         self._scalar = scalar
@@ -110,14 +112,10 @@ class Reconstruction:
             return self._remember(value, self._existing(node))
         return self._make(value)
 
-    def number(self, expression: Any) -> str:
-        """The source text of a lifted number."""
-        return numbers.text(expression, self._existing, self.source.constant, self._scalar)
-
     def forget(self) -> None:
         """Let go of the recorded run's objects, and of the mock builder that this belongs to."""
         self._made.clear()
-        del self._existing, self._output, self._scalar
+        del self._existing, self._output, self._scalar, self.number
 
     def _remember(self, value: Any, name: str) -> str:
         self._made[id(value)] = (value, name)

@@ -18,7 +18,7 @@ from magpy_like.compiler.control import has_parts, interpreted
 from magpy_like.dynamic.tracebacks import raised_in_caller
 from magpy_like.monitor.containers import elements, items_of, length_of
 from magpy_like.monitor.devices import switch, without_default_device
-from magpy_like.monitor.expressions import Expression
+from magpy_like.monitor.expressions import Draw, Expression, known_before_graph, made_of
 from magpy_like.monitor.iterators import advance
 from magpy_like.monitor.modes import Modes
 from magpy_like.monitor.recording import Recording, came
@@ -108,8 +108,11 @@ class MockBuilder:
         self.outputs: list[fx.Node] = []
         self._output_names: dict[fx.Node, str] = {}
         self.side_effects: list[str] = []
+        self.numbers = numbers.Numbers(
+            rec.lifted.in_python, self.existing, self.source.constant, self.graph_output
+        )
         self.values = Reconstruction(
-            rec, self.source, self.existing, self.output, self.graph_output
+            rec, self.source, self.existing, self.output, self.graph_output, self.numbers.text
         )
 
     def existing(self, node: ShadowNode) -> str:
@@ -144,12 +147,26 @@ class MockBuilder:
         return text
 
     def draw(self) -> None:
-        """Draw Python's random numbers again, in the program's order."""
+        """Draw Python's random numbers again, in the program's order, and compute with them and
+        with numbers from outside."""
         for i, drawing in enumerate(self.rec.lifted.draws):
             function = self.source.constant(drawing.operation, drawing.operation.__name__)
             texts = [self.values.value(arg) for arg in drawing.args]
             texts += [f"{name}={self.values.value(arg)}" for name, arg in drawing.kwargs.items()]
+            for line in self.numbers.lines(functools.partial(_drawn_before, i)):
+                self.source.emit(line)
             self.source.emit(f"draw{i} = {function}({', '.join(texts)})")
+        for line in self.numbers.lines(known_before_graph):
+            self.source.emit(line)
+
+    def behind_graph(self) -> tuple[list[str], bool]:
+        """Statements that compute with what the operator graph gives, and whether they may raise;
+        here it is learnt, too, what is to be computed only because it may raise."""
+        raising = self.rec.lifted.may_raise
+        for number in raising:
+            self.numbers.text(number)
+        lines = self.numbers.lines(lambda number: not known_before_graph(number))
+        return lines, not all(map(known_before_graph, raising))
 
     def foretold(self) -> list[str]:
         """Conditions on what the operator graph gives that hold if all was foretold rightly.
@@ -401,32 +418,34 @@ def synthesise(
     returned = mock.result(result)
     mock.effects()
     foretold = mock.foretold()
+    behind, may_raise = mock.behind_graph()
     compiled, names = _compile(rec, guard, mock, backend, entry)
     guard.conditions()
     body = mock.source.lines
     mock.source.lines = []
-    places_foretold = [place for *_, place in rec.lifted.foretold]
-    attempt: Callable[[Sequence[str]], list[str]] = list
-    if foretold or compiled is not None or rec.lifted.draws:
-        may_fail = compiled is not None and compiled.may_fail
-        undoing = Undoing(rec, mock.source, mock.existing, bool(foretold), may_fail)
-        if foretold:
-            attempt = functools.partial(undoing.unless, foretold, places_foretold)
-        else:
-            attempt = undoing.guarded
-    before, mock.source.lines = mock.source.lines, []
     mock.draw()
+    drawn, mock.source.lines = mock.source.lines, []
+    may_fail = may_raise or (compiled is not None and compiled.may_fail)
+    undoing = Undoing(rec, mock.source, mock.existing, bool(foretold), may_fail, bool(drawn))
+    before, mock.source.lines = mock.source.lines, []
     if compiled is not None:
         call = f"run_graph({', '.join(names)})"
         targets = ", ".join(f"out{i}" for i in range(len(mock.outputs)))
         named = rec.default_device is not None and not rec.runs_as_is
-        run = without_default_device(compiled.run) if named else compiled.run
-        mock.source.names["run_graph"] = run
+        graph = without_default_device(compiled.run) if named else compiled.run
+        mock.source.names["run_graph"] = graph
         comma = "," if len(mock.outputs) == 1 else ""
         mock.source.emit(f"{targets}{comma} = {call}" if targets else call)
-    mock.source.lines = [*before, *attempt(mock.source.lines)]
+    places_foretold = [place for *_, place in rec.lifted.foretold]
+    run = mock.source.lines
+    if foretold:
+        run = undoing.unless(foretold, places_foretold, run, behind)
+    elif compiled is not None:
+        run = undoing.guarded([*run, *behind])
+    mock.source.lines = [*before, *undoing.unless_raising(drawn), *run]
     mock.source.lines += [*body, *_modes(rec, mock), f"return {returned}"]
     mock.values.forget()
+    del mock.numbers
     rewritten = _rewritten(rec, places, guard.expected.numbers)
     parameters = ", ".join(mock.parameters.values())
     guard.source.emit(f"return ({parameters}{',' if parameters else ''})")
@@ -448,6 +467,13 @@ def synthesise(
         watch_reason=guard.watch_reason,
         foretells=frozenset(places_foretold),
     )
+
+
+def _drawn_before(count: int, number: Any) -> bool:
+    """Whether a number is made of no more than the first draws, and of what is from outside."""
+    parts = made_of(number)
+    drawn = all(part.index < count for part in parts if isinstance(part, Draw))
+    return drawn and known_before_graph(number)
 
 
 def _is_relied_on(node: ShadowNode) -> bool:
@@ -533,6 +559,7 @@ def _compile(
         raise NotMerged("changes a tensor in place that a branch may have handed on")
     if not rec.constants.lent_is_unchanged():
         raise Split("changes memory that a tensor and a NumPy array share")
+    operators.let_go(rec.lifted.in_python, mock.outputs)
     graph = operators.finish(mock.outputs)
     if rec.modes_left is not None:
         _leave_autocast(graph, *rec.modes_left)

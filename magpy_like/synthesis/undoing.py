@@ -103,14 +103,16 @@ class Undoing:
         existing: Callable[[ShadowNode], str],
         foretells: bool,
         may_fail: bool,
+        draws: bool,
     ) -> None:
         """Emits the first lines. ``existing`` names a variable that was there before.
 
-        ``may_fail`` says that the graph may raise where none of its operators does.
+        ``may_fail`` says that the graph may raise where none of its operators does, or what is
+        computed of its results; ``draws`` that something is drawn or computed before it.
 
         Raises:
             NotForetold: the mock foretells values, and something could not be put back.
-            Split: the graph may fail, and a tensor could not be put back.
+            Split: something may fail, and not all can be put back.
         """
         if foretells and _draws_on_a_device(rec):
             raise NotForetold("foretells a value and draws random numbers on a device")
@@ -126,16 +128,20 @@ class Undoing:
             self._undo.append(f"{source.constant(torch._C._set_grad_enabled)}(mode)")
         self._switch_back = list(self._undo)
         written = rec.changed_inputs()
+        if rec.lifted.may_raise and not rec.lifted.can_rewind():
+            raise Split("computes what may raise, and cannot take back what comes before")
         self._leaves_nothing = foretells or (
             rec.lifted.can_rewind()
             and (not written or may_fail or any(map(failing.may_fail, nodes)))
         )
         """Whether all is put back. Where tensors are changed and nothing ever fails, to copy them
         before every call would be for nothing."""
-        if self._leaves_nothing or rec.lifted.foretold:
+        modes = len(self._undo)
+        if self._leaves_nothing or rec.lifted.foretold or (draws and rec.lifted.can_rewind()):
             self._save_draws(rec)
         self._before_writing = list(self._undo)
         """What puts back all that was done before a graph looks at what was foretold."""
+        self._before_graph = self._undo[modes:]
         self._looks = bool(rec.lifted.foretold) and not foretells
         if self._leaves_nothing:
             for i, node in enumerate(written):
@@ -161,31 +167,41 @@ class Undoing:
             source.emit(f"drawn_{i} = {tell.format(name)}")
             self._undo.append(put_back.format(name, f"drawn_{i}"))
 
+    def unless_raising(self, run: Sequence[str]) -> list[str]:
+        """Lines that draw and compute what is known before the operator graph runs."""
+        return [] if not run else self._attempted(run, self._before_graph, [])
+
     def unless(
-        self, conditions: list[str], places: Sequence[Place], run: Sequence[str]
+        self,
+        conditions: list[str],
+        places: Sequence[Place],
+        run: Sequence[str],
+        behind: Sequence[str],
     ) -> list[str]:
         """Lines that run the operator graph and end the mock unless all conditions hold.
 
-        ``places`` are those where the program looks at what the conditions are about.
+        ``places`` are those where the program looks at what the conditions are about; what is
+        computed ``behind`` them may raise where that is what the program does.
         """
         names = self._source.names
         names["graph_raised"], names["first_mistake"] = graph_raised, first_mistake
-        names["places"] = tuple(places)
+        names["places"], names["failed"] = tuple(places), failed
         return [
+            "ended = held = None",
             "try:",
             *(f"    {line}" for line in run),
-            f"    if {' and '.join(conditions)}:",
-            "        mistaken = None",
-            "    else:",
-            f"        mistaken = first_mistake(({', '.join(conditions)},), places)",
+            f"    held = {' and '.join(conditions)}",
+            "    if not held:",
+            f"        ended = first_mistake(({', '.join(conditions)},), places)",
+            *(["    else:", *(f"        {line}" for line in behind)] if behind else []),
             "except Exception as error:  # the program is seen when it runs as it is written",
-            "    mistaken = graph_raised(error)",
+            "    ended = failed(error) if held else graph_raised(error)",
             "except BaseException:",
             *(f"    {line}" for line in self._undo),
             "    raise",
-            "if mistaken is not None:",
+            "if ended is not None:",
             *(f"    {line}" for line in self._undo),
-            "    return mistaken",
+            "    return ended",
         ]
 
     def guarded(self, run: Sequence[str]) -> list[str]:
@@ -199,18 +215,23 @@ class Undoing:
             self._source.names["Wrong"] = Wrong
             found = [*self._before_writing, "return wrong.mistaken"]
             handlers += _handler("Wrong as wrong", found)
-        if not self._leaves_nothing:
-            if self._switch_back:
-                handlers += _handler("BaseException", [*self._switch_back, "raise"])
-        elif not self._undo:
-            handlers += _handler("Exception as error", ["return failed(error)"])
-        else:
-            again = ["if not isinstance(error, Exception):", "    raise", "return failed(error)"]
-            handlers += _handler("BaseException as error", [*self._undo, *again])
+        if self._leaves_nothing:
+            return self._attempted(run, self._undo, handlers)
+        if self._switch_back:
+            handlers += _handler("BaseException", [*self._switch_back, "raise"])
+        return ["try:", *(f"    {line}" for line in run), *handlers] if handlers else list(run)
+
+    def _attempted(
+        self, run: Sequence[str], undo: Sequence[str], handlers: Sequence[str]
+    ) -> list[str]:
+        """Lines that give ``Failed`` if others raise, when what these have done is undone."""
         self._source.names["failed"] = failed
-        if not handlers:
-            return list(run)
-        return ["try:", *(f"    {line}" for line in run), *handlers]
+        if undo:
+            again = ["if not isinstance(error, Exception):", "    raise", "return failed(error)"]
+            last = _handler("BaseException as error", [*undo, *again])
+        else:
+            last = _handler("Exception as error", ["return failed(error)"])
+        return ["try:", *(f"    {line}" for line in run), *handlers, *last]
 
 
 def _handler(caught: str, lines: Sequence[str]) -> list[str]:
