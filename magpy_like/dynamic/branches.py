@@ -41,6 +41,7 @@ from magpy_like.dynamic.places import (
 )
 from magpy_like.dynamic.rounds import check_twins
 from magpy_like.dynamic.stand_ins import StandIns
+from magpy_like.dynamic.written import Written
 from magpy_like.logs import topic
 from magpy_like.monitor.expressions import (
     Computed,
@@ -267,7 +268,7 @@ class Branches:
         side = Side(function.__code__, shift, self._fake, run.abandon)
         side.gradients_differ = gradients_differ
         for value in (*(v for v in after if id(v) in copies), *own):
-            side.own(value)
+            side.tensors.own(value) if isinstance(value, torch.Tensor) else side.own(value)
         last = next(iter(reversed(rec.operators.graph.nodes)), None)
         watched, as_is = len(rec.unchanged), _as_is(rec)
         self._depth += 1
@@ -278,7 +279,8 @@ class Branches:
                 place = until if until == RETURN else until + shift
                 reached = run.explore(function, place, -2 if again is None else again + shift, side)
         except Exception as error:
-            raise self._undo(rec, last, f"one side raises {type(error).__name__}") from None
+            raised = f"one side raises {type(error).__name__}"
+            raise self._undo(rec, last, side.refused or raised, side) from None
         finally:
             self._depth -= 1
             self._waiting = waiting
@@ -290,7 +292,7 @@ class Branches:
             rec.runs_as_is, rec.stays_whole, _ = as_is
             del rec.operators_as_is[as_is[-1] :]
         if reached is None or side.refused:
-            raise self._undo(rec, last, side.refused or "one side does not come to an end")
+            raise self._undo(rec, last, side.refused or "one side does not come to an end", side)
         if unstable:
             raise self._undo(rec, last, "one side changes a tensor that it may have from outside")
         if becomes != as_is:
@@ -309,11 +311,22 @@ class Branches:
         end.locals, end.stack = tuple(map(original, end.locals)), tuple(map(original, end.stack))
         return end
 
-    def _undo(self, rec: Recording, last: fx.Node | None, reason: str) -> Split:
+    def _undo(
+        self, rec: Recording, last: fx.Node | None, reason: str, side: Side | None = None
+    ) -> Split:
         nodes = nodes_after(rec, last)
         rec.operators.forget_numbers(set(nodes))
         erase(rec, nodes)
-        return Split(reason)
+        written = None if side is None else side.tensors.refused
+        return Split(reason) if written is None else Written(reason, written)
+
+    def share_memory(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        """Whether two tensors have one memory, which those without data only stand for."""
+        storages = [
+            (t if isinstance(t, FakeTensor) else self._fake.from_tensor(t)).untyped_storage()
+            for t in (one, other)
+        ]
+        return bool(storages[0]._cdata == storages[1]._cdata)
 
     # --- comparing them --------------------------------------------------------------------------
 

@@ -32,10 +32,18 @@ from magpy_like.dynamic.places import (
     say,
     unchanged,
 )
+from magpy_like.dynamic.written import (
+    Written,
+    check_apart,
+    check_writes,
+    is_nobody_elses,
+    on_a_copy,
+    written_row,
+)
 from magpy_like.monitor.expressions import InGraph, is_number
 from magpy_like.monitor.gathered import Gathered, Growing
 from magpy_like.monitor.loops import Element, computed
-from magpy_like.monitor.operator_graph import LIST, NUMBER
+from magpy_like.monitor.operator_graph import LIST, NUMBER, WRITTEN_FORM
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import Split
 from magpy_like.monitor.twin import TWIN
@@ -77,6 +85,9 @@ class Explorer(Protocol):
     def row(self, run: MonitorRun, tensor: torch.Tensor, node: fx.Node) -> torch.Tensor:
         """See ``Branches``."""
 
+    def share_memory(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        """See ``Branches``."""
+
 
 @dataclass
 class _Leaf:
@@ -90,6 +101,8 @@ class _Leaf:
     """Whether it takes part in gradients in any round but the first."""
     symbol: Any = None
     result: Any = None
+    in_place: bool = False
+    """Whether rounds change the very tensor."""
 
 
 @dataclass
@@ -121,6 +134,8 @@ class Loop:
     inside: bool = False
     """Whether the comprehension is a function of its own, whose frame is gone behind the loop."""
     carried: dict[tuple[int, Path], _Leaf] = field(default_factory=dict)
+    written: list[_Leaf] = field(default_factory=list)
+    """Tensors that rounds write into."""
     last: list[_Leaf] = field(default_factory=list)
     lists: list[_List] = field(default_factory=list)
     _joined: bool = False
@@ -141,6 +156,7 @@ class Loop:
             and sys.getrefcount(slots[slot]) <= 4
             and rec.node(slots[slot]) is None
         }
+        self._writable = [i for i in self._given if is_nobody_elses(rec, slots, i)]
         if self.making is not None:
             slot = len(self.state.locals)
             self._own.add(slot)
@@ -167,9 +183,21 @@ class Loop:
                 return self._try()
             except _NotYet:
                 continue
+            except Written as refused:
+                self._let_write(refused)
             finally:
                 self.run.account()
         raise Split("each round hands on more than the one before")
+
+    def _let_write(self, refused: Written) -> None:
+        """Raises Written: a round must not write into this tensor."""
+        known = [leaf.slot for leaf in self.written]
+        for slot in self._writable:
+            first = self._values[slot]
+            if slot not in known and self.explorer.share_memory(first, refused.tensor):
+                self.written.append(_Leaf(slot, (), first, in_place=True))
+                return
+        raise refused
 
     def _try(self) -> list[fx.Node]:
         run, rec = self.run, self.run.recording
@@ -178,17 +206,18 @@ class Loop:
         made: list[fx.Node] = []
         growing: list[Growing] = []
         self.last, self.lists = [], []
-        for leaf in self.carried.values():
+        for leaf in (*self.carried.values(), *self.written):
             leaf.symbol = leaf.result = None
         try:
             twin = run.lifted.twin(self.bounds[0])
             self._index = rec.operators.symbol(number=True, twin=start if twin is None else twin)
             symbols.append(self._index)
             given: dict[int, dict[Path, Any]] = {}
-            for leaf in self.carried.values():
+            for leaf in (*self.carried.values(), *self.written):
                 value = self._any_like(leaf)
                 symbols.append(leaf.symbol)
                 given.setdefault(leaf.slot, {})[leaf.path] = value
+                leaf.result = value if leaf.in_place else None
             slots = list(self._values)
             for slot in {*self._own, *given}:
                 slots[slot] = _rebuilt(slots[slot], given.get(slot, {}), ())
@@ -212,6 +241,8 @@ class Loop:
             )
             own = [slots[slot] for slot in self._own]
             growing = [Growing(value) for value in own]
+            for leaf in self.written:
+                own += [leaf.result, leaf.symbol.meta.get(TWIN)]
             rec.operators.lists |= {id(found.value): found for found in growing}
             differ = any(
                 leaf.gradients != _takes_part(leaf.first) for leaf in self.carried.values()
@@ -286,6 +317,8 @@ class Loop:
             raise Split("rounds take turns in what they hand on")
 
     def _carry(self, slot: int, path: Path, result: Any) -> None:
+        if any(leaf.slot == slot for leaf in self.written):
+            raise Split("rounds write into a tensor and put another one in its place")
         leaf = self.carried.get((slot, path))
         if leaf is None:
             first = self._values[slot]
@@ -317,7 +350,7 @@ class Loop:
                 raise Split(f"a round leaves {say(value)}")
 
     def _symbols(self) -> list[fx.Node]:
-        return [leaf.symbol for leaf in self.carried.values()]
+        return [leaf.symbol for leaf in (*self.carried.values(), *self.written)]
 
     def _check(self, end: End) -> None:
         """Whether the next round, given what this one has left, does the same.
@@ -372,11 +405,17 @@ class Loop:
         if few and not self.run.has_varied(self.bounds):
             raise Split("so few operators are faster one by one")
         self.run.lifted.ask(operator.ge, (rounds_of(self.run, self.bounds), 2))
-        leaves = [*self.carried.values(), *self.last]
+        made = [leaf.result for leaf in (*self.carried.values(), *self.last)]
+        made += [tensor for found in self.lists for tensor in found.added]
+        check_apart([leaf.result for leaf in self.written], made)
+        filled = self._filled(end)
+        handed_on = [*self.carried.values(), *self.written]
+        leaves = [*handed_on, *self.last]
         if self.inside and leaves:
             raise Split("a comprehension hands on values from one round to the next")
         results = [leaf.result for leaf in leaves] + [t for s in self.lists for t in s.added]
         given = [operators.value_node(result, rec.graph_value) for result in results]
+        given += [row for _, row in filled]
         self._nodes = given[: len(leaves)]
         self._twins = [n.meta.get(TWIN) if isinstance(n, fx.Node) else None for n in given]
         end.nodes = [node for node in end.nodes if not operators.is_constant_tensor(node)]
@@ -386,22 +425,53 @@ class Loop:
         used += [n for n in given if isinstance(n, fx.Node)]
         outside = list(dict.fromkeys(n for n in used if n not in inside))
         body = operators.subgraph([*symbols, *outside], end.nodes, given)
+        on_a_copy(body, range(1 + len(self.carried), len(symbols)))
 
         def node_of(value: Any) -> Any:
             return operators.value_node(value, rec.graph_value)
 
         bounds = tuple(map(node_of, self.bounds))
-        carried = tuple(node_of(leaf.first) for leaf in self.carried.values())
-        gathered = tuple((tuple(map(node_of, s.begin)), len(s.added)) for s in self.lists)
-        numbers = [is_number(leaf.result) for leaf in leaves] + [False] * len(self.lists)
-        after = (bounds, carried, gathered, tuple(outside))
+        carried = tuple(node_of(leaf.first) for leaf in handed_on)
+        gathered = [(tuple(map(node_of, s.begin)), len(s.added)) for s in self.lists]
+        gathered += [((), 1)] * len(filled)
+        numbers = [is_number(leaf.result) for leaf in leaves] + [False] * len(gathered)
+        after = (bounds, carried, tuple(gathered), tuple(outside))
         nodes = operators.control(for_loop, (), [body], after, numbers)
         for node, twin in zip(nodes[: len(leaves)], self._twins, strict=False):
             if twin is not None and not node.meta[NUMBER]:
                 node.meta[TWIN] = twin
         for node in nodes[len(leaves) :]:
             node.meta[LIST] = True
-        return nodes
+        rows = nodes[len(nodes) - len(filled) :]
+        for (leaf, _), found in zip(filled, rows, strict=True):
+            operators.fill(node_of(leaf.first), slice(*bounds), found)
+        return nodes[: len(nodes) - len(filled)]
+
+    def _filled(self, end: End) -> list[tuple[_Leaf, fx.Node]]:
+        """The tensors of which each round does but write one row, and that row; no round is handed
+        these.
+
+        Raises:
+            Split: rounds write into a tensor otherwise than as a whole.
+        """
+        found: list[tuple[_Leaf, fx.Node]] = []
+        for leaf in list(self.written):
+            row = written_row(leaf.symbol, self._index)
+            if row is None:
+                if leaf.result.requires_grad:
+                    raise Split("rounds change in place what takes part in gradients")
+                continue
+            start, _, step = self.bounds
+            if step < 0 or start < 0 or row.meta.get(WRITTEN_FORM) != leaf.first.shape[1:]:
+                raise Split("rounds write rows backwards, or of another form")
+            self.run.lifted.ask(operator.ge, (start, 0))
+            self.written.remove(leaf)
+            with row.graph.inserting_before(row):  # whatever becomes of it in the round
+                found.append((leaf, row.graph.call_method("clone", (row.args[2],))))
+            end.nodes[end.nodes.index(row)] = found[-1][1]
+            erase(self.run.recording, [row])
+        check_writes([leaf.symbol for leaf in self.written], end.nodes)
+        return found
 
     # --- behind the loop -------------------------------------------------------------------------
 
@@ -411,7 +481,7 @@ class Loop:
         Raises:
             Split: it is not as the round beside it has foretold.
         """
-        leaves = [*self.carried.values(), *self.last]
+        leaves = [*self.carried.values(), *self.written, *self.last]
         slots = frame_locals(frame)
         known: dict[int, Any] = {}
         for leaf, node, inner in zip(leaves, nodes[: len(leaves)], self._nodes, strict=True):
@@ -453,7 +523,10 @@ class Loop:
             if known[id(value)] is not inner:
                 raise Split("a loop leaves one tensor in two places")
             return value
-        if operators.node_of(value) is not None or self.run.recording.node(value) is not None:
+        if leaf.in_place:
+            if value is not leaf.first:
+                raise Split("a loop puts another tensor in the place of one that it changes")
+        elif operators.node_of(value) is not None or self.run.recording.node(value) is not None:
             raise Split("a loop leaves a tensor that was there before")
         known[id(value)] = inner
         operators.know(value, node)

@@ -41,6 +41,8 @@ NUMBER = "number"
 """The key by which ``torch.fx`` keeps about a node whether it is a number, not a tensor."""
 LIST = "list"
 """The same for a list of tensors that a loop has gathered."""
+WRITTEN_FORM = "written_form"
+"""The key of the sizes of what ``tensor[key] = …`` writes."""
 AS_IS = "as_is"
 """The key of the reason why no backend may be given a node: it runs as it was recorded."""
 
@@ -309,6 +311,8 @@ class OperatorGraph:
                 operation = _IN_PLACE[name]  # 2.0 += t makes a new tensor
             node = self.graph.call_function(graph_function(operation), fx_args, fx_kwargs)
         self.operators += 1
+        if name == "setitem" and isinstance(args[2], torch.Tensor):
+            node.meta[WRITTEN_FORM] = args[2].shape
         from_data = any(source in self._data_shapes for source in node.all_input_nodes) or (
             self._takes_number(node) and not self._keeps_shape(operation, name, fx_args)
         )
@@ -541,6 +545,12 @@ class OperatorGraph:
         if self.twin is not None and TWIN in tensor.meta:
             self.twin.run(node, self._constants, None)
         return node
+
+    def fill(self, tensor: fx.Node, rows: slice, found: fx.Node) -> None:
+        """Write the tensors of a loop's list to rows of another tensor."""
+        stacked = self.graph.call_function(torch.stack, (found,))
+        self.graph.call_function(operator.setitem, (tensor, rows, stacked))
+        self.operators += 2
 
     def symbol(self, number: bool, twin: Any = None) -> fx.Node:
         """Stands for what a loop carries, until its graphs are made. ``twin`` is that of any value

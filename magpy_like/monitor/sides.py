@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import opcode
+import operator
 import sys
 import types
 from collections import deque
@@ -44,6 +45,8 @@ class TensorEffects(TorchDispatchMode):
         super().__init__()
         self._fake, self._refuse = fake, refuse
         self._own: dict[int, Any] = {}
+        self.refused: torch.Tensor | None = None
+        """What the side would write to, had it not been there before."""
 
     def __torch_dispatch__(
         self, func: Any, classes: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -53,6 +56,7 @@ class TensorEffects(TorchDispatchMode):
             self._stop(f"{func} draws random numbers")
         for tensor in _written(func, args, kwargs):
             if not self.owns(tensor):
+                self.refused = tensor if self.refused is None else self.refused
                 self._stop(f"{func} changes a tensor that was there before")
         result = func(*args, **kwargs)
         given = {self._storage(t)._cdata for t in _tensors((args, kwargs))}
@@ -65,6 +69,11 @@ class TensorEffects(TorchDispatchMode):
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether the side has allocated a tensor's memory."""
         return isinstance(tensor, FakeTensor) and tensor.untyped_storage()._cdata in self._own
+
+    def own(self, tensor: torch.Tensor) -> None:
+        """The side may write to a tensor without data that stands for another one."""
+        storage = tensor.untyped_storage()
+        self._own[storage._cdata] = storage
 
     def _storage(self, tensor: torch.Tensor) -> Any:
         if not isinstance(tensor, FakeTensor):
@@ -192,7 +201,7 @@ class Side:
             if is_plain(value):
                 continue
             if isinstance(value, torch.Tensor):
-                if operation in _TELLS_FAKE or position == written:
+                if operation in _TELLS_FAKE or (position == written and operation not in _PUTS):
                     raise Split(f"{name} looks at or changes a tensor's object")
                 continue
             if position == written or annotation.input(position).in_place:
@@ -228,6 +237,8 @@ def finish_in_side(run: MonitorRun, payload: tuple[Side, Token], stack: tuple[An
 
 
 _TELLS_FAKE = (type, id)
+_PUTS = (operator.setitem,)
+"""What is an operator on tensors, which `TensorEffects` sees, and else changes containers."""
 _TELLS_WHICH = frozenset({"index", "count", "remove", "__contains__", "__eq__", "__ne__"})
 """Methods of containers that look for a tensor by what object it is."""
 _ABOUT_GRADIENTS = frozenset(

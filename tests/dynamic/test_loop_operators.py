@@ -279,13 +279,28 @@ def comprehension_in_a_function(x):
     return rows(2)[0], torch.stack(rows(3))
 
 
+def in_place(x):
+    h = x[0] * 0
+    for t in range(x.shape[0]):
+        h += x[t]
+    return h
+
+
+def fills_a_tensor(x):
+    found = torch.zeros(x.shape)
+    for t in range(x.shape[0]):
+        found[t] = x[t] * 2
+    return found
+
+
 OPERATORS = [
     last_state, stacked, joined, list_of_results, two_lists, last_element, states_in_a_list,
     tuple_of_states, numbers_too, by_step, backwards, neighbours, with_else, with_continue,
     rows, enumerated, rows_of_two, in_a_loop_of_constants, used_in_a_function, two_loops,
     length_of_the_list, changed_behind, of_a_reversed_range, counted_backwards_twice,
     range_that_is_enumerated, enumerated_from_five, unbound_rows, comprehension,
-    comprehension_of_rows, comprehension_backwards, comprehension_in_a_function,
+    comprehension_of_rows, comprehension_backwards, comprehension_in_a_function, in_place,
+    fills_a_tensor,
 ]  # fmt: skip
 
 
@@ -308,20 +323,6 @@ def takes_turns(x):
     for t in range(x.shape[0]):
         a, b = b, a + x[t]
     return a, b
-
-
-def in_place(x):
-    h = x[0] * 0
-    for t in range(x.shape[0]):
-        h += x[t]
-    return h
-
-
-def fills_a_tensor(x):
-    found = torch.zeros(x.shape)
-    for t in range(x.shape[0]):
-        found[t] = x[t] * 2
-    return found
 
 
 def keeps_views(x):
@@ -543,7 +544,7 @@ def raises_at_last(x):
 
 
 ROUND_BY_ROUND = [
-    grows, dtype_changes, takes_turns, in_place, fills_a_tensor, keeps_views, keeps_what_was_there,
+    grows, dtype_changes, takes_turns, keeps_views, keeps_what_was_there,
     breaks, first_round_differs, looks_at_its_index, looks_at_its_list, counts_in_python,
     shared_list, in_a_dictionary, in_an_object, closes_over, pops, a_row_for_each, draws,
     nested, compares_with_the_first, one_in_two_lists, looks_into_its_results,

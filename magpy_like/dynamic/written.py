@@ -1,0 +1,108 @@
+"""Tensors that the rounds of a loop write into.
+
+The program has made such a tensor before the loop and nobody else has it, nor a view of it. So a
+round may be given what the one before has left, as if it had made a new tensor; and where each
+round does nothing to it but to write its own row, the rows are gathered, and written at once behind
+the loop.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.split import Split
+from magpy_like.native.kinds import isinstance
+
+
+class Written(Split):
+    """A side or round writes into a tensor that was there before."""
+
+    def __init__(self, reason: str, tensor: torch.Tensor) -> None:
+        super().__init__(reason)
+        self.tensor = tensor
+        """It, or another one without data for the same memory."""
+
+
+def is_nobody_elses(rec: Recording, values: tuple[Any, ...], slot: int) -> bool:
+    """Whether the program has made the tensor at a place and has it there alone."""
+    tensor = values[slot]
+    if type(tensor) is not torch.Tensor or rec.node(tensor) is not None:
+        return False
+    node = rec.operators.node_of(tensor)
+    if node is None or node.target is operator.getitem or tensor.requires_grad:
+        return False
+    if tensor.layout is not torch.strided or tensor._is_view() or not tensor.is_contiguous():
+        return False
+    # References from the frame, its state, these values, this variable, and as an argument.
+    if sys.getrefcount(tensor) > 5:
+        return False
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) <= 2  # the tensor's and this one
+
+
+def written_row(symbol: fx.Node, index: fx.Node) -> fx.Node | None:
+    """The one thing that a round does to the tensor that ``symbol`` stands for, when that is to
+    write the row with its own ``index``."""
+    users = list(symbol.users)
+    if len(users) != 1 or getattr(users[0].target, "__name__", "") != "setitem":
+        return None
+    (node,) = users
+    tensor, key, value = node.args
+    alone = tensor is symbol and key is index and isinstance(value, fx.Node)
+    return node if alone and value is not symbol else None
+
+
+def check_writes(symbols: Collection[fx.Node], nodes: Iterable[fx.Node]) -> None:
+    """What a round writes into it writes as a whole: each round makes a new one of it.
+
+    Raises:
+        Split: it writes to a part.
+    """
+    for node in nodes:
+        name = str(getattr(node.target, "__name__", node.target))
+        target = node.args[0] if node.args else None
+        if not isinstance(target, fx.Node) or not _is_in_place(name):
+            continue
+        if target in symbols and name != "setitem":
+            continue
+        while isinstance(target, fx.Node) and target not in symbols:
+            target = target.args[0] if target.args else None
+        if isinstance(target, fx.Node):
+            raise Split("rounds write into parts of a tensor")
+
+
+def check_apart(written: Iterable[torch.Tensor], made: Iterable[object]) -> None:
+    """Raises Split: rounds hand on a tensor for the memory that they write to."""
+    memory = {t.untyped_storage()._cdata for t in made if isinstance(t, torch.Tensor)}
+    if any(tensor.untyped_storage()._cdata in memory for tensor in written):
+        raise Split("rounds hand on a tensor that they write into, or a view of it")
+
+
+def _is_in_place(name: str) -> bool:
+    if name.startswith("__"):
+        return name.startswith("__i") or name == "__setitem__"
+    return name == "setitem" or name.endswith("_") or name in _AUGMENTED
+
+
+_AUGMENTED = frozenset(
+    ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor",
+     "imatmul", "ilshift", "irshift")
+)  # fmt: skip
+
+
+def on_a_copy(graph: fx.GraphModule, positions: Iterable[int]) -> None:
+    """Let a graph write into copies of the inputs at these positions."""
+    inputs = graph.graph.find_nodes(op="placeholder")
+    for position in positions:
+        given = inputs[position]
+        with graph.graph.inserting_after(inputs[-1]):
+            copy = graph.graph.call_method("clone", (given,))
+        given.replace_all_uses_with(copy, lambda user, copy=copy: user is not copy)
+    graph.recompile()
