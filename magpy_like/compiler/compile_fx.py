@@ -27,6 +27,7 @@ from magpy_like.compiler.memory import plan_memory
 from magpy_like.compiler.runtime import captured_cache, code_cache
 from magpy_like.compiler.scheduler import Scheduler
 from magpy_like.compiler.trace import Trace, open_trace
+from magpy_like.compiler.unknown import NOT_KNOWN, with_symbols
 from magpy_like.compiler.varying import is_symbolic
 
 _OPTIONS = {"strict", "trace"}
@@ -66,7 +67,12 @@ def compile_fx(
 
     try:
         with trace.timing("compile"), torch.random.fork_rng(devices=[]):
-            return _compile_captured(gm, example_inputs, strict, trace)
+            try:
+                return _compile_captured(gm, example_inputs, strict, trace)
+            except NOT_KNOWN:
+                if (symbolic := with_symbols(gm, example_inputs)) is None:
+                    raise
+                return _compile_captured(*symbolic, strict, trace)
     except CompileError:
         raise
     except Exception as error:

@@ -1,0 +1,64 @@
+"""Graphs without symbols of their own, whose numbers and sizes are known only when they run."""
+
+import operator
+
+import pytest
+import torch
+from torch import fx
+
+from magpy_like.compiler.compile_fx import compile_fx
+
+X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+WEIGHT = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+#: Of the numbers above two there are two, four, none, one and three: eager broadcasts the one.
+NUMBERS = [torch.tensor(n) for n in ([1, 3, 0, 6], [9, 9, 9, 9], [0, 2, 1, -1], [5, 1, 1, 1],
+                                     [3, 3, 3, 1])]  # fmt: skip
+PROGRAMS = {
+    "a slice that ends where a tensor says": lambda x, n: x[:, : n.max()].exp(),
+    "a slice that starts where a tensor says": lambda x, n: x[:, n.min() - 4 :].exp(),
+    "a slice that is a view": lambda x, n: x[: n[3]],
+    "two slices, joined": lambda x, n: torch.cat([x[:, : n.max()], x[:, n.max() :]], 1).exp(),
+    "a mask": lambda x, n: x[n > 2] * 2,
+    "a mask, and a size that it may not have": lambda x, n: x[n > 2] + WEIGHT[:2],
+    "the size of a mask": lambda x, n: x * x[n > 2].size(0),
+    "an item": lambda x, n: x * n.max().item(),
+    "repetitions": lambda x, n: torch.repeat_interleave(x, n.abs(), 0) * 2,
+}
+
+
+def _outcome(function, x, n):
+    """The result and the gradient, or the kind of exception."""
+    x = x.clone().requires_grad_()
+    try:
+        result = function(x, n)
+    except Exception as error:
+        return type(error)
+    (result,) = result if isinstance(result, (tuple, list)) else (result,)
+    (result * torch.linspace(1, 2, result.numel()).view_as(result)).sum().backward()
+    return result.detach(), x.grad
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_each_call_has_eagers_result_and_gradient(name):
+    call = compile_fx(fx.symbolic_trace(PROGRAMS[name]), [X.clone().requires_grad_(), NUMBERS[0]])
+    for n in NUMBERS:
+        got, wanted = _outcome(call, X, n), _outcome(PROGRAMS[name], X, n)
+        if isinstance(wanted, type):
+            assert got is wanted
+        else:
+            torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_none_of_it_runs_through_aten_as_a_whole(name):
+    graph = fx.symbolic_trace(PROGRAMS[name])
+    call = compile_fx(graph, [X, NUMBERS[0]], options={"strict": True})
+    result = call(X, NUMBERS[0])
+    (result,) = result if isinstance(result, (tuple, list)) else (result,)
+    torch.testing.assert_close(result, PROGRAMS[name](X, NUMBERS[0]))
+
+
+def test_a_graph_that_was_given_keeps_its_subscripts():
+    graph = fx.symbolic_trace(PROGRAMS["a slice that ends where a tensor says"])
+    compile_fx(graph, [X, NUMBERS[0]])
+    assert operator.getitem in {node.target for node in graph.graph.nodes}
