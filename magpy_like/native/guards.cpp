@@ -224,7 +224,6 @@ struct Watch {
 
 bool matches(const Place &p, PyObject *found) {
   if (!found) return p.expected == absent;
-  if (p.expected == absent) return false;
   if (!p.expected || found == p.expected) return true;
   if (!p.equal || Py_TYPE(found) != Py_TYPE(p.expected)) return false;
   int same = PyObject_RichCompareBool(found, p.expected, Py_EQ);
@@ -603,7 +602,7 @@ void watch_dealloc(PyObject *self) {
 
 // --- torch's global state ------------------------------------------------------------------------
 
-// Grad, inference and multithreading modes, the dispatch keys switched on or off for this thread
+// Grad and inference modes, the dispatch keys switched on or off for this thread
 // (autocast, functorch and Python modes among them), the default dtype, and how many torch function
 // modes there are, a default device being one.
 struct TorchState {
@@ -620,7 +619,6 @@ TorchState current_state() {
   const c10::AutogradState &a = c10::AutogradState::get_tls_state();
   c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
   return {a.get_grad_mode() | a.get_fw_grad_mode() << 1 | a.get_inference_mode() << 2 |
-              a.get_multithreading_enabled() << 3 |
               (long)c10::get_default_dtype_as_scalartype() << 8,
           keys.included_.raw_repr(), keys.excluded_.raw_repr(),
           at::impl::PythonTorchFunctionTLS::stack_len()};
