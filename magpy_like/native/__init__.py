@@ -15,8 +15,8 @@ _HERE = Path(__file__).parent
 _TORCH = Path(torch.__file__).parent
 
 
-def _build(name: str, *flags: str) -> ModuleType:
-    source = (_HERE / f"{name}.cpp").read_text()
+def build(name: str, source: str, *flags: str) -> ModuleType:
+    """The extension module ``_magpy_`` ``name`` of some source text."""
     include = f"-I{sysconfig.get_paths()['include']}"
     headers = {header.name: header.read_text() for header in _HERE.glob("*.h")}
     path = compile_cpp(
@@ -25,7 +25,22 @@ def _build(name: str, *flags: str) -> ModuleType:
     return load_extension(path, f"_magpy_{name}")
 
 
-_monitor = _build("monitor")
+def source_of(name: str) -> str:
+    return (_HERE / f"{name}.cpp").read_text()
+
+
+WITH_TORCH = (
+    f"-I{_TORCH / 'include'}",
+    f"-L{_TORCH / 'lib'}",
+    f"-Wl,-rpath,{_TORCH / 'lib'}",
+    "-ltorch_cpu",
+    "-lc10",
+    f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+)
+"""Flags of a module that uses torch's headers."""
+
+
+_monitor = build("monitor", source_of("monitor"))
 
 NULL = _monitor.NULL
 Monitor = _monitor.Monitor
@@ -41,15 +56,7 @@ lookup_in_type = _monitor.lookup_in_type
 instance_dict = _monitor.instance_dict
 is_of = _monitor.is_of
 
-_guards = _build(
-    "guards",
-    f"-I{_TORCH / 'include'}",
-    f"-L{_TORCH / 'lib'}",
-    f"-Wl,-rpath,{_TORCH / 'lib'}",
-    "-ltorch_cpu",
-    "-lc10",
-    f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-)
+_guards = build("guards", source_of("guards"), *WITH_TORCH)
 
 ABSENT = _guards.ABSENT
 Watch = _guards.Watch
@@ -58,15 +65,7 @@ StateCheck = _guards.StateCheck
 attribute = _guards.attribute
 lacks = _guards.lacks
 
-_dispatch = _build(
-    "dispatch",
-    f"-I{_TORCH / 'include'}",
-    f"-L{_TORCH / 'lib'}",
-    f"-Wl,-rpath,{_TORCH / 'lib'}",
-    "-ltorch_cpu",
-    "-lc10",
-    f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-)
+_dispatch = build("dispatch", source_of("dispatch"), *WITH_TORCH)
 
 start_counting = _dispatch.start
 stop_counting = _dispatch.stop

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import magpy_like as magpy
-from tests import conditions
+from tests import conditions, mutants
 from tests.compare import assert_same
 from tests.dynamic.guarded import PROGRAMS, Program
 
@@ -37,6 +37,7 @@ def answers(case: Program, *, compiled: bool, behind: bool) -> tuple[Any, int]:
         found.append((result, args))
     torch.set_grad_enabled(True)
     torch.set_default_device(None)
+    torch.set_default_dtype(torch.float32)
     torch.set_float32_matmul_precision("highest")
     return (found, target), magpy.cache_info(program).hits if compiled else 0
 
@@ -80,3 +81,35 @@ def test_call_that_differs_in_what_a_program_relies_on_is_turned_away(name, behi
 def test_each_kind_of_condition_has_a_program_that_needs_it():
     shown = set().union(*(case.kinds for case in PROGRAMS.values()))
     assert shown == conditions.kinds()
+
+
+NOT_NEEDED = {
+    "Metadata: t->device() != device": "the dispatch keys tell all but one GPU from another",
+    "current_state: a.get_fw_grad_mode()": "only native code asks, which no record holds; "
+    "it is compared in one word with what is needed",
+    "current_state: a.get_inference_mode()": "the dispatch keys tell; compared in one word, too",
+}
+"""Comparisons that no program misses that is recorded without a GPU, and why they stay."""
+_first = [(name, behind) for behind in (False, True) for name in PROGRAMS]
+"""Programs and whether behind a split, those first that have missed a comparison last."""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("comparison", sorted(set(mutants.comparisons()) - NOT_NEEDED.keys()))
+def test_each_native_comparison_has_a_program_that_needs_it(comparison):
+    for name, behind in list(_first):
+        case = PROGRAMS[name]
+        if behind and not case.behind:
+            continue
+        expected, _ = answers(case, compiled=False, behind=behind)
+        with mutants.left_out(comparison):
+            actual, _ = answers(case, compiled=True, behind=behind)
+        if differ(actual, expected):
+            _first.remove((name, behind))
+            _first.insert(0, (name, behind))
+            return
+    raise AssertionError("no program needs it")
+
+
+def test_comparisons_that_are_not_needed_are_there():
+    assert NOT_NEEDED.keys() <= set(mutants.comparisons())

@@ -174,3 +174,32 @@ def _one_of(self: Any) -> int:
 
 def _two_of(self: Any) -> int:
     return 2
+
+
+@relies_on("value: watch parent, relation, value")
+def a_number_of_another_type_that_is_known() -> Made:
+    box = Box()
+    return altered(lambda x: x.int() * box.value, lambda i: setattr(box, "value", (1, 1.0)[i]))
+
+
+@relies_on("value: watch parent, relation, value")
+def another_sign_of_a_known_zero() -> Made:
+    box = Box()
+    return altered(lambda x: x / box.value, lambda i: setattr(box, "value", (0.0, -0.0)[i]))
+
+
+@relies_on("fixed_edge: watch parent, relation, node.variable")
+def an_equal_list_that_is_known() -> Made:
+    box = Box(items=[1])
+    kept = box.items
+
+    def change(i):
+        kept[:] = [1]
+        if i:
+            box.items = [1]
+
+    def program(x):
+        box.items.append(2)
+        return x * len(kept)
+
+    return altered(program, change)

@@ -50,8 +50,9 @@ def altered(program: Callable[..., Any], change: Callable[[int], Any], *states: 
     """A program of a tensor, called in one state of what is around it twice before others."""
 
     def arguments(state: int) -> tuple[Any, ...]:
+        made = ones()
         change(state)
-        return (ones(),)
+        return (made,)
 
     states = states or (0, 0, 1)
     return program, [functools.partial(arguments, state) for state in states]
