@@ -273,15 +273,17 @@ int on_event(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
       const std::vector<Instruction> &code = decode(m, f->f_code);
       if (at < 0 || at >= (int)code.size()) return 0;
       const Instruction &ins = code[at];
+      // Python 3.12 tells of both: of the EXTENDED_ARG, and then of the instruction that it belongs
+      // to, which has been announced and has not run.
+      if (!ins.first) return 0;
       if (m->skip.frame) {
-        if (frame == m->skip.frame && ins.first && at_place(ins, 2 * at, m->skip.until)) {
+        if (frame == m->skip.frame && at_place(ins, 2 * at, m->skip.until)) {
           m->skip = Skip();
           if (m->dispatched) m->accounted = *m->dispatched;
           swallow(m, frame, PyObject_CallFunctionObjArgs(m->on_join, (PyObject *)frame, nullptr));
           if (m->side.abandoned) return unwind();
           if (!m->running) return 0;
-        } else if (!m->skip.tests || !ins.first || m->filter[ins.opcode] != TEST ||
-                   plain(peek(f, 1))) {
+        } else if (!m->skip.tests || m->filter[ins.opcode] != TEST || plain(peek(f, 1))) {
           return 0;
         }
       }
@@ -303,7 +305,6 @@ int on_event(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
         if (!m->running) return 0;
       }
       m->instructions++;
-      if (!ins.first) return 0;
       if (frame == m->side.frame && !m->skip.frame) {
         if (2 * at == m->side.again || at_place(ins, 2 * at, m->side.until)) {
           PyObject *locals = slots(f->localsplus, f->f_code->co_nlocalsplus);
