@@ -18,7 +18,7 @@ import torch
 
 from paritybench_runner.rounding import within
 
-# (rtol, atol) as in torch.testing; Python floats usually come out of a float32 tensor.
+# (rtol, atol) as in torch.testing, for values that are near 1 as a whole.
 TOLERANCES = {
     torch.float16: (1e-3, 1e-5),
     torch.bfloat16: (1.6e-2, 1e-5),
@@ -28,11 +28,13 @@ TOLERANCES = {
     torch.complex64: (1.3e-6, 1e-5),
     torch.complex128: (1e-7, 1e-7),
 }
-_PYTHON_FLOAT = TOLERANCES[torch.float32]
 
-_PLAIN = (bool, int, str, bytes, type(None), type(...), range, slice, complex)
-_BY_EQUALITY = (torch.device, torch.dtype, torch.layout, torch.memory_format, numpy.dtype)
-_OPAQUE = (mock.Base, types.GeneratorType, types.ModuleType, types.CodeType)
+_PLAIN = (bool, int, str, bytes, type(None), type(...), range, slice)
+_BY_EQUALITY = (
+    *(torch.device, torch.dtype, torch.layout, torch.memory_format, numpy.dtype),
+    types.CodeType,
+)
+_OPAQUE = (mock.Base, types.GeneratorType)
 
 # By path, how far each element of a tensor of the expected side is seen to move under other
 # rounding, after one repetition after another.
@@ -90,13 +92,16 @@ class _Comparison:
             return
         if not _same_type(type(expected), type(actual)):
             raise _Differs(f"{path}: {_type(actual)} instead of {_type(expected)}")
-        if isinstance(expected, (*_OPAQUE, type)):
+        if isinstance(expected, _OPAQUE):
             return
-        if isinstance(expected, float):
-            rtol, atol = _PYTHON_FLOAT
-            both_nan = math.isnan(expected) and math.isnan(actual)
-            if not both_nan and not math.isclose(expected, actual, rel_tol=rtol, abs_tol=atol):
-                raise _Differs(f"{path}: {actual!r} instead of {expected!r}")
+        if isinstance(expected, type):
+            if not _same_type(expected, actual):
+                raise _Differs(f"{path}: {_short(actual)} instead of {_short(expected)}")
+        elif isinstance(expected, types.ModuleType):
+            if expected.__name__ != actual.__name__:
+                raise _Differs(f"{path}: {_short(actual)} instead of {_short(expected)}")
+        elif isinstance(expected, float | complex):
+            self._numbers(path, numpy.asarray(expected), numpy.asarray(actual))
         elif isinstance(expected, (*_PLAIN, *_BY_EQUALITY)):
             if expected != actual:
                 raise _Differs(f"{path}: {_short(actual)} instead of {_short(expected)}")
@@ -122,7 +127,7 @@ class _Comparison:
         if isinstance(expected, torch.Tensor):
             self._tensor(path, expected, actual, shared)
         elif isinstance(expected, numpy.ndarray | numpy.generic):
-            _numpy(path, expected, actual)
+            self._array(path, expected, actual, shared)
         elif isinstance(expected, torch.Generator):
             if not torch.equal(expected.get_state(), actual.get_state()):
                 raise _Differs(f"{path}: generators are in different states")
@@ -134,6 +139,8 @@ class _Comparison:
         else:
             self._items(path, expected, actual, shared)
             self._attributes(path, expected, actual, shared)
+            one, other = _native_state(expected), _native_state(actual)
+            self.same(f"{path}.__reduce__()", one, other, shared)
 
     def _items(self, path: str, expected: Any, actual: Any, shared: bool) -> None:
         if isinstance(expected, list | tuple | collections.deque | dict | set | frozenset):
@@ -182,10 +189,16 @@ class _Comparison:
         self, path: str, expected: torch.Tensor, actual: torch.Tensor, shared: bool
     ) -> None:
         self.tensors[path] = expected
-        for name in ("shape", "dtype", "device", "layout", "requires_grad"):
-            one, other = getattr(expected, name), getattr(actual, name)
+        for name in _TENSOR_PROPERTIES:
+            one, other = (
+                value() if callable(value) else value
+                for value in (getattr(expected, name), getattr(actual, name))
+            )
             if one != other:
                 raise _Differs(f"{path}: {name} {other} instead of {one}")
+        if _strides(expected) != _strides(actual):
+            strides = f"{actual.stride()} instead of {expected.stride()}"
+            raise _Differs(f"{path}: strides {strides} ({tuple(expected.shape)})")
         self._values(path, expected, actual)
         if expected.layout == torch.strided and expected.device.type != "meta":
             one, other = expected.untyped_storage(), actual.untyped_storage()
@@ -202,18 +215,55 @@ class _Comparison:
             return
         if one.dtype not in TOLERANCES:
             raise _Differs(f"{path}: {int((one != other).sum())} of {one.numel()} values differ")
-        rtol, atol = TOLERANCES[one.dtype]
-        if torch.allclose(other, one, rtol=rtol, atol=atol, equal_nan=True):
+        if self._near(path, one, other, TOLERANCES[one.dtype]):
             return
         gap = (one - other).abs()
-        for spread in () if self.spread is None else self.spread(path):
-            if spread.shape == gap.shape and within(gap, spread):
-                return
         finite = gap[gap.isfinite()]
         worst = float(finite.max()) if finite.numel() else math.inf
         raise _Differs(f"{path}: values differ by up to {worst:.3g} ({tuple(one.shape)})")
 
+    def _array(self, path: str, expected: Any, actual: Any, shared: bool) -> None:
+        if expected.shape != actual.shape or expected.dtype != actual.dtype:
+            raise _Differs(
+                f"{path}: {actual.dtype}{actual.shape} instead of {expected.dtype}{expected.shape}"
+            )
+        if expected.dtype.kind in "fc":
+            self._numbers(path, expected, actual)
+        elif expected.dtype.kind == "O":
+            self.same(path, expected.tolist(), actual.tolist(), shared)
+        elif not (expected == actual).all():
+            raise _Differs(f"{path}: values differ")
 
+    def _numbers(self, path: str, expected: Any, actual: Any) -> None:
+        """Numbers outside of tensors, which as a rule come from some in single precision."""
+        precise = "complex128" if expected.dtype.kind == "c" else "float64"
+        one, other = (torch.from_numpy(x.astype(precise)) for x in (expected, actual))
+        self.tensors[path] = one
+        if not self._near(path, one, other, TOLERANCES[torch.float32]):
+            few = f"{actual} instead of {expected}" if one.dim() == 0 else "values differ"
+            raise _Differs(f"{path}: {few}")
+
+    def _near(
+        self, path: str, one: torch.Tensor, other: torch.Tensor, tolerance: tuple[float, float]
+    ) -> bool:
+        rtol, atol = tolerance
+        # What is small as a whole, such as a gradient behind a small factor, is no less exact.
+        atol *= min(1.0, _usual_size(one))
+        if torch.allclose(other, one, rtol=rtol, atol=atol, equal_nan=True):
+            return True
+        gap = (one - other).abs()
+        rounding = atol + rtol * one.abs()
+        return any(
+            spread.shape == gap.shape and within(gap, spread, rounding)
+            for spread in (() if self.spread is None else self.spread(path))
+        )
+
+
+# What a tensor is, besides its values and its memory.
+_TENSOR_PROPERTIES = (
+    *("shape", "dtype", "device", "layout", "requires_grad", "is_leaf"),
+    *("is_inference", "is_conj", "is_neg"),
+)
 # Parts of a module that `module.name` reaches directly.
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
@@ -257,18 +307,34 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.layout == torch.strided else tensor.to_dense()
 
 
-def _numpy(path: str, expected: Any, actual: Any) -> None:
-    if expected.shape != actual.shape or expected.dtype != actual.dtype:
-        raise _Differs(
-            f"{path}: {actual.dtype}{actual.shape} instead of {expected.dtype}{expected.shape}"
-        )
-    if expected.dtype.kind in "fc":
-        rtol, atol = _PYTHON_FLOAT
-        equal = numpy.allclose(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
-    else:
-        equal = expected.dtype.kind == "O" or bool((expected == actual).all())
-    if not equal:
-        raise _Differs(f"{path}: values differ")
+def _usual_size(tensor: torch.Tensor) -> float:
+    finite = tensor[tensor.isfinite()].abs().double()
+    return float(finite.square().mean().sqrt()) if len(finite) else 0.0
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Those that say where values are; a dimension of one value may have any."""
+    if tensor.layout != torch.strided or not tensor.numel():
+        return None
+    return tuple(
+        stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1
+    )
+
+
+def _native_state(value: Any) -> Any:
+    """What objects of native classes hold besides attributes, as far as pickle asks for it.
+
+    A partial function's arguments, where an iterator stands, which built-in function it is.
+    """
+    reduce = type(value).__reduce__
+    if reduce is object.__reduce__ or isinstance(reduce, types.FunctionType):
+        return None
+    if isinstance(value, set | frozenset):  # their order may be another one
+        return None
+    try:
+        return value.__reduce__()
+    except Exception:  # it cannot be pickled: native code says so with any exception
+        return None
 
 
 def _type(value: Any) -> str:

@@ -54,6 +54,14 @@ def _random_state(device: str) -> tuple[Any, ...]:
     return torch.get_rng_state(), on_device, random.getstate(), numpy.random.get_state()
 
 
+def _modes() -> tuple[Any, ...]:
+    """Torch's modes that a call may leave behind."""
+    return (
+        *(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()),
+        *(torch.is_autocast_enabled(), torch.are_deterministic_algorithms_enabled()),
+    )
+
+
 class Program:
     """A test's module and arguments, and as many equal copies of them as needed."""
 
@@ -148,6 +156,7 @@ class Outcome:
     error: Exception | None = None
     where: str = ""
     random_state: tuple[Any, ...] = ()
+    modes: tuple[Any, ...] = ()
     seconds: float = 0.0
 
     def said(self) -> Any:
@@ -161,6 +170,7 @@ def run(function: Callable[..., Any], call: Call, seed: int, program: Program) -
     """One call; with `program.train` also a backward pass from the sum of the results."""
     seed_everything(seed)
     outcome = Outcome()
+    gradients, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     _wait(program.device)
     start = time.perf_counter()
     try:
@@ -173,7 +183,9 @@ def run(function: Callable[..., Any], call: Call, seed: int, program: Program) -
         # What the frames hold must not live as long as the outcome.
         outcome.where = place_of(error)
         outcome.error = error.with_traceback(None)
-    outcome.random_state = _random_state(program.device)
+    outcome.random_state, outcome.modes = _random_state(program.device), _modes()
+    torch.set_grad_enabled(gradients)
+    torch.set_default_dtype(dtype)
     return outcome
 
 
@@ -308,7 +320,8 @@ def _difference(
     found = difference(_left(*eager), _left(*compiled), "", spread)
     if found is not None:
         return re.sub(r"^\['(\w+)'\]", r"\1", found)
-    return difference(eager[0].random_state, compiled[0].random_state, "random state")
+    found = difference(eager[0].random_state, compiled[0].random_state, "random state")
+    return found or difference(eager[0].modes, compiled[0].modes, "modes")
 
 
 def _left(outcome: Outcome, call: Call, state: Any) -> dict[str, Any]:
@@ -342,13 +355,16 @@ class _Spreads:
     ) -> dict[str, torch.Tensor]:
         return tensors_by_path(_left(outcome, call, self._state(module)), "")
 
-    def _again(self) -> dict[str, torch.Tensor]:
+    def _again(self, mode: rounding.Mode) -> dict[str, torch.Tensor] | None:
         program, module = self._program, self._program.twin()
         for seed in CALL_SEEDS[: self._number]:
             if program.train:
                 module.zero_grad()
             call = program.call(seed)
-            outcome = run(module, call, seed, program)
+            with mode:
+                outcome = run(module, call, seed, program)
+        if (outcome.error is None) != (self._eager[0].error is None):
+            return None
         return self._tensors(outcome, call, module)
 
 

@@ -1,6 +1,8 @@
 """What counts as the same after two runs of one program."""
 
 import collections
+import functools
+import re
 
 import numpy as np
 import pytest
@@ -45,6 +47,35 @@ def deque(*items):
     return collections.deque(items, maxlen=3)
 
 
+def partial(value):
+    return functools.partial(max, value)
+
+
+def advanced(items):
+    iterator = iter(items)
+    next(iterator)
+    return iterator
+
+
+def defaults(factory):
+    return collections.defaultdict(factory)
+
+
+def objects(value):
+    return np.array([{"a": value}, None], dtype=object)
+
+
+def grown():
+    result = nn.Parameter(torch.zeros(1)) + 1
+    result.__class__ = nn.Parameter
+    return result
+
+
+def inferred():
+    with torch.inference_mode():
+        return torch.zeros(2)
+
+
 SAME = [
     lambda: torch.arange(3.0),
     lambda: torch.tensor([float("nan"), float("inf")]),
@@ -60,6 +91,11 @@ SAME = [
     lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8),
     lambda: torch.empty(2, device="meta"),
     lambda: Box().__init__,
+    lambda: [torch.relu, torch.Tensor.sin, int, np, functools.partial(max, 1, key=abs)],
+    lambda: [iter([1, 2]), enumerate([1]), re.compile("a"), bytearray(b"a"), ValueError("a", 1)],
+    lambda: [1 + 2j, np.array([{"a": torch.ones(1)}], dtype=object), np.random.RandomState(0)],
+    lambda: collections.defaultdict(list, a=[1]),
+    lambda: [torch.ones(2, 1, 3).transpose(0, 1), torch.ones(0, 2).t()],
 ]
 
 
@@ -100,6 +136,29 @@ DIFFERENT = {
     "array": (lambda: np.zeros(2), lambda: np.ones(2), "values differ"),
     "array's dtype": (lambda: np.zeros(2), lambda: np.zeros(2, "float32"), "float32"),
     "float": (lambda: 1.0, lambda: 1.1, "1.1 instead of 1.0"),
+    "small float": (lambda: 1e-6, lambda: 2e-6, "2e-06 instead of 1e-06"),
+    "small values": (lambda: torch.full((2,), 1e-6), lambda: torch.full((2,), 2e-6), "1e-06"),
+    "small values of an array": (lambda: np.full(2, 1e-6), lambda: np.full(2, 2e-6), "values"),
+    "complex number": (lambda: 1 + 1j, lambda: 1 + 2j, "(1+2j) instead of (1+1j)"),
+    "class": (lambda: int, lambda: float, "float"),
+    "module of Python": (lambda: np, lambda: torch, "torch"),
+    "built-in function": (lambda: torch.relu, lambda: torch.tanh, "tanh"),
+    "method of a built-in class": (lambda: str.upper, lambda: str.lower, "lower"),
+    "partial function": (lambda: partial(1), lambda: partial(2), "2 instead of 1"),
+    "bytes that change": (lambda: bytearray(b"a"), lambda: bytearray(b"b"), "instead of"),
+    "where an iterator stands": (lambda: iter([1, 2]), lambda: advanced([1, 2]), "1 instead of 0"),
+    "exception": (lambda: ValueError(1), lambda: ValueError(2), "2 instead of 1"),
+    "default of a dictionary": (lambda: defaults(list), lambda: defaults(set), "set"),
+    "longest length of a queue": (lambda: deque(1), lambda: collections.deque([1]), "instead"),
+    "object in an array": (lambda: objects(1), lambda: objects(2), "2 instead of 1"),
+    "generator of NumPy": (
+        lambda: np.random.RandomState(0),
+        lambda: np.random.RandomState(1),
+        "values differ",
+    ),
+    "strides": (lambda: torch.zeros(2, 3), lambda: torch.zeros(3, 2).t(), "strides (1, 2)"),
+    "leaf": (lambda: nn.Parameter(torch.ones(1)), grown, "is_leaf False instead of True"),
+    "inference": (lambda: torch.zeros(2), inferred, "is_inference"),
 }
 
 
@@ -173,6 +232,14 @@ def test_what_other_rounding_may_do_is_no_difference():
     assert difference(eager, excused, spread=lambda path: []) is not None
 
 
+def test_numbers_outside_of_tensors_are_excused_by_what_rounding_does_to_them():
+    spread = torch.tensor(1e-3, dtype=torch.float64)
+    for number in (float, np.float64, np.asarray):
+        assert difference(number(1.0), number(1.002)) is not None
+        assert difference(number(1.0), number(1.002), spread=lambda path: [spread]) is None
+        assert difference(number(1.0), number(1.1), spread=lambda path: [spread]) is not None
+
+
 def test_tensors_are_listed_by_the_path_a_difference_names():
-    root = {"a": [torch.zeros(1)], "b": Box(x=torch.ones(1))}
-    assert set(tensors_by_path(root)) == {"result['a'][0]", "result['b'].x"}
+    root = {"a": [torch.zeros(1)], "b": Box(x=torch.ones(1)), "c": 1.5}
+    assert set(tensors_by_path(root)) == {"result['a'][0]", "result['b'].x", "result['c']"}

@@ -39,6 +39,15 @@ def test_rectifiers_that_flip_in_one_of_thousands_of_elements_are_right():
     assert all(within(run(), spread) for _ in range(10))
 
 
+def test_a_rectifier_that_flips_excuses_no_error_of_the_others():
+    spread = torch.full((256,), 1e-7, dtype=torch.float64)
+    spread[3] = 1e-2
+    moved = torch.full((256,), 3e-7, dtype=torch.float64)
+    moved[[7, 100]] = 1e-2
+    assert within(moved, spread)
+    assert not within(torch.full((256,), 1e-3, dtype=torch.float64), spread)
+
+
 class Plain(nn.Module):
     """Operators whose results are as exact as their arguments."""
 
@@ -75,7 +84,15 @@ class Amplifies(nn.Module):
         return ((y + 100).softmax(1) - y.softmax(1).mean(0)) * 1000 + y * 1e-3
 
 
+class Faint(Plain):
+    """What a layer's scale of next to nothing leaves of results and gradients."""
+
+    def forward(self, x):
+        return super().forward(x) * 1e-6
+
+
 PROGRAMS = {
+    Faint: lambda: ([torch.randn(32, 16)], {}),
     Plain: lambda: ([torch.randn(32, 16)], {}),
     Normalised: lambda: ([torch.randn(4, 432)], {}),
     Amplifies: lambda: ([torch.randn(32, 16)], {}),
@@ -172,7 +189,7 @@ def test_results_changed_on_purpose_are_wrong(module, mutation):
 
 @pytest.mark.parametrize(
     ("module", "unseen", "seen"),
-    [(Plain, 1e-7, 1e-5), (Normalised, 1e-7, 1e-4), (Amplifies, 1e-5, 1e-3)],
+    [(Plain, 1e-7, 1e-5), (Faint, 1e-7, 1e-5), (Normalised, 1e-7, 1e-4), (Amplifies, 1e-5, 1e-3)],
 )
 def test_the_smallest_error_that_is_seen_depends_on_the_program(module, unseen, seen):
     assert verdict(module, Mutant(lambda result: result * (1 + unseen)))["class"] == "one_graph"

@@ -7,7 +7,13 @@ from torch import nn
 from paritybench_runner.compilers import Capture
 from paritybench_runner.corpus import Case
 from paritybench_runner.evaluate import evaluate_compiler, evaluate_eager
-from paritybench_runner.rounding import OtherRounding, Spreads, within
+from paritybench_runner.rounding import (
+    RUNS,
+    ExactOperators,
+    OtherRounding,
+    Spreads,
+    within,
+)
 
 
 class NearlyConstant(nn.Module):
@@ -112,7 +118,15 @@ def spread_of(function, *inputs):
 
 def movement(run, path):
     """How far it moves in all runs that tell something about it."""
-    return list(Spreads(run(), run).of(path))[-1]
+    return list(spreads_of(run).of(path))[-1]
+
+
+def spreads_of(run):
+    def again(mode):
+        with mode:
+            return run()
+
+    return Spreads(run(), again)
 
 
 def test_sums_of_opposite_terms_move_by_what_their_terms_round_to():
@@ -151,6 +165,29 @@ def test_running_statistics_are_updated_under_other_rounding():
         norm(x)
     assert torch.allclose(norm.running_mean, 0.1 * x.mean(0), rtol=1e-5)
     assert float(norm.running_mean.abs().max()) > 0.01
+
+
+def test_a_run_that_does_not_repeat_itself_excuses_nothing():
+    calls = []
+
+    def run():
+        calls.append(1)
+        return {"result": torch.tensor([1.0, len(calls) * 1e-2])}
+
+    assert not list(spreads_of(run).of("result"))
+
+
+def test_operators_that_take_no_double_precision_leave_the_noisy_runs():
+    def run():
+        return {"result": torch.linspace(1, 2, 5) * 3}
+
+    def again(mode):
+        if isinstance(mode, ExactOperators):
+            return None
+        with mode:
+            return run()
+
+    assert len(list(Spreads(run(), again).of("result"))) == RUNS
 
 
 def test_a_result_that_is_all_noise_excuses_nothing():
