@@ -490,3 +490,13 @@ def test_explain_says_where_and_why_a_program_splits_and_what_would_remove_it(
     assert (point.filename, point.lineno) == (__file__, code.co_firstlineno)
     assert reason in point.reason
     assert f"to remove it: {remedy}" in str(report)
+
+
+def test_whatever_a_program_does_with_an_autograd_graph_has_one_reason():
+    """Its nodes are of a class for each operator, and a module's hook of old goes through them."""
+    layer = nn.ReLU()
+    layer.register_backward_hook(lambda module, before, behind: None)
+    with pytest.warns(FutureWarning, match="non-full backward hook"):
+        report = magpy.explain(layer, tensor(1, 2).requires_grad_())
+    reasons = {point.reason for point in report.split_points}
+    assert reasons == {"runs or changes the autograd graph"}

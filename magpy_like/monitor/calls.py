@@ -15,7 +15,7 @@ from magpy_like.monitor import attributes, classes
 from magpy_like.monitor.arguments import describe
 from magpy_like.monitor.native_calls import native
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.split import Split, is_disabled
+from magpy_like.monitor.split import Split, is_disabled, unknown
 from magpy_like.monitor.torchscript import check_script
 from magpy_like.native import NULL
 from magpy_like.native.kinds import isinstance
@@ -90,7 +90,8 @@ def call(
         raise Split("calls a TorchScript module")
     if rec.inside and str(getattr(function, "__module__", "")).startswith("torch."):
         return None  # the operator's own machinery
-    raise Split(f"calls {describe(function)}, native code without an annotation")
+    receiver = args[0] if args and isinstance(operation, types.MethodDescriptorType) else None
+    raise unknown(receiver, f"calls {describe(function)}, native code without an annotation")
 
 
 def rely_on(rec: Recording, function: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from magpy_like.monitor.split import Split
+from magpy_like.monitor.split import unknown
 from magpy_like.native import lookup_in_type
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import HEAP_TYPE, IMMUTABLE_TYPE, is_identity, is_plain
@@ -72,7 +72,7 @@ def plain_key(key: Any) -> Any:
         for item in key:
             plain_key(item)
         return key
-    raise Split(f"looks up a {type(key).__qualname__} as a key")
+    raise unknown(key, f"looks up a {type(key).__qualname__} as a key")
 
 
 def transparent(value: Any) -> bool:

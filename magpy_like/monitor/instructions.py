@@ -44,7 +44,7 @@ from magpy_like.monitor.foretold import foretell_branch
 from magpy_like.monitor.gathered import ENDS, Gathered, Growing
 from magpy_like.monitor.iterators import foreseen, take  # noqa: F401 (a rule)
 from magpy_like.monitor.polyfills import polyfill, spread
-from magpy_like.monitor.split import Split
+from magpy_like.monitor.split import Split, unknown
 from magpy_like.native import NULL, frame_set_operand, lookup_in_type
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Relation
@@ -185,9 +185,8 @@ def read_attribute(run: MonitorRun, step: Step) -> Token:
             if annotation is not None:
                 return native_calls.native(run, annotation, descriptor, (value,), {})
             if run.recording.node(value) is not None:
-                raise Split(
-                    f"reads {type(value).__qualname__}.{name}, native code without an annotation"
-                )
+                read = f"{type(value).__qualname__}.{name}"
+                raise unknown(value, f"reads {read}, native code without an annotation")
         return _lift_attribute(run, step, value, name)
     return None
 

@@ -32,7 +32,7 @@ from magpy_like.monitor.devices import default_device, with_device
 from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.modes import Modes
 from magpy_like.monitor.operator_graph import AS_IS, OperatorGraph, UnknownTensor, replace_data
-from magpy_like.monitor.split import Effect, Split, SplitPoint
+from magpy_like.monitor.split import Effect, Split, SplitPoint, unknown
 from magpy_like.monitor.twin import TWIN, Twin
 from magpy_like.monitor.variation import Path
 from magpy_like.native import TensorCheck, lookup_in_type
@@ -535,7 +535,7 @@ class Recording:
             for part in ("start", "stop", "step"):
                 self._keep(node, Relation(RelationKind.SLOT, part), getattr(value, part))
         elif not transparent(value):
-            raise Split(f"reads the value of a {type(value).__qualname__} from outside")
+            raise unknown(value, f"reads the value of a {type(value).__qualname__} from outside")
 
     def _open_array(self, node: ShadowNode, array: np.ndarray[Any, Any]) -> None:
         if node in self.drawn:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
+
 
 class Split(Exception):
     """The program does something here that cannot be part of a record; the text says what."""
@@ -26,6 +28,17 @@ class Effect(Split):
 
 class NotForetold(Split):
     """A value was foretold, and what the program did later cannot be undone if it was wrong."""
+
+
+def unknown(value: Any, reason: str) -> Split:
+    """The program does something with a value that nothing is known of.
+
+    An autograd graph's nodes are instances of classes that torch makes, one for each operator: what
+    a program does with one is said for all of them.
+    """
+    if issubclass(type(value), torch.autograd.graph.Node):
+        reason = "runs or changes the autograd graph"
+    return Split(reason)
 
 
 LENGTH_VARIES = "gives a list whose length varies to a tensor operator"
