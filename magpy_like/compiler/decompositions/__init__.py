@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
-from magpy_like.compiler.decompositions import complexes, distances, placing
+from magpy_like.compiler.decompositions import complexes, distances, norms, placing
 from magpy_like.compiler.decompositions.table import OWN, Function, means
 from magpy_like.compiler.lowering import LOWERINGS
 from magpy_like.compiler.ops import LOW_PRECISION
 
-__all__ = ["complexes", "decompositions", "distances", "placing"]
+__all__ = ["complexes", "decompositions", "distances", "norms", "placing"]
 
 aten = torch.ops.aten
 
@@ -26,10 +26,7 @@ aten = torch.ops.aten
 EXTRA = [
     aten.native_layer_norm, aten.native_layer_norm_backward,
     aten.native_group_norm, aten.native_group_norm_backward,
-    aten.native_batch_norm, aten.native_batch_norm_backward,
-    aten._native_batch_norm_legit, aten._native_batch_norm_legit_functional,
-    aten._native_batch_norm_legit_no_training, aten._batch_norm_with_update_functional,
-    aten.batch_norm_backward,
+    aten.native_batch_norm_backward, aten.batch_norm_backward,
     aten._softmax_backward_data, aten._log_softmax_backward_data,
     aten.nll_loss_forward, aten.nll_loss_backward, aten.addcmul, aten.addcdiv, aten.lerp,
     aten.select_backward, aten.slice_backward,

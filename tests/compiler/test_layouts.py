@@ -1,0 +1,35 @@
+"""How results lie in memory: as eager's, also where torch's decompositions tell otherwise."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.compiler.programs import same, seeded
+
+PERMUTED = [
+    ((4, 3), (1, 0)),
+    ((3, 4, 5), (0, 2, 1)),
+    ((2, 3, 4, 5), (0, 3, 1, 2)),
+    ((2, 3, 4, 5), (0, 2, 1, 3)),
+    ((2, 3, 4, 5), (1, 0, 2, 3)),
+    ((2, 3, 4, 5, 6), (0, 4, 1, 2, 3)),
+    ((2, 3, 4, 5, 6), (0, 2, 1, 3, 4)),
+]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(("shape", "order"), PERMUTED)
+def test_batch_norm_of_permuted_dimensions(shape, order, training):
+    width = shape[order[1]]
+
+    def program(x, mean, var):
+        return F.batch_norm(x.permute(order), mean, var, training=training).permute(order)
+
+    same(program, seeded(*shape), torch.zeros(width), torch.ones(width), rtol=1e-4, atol=1e-5)
+
+
+def test_batch_norm_is_laid_out_alike_where_sizes_vary():
+    def program(x):
+        return F.batch_norm(x.transpose(1, 2), None, None, training=True).transpose(1, 2)
+
+    same(program, seeded(3, 4, 5), dynamic=True, rtol=1e-4, atol=1e-5)
