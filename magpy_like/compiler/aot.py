@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from magpy_like.compiler.absent import Absent
 from magpy_like.compiler.decompositions import decompositions
 from magpy_like.compiler.errors import Unsupported
+from magpy_like.compiler.lowering.random import is_in_order
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -40,6 +41,7 @@ def aot_compile(
         return backward(graph, inputs)
 
     def compile_inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        _check_draws(graph)
         call = inference(graph, inputs)
         if _needs_no_wrapper(gm, graph, example_inputs):
             direct.append(call)
@@ -76,12 +78,24 @@ def _check_sizes(gm: fx.GraphModule) -> None:
             raise Unsupported(str(node.target), "how many results it has only a run tells")
 
 
+_DRAWN_IN_PLACE = {_aten.bernoulli.p, _aten.bernoulli.Tensor}
+
+
+def _check_draws(gm: fx.GraphModule) -> None:
+    """Raise Unsupported where it is lost in which order eager draws: ``x.bernoulli_(0.5)`` goes
+    through the memory of ``x``, and what torch makes of it here row by row, as a new tensor."""
+    for node in gm.graph.nodes:
+        if node.target in _DRAWN_IN_PLACE and not is_in_order(node.args[0].meta["val"]):
+            raise Unsupported(str(node.target), "eager may draw in another order")
+
+
 def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     """Min-cut partitioning that leaves random draws of the backward pass where they are.
 
     The forward graph could make them as well, but then without a backward pass, too.
     """
     _check_sizes(joint)
+    _check_draws(joint)
     for node in joint.graph.nodes:
         drawn = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         if drawn and node.meta.get("partitioner_tag") == "is_backward":

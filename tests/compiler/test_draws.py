@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import magpy_like as magpy
+from magpy_like.compiler.errors import MagpyWarning
 
 
 @pytest.fixture(autouse=True)
@@ -57,4 +58,27 @@ def test_every_random_operator_draws_what_eagers_does(name, device):
         generator.manual_seed(5)
         drawn.append((call(x), generator.get_rng_state()))
     torch.testing.assert_close(*drawn)
+    assert magpy.cache_info(fast).hits == 1
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("of", [0.5, "probabilities"])
+def test_what_is_drawn_into_transposed_memory_lies_where_eager_puts_it(of, gradients, device):
+    """Torch makes a new tensor of it, row by row: the graph is eager's."""
+
+    def program(x):
+        p = of if of != "probabilities" else x.detach().sigmoid()
+        return torch.empty_like(x).bernoulli_(p) * x
+
+    x = torch.randn(6, 10, device=device).t().requires_grad_(gradients)
+    generator = torch.random if device.type == "cpu" else torch.cuda
+    fast = magpy.compile(program, fullgraph=True)
+    with pytest.warns(MagpyWarning, match="eager may draw in another order"):
+        fast(x)
+    drawn = []
+    for call in (fast, program):
+        generator.manual_seed(5)
+        drawn.append((call(x), generator.get_rng_state()))
+    torch.testing.assert_close(*drawn)
+    assert drawn[0][0].stride() == drawn[1][0].stride()
     assert magpy.cache_info(fast).hits == 1

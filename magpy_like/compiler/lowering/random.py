@@ -19,7 +19,7 @@ from magpy_like.compiler.lowering.registry import Kind, aten, elementwise, lower
 from magpy_like.compiler.ops import ops
 
 
-def _is_in_order(tensor: torch.Tensor) -> bool:
+def is_in_order(tensor: torch.Tensor) -> bool:
     """Whether elements lie in memory as they are counted; eager draws in the order of memory."""
     expected: Any = 1
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
@@ -37,7 +37,7 @@ def native_dropout(graph: Graph, a: Box, p: float, train: bool | None) -> list[B
     if a.device.type != "cpu" or 0 in a.size:
         raise Unsupported("aten.native_dropout", "eager draws differently there")
     value: Any = graph._origin.meta["val"][1]
-    if not _is_in_order(value):
+    if not is_in_order(value):
         given: Any = graph._origin.args[0]
         laid_out = graph.as_in_eager(a, given.meta["val"])
         args = (laid_out, p, train)
