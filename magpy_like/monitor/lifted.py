@@ -248,7 +248,7 @@ class LiftedNumbers:
             return [self._with_twins(item) for item in value]
         if not is_plain(value):
             raise LookupError
-        return value
+        return int(value) if kind is bool else value  # SymPy's truths are no numbers
 
     def item(self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Any:
         """A tensor's value became a number: it stays one of the graph, unless it is known what

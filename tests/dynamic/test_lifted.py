@@ -384,3 +384,15 @@ def test_arithmetic_whose_exception_is_caught_fails_for_its_numbers_alone(progra
         for start in starts:
             x = torch.arange(3.0) + start
             assert_same(fast(x, start), program(x, start))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_varying_number_is_compared_with_a_bool(dynamic):
+    def program(x, n, flag):
+        steers = 1 if flag < n else 2
+        return x * steers + max(flag, n), n == flag, (n, flag) == (flag, n), x[:n].size(0) > flag
+
+    fast = magpy.compile(program, backend="eager", fullgraph=True, dynamic=dynamic)
+    for n, flag in ((2, True), (3, True), (4, False), (0, True), (1, True), (1, False), (5, True)):
+        x = torch.arange(6.0)
+        assert_same(fast(x, n, flag), program(x, n, flag))
