@@ -236,6 +236,8 @@ def _compile(gm: fx.GraphModule, kind: str, trace: Trace) -> Callable[[list[Any]
     trace.write("passes", f"{kind}.py", lambda: gm.print_readable(print_output=False))
     with trace.timing("lowering"):
         graph = Graph(gm).run()
+    if kind == "backward":  # the forward pass has looked
+        graph.assumed = assumptions(graph.shape_env)
     trace.write("ir", f"{kind}.txt", lambda: describe.graph(graph))
     with trace.timing("scheduling"):
         schedule = Scheduler(graph).run()

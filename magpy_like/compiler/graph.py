@@ -62,6 +62,7 @@ class Graph:
         self._bytes: dict[str, int] = {}
         self._origin: fx.Node | None = None
         self.shape_env = find_shape_env(gm)
+        self.assumed = assumptions(self.shape_env)
 
     # --- building ------------------------------------------------------------------------------
 
@@ -176,6 +177,11 @@ class Graph:
         if self.shape_env is None:
             return False
         return self.shape_env._maybe_evaluate_static(relation) is sympy.true
+
+    def assume(self, relation: Any) -> None:
+        """A relation between sizes holds, or the call is eager's."""
+        if not self.known(relation):
+            self.assumed.append(relation)
 
     def _hints(self) -> dict[Expr, Expr]:
         env = self.shape_env

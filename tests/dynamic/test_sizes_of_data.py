@@ -189,3 +189,27 @@ def test_sizes_that_steer_alike_need_no_further_run(name, dynamic):
         learnt = magpy.cache_info(compiled).misses
         _compare(STEERED[name], compiled, ORDERS[0])
     assert magpy.cache_info(compiled).misses == learnt
+
+
+def _extremes(choose, least):
+    def program(x):
+        try:
+            return choose(x[x > 0] * 2), choose(x[least:] * 2)
+        except (RuntimeError, IndexError) as error:
+            return type(error), str(error)
+
+    return program
+
+
+@pytest.mark.parametrize(
+    "choose", [torch.max, lambda chosen: chosen.max(0).indices], ids=["max", "indices"]
+)
+@pytest.mark.filterwarnings("ignore:magpy_like. the operator graph")
+def test_compiled_graph_chooses_nothing_from_no_elements(choose):
+    for least in (0, 2):
+        program = _extremes(choose, least)
+        compiled = magpy.compile(program, backend="magpy", dynamic=True)
+        for size, positive in ((6, 3), (6, 0), (3, 1), (2, 1), (6, 4), (5, 0)):
+            x = torch.arange(1.0, 1 + size)
+            x[positive:] *= -1
+            assert_same(compiled(x), program(x))

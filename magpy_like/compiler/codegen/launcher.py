@@ -14,7 +14,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from magpy_like.compiler.codegen.common import Kernel, Lines
 from magpy_like.compiler.errors import Unsupported
-from magpy_like.compiler.graph import Graph, assumptions
+from magpy_like.compiler.graph import Graph
 from magpy_like.compiler.indexing import Expr
 from magpy_like.compiler.ir import Buffer, ExternOp, Strided
 from magpy_like.compiler.memory import Step
@@ -104,7 +104,7 @@ class Launcher:
         for name, tensor in graph.constants.items():
             self.namespace[name] = tensor
         self._bound: set[sympy.Symbol] = set()
-        self._assumed = assumptions(graph.shape_env)
+        self._assumed = list(dict.fromkeys(graph.assumed))
         self.assumes = False  # may the call raise AssumptionFailed?
         self._wrote = False  # has a step printed by now written an input?
         self._names: dict[int, str] = {}

@@ -94,15 +94,27 @@ def _empty(a: Box, dims: Sequence[int]) -> bool:
     return any(a.size[d] == 0 for d in dims)
 
 
+def _check_not_empty(graph: Graph, kind: str, a: Box, dims: Sequence[int]) -> None:
+    """Eager raises where there is nothing to choose from.
+
+    Raises:
+        Unsupported: so it is at every call.
+    """
+    if _empty(a, dims):
+        raise Unsupported(kind, "over no elements")
+    for d in dims:
+        graph.assume(sympy.Ge(a.size[d], 1))
+
+
 def _simple(
     graph: Graph, a: Box, kind: str, dims: Any, keepdim: bool, compute: torch.dtype,
     result: torch.dtype, identity: Any,
 ) -> Box:  # fmt: skip
     axes = reduced_dims(a, dims)
     size = [s for d, s in enumerate(a.size) if d not in axes]
+    if identity is None:
+        _check_not_empty(graph, kind, a, axes)
     if _empty(a, axes):
-        if identity is None:
-            raise Unsupported(kind, "over no elements")
         box = full(graph, size, identity, result, a.device)
         return _keep(graph, box, axes) if keepdim else box
 
@@ -209,8 +221,7 @@ def all_(graph: Graph, a: Box, dims: Any = None, keepdim: bool = False) -> Box:
 def _arg_reduction(kind: str) -> Callable[..., Any]:
     def lowering(graph: Graph, a: Box, dim: Any = None, keepdim: bool = False) -> Box:
         axes = reduced_dims(a, dim)
-        if _empty(a, axes):
-            raise Unsupported(kind, "over no elements")
+        _check_not_empty(graph, kind, a, axes)
 
         def function(value: Value, flat: Expr) -> Sequence[Value]:
             return [ops.reduction(kind, value, ops.index_expr(flat, torch.int64))]
@@ -227,8 +238,7 @@ argmin = lower(aten.argmin.default)(_arg_reduction("argmin"))
 def _value_and_index(kind: str) -> Callable[..., Any]:
     def lowering(graph: Graph, a: Box, dim: int, keepdim: bool = False) -> list[Box]:
         axes = reduced_dims(a, dim)
-        if _empty(a, axes):
-            raise Unsupported(kind, "over no elements")
+        _check_not_empty(graph, kind, a, axes)
 
         def function(value: Value, flat: Expr) -> Sequence[Value]:
             extreme = ops.reduction(kind, value)
