@@ -38,11 +38,12 @@ from magpy_like.monitor import (
     specials,
 )
 from magpy_like.monitor.arguments import holds_tensor, is_followed
-from magpy_like.monitor.containers import CONTAINERS, goes_own_ways, plain_key
+from magpy_like.monitor.containers import CONTAINERS, elements, goes_own_ways, plain_key
 from magpy_like.monitor.expressions import is_number
 from magpy_like.monitor.foretold import foretell_branch
 from magpy_like.monitor.gathered import ENDS, Gathered, Growing
 from magpy_like.monitor.iterators import foreseen, take  # noqa: F401 (a rule)
+from magpy_like.monitor.number_rules import give_back
 from magpy_like.monitor.polyfills import polyfill, spread
 from magpy_like.monitor.split import Split, unknown
 from magpy_like.native import NULL, frame_set_operand, lookup_in_type
@@ -393,6 +394,10 @@ def contains(run: MonitorRun, step: Step) -> Token:
     if not is_plain(item):
         rec.visit(item, ValueRead.ALL)
         rec.compare((item, container))
+    elif type(item) is float and item != item:
+        # NaN is equal to no other, and yet found where it is itself.
+        others = elements(container) if isinstance(container, CONTAINERS) else ()
+        rec.tell_apart(item, *(other for other in others if type(other) is float))
     if isinstance(item, torch.Tensor) and isinstance(container, list | tuple | deque):
         if any(isinstance(e, torch.Tensor) for e in container if e is not item):
             raise Split("compares a tensor with the elements of a container")
@@ -612,6 +617,8 @@ def call(run: MonitorRun, step: Step) -> Token:
         function, args = first, stack[len(stack) - count - 1 :]
     if count == 1 and (function is id or function is hash):
         _ask_which(run, step, 1)
+    if run.lifted and any(function is told for told in native_calls.TELLS_OBJECTS):
+        give_back(run, step, count)
     names = run.keyword_names(step)
     kwargs: dict[str, Any] = {}
     if names:
@@ -736,7 +743,7 @@ class Rules:
     filter: bytes
 
 
-WHEN = {"always": 1, "test": 2, "pair": 3, "root": 4, "iterators": 5, "numbers": 6}
+WHEN = {"always": 1, "test": 2, "pair": 3, "root": 4, "iterators": 5, "numbers": 6, "objects": 7}
 
 
 def load_rules() -> Rules:

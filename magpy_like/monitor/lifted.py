@@ -63,6 +63,8 @@ class LiftedNumbers:
         self.nodes: set[int] = set()
         """Ids of the nodes whose numbers are lifted at every read."""
         self._known: dict[int, tuple[Any, Expression]] = {}
+        self.originals: dict[int, Any] = {}
+        """The objects that stand outside, by the ids of those that the program has for them."""
         self._twins: dict[int, Any] = {}
         """Symbolic numbers beside the lifted ones, where there are."""
         self._read: dict[int, Read] = {}
@@ -107,7 +109,13 @@ class LiftedNumbers:
 
     def read(self, node: ShadowNode, value: Any) -> Any:
         """Lift the number at a place outside; the guard asks for its type only."""
-        return self.lift(value, *self._source(node, value))
+        number = self.lift(value, *self._source(node, value))
+        self.originals[id(number)] = value
+        return number
+
+    def as_found(self, value: Any) -> Any:
+        """The object that stands outside for a number, or any other value itself."""
+        return self.originals.get(id(value), value) if self.expression(value) else value
 
     def adopt(self, value: Any, node: ShadowNode) -> None:
         """Know an argument whose object is no other's already."""

@@ -264,6 +264,8 @@ def native(
         elif on_graph and type(value) is str and run.lifted:
             run.lifted.settle(value)  # an operator's mode, not a value
         if is_plain(value):
+            if operation in TELLS_OBJECTS:
+                rec.tell_apart(value)
             continue
         if wanted.value_read not in _TELL_NO_METHODS:
             specials.look_for_all(rec, value)
@@ -425,6 +427,8 @@ _COMPARES = (ValueRead.IDENTITY, ValueRead.KEYS, ValueRead.PAIRS, ValueRead.ALL)
 """Looks at an object that may compare it with others, or with itself."""
 _LIKE_TYPES = (ValueRead.NONE, ValueRead.TYPE)
 """Looks at a number that tell no more than the guard on its type."""
+TELLS_OBJECTS = (id, operator.is_, operator.is_not)
+"""Functions to which equal values may be different ones."""
 _TELL_NO_METHODS = (*_LIKE_TYPES, ValueRead.IDENTITY)
 """Looks at an object that ask its class for no special method."""
 

@@ -17,6 +17,7 @@ from magpy_like.monitor.expressions import is_liftable, is_number
 from magpy_like.monitor.lifted import ARITHMETIC
 from magpy_like.monitor.native_calls import finish_computed
 from magpy_like.monitor.text import formatted, joined
+from magpy_like.native import frame_set_operand
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import is_plain
 
@@ -73,7 +74,18 @@ def _identify(run: MonitorRun, step: Step) -> Token:
     left, right = step.stack[-2:]
     if is_liftable(left) and is_liftable(right):
         run.lifted.settle((left, right))
+        give_back(run, step, 2)
     return None
+
+
+def give_back(run: MonitorRun, step: Step, count: int) -> None:
+    """The objects that numbers from outside were are told apart: the topmost operands become those
+    again. Such numbers are not lifted after all."""
+    for depth, value in enumerate(step.stack[: -count - 1 : -1], start=1):
+        found = run.lifted.as_found(value)
+        if found is not value:
+            run.recording.tell_apart(value, found)
+            frame_set_operand(step.frame, depth, found)
 
 
 def _branch(run: MonitorRun, step: Step) -> Token:

@@ -27,7 +27,7 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Fact
-from magpy_like.refgraph.values import HEAP_TYPE, is_plain
+from magpy_like.refgraph.values import HEAP_TYPE, is_plain, is_same_value
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -159,7 +159,11 @@ _SPECIAL = {
 
 def identify(rec: Recording, left: Any, right: Any) -> None:
     """``left is right``: two variables from outside that differ must differ again."""
-    if is_plain(left) or is_plain(right) or left is right:
+    if is_plain(left) or is_plain(right):
+        if is_same_value(left, right):
+            rec.tell_apart(left, right)
+        return
+    if left is right:
         return
     a, b = rec.node(left), rec.node(right)
     if a is not None and b is not None and not {Fact.IDENTITY} & a.facts & b.facts:

@@ -48,6 +48,7 @@ from magpy_like.refgraph.values import (
     has_values,
     is_identity,
     is_plain,
+    is_single,
     memory_span,
     own_entries,
     storage_of,
@@ -446,6 +447,17 @@ class Recording:
         if node is not None:
             self.meet(node, Relation(RelationKind.MAPPING), mapping)
         return mapping
+
+    def tell_apart(self, *values: Any) -> None:
+        """Which objects these plain values are makes a difference: those from outside must be the
+        very same again, wherever they were found, as there may be equal ones."""
+        told = [value for value in values if not is_single(value)]
+        if not told:
+            return
+        for node in self.refs:
+            if node.plain and node.existed and any(node.variable is value for value in told):
+                node.facts.update((Fact.VALUE, Fact.IDENTITY))
+                self.just_read.discard(node.node_id)
 
     def compare(self, value: Any, seen: frozenset[int] = frozenset()) -> None:
         """Native code compares ``value``, or what it holds, with other objects or hashes it.

@@ -655,7 +655,7 @@ class MonitorRun:
         node = self.recording.meet(self.recording.refs.external, relation, value)
         if is_native_iterator(value):
             self.watch_iterators()
-        if is_liftable(value) and (relation,) in self.varying.numbers:
+        if _can_vary(value) and (relation,) in self.varying.numbers:
             self.lifted.adopt(value, node)
             self._monitor.watch_numbers()
         elif type(value) is np.ndarray and (relation,) in self.varying.numbers:
@@ -666,8 +666,12 @@ class MonitorRun:
 
     def _varying_argument(self, key: int | str, value: Any) -> Any:
         """A number that varies between calls gets an identity of its own before the call."""
-        lifted = argument_place(key) in self.varying.numbers and is_liftable(value)
-        return fresh(value) if lifted else value
+        lifted = argument_place(key) in self.varying.numbers and _can_vary(value)
+        if not lifted:
+            return value
+        number = fresh(value)
+        self.lifted.originals[id(number)] = value
+        return number
 
     def watch_numbers(self) -> None:
         """Instructions count from now on that look at plain values: some of them are lifted."""
@@ -695,7 +699,7 @@ class MonitorRun:
         """The number to put in place of one that was read just now; None for that one itself."""
         if not is_number(value) or relation in node.written or node.rewritten:
             return None
-        if not self.varies(node, relation):
+        if not self.varies(node, relation) or not _can_vary(value):
             return None
         target = node.first.refs.get(relation, ABSENT)
         if target == ABSENT or not (child := self.recording.refs.get_node_by_id(target)).existed:
@@ -808,6 +812,12 @@ class MonitorRun:
         assert annotation is not None
         token = native_calls.native(self, annotation, operation, (tensor, value), {})
         return finish_without_result, token
+
+
+def _can_vary(value: Any) -> bool:
+    """Whether a number or text from outside may be another one, and other than itself: NaN is found
+    in a list by which object it is."""
+    return is_liftable(value) and bool(value == value)
 
 
 def _nobody_listens() -> None:

@@ -353,7 +353,8 @@ MAKES = frozenset(
 def side_filter(ordinary: bytes, when: Mapping[str, int]) -> bytes:
     """The monitor's filter of instructions, with those that a side has rules for."""
     changed = bytearray(ordinary)
-    by_operands = (when["test"], when["pair"])  # plain operands are nothing to a side either
+    # Plain operands are nothing to a side either.
+    by_operands = (when["test"], when["pair"], when["objects"])
     for number in {*_RULES, *MAKES}:
         if changed[number] not in by_operands:
             changed[number] = when["always"]

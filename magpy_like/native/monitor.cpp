@@ -55,13 +55,19 @@ struct Instruction {
 };
 
 // What an instruction does to its operands decides which operand types make it uninteresting.
-enum Filter : unsigned char { IGNORE = 0, ALWAYS = 1, TEST = 2, PAIR = 3, ROOT_ONLY = 4, ITERATORS = 5, NUMBERS = 6 };
+enum Filter : unsigned char { IGNORE = 0, ALWAYS = 1, TEST = 2, PAIR = 3, ROOT_ONLY = 4, ITERATORS = 5, NUMBERS = 6, OBJECTS = 7 };
 
 bool plain(PyObject *v) {
   if (!v) return true;
   PyTypeObject *t = Py_TYPE(v);
   return v == Py_None || t == &PyBool_Type || t == &PyLong_Type || t == &PyFloat_Type ||
          t == &PyUnicode_Type || t == &PyBytes_Type || t == &PyComplex_Type || v == Py_Ellipsis;
+}
+
+// Whether two plain operands may be equal, and yet be one object as well as two.
+bool look_alike(PyObject *a, PyObject *b) {
+  if (!a || !b || Py_TYPE(a) != Py_TYPE(b)) return false;
+  return a != Py_None && a != Py_Ellipsis && !PyBool_Check(a);
 }
 
 // Of a class that was made while Python ran, so that its methods may be Python code.
@@ -322,6 +328,9 @@ int on_event(PyObject *self, PyFrameObject *frame, int what, PyObject *arg) {
           break;
         case PAIR:
           if (!m->numbers && plain(peek(f, 1)) && plain(peek(f, 2))) return 0;
+          break;
+        case OBJECTS:
+          if (!m->numbers && plain(peek(f, 1)) && plain(peek(f, 2)) && !look_alike(peek(f, 1), peek(f, 2))) return 0;
           break;
         case ITERATORS:
           if (!m->iterators && !is_instance(peek(f, 1))) return 0;

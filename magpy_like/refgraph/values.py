@@ -133,6 +133,19 @@ def is_same_value(a: Any, b: Any) -> bool:
     return is_plain(a) and repr(a) == repr(b) and (a == b or a != a)
 
 
+def is_single(value: Any) -> bool:
+    """Whether there is but one object of a plain value, so that equal ones are the same."""
+    if type(value) is int:
+        return -5 <= value <= 256
+    if type(value) in (str, bytes):
+        return len(value) < 2 and (not value or type(value) is bytes or value < "\u0100")
+    return type(value) in _SINGLE
+
+
+_SINGLE = {
+    type(None), bool, type(...), type(NotImplemented), torch.dtype, torch.layout,
+    torch.memory_format,
+}  # fmt: skip
 _TOLD_BY_EQUALITY = (bool, int, str, bytes, torch.dtype, torch.device)
 
 

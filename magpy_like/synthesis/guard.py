@@ -260,6 +260,8 @@ class GuardBuilder:
 
     def _fixed_node(self, node: ShadowNode) -> None:
         value = node.variable
+        if node.plain:
+            return  # which object it is says all about it
         if node.type.__flags__ & HEAP_TYPE and not isinstance(value, type):
             self.watch.type(value)  # an instance may be given another class
         as_found = node.first.value
