@@ -344,7 +344,10 @@ def test_iterators_that_share_their_elements_are_noticed():
         assert_same(_run(make, True, rounds), _run(make, False, rounds))
 
 
-SWEPT = ("soundness", "misses", "lifted", "foretold", "splits", "generators", "random")
+SWEPT = (
+    "soundness", "misses", "lifted", "foretold", "splits", "generators", "random", "continuation",
+    "flags", "lengths", "shapes", "open_state",
+)  # fmt: skip
 
 
 @pytest.mark.full

@@ -159,3 +159,14 @@ def a_mode_for_operators() -> Made:
             modes[-1].__enter__()
 
     return altered(lambda x: torch.sin(x), change, 0, 0, 1, 0)
+
+
+@relies_on("build: torch's modes", backend="magpy")
+def a_method_more_of_tensors() -> Made:
+    def change(i):
+        if i == 1:
+            torch.Tensor.__add__ = lambda tensor, other: tensor * 5
+        elif "__add__" in torch.Tensor.__dict__:
+            del torch.Tensor.__add__
+
+    return altered(lambda x: x + 1, change, 0, 0, 1, 0)
