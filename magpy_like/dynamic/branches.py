@@ -8,7 +8,6 @@ operator's results.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from types import FrameType
@@ -68,14 +67,13 @@ from magpy_like.native import (
 )
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ShadowNode
-from magpy_like.refgraph.values import Steady, is_plain
+from magpy_like.refgraph.values import OwnReference, Steady, is_plain
 
 _log = topic("splits")
 _MOST_NESTED = 12
 """Branches inside a side of a branch, and so on: each level runs all further ones twice."""
 
 
-_Reference = weakref.ref[torch.Tensor]
 Received: TypeAlias = fx.Node | Expression
 """What gives the program a tensor or number where an operator ends."""
 
@@ -91,9 +89,9 @@ class Branches:
         """What is to be done where operators end that the program has yet to go through."""
         self._depth = 0
         self._stand_ins = StandIns()
-        self._may_be: dict[int, tuple[_Reference, list[_Reference]]] = {}
+        self._may_be: dict[int, tuple[OwnReference, list[OwnReference]]] = {}
         """By id, results of branches, with what they may be that was there before."""
-        self._any: list[_Reference] = []
+        self._any: list[OwnReference] = []
         """What stands for any tensor that rounds of a loop hand on."""
         self._heads = LoopHeads(self)
         self._ways: dict[tuple[int, int], bool] = {}
@@ -523,7 +521,7 @@ class Branches:
         return self._known(run, made, symbol)
 
     def _known(self, run: MonitorRun, made: torch.Tensor, node: fx.Node) -> torch.Tensor:
-        self._any.append(weakref.ref(made))
+        self._any.append(OwnReference(made))
         run.recording.operators.know(made, node)
         return made
 
@@ -611,7 +609,7 @@ class Branches:
             value = self._stand_ins.make(value)
         rec.operators.know(value, node)
         if output.sources:
-            self._may_be[id(value)] = weakref.ref(value), [*map(weakref.ref, output.sources)]
+            self._may_be[id(value)] = OwnReference(value), [*map(OwnReference, output.sources)]
         for tensor in (value, *output.sources) if output.sources else ():
             rec.unchanged.append(Steady(tensor))
         return value

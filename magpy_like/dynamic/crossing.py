@@ -16,6 +16,7 @@ from magpy_like.dynamic.code_flow import instructions, live_locals, slot_count
 from magpy_like.dynamic.continuation import OPERATIONS, TESTS, Raised, step, step_code
 from magpy_like.dynamic.frame_state import is_caught, pushes_two
 from magpy_like.dynamic.layout import FrameLayout, Layout, Slot, lay_out
+from magpy_like.monitor.endings import ends_here
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import bind
@@ -90,7 +91,7 @@ class Crossing:
         if ahead is None:
             assert self._at.target is not None
             target = self._at.target if jumps else self._at.end
-            ahead = self._look_ahead(jumps, target, len(self._stack) - (not stays), 0)
+            ahead = self._look_ahead(values, jumps, target, len(self._stack) - (not stays), 0)
         return ahead, self._values(ahead, values, ())
 
     def _next(self, values: Sequence[Any], given: list[Any]) -> tuple[Ahead, Any] | Raised:
@@ -106,9 +107,9 @@ class Crossing:
         if ahead is None:
             count = len(self._stack)
             if more:
-                ahead = self._look_ahead(more, self._at.end, count, 1)
+                ahead = self._look_ahead(values, more, self._at.end, count, 1)
             else:
-                ahead = self._look_ahead(more, self._at.exhausted, count - 1, 0)
+                ahead = self._look_ahead(values, more, self._at.exhausted, count - 1, 0)
         return ahead, self._values(ahead, values, (element,) if more else ())
 
     def _operate(self, values: Sequence[Any], given: list[Any]) -> tuple[Ahead, Any] | Raised:
@@ -137,7 +138,9 @@ class Crossing:
             if result is NULL or isinstance(result, _METHODS):
                 return self._lay_out(values, self._at.end, stack)
         key = same, len(results)
-        ahead = self._ahead.get(key) or self._look_ahead(key, self._at.end, same, len(results))
+        ahead = self._ahead.get(key)
+        if ahead is None:
+            ahead = self._look_ahead(values, key, self._at.end, same, len(results))
         return ahead, self._values(ahead, values, results)
 
     def _prepare(self, values: Sequence[Any]) -> CodeType:
@@ -151,11 +154,16 @@ class Crossing:
         self._code = made  # last: other threads look at it
         return made
 
-    def _look_ahead(self, key: Any, offset: int, same: int, results: int) -> Ahead:
+    def _look_ahead(
+        self, values: Sequence[Any], key: Any, offset: int, same: int, results: int
+    ) -> Ahead:
         """The state at ``offset``, with that many operands kept and that many results."""
         inner = self._inner
         live = live_locals(inner.code, offset)
-        slots: list[Slot] = [slot in live and entry for slot, entry in enumerate(inner.locals)]
+        slots: list[Slot] = [
+            (slot in live or (place > 0 and ends_here(values[place]))) and entry
+            for slot, (entry, place) in enumerate(zip(inner.locals, self._locals, strict=True))
+        ]
         stack = (*inner.stack[:same], *(True,) * results)
         after = FrameLayout(inner.code, offset, tuple(slots), stack, None, False)
         kept = [0]

@@ -20,6 +20,7 @@ from typing import Any
 
 from magpy_like.dynamic.code_flow import Kind, instructions, live_locals, stack_kinds
 from magpy_like.dynamic.frame_state import FrameState, Then, Waiting, handled_then, handling
+from magpy_like.monitor.endings import ends_here
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import bind
@@ -132,7 +133,9 @@ def lay_out_frame(state: FrameState, values: list[Any]) -> FrameLayout:
     """The layout of one frame; its values are appended to ``values``."""
     live = live_locals(state.code, state.offset)
     values.append(state.function)
-    slots = tuple([slot in live and _put(v, values) for slot, v in enumerate(state.locals)])
+    slots = tuple(
+        [(slot in live or ends_here(v)) and _put(v, values) for slot, v in enumerate(state.locals)]
+    )
     stack = tuple([_put(value, values) for value in handled_then(state)])
     waiting = state.waiting
     then, complete = (None, None) if waiting is None else (waiting.then, waiting.complete)

@@ -17,7 +17,6 @@ import gc
 import operator
 import sys
 import types
-import weakref
 from collections import deque
 from typing import Any
 
@@ -33,6 +32,7 @@ from magpy_like.native import (
     replace_references,
 )
 from magpy_like.native.kinds import isinstance
+from magpy_like.refgraph.values import OwnReference
 
 
 class StandIns:
@@ -43,7 +43,7 @@ class StandIns:
     """
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        self._made: dict[int, tuple[OwnReference, torch.Tensor]] = {}
         """Stand-ins by their ids, in the order of their making, each with what it stands for."""
         self._kept: list[torch.Tensor] = []
         """Those that were given back: native code may look at one that nothing refers to."""
@@ -55,7 +55,7 @@ class StandIns:
         with torch.enable_grad():
             made = tensor.view_as(tensor)
         known, key = self._made, id(made)
-        known[key] = weakref.ref(made, lambda _: known.pop(key, None)), tensor
+        known[key] = OwnReference(made, lambda _: known.pop(key, None)), tensor
         return made
 
     def original(self, tensor: Any) -> Any:

@@ -24,6 +24,15 @@ def first_resume(code: types.CodeType) -> int:
     return next(i.offset for i in dis.get_instructions(code) if i.opname == "RESUME")
 
 
+def cleans_up(code: types.CodeType, offset: int) -> bool:
+    """Whether code of the program runs when a generator is closed that waits at this offset."""
+    for row in dis._parse_exception_table(code):  # type: ignore[attr-defined]
+        if row.start <= offset < row.end:
+            # In Python 3.12 all of a generator is covered, for StopIteration alone.
+            return opcode.opname[code.co_code[row.target]] != "CALL_INTRINSIC_1"
+    return False
+
+
 def in_place_reads(code: types.CodeType) -> set[int]:
     """Offsets of the reads whose value is the left operand of ``+=`` and the like."""
     found: set[int] = set()

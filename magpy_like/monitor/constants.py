@@ -8,7 +8,6 @@ tells the program nothing that could differ: ``torch.arange(2, 5).tolist()`` is 
 from __future__ import annotations
 
 import re
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 
 from magpy_like.monitor.containers import elements
 from magpy_like.native.kinds import isinstance
-from magpy_like.refgraph.values import is_plain, storage_of, tensor_version
+from magpy_like.refgraph.values import OwnReference, is_plain, storage_of, tensor_version
 
 _FACTORIES = frozenset(
     (
@@ -47,7 +46,7 @@ class ConstantTensors:
     """The constant tensors of a run, as long as nothing else is written to their memory."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._known: dict[int, tuple[OwnReference, int]] = {}
         self._shared: set[int] = set()
         self.lent: list[tuple[torch.Tensor, int, np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
         """Tensors that lend their memory to NumPy, each with its count of changes, the array and
@@ -97,7 +96,7 @@ class ConstantTensors:
                 return
         for tensor in (result if changed is None else changed, *_leaves(result)):
             if type(tensor) is torch.Tensor and not tensor.is_inference():
-                self._known[id(tensor)] = (weakref.ref(tensor), tensor_version(tensor))
+                self._known[id(tensor)] = (OwnReference(tensor), tensor_version(tensor))
 
     def lend(self, args: Sequence[Any], result: Any) -> None:
         """NumPy may have got the memory of the constant tensors among ``args``."""

@@ -7,7 +7,6 @@ import operator
 import re
 import sys
 import types
-import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +32,7 @@ from magpy_like.monitor.gathered import Gathered, Growing
 from magpy_like.monitor.symbolic_forms import SUBSCRIPTS, SYMBOLIC_FORMS, getitem, is_basic_key
 from magpy_like.monitor.twin import TWIN, Twin, hint
 from magpy_like.native.kinds import isinstance
-from magpy_like.refgraph.values import is_identity, is_plain, tensor_version
+from magpy_like.refgraph.values import OwnReference, is_identity, is_plain, tensor_version
 
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
@@ -64,7 +63,7 @@ class OperatorGraph:
 
     def __init__(self) -> None:
         self.graph = fx.Graph()
-        self._known: dict[int, tuple[weakref.ref[Any], fx.Node]] = {}
+        self._known: dict[int, tuple[OwnReference, fx.Node]] = {}
         self.inputs: list[tuple[fx.Node, Any]] = []
         """Placeholders, each with the id of a tensor's or object's ShadowNode, or an expression."""
         self.samples: dict[Any, Any] = {}
@@ -107,7 +106,7 @@ class OperatorGraph:
         return found[1] if found is not None and found[0]() is tensor else None
 
     def know(self, tensor: torch.Tensor, node: fx.Node) -> None:
-        self._known[id(tensor)] = (weakref.ref(tensor), node)
+        self._known[id(tensor)] = (OwnReference(tensor), node)
 
     def add_input(self, tensor: torch.Tensor, shadow_id: int) -> fx.Node:
         """A placeholder for a tensor that was there when the region was entered."""

@@ -117,6 +117,8 @@ def _read_native_slot(rec: Recording, source: Any, name: str) -> None:
     Raises:
         Split: nothing but a weak reference leads there, so a guard must not hold it.
     """
+    if isinstance(source, weakref.ref):
+        rec.look_for_lost()
     node = rec.node(source)
     if node is None:
         if isinstance(source, torch.Tensor):

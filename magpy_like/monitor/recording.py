@@ -10,7 +10,6 @@ import collections
 import contextvars
 import functools
 import types
-import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -29,17 +28,19 @@ from magpy_like.monitor.containers import (
     transparent,
 )
 from magpy_like.monitor.devices import default_device, with_device
+from magpy_like.monitor.endings import contents, dropped, held_by, is_heard_of, is_noticed
 from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.modes import Modes
 from magpy_like.monitor.operator_graph import AS_IS, OperatorGraph, UnknownTensor, replace_data
 from magpy_like.monitor.split import Effect, Split, SplitPoint, unknown
 from magpy_like.monitor.twin import TWIN, Twin
 from magpy_like.monitor.variation import Path
-from magpy_like.native import TensorCheck, lookup_in_type
+from magpy_like.native import NULL, TensorCheck, lookup_in_type
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, RefGraph, Relation, ShadowNode
 from magpy_like.refgraph.values import (
     HEAP_TYPE,
+    OwnReference,
     Steady,
     answers_for_itself,
     array_layout,
@@ -168,6 +169,11 @@ class Recording:
         """Arrays and generators that the mock makes before anything else."""
         self.kept: list[torch.Tensor] = []
         """The inputs of the operator graph: the backend needs them even if the program lets go."""
+        self.loses = False
+        """Whether the program has taken something, for which there are weak references, out of what
+        is outside: it dies when the record is made, at the latest."""
+        self.losing: set[int] = set()
+        """The ids of what the instruction that splits the program takes out of what is outside."""
         self.unchanged: list[Steady] = []
         """Tensors that must keep their data, as one may be another."""
         self._born: dict[int, Callable[[], Any]] = {}
@@ -179,6 +185,13 @@ class Recording:
     def release(self) -> None:
         """Let go of the program once a record is made; the parts refer to each other."""
         self.__init__()  # type: ignore[misc]
+
+    def let_go(self) -> None:
+        """Hold nothing but tensors and numbers that may vary: the record is made, and the program
+        stands at the instruction behind it."""
+        self.refs.let_go()
+        self._born, self._roots, self.exceptions = {}, {}, {}
+        self.calls, self.replays, self.state_reads, self.cached_calls = [], [], [], []
 
     def has_changed(self, since: int = 0) -> bool:
         """Whether one of the tensors that must keep their data was changed in place."""
@@ -393,9 +406,9 @@ class Recording:
         if isinstance(value, BaseException) or _is_native_iterator(value):
             return  # would keep alive what it goes through, or the frames that it came through
         try:
-            self._born[id(value)] = weakref.ref(value)
+            self._born[id(value)] = OwnReference(value)
         except TypeError:
-            if not isinstance(value, CONTAINERS):
+            if not isinstance(value, CONTAINERS) and not is_noticed(value):
                 self._born[id(value)] = functools.partial(_identity, value)
 
     def is_born(self, value: Any) -> bool:
@@ -622,15 +635,40 @@ class Recording:
         """A container from outside is about to be changed in a way that depends on its contents."""
         if not isinstance(node.variable, list | dict | set | collections.deque):
             raise Split(f"changes a {node.type.__qualname__} from outside in native code")
+        self._look_at_end(node, contents(node.variable))
         self.snapshot(node)
         self.open(node)
         node.rewritten = True
         self.refs.in_place(node)
 
+    def _look_at_end(self, node: ShadowNode, dropped: list[Any]) -> None:
+        """
+        Raises:
+            Split: the end of what a variable from outside is about to lose is noticed.
+        """
+        noticed = next(filter(is_noticed, held_by(dropped)), None)
+        if noticed is None:
+            return
+        self.loses = True
+        heard_of = next(filter(is_heard_of, held_by(dropped)), None)
+        if heard_of is not None:
+            self.losing = {id(value) for value in held_by(dropped)}
+            kind, owner = type(heard_of).__qualname__, node.type.__qualname__
+            raise Split(f"takes a {kind}, whose end is heard of, out of a {owner} from outside")
+
+    def look_for_lost(self) -> None:
+        """
+        Raises:
+            Split: the program looks at weak references, and has let go of an object that has some.
+        """
+        if self.loses:
+            raise Split("asks which objects are there when it may have let go of one")
+
     def store(self, node: ShadowNode, relation: Relation, value: Any) -> None:
         """One place of a variable from outside is about to hold ``value``."""
         if node.replays:
             self.settle(node)
+        self._look_at_end(node, dropped(node, relation, value))
         self.snapshot(node)
         if node.rewritten:
             self.refs.in_place(node)
@@ -640,6 +678,7 @@ class Recording:
     def remove(self, node: ShadowNode, relation: Relation) -> None:
         if node.replays:
             self.settle(node)
+        self._look_at_end(node, dropped(node, relation, NULL))
         self.snapshot(node)
         if node.rewritten:
             self.refs.in_place(node)

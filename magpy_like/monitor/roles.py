@@ -32,6 +32,9 @@ class Cut(Protocol):
     def behind_raise(self, run: MonitorRun, exception: BaseException) -> None:
         """The instruction has raised an exception, which no handler has seen yet."""
 
+    def release(self) -> None:
+        """The program is watched no more: hold nothing of it."""
+
     def begins(self, function: Any) -> bool:
         """Whether the program begins with this function; before that, its state is restored."""
 

@@ -25,6 +25,7 @@ from magpy_like.monitor import attributes, classes, metadata, native_calls, poly
 from magpy_like.monitor.arguments import is_followed
 from magpy_like.monitor.code_facts import calling, first_resume, in_place_reads, keyword_names
 from magpy_like.monitor.devices import MODE_CODE
+from magpy_like.monitor.endings import WEAK_CONTAINERS
 from magpy_like.monitor.expressions import Expression, Size, fresh, is_liftable, is_number, made_of
 from magpy_like.monitor.flags import Flags
 from magpy_like.monitor.gathered import looked_at
@@ -241,6 +242,20 @@ class MonitorRun:
         """
         self._own.hand_back(frame)
         self._own.end(frame, bytes([WHEN["always"]]) * 256)
+        split = self.recording.split
+        self.recording.release()  # what the program lets go of from here on dies there
+        self.recording.split = split
+        self._keep.clear()
+        self.at = self.root_frame = None
+        self.args, self.kwargs, self._root = (), {}, {}
+        if self.cut is not None:
+            self.cut.release()
+
+    def let_go(self) -> None:
+        """Hold no more of the program than what follows a split needs to know."""
+        self.recording.let_go()
+        self._keep.clear()
+        self.args, self.kwargs = (), {}
 
     def give_up(self, reason: str) -> None:
         """The program does something that no instruction or call has told of."""
@@ -512,6 +527,8 @@ class MonitorRun:
         self.flags.enter(frame)
         if unseen:
             return True
+        if self.recording.loses and frame.f_globals.get("__name__") in WEAK_CONTAINERS:
+            self.recording.look_for_lost()
         if code.co_flags & inspect.CO_GENERATOR:
             if frame.f_lasti > first_resume(code):
                 # Another frame may have had the id, so the frame itself must bear the hook's mark.
@@ -564,6 +581,8 @@ class MonitorRun:
         specials.enter(self.recording, receiver, function)
         if not function.__name__.startswith("__"):
             return
+        if function.__name__ == "__del__" and not self.recording.is_born(receiver):
+            raise Split(f"lets go of a {type(receiver).__qualname__} from outside")
         making = {"__set_name__": 1, "__init_subclass__": 0}.get(function.__name__)
         if making is not None and making < code.co_argcount:
             # Called with a class that is still in the making; one from outside was met before.

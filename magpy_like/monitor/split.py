@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
+
+from magpy_like.refgraph.values import OwnReference
 
 
 class Split(Exception):
@@ -85,16 +86,16 @@ class SplitPoint:
         return f"{self.filename}:{self.lineno} in {self.function}: {self.reason}"
 
 
-_disabled: weakref.WeakSet[Any] = weakref.WeakSet()
+_disabled: set[OwnReference] = set()
 
 
 def mark_disabled(function: Callable[..., Any]) -> None:
     """Calls of this function are never part of a record."""
-    _disabled.add(function)
+    _disabled.add(OwnReference(function, _disabled.discard))
 
 
 def is_disabled(function: Callable[..., Any]) -> bool:
-    return function in _disabled
+    return OwnReference(function) in _disabled
 
 
 active = threading.local()

@@ -83,7 +83,7 @@ class Dispatcher:
         self.split_points: list[SplitPoint] = []
         self._eager: str | None = None
         self._is_program = stretches is None
-        self._stretches = stretches or Stretches(self._continue)
+        self._stretches = stretches or Stretches(self._continue, self._give_up_program)
         self.foretells = True
         """Whether values of tensors that steer the program are foretold."""
         self.merges = True
@@ -91,6 +91,8 @@ class Dispatcher:
         self.learnt: list[str] = []
         """Why runs were not recorded as they went, which the next ones take into account."""
         self.varying = Varying(dynamic, inner=not self._is_program)
+        self.own: Collection[int] = ()
+        """The positions of a continuation's arguments that nobody but the program holds."""
         _all.add(self)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -112,10 +114,13 @@ class Dispatcher:
                 continue
             if record.layout is None:
                 return given
-            following, args = self._stretches.cross(record.layout, given)
+            layout, args, kwargs, mistaken = record.layout, (), {}, ()
+            del match, record, found  # an open file that the stretch lets go of is written here
+            following, args = self._stretches.cross(layout, given)
             if following is None:
                 return args
-            dispatcher, kwargs, mistaken = following, {}, ()
+            del given
+            dispatcher = following
             match = dispatcher._match(args, kwargs)
         return dispatcher._miss(args, kwargs)
 
@@ -394,6 +399,16 @@ class Dispatcher:
         if self._given_up >= SPLIT_LIMIT:
             self._eager = f"it splits at {point}"
 
+    def run_natively(self, reason: str) -> None:
+        """The program, of which this may be a continuation, is not to be recorded any more."""
+        self._stretches.run_natively(reason)
+
+    def _give_up_program(self, reason: str) -> None:
+        _splits_log.info("%s: runs natively from now on: %s", self.name, reason)
+        for dispatcher in (self, *self._following()):
+            with dispatcher._lock:
+                dispatcher.records, dispatcher._eager = (), reason
+
     def note_escape(self) -> None:
         """An exception has left the program, which no record does."""
         layout = self.target.layout if isinstance(self.target, Continuation) else None
@@ -474,7 +489,7 @@ class Dispatcher:
             self.foretells = self.merges = True
             self.learnt = []
             if self._is_program:
-                self._stretches = Stretches(self._continue)
+                self._stretches = Stretches(self._continue, self._give_up_program)
             self._eager = None
 
 

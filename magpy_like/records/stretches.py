@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import types
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magpy_like.annotation import RelationKind
 from magpy_like.dynamic.continuation import Raised, run_chain
 from magpy_like.dynamic.crossing import Crossing
 from magpy_like.dynamic.frame_state import FrameState, is_caught
@@ -24,16 +24,16 @@ from magpy_like.dynamic.layout import Layout, NoLayout, lay_out
 from magpy_like.dynamic.splitting import Continuation, behind, open_frames, stands_for
 from magpy_like.logs import topic
 from magpy_like.monitor import devices, locks, specials
-from magpy_like.monitor.containers import CONTAINERS, elements
+from magpy_like.monitor.endings import has_destructor, noticed_in
 from magpy_like.monitor.expressions import fresh, is_liftable
 from magpy_like.monitor.modes import Modes
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import LENGTH_VARIES, NotForetold, NotMerged, Place, Split, SplitPoint
 from magpy_like.monitor.variation import argument_place
-from magpy_like.native import StateCheck, frame_set_local, frame_set_operand, lookup_in_type
+from magpy_like.native import StateCheck, frame_set_local, frame_set_operand
 from magpy_like.native.kinds import isinstance
-from magpy_like.refgraph.values import HEAP_TYPE, put_back
+from magpy_like.refgraph.values import put_back
 from magpy_like.synthesis.graphs import SharedGraphs
 from magpy_like.synthesis.record import Record
 
@@ -41,6 +41,10 @@ _splits_log = topic("splits")
 
 if TYPE_CHECKING:
     from magpy_like.records.dispatch import Dispatcher
+
+
+class Ends(Exception):
+    """An object may die that a stretch would hold for too long; the text says which."""
 
 
 class Stretch:
@@ -79,10 +83,21 @@ class Stretch:
         if after != self._devices:
             rec.devices_left = devices.left(self._devices, after)
 
+    def has_from_outside(self, rec: Recording, value: Any) -> bool:
+        """Whether somebody else than the program holds something."""
+        node = rec.node(value)
+        if node is None or id(value) in rec.losing:
+            return False
+        begin, *way = rec.path(node) or (None,)
+        if begin is None:
+            return False
+        own = begin.kind is RelationKind.LOCAL and begin.key in self.dispatcher.own
+        return not own or (bool(way) and isinstance(value, torch.nn.Module))
+
     def take_back(self, rec: Recording) -> bool:
         """Whether what the program has done since the stretch began is as if it had not been: it
         has only drawn random numbers from torch, which is undone."""
-        if rec.split is not None or rec.has_effects() or not self.is_first:
+        if self.recorded or rec.split is not None or rec.has_effects() or not self.is_first:
             return False
         if not (self._is_as_before() and Modes.now() == self._modes):
             return False
@@ -106,11 +121,13 @@ class StretchCut:
         self._continues = isinstance(target, Continuation)
         self.stretch = Stretch(dispatcher, args, kwargs)
         self._frames: list[types.FrameType] = []
+        self._states: list[FrameState] = []
 
     def release(self) -> None:
         """Let go of what the last stretch began with: the frames that an exception there came
         through would hold this frame's callers, and so the exception, until they are collected."""
         self.stretch.args, self.stretch.kwargs = (), {}
+        self._frames, self._states = [], []
 
     def foretells(self, place: Place) -> bool:
         return self.stretch.dispatcher.may_foretell(place)
@@ -133,9 +150,8 @@ class StretchCut:
             run.read_rest()
             self._frames, states = open_frames(frame, run.root_frame, run.step_of, handled)
             run.recording.operators.look_at_all()  # what follows is given its elements
+            self._held = self._look_at_ends(run, states)
             layout, values = lay_out(states)
-            if any(map(_ends_visibly, values)):
-                raise NoLayout("it may end the life of an object that tells of its end")
             if not self.stretch.recorded:
                 run.recording.goes_on = True
                 record = self.stretch.record(run.recording, tuple(values))
@@ -145,18 +161,42 @@ class StretchCut:
         except (NotForetold, NotMerged) as obstacle:
             dispatcher.refrain(obstacle, run.recording)
             return False
+        except Ends as obstacle:
+            dispatcher.note_split(SplitPoint.at(frame, reason))
+            dispatcher.run_natively(str(obstacle))
+            return False
         except (NoLayout, Split) as obstacle:
             if dispatcher.varying.keep_lengths():
                 return False  # it may have been cut for that alone
             dispatcher.no_record(SplitPoint.at(frame, reason), str(obstacle))
             return False
         dispatcher.note_split(SplitPoint.at(frame, reason))
+        if dispatcher.fullgraph or dispatcher.is_eager:
+            return False
+        run.let_go()
+        self.stretch.args = ()
         self._states, self._joins = states, reason == LENGTH_VARIES
-        return not (dispatcher.fullgraph or dispatcher.is_eager)
+        return True
+
+    def _look_at_ends(self, run: MonitorRun, states: Sequence[FrameState]) -> set[int]:
+        """The ids of what others than the program hold of these states.
+
+        Raises:
+            Ends: the program may end the life of an object, and notice that.
+        """
+        held = {id(run.handled_outside)}
+
+        def is_held(value: Any) -> bool:
+            if self.stretch.has_from_outside(run.recording, value):
+                held.add(id(value))
+            return id(value) in held
+
+        _look_at_ends(states, is_held)
+        return held
 
     def behind_split(self, run: MonitorRun, frame: types.FrameType) -> None:
         states, frames = self._states, self._frames
-        del self._states, self._frames
+        self._states, self._frames = [], []
         try:
             states[0] = behind(states[0], frame)
         except NoLayout as obstacle:
@@ -167,7 +207,7 @@ class StretchCut:
 
     def behind_raise(self, run: MonitorRun, exception: BaseException) -> None:
         states, frames = self._states, self._frames
-        del self._states, self._frames
+        self._states, self._frames = [], []
         if is_caught(states):
             self._go_on(run, frames, states, exception)
         else:
@@ -181,11 +221,14 @@ class StretchCut:
         raised: BaseException | None = None,
     ) -> None:
         """The next stretch begins, in these states of the open frames."""
-        layout, values = lay_out(states, raised)
-        if any(map(_ends_visibly, values)):
-            _splits_log.info("what follows runs natively: it may end the life of an object")
+        held = self._held
+        try:
+            _look_at_ends(states, lambda value: id(value) in held, raised)
+        except Ends as obstacle:
+            self.stretch.dispatcher.run_natively(str(obstacle))
             run.end()
             return
+        layout, values = lay_out(states, raised)
         dispatcher = self.stretch.dispatcher.following(layout)
         for position, value in enumerate(values):
             if run.lifted.expression(value) is not None:
@@ -215,6 +258,7 @@ class StretchCut:
         run.recording.release()
         self.stretch = Stretch(dispatcher, arguments, {})
         self.stretch.is_first = False
+        dispatcher.own = {i for i, value in enumerate(values) if id(value) not in held}
         self.stretch.recorded = covered
         functions = [state.function for state in states]
         variation = dataclasses.replace(variation, numbers=frozenset(varying))
@@ -239,8 +283,11 @@ def _replace(layout: Layout, position: int, frames: Sequence[types.FrameType], n
 class Stretches:
     """The continuations of one compiled function, by where they go on."""
 
-    def __init__(self, make: Callable[[Continuation], Dispatcher]) -> None:
+    def __init__(
+        self, make: Callable[[Continuation], Dispatcher], run_natively: Callable[[str], None]
+    ) -> None:
         self._make = make
+        self.run_natively = run_natively
         self.dispatchers: dict[Layout, Dispatcher] = {}
         self.graphs = SharedGraphs()
         self.surprises: set[Place] = set()
@@ -278,17 +325,35 @@ class Stretches:
         return ahead.following, following
 
 
-def _ends_visibly(value: Any) -> bool:
-    """Whether somebody hears of the end of an object, or of one that a container holds.
+def _look_at_ends(
+    states: Sequence[FrameState],
+    is_held: Callable[[Any], bool],
+    raised: BaseException | None = None,
+) -> None:
+    """A stretch keeps what it begins with until it ends.
 
-    A stretch keeps what it begins with until it ends.
+    Raises:
+        Ends: the program may end the life of an object in these states, and notice that.
     """
-    if isinstance(value, CONTAINERS):
-        return any(_ends_visibly(item) for item in elements(value) if type(item) not in CONTAINERS)
-    if isinstance(value, type | torch.Tensor | torch.nn.Module):
-        return False
-    if not type(value).__flags__ & HEAP_TYPE:
-        return False
-    if isinstance(lookup_in_type(type(value), "__del__"), types.FunctionType):
-        return True
-    return any(reference.__callback__ is not None for reference in weakref.getweakrefs(value))
+    values: list[Any] = [raised]
+    for state in states:
+        if state.code in _RUN_GENERATOR:
+            continue  # to where it waits in a `with` block, or to its end
+        values += [*state.locals, state.handled, state.waiting and state.waiting.complete]
+        values += [value for value in state.stack if not _ends_a_with(value)]
+    noticed = noticed_in(values, is_held)
+    if noticed is not None:
+        raise Ends(f"the end of a {type(noticed).__qualname__} is noticed")
+
+
+_RUN_GENERATOR = (
+    contextlib._GeneratorContextManager.__enter__.__code__,
+    contextlib._GeneratorContextManager.__exit__.__code__,
+)
+
+
+def _ends_a_with(value: Any) -> bool:
+    """Whether it is the method that a ``with`` block calls at its end, and its object finishes
+    then what it would do when it dies."""
+    method = isinstance(value, types.MethodType | types.BuiltinMethodType)
+    return method and value.__name__ == "__exit__" and not has_destructor(value.__self__)

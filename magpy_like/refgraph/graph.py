@@ -11,7 +11,6 @@ them keep no edges.
 from __future__ import annotations
 
 import enum
-import weakref
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ import torch
 
 from magpy_like.annotation.schema import RelationKind
 from magpy_like.native.kinds import isinstance
+from magpy_like.refgraph.values import OwnReference
 
 EXTERNAL = 0
 """The id of the node that stands for everything outside the compiled region (SN #0)."""
@@ -93,7 +93,7 @@ class ShadowNode:
         self.plain = plain
         self.type = type(value)
         self._weak = isinstance(value, torch.Tensor)
-        self._held: Any = weakref.ref(value) if self._weak else value
+        self._held: Any = OwnReference(value) if self._weak else value
         self.versions = [ShadowVersion()]
         self.facts: set[Fact] = set()
         self.written: dict[Relation, None] = {}
@@ -110,6 +110,12 @@ class ShadowNode:
     def variable(self) -> Any:
         """The variable itself; None for a tensor that is gone."""
         return self._held() if self._weak else self._held
+
+    def let_go(self) -> None:
+        """Hold the variable no more, nor what it held."""
+        if not self._weak:
+            self._held = None
+        self.contents, self.replays = None, []
 
     @property
     def first(self) -> ShadowVersion:
@@ -140,6 +146,11 @@ class RefGraph:
 
     def __iter__(self) -> Iterator[ShadowNode]:
         return iter(self.nodes)
+
+    def let_go(self) -> None:
+        """Hold no variables any more."""
+        for node in self.nodes:
+            node.let_go()
 
     def get_node_by_id(self, node_id: int) -> ShadowNode:
         return self.nodes[node_id]

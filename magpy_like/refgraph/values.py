@@ -215,6 +215,12 @@ def answers_for_itself(value: Any) -> bool:
     return decides is not None and not str(decides.__module__).startswith("torch.")
 
 
+class OwnReference(weakref.ref[Any]):
+    """A weak reference that is no part of the program, which may ask for its own."""
+
+    __slots__ = ()
+
+
 class Steady:
     """Notices that a tensor's data was changed in place, without keeping its memory.
 
@@ -222,7 +228,7 @@ class Steady:
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = weakref.ref(tensor)
+        self.tensor = OwnReference(tensor)
         self._counter = _version_counter(tensor)
         self._version = tensor_version(self._counter)
 

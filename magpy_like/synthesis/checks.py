@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from magpy_like.monitor.containers import SCALARS, items_of
+from magpy_like.monitor.ways import lookup
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Relation
 from magpy_like.refgraph.values import array_layout, is_plain, is_same_value, storage_of
-from magpy_like.synthesis.places import lookup
 
 
 def same_scalar(a: Any, b: Any) -> bool:

@@ -15,9 +15,10 @@ from magpy_like.annotation import RelationKind
 from magpy_like.monitor.expressions import Computed, Read, Size, is_liftable
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.variation import Path
+from magpy_like.monitor.ways import lookup
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import EXTERNAL, Fact, Relation
-from magpy_like.synthesis.places import Places, lookup
+from magpy_like.synthesis.places import Places
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from magpy_like.annotation import RelationKind
 from magpy_like.monitor.iterators import ahead
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
-from magpy_like.native import ABSENT as NOTHING
+from magpy_like.monitor.ways import at_key, in_classes
 from magpy_like.native import attribute, instance_dict, lookup_in_type
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ABSENT, EXTERNAL, REFERENT, Fact, Relation, ShadowNode
@@ -106,64 +106,6 @@ class Places:
         ) or isinstance(tensor, torch.nn.Parameter)
 
 
-def lookup(parent: Any, relation: Relation) -> Any:
-    """What is at a place now; raises LookupError, AttributeError or ValueError when nothing is."""
-    kind, key = relation
-    if kind is RelationKind.ATTRIBUTE:
-        return attribute(parent, key)
-    if kind in (RelationKind.KEY, RelationKind.GLOBAL, RelationKind.MEMBERSHIP):
-        return held(parent, key)
-    if kind is RelationKind.ITEM:
-        return _item(parent, key)
-    if kind is RelationKind.CELL:
-        return parent.cell_contents
-    if kind is RelationKind.ITERATION:
-        found = ahead(parent, key) if isinstance(key, int) else NOTHING
-        if found is NOTHING:
-            raise LookupError("the iterator is exhausted")
-        return found
-    if kind is RelationKind.CONTEXT:
-        return parent.get()
-    if kind is RelationKind.CLOSURE:
-        return parent.__closure__[key]
-    if kind is RelationKind.DEFAULT:
-        return (parent.__defaults__ if isinstance(key, int) else parent.__kwdefaults__)[key]
-    if kind is RelationKind.SLOT:
-        return parent() if key == REFERENT else object.__getattribute__(parent, str(key))
-    if kind is RelationKind.DICT:
-        return instance_dict(parent)
-    if kind is RelationKind.MAPPING:
-        return behind_proxy(parent)
-    if kind is RelationKind.TYPE:
-        return _in_classes(parent, key)
-    raise LookupError(f"no way along {relation}")
-
-
-def held(entries: dict[Any, Any], key: Any) -> Any:
-    """What a dictionary holds, and not what ``dict.__getitem__`` makes it make."""
-    found = dict.get(entries, key, NOTHING)
-    if found is NOTHING:
-        raise KeyError(key)
-    return found
-
-
-def _item(parent: Any, index: Any) -> Any:
-    if isinstance(parent, list):
-        return list.__getitem__(parent, index)
-    if isinstance(parent, tuple):
-        return tuple.__getitem__(parent, index)
-    return parent[index]
-
-
-def _in_classes(cls: type, key: Any) -> Any:
-    name, after = key if isinstance(key, tuple) else (key, None)
-    mro = cls.__mro__
-    for base in mro if after is None else mro[mro.index(after) + 1 :]:
-        if name in base.__dict__:
-            return base.__dict__[name]
-    raise LookupError(name)
-
-
 def _slot(name: str, slot: str, kind: type, constant: Callable[[Any], str]) -> str:
     """The source text for what an object holds, and not for what its class answers in Python."""
     methods = (lookup_in_type(kind, method) for method in ("__getattribute__", "__getattr__"))
@@ -186,7 +128,7 @@ def expression(
         where = literal(key) or constant(key)
         if kind_of is dict:
             return f"{parent}[{where}]"
-        return f"{constant(held)}({parent}, {where})"
+        return f"{constant(at_key)}({parent}, {where})"
     if kind is RelationKind.ITEM:
         if kind_of in (list, tuple):
             return f"{parent}[{key}]"
@@ -210,5 +152,5 @@ def expression(
     if kind is RelationKind.MAPPING:
         return f"{constant(behind_proxy)}({parent})"
     if kind is RelationKind.TYPE and isinstance(key, str):
-        return f"{constant(_in_classes)}({parent}, {key!r})"
+        return f"{constant(in_classes)}({parent}, {key!r})"
     raise Split(f"there is no way back to a variable that was reached by {relation}")

@@ -24,6 +24,7 @@ from magpy_like.monitor.modes import Modes
 from magpy_like.monitor.recording import Recording, came
 from magpy_like.monitor.split import NotForetold, NotMerged, Place, Split, SplitPoint
 from magpy_like.monitor.variation import Path
+from magpy_like.monitor.ways import lookup
 from magpy_like.native import instance_dict
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
@@ -35,7 +36,7 @@ from magpy_like.synthesis.examples import example_inputs
 from magpy_like.synthesis.expected import Expected
 from magpy_like.synthesis.graphs import CompiledGraph
 from magpy_like.synthesis.guard import GuardBuilder, same_memory
-from magpy_like.synthesis.places import Places, lookup
+from magpy_like.synthesis.places import Places
 from magpy_like.synthesis.reconstruct import Reconstruction
 from magpy_like.synthesis.source import Source, literal
 from magpy_like.synthesis.undoing import Undoing
@@ -114,6 +115,11 @@ class MockBuilder:
         self.values = Reconstruction(
             rec, self.source, self.existing, self.output, self.graph_output, self.numbers.text
         )
+
+    def forget(self) -> None:
+        """Let go of the recorded run's objects, some of which belong to each other."""
+        self.values.forget()
+        del self.numbers
 
     def existing(self, node: ShadowNode) -> str:
         """The name of a variable that was there before the call."""
@@ -415,6 +421,21 @@ def synthesise(
     with entry():
         guard.build()
     mock = MockBuilder(rec, places, guard)
+    try:
+        return _assemble(rec, places, guard, mock, result, backend, entry)
+    finally:
+        mock.forget()
+
+
+def _assemble(
+    rec: Recording,
+    places: Places,
+    guard: GuardBuilder,
+    mock: MockBuilder,
+    result: Any,
+    backend: Backend,
+    entry: Callable[[], Any],
+) -> Record:
     returned = mock.result(result)
     mock.effects()
     foretold = mock.foretold()
@@ -444,8 +465,6 @@ def synthesise(
         run = undoing.guarded([*run, *behind])
     mock.source.lines = [*before, *undoing.unless_raising(drawn), *run]
     mock.source.lines += [*body, *_modes(rec, mock), f"return {returned}"]
-    mock.values.forget()
-    del mock.numbers
     rewritten = _rewritten(rec, places, guard.expected.numbers)
     parameters = ", ".join(mock.parameters.values())
     guard.source.emit(f"return ({parameters}{',' if parameters else ''})")
