@@ -96,6 +96,15 @@ def _convert(data: np.ndarray, source: Any, target: Any, rounding: Any) -> np.nd
     return rounded.view(torch.int16).numpy().view(np.uint16)
 
 
+_atomic = type(interpreter.interpreter_builder).create_atomic_rmw
+
+
+def _accumulate(self: Any, operation: Any, places: Any, values: Any, *rest: Any) -> Any:
+    """Triton's reads beyond a value that is broadcast to many places."""
+    one_each = interpreter.TensorHandle(np.ascontiguousarray(values.data), values.dtype)
+    return _atomic(self, operation, places, one_each, *rest)
+
+
 _patch_tensor = interpreter._patch_lang_tensor
 
 
@@ -114,6 +123,7 @@ def _interpreted() -> Iterator[None]:
         patch.setattr(interpreter.ReduceOps, "generic_reduce", _halves)
         patch.setattr(interpreter, "_convert_float", _convert)
         patch.setattr(interpreter, "_patch_lang_tensor", _patched_tensor)
+        patch.setattr(type(builder), "create_atomic_rmw", _accumulate)
         # What compile_kernel asks for.
         options = dataclasses.replace(builder.options, debug=True, sanitize_overflow=False)
         patch.setattr(builder, "options", options)

@@ -133,3 +133,4 @@ def test_repeated_indices_accumulate():
     at = torch.randint(0, 4, (50,))
     same(lambda x, at: torch.zeros(4).index_add(0, at, x), torch.randn(50), at)
     same(lambda x, at: torch.zeros(4, dtype=torch.int64).scatter_add(0, at, x), at * 3, at)
+    same(lambda x, at: x.index_put((at,), torch.ones(()), accumulate=True), torch.randn(4, 3), at)
