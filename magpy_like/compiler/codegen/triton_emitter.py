@@ -135,8 +135,8 @@ class TritonEmitter(Emitter):
         if op == "to_dtype":
             if dtype == torch.bool:
                 return f"{typed[0]} != 0"
-            if source.is_floating_point and dtype in (torch.uint8, torch.int8, torch.int16):
-                return f"{typed[0]}.to(tl.int64).to({TYPE[dtype]})"
+            if source.is_floating_point and not dtype.is_floating_point:
+                return _cut_off(typed[0], source, dtype)
             return f"{typed[0]}.to({TYPE[dtype]})"
         if op == "round_to":
             return f"{typed[0]}.to({TYPE[args[1]]}).to(tl.float32)"
@@ -223,6 +223,18 @@ class TritonEmitter(Emitter):
         if op in LIBDEVICE and floats:
             return f"libdevice.{LIBDEVICE[op]}({', '.join(typed)})"
         raise Unsupported(op, "the Triton printer has no such operation")
+
+
+def _cut_off(value: str, source: torch.dtype, target: torch.dtype) -> str:
+    """A float as an integer; what does not fit becomes what eager's instructions make of it.
+
+    By these instructions, too: of a cast, LLVM takes for granted that the number fits, and
+    leaves out what would choose another one.
+    """
+    wide = target in (torch.uint8, torch.int64)
+    kind = "double" if source == torch.float64 else "float"
+    whole = f"libdevice.{kind}2{'ll' if wide else 'int'}_rz({value})"
+    return whole if target in (torch.int32, torch.int64) else f"{whole}.to({TYPE[target]})"
 
 
 def _ones(rank: int) -> str:

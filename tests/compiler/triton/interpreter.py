@@ -33,10 +33,16 @@ def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 
 
 UNUSUAL = {"nearbyint": torch.round, "pow": torch.pow, "fma": _fma}
+CONVERSIONS = {
+    f"{source}2{name}_rz": (target, dtype)
+    for source in ("float", "double")
+    for name, target, dtype in (("int", tl.int32, torch.int32), ("ll", tl.int64, torch.int64))
+}
 
 
 def _function(name: str) -> Any:
-    operator = UNUSUAL.get(name) or getattr(torch, name)
+    target, dtype = CONVERSIONS.get(name, (None, None))
+    operator = UNUSUAL.get(name) or getattr(torch, name, lambda a: a.to(dtype))
 
     def call(*args: Any) -> Any:
         arrays = np.broadcast_arrays(*(a.handle.data for a in args))
@@ -46,7 +52,7 @@ def _function(name: str) -> Any:
             if any(a.handle.data.shape == arrays[0].shape for a in args)
             else args[0]
         )
-        scalar = args[0].dtype
+        scalar = target or args[0].dtype
         kind = (
             tl.block_type(scalar, list(result.shape))
             if first.type.is_block() or (result.ndim > 1)

@@ -55,6 +55,20 @@ def test_products_are_rounded_before_they_are_added():
     assert "fma.rn.f32" not in ptx(source)
 
 
+@pytest.mark.parametrize("source", [torch.float32, torch.float64, torch.float16])
+def test_floats_become_integers_as_eagers_kernels_cut_them_off(source):
+    """Small ones by way of 32 bits, unsigned ones of 64; a number that does not fit stays one."""
+    kind = "f64" if source == torch.float64 else "f32"
+    for target in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+        bits = 64 if target in (torch.uint8, torch.int64) else 32
+        (kernel,) = sources(
+            lambda x, target=target: torch.where(x > 2, x, float("nan")).to(target), X, dtype=source
+        )
+        text = ptx(kernel)
+        assert set(re.findall(r"cvt\.rzi\.\w+\.\w+", text)) == {f"cvt.rzi.s{bits}.{kind}"}
+        assert "selp" in text, "between two numbers, of which one does not fit"
+
+
 def test_positions_beyond_32_bits_are_computed_in_64():
     (source,) = sources(lambda x: x + 1, (2**31,), dtype=torch.int8)
     assert source.function_of_sizes(source.wide)()
