@@ -362,9 +362,8 @@ class Recorder:
         """
         if not self.body.rs:
             if kind == "welford":
-                wide = dtype or values[0].dtype
-                zero, one = (self.constant(n, wide) for n in (0, 1))
-                return self.to_dtype(values[0], wide), zero, one
+                value = self.to_dtype(values[0], dtype or values[0].dtype)
+                return value, self.sub(value, value), self.constant(1, value.dtype)
             return values[-1]  # of argmin and argmax the index
         if kind in ("argmax", "argmin"):
             dtype = torch.int64

@@ -316,13 +316,13 @@ class TritonKernel:
         parts = [f"tl.broadcast_to({p}, {full})" for p in parts]
         if kind == "welford":
             count = f"tl.full({full}, 1.0, {TYPE[wide]})"
-            parts = [parts[0], f"tl.full({full}, 0.0, {TYPE[wide]})", count]
+            # Its difference from itself: no number for an infinity, as in eager.
+            parts = [parts[0], f"{parts[0]} - {parts[0]}", count]
         if axis.exact:
             return parts
         starts = _starts(kind, wide)
         if kind == "welford":
-            kept = [parts[0], parts[1], f"tl.where(rmask, {parts[2]}, 0.0)"]
-            return [f"tl.where(rmask, {kept[0]}, 0.0)", *kept[1:]]
+            return [f"tl.where(rmask, {p}, 0.0)" for p in parts]
         return [f"tl.where(rmask, {p}, {s})" for p, s in zip(parts, starts, strict=True)]
 
     def _joined(self, v: Value, parts: Sequence[str]) -> list[Name]:

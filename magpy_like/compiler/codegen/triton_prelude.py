@@ -76,7 +76,7 @@ def less_first(a, i, b, j):
 @triton.jit
 def welford(mean_a, m2_a, count_a, mean_b, m2_b, count_b):
     """Two (mean, sum of squared differences, count) as one; an empty side changes nothing."""
-    delta = mean_b - mean_a
+    delta = tl.where(count_b == 0, 0.0, mean_b - mean_a)  # beside an infinity, too
     count = count_a + count_b
     share = tl.where(count == 0, 0.0, count_b / tl.where(count == 0, 1.0, count))
     return (

@@ -87,6 +87,18 @@ def test_variance_on_a_gpu_is_found_in_one_pass(shape):
                                rtol=1e-4, atol=1e-4)  # fmt: skip
 
 
+def test_an_infinity_leaves_no_variance_and_a_row_of_one_element_its_mean():
+    infinite, missing = float("inf"), float("nan")
+    for rows in ([[infinite, -3, 0], [-infinite, 5, 5], [missing, 1, 2]], [[infinite], [missing]]):
+        x = torch.tensor(rows, device="cpu")
+        (source,) = sources(lambda x: torch.var_mean(x, 1, correction=0), x.shape)
+        variance, mean = torch.empty(2, len(x), device="cpu")
+        run(source, x, variance, mean)
+        assert variance.isnan().all()
+        if x.shape[1] == 1:
+            torch.testing.assert_close(mean, x[:, 0], equal_nan=True)
+
+
 def test_the_gradient_of_a_softmax_rounds_its_products_as_eager_on_a_gpu_does():
     backward = torch.ops.aten._softmax_backward_data
 
