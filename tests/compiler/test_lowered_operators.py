@@ -144,6 +144,17 @@ def test_values_are_put_by_mask(accumulate):
 
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_places_are_filled_in_any_layout():
+    """torch 2.11's decomposition could not be traced where strides are others than a product's."""
+    at, x = torch.tensor([2, -1, 2]), seeded(4, 6)
+    for given in (x, x.t(), x[:, 1:5], x.chunk(2, 1)[1].t()):
+        same(lambda x, i: x.index_fill(1, i, 3) * 2, given, at)
+        same(lambda x, i: x.index_fill(-2, i, x.sum()), given, at)
+        same_gradients(lambda x: x.index_fill(1, at, 3) * x, given)
+    same(lambda x, i: x.index_fill(0, i, 7), torch.tensor(5.0), torch.tensor([0]))
+    assert not through_aten(lambda x, i: x.index_fill(0, i, 3), x.t(), at)
+
+
 def test_what_has_no_elements():
     empty = torch.empty(0, 5)
     same(

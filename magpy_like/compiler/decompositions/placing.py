@@ -24,6 +24,19 @@ def _put(a: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> 
     return aten.copy(torch.empty_like(a), flat.view(a.shape))
 
 
+@means(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def _index_fill(a: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    """torch 2.11's own writes to a tensor of eager's strides, which AOTAutograd refuses."""
+    if isinstance(value, Tensor) and (value.dtype, value.dim()) != (a.dtype, 0):
+        return NotImplemented
+    if a.dim() == 0 or index.dim() > 1 or index.dtype != torch.int64:
+        return NotImplemented
+    if not isinstance(value, Tensor):
+        value = aten.scalar_tensor(value, dtype=a.dtype, device=a.device)
+    where: list[Tensor | None] = [None] * (dim % a.dim())
+    return aten.index_put(a, [*where, index.reshape(-1)], value)
+
+
 @means(aten.masked_scatter_backward.default)
 def _masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[Any]) -> Tensor:
     """The gradients under the mask, in order, and zeros."""
