@@ -148,6 +148,7 @@ def test_padding_that_is_a_size_may_crop_or_extend():
     )  # fmt: skip
 
 
+@pytest.mark.cpu
 def test_windows_are_read_without_masks_inside_an_images_border(monkeypatch):
     texts, print_unit = [], cpp.print_unit
     monkeypatch.setattr(cpp, "print_unit", lambda unit: texts.append(print_unit(unit)) or texts[-1])
