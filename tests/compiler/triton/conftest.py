@@ -6,7 +6,6 @@ from magpy_like.compiler import build as building
 from magpy_like.compiler.codegen import triton
 from magpy_like.compiler.graph import ATOMIC_DTYPES
 from magpy_like.compiler.runtime import triton_launch
-from tests.compiler import test_programs
 from tests.compiler.triton import interpreter
 
 CPU_ONLY = ("scan", "gcd", "lcm")
@@ -16,6 +15,9 @@ CPU_ONLY = ("scan", "gcd", "lcm")
 def printed(monkeypatch, device):
     """Kernels go through the Triton printer, whatever the device."""
     if device.type == "cuda":
+        # Not sooner: its tensors are made where its collection says.
+        from tests.compiler import test_programs
+
         monkeypatch.setattr(test_programs, "X", test_programs.X.to(device))
     else:
         printer = building.Printer(triton.settle, build)
