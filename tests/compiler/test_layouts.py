@@ -33,3 +33,28 @@ def test_batch_norm_is_laid_out_alike_where_sizes_vary():
         return F.batch_norm(x.transpose(1, 2), None, None, training=True).transpose(1, 2)
 
     same(program, seeded(3, 4, 5), dynamic=True, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x.roll((1, 1), (2, 3)),
+        lambda x: x.roll(2, 1),
+        lambda x: x.roll(2),
+        lambda x: x.roll((1, 5), (1, 2)),
+        lambda x: x.transpose(0, 2).roll(1, 1),
+        lambda x: F.channel_shuffle(x, 2),
+        lambda x: F.channel_shuffle(x.transpose(2, 3), 2),
+    ],
+)
+def test_moved_elements_keep_channels_last(program, layout):
+    same(program, seeded(3, 4, 5, 6).to(memory_format=layout))
+
+
+@pytest.mark.parametrize("operator", [torch.logical_and, torch.logical_or, torch.logical_xor])
+@pytest.mark.parametrize("shape", [(33,), (3, 1), (3, 33), ()])
+def test_truths_of_a_broadcast_and_a_transposed_argument(operator, shape):
+    one, other = seeded(*shape), seeded(33, 3).t()
+    same(operator, one.round(), other.round())
+    same(operator, other.round(), one.round().int())

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
-from magpy_like.compiler.decompositions import complexes, distances, norms, placing
+from magpy_like.compiler.decompositions import complexes, distances, layouts, placing
 from magpy_like.compiler.decompositions.table import OWN, Function, means
 from magpy_like.compiler.lowering import LOWERINGS
 from magpy_like.compiler.ops import LOW_PRECISION
 
-__all__ = ["complexes", "decompositions", "distances", "norms", "placing"]
+__all__ = ["complexes", "decompositions", "distances", "layouts", "placing"]
 
 aten = torch.ops.aten
 

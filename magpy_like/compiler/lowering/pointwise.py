@@ -332,20 +332,13 @@ _predicate(aten.isinf.default, "isinf")
 _predicate(aten.signbit.default, "signbit")
 
 
-def _logical(packet: Any, name: str) -> None:
-    @lower(packet)
-    def lowering(graph: Graph, *args: Any) -> Box:
-        def function(*values: Value) -> Value:
-            truths = [
-                v if v.dtype == torch.bool else ops.ne(v, ops.constant(0, v.dtype)) for v in values
-            ]
-            return getattr(ops, name)(*truths)
+@lower(aten.logical_not.default)
+def logical_not(graph: Graph, a: Box) -> Box:
+    def function(value: Value) -> Value:
+        truth = value if value.dtype == torch.bool else ops.ne(value, ops.constant(0, value.dtype))
+        return ops.logical_not(truth)
 
-        return elementwise(graph, args, _BOOL, function, operations=2)
-
-
-for _name in ("logical_and", "logical_or", "logical_xor", "logical_not"):
-    _logical(getattr(aten, _name).default, _name)
+    return elementwise(graph, [a], _BOOL, function, operations=2)
 
 
 def _shift(packets: list[Any], name: str) -> None:
