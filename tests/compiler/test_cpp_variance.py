@@ -31,6 +31,18 @@ def test_a_mean_beside_a_spread_is_lost_once_an_element_follows_an_infinite_one(
         same(lambda x: spreads(x, dims), one, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("shape", "dims"), SHAPES)
+def test_kernels_are_standardised_by_spreads_of_any_size(shape, dims):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    infinite = x.clone()
+    infinite.view(-1)[0] = float("-inf")
+    for one in (x * 1e-25, x * 1e30, infinite):
+        same(
+            lambda x: torch.std_mean(x, dims, correction=0, keepdim=True), one,
+            rtol=1e-4, atol=1e-32,
+        )  # fmt: skip
+
+
 def test_one_outlier_leaves_other_rows_and_blocks_their_spread():
     x = torch.randn(40, 3000, generator=torch.Generator().manual_seed(0))
     x[7, 2500] = 1e25

@@ -270,10 +270,11 @@ def variance(
 
     On a CPU, rows that stay in cache are reduced twice, in one kernel; everything else is read
     once, by Welford's recurrence. As in eager, float64 holds the sum of squares of float32, which
-    may exceed their range; but normalisations, which ask for it like this, have it in float32.
+    may exceed their range; but normalisations, which ask for variance and mean like this, have it
+    in float32.
     """
     count = indexing.product(a.size[d] for d in axes)
-    normalises = keepdim and correction == 0 and "m" in want
+    normalises = keepdim and correction == 0 and want == "vm"
     wide = to_dtype(graph, a, compute_dtype(dtype))
 
     def spread(m2: Value) -> tuple[Value, Value]:
