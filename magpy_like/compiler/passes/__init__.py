@@ -20,6 +20,7 @@ from magpy_like.compiler.passes.cleanup import (
 from magpy_like.compiler.passes.constants import fold
 from magpy_like.compiler.passes.gradients import keep_saved
 from magpy_like.compiler.passes.layout import use_channels_last
+from magpy_like.compiler.passes.masks import drop_idle_masks
 from magpy_like.compiler.passes.noops import remove_noops
 from magpy_like.compiler.passes.positions import keep_positions
 from magpy_like.compiler.passes.products import use_onednn
@@ -37,7 +38,9 @@ def run_captured(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
     keep_recurrent_layers(gm)
     keep_saved(gm)
     keep_positions(gm)
-    return rewrite_attention(gm, example_inputs)
+    gm = rewrite_attention(gm, example_inputs)
+    drop_idle_masks(gm)
+    return gm
 
 
 def run(gm: GraphModule, *, inference: bool) -> GraphModule:

@@ -415,7 +415,7 @@ def _emit(gm: GraphModule, found: _Attention, vals: dict[Node, Any]) -> None:
         if rank == 3:
             new = call(torch.squeeze, new, 0)
         new = repair(new)
-        if not _layout_is_hidden(result):
+        if not layout_is_hidden(result):
             # A product is row-major; the library may lay out its result otherwise.
             new = call(torch.Tensor.contiguous, new)
     new.meta.update(result.meta)
@@ -426,9 +426,11 @@ def _emit(gm: GraphModule, found: _Attention, vals: dict[Node, Any]) -> None:
         gm.graph.erase_node(node)
 
 
-def _layout_is_hidden(result: Node) -> bool:
-    """Whether all that is done with the result is ``result.transpose(1, 2).reshape(...)``."""
+def layout_is_hidden(result: Node) -> bool:
+    """Whether a result is only made row-major, as it is or as ``result.transpose(1, 2)``."""
     for user in result.users:
+        if _name(user) == "contiguous" and len(user.args) == 1 and not user.kwargs:
+            continue
         if _name(user) != "transpose" or sorted(map(str, user.args[1:])) != ["1", "2"]:
             return False
         if not user.users or any(_name(u) not in ("reshape", "contiguous") for u in user.users):

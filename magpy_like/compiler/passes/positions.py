@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 def keep_positions(gm: GraphModule) -> bool:
     """Have subscripts by tensors traced as operators; whether there are any."""
     found = [n for n in gm.graph.nodes if n.target is operator.getitem and _may_be_position(n)]
-    if not found or not all(map(_writes_nothing, gm.graph.nodes)):
+    if not found or not all(map(writes_nothing, gm.graph.nodes)):
         return False
     found = [node for node in found if _only_read(node)]
     for node in found:
@@ -49,23 +49,23 @@ def _only_read(node: Node) -> bool:
         if user.target is operator.getitem and user.args[0] is node:
             if not _only_read(user):
                 return False
-        elif not (user.target is operator.getitem or _makes_new(user)):
+        elif not (user.target is operator.getitem or makes_new(user)):
             return False
     return True
 
 
-def _makes_new(node: Node) -> bool:
+def makes_new(node: Node) -> bool:
     """Whether all overloads of an operator give memory of their own and write to none."""
-    schemas = _schemas(node)
+    schemas = schemas_of(node)
     return bool(schemas) and not any(
         value.alias_info is not None for s in schemas for value in (*s.arguments, *s.returns)
     )
 
 
-def _writes_nothing(node: Node) -> bool:
+def writes_nothing(node: Node) -> bool:
     if node.op in ("placeholder", "get_attr", "output") or node.target is operator.getitem:
         return True
-    schemas = [] if "out" in node.kwargs else _schemas(node)
+    schemas = [] if "out" in node.kwargs else schemas_of(node)
     return bool(schemas) and not any(
         value.alias_info is not None and value.alias_info.is_write
         for schema in schemas
@@ -73,7 +73,7 @@ def _writes_nothing(node: Node) -> bool:
     )
 
 
-def _schemas(node: Node) -> list[Any]:
+def schemas_of(node: Node) -> list[Any]:
     """Of the ATen operator that a function or method of a captured graph is named after."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     packet = getattr(torch.ops.aten, _NAMES.get(name, name), None)
