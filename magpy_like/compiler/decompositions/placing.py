@@ -27,12 +27,14 @@ def _put(a: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> 
 @means(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def _index_fill(a: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """torch 2.11's own writes to a tensor of eager's strides, which AOTAutograd refuses."""
-    if isinstance(value, Tensor) and (value.dtype, value.dim()) != (a.dtype, 0):
-        return NotImplemented
-    if a.dim() == 0 or index.dim() > 1 or index.dtype != torch.int64:
+    if index.dim() > 1 or index.dtype != torch.int64:
         return NotImplemented
     if not isinstance(value, Tensor):
         value = aten.scalar_tensor(value, dtype=a.dtype, device=a.device)
+    elif (value.dtype, value.dim()) != (a.dtype, 0):
+        return NotImplemented
+    if a.dim() == 0:
+        return aten.index_put(a.reshape(1), [index.reshape(-1)], value).reshape(())
     where: list[Tensor | None] = [None] * (dim % a.dim())
     return aten.index_put(a, [*where, index.reshape(-1)], value)
 
