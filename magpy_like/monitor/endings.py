@@ -50,9 +50,14 @@ def has_destructor(value: Any) -> bool:
 
 
 def _is_programs(reference: Any) -> bool:
-    """Whether a weak reference is the program's; torch's tables are what it knows by itself."""
-    kind = type(reference)
-    return kind is not OwnReference and not str(kind.__module__).startswith("torch.")
+    """Whether a weak reference is the program's; torch's tables are what it knows by itself.
+
+    Once Dynamo has compiled anything, it keeps a table of all modules that are made.
+    """
+    if type(reference) is OwnReference:
+        return False
+    makers = type(reference), reference.__callback__
+    return not any(str(getattr(maker, "__module__", "")).startswith("torch.") for maker in makers)
 
 
 def _calls_back(reference: Any) -> bool:

@@ -187,3 +187,21 @@ def test_program_that_raises_behind_a_split_runs_once():
         with pytest.raises(ValueError, match="as it is"):
             fast(torch.ones(2))
         assert len(done) == calls
+
+
+def test_modules_that_dynamo_has_seen_are_recorded_around_a_split():
+    """Once it has compiled anything it keeps weak references to all modules that are made."""
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    layers = [torch.nn.ReLU()]
+
+    @magpy.disable
+    def given():
+        return layers[0]
+
+    def program(x):
+        return given()(x - 2)
+
+    fast = magpy.compile(program, backend="eager")
+    for i in range(3):
+        assert torch.equal(fast(torch.full((2,), 2.0 + i)), torch.full((2,), float(i)))
+    assert magpy.cache_info(fast).hits == 2
