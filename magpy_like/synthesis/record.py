@@ -157,10 +157,11 @@ class MockBuilder:
         with numbers from outside."""
         for i, drawing in enumerate(self.rec.lifted.draws):
             function = self.source.constant(drawing.operation, drawing.operation.__name__)
+            start = len(self.source.lines)
             texts = [self.values.value(arg) for arg in drawing.args]
             texts += [f"{name}={self.values.value(arg)}" for name, arg in drawing.kwargs.items()]
-            for line in self.numbers.lines(functools.partial(_drawn_before, i)):
-                self.source.emit(line)
+            # Containers among the arguments are made of numbers that only now have names.
+            self.source.lines[start:start] = self.numbers.lines(functools.partial(_drawn_before, i))
             self.source.emit(f"draw{i} = {function}({', '.join(texts)})")
         for line in self.numbers.lines(known_before_graph):
             self.source.emit(line)

@@ -2,6 +2,7 @@
 
 import math
 import operator
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -396,3 +397,15 @@ def test_varying_number_is_compared_with_a_bool(dynamic):
     for n, flag in ((2, True), (3, True), (4, False), (0, True), (1, True), (1, False), (5, True)):
         x = torch.arange(6.0)
         assert_same(fast(x, n, flag), program(x, n, flag))
+
+
+def test_tensor_of_a_list_of_computed_numbers_is_made_by_the_mock():
+    def program(x, n):
+        return x + torch.tensor([n, n * 2]).sum()
+
+    fast = magpy.compile(program, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for n in (3, 4, 5, 6):
+            assert_same(fast(torch.ones(2), n), program(torch.ones(2), n))
+    assert magpy.cache_info(fast).misses == 2
