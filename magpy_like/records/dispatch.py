@@ -143,8 +143,8 @@ class Dispatcher:
         self._failures += 1
         if self._failures == 2:
             warnings.warn(
-                f"magpy_like: a record of {self.name} keeps raising an exception that the program "
-                f"itself does not raise, so such calls run eagerly: {failure.why}",
+                f"magpy_like: a record of {self.name} keeps raising where the program itself goes "
+                f"on, so such calls run eagerly: {failure.why}",
                 stacklevel=4,
             )
         return result
