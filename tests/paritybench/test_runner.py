@@ -223,7 +223,8 @@ def lines(out):
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     corpus, out = write(folder / "corpus", FILES), folder / "out"
-    options = ("--compilers", "torchscript", "--timeout", 5, "--memory", 2, "--train")
+    # Enough for a slow machine to fill the memory.
+    options = ("--compilers", "torchscript", "--timeout", 10, "--memory", 2, "--train")
     result = run("--corpus", corpus, *options, "--out", out)
     assert result.returncode == 0, result.stderr
     return corpus, out
