@@ -58,3 +58,19 @@ def test_truths_of_a_broadcast_and_a_transposed_argument(operator, shape):
     one, other = seeded(*shape), seeded(33, 3).t()
     same(operator, one.round(), other.round())
     same(operator, other.round(), one.round().int())
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, i, j: x[i.t()],
+        lambda x, i, j: x[:, i.t(), j.t()],
+        lambda x, i, j: x[i.t(), :, j.t()],
+        lambda x, i, j: x[:, i[:, 0], j.t()],
+        lambda x, i, j: x.transpose(0, 2)[:, i.t()],
+        lambda x, i, j: x[(*torch.stack((i, j, i), -1).permute(2, 1, 0),)].transpose(0, 1),
+    ],
+)
+def test_looked_up_elements_lie_as_their_transposed_indices(program):
+    i = torch.arange(6).reshape(2, 3) % 3
+    same(program, seeded(3, 4, 5), i, i.flip(0))
