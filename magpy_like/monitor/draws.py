@@ -286,7 +286,9 @@ def _makes_anew(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def as_index(run: MonitorRun, key: Any) -> Any:
     """An index of a tensor, with tensors for the drawn arrays in it: so torch takes them, too."""
     if type(key) is tuple:
-        return tuple(as_index(run, part) for part in key) if run.lifted else key
+        parts = tuple(as_index(run, part) for part in key) if run.lifted else key
+        # A copy of a tuple from outside would be one that is relied on without a guard.
+        return key if all(map(operator.is_, parts, key)) else parts
     if not isinstance(key, np.ndarray) or key.dtype not in _INDICES or not key.ndim:
         return key
     if run.recording.inside or run.side is not None or not run.lifted.is_drawn(key):

@@ -383,6 +383,17 @@ def test_container_that_is_drawn_from_is_guarded():
         assert_same(fast(torch.ones(3)), expected)
 
 
+def test_tuple_from_outside_that_indexes_after_a_draw_is_guarded():
+    compiled = magpy.compile(lambda x, at: x[:, at] * random.random(), backend="eager")
+    x = torch.randn(2, 3)
+    for at in [(0, 1), (0, 1), (1, 2), (2, 0)]:
+        random.seed(1)
+        factor = random.random()
+        random.seed(1)
+        assert_same(compiled(x, at), x[:, at] * factor)
+    assert magpy.cache_info(compiled).hits == 1
+
+
 def test_seeds_from_outside_may_differ():
     def program(x, seed):
         random.seed(seed)
