@@ -66,7 +66,7 @@ from magpy_like.monitor.operator_graph import MAKES_SEVERAL
 from magpy_like.monitor.reads import follow, inputs_of, number_at
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.region import ASK_WHETHER_COMPILING
-from magpy_like.monitor.repeated_calls import repeatable
+from magpy_like.monitor.repeated_calls import SHOWN, repeatable
 from magpy_like.monitor.split import LENGTH_VARIES, Effect, Look, Split
 from magpy_like.monitor.tensors_as_numbers import dimensions, with_numbers
 from magpy_like.monitor.twin import hint
@@ -236,7 +236,6 @@ def native(
     if annotation.replay:
         if rec.inside:
             raise Effect(f"calls {describe(operation)} inside an operator")
-        rec.calls.append(repeatable(rec, operation, args, kwargs))
     elif not annotation.as_op_node:
         if not annotation.pure_closure:
             raise Split(annotation.reason or f"calls {describe(operation)}")
@@ -256,10 +255,12 @@ def native(
     if getattr(operation, "__name__", "") in LOOKS_INSIDE:
         for value in (*args, *kwargs.values()):
             look_inside(rec, operation, value)
+    changed = []
     for position, value in inputs_of(args, kwargs):
         wanted = annotation.input(position)
         if run.lifted and not on_graph and wanted.value_read not in _LIKE_TYPES:
-            if is_liftable(value) or operation not in _MOVES:
+            moved = operation in _MOVES and not is_liftable(value)
+            if not moved and position not in SHOWN.get(operation, ()):
                 run.lifted.settle(value)
         elif on_graph and type(value) is str and run.lifted:
             run.lifted.settle(value)  # an operator's mode, not a value
@@ -270,7 +271,7 @@ def native(
         if wanted.value_read not in _TELL_NO_METHODS:
             specials.look_for_all(rec, value)
         if wanted.in_place and not isinstance(value, torch.Tensor):
-            change(rec, operation, value, args, kwargs)
+            changed.append(value)
         elif on_graph:
             if is_number_like(value):
                 raise Split(f"gives a {type(value).__qualname__} to a tensor operator")
@@ -283,6 +284,12 @@ def native(
             rec.visit(value, wanted.value_read)
         if not on_graph and wanted.value_read in _COMPARES:
             rec.compare(value)
+    # Effects come last: where the program splits at this call, a mock that had them would do what
+    # the call behind it does, too.
+    if annotation.replay:
+        rec.calls.append(repeatable(rec, operation, args, kwargs))
+    for value in changed:
+        change(rec, operation, value, args, kwargs)
     if getattr(operation, "__name__", "") in MAKES_SEVERAL and args and on_graph:
         if isinstance(args[0], torch.Tensor) and _data_decides_sizes(rec, args[0]):
             run.lifted.fix_sizes(args[0])

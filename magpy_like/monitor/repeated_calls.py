@@ -7,19 +7,26 @@ import sys
 import types
 import warnings
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native.kinds import isinstance
+from magpy_like.refgraph.values import is_plain
 
 _PACKAGE = str(Path(__file__).parents[1])
 
 _SHOWS = {warnings.warn, warnings.warn_explicit}
 _LOGGING = logging.Logger._log.__code__.co_filename
+SHOWN = {logging.Logger._log: (2, 3), warnings.warn: (0,), warnings.warn_explicit: (0,)}
+"""Positions of the arguments that are shown as they are: they may be made of lifted numbers."""
 _RULES_CHANGED = warnings._filters_mutated  # type: ignore[attr-defined]
 """What `warnings` calls whenever its filters have changed."""
+_UNCHANGING = (type, Enum, torch.Size, torch.dtype, torch.device)
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
@@ -34,7 +41,7 @@ def repeatable(
 
     Raises:
         Split: it would be shown by other rules than those that the program has set for it, or
-            raised.
+            raised; or it shows what may be another text by then.
     """
     repeated = {call[0] for call in rec.calls}
     if operation is _RULES_CHANGED and repeated & _SHOWS:
@@ -46,6 +53,7 @@ def repeatable(
     if operation is not warnings.warn:
         return operation, args, kwargs
     given = dict(zip(("message", "category", "stacklevel", "source"), args, strict=False)) | kwargs
+    _as_it_is(given["message"])
     message = given["message"]
     category = type(message) if isinstance(message, Warning) else given.get("category")
     if _may_raise(category or UserWarning):
@@ -80,7 +88,7 @@ def _log_from(
     """A log record names the place in the program, too.
 
     Raises:
-        Split: it shows an exception, or the stack.
+        Split: it shows a handled exception, the stack, or what may be another text by then.
     """
     if exc_info or stack_info:
         raise Split("logs an exception or the stack")
@@ -88,7 +96,23 @@ def _log_from(
     place = ("(unknown file)", 0, "(unknown function)")
     if frame is not None:
         place = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-    return _log, (logger, level, place, text, args, extra), {}
+    return _log, (logger, level, place, *map(_as_it_is, (text, args, extra))), {}
+
+
+def _as_it_is(shown: Any) -> Any:
+    """What is shown, without any container that the program may change before the mock shows it.
+
+    Raises:
+        Split: it may change otherwise.
+    """
+    if type(shown) in (list, tuple):
+        return type(shown)(_as_it_is(item) for item in shown)
+    if type(shown) is dict:
+        return {_as_it_is(key): _as_it_is(value) for key, value in shown.items()}
+    told = shown.args if isinstance(shown, BaseException) else (shown,)
+    if not all(is_plain(value) or isinstance(value, _UNCHANGING) for value in told):
+        raise Split(f"shows a {type(shown).__qualname__}, which may change")
+    return shown
 
 
 def _log(

@@ -56,6 +56,51 @@ def test_log_record_of_a_mock_names_the_place_in_the_program(log):
     assert magpy.cache_info(compiled).hits == 2
 
 
+def test_log_record_tells_of_numbers_that_this_call_has_read(log):
+    logger, seen = log
+
+    def program(x):
+        y = x * 2
+        logger.info("%s: %.2f", [y.mean().item()], y.sum().item())
+        logger.info(f"at most {y.max().item():.1f}")
+        return y
+
+    compiled = magpy.compile(program, backend="eager", fullgraph=True)
+    for scale in (1.0, 2.0, 7.0, 0.5):
+        _both(program, compiled, torch.arange(3.0) * scale, seen)
+    assert magpy.cache_info(compiled).hits == 3
+
+
+def test_log_record_has_what_a_list_held_when_it_was_made(log):
+    logger, seen = log
+
+    def program(x):
+        sizes = [1]
+        logger.info("%s", sizes)
+        sizes.append(2)
+        logger.info("%s of %s", {"s": sizes}, (sizes, "all"))
+        sizes[0] = 3
+        return x * len(sizes)
+
+    compiled = magpy.compile(program, backend="eager")
+    for _ in range(3):
+        _both(program, compiled, torch.ones(2), seen)
+    assert magpy.cache_info(compiled).hits == 2
+
+
+def test_call_at_which_the_program_splits_is_made_once(log):
+    logger, seen = log
+
+    def program(x):
+        logger.info("large", extra={"value": x.sum().item()})
+        return x * 2
+
+    compiled = magpy.compile(program, backend="eager")
+    for scale in (1.0, 2.0, 7.0, 0.5):
+        _both(program, compiled, torch.arange(3.0) * scale, seen)
+    assert magpy.cache_info(compiled).hits
+
+
 @pytest.mark.parametrize("passed", [False, True], ids=["a global name", "an argument"])
 def test_level_of_a_logger_is_guarded(log, passed):
     logger, seen = log
