@@ -7,14 +7,15 @@ after it is worked out once for each layout.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodWrapperType
 from typing import Any
 
 from magpy_like.dynamic.code_flow import instructions, live_locals, slot_count
 from magpy_like.dynamic.continuation import OPERATIONS, TESTS, Raised, step, step_code
-from magpy_like.dynamic.frame_state import is_caught, pushes_two
+from magpy_like.dynamic.frame_state import is_caught, line_of, pushes_two
 from magpy_like.dynamic.layout import FrameLayout, Layout, Slot, lay_out
 from magpy_like.monitor.endings import ends_here
 from magpy_like.native import NULL, lookup_in_type
@@ -58,6 +59,7 @@ class Crossing:
         self._order: list[int] = []
         self._keywords: dict[str, None] = {}
         self._ahead: dict[Any, Ahead] = {}
+        self._callers = list(_callers(layout))
 
     def run(self, values: Sequence[Any]) -> tuple[Ahead, tuple[Any, ...]] | Raised:
         """Run the instruction natively: what it raised, or where the program is, with its values.
@@ -124,10 +126,12 @@ class Crossing:
             (*(function.__closure__ or ()), state),
         )
         operation.__kwdefaults__ = self._keywords
+        for at, caller in self._callers:
+            operation = FunctionType(caller, values[at].__globals__, closure=(CellType(operation),))
         try:
             stack = operation()
         except BaseException as exception:
-            return _raised(exception, 2)
+            return _raised(exception, 2 + len(self._callers))
         same = 0
         for entry, place in zip(stack, self._stack, strict=False):
             if entry is not given[place]:
@@ -192,6 +196,34 @@ class Crossing:
         states[0] = replace(states[0], offset=offset, stack=stack)
         layout, after = lay_out(states)
         return Ahead(layout, ()), tuple(after)
+
+
+def _callers(layout: Layout) -> Iterator[tuple[int, CodeType]]:
+    """For each frame around the innermost one, inside out, where its function is among the values,
+    and code that calls what it closes over from the same place: loggers and warnings name it."""
+    functions = sorted(layout.functions)
+    for at, frame in zip(functions[1:], layout.frames[1:], strict=True):
+        yield at, _calling(frame.code, frame.offset, id(frame.code))
+
+
+@functools.lru_cache(256)
+def _calling(code: CodeType, behind: int, identity: int) -> CodeType:
+    """Code objects compare equal across files."""
+    ends = (at.offset for at in instructions(code).values() if at.end == behind)
+    return _CALLING.replace(
+        co_filename=code.co_filename,
+        co_name=code.co_name,
+        co_qualname=code.co_qualname,
+        co_firstlineno=line_of(code, next(ends, behind)),
+    )
+
+
+def _calling_code() -> CodeType:
+    inner: Callable[[], Any] = lambda: None  # noqa: E731
+    return (lambda: inner()).__code__
+
+
+_CALLING = _calling_code()
 
 
 def _raised(exception: BaseException, own: int) -> Raised:

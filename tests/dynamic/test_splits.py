@@ -513,3 +513,33 @@ def test_text_that_shows_a_tensor_is_made_anew(name):
 
 
 SHOWN = io.StringIO()
+
+
+def test_a_dynamic_function_sees_who_has_called_it():
+    seen = []
+
+    @magpy.disable
+    def look(value):
+        frame = sys._getframe(1)
+        for _ in range(3):
+            place = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+            seen.append((*place, frame.f_globals["__name__"]))
+            frame = frame.f_back
+        return value
+
+    def called(x):
+        return x * look(
+            x.sum().item(),
+        )
+
+    def program(x):
+        y = x + 1
+        return y - called(
+            x,
+        )
+
+    compiled = magpy.compile(program, backend="eager")
+    for scale in (1.0, 2.0, 3.0):
+        assert_same(compiled(torch.full((2,), scale)), program(torch.full((2,), scale)))
+    assert seen == seen[:3] * 6
+    assert magpy.cache_info(compiled).hits
