@@ -1,6 +1,7 @@
 """Options and settings of every test run."""
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator
 
@@ -33,6 +34,14 @@ def device(pytestconfig: pytest.Config) -> Iterator[torch.device]:
     exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
     with exact if device.type == "cuda" else contextlib.nullcontext():
         yield device
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_objects() -> None:
+    """Collections, which many tests ask for, look through all objects that there are: here through
+    those of a file's tests, and not through what is loaded."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -159,15 +158,6 @@ def is_changed_in_place(x, end):
 PROGRAMS = (
     in_containers, in_native_objects, in_functions, on_operand_stacks, as_keys, is_changed_in_place,
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _few_objects():
-    """The collector looks through all objects that there are: here through those of these tests."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize("ends", [looks_up, sorts, calls_back, splits], ids=lambda f: f.__name__)
