@@ -10,6 +10,7 @@ import torch
 
 import magpy_like as magpy
 from magpy_like.compiler import errors
+from tests.seeding import seed
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,6 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def device(pytestconfig: pytest.Config) -> Iterator[torch.device]:
     device = torch.device(pytestconfig.getoption("--device"))
+    if device.type == "cuda":
+        torch.cuda.init()  # before the first seed
     # With TF32, cuDNN chooses between algorithms that differ by far more than rounding.
     exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
     with exact if device.type == "cuda" else contextlib.nullcontext():
@@ -46,7 +49,7 @@ def _few_objects() -> None:
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    torch.manual_seed(0)
+    seed(0)
 
 
 @pytest.fixture(autouse=True)

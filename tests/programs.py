@@ -15,6 +15,7 @@ import torch
 
 import magpy_like as magpy
 from tests.compare import assert_same
+from tests.seeding import seed
 
 Inputs = Callable[[], tuple[Any, ...]]
 
@@ -58,11 +59,11 @@ class Twins:
     ) -> Any:
         """Call both on inputs of their own and compare all that can be seen afterwards."""
         keyword = keyword or {}
-        torch.manual_seed(0)
+        seed(0)
         eager_args = inputs()
         eager = _outcome(self.eager, eager_args, keyword)
         eager_random = torch.rand(1)
-        torch.manual_seed(0)
+        seed(0)
         args = inputs()
         before = magpy.cache_info(self.compiled)
         actual = _outcome(self.compiled, args, keyword)

@@ -23,10 +23,10 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 
 from tests.conditions import Run, noted
 from tests.programs import Twins
+from tests.seeding import seed
 
 ENOUGH = 2
 """Answers that a kind of check must have changed before it is tried no more."""
@@ -91,7 +91,7 @@ class Report:
 
 def _outcome(test: Callable[[], Any]) -> str:
     """``right``, ``answer`` when the test has seen a wrong one, or ``bookkeeping``."""
-    torch.manual_seed(0)
+    seed(0)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import magpy_like as magpy
+from tests import seeding
 from tests.compare import assert_same
 from tests.models import ZOO
 
@@ -59,7 +60,7 @@ def calls_equal_eager(entry, fast, model, eager, *, batch=2, calls=3):
         outcomes = []
         for call, owner in ((fast, model), (eager, eager)):
             args, kwargs = entry.inputs(owner, seed, batch)
-            torch.manual_seed(seed)
+            seeding.seed(seed)
             with torch.set_grad_enabled(train):
                 output = call(*args, **kwargs)
             outcome = SimpleNamespace(

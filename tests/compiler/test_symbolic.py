@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from magpy_like.compiler import build, compile_fx
 from magpy_like.compiler.codegen import cpp
 from tests.compare import assert_same
+from tests.seeding import seed
 
 pytestmark = pytest.mark.filterwarnings("error::magpy_like.compiler.errors.MagpyWarning")
 
@@ -84,7 +85,7 @@ def one_graph_for(function, *calls):
         seen = []
         for call in (fast, function):
             given = fresh(args)
-            torch.manual_seed(0)
+            seed(0)
             result = call(*given)
             out = [t for t in tensors(result) if t.requires_grad]
             if out:

@@ -5,6 +5,7 @@ import torch
 
 import magpy_like as magpy
 from tests.compare import assert_same
+from tests.seeding import seed
 
 
 def both_sides_keep_sizes(x):
@@ -53,7 +54,7 @@ ROWS = (5, 5, 6, 9, 3, 2, 7, 12, 5)
 
 
 def inputs(i, rows, training=False):
-    torch.manual_seed(i)
+    seed(i)
     x = torch.randn(rows, 4) + (0.5 if i % 2 else -0.5)
     return x.requires_grad_(training)
 

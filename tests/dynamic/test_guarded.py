@@ -10,6 +10,7 @@ import magpy_like as magpy
 from tests import conditions, mutants
 from tests.compare import assert_same
 from tests.dynamic.guarded import PROGRAMS, Program
+from tests.seeding import seed
 
 
 def answers(case: Program, *, compiled: bool, behind: bool) -> tuple[Any, int]:
@@ -26,7 +27,7 @@ def answers(case: Program, *, compiled: bool, behind: bool) -> tuple[Any, int]:
         program = magpy.compile(target, backend=case.backend)
     found = []
     for now[:] in [[call] for call in calls]:
-        torch.manual_seed(0)
+        seed(0)
         args, kwargs = () if behind else now[0](), {}
         if args and isinstance(args[0], tuple):
             args, kwargs = args

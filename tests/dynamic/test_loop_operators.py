@@ -13,6 +13,7 @@ from magpy_like.compiler import compile_fx
 from magpy_like.compiler.control import for_loop
 from tests.compare import assert_same
 from tests.models.lstm import LSTM
+from tests.seeding import seed
 
 WEIGHT = torch.linspace(-1, 1, 9).reshape(3, 3)
 
@@ -559,7 +560,7 @@ SIZES = [5, 7, 9, 2, 3, 1, 12, 6, 5]
 
 
 def outcome(program, x):
-    torch.manual_seed(0)
+    seed(0)
     try:
         return program(x), torch.random.get_rng_state()
     except (IndexError, RuntimeError, UnboundLocalError) as error:
@@ -656,7 +657,7 @@ def test_rounds_behind_a_first_one_that_differs_are_one_operator(program, traini
     for steps in (5, 7, 30, 3, 12):
         found = []
         for run in (fast, program):
-            torch.manual_seed(steps)
+            seed(steps)
             x = torch.randn(steps, 4, 3, requires_grad=training)
             result = run(x)
             if training:

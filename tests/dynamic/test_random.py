@@ -178,7 +178,7 @@ def _seed_all(seed):
     for generator in (random, np.random, OWN, OLD):
         generator.seed(seed)
     ARRAYS.bit_generator.state = np.random.default_rng(seed).bit_generator.state
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     LOG.clear()
     ORDER.sort()
 

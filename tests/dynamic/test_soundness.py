@@ -15,6 +15,7 @@ from torch import nn
 
 import magpy_like as magpy
 from tests.compare import assert_same
+from tests.seeding import seed
 
 VARIABLE = contextvars.ContextVar("VARIABLE", default=1)
 
@@ -266,7 +267,7 @@ ROUNDS = [0, 0, 1, 1, 0, 1]
 
 def _run(make, compiled, rounds=ROUNDS):
     """What a program gives in each round, with all that it runs on made anew."""
-    torch.manual_seed(0)
+    seed(0)
     state = [0]
     program = make(state)
     if compiled:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from tests import seeding
+
 from . import language
 from .blockdrop import BlockDrop
 from .densenet import DenseNet
@@ -60,7 +62,7 @@ class ZooModel:
     def make(self, seed: int, size: Size = "small") -> nn.Module:
         """The model in eval mode on the CPU; equal seeds give equal weights."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            seeding.seed(seed)
             model = self.build(size)
             model.zoo_size = size
             _calibrate(model, *self.example(size, 4))
@@ -70,7 +72,7 @@ class ZooModel:
         """Random arguments of the model's size, `batch` samples, on the model's device."""
         device = next(model.parameters()).device
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            seeding.seed(seed)
             example = self.example(model.zoo_size, batch)
         return pytree.tree_map_only(Tensor, lambda t: t.to(device), example)
 

@@ -5,6 +5,7 @@ import torch
 
 import magpy_like as magpy
 from magpy_like.compiler import compile_fx
+from tests import seeding
 
 
 def penalty(x, w, v=None):
@@ -26,7 +27,7 @@ def attack(x, w, v):
 
 
 def given(seed):
-    torch.manual_seed(seed)
+    seeding.seed(seed)
     return [torch.randn(size, requires_grad=True) for size in ((3, 4), (4, 4), (4,))]
 
 

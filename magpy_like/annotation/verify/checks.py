@@ -490,7 +490,7 @@ def _same_generators() -> Iterator[None]:
     """Every call inside draws the same random numbers, and none is missing afterwards."""
     states = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
     try:
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         yield
     finally:
         random.setstate(states[0])
@@ -516,7 +516,7 @@ def _perturbed() -> Iterator[None]:
             numpy.set_printoptions(precision=2)
             random.seed(12345)
             numpy.random.seed(12345)
-            torch.manual_seed(12345)
+            torch.default_generator.manual_seed(12345)
             yield
         finally:
             numpy.set_printoptions(**options)

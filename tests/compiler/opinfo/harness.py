@@ -21,6 +21,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 from magpy_like.compiler import errors
+from tests.seeding import seed
 
 Compiler = Callable[[torch.fx.GraphModule, Sequence[torch.Tensor]], Callable[..., Sequence[Any]]]
 
@@ -74,7 +75,7 @@ def operators() -> dict[str, Any]:
 
 def cases(op: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[Case]:
     """The samples of ``op``, as functions of their tensors alone."""
-    torch.manual_seed(0)
+    seed(0)
     # All at once: a generator that is dropped while a graph is captured runs in the capture.
     device = torch.get_default_device().type
     samples = list(op.sample_inputs(device, dtype, requires_grad=requires_grad))
@@ -304,7 +305,7 @@ def _is_inexact(tensor: torch.Tensor) -> bool:
 
 def _run(function: Any, inputs: list[torch.Tensor], gradient: bool) -> list[torch.Tensor | None]:
     """Outputs, then the inputs as they were left, then their gradients."""
-    torch.manual_seed(0)
+    seed(0)
     with torch.set_grad_enabled(gradient):
         outputs = list(function(*inputs))
         results: list[torch.Tensor | None] = [*outputs, *inputs]

@@ -5,6 +5,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from magpy_like.compiler import passes
 from tests.compare import assert_same
+from tests.seeding import seed
 
 
 def aten_graph(function, *inputs, functional=True):
@@ -31,9 +32,9 @@ def optimised(function, *inputs, inference=True, functional=True):
     gm = aten_graph(function, *inputs, functional=functional)
     gm = passes.run(gm, inference=inference)
     ours, eager = clones(inputs), clones(inputs)
-    torch.manual_seed(0)
+    seed(0)
     actual = gm(*ours)
-    torch.manual_seed(0)
+    seed(0)
     expected = function(*eager)
     assert_same((actual, tuple(ours)), (expected, tuple(eager)))
     return gm
