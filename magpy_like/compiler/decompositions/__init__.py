@@ -54,7 +54,7 @@ KEEP = [
 @functools.cache
 def decompositions() -> dict[Any, Function]:
     """Operator -> its meaning in simpler operators; what has a lowering is left alone."""
-    table = dict(core_aten_decompositions()) | get_decompositions(EXTRA) | OWN
+    table = _core() | get_decompositions(EXTRA) | OWN
     kept = {getattr(packet, name) for packet in KEEP for name in packet.overloads()}
     return {
         operator: function
@@ -63,21 +63,25 @@ def decompositions() -> dict[Any, Function]:
     }
 
 
-def _steps(packet: Any, name: str) -> None:
-    meant = core_aten_decompositions()[getattr(packet, name)]
+@functools.cache
+def _core() -> dict[Any, Function]:
+    """Torch's core set, which takes torch long to put together."""
+    return dict(core_aten_decompositions())
 
-    @means(getattr(packet, name))
+
+def _steps(operator: Any) -> None:
+    @means(operator)
     def steps(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
         """Of low precision eager rounds every step, and of integers both ends; on a GPU it cuts off
         fused sums of float32. No other arithmetic comes out alike."""
         if dtype in LOW_PRECISION or (dtype is not None and not dtype.is_floating_point):
             return NotImplemented
-        return meant(*args, dtype=dtype, **kwargs)
+        return _core()[operator](*args, dtype=dtype, **kwargs)
 
 
 for _packet in (aten.linspace, aten.logspace):
     for _overload in ("default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"):
-        _steps(_packet, _overload)
+        _steps(getattr(_packet, _overload))
 
 
 @means(getattr(aten.random, "from"))
