@@ -1,6 +1,6 @@
 """The command ``magpy``."""
 
-import subprocess
+import runpy
 import sys
 
 import pytest
@@ -37,11 +37,12 @@ def test_clear_says_what_went_and_leaves_nothing():
     assert code_cache.get("graph") is None
 
 
-def test_the_package_runs_as_a_module():
-    command = [sys.executable, "-m", "magpy_like", "cache", "info"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "kernels " in done.stdout
+def test_the_package_runs_as_a_module(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["magpy", "cache", "info"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("magpy_like", run_name="__main__")
+    assert end.value.code == 0
+    assert "kernels " in capsys.readouterr().out
 
 
 def test_an_unknown_command_is_refused_with_help():

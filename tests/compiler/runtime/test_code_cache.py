@@ -3,9 +3,8 @@
 import ctypes
 import dataclasses
 import fcntl
+import multiprocessing
 import os
-import subprocess
-import sys
 import sysconfig
 import textwrap
 import threading
@@ -29,7 +28,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def compilations(tmp_path, monkeypatch):
     """A compiler that counts its runs; the returned function says how many there were for sources
-    of a name (the package compiles a helper of its own when it is imported)."""
+    of a name."""
     log = tmp_path / "runs"
     log.touch()
     wrapper = tmp_path / "counting-c++"
@@ -145,41 +144,37 @@ def test_threads_with_one_source_compile_it_once(compilations):
     assert compilations("add") == 1
 
 
-CHILD = textwrap.dedent(
-    """
-    from magpy_like.compiler.runtime import code_cache
-    path = code_cache.compile_cpp('extern "C" int add(int a, int b) { return a + b; }', name="add")
-    print(code_cache.load_library(path).add(20, 3))
-    """
-)
+# Each of their processes has this one's modules and nothing of its own in the cache.
+FORK = multiprocessing.get_context("fork")
 
 
 def test_processes_with_one_source_compile_it_once(compilations):
+    sums = FORK.Queue()
     children = [
-        subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE) for _ in range(3)
+        FORK.Process(target=lambda: sums.put(add(code_cache.compile_cpp(ADD, name="add"))))
+        for _ in range(3)
     ]
-    assert [child.communicate(timeout=120)[0].strip() for child in children] == [b"23"] * 3
+    for child in children:
+        child.start()
+    assert [sums.get(timeout=60) for _ in children] == [5] * 3
+    for child in children:
+        child.join()
     assert compilations("add") == 1
 
 
-HOLDER = textwrap.dedent(
-    """
-    import sys, time
-    from magpy_like.compiler.runtime import code_cache
-    with code_cache._locked(sys.argv[1]):
-        print("held", flush=True)
+def _hold(key, held):
+    with code_cache._locked(key):
+        held.set()
         time.sleep(1000)
-    """
-)
 
 
 def test_a_killed_owner_of_the_lock_stops_nobody():
-    key = CppSource(ADD, "add").key(code_cache.cxx())
-    child = subprocess.Popen([sys.executable, "-c", HOLDER, key], stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    assert child.stdout.readline() == b"held\n"
+    key, held = CppSource(ADD, "add").key(code_cache.cxx()), FORK.Event()
+    child = FORK.Process(target=_hold, args=(key, held))
+    child.start()
+    assert held.wait(timeout=60)
     child.kill()
-    child.communicate()
+    child.join()
     begin = time.monotonic()
     assert add(code_cache.compile_cpp(ADD, name="add")) == 5
     assert time.monotonic() - begin < code_cache._LOCK_PATIENCE / 5
