@@ -15,10 +15,10 @@ demo: $(READY)
 	$(RUN) -m benchmarks.demo
 
 test: lint
-	$(RUN) -m pytest -n 2 -q
+	$(RUN) -m pytest -n 2 --dist worksteal -q
 
 test-full: lint
-	$(RUN) -m pytest -n 2 -q -m "full or not full"
+	$(RUN) -m pytest -n 2 --dist worksteal -q -m "full or not full"
 
 lint: $(READY)
 	$(RUN) -m ruff check .
