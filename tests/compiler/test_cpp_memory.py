@@ -107,6 +107,25 @@ def test_what_was_just_read_is_not_fetched_again(no_caches, monkeypatch):
     assert text.count("fetch(") == 1
 
 
+def test_the_next_rows_are_fetched_where_most_is_computed(no_caches, monkeypatch):
+    """Not while their maximum is sought: that waits for memory already."""
+    monkeypatch.setattr(cpp_kernel, "MEMORY", 4096)
+    for function in (lambda x: x.softmax(-1), lambda x: x.log_softmax(-1)):
+        text = source(function, torch.randn(40, 1024))
+        assert text.count("fetch(&p0[(3072 + ") == text.count("fetch(") == 1
+        assert text.index("Sum<") < text.index("fetch(") < text.index("exp_nonpositive")
+
+
+def test_rows_of_a_reduction_are_fetched_before_they_are_read(no_caches, monkeypatch):
+    """What another iteration reads may be asked for at any time, but not what this one has read."""
+    monkeypatch.setattr(cpp_kernel, "MEMORY", 4096)
+    text = source(lambda x: x.softmax(-1), torch.randn(4, 6000))  # further on in the row
+    assert text.index("fetch(") < text.index("Sum<")
+    text = source(lambda x: (x - x.mean((0, 2), keepdim=True)).exp().sum((0, 2)),
+                  torch.randn(8, 3, 256))  # fmt: skip
+    assert text.index("fetch(") < text.index("exp")
+
+
 # --- variance in one reading ----------------------------------------------------------------------
 
 RANDOM = torch.randn(65600, generator=torch.Generator().manual_seed(0))

@@ -322,21 +322,25 @@ class CppKernel:
             self.lines.line("streamed();")
 
     def fetch_ahead(
-        self, nodes: Sequence[Node], loop: Symbol, begin: str, count: int | None = None
-    ) -> None:
+        self, nodes: Sequence[Node], loop: Symbol, begin: str, count: int | None = None,
+        rows_of: Sequence[Node] | None = None, late: bool = False,
+    ) -> None:  # fmt: skip
         """Ask for what ``loop`` will read a while later, further on in its row or in one of the
         next. The processor does so too, where it is what comes next in memory, but not as far.
 
         ``count`` elements from ``begin`` are asked for; if not given, a whole row, and only where
         rows do not follow one another. Once is enough for what stays in a core's own caches.
+        Of rows of other outer iterations, those are asked for that ``rows_of`` reads; one further
+        on, if it is ``late`` in this one.
         """
         if not self.fetches:
             return
+        rows_of = nodes if rows_of is None else rows_of
         start = sympy.S.Zero if begin == "0" else sympy.Symbol(begin, integer=True)
         extent = self.kernel.ranges[loop]
         loops = (*self.kernel.xs, *self.kernel.rs)
         outer = loops[loops.index(loop) - 1] if loops.index(loop) > 0 else None
-        for node in nodes:
+        for node in dict.fromkeys((*nodes, *rows_of)):
             for v in node.body.of("load"):
                 buffer, index, mask = v.args
                 form = indexing.coefficients(index, self.kernel.ranges)
@@ -356,9 +360,13 @@ class CppKernel:
                 jumps = step not in (0, extent) and PIECES[0] <= row <= PIECES[1]
                 place: dict[Symbol, Expr] = {loop: start}
                 if step != 0 and outer is not None and row < 2 * AHEAD:
-                    place[outer] = outer + max(1, AHEAD // row)
+                    another = outer in self.kernel.xs  # not one that this iteration reads, too
+                    place[outer] = outer + (max(1, AHEAD // row) + int(late and another))
                 else:
+                    another = False
                     place[loop] = start + AHEAD // width
+                if node not in (rows_of if another else nodes):
+                    continue
                 if not jumps and (count is None or (row < AHEAD and outer not in place)):
                     continue
                 self._fetched.add((buffer, index))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
 
-from magpy_like.compiler.codegen.common import Kernel, Phase, split_levels
+from magpy_like.compiler.codegen.common import Kernel, Node, Phase, split_levels
 from magpy_like.compiler.codegen.cpp_kernel import STRIP, WIDE
 from magpy_like.compiler.codegen.cpp_reduction import Parts, Reduction
 from magpy_like.compiler.codegen.cpp_values import (
@@ -19,7 +20,7 @@ from magpy_like.compiler.codegen.cpp_values import (
     print_number,
 )
 from magpy_like.compiler.indexing import Expr
-from magpy_like.compiler.ops import Value
+from magpy_like.compiler.ops import EXPENSIVE, Value
 
 UNROLL = 2  # strips at a time, each with accumulators of its own: an addition waits for the last
 BY_LANE = {
@@ -100,7 +101,7 @@ class Rows(Reduction):
         begin, end = bounds or ("0", print_index(kernel.ranges[rs[0]]))
         last = rs[-1]
         wide = self.widened(phase.inner, last)
-        strips = not (scans or wide) and self._takes_strips(phase, accumulators)
+        strips = self._takes_strips(phase)
         flags: dict[Value, str] = {}
         for v, parts in accumulators.items():
             _, dtype, kind = parts[0]
@@ -188,19 +189,39 @@ class Rows(Reduction):
 
     # --- strips ----------------------------------------------------------------------------------
 
-    def _takes_strips(self, phase: Phase, accumulators: dict[Value, Parts]) -> bool:
+    def _takes_strips(self, phase: Phase) -> bool:
         """Are the phase's reductions such as can be held lane by lane, and its rows long enough?"""
-        checks = [v for node in phase.inner for v in split_levels(node.body)[0] if v.op == "check"]
+        bodies, loop = [node.body for node in phase.inner], self.kernel.rs[-1]
+        checks = [v for body in bodies for v in split_levels(body)[0] if v.op == "check"]
+        reductions = [v for body in bodies for v in body.of("reduction")]
         return (
-            bool(accumulators)
+            bool(reductions)
             and not checks
+            and not any(body.of("scan") for body in bodies)
+            and not self.widened(phase.inner, loop)
             and not self.is_serial()
-            and self.hint(self.kernel.ranges[self.kernel.rs[-1]]) >= UNROLL * STRIP
-            and all(
-                parts[0][2] in BY_LANE and v.args[1][0].dtype.itemsize == 4
-                for v, parts in accumulators.items()
-            )
+            and self.hint(self.kernel.ranges[loop]) >= UNROLL * STRIP
+            and all(v.args[0] in BY_LANE and v.args[1][0].dtype.itemsize == 4 for v in reductions)
         )
+
+    @functools.cached_property
+    def _busiest(self) -> Phase | None:
+        """The phase that computes most per element, of those that can ask for the next rows:
+        memory is then waited for while there is something to do."""
+
+        def work(phase: Phase) -> int:
+            values = [v for node in phase.inner for v in split_levels(node.body)[0]]
+            return sum(8 if v.op in EXPENSIVE else 1 for v in values)
+
+        return max(filter(self._takes_strips, self.kernel.phases), key=work, default=None)
+
+    def _fetch(self, phase: Phase, strip: str) -> None:
+        """Ask for what strips that come later read: those of the same row, or of the next."""
+        rows_of: list[Node] = []
+        if phase is self._busiest:
+            rows_of = [node for other in self.kernel.phases for node in other.inner]
+        late = phase is not self.kernel.phases[0]
+        self.fetch_ahead(phase.inner, self.kernel.rs[-1], strip, UNROLL * STRIP, rows_of, late)
 
     def _strip_loop(
         self, phase: Phase, accumulators: dict[Value, Parts], inner: dict[Value, str],
@@ -234,7 +255,7 @@ class Rows(Reduction):
         start = start if fits else ""
         line(f"for ({start}; {strip} + {together} <= {end}; {strip} += {together}) {{")
         self.lines.indent()
-        self.fetch_ahead(phase.inner, loop, strip, together)
+        self._fetch(phase, strip)
         for k in range(UNROLL):
             own = {v: names[k] for v, names in lanes.items()}
             self._strip_of(phase, accumulators, inner, own, f"{strip} + {STRIP * k}")
