@@ -74,6 +74,7 @@ ELEMENTWISE: dict[str, tuple[int, str]] = {
     # float functions
     "exp": (1, _SAME), "exp2": (1, _SAME), "expm1": (1, _SAME),
     "exp_nonpositive": (1, _SAME),  # of what is known to be at most 0, or NaN
+    "exp_addend": (1, _SAME),  # of the same, where it is only added to numbers of which one is 1
     "log": (1, _SAME), "log2": (1, _SAME), "log10": (1, _SAME), "log1p": (1, _SAME),
     "sqrt": (1, _SAME), "rsqrt": (1, _SAME),
     "sin": (1, _SAME), "cos": (1, _SAME), "tan": (1, _SAME),
@@ -122,10 +123,10 @@ _CHOOSING = frozenset(("where", "maximum", "minimum", "fmax", "fmin", "neg", "ab
 #: Operations whose cost makes computing them twice worse than storing the result.
 EXPENSIVE = frozenset(
     (
-        "exp", "exp_nonpositive", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos",
-        "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
-        "erf", "erfc", "lgamma", "sigmoid", "normal_cdf", "pow", "hypot", "fmod", "remainder",
-        "floordiv", "truncdiv", "gcd", "lcm", *(f"special_{name}" for name in SPECIAL),
+        "exp", "exp_nonpositive", "exp_addend", "exp2", "expm1", "log", "log2", "log10", "log1p",
+        "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh",
+        "acosh", "atanh", "erf", "erfc", "lgamma", "sigmoid", "normal_cdf", "pow", "hypot", "fmod",
+        "remainder", "floordiv", "truncdiv", "gcd", "lcm", *(f"special_{name}" for name in SPECIAL),
     )
 )  # fmt: skip
 

@@ -45,6 +45,19 @@ def test_powers_of_what_is_at_most_zero_are_as_exact():
     torch.testing.assert_close(power, rows.softmax(-1)[:, 0], rtol=3e-7, atol=1e-44, equal_nan=True)
 
 
+def test_logarithms_of_sums_of_powers_are_as_exact_as_their_type():
+    """A logarithmic softmax's powers are only added up: each to 1, and many of one size."""
+    x = every_kind_of_float()
+    x = x[~(x > 0)]
+    x = torch.where(x.isinf(), x, x.clamp(min=-200))
+    one = torch.stack([x, torch.zeros_like(x)], 1)
+    many = torch.cat([one, x[:, None].expand(-1, 30)], 1)[:: 64 + 1]
+    for rows in one, many:
+        result = compiled(lambda x: x.log_softmax(-1))(rows)
+        wanted = rows.double().log_softmax(-1).float()
+        torch.testing.assert_close(result, wanted, rtol=2e-7, atol=4e-7, equal_nan=True)
+
+
 @pytest.mark.parametrize("function", [torch.erf, torch.tanh, F.gelu])
 def test_zeros_keep_their_sign(function):
     x = torch.tensor([0.0, -0.0])

@@ -108,9 +108,10 @@ template <class T> INLINE T m_sign(T x) { return T((T(0) < x) - (x < T(0))); }
 INLINE f64 m_exp(f64 x) { return exp(x); }
 INLINE f64 m_erf(f64 x) { return erf(x); }
 INLINE f64 m_tanh(f64 x) { return tanh(x); }
-// e^x as p * 2^n, with n in the place of a float's exponent. Adding 1.5 * 2^23 rounds.
-INLINE f32 exp_parts(f32 x, i32& n) {
-    f32 shifted = m_fma(x, 0x1.715476p+0f, 0x1.8p+23f), whole = shifted - 0x1.8p+23f;
+// e^x as p * 2^n, with n + bias in the place of a float's exponent. Adding 1.5 * 2^23 rounds.
+INLINE f32 exp_parts(f32 x, i32& n, f32 bias = 0) {
+    const f32 rounding = 0x1.8p+23f + bias;
+    f32 shifted = m_fma(x, 0x1.715476p+0f, rounding), whole = shifted - rounding;
     n = bitcast<i32>(shifted) << 23;
     f32 r = m_fma(whole, -0x1.7f7d1cp-20f, m_fma(whole, -0x1.62e4p-1f, x));  // x - whole * ln 2
     f32 s = r * r;
@@ -130,16 +131,31 @@ INLINE f32 m_exp(f32 x) {
 // Where x is at most 0, or NaN: one factor that leaves room for 2^-150, and one that takes it back.
 INLINE f32 m_exp_nonpositive(f32 x) {
     i32 n;
-    f32 p = exp_parts(x, n);
-    p = p * bitcast<f32>(n + ((127 + 64) << 23)) * 0x1p-64f;
+    f32 p = exp_parts(x, n, 127 + 64);
+    p = p * bitcast<f32>(n) * 0x1p-64f;
     return x < -104.f ? 0.f : p;
 }
 INLINE f64 m_exp_nonpositive(f64 x) { return exp(x); }
+// The same where it is only added to numbers of which one is 1: subnormal results count as 0, and an
+// error of two units in the last place is as good as none.
+INLINE f32 m_exp_addend(f32 x) {
+    const f32 rounding = 0x1.8p+23f + 127;
+    f32 shifted = m_fma(x, 0x1.715476p+0f, rounding), whole = shifted - rounding;
+    f32 r = m_fma(whole, -0x1.62e43p-1f, x);
+    f32 p = m_fma(0x1.1060e6p-7f, r, 0x1.572a3cp-5f);
+    p = m_fma(p, r, 0x1.5557b2p-3f);
+    p = m_fma(p, r, 0x1.fffdfcp-2f);
+    p = m_fma(p, r, 1.f);
+    p = m_fma(p, r, 1.f);
+    p = p * bitcast<f32>(bitcast<i32>(shifted) << 23);
+    return x < -88.f ? 0.f : p;  // from there on the factor is 0, as far as it is one
+}
+INLINE f64 m_exp_addend(f64 x) { return exp(x); }
 // Where the result is neither subnormal nor infinite.
 INLINE f32 exp_normal(f32 x) {
     i32 n;
-    f32 p = exp_parts(x, n);
-    return p * bitcast<f32>(n + 0x3f800000);
+    f32 p = exp_parts(x, n, 127);
+    return p * bitcast<f32>(n);
 }
 // The lesser of |x| and a positive bound, which it also is for NaN: positive floats sort as their
 // bits do.

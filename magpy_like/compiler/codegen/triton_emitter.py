@@ -187,7 +187,7 @@ class TritonEmitter(Emitter):
             if dtype == torch.float32:
                 return f"tl.div_rn({_ones(self.printer.rank)}, {total})"
             return f"1.0 / ({total})"
-        if op == "exp_nonpositive":
+        if op in ("exp_nonpositive", "exp_addend"):
             op = "exp"
         if op == "normal_cdf":
             return f"libdevice.erf({a} * {math.sqrt(0.5)}) * 0.5 + 0.5"

@@ -366,8 +366,9 @@ def _softmax(log: bool) -> Callable[..., Any]:
         largest = amax(graph, wide, axes, True)
         shifted = elementwise(graph, [wide, largest], Kind.DEFAULT, lambda x, m: ops.sub(x, m))
         powers = elementwise(
-            graph, [shifted], Kind.DEFAULT, lambda x: ops.exp_nonpositive(x), expensive=True
-        )
+            graph, [shifted], Kind.DEFAULT,
+            lambda x: ops.exp_addend(x) if log else ops.exp_nonpositive(x), expensive=True,
+        )  # fmt: skip
         if log:
             (total,) = reduce(
                 graph, powers, axes, True, [wide.dtype],
