@@ -14,24 +14,14 @@ the frames that called it: each of these is looked at once more before it goes o
 from __future__ import annotations
 
 import gc
-import operator
 import sys
 import types
-from collections import deque
 from typing import Any
 
 import torch
 
-from magpy_like.monitor.containers import elements
-from magpy_like.native import (
-    frame_locals,
-    frame_set_local,
-    frame_set_operand,
-    frame_stack,
-    instance_dict,
-    replace_references,
-)
-from magpy_like.native.kinds import isinstance
+from magpy_like.monitor.replacing import replace_in, replaced
+from magpy_like.native import frame_locals, frame_set_local, frame_set_operand, frame_stack
 from magpy_like.refgraph.values import OwnReference
 
 
@@ -85,7 +75,7 @@ class StandIns:
             ours = {id(alive), id(held), id(self._kept)}
             for holder in gc.get_referrers(*held):
                 if id(holder) not in ours and not isinstance(holder, types.FrameType):
-                    _replace_in(holder, held, originals)
+                    replace_in(holder, held, originals)
 
     def let_go(self) -> None:
         """No native code runs any more that may look at what was given back."""
@@ -107,7 +97,7 @@ class StandIns:
             for reference, _ in list(self._made.values()):
                 made = reference()
                 if made is not None:
-                    result = _replaced(result, made, self.original(made))
+                    result = replaced(result, made, self.original(made))
             made = None
             self.put_back(None)
         self._made.clear()
@@ -115,47 +105,5 @@ class StandIns:
         return result
 
 
-def _replaced(value: Any, old: Any, new: Any) -> Any:
-    """A tree of tuples with another leaf."""
-    if value is old:
-        return new
-    if type(value) is not tuple:
-        return value
-    parts = []
-    for item in value:
-        parts.append(_replaced(item, old, new))
-    return value if all(map(operator.is_, parts, value)) else tuple(parts)
-
-
 _OURS = 4
 """References to a tensor from `put_back`: from two lists, a variable and an argument."""
-
-
-def _replace_in(holder: Any, held: list[torch.Tensor], originals: dict[int, torch.Tensor]) -> None:
-    """Let ``holder`` refer to the originals of the tensors that are ``held`` instead of those,
-    past whatever methods its class has for that."""
-    if isinstance(holder, dict):
-        for key, value in list(dict.items(holder)):
-            if id(value) in originals:
-                dict.__setitem__(holder, key, originals[id(value)])
-    elif isinstance(holder, list | deque):
-        base: Any = list if isinstance(holder, list) else deque
-        for i, value in enumerate(elements(holder)):
-            if id(value) in originals:
-                base.__setitem__(holder, i, originals[id(value)])
-    elif isinstance(holder, set):
-        for value in [member for member in elements(holder) if id(member) in originals]:
-            set.discard(holder, value)
-            set.add(holder, originals[id(value)])
-    else:
-        if not isinstance(holder, tuple):
-            _replace_attributes(holder, originals)
-        for tensor in held:
-            replace_references(holder, tensor, originals[id(tensor)])
-
-
-def _replace_attributes(holder: Any, originals: dict[int, torch.Tensor]) -> None:
-    entries = instance_dict(holder) or {}
-    for name, value in list(dict.items(entries)):
-        if id(value) in originals:
-            dict.__setitem__(entries, name, originals[id(value)])

@@ -39,6 +39,7 @@ from magpy_like.monitor.expressions import (
 )
 from magpy_like.monitor.raising import may_raise
 from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.replacing import FoundNumbers
 from magpy_like.monitor.split import Look, Place, Split
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Fact, ShadowNode
@@ -50,10 +51,16 @@ NUMBERS = (int, float)
 class LiftedNumbers:
     """The lifted numbers of a run, by the identity of their objects."""
 
-    def __init__(self, rec: Recording, place_to_foretell: Callable[[], Place | None]) -> None:
+    def __init__(
+        self,
+        rec: Recording,
+        place_to_foretell: Callable[[], Place | None],
+        found: FoundNumbers,
+    ) -> None:
         """``place_to_foretell`` gives where the program stands; None when values must not be
-        foretold there."""
+        foretold there. ``found`` is told what stands outside for the program's numbers."""
         self.rec = rec
+        self.found = found
         self._place_to_foretell = place_to_foretell
         self.beside = False
         """Whether the numbers are those of a run beside the program, which foretells nothing."""
@@ -63,8 +70,6 @@ class LiftedNumbers:
         self.nodes: set[int] = set()
         """Ids of the nodes whose numbers are lifted at every read."""
         self._known: dict[int, tuple[Any, Expression]] = {}
-        self.originals: dict[int, Any] = {}
-        """The objects that stand outside, by the ids of those that the program has for them."""
         self._twins: dict[int, Any] = {}
         """Symbolic numbers beside the lifted ones, where there are."""
         self._read: dict[int, Read] = {}
@@ -110,12 +115,12 @@ class LiftedNumbers:
     def read(self, node: ShadowNode, value: Any) -> Any:
         """Lift the number at a place outside; the guard asks for its type only."""
         number = self.lift(value, *self._source(node, value))
-        self.originals[id(number)] = value
+        self.found.note(number, value)
         return number
 
     def as_found(self, value: Any) -> Any:
         """The object that stands outside for a number, or any other value itself."""
-        return self.originals.get(id(value), value) if self.expression(value) else value
+        return self.found.original(value) if self.expression(value) else value
 
     def adopt(self, value: Any, node: ShadowNode) -> None:
         """Know an argument whose object is no other's already."""

@@ -43,6 +43,7 @@ from magpy_like.monitor.own_tensors import OwnTensors
 from magpy_like.monitor.reads import inputs_of
 from magpy_like.monitor.recording import GUARDED_BYTES, Recording
 from magpy_like.monitor.region import Compiling, ask_for_instructions, seen_entry
+from magpy_like.monitor.replacing import FoundNumbers
 from magpy_like.monitor.roles import Branching, Cut
 from magpy_like.monitor.sides import MAKES, Side, finish_in_side, side_filter
 from magpy_like.monitor.split import Effect, Look, Place, Split, SplitPoint, active, place_of
@@ -128,6 +129,7 @@ class MonitorRun:
         self.target, self.args, self.kwargs = seen_entry(target), args, kwargs
         self.name = getattr(target, "__qualname__", type(target).__qualname__)
         self.cut = cut
+        self.found = FoundNumbers()
         self._begin(varying)
         if varying.numbers:
             self.args = tuple(self._varying_argument(i, value) for i, value in enumerate(args))
@@ -161,7 +163,7 @@ class MonitorRun:
     def _begin(self, varying: Variation) -> None:
         """A recording begins, of which nothing is known yet."""
         self.recording = Recording()
-        self.lifted = LiftedNumbers(self.recording, self._place_to_foretell)
+        self.lifted = LiftedNumbers(self.recording, self._place_to_foretell, self.found)
         self.recording.lifted = self.lifted
         self.flags = Flags(self.recording)
         self.recording.operators.expression = self.lifted.expression
@@ -250,6 +252,14 @@ class MonitorRun:
         self.args, self.kwargs, self._root = (), {}, {}
         if self.cut is not None:
             self.cut.release()
+
+    def give_back(self, result: Any) -> Any:
+        """The run is over, and all records are made: the program's result, with the objects that
+        it has found for numbers, which it must not have others for elsewhere either."""
+        changed = [n.variable for n in self.recording.refs if n.existed and n.written]
+        self.recording.release()
+        self.lifted = LiftedNumbers(self.recording, self._place_to_foretell, self.found)
+        return self.found.give_back(result, changed)
 
     def let_go(self) -> None:
         """Hold no more of the program than what follows a split needs to know."""
@@ -689,7 +699,7 @@ class MonitorRun:
         if not lifted:
             return value
         number = fresh(value)
-        self.lifted.originals[id(number)] = value
+        self.found.note(number, value)
         return number
 
     def watch_numbers(self) -> None:

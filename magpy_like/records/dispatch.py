@@ -272,11 +272,10 @@ class Dispatcher:
             result = run.run()
         except Exception:
             cut.stretch.dispatcher.note_escape()
-            if not run.told_compiling:
-                raise
             # The program may raise only because it has heard so, which a native run has not.
-            if not cut.stretch.take_back(run.recording):
-                self._stretches.says_compiling = False
+            if not (run.told_compiling and cut.stretch.take_back(run.recording)):
+                self._stretches.says_compiling &= not run.told_compiling
+                run.give_back(None)
                 raise
         except BaseException:
             cut.stretch.dispatcher.note_escape()
@@ -304,7 +303,7 @@ class Dispatcher:
                 last.refrain(obstacle, run.recording)
             except Split as reason:
                 last.no_record(SplitPoint.of(self.name, _code_of(self.target), str(reason)), "")
-        run.recording.release()
+        result = run.give_back(result)
         cut.release()
         if self.fullgraph and self.split_points:
             point = self.split_points[-1]

@@ -249,6 +249,7 @@ class StretchCut:
             place = argument_place(position)
             if place in varying and is_liftable(values[position]):
                 number = fresh(values[position])
+                run.found.note(number, values[position])
                 if _replace(layout, position, frames, number):
                     values[position] = number
                 else:

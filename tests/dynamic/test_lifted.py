@@ -409,3 +409,35 @@ def test_tensor_of_a_list_of_computed_numbers_is_made_by_the_mock():
         for n in (3, 4, 5, 6):
             assert_same(fast(torch.ones(2), n), program(torch.ones(2), n))
     assert magpy.cache_info(fast).misses == 2
+
+
+def test_a_varying_number_is_handed_on_as_the_object_that_was_found():
+    """Also by the run that finds out what varies, which tells numbers apart by copies."""
+
+    class Holder:
+        pass
+
+    def handed_on(number, x, holder, log):
+        holder.number = number
+        log.append(number)
+        return number, {"again": number}, [number, x + number], lambda: number
+
+    fast = magpy.compile(handed_on, backend="eager")
+    for i in range(4):
+        number, holder, log = 1000.5 + i, Holder(), []
+        first, mapping, items, closure = fast(number, torch.ones(2), holder, log)
+        found = [first, mapping["again"], items[0], closure(), holder.number, log[0]]
+        assert [value is number for value in found] == [True] * 6
+    assert magpy.cache_info(fast).hits == 2
+
+
+def test_a_number_is_the_one_that_was_found_behind_a_split(tmp_path):
+    def split(number, x):
+        x = x * number
+        (tmp_path / "log").write_text("split")
+        return x + number, number
+
+    fast = magpy.compile(split, backend="eager")
+    for i in range(4):
+        number = 1000.5 + i
+        assert fast(number, torch.ones(2))[1] is number

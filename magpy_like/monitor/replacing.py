@@ -1,0 +1,117 @@
+"""Putting one object in place of another, wherever a program has it."""
+
+from __future__ import annotations
+
+import gc
+import operator
+import sys
+import types
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from magpy_like.monitor.containers import elements
+from magpy_like.native import instance_dict, replace_references
+from magpy_like.native.kinds import isinstance
+
+
+class FoundNumbers:
+    """The objects that stand outside for the lifted numbers that a program has: a monitor tells
+    those by an identity of their own, and callers may ask for the one that they know."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[int, tuple[Any, Any]] = {}
+
+    def note(self, number: Any, found: Any) -> None:
+        """The program has ``number`` instead of ``found``."""
+        self._pairs[id(number)] = number, self.original(found)
+
+    def original(self, value: Any) -> Any:
+        pair = self._pairs.get(id(value))
+        return value if pair is None else pair[1]
+
+    def give_back(self, result: Any, changed: Sequence[Any]) -> Any:
+        """``result`` with the objects that were found, which are put where the program has left
+        others: it has ``changed`` these objects from outside. Call it when nothing of the program
+        runs any more and the recording is released."""
+        if not self._pairs:
+            return result
+        for number, found in self._pairs.values():
+            result = replaced(result, number, found)
+        numbers = [number for number, _ in self._pairs.values()]
+        number = None
+        held = [number for number in numbers if sys.getrefcount(number) > _OURS]
+        if held:
+            originals = {key: found for key, (_, found) in self._pairs.items()}
+            ours = {id(numbers), id(held), *map(id, self._pairs.values())}
+            # The collector does not know dictionaries of nothing but numbers.
+            for holder in [*gc.get_referrers(*held), *_dictionaries((result, *changed))]:
+                if id(holder) not in ours and not isinstance(holder, types.FrameType):
+                    replace_in(holder, held, originals)
+        self._pairs.clear()
+        return result
+
+
+def _dictionaries(values: Sequence[Any]) -> list[dict[Any, Any]]:
+    """These and what they consist of, as far as it is dictionaries."""
+    found, waiting, seen = [], list(values), set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if type(value) is list or type(value) is tuple:
+            waiting += value
+            continue
+        entries = value if type(value) is dict else instance_dict(value)
+        if entries is not None:
+            found.append(entries)
+        if type(value) is dict:
+            waiting += value.values()
+    return found
+
+
+_OURS = 4
+"""References to a number from ``give_back``: from a pair, a list, a variable and an argument."""
+
+
+def replaced(value: Any, old: Any, new: Any) -> Any:
+    """A tree of tuples with another leaf."""
+    if value is old:
+        return new
+    if type(value) is not tuple:
+        return value
+    parts = []
+    for item in value:
+        parts.append(replaced(item, old, new))
+    return value if all(map(operator.is_, parts, value)) else tuple(parts)
+
+
+def replace_in(holder: Any, held: Sequence[Any], originals: Mapping[int, Any]) -> None:
+    """Let ``holder`` refer to the originals of the values that are ``held`` instead of those,
+    past whatever methods its class has for that."""
+    if isinstance(holder, dict):
+        for key, value in list(dict.items(holder)):
+            if id(value) in originals:
+                dict.__setitem__(holder, key, originals[id(value)])
+    elif isinstance(holder, list | deque):
+        base: Any = list if isinstance(holder, list) else deque
+        for i, value in enumerate(elements(holder)):
+            if id(value) in originals:
+                base.__setitem__(holder, i, originals[id(value)])
+    elif isinstance(holder, set):
+        for value in [member for member in elements(holder) if id(member) in originals]:
+            set.discard(holder, value)
+            set.add(holder, originals[id(value)])
+    else:
+        if not isinstance(holder, tuple):
+            _replace_attributes(holder, originals)
+        for value in held:
+            replace_references(holder, value, originals[id(value)])
+
+
+def _replace_attributes(holder: Any, originals: Mapping[int, Any]) -> None:
+    entries = instance_dict(holder) or {}
+    for name, value in list(dict.items(entries)):
+        if id(value) in originals:
+            dict.__setitem__(entries, name, originals[id(value)])
