@@ -58,6 +58,17 @@ class Numbers:
         return lines
 
 
+def is_short(expression: Any, most: int = 8) -> bool:
+    """Whether an expression is computed, by so few operations that it may be written twice."""
+    pending = [expression]
+    while pending and most >= 0:
+        part = pending.pop()
+        if isinstance(part, Computed):
+            most -= 1
+            pending += part.operands
+    return isinstance(expression, Computed) and most >= 0
+
+
 _COMPARISONS = ("<", "<=", "==", "!=", ">", ">=")
 _SYMBOLS = {
     function: symbol.removesuffix("=")

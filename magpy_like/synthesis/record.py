@@ -18,7 +18,7 @@ from magpy_like.compiler.control import has_parts, interpreted
 from magpy_like.dynamic.tracebacks import raised_in_caller
 from magpy_like.monitor.containers import elements, items_of, length_of
 from magpy_like.monitor.devices import switch, without_default_device
-from magpy_like.monitor.expressions import Draw, Expression, known_before_graph, made_of
+from magpy_like.monitor.expressions import Draw, Expression, Read, known_before_graph, made_of
 from magpy_like.monitor.iterators import advance
 from magpy_like.monitor.modes import Modes
 from magpy_like.monitor.recording import Recording, came
@@ -284,10 +284,39 @@ class MockBuilder:
                 return []
         self.side_effects.append(f"{self.guard.label(node)} → {relation} = {_short(value)}")
         text = self.values.value(value)
+        text = self._of_what_is_there(node, owner, relation, value, text)
         put = self._statement(node, owner, relation, text)
         if again and before != ABSENT:
             return [self._statement(node, owner, relation, None), put]
         return [put]
+
+    def _of_what_is_there(
+        self, node: ShadowNode, owner: str, relation: Relation, value: Any, text: str
+    ) -> str:
+        """``text``, or where ``value`` is made of the number at its place, as in ``self.n += 1``,
+        one that counts what another thread has put there since the guard looked.
+
+        The interpreter does not change threads between such a read and the write: it only does at
+        the ends of calls and of rounds of loops.
+        """
+        at = _READS.get((relation.kind, node.type)) or _READS.get((relation.kind, None))
+        found = node.first.refs.get(relation, ABSENT)
+        number = self.rec.lifted.expression(value)
+        if at is None or found == ABSENT or not numbers.is_short(number):
+            return text
+        before = self.rec.refs.get_node_by_id(found)
+        parts = [part.node if isinstance(part, Read) else None for part in made_of(number)]
+        if before not in parts or None in parts:
+            return text
+        read = self.source.constant(instance_dict) if at.startswith("{instance_dict}") else ""
+        now = at.format(instance_dict=read, owner=owner, key=self.source.key(relation.key))
+        seen = self.existing(before)
+
+        def name(part: ShadowNode) -> str:
+            return now if part is before else self.existing(part)
+
+        again = numbers.text(number, name, self.source.constant)
+        return f"{text} if {now} is {seen} else {again}"
 
     def _statement(
         self, node: ShadowNode, owner: str, relation: Relation, value: str | None
@@ -362,6 +391,14 @@ _WRITES: dict[RelationKind, tuple[str, str | None]] = {
     ),
 }
 """How a mock puts something at a place, and how it takes away what is there."""
+_READS: dict[tuple[RelationKind, type | None], str] = {
+    (RelationKind.ATTRIBUTE, None): "{instance_dict}({owner})[{key}]",
+    (RelationKind.GLOBAL, None): "{owner}[{key}]",
+    (RelationKind.KEY, dict): "{owner}[{key}]",
+    (RelationKind.ITEM, list): "{owner}[{key}]",
+    (RelationKind.CELL, None): "{owner}.cell_contents",
+}
+"""How it looks what is there, by the types of what holds the place."""
 
 
 def _clear_slot(owner: Any, name: str) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import logging
 import threading
+import types
 import warnings
 
 import numpy as np
@@ -263,3 +264,35 @@ def test_cached_property_that_splits_the_program(capsys):
 
     check_right(lambda: lambda holder: holder.shown + 1, with_scale(1), with_scale(2))
     assert capsys.readouterr().out.splitlines() == ["1", "1", "2", "2"] * 2
+
+
+def test_counters_count_what_other_threads_count_meanwhile():
+    """Eager reads and writes them at once, while a graph runs between a guard and a mock's end."""
+    thing, table, row, cell, meanwhile = types.SimpleNamespace(n=0), {"n": 0}, [0], 0, 0
+
+    def count(step):
+        nonlocal cell
+        thing.n += step
+        table["n"] += step
+        row[0] += step
+        cell = cell + step * 2
+
+    def backend(graph, inputs):
+        def run(*args):
+            count(meanwhile)  # another thread
+            return graph(*args)
+
+        return run
+
+    def program(x):
+        count(1)
+        return x * 2
+
+    compiled = magpy.compile(program, backend=backend)
+    for _ in range(3):
+        compiled(torch.ones(2))
+    meanwhile = 100
+    for _ in range(2):
+        compiled(torch.ones(2))
+    assert magpy.cache_info(compiled).hits >= 3
+    assert (thing.n, table["n"], row[0], cell) == (205, 205, 205, 410)
