@@ -185,7 +185,6 @@ class GuardBuilder:
         self._distinct()
         self._iterators()
         self._state_reads()
-        self._cached_calls()
         if self.watch.counts()[0] or self.watch.counts()[2]:
             # Fetched variables hang on fixed ones, so these are looked at first.
             self.source.lines.insert(at, f"if not watch(): return {len(self.reasons)}")
@@ -623,6 +622,7 @@ class GuardBuilder:
         for node in self.places.order:
             if self.expected.places.get(node.node_id) in self.expected.lifted:
                 self.lifted.append(self.label(node))
+        self._cached_calls()
 
     def _sizes(self, twin: Twin) -> None:
         bounds, conditions = size_guards(twin)

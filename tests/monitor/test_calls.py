@@ -487,6 +487,27 @@ def test_cached_function():
     check(program, lambda: (tensor(1), 3), other=[lambda: (tensor(1), 4)])
 
 
+def test_caches_hold_what_they_would_where_a_number_decides_what_is_asked():
+    """A guard asks a cache last: a record for another number must not fill it."""
+
+    def make():
+        @functools.lru_cache(maxsize=2)
+        def doubled(n):
+            return n * 2.0
+
+        def program(x, n):
+            return x * doubled(n)
+
+        program.info = doubled.cache_info
+        return program
+
+    twins = Twins(make)
+    for n in (1, 2, 0, 1, 2, 0, 1, 1):
+        twins.call(lambda n=n: (tensor(1), n))
+        assert twins.target.info() == twins.eager.info()
+    assert magpy.cache_info(twins.compiled).hits == 5
+
+
 def test_cached_function_whose_cache_is_cleared():
     def make():
         factor = 2.0
