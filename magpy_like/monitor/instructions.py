@@ -45,6 +45,7 @@ from magpy_like.monitor.gathered import ENDS, Gathered, Growing
 from magpy_like.monitor.iterators import foreseen, take  # noqa: F401 (a rule)
 from magpy_like.monitor.number_rules import give_back
 from magpy_like.monitor.polyfills import polyfill, spread
+from magpy_like.monitor.repeated_calls import instead
 from magpy_like.monitor.split import Split, unknown
 from magpy_like.native import NULL, frame_set_operand, lookup_in_type
 from magpy_like.native.kinds import isinstance
@@ -630,12 +631,28 @@ def call(run: MonitorRun, step: Step) -> Token:
     loop = any(function is head for head in loops.HEADS)
     if loop and loops.begins(run, step, function, args, kwargs):
         return None
-    instead = polyfill(function, tuple(args), kwargs)
-    if instead is not None:
+    other = polyfill(function, tuple(args), kwargs)
+    if other is not None:
         calls.rely_on(run.recording, function)
-        frame_set_operand(step.frame, count + (1 if first is NULL else 2), instead)
+        frame_set_operand(step.frame, count + (1 if first is NULL else 2), other)
         return None
-    return calls.call(run, function, args, kwargs)
+    return _call(run, step, count + (1 if first is NULL else 2), function, args, kwargs)
+
+
+def _call(
+    run: MonitorRun,
+    step: Step,
+    depth: int,
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Token:
+    """A call of the function at this depth of the stack."""
+    run.called_instead = None
+    token = calls.call(run, function, args, kwargs)
+    if run.called_instead is not None:
+        frame_set_operand(step.frame, depth, instead(run.called_instead))
+    return token
 
 
 def call_spread(run: MonitorRun, step: Step) -> Token:
@@ -653,15 +670,15 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
         if not is_followed(function):
             frame_set_operand(step.frame, 3 if step.oparg & 1 else 2, spread(function))
         return None
-    instead = polyfill(function, tuple(args), kwargs)
-    if instead is not None:
+    other = polyfill(function, tuple(args), kwargs)
+    if other is not None:
         calls.rely_on(run.recording, function)
-        frame_set_operand(step.frame, 3 if step.oparg & 1 else 2, instead)
+        frame_set_operand(step.frame, 3 if step.oparg & 1 else 2, other)
         return None
     for given in (args, kwargs):
         run.recording.visit(given, ValueRead.ELEMENTS)
         specials.look_for_class(run.recording, type(given))
-    return calls.call(run, function, tuple(args), dict(kwargs))
+    return _call(run, step, 3 if step.oparg & 1 else 2, function, tuple(args), dict(kwargs))
 
 
 def make_function(run: MonitorRun, step: Step) -> Token:

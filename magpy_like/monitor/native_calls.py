@@ -66,7 +66,7 @@ from magpy_like.monitor.operator_graph import MAKES_SEVERAL
 from magpy_like.monitor.reads import follow, inputs_of, number_at
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.region import ASK_WHETHER_COMPILING
-from magpy_like.monitor.repeated_calls import SHOWN, repeatable
+from magpy_like.monitor.repeated_calls import SHOWN, names_caller, repeatable
 from magpy_like.monitor.split import LENGTH_VARIES, Effect, Look, Split
 from magpy_like.monitor.tensors_as_numbers import dimensions, with_numbers
 from magpy_like.monitor.twin import hint
@@ -288,6 +288,8 @@ def native(
     # the call behind it does, too.
     if annotation.replay:
         rec.calls.append(repeatable(rec, operation, args, kwargs))
+        if names_caller(operation, args, kwargs):
+            run.called_instead = rec.calls[-1]
     for value in changed:
         change(rec, operation, value, args, kwargs)
     if getattr(operation, "__name__", "") in MAKES_SEVERAL and args and on_graph:

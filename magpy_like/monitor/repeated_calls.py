@@ -24,6 +24,8 @@ _SHOWS = {warnings.warn, warnings.warn_explicit}
 _LOGGING = logging.Logger._log.__code__.co_filename
 SHOWN = {logging.Logger._log: (2, 3), warnings.warn: (0,), warnings.warn_explicit: (0,)}
 """Positions of the arguments that are shown as they are: they may be made of lifted numbers."""
+_STACKLEVEL: dict[Any, int] = {warnings.warn: 2, logging.Logger._log: 7}
+"""Calls that can name a caller's place, and which argument says which one's."""
 _RULES_CHANGED = warnings._filters_mutated  # type: ignore[attr-defined]
 """What `warnings` calls whenever its filters have changed."""
 _UNCHANGING = (type, Enum, torch.Size, torch.dtype, torch.device)
@@ -67,6 +69,20 @@ def repeatable(
     rec.constant(registry)
     place = (frame.f_code.co_filename, frame.f_lineno, names.get("__name__", "<string>"))
     return warnings.warn_explicit, (message, category or UserWarning, *place, registry), {}
+
+
+def names_caller(
+    operation: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    """Whether a call tells where a caller stands: frames of this package lie between."""
+    at = _STACKLEVEL.get(operation)
+    return at is not None and (args[at] if len(args) > at else kwargs.get("stacklevel", 1)) != 1
+
+
+def instead(call: Call) -> Callable[..., Any]:
+    """What makes this call, whatever it is given itself."""
+    operation, args, kwargs = call
+    return lambda *_, **__: operation(*args, **kwargs)
 
 
 def _may_raise(category: type[Warning]) -> bool:

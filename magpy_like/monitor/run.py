@@ -43,6 +43,7 @@ from magpy_like.monitor.own_tensors import OwnTensors
 from magpy_like.monitor.reads import inputs_of
 from magpy_like.monitor.recording import GUARDED_BYTES, Recording
 from magpy_like.monitor.region import Compiling, ask_for_instructions, seen_entry
+from magpy_like.monitor.repeated_calls import Call
 from magpy_like.monitor.replacing import FoundNumbers
 from magpy_like.monitor.roles import Branching, Cut
 from magpy_like.monitor.sides import MAKES, Side, finish_in_side, side_filter
@@ -141,6 +142,8 @@ class MonitorRun:
         """Where the program was last seen."""
         self._collects = False
         """Whether the garbage collector is at work."""
+        self.called_instead: Call | None = None
+        """The call to make in place of the one that is about to run."""
         self.suspended = 0
         """How many calls are running whose Python code is not followed."""
         self._rules = _rules()

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+import os
 import threading
 import types
 import warnings
@@ -264,6 +265,36 @@ def test_cached_property_that_splits_the_program(capsys):
 
     check_right(lambda: lambda holder: holder.shown + 1, with_scale(1), with_scale(2))
     assert capsys.readouterr().out.splitlines() == ["1", "1", "2", "2"] * 2
+
+
+def test_warnings_and_log_records_name_the_caller_at_every_call(recwarn):
+    logger, places = logging.Logger("test"), []
+
+    class Places(logging.Handler):
+        def emit(self, record):
+            places.append((record.filename, record.funcName))
+
+    logger.addHandler(Places())
+
+    def program(x):
+        warnings.warn("careful", stacklevel=2)
+        logger.warning("careful", stacklevel=2)
+        logger.warning("here")
+        return x * 2
+
+    fast = magpy.compile(program, backend="eager")
+
+    def caller(function):
+        warnings.simplefilter("always")
+        return function(torch.ones(2))
+
+    for function in (program, fast, fast):
+        caller(function)
+    assert magpy.cache_info(fast).hits == 1
+    told = [(w.filename, w.lineno) for w in recwarn]
+    assert told == [(__file__, caller.__code__.co_firstlineno + 2)] * 3
+    file = os.path.basename(__file__)
+    assert places == [(file, "caller"), (file, "program")] * 3
 
 
 def test_counters_count_what_other_threads_count_meanwhile():
