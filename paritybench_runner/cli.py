@@ -54,8 +54,8 @@ def _compilers(_: click.Context, __: click.Parameter, value: str) -> tuple[str, 
     type=click.FloatRange(0, min_open=True),
     default=12.0,
     show_default=True,
-    help="Address space of a file's process in GiB; with --device cuda, its memory, and as much on "
-    "the GPU.",
+    help="What a file's process may take in GiB: addresses; with --device cuda, memory, and as "
+    "much on the GPU.",
 )
 @click.option("--filter", "pattern", help="Part of a file or module name, or FILE::MODULE.")
 @click.option("--shard", help="i/n: part i of n of the files.")

@@ -133,8 +133,8 @@ def main(
         channel: where events go.
         folder: a temporary folder to work in; what the program prints to stderr goes to `stderr`
             there.
-        memory: limit in bytes, or None: of the address space, or of what the process allocates on
-            the device.
+        memory: limit in bytes, or None: of the addresses that the process takes, or of what it
+            allocates on the device.
     """
     os.setsid()  # so that the file's processes can be ended together
     threading.Thread(target=_end_with_runner, daemon=True).start()
@@ -158,8 +158,11 @@ def _limit(memory: int, device: str) -> None:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(memory / total, 1.0))
     else:
+        # Libraries that were loaded before take addresses: with CUDA's, two gigabytes more.
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        taken = pages * resource.getpagesize()
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
+        resource.setrlimit(resource.RLIMIT_AS, (taken + memory, hard))
 
 
 def _end_with_runner() -> None:
