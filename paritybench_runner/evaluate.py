@@ -216,6 +216,15 @@ def _no_backward_after() -> Iterator[None]:
         box.tensor = None
 
 
+def _no_backward() -> torch.autograd.graph.saved_tensors_hooks:
+    """Keeps nothing of what operators save for a backward pass."""
+
+    def fail(_: None) -> torch.Tensor:
+        raise RuntimeError("nothing was saved for a backward pass")
+
+    return torch.autograd.graph.saved_tensors_hooks(lambda _: None, fail)
+
+
 def _wait(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
@@ -356,12 +365,17 @@ class _Spreads:
         return tensors_by_path(_left(outcome, call, self._state(module)), "")
 
     def _again(self, mode: rounding.Mode) -> dict[str, torch.Tensor] | None:
+        # Nothing is kept for a backward pass, unless the program itself runs one.
+        found = None if self._program.keeps_graph else self._run(mode, _no_backward())
+        return found or self._run(mode, contextlib.nullcontext())
+
+    def _run(self, mode: rounding.Mode, within: rounding.Mode) -> dict[str, torch.Tensor] | None:
         program, module = self._program, self._program.twin()
         for seed in CALL_SEEDS[: self._number]:
             if program.train:
                 module.zero_grad()
             call = program.call(seed)
-            with mode:
+            with mode, within:
                 outcome = run(module, call, seed, program)
         if (outcome.error is None) != (self._eager[0].error is None):
             return None

@@ -145,7 +145,7 @@ class OtherRounding(_Operators):
         noise = torch.empty_like(tensor, dtype=precise)
         noise.uniform_(-1, 1, generator=self._generators[tensor.device])
         eps = torch.finfo(tensor.dtype).eps
-        moved = (tensor * (1 + eps * noise)).to(tensor.dtype)
+        moved = noise.mul_(eps).add_(1).mul_(tensor).to(tensor.dtype)
         if torch._C._current_autograd_node() is not None:
             return moved
         exact = (tensor == tensor.round()) & (tensor.abs() < 2.0**-_UNUSED_BITS / eps)
@@ -177,6 +177,8 @@ Mode = contextlib.AbstractContextManager[object]
 class Spreads:
     """How far each element of what a run left moves under other rounding.
 
+    Most of what a large model leaves is its parameters: what no run moves takes no memory here.
+
     Args:
         left: the tensors that the run left behind.
         again: repeats that run in such a mode, from the same state, and says what it left; None
@@ -184,20 +186,12 @@ class Spreads:
     """
 
     def __init__(self, left: Tensors, again: Callable[[Mode], Tensors | None]) -> None:
-        self._left = {
-            path: tensor.detach().clone() for path, tensor in left.items() if _is_real(tensor)
-        }
+        self._left = {path: tensor.detach() for path, tensor in left.items() if _is_real(tensor)}
         self._again = again
         self._exact: Tensors = {}
         self._found: Tensors = {}
         self._modes = self._modes_to_run()
-        # A backward pass begins with gradients of 1; all that it ends with may cancel out.
-        largest: dict[str, float] = {_GRADIENTS: 1.0}
-        for path, tensor in self._left.items():
-            kind = _kind(path)
-            finite = tensor[tensor.isfinite()].abs()
-            largest[kind] = max(largest.get(kind, 0.0), float(finite.max()) if len(finite) else 0.0)
-        self._largest = largest
+        self._largest: dict[str, float] = {}
 
     def of(self, path: str) -> Iterator[torch.Tensor]:
         """The largest distances seen so far, more of them after each repetition of the run.
@@ -225,7 +219,13 @@ class Spreads:
 
     def limit(self, path: str) -> float:
         """Up to what noise a tensor's results are told from wrong ones."""
-        return max(_share_of_noise(self._left[path].dtype) * self._largest[_kind(path)], _NOTHING)
+        kind = _kind(path)
+        if kind not in self._largest:
+            # A backward pass begins with gradients of 1; all that it ends with may cancel out.
+            alike = (tensor for other, tensor in self._left.items() if _kind(other) == kind)
+            least = 1.0 if kind == _GRADIENTS else 0.0
+            self._largest[kind] = max(least, *map(_largest_finite, alike))
+        return max(_share_of_noise(self._left[path].dtype) * self._largest[kind], _NOTHING)
 
     def _modes_to_run(self) -> Iterator[_Operators]:
         if self._repeats():
@@ -240,9 +240,11 @@ class Spreads:
         if noisy is None:  # it looks at torch's modes, or an operator takes no float64
             return isinstance(mode, ExactOperators)
         for path, tensor in self._left.items():
-            distance = _distance(tensor, noisy.get(path))
-            known = self._found.get(path)
-            self._found[path] = distance if known is None else torch.maximum(known, distance)
+            distance, known = _distance(tensor, noisy.get(path)), self._found.get(path)
+            if known is None or _is_nowhere(known):
+                self._found[path] = distance
+            elif not _is_nowhere(distance):
+                self._found[path] = torch.maximum(known, distance)
         if isinstance(mode, ExactOperators):
             self._exact = dict(self._found)
         return True
@@ -253,7 +255,10 @@ class Spreads:
         return again is not None and all(
             path in again
             and again[path].shape == tensor.shape
-            and torch.allclose(again[path], tensor, rtol=_CLOCK, atol=0.0, equal_nan=True)
+            and (
+                torch.equal(again[path], tensor)
+                or torch.allclose(again[path], tensor, rtol=_CLOCK, atol=0.0, equal_nan=True)
+            )
             for path, tensor in self._left.items()
         )
 
@@ -283,10 +288,22 @@ def _is_real(tensor: torch.Tensor) -> bool:
     )
 
 
+def _largest_finite(tensor: torch.Tensor) -> float:
+    finite = tensor[tensor.isfinite()].abs()
+    return float(finite.max()) if len(finite) else 0.0
+
+
 def _distance(tensor: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor:
     if other is None or other.shape != tensor.shape:
         return torch.full_like(tensor, torch.nan, dtype=torch.float64)
+    if torch.equal(other, tensor):
+        return tensor.new_zeros((), dtype=torch.float64).expand(tensor.shape)
     return (other.detach().double() - tensor.double()).abs()
+
+
+def _is_nowhere(distance: torch.Tensor) -> bool:
+    """Whether it is what :func:`_distance` gives for equal tensors."""
+    return distance.untyped_storage().nbytes() == distance.element_size() and not distance.any()
 
 
 def within(

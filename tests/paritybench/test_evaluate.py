@@ -7,7 +7,14 @@ from torch import nn
 
 from paritybench_runner.compilers import Magpy
 from paritybench_runner.corpus import Case
-from paritybench_runner.evaluate import evaluate_compiler, evaluate_eager
+from paritybench_runner.evaluate import (
+    Program,
+    _Spreads,
+    evaluate_compiler,
+    evaluate_eager,
+    run,
+)
+from paritybench_runner.rounding import OtherRounding
 
 
 class SavesActivation(nn.Module):
@@ -56,6 +63,41 @@ def test_no_more_than_one_graph_of_a_result_is_kept():
 def test_a_program_may_take_gradients_inside():
     assert evaluated(DifferentiatesInside)["class"] == "ok"
     assert evaluated(TakesNoHooks)["class"] == "ok"
+
+
+class LooksForItsActivation(nn.Module):
+    """Notes whether an activation is still there once it was used."""
+
+    kept: list[bool] = []
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        activation = self.layer(x).exp()
+        there = weakref.ref(activation)
+        result = activation.sin()
+        del activation
+        self.kept.append(there() is not None)
+        return result
+
+
+def rounded_otherwise(module):
+    """What a test's first call leaves under some rounding."""
+    program = Program(case_of(module))
+    call, twin = program.call(0), program.twin()
+    outcome = run(twin, call, 0, program)
+    return _Spreads(program, 1, lambda module: module, (outcome, call, twin))._again(
+        OtherRounding(0)
+    )
+
+
+def test_runs_that_round_otherwise_keep_nothing_for_a_backward_pass():
+    assert rounded_otherwise(LooksForItsActivation)
+    assert LooksForItsActivation.kept == [True, False]
+    assert rounded_otherwise(DifferentiatesInside)
+    assert rounded_otherwise(TakesNoHooks)
 
 
 class FindsItsWidth(nn.Module):

@@ -167,6 +167,15 @@ def test_running_statistics_are_updated_under_other_rounding():
     assert float(norm.running_mean.abs().max()) > 0.01
 
 
+def test_what_no_run_moves_takes_no_memory():
+    parameters = torch.rand(1000)
+    spreads = spreads_of(lambda: {"result": (parameters * 3).exp(), "module": parameters})
+    assert list(spreads.of("result"))[-1].any()
+    unmoved = list(spreads.of("module"))[-1]
+    assert not unmoved.any()
+    assert unmoved.untyped_storage().nbytes() == 8
+
+
 def test_a_run_that_does_not_repeat_itself_excuses_nothing():
     calls = []
 
