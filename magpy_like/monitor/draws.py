@@ -276,6 +276,13 @@ def has_element(array: Any, key: Any) -> bool:
     return len(keys) == array.ndim and all(type(part) is int for part in keys)
 
 
+def gives_numbers(run: MonitorRun, array: Any) -> bool:
+    """Whether a loop over an array takes numbers from it that the mock can draw."""
+    if type(array) is not np.ndarray or array.ndim != 1 or array.dtype.hasobject:
+        return False
+    return not run.recording.inside and run.side is None and run.lifted.is_drawn(array)
+
+
 def _makes_anew(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a result shares no memory with arrays from outside."""
     if operation in _SHARING or not kwargs.keys() <= {"axis", "keepdims"}:

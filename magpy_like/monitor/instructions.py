@@ -463,7 +463,9 @@ def iterate(run: MonitorRun, step: Step) -> Token:
     value = step.stack[-1]
     if isinstance(value, torch.Tensor) and loops.begins(run, step, iter, (value,), {}):
         return None
-    if opcode.opname[step.opcode] == "GET_ITER" and foreseen(rec, value) is not None:
+    if opcode.opname[step.opcode] == "GET_ITER" and (
+        foreseen(rec, value) is not None or draws.gives_numbers(run, value)
+    ):
         run.watch_iterators()
         return None
     if not is_plain(value) and not isinstance(value, torch.Tensor):

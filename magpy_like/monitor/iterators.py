@@ -8,11 +8,15 @@ the region was entered. The mock advances the iterator by as many as the program
 from __future__ import annotations
 
 import gc
+import operator
 from collections.abc import Iterator
 from types import FunctionType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from magpy_like.annotation import RelationKind
+from magpy_like.monitor import draws
 from magpy_like.monitor.split import Split
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import NULL, lookup_in_type
@@ -36,6 +40,8 @@ DICT_ITERATORS: dict[type, Any] = {
 }
 """How each is made from its dictionary."""
 _SINGLE = (*SEQUENCE_ITERATORS, *DICT_ITERATORS, type(reversed([])))
+ARRAY_ITERATOR = type(iter(np.zeros(1)))
+"""Goes through whatever has ``__getitem__``, such as an array."""
 FORESEEN: tuple[type, ...] = (*_SINGLE, enumerate, zip)
 """Types of iterators whose next elements can be told."""
 
@@ -131,6 +137,10 @@ def take(run: MonitorRun, step: Step) -> Token:
         raise Split("goes on with a generator from before the region")
     if run.branching is not None:
         run.branching.at_next_round(run, step)
+    if type(iterator) is ARRAY_ITERATOR:
+        _, (array, *_), *at = iterator.__reduce__()
+        if at and draws.gives_numbers(run, array) and at[0] < len(array):
+            return draws.derives(run, operator.getitem, (array, at[0]), {})
     node = foreseen(rec, iterator)
     if node is None:
         if rec.node(iterator) is not None and is_native_iterator(iterator):

@@ -24,7 +24,13 @@ from magpy_like.dynamic.generators import put_together, take_apart
 from magpy_like.dynamic.tracebacks import came_through, entries, raised_in_caller
 from magpy_like.monitor.containers import elements, items_of
 from magpy_like.monitor.gathered import Gathered
-from magpy_like.monitor.iterators import DICT_ITERATORS, FORESEEN, advance, container_of
+from magpy_like.monitor.iterators import (
+    ARRAY_ITERATOR,
+    DICT_ITERATORS,
+    FORESEEN,
+    advance,
+    container_of,
+)
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native import NULL, instance_dict, lookup_in_type
@@ -52,7 +58,7 @@ _PARTS_OF_WRAPPERS = {
     classmethod: ("__func__",),
 }
 _WRAPPERS = tuple(_PARTS_OF_WRAPPERS)
-_ITERATORS: tuple[type, ...] = (*FORESEEN, type(reversed(())), map, filter)
+_ITERATORS: tuple[type, ...] = (*FORESEEN, ARRAY_ITERATOR, type(reversed(())), map, filter)
 """Iterators that say how to be made again, half-way through."""
 
 

@@ -131,6 +131,16 @@ def _lists_of_draws(x):
     return torch.tensor(values) * x, torch.tensor([random.randint(0, 4), 2]), sum(values), values
 
 
+def _array_in_a_loop(x):
+    for value in np.random.rand(3):
+        x = x + float(value)
+    return x
+
+
+def _array_in_a_comprehension(x):
+    return [x * value for value in np.random.rand(2)], [i for i in np.random.permutation(3)]
+
+
 ONE_GRAPH = {
     "one of Python's numbers": lambda x: x * random.random() + OWN.random(),
     "in a range": lambda x: x * random.uniform(0.5, 1.5) + random.randint(0, 9),
@@ -163,6 +173,7 @@ ONE_GRAPH = {
             *(_arithmetic, _array_kept_twice, _new_generators, _seeded, _seeded_for_nothing),
             *(_seeded_again, _numbers_of_numpy, _sizes_of_numpy, _statistics, _lists_of_draws),
             *(_sorted_in_place, _sorted_under_a_view, _arrays_as_indices),
+            *(_array_in_a_loop, _array_in_a_comprehension),
         )
     },
 }
@@ -220,9 +231,31 @@ def _array_in_a_branch(x):
     return x + 1 if (np.random.rand(3) > 0.7).any() else x - 1
 
 
-def _array_in_a_loop(x):
-    for value in np.random.rand(3):
-        x = x + float(value)
+def _array_that_chooses_in_a_loop(x):
+    for i in np.random.choice(3, 2, replace=False):
+        x = x * SCALES[i] + 1
+    return x, i
+
+
+def _array_sorted_in_a_loop(x):
+    order = np.random.permutation(3)
+    for i in order:
+        x = x * 2 + int(i)
+        order.sort()
+    return x
+
+
+def _array_from_an_iterator(x):
+    values = iter(np.random.rand(3))
+    x = x * next(values)
+    for value in values:
+        x = x + value
+    return x
+
+
+def _rows_in_a_loop(x):
+    for row in np.random.rand(2, 3):
+        x = x * torch.from_numpy(row)
     return x
 
 
@@ -308,7 +341,8 @@ class _Fixed(random.Random):
 
 
 NATIVE = [
-    *(_array_in_a_branch, _array_in_a_loop, _array_as_a_list, _array_changed),
+    *(_array_in_a_branch, _array_as_a_list, _array_changed, _array_that_chooses_in_a_loop),
+    *(_array_sorted_in_a_loop, _array_from_an_iterator, _rows_in_a_loop),
     *(_array_changed_through_a_tensor, _array_doubled, _order_of_tensors, _order_outside),
     *(_order_of_an_array_with_a_view, _told, _seeded_after_a_draw, _restored, _forked, _refused),
     lambda x: x * random.choice([1, 2.5, True]),
