@@ -12,6 +12,8 @@ import magpy_like as magpy
 from magpy_like.compiler import compile_fx
 from magpy_like.compiler.control import for_loop
 from tests.compare import assert_same
+from tests.dynamic import loops
+from tests.dynamic.loops import has_loop
 from tests.models.lstm import LSTM
 from tests.seeding import seed
 
@@ -556,56 +558,20 @@ ROUND_BY_ROUND = [
     functions_of_a_comprehension, reversed_by_another_name,
 ]  # fmt: skip
 
-SIZES = [5, 7, 9, 2, 3, 1, 12, 6, 5]
+
+CASES = [(program, True) for program in OPERATORS] + [
+    (program, training) for program in ROUND_BY_ROUND for training in (False, True)
+]
 
 
-def outcome(program, x):
-    seed(0)
-    try:
-        return program(x), torch.random.get_rng_state()
-    except (IndexError, RuntimeError, UnboundLocalError) as error:
-        return type(error), str(error)
-
-
-def gradient(program, x):
-    leaf = x.clone().requires_grad_()
-    try:
-        result = outcome(program, leaf)
-    except RuntimeError as error:
-        return str(error)
-    tensors = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
-    losses = [t.sum() for t in tensors if t.requires_grad]
-    if losses:
-        sum(losses).backward()
-    return result, leaf.grad
-
-
-def has_loop(fast, *args):
-    graphs = magpy.explain(fast, *args).graphs
-    return any(node.target is for_loop for graph in graphs for node in graph.graph.nodes)
-
-
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize(
-    "program", OPERATORS + ROUND_BY_ROUND, ids=lambda program: program.__name__
-)
+@pytest.mark.parametrize(("program", "training"), CASES, ids=loops.name)
 def test_loop_over_a_size_gives_what_eager_gives(program, training):
-    fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
-    run = gradient if training else outcome
-    for i, size in enumerate(SIZES):
-        x = torch.randn(size, 3, generator=torch.Generator().manual_seed(i))
-        assert_same((run(fast, x), x), (run(program, x), x))
+    loops.check(program, (5, 7, 9, 2, 3, 1, 12, 6, 5), training)
 
 
-@pytest.mark.parametrize("program", OPERATORS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", OPERATORS, ids=loops.name)
 def test_one_record_serves_every_number_of_rounds(program):
-    fast = magpy.compile(program, backend="eager", fullgraph=True)
-    for i, size in enumerate([5, 7, 9, 4, 12, 30, 6]):
-        x = torch.randn(size, 3, generator=torch.Generator().manual_seed(i))
-        assert_same(fast(x), program(x))
-    info = magpy.cache_info(fast)
-    assert (info.hits, info.misses) == (5, 2), "the second call has generalised"
-    assert has_loop(fast, torch.ones(8, 3))
+    loops.check_one_record(program)
 
 
 def _first_state_is_none(x):

@@ -5,7 +5,7 @@ import torch
 
 import magpy_like as magpy
 from tests.compare import assert_same
-from tests.dynamic.test_loop_operators import gradient, has_loop, outcome
+from tests.dynamic import loops
 
 
 def summed(x):
@@ -266,26 +266,20 @@ OTHERS = [
 ]  # fmt: skip
 
 
+CASES = [(program, True) for program in OPERATORS] + [
+    (program, training) for program in OTHERS for training in (False, True)
+]
+
+
 @pytest.mark.filterwarnings("ignore:magpy_like. a record of")
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("program", OPERATORS + OTHERS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize(("program", "training"), CASES, ids=loops.name)
 def test_loop_that_writes_into_a_tensor_gives_what_eager_gives(program, training):
-    fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
-    run = gradient if training else outcome
-    for i, size in enumerate((5, 7, 9, 3, 6, 9)):
-        x = torch.randn(size, 3, generator=torch.Generator().manual_seed(i))
-        mine, theirs = x.clone(), x.clone()
-        assert_same((run(fast, mine), mine), (run(program, theirs), theirs))
+    loops.check(program, (5, 7, 9, 3, 6, 9), training)
 
 
-@pytest.mark.parametrize("program", OPERATORS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", OPERATORS, ids=loops.name)
 def test_one_record_serves_every_number_of_rounds_that_write(program):
-    fast = magpy.compile(program, backend="eager", fullgraph=True)
-    for i, size in enumerate([5, 7, 9, 4, 12, 30, 6]):
-        x = torch.randn(size, 3, generator=torch.Generator().manual_seed(i))
-        assert_same(fast(x), program(x))
-    assert magpy.cache_info(fast)[:2] == (5, 2), "the second call has generalised"
-    assert has_loop(fast, torch.ones(8, 3))
+    loops.check_one_record(program)
 
 
 @pytest.mark.parametrize("program", [several_in_place, filled_beside_a_state])
