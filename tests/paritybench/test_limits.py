@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from paritybench_runner.compilers import Capture
-from paritybench_runner.corpus import Case
-from paritybench_runner.evaluate import evaluate_compiler, evaluate_eager
 from paritybench_runner.rounding import ELEMENT_FACTOR, FACTOR, RUNS, within
+from tests.paritybench import planted
+from tests.paritybench.planted import Planted
 
 
 @pytest.mark.parametrize("directions", [1, 2, 8])
@@ -99,56 +98,34 @@ PROGRAMS = {
 }
 
 
-class Mutant:
+def mutant(change=None, change_gradients=None):
     """A compiler whose results, gradients or buffers are changed on purpose."""
 
-    name = "mutant"
-
-    def __init__(self, change=None, change_gradients=None):
-        self.change, self.change_gradients = change, change_gradients
-
-    def compile(self, module):
-        return _Mutated(self, module)
-
-    def capture(self, fresh):
-        return Capture(True, 1)
-
-    def state(self, module):
-        return module
-
-    def reset(self):
-        pass
-
-
-class _Mutated:
-    def __init__(self, mutant, module):
-        self.mutant, self.module = mutant, module
+    def make(module):
         # Rounds as another order of sums does: nothing is equal to begin with.
-        self.permuted = torch.Generator().manual_seed(1)
+        permuted = torch.Generator().manual_seed(1)
 
-    def __call__(self, x):
-        order = torch.randperm(len(x), generator=self.permuted)
-        result = self.module(x[order])[order.argsort()]
-        if self.mutant.change is not None:
-            result = self.mutant.change(result)
-        if self.mutant.change_gradients is not None:
-            result.register_hook(self.mutant.change_gradients)
-        return result
+        def call(x):
+            order = torch.randperm(len(x), generator=permuted)
+            result = module(x[order])[order.argsort()]
+            if change is not None:
+                result = change(result)
+            if change_gradients is not None:
+                result.register_hook(change_gradients)
+            return result
 
-    def hits(self):
-        return 2
+        return call
+
+    return Planted(make)
 
 
-def verdict(module, mutant):
-    case = Case(0, module.__name__, module, lambda: ([], {}), PROGRAMS[module])
-    program, eager = evaluate_eager(case, "cpu", True)
-    assert eager["class"] == "ok" and eager["deterministic"], eager
-    return evaluate_compiler(program, eager, mutant)
+def verdict(module, compiler):
+    return planted.verdict(compiler, module, PROGRAMS[module])
 
 
 @pytest.mark.parametrize("module", PROGRAMS)
 def test_another_order_of_sums_is_right(module):
-    assert verdict(module, Mutant())["class"] == "one_graph"
+    assert verdict(module, mutant()) == "one_graph"
 
 
 def one_element(result):
@@ -164,14 +141,14 @@ def two_swapped(result):
 
 
 MUTATIONS = {
-    "all off by a thousandth": Mutant(lambda result: result * 1.001),
-    "shifted by a thousandth": Mutant(lambda result: result + 1e-3 * result.detach().abs().max()),
-    "one element off by a thousandth of the largest": Mutant(one_element),
-    "two rows swapped": Mutant(two_swapped),
-    "rounded to bfloat16": Mutant(lambda result: result.bfloat16().float()),
-    "rounded to float16": Mutant(lambda result: result.half().float()),
-    "gradients twice as large": Mutant(change_gradients=lambda grad: grad * 2),
-    "a row without gradients": Mutant(
+    "all off by a thousandth": mutant(lambda result: result * 1.001),
+    "shifted by a thousandth": mutant(lambda result: result + 1e-3 * result.detach().abs().max()),
+    "one element off by a thousandth of the largest": mutant(one_element),
+    "two rows swapped": mutant(two_swapped),
+    "rounded to bfloat16": mutant(lambda result: result.bfloat16().float()),
+    "rounded to float16": mutant(lambda result: result.half().float()),
+    "gradients twice as large": mutant(change_gradients=lambda grad: grad * 2),
+    "a row without gradients": mutant(
         change_gradients=lambda grad: (
             grad * (torch.arange(len(grad)) != 1).view(-1, 1, 1, 1)
             if grad.dim() == 4
@@ -184,7 +161,7 @@ MUTATIONS = {
 @pytest.mark.parametrize("mutation", MUTATIONS)
 @pytest.mark.parametrize("module", PROGRAMS)
 def test_results_changed_on_purpose_are_wrong(module, mutation):
-    assert verdict(module, MUTATIONS[mutation])["class"] == "wrong"
+    assert verdict(module, MUTATIONS[mutation]) == "wrong"
 
 
 @pytest.mark.parametrize(
@@ -192,13 +169,13 @@ def test_results_changed_on_purpose_are_wrong(module, mutation):
     [(Plain, 1e-7, 1e-5), (Faint, 1e-7, 1e-5), (Normalised, 1e-7, 1e-4), (Amplifies, 1e-5, 1e-3)],
 )
 def test_the_smallest_error_that_is_seen_depends_on_the_program(module, unseen, seen):
-    assert verdict(module, Mutant(lambda result: result * (1 + unseen)))["class"] == "one_graph"
-    assert verdict(module, Mutant(lambda result: result * (1 + seen)))["class"] == "wrong"
+    assert verdict(module, mutant(lambda result: result * (1 + unseen))) == "one_graph"
+    assert verdict(module, mutant(lambda result: result * (1 + seen))) == "wrong"
 
 
 def test_an_error_smaller_than_the_rounding_of_a_result_is_not_seen():
     """The softmax has no gradient here but what rounding leaves of one."""
-    small = Mutant(change_gradients=lambda grad: grad * 1.01)
-    assert verdict(Amplifies, small)["class"] == "one_graph"
-    assert verdict(Plain, small)["class"] == "wrong"
-    assert verdict(Normalised, small)["class"] == "wrong"
+    small = mutant(change_gradients=lambda grad: grad * 1.01)
+    assert verdict(Amplifies, small) == "one_graph"
+    assert verdict(Plain, small) == "wrong"
+    assert verdict(Normalised, small) == "wrong"

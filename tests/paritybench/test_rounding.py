@@ -4,9 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from paritybench_runner.compilers import Capture
-from paritybench_runner.corpus import Case
-from paritybench_runner.evaluate import evaluate_compiler, evaluate_eager
 from paritybench_runner.rounding import (
     RUNS,
     ExactOperators,
@@ -14,6 +11,7 @@ from paritybench_runner.rounding import (
     Spreads,
     within,
 )
+from tests.paritybench.planted import Planted, verdict
 
 
 class NearlyConstant(nn.Module):
@@ -28,37 +26,13 @@ class NearlyConstant(nn.Module):
         return self.norm(self.layer(x)).sin()
 
 
-class ReversesRows:
-    """A compiler whose results are right, and whose sums add the rows in another order."""
-
-    name = "reverses"
-
-    def __init__(self, factor=1.0):
-        self.factor = factor
-
-    def compile(self, module):
-        return _Reversed(module, self.factor)
-
-    def capture(self, fresh):
-        return Capture(True, 1)
-
-    def state(self, module):
-        return module
-
-    def reset(self):
-        pass
+def reverses_rows(factor=1.0):
+    """A compiler whose results are right, but for a factor, and whose sums add the rows in another
+    order."""
+    return Planted(lambda module: lambda x: module(x.flip(0)).flip(0) * factor)
 
 
-class _Reversed:
-    def __init__(self, module, factor):
-        self.module = module
-        self.factor = factor
-
-    def __call__(self, x):
-        return self.module(x.flip(0)).flip(0) * self.factor
-
-    def hits(self):
-        return 2
+NEGATES = Planted(lambda module: lambda *args: -module(*args))
 
 
 class Normalised(NearlyConstant):
@@ -80,33 +54,29 @@ class LosesAll(nn.Module):
         return torch.cat([x * large, x, -x * large]).sum(0) + 0 * x
 
 
-def verdict(compiler, rows=64, module=NearlyConstant):
-    def rows_alike():
-        return [1 + 0.03 * torch.randn(rows, 8)], {}
+def rows_alike(rows):
+    return lambda: ([1 + 0.03 * torch.randn(rows, 8)], {})
 
-    case = Case(0, module.__name__, module, lambda: ([], {}), rows_alike)
-    program, eager = evaluate_eager(case, "cpu", True)
-    assert eager["class"] == "ok" and eager["deterministic"]
-    return evaluate_compiler(program, eager, compiler)
+
+FEW, MANY = rows_alike(64), rows_alike(90)
 
 
 def test_amplified_rounding_is_not_called_wrong():
-    assert verdict(ReversesRows())["class"] == "one_graph"
+    assert verdict(reverses_rows(), NearlyConstant, FEW) == "one_graph"
 
 
 def test_gradients_that_are_nothing_but_rounding_are_not_called_wrong():
-    assert verdict(ReversesRows(), 90, Normalised)["class"] == "one_graph"
-    assert verdict(ReversesRows(factor=1.001), 90, Normalised)["class"] == "wrong"
+    assert verdict(reverses_rows(), Normalised, MANY) == "one_graph"
+    assert verdict(reverses_rows(factor=1.001), Normalised, MANY) == "wrong"
 
 
 def test_what_eager_mode_itself_loses_in_a_sum_is_not_called_wrong():
-    assert verdict(ReversesRows(), 90, LosesAll)["class"] == "one_graph"
-    assert verdict(ReversesRows(factor=100.0), 90, LosesAll)["class"] == "wrong"
+    assert verdict(reverses_rows(), LosesAll, MANY) == "one_graph"
+    assert verdict(reverses_rows(factor=100.0), LosesAll, MANY) == "wrong"
 
 
 def test_a_wrong_answer_does_not_hide_behind_amplified_rounding():
-    result = verdict(ReversesRows(factor=1.001))
-    assert result["class"] == "wrong", result
+    assert verdict(reverses_rows(factor=1.001), NearlyConstant, FEW) == "wrong"
 
 
 def spread_of(function, *inputs):
@@ -210,24 +180,12 @@ class Chaotic(nn.Module):
         return (x * 1e7).sin()
 
 
-class Negates(ReversesRows):
-    def compile(self, module):
-        return _Negated(module, -1.0)
-
-
-class _Negated(_Reversed):
-    def __call__(self, x, other):
-        return self.module(x, other) * self.factor
-
-
 @pytest.mark.parametrize("other", [1.0, 1e6, float("inf")])
 def test_the_values_of_an_argument_say_nothing_about_the_noise_of_a_result(other):
     def call():
         return [torch.linspace(0.1, 0.9, 50), torch.tensor([other])], {}
 
-    case = Case(0, "Chaotic", Chaotic, lambda: ([], {}), call)
-    program, eager = evaluate_eager(case, "cpu", False)
-    assert evaluate_compiler(program, eager, Negates())["class"] == "wrong"
+    assert verdict(NEGATES, Chaotic, call, train=False) == "wrong"
 
 
 class ChaoticSums(nn.Module):
@@ -241,9 +199,7 @@ def test_sums_that_eager_mode_loses_all_of_excuse_no_other_answer():
         left, right = (torch.randn(20, 300, generator=generator) for _ in range(2))
         return [left, right.t()], {}
 
-    case = Case(0, "ChaoticSums", ChaoticSums, lambda: ([], {}), call)
-    program, eager = evaluate_eager(case, "cpu", False)
-    assert evaluate_compiler(program, eager, Negates())["class"] == "wrong"
+    assert verdict(NEGATES, ChaoticSums, call, train=False) == "wrong"
 
 
 def test_infinities_say_nothing_about_the_noise_of_other_results():
