@@ -23,12 +23,17 @@ if TYPE_CHECKING:
 def write(
     run: MonitorRun, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool:
-    """An operation that stores one value at one place, such as ``object.__setattr__``."""
+    """An operation that stores one value at one place, such as ``object.__setattr__``.
+
+    Raises:
+        Split: which place it is, is only known when the region runs.
+    """
     rec = run.recording
     relation = annotation.output.relation
     assert relation is not None
     target, key, value = way_of(relation, args, kwargs)
     stores = value is not NOT_GIVEN
+    run.lifted.settle(key)
     if isinstance(target, contextvars.ContextVar):
         variable, place = rec.constant(target), Relation(RelationKind.CONTEXT)
         if place not in variable.first.refs:

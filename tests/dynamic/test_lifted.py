@@ -441,3 +441,30 @@ def test_a_number_is_the_one_that_was_found_behind_a_split(tmp_path):
     for i in range(4):
         number = 1000.5 + i
         assert fast(number, torch.ones(2))[1] is number
+
+
+class Box:
+    pass
+
+
+def by_setattr(x, box):
+    setattr(box, f"a{int(x[0]) % 3}", x)
+
+
+def by_its_class(x, box):
+    object.__setattr__(box, f"a{int(x[0]) % 3}", int(x[0]))
+
+
+def and_taken_away(x, box):
+    setattr(box, f"a{int(x[0]) % 3}", 1)
+    delattr(box, f"a{int(x[0]) % 3}")
+
+
+@pytest.mark.parametrize("program", [by_setattr, by_its_class, and_taken_away])
+def test_name_that_a_tensor_decides_is_the_one_that_is_set(program):
+    compiled = magpy.compile(program, backend="eager")
+    mine, theirs = Box(), Box()
+    for value in (4.0, 1.0, 2.0, 9.0, 0.0, 3.0, 2.0, 2.0):
+        for run, box in ((compiled, mine), (program, theirs)):
+            run(torch.full((2,), value), box)
+        assert_same(vars(mine), vars(theirs))
