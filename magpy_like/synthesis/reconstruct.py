@@ -83,6 +83,8 @@ class Reconstruction:
         self._made: dict[int, tuple[Any, str]] = {}
         self._open: set[int] = set()
         self._empty_cells: list[types.CellType] = []
+        self.last: list[str] = []
+        """What is left to do when all effects are in place."""
 
     def value(self, value: Any) -> str:
         """The source text of an expression for ``value``.
@@ -294,10 +296,18 @@ class Reconstruction:
         return self._bind(generator, f"{make}({form}, {self.tuple_text(parts)})")
 
     def _iterator(self, iterator: Any) -> str:
-        """Made as it says itself; that of a dictionary goes as far as this one has gone."""
+        """Made as it says itself; that of a dictionary goes as far as this one has gone.
+
+        Raises:
+            Split: it would be made before the mock changes what it goes through.
+        """
         kind = type(iterator)
         if kind in DICT_ITERATORS:
             mapping = container_of(iterator)
+            node = self.rec.node(mapping)
+            if node is not None and node.changed:
+                if [*map(id, node.contents)] != [*map(id, mapping)]:
+                    raise Split("leaves an iterator over a dictionary whose keys it has changed")
             make = self.source.constant(DICT_ITERATORS[kind], kind.__name__)
             taken = 0 if mapping is None else len(mapping) - operator.length_hint(iterator)
             name = self._bind(iterator, f"{make}({self.value({} if mapping is None else mapping)})")
@@ -307,7 +317,8 @@ class Reconstruction:
         make = self.source.constant(maker, maker.__name__)
         name = self._bind(iterator, f"{make}({', '.join(map(self.value, parts))})")
         if state and state[0] is not None:
-            self.source.emit(f"{name}.__setstate__({state[0]!r})")
+            # It goes no further than to the end that a list has by then.
+            self.last.append(f"{name}.__setstate__({state[0]!r})")
         return name
 
     def _array(self, array: np.ndarray[Any, Any]) -> str:
@@ -376,7 +387,9 @@ class Reconstruction:
     def _origin(self, error: BaseException, name: str) -> None:
         """What native classes of exceptions keep, and where this one came from."""
         cls = type(error)
-        alike = _layout(cls).__new__(cls, *error.args)
+        alike = _layout(cls).__new__(cls, *_made_from(error))
+        if isinstance(error, BaseExceptionGroup):
+            self.source.emit(f"{name}.args = {self.value(error.args)}")
         for slot in _native_slots(cls):
             found, default = getattr(error, slot), getattr(alike, slot)
             if found is not default and not (isinstance(found, _COMPARED) and found == default):
@@ -451,10 +464,18 @@ _NATIVE_STATE: tuple[tuple[type, Callable[[Any], tuple[Any, ...]]], ...] = (
     (float, lambda value: (float.__float__(value),)),
     (str, lambda value: (str.__str__(value),)),
     (bytes, lambda value: (bytes.__getitem__(value, slice(None)),)),
-    (BaseException, lambda error: error.args),
+    (BaseException, lambda error: _made_from(error)),
     (types.SimpleNamespace, _stateless),
 )
 """Native classes that can be extended, and what ``__new__`` needs beside the class."""
+
+
+def _made_from(error: BaseException) -> tuple[Any, ...]:
+    """What a native class makes an exception of: a group looks into the list that it is given,
+    which the program may have filled, and the mock will only fill later."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.message, error.exceptions
+    return error.args
 
 
 def _layout(cls: type) -> type:

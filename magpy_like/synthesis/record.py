@@ -239,7 +239,7 @@ class MockBuilder:
             later.append(f"{maker}({self.existing(node)}, {', '.join(texts)})")
             self.side_effects.append(f"{self.guard.label(node)}.{operation.__name__}(…)")
         self.values.fill_cells()
-        for line in later:
+        for line in (*later, *self.values.last):
             self.source.emit(line)
 
     def _raised(self) -> list[str]:
