@@ -7,7 +7,6 @@ import functools
 import gc
 import inspect
 import opcode
-import operator
 import pathlib
 import sys
 import types
@@ -19,9 +18,15 @@ import numpy as np
 import torch
 import torch.utils.weak
 
-from magpy_like.annotation import RelationKind, lookup
+from magpy_like.annotation import RelationKind
 from magpy_like.logs import topic
-from magpy_like.monitor import attributes, classes, metadata, native_calls, polyfills, specials
+from magpy_like.monitor import (
+    classes,
+    native_calls,
+    polyfills,
+    specials,
+    tensor_attributes,
+)
 from magpy_like.monitor.arguments import is_followed
 from magpy_like.monitor.code_facts import calling, first_resume, in_place_reads, keyword_names
 from magpy_like.monitor.devices import MODE_CODE
@@ -50,7 +55,6 @@ from magpy_like.monitor.sides import MAKES, Side, finish_in_side, side_filter
 from magpy_like.monitor.split import Effect, Look, Place, Split, SplitPoint, active, place_of
 from magpy_like.monitor.variation import NOTHING_VARIES, Variation, argument_place
 from magpy_like.native import (
-    NULL,
     Monitor,
     dispatch_counter,
     frame_function,
@@ -789,61 +793,8 @@ class MonitorRun:
             found = self._keywords[step.code] = keyword_names(step.code)
         return found.get(step.offset, ())
 
-    def read_tensor_attribute(self, tensor: torch.Tensor, name: str) -> Any:
-        rec = self.recording
-        if self.side is not None:
-            self.side.check_attribute(name)
-        descriptor = lookup_in_type(type(tensor), name)
-        if isinstance(descriptor, types.GetSetDescriptorType):
-            if name == "grad":
-                return self._read_grad(tensor)
-            if name in ("grad_fn", "_grad_fn") and tensor.grad_fn is None:
-                metadata.look_at(self, operator.attrgetter(name), tensor)
-                return None
-            annotation = lookup(descriptor)
-            if annotation is None:
-                raise Split(f"reads Tensor.{name}")
-            return native_calls.native(self, annotation, descriptor, (tensor,), {})
-        if descriptor is NULL or not hasattr(type(descriptor), "__set__"):
-            attributes.read_instance(rec, tensor, name)
-        return None
-
-    def _read_grad(self, tensor: torch.Tensor) -> None:
-        node = self.recording.node(tensor)
-        if node is None:
-            raise Split("reads the gradient of an intermediate tensor")
-        relation = Relation(RelationKind.SLOT, "grad")
-        self.recording.meet(node, relation, tensor.grad)
-
-    def write_tensor_attribute(self, tensor: torch.Tensor, name: str, value: Any) -> Any:
-        """Python keeps an attribute in the tensor's dictionary; torch's own are operators' work."""
-        descriptor = lookup_in_type(type(tensor), name)
-        if descriptor is not NULL and hasattr(type(descriptor), "__set__"):
-            if isinstance(descriptor, property):
-                return None
-            if name == "data" and isinstance(value, torch.Tensor):
-                self.recording.replace_data(tensor, value)
-                return native_calls.tensor_operation((tensor, value))
-            if name == "requires_grad" and isinstance(value, bool):
-                return self._require_grad(tensor, value)
-            node = self.recording.node(tensor)
-            if name == "grad" and node is not None:
-                self.recording.snapshot(node)
-                return _finish_grad, (node, value)
-            raise Split(f"sets Tensor.{name}")
-        node = self.recording.node(tensor)
-        if node is not None:
-            self.recording.store(node, Relation(RelationKind.ATTRIBUTE, name), value)
-        return None
-
-    def _require_grad(self, tensor: torch.Tensor, value: bool) -> Any:
-        if tensor.requires_grad == value:
-            return None
-        operation = torch.Tensor.requires_grad_
-        annotation = lookup(operation)
-        assert annotation is not None
-        token = native_calls.native(self, annotation, operation, (tensor, value), {})
-        return finish_without_result, token
+    read_tensor_attribute = tensor_attributes.read
+    write_tensor_attribute = tensor_attributes.write
 
 
 def _can_vary(value: Any) -> bool:
@@ -882,13 +833,6 @@ def _finish_raising(
     if traceback is not None and traceback.tb_frame is frame:
         traceback = traceback.tb_next  # the frame will be entered again
     run.recording.note_raised(exception, traceback)
-
-
-def _finish_grad(run: MonitorRun, payload: tuple[ShadowNode, Any], result: Any) -> None:
-    """Torch has accepted a gradient."""
-    node, value = payload
-    run.account()
-    run.recording.store(node, Relation(RelationKind.SLOT, "grad"), value)
 
 
 def _finish_lift(run: MonitorRun, payload: tuple[ShadowNode, Any], result: Any) -> Any:

@@ -1,0 +1,88 @@
+"""Attributes of tensors: torch's own are operators' work or metadata, Python keeps others in the
+tensor's dictionary."""
+
+from __future__ import annotations
+
+import operator
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magpy_like.annotation import RelationKind, lookup
+from magpy_like.monitor import attributes, metadata, native_calls
+from magpy_like.monitor.instructions import finish_without_result
+from magpy_like.monitor.split import Split
+from magpy_like.native import NULL, lookup_in_type
+from magpy_like.native.kinds import isinstance
+from magpy_like.refgraph import Relation, ShadowNode
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+
+def read(run: MonitorRun, tensor: torch.Tensor, name: str) -> Any:
+    rec = run.recording
+    if run.side is not None:
+        run.side.check_attribute(name)
+    descriptor = lookup_in_type(type(tensor), name)
+    if isinstance(descriptor, types.GetSetDescriptorType):
+        if name == "grad":
+            return _read_grad(run, tensor)
+        if name in ("grad_fn", "_grad_fn") and tensor.grad_fn is None:
+            metadata.look_at(run, operator.attrgetter(name), tensor)
+            return None
+        annotation = lookup(descriptor)
+        if annotation is None:
+            raise Split(f"reads Tensor.{name}")
+        return native_calls.native(run, annotation, descriptor, (tensor,), {})
+    if descriptor is NULL or not hasattr(type(descriptor), "__set__"):
+        attributes.read_instance(rec, tensor, name)
+    return None
+
+
+def _read_grad(run: MonitorRun, tensor: torch.Tensor) -> None:
+    node = run.recording.node(tensor)
+    if node is None:
+        raise Split("reads the gradient of an intermediate tensor")
+    relation = Relation(RelationKind.SLOT, "grad")
+    run.recording.meet(node, relation, tensor.grad)
+
+
+def write(run: MonitorRun, tensor: torch.Tensor, name: str, value: Any) -> Any:
+    """Python keeps an attribute in the tensor's dictionary; torch's own are operators' work."""
+    descriptor = lookup_in_type(type(tensor), name)
+    if descriptor is not NULL and hasattr(type(descriptor), "__set__"):
+        if isinstance(descriptor, property):
+            return None
+        if name == "data" and isinstance(value, torch.Tensor):
+            run.recording.replace_data(tensor, value)
+            return native_calls.tensor_operation((tensor, value))
+        if name == "requires_grad" and isinstance(value, bool):
+            return _require_grad(run, tensor, value)
+        node = run.recording.node(tensor)
+        if name == "grad" and node is not None:
+            run.recording.snapshot(node)
+            return _finish_grad, (node, value)
+        raise Split(f"sets Tensor.{name}")
+    node = run.recording.node(tensor)
+    if node is not None:
+        run.recording.store(node, Relation(RelationKind.ATTRIBUTE, name), value)
+    return None
+
+
+def _require_grad(run: MonitorRun, tensor: torch.Tensor, value: bool) -> Any:
+    if tensor.requires_grad == value:
+        return None
+    operation = torch.Tensor.requires_grad_
+    annotation = lookup(operation)
+    assert annotation is not None
+    token = native_calls.native(run, annotation, operation, (tensor, value), {})
+    return finish_without_result, token
+
+
+def _finish_grad(run: MonitorRun, payload: tuple[ShadowNode, Any], result: Any) -> None:
+    """Torch has accepted a gradient."""
+    node, value = payload
+    run.account()
+    run.recording.store(node, Relation(RelationKind.SLOT, "grad"), value)
