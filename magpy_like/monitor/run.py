@@ -11,7 +11,7 @@ import pathlib
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,12 +26,13 @@ from magpy_like.monitor import (
     polyfills,
     specials,
     tensor_attributes,
+    varying_reads,
 )
 from magpy_like.monitor.arguments import is_followed
-from magpy_like.monitor.code_facts import calling, first_resume, in_place_reads, keyword_names
+from magpy_like.monitor.code_facts import calling, first_resume, keyword_names
 from magpy_like.monitor.devices import MODE_CODE
 from magpy_like.monitor.endings import WEAK_CONTAINERS
-from magpy_like.monitor.expressions import Expression, Size, fresh, is_liftable, is_number, made_of
+from magpy_like.monitor.expressions import Expression, fresh
 from magpy_like.monitor.flags import Flags
 from magpy_like.monitor.gathered import looked_at
 from magpy_like.monitor.instructions import (
@@ -54,6 +55,7 @@ from magpy_like.monitor.roles import Branching, Cut
 from magpy_like.monitor.sides import MAKES, Side, finish_in_side, side_filter
 from magpy_like.monitor.split import Effect, Look, Place, Split, SplitPoint, active, place_of
 from magpy_like.monitor.variation import NOTHING_VARIES, Variation, argument_place
+from magpy_like.monitor.varying_reads import can_vary
 from magpy_like.native import (
     Monitor,
     dispatch_counter,
@@ -66,7 +68,7 @@ from magpy_like.native import (
     stop_counting,
 )
 from magpy_like.native.kinds import isinstance
-from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
+from magpy_like.refgraph import Relation, ShadowNode
 from magpy_like.refgraph.values import PLAIN_TYPES
 
 log = topic("monitor")
@@ -164,7 +166,7 @@ class MonitorRun:
         )
         self._own = OwnTensors(self._monitor, branching, MonitorRun.run.__code__)
         self._root: dict[int, tuple[int | str, Any]] | None = None
-        self._updates: dict[types.CodeType, set[int]] = {}
+        self.updates: dict[types.CodeType, set[int]] = {}
         self._keywords: dict[types.CodeType, dict[int, tuple[str, ...]]] = {}
 
     def _begin(self, varying: Variation) -> None:
@@ -691,7 +693,7 @@ class MonitorRun:
         node = self.recording.meet(self.recording.refs.external, relation, value)
         if is_native_iterator(value):
             self.watch_iterators()
-        if _can_vary(value) and (relation,) in self.varying.numbers:
+        if can_vary(value) and (relation,) in self.varying.numbers:
             self.lifted.adopt(value, node)
             self._monitor.watch_numbers()
         elif type(value) is np.ndarray and (relation,) in self.varying.numbers:
@@ -702,7 +704,7 @@ class MonitorRun:
 
     def _varying_argument(self, key: int | str, value: Any) -> Any:
         """A number that varies between calls gets an identity of its own before the call."""
-        lifted = argument_place(key) in self.varying.numbers and _can_vary(value)
+        lifted = argument_place(key) in self.varying.numbers and can_vary(value)
         if not lifted:
             return value
         number = fresh(value)
@@ -717,68 +719,10 @@ class MonitorRun:
         """Steps of loops count from now on: some iterators come from outside."""
         self._monitor.watch_iterators()
 
-    def varies(self, node: ShadowNode, relation: Relation) -> bool:
-        """Whether the number at a place outside has varied between calls."""
-        return self.recording.place(node, relation) in self.varying.numbers
-
-    def has_varied(self, numbers: Iterable[Any]) -> bool:
-        """Whether one of these numbers is another one at other calls, for all that is known: with
-        ``dynamic=True`` sizes are lifted before they have differed."""
-        return any(
-            not isinstance(part, Size)
-            or self.varying.has_varied(self.recording.path(part.node), part.dim)
-            for number in numbers
-            for part in made_of(self.lifted.expression(number))
-        )
-
-    def lift_element(self, node: ShadowNode, relation: Relation, value: Any) -> Any:
-        """The number to put in place of one that was read just now; None for that one itself."""
-        if not is_number(value) or relation in node.written or node.rewritten:
-            return None
-        if not self.varies(node, relation) or not _can_vary(value):
-            return None
-        target = node.first.refs.get(relation, ABSENT)
-        if target == ABSENT or not (child := self.recording.refs.get_node_by_id(target)).existed:
-            return None
-        if not self._let_vary(child):
-            return None
-        self._monitor.watch_numbers()
-        return self.lifted.read(child, value)
-
-    def _let_vary(self, node: ShadowNode) -> bool:
-        """Rely no more on a number that was read just now; False if something else does."""
-        if node.node_id not in self.recording.just_read:
-            return False
-        self.recording.just_read.discard(node.node_id)
-        node.facts.discard(Fact.VALUE)
-        return True
-
-    def lift_read(self, step: Step, node: ShadowNode | None, relation: Relation, value: Any) -> Any:
-        """Whether a number that is about to be read is lifted: what to do when it was.
-
-        It is when it varied between calls, or when the program is about to change it in place,
-        as in ``self.step += 1``.
-        """
-        if node is None or not is_number(value) or relation in node.written or node.rewritten:
-            return None
-        target = node.first.refs.get(relation)
-        if target is None or target == ABSENT:
-            return None
-        child = self.recording.refs.get_node_by_id(target)
-        if not child.existed or not child.plain:
-            return None
-        lifted = child.node_id in self.lifted.nodes
-        if lifted or self.varies(node, relation) or self.is_updated(step):
-            return (_finish_lift, (child, value)) if self._let_vary(child) else None
-        return None
-
-    def is_updated(self, step: Step) -> bool:
-        """Whether the value read by this instruction goes into an in-place operator next."""
-        code = step.code
-        found = self._updates.get(code)
-        if found is None:
-            found = self._updates[code] = in_place_reads(code)
-        return step.offset in found
+    varies = varying_reads.varies
+    has_varied = varying_reads.has_varied
+    lift_element = varying_reads.lift_element
+    lift_read = varying_reads.lift_read
 
     # --- what the rules ask ----------------------------------------------------------------------
 
@@ -795,12 +739,6 @@ class MonitorRun:
 
     read_tensor_attribute = tensor_attributes.read
     write_tensor_attribute = tensor_attributes.write
-
-
-def _can_vary(value: Any) -> bool:
-    """Whether a number or text from outside may be another one, and other than itself: NaN is found
-    in a list by which object it is."""
-    return is_liftable(value) and bool(value == value)
 
 
 def _nobody_listens() -> None:
@@ -833,11 +771,3 @@ def _finish_raising(
     if traceback is not None and traceback.tb_frame is frame:
         traceback = traceback.tb_next  # the frame will be entered again
     run.recording.note_raised(exception, traceback)
-
-
-def _finish_lift(run: MonitorRun, payload: tuple[ShadowNode, Any], result: Any) -> Any:
-    node, value = payload
-    if result is value:
-        return run.lifted.read(node, value)
-    node.facts.add(Fact.VALUE)  # something else has computed the result
-    return None
