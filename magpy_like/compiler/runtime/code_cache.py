@@ -212,16 +212,20 @@ def environment() -> tuple[str, ...]:
         str(sys.version_info[:3]),
         torch.__version__,
         platform.machine(),
-        digest(_processor()),
+        digest(processor()),
     )
 
 
-def _processor() -> str:
+@functools.cache
+def processor() -> str:
+    """Who made the processor, which one it is and what it can do, as the system says."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.processor()
-    wanted = re.findall(r"^(?:model name|flags|Features|CPU part)\s*:.*$", text, re.MULTILINE)
+    wanted = re.findall(
+        r"^(?:vendor_id|model name|flags|Features|CPU part)\s*:.*$", text, re.MULTILINE
+    )
     return "\n".join(sorted(set(wanted)))
 
 

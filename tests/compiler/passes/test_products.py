@@ -1,15 +1,28 @@
-"""Large float32 products on a CPU are oneDNN's; what they compute is eager's."""
+"""Large float32 products on a CPU are oneDNN's where the BLAS is not made for the processor; what
+they compute is eager's."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from magpy_like.compiler import build
+from magpy_like.compiler.passes import products
+from magpy_like.compiler.runtime import captured_cache
 from tests.compiler import programs
 from tests.compiler.passes.graphs import names, optimised
 
 N = 160  # 160 ** 3 multiplications are many enough
 A, B, BIAS = torch.randn(N, N), torch.randn(N, N), torch.randn(N)
 ONEDNN = "_linear_pointwise"
+
+
+@pytest.fixture(autouse=True)
+def another_processor(monkeypatch):
+    """One that the BLAS was not made for."""
+    monkeypatch.setattr(products, "blas_is_at_home", lambda: False)
+    # Graphs kept on this processor say nothing about that one, nor the other way round.
+    monkeypatch.setattr(build, "key", lambda *args: None)
+    monkeypatch.setattr(captured_cache, "key", lambda *args: None)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +68,15 @@ def test_other_products_stay(function):
 def test_without_onednn_products_stay():
     with torch.backends.mkldnn.flags(enabled=False):
         assert ONEDNN not in names(optimised(lambda a, b: a @ b, A, B))
+
+
+@pytest.mark.parametrize("vendor", ["GenuineIntel", "AuthenticAMD"])
+def test_mkl_keeps_products_on_intels_processors(monkeypatch, vendor):
+    monkeypatch.undo()
+    monkeypatch.setattr(products, "processor", lambda: f"vendor_id\t: {vendor}")
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    found = names(optimised(lambda a, b: a @ b, A, B))
+    assert (ONEDNN in found) == (vendor == "AuthenticAMD")
 
 
 @pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf"), -0.0])
