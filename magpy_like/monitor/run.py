@@ -86,15 +86,18 @@ _WEAK_CONTAINERS = (
     weakref.WeakSet, weakref.WeakValueDictionary, weakref.WeakKeyDictionary,
     torch.utils.weak.WeakIdKeyDictionary,
 )  # fmt: skip
-_HIDDEN_CODE = {
-    torch.nn.Module.__getattr__.__code__,
-    copyreg._slotnames.__code__,  # type: ignore[attr-defined]
-    MODE_CODE,
-} | {
+_FORGETTING = {
     constant
     for container in _WEAK_CONTAINERS
     for constant in container.__init__.__code__.co_consts
     if isinstance(constant, types.CodeType)
+}
+"""What weak containers do when objects die, which may be amid any operation. The keys of torch's
+hash themselves in Python for it."""
+_HIDDEN_CODE = _FORGETTING | {
+    torch.nn.Module.__getattr__.__code__,
+    copyreg._slotnames.__code__,  # type: ignore[attr-defined]
+    MODE_CODE,
 }
 """Not entered: what the monitor knows by itself, what copying finds out once about a class, what
 weak containers do when objects die, and what a default device does to each operator."""
@@ -540,7 +543,8 @@ class MonitorRun:
     def _enter(self, frame: types.FrameType) -> bool:
         code = frame.f_code
         unseen = code.co_filename.startswith(_UNSEEN)
-        if self.suspended or code in _HIDDEN_CODE or (unseen and code not in polyfills.CODE):
+        hidden = code in _HIDDEN_CODE or (unseen and code not in polyfills.CODE)
+        if self.suspended or hidden or _forgets(frame.f_back):
             self.flags.lose()
             return False
         self.flags.enter(frame)
@@ -739,6 +743,11 @@ class MonitorRun:
 
     read_tensor_attribute = tensor_attributes.read
     write_tensor_attribute = tensor_attributes.write
+
+
+def _forgets(frame: types.FrameType | None) -> bool:
+    """Whether a weak container forgets an object that has died."""
+    return frame is not None and any(frame.f_code is code for code in _FORGETTING)
 
 
 def _nobody_listens() -> None:

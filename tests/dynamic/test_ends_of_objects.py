@@ -205,3 +205,21 @@ def test_modules_that_dynamo_has_seen_are_recorded_around_a_split():
     for i in range(3):
         assert torch.equal(fast(torch.full((2,), 2.0 + i)), torch.full((2,), float(i)))
     assert magpy.cache_info(fast).hits == 2
+
+
+def test_object_that_a_table_of_torch_forgets_amid_an_operator_is_no_part_of_the_program():
+    """Fake tensors leave such tables behind, by the storages that they stand for."""
+    table = torch.utils.weak.WeakIdKeyDictionary()
+    held = torch.ones(3)
+
+    def program(x):
+        y = held * x
+        held.data = y.detach()
+        return y
+
+    fast = magpy.compile(program, backend="eager")
+    for call in range(3):
+        table[held.untyped_storage()] = call
+        assert torch.equal(fast(torch.full((3,), 2.0)), torch.full((3,), 2.0 ** (call + 1)))
+        assert not table
+    assert not magpy.api._dispatcher(fast).split_points
