@@ -199,5 +199,5 @@ def compare(before: Path, after: Path) -> None:
     if not common:
         raise click.ClickException("the two runs have no compiler in common")
     changed = report.changes(old, new, common)
-    click.echo(report.comparison(changed))
+    click.echo(report.comparison(changed, report.in_one_only(old, new, common[0])))
     sys.exit(any(change.worse for change in changed))

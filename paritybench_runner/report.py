@@ -232,7 +232,7 @@ def reproduce(run: dict[str, Any], compiler: str, test: results.Test) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A test whose class is another one than before; "" stands for a run without the test."""
+    """A test whose class is another one than before."""
 
     compiler: str
     file: str
@@ -245,26 +245,28 @@ class Change:
     def worse(self) -> bool:
         """Whether the class is further from one graph than it was."""
         order = (NOT_RUNNABLE, *CLASSES)
-        known = self.before in order and self.after in order
-        return (
-            known
-            and self.before != NOT_RUNNABLE
-            and (self.after == NOT_RUNNABLE or order.index(self.after) > order.index(self.before))
+        return self.before != NOT_RUNNABLE and (
+            self.after == NOT_RUNNABLE or order.index(self.after) > order.index(self.before)
         )
 
 
 def changes(before: Lines, after: Lines, compilers: Iterable[str]) -> list[Change]:
-    """The tests whose class changed between two runs, regressions first."""
+    """The tests that are in both runs and changed their class, regressions first."""
     found = []
     for compiler in compilers:
         old, new = _by_test(before, compiler), _by_test(after, compiler)
-        for key in sorted(old.keys() | new.keys()):
-            one, other = old.get(key), new.get(key)
-            was, now = (one.klass if one else ""), (other.klass if other else "")
+        for key in sorted(old.keys() & new.keys()):
+            was, now = old[key].klass, new[key].klass
             if was != now:
-                reasons = other.reasons if other else []
-                found.append(Change(compiler, *key[:2], was, now, "; ".join(reasons)))
+                reasons = "; ".join(new[key].reasons)
+                found.append(Change(compiler, *key[:2], was, now, reasons))
     return sorted(found, key=lambda change: not change.worse)
+
+
+def in_one_only(before: Lines, after: Lines, compiler: str) -> tuple[int, int]:
+    """How many tests are in the first run only, and how many in the second: one may be partial."""
+    old, new = (_by_test(lines, compiler).keys() for lines in (before, after))
+    return len(old - new), len(new - old)
 
 
 def _by_test(lines: Lines, compiler: str) -> dict[tuple[str, str, int], results.Test]:
@@ -277,13 +279,18 @@ def _by_test(lines: Lines, compiler: str) -> dict[tuple[str, str, int], results.
     return by_test
 
 
-def comparison(changed: list[Change]) -> str:
-    """`compare`'s output."""
+def comparison(changed: list[Change], alone: tuple[int, int] = (0, 0)) -> str:
+    """`compare`'s output; ``alone`` as :func:`in_one_only` gives it."""
+    left_out = "{} tests are in the first run only, {} in the second.".format(*alone)
+    told = _changes_told(changed)
+    return f"{told}\n\n{left_out}" if any(alone) else told
+
+
+def _changes_told(changed: list[Change]) -> str:
     if not changed:
         return "No test changed its class."
-    title = {"": "not in the run", **_TITLES}
     moves = collections.Counter(
-        (change.compiler, title[change.before], title[change.after], change.worse)
+        (change.compiler, _TITLES[change.before], _TITLES[change.after], change.worse)
         for change in changed
     )
     totals = [
@@ -293,7 +300,7 @@ def comparison(changed: list[Change]) -> str:
     rows = [
         (
             *(change.compiler, f"{change.file}::{change.module}"),
-            *(title[change.before], title[change.after], change.reason[:120]),
+            *(_TITLES[change.before], _TITLES[change.after], change.reason[:120]),
         )
         for change in changed
     ]

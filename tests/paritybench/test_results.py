@@ -128,9 +128,18 @@ def test_comparing_runs_shows_regressions_first():
     assert told == [
         ("test_a.py", "Net0", "one_graph", "split", True),
         ("test_b.py", "Net1", "wrong", "one_graph", False),
-        ("test_f.py", "Net0", "crashed", "", False),
     ]
     assert "test_a.py::Net0" in report.comparison(changes)
     assert report.comparison(report.changes(LINES, LINES, ["magpy"])) == (
         "No test changed its class."
+    )
+
+
+def test_tests_that_one_of_two_runs_leaves_out_are_counted_and_no_change():
+    alone = report.in_one_only(LINES, LINES[:-1], "magpy")
+    assert alone == (len(LINES[-1]["tests"]), 0)
+    told = report.comparison(report.changes(LINES, LINES[:-1], ["magpy"]), alone)
+    assert told == (
+        "No test changed its class.\n\n"
+        f"{alone[0]} tests are in the first run only, 0 in the second."
     )
