@@ -13,7 +13,7 @@ import operator
 import struct
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -85,6 +85,8 @@ class Reconstruction:
         self._empty_cells: list[types.CellType] = []
         self.last: list[str] = []
         """What is left to do when all effects are in place."""
+        self.runs_code = False
+        """Whether code of the program runs when a mock makes these values, again."""
 
     def value(self, value: Any) -> str:
         """The source text of an expression for ``value``.
@@ -119,6 +121,14 @@ class Reconstruction:
         if node is not None:
             return self._remember(value, self._existing(node))
         return self._make(value)
+
+    def look_at_keys(self, keys: Iterable[Any]) -> None:
+        """These become keys or members: each is asked for its hash."""
+        for key in keys:
+            if type(key) is tuple or type(key) is frozenset:
+                self.look_at_keys(key)
+            elif not is_plain(key) and type(key).__flags__ & HEAP_TYPE:
+                self.runs_code = True
 
     def forget(self) -> None:
         """Let go of the recorded run's objects, and of the mock builder that this belongs to."""
@@ -157,6 +167,8 @@ class Reconstruction:
         if kind is slice:
             parts = (value.start, value.stop, value.step)
             return self._frozen(value, lambda: f"slice({', '.join(map(self.value, parts))})")
+        if kind is set or kind is frozenset:
+            self.look_at_keys(value)
         if kind is set:
             return self._bind(
                 value, "{" + ", ".join(map(self.value, value)) + "}" if value else "set()"
@@ -184,6 +196,7 @@ class Reconstruction:
         return f"[{', '.join(self.value(item) for item in items)}]"
 
     def dict_text(self, items: dict[Any, Any]) -> str:
+        self.look_at_keys(items)
         pairs = [f"{self.value(k)}: {self.value(v)}" for k, v in items_of(items)]
         return "{" + ", ".join(pairs) + "}"
 

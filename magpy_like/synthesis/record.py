@@ -109,6 +109,8 @@ class MockBuilder:
         self.outputs: list[fx.Node] = []
         self._output_names: dict[fx.Node, str] = {}
         self.side_effects: list[str] = []
+        self._as_seen: dict[str, str] = {}
+        """Statements that count up what is there, each with one that only knows what was seen."""
         self.numbers = numbers.Numbers(
             rec.lifted.in_python, self.existing, self.source.constant, self.graph_output
         )
@@ -235,12 +237,15 @@ class MockBuilder:
             if node.rewritten:
                 continue
             texts = [self.values.value(arg) for arg in args]
+            if not isinstance(node.variable, list | collections.deque):
+                self.values.look_at_keys(args)
             maker = self.source.constant(operation, operation.__name__)
             later.append(f"{maker}({self.existing(node)}, {', '.join(texts)})")
             self.side_effects.append(f"{self.guard.label(node)}.{operation.__name__}(…)")
         self.values.fill_cells()
         for line in (*later, *self.values.last):
-            self.source.emit(line)
+            # What code that a mock runs again has changed, it puts back by what the guard saw.
+            self.source.emit(self._as_seen.get(line, line) if self.values.runs_code else line)
 
     def _raised(self) -> list[str]:
         """What being raised has left in exceptions from outside.
@@ -284,8 +289,10 @@ class MockBuilder:
                 return []
         self.side_effects.append(f"{self.guard.label(node)} → {relation} = {_short(value)}")
         text = self.values.value(value)
+        as_seen = self._statement(node, owner, relation, text)
         text = self._of_what_is_there(node, owner, relation, value, text)
         put = self._statement(node, owner, relation, text)
+        self._as_seen[put] = as_seen
         if again and before != ABSENT:
             return [self._statement(node, owner, relation, None), put]
         return [put]
@@ -345,6 +352,8 @@ class MockBuilder:
             changed = {k: v for k, v in entries.items() if k not in before or before[k] is not v}
             return [f"{base}.update({name}, {self.values.dict_text(changed)})"]
         text = self.values.list_text(elements(value))
+        if isinstance(value, set):
+            self.values.look_at_keys(elements(value))
         fill = "update" if isinstance(value, set) else "extend"
         return [f"{base}.clear({name})", f"{base}.{fill}({name}, {text})"]
 
