@@ -54,8 +54,16 @@ def goes_own_ways(value: Any) -> bool:
 def items_of(mapping: dict[Any, Any]) -> list[tuple[Any, Any]]:
     """Keys and values in the order that iterating gives, whatever a subclass makes of it."""
     if isinstance(mapping, collections.OrderedDict):  # keeps an order of its own
-        return list(collections.OrderedDict.items(mapping))
+        values = {id(key): value for key, value in dict.items(mapping)}
+        return [(key, values[id(key)]) for key in collections.OrderedDict.__iter__(mapping)]
     return list(dict.items(mapping))
+
+
+def copy_of(mapping: dict[Any, Any]) -> dict[Any, Any]:
+    """A dictionary of the same items. No key is asked for its hash again where that can be."""
+    if isinstance(mapping, collections.OrderedDict) or goes_own_ways(mapping):
+        return dict(items_of(mapping))
+    return dict.copy(mapping)
 
 
 def plain_key(key: Any) -> Any:

@@ -22,6 +22,7 @@ from magpy_like.monitor.constants import ConstantTensors
 from magpy_like.monitor.containers import (
     CONTAINERS,
     SCALARS,
+    copy_of,
     elements,
     items_of,
     plain_key,
@@ -618,7 +619,7 @@ class Recording:
         value = node.variable
         if node.contents is None:
             if isinstance(value, dict):
-                node.contents = dict(items_of(value))
+                node.contents = copy_of(value)
             elif isinstance(value, list | tuple | collections.deque):
                 node.contents = elements(value)
             elif isinstance(value, set):

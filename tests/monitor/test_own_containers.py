@@ -171,3 +171,45 @@ def test_a_container_that_hands_out_other_elements_than_it_holds():
         twins.call(one(1.0, float(i)), hit=i > 0)
     twins.change(lambda program: program.values.append(5.0))
     twins.call(one(1.0), hit=False)
+
+
+def _with_counting_keys(kind, operation):
+    def make():
+        counts = {"asked": 0}
+
+        class Key:
+            def __init__(self, name):
+                self.name = name
+
+            def __hash__(self):
+                counts["asked"] += 1
+                return hash(self.name)
+
+            def __eq__(self, other):
+                return self.name == other.name
+
+        keys = kind({Key(1): 1.0, Key(2): 2.0})
+
+        def program(x):
+            return operation(keys, Key, x), counts["asked"]
+
+        program.counts = counts
+        return program
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda table, key, x: table.clear(),
+        lambda table, key, x: table.popitem()[1] if table else None,
+        lambda table, key, x: table[key(1)] * x,
+        lambda table, key, x: len({key(1): x, key(5): x + 1}),
+        lambda table, key, x: ({key(1): x * 2}, {key(2)}),
+    ],
+)
+def test_keys_are_asked_for_their_hashes_as_often_as_by_the_program(operation):
+    twins = Twins(_with_counting_keys(dict, operation))
+    for i in range(4):
+        twins.call(one(1, 2), why=f"call {i}")
