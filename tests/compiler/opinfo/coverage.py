@@ -17,7 +17,6 @@ dtype if it has none; forward only, and forward with backward, in two columns.
 from __future__ import annotations
 
 import collections
-import itertools
 import json
 import re
 import warnings
@@ -81,7 +80,7 @@ def classify(op: Any, *, gradient: bool) -> dict[str, Any] | None:
     captured = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for case in itertools.islice(harness.cases(op, dtype, requires_grad=gradient), SAMPLES):
+        for case in harness.cases(op, dtype, requires_grad=gradient, limit=SAMPLES):
             graph = harness.captured([case]) if harness.runs_eagerly(case, gradient) else None
             if graph is not None:
                 captured += _lower(graph, case.inputs, gradient, lowered, fallbacks)

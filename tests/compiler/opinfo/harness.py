@@ -10,14 +10,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import random
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_utils import SEED
 from torch.utils import _pytree as pytree
 
 from magpy_like.compiler import errors
@@ -73,18 +76,35 @@ def operators() -> dict[str, Any]:
     return {full_name(op): op for op in op_db if "jiterator" not in op.name}
 
 
-def cases(op: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[Case]:
-    """The samples of ``op``, as functions of their tensors alone."""
-    seed(0)
-    # All at once: a generator that is dropped while a graph is captured runs in the capture.
-    device = torch.get_default_device().type
-    samples = list(op.sample_inputs(device, dtype, requires_grad=requires_grad))
+def cases(
+    op: Any, dtype: torch.dtype, *, requires_grad: bool, limit: int | None = None
+) -> Iterator[Case]:
+    """The samples of ``op`` (the first ``limit``), as functions of their tensors alone."""
+    samples = _samples(op, dtype, requires_grad, limit)
     for number, sample in enumerate(samples):
         leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         inputs = tuple(leaves[i] for i in places)
         call = _caller(op, leaves, spec, places)
         yield Case(call, inputs, dtype, f"{number}: {_describe(sample)}")
+
+
+def _samples(op: Any, dtype: torch.dtype, requires_grad: bool, limit: int | None) -> list[Any]:
+    """As ``op.sample_inputs`` gives them, which looks through the whole stack for a test of torch's
+    that it is called by. All at once: a generator that is dropped while a graph is captured runs in
+    the capture."""
+    device, found = torch.get_default_device().type, []
+    seed(0)
+    samples = iter(op.sample_inputs_func(op, device, dtype, requires_grad))
+    while limit is None or len(found) < limit:
+        seed(SEED)
+        random.seed(SEED)
+        numpy.random.seed(SEED)
+        try:
+            found.append(next(samples))
+        except StopIteration:
+            break
+    return found
 
 
 def _caller(op: Any, leaves: list[Any], spec: Any, places: list[int]) -> Any:
@@ -130,7 +150,7 @@ def sweep(
         case
         for dtype in dtypes
         if dtype in op.dtypes and (op.supports_autograd or not gradient)
-        for case in itertools.islice(cases(op, dtype, requires_grad=gradient), limit)
+        for case in cases(op, dtype, requires_grad=gradient, limit=limit)
         if runs_eagerly(case, gradient)
     ]
     count = 0
