@@ -31,6 +31,9 @@ def aot_compile(
     """
     direct: list[Callable[..., Any]] = []
     absent = Absent()
+    # AOTAutograd turns autocast off while it compiles a graph, and in its wrapper: the graph has
+    # all casts, and its operators must not cast again.
+    autocast = torch._C._is_any_autocast_enabled()
 
     def compile_forward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         absent.see_forward(graph)
@@ -43,7 +46,7 @@ def aot_compile(
     def compile_inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         _check_draws(graph)
         call = inference(graph, inputs)
-        if _needs_no_wrapper(gm, graph, example_inputs):
+        if not autocast and _needs_no_wrapper(gm, graph, example_inputs):
             direct.append(call)
         return call
 
@@ -110,14 +113,12 @@ def _needs_no_wrapper(
 
     AOTAutograd's runtime wrapper costs microseconds. It has work to do only when an output or a
     changed shape of an input must be made from the input itself, when inputs were merged, taken
-    apart or lifted out of the module, and under autocast.
+    apart or lifted out of the module, and under autocast, of which the caller knows.
     """
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     values = [n.meta.get("val") for n in placeholders]
     results = graph.graph.output_node().args[0]
     if len(values) != len(example_inputs) or len(results) != len(gm.graph.output_node().args[0]):
-        return False
-    if torch._C._is_any_autocast_enabled():
         return False
     for value, example in zip(values, example_inputs, strict=True):
         if isinstance(example, torch.Tensor):

@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import magpy_like as magpy
+from tests.compare import assert_same
 from tests.compiler.programs import compile_fx, compiled, same, same_gradients, seeded
 
 # The package's attribute of that name is the function.
@@ -428,6 +430,19 @@ def test_autocast_is_traced_once():
     x, w = torch.randn(4, 8), torch.randn(8, 8)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         same(lambda x, w: (x @ w).float() @ w, x, w)
+
+
+def test_operators_of_a_part_without_autocast_do_not_cast():
+    def program(x, w):
+        y = x @ w
+        with torch.autocast("cpu", enabled=False):
+            return y, x @ w
+
+    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    fast = magpy.compile(program)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        for _ in range(3):
+            assert_same(fast(x, w), program(x, w), rtol=1e-6, atol=1e-6)
 
 
 def test_transposed_access_in_ragged_tiles():
