@@ -7,9 +7,9 @@ import torch
 from torch import fx
 
 from magpy_like.compiler.compile_fx import compile_fx
+from tests.compiler.programs import seeded
 
-X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
-WEIGHT = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+X, WEIGHT = seeded(4, 6), seeded(4, 6, seed=1)
 #: Of the numbers above two there are two, four, none, one and three: eager broadcasts the one.
 NUMBERS = [torch.tensor(n) for n in ([1, 3, 0, 6], [9, 9, 9, 9], [0, 2, 1, -1], [5, 1, 1, 1],
                                      [3, 3, 3, 1])]  # fmt: skip
@@ -56,6 +56,26 @@ def test_none_of_it_runs_through_aten_as_a_whole(name):
     result = call(X, NUMBERS[0])
     (result,) = result if isinstance(result, (tuple, list)) else (result,)
     torch.testing.assert_close(result, PROGRAMS[name](X, NUMBERS[0]))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, n: (x[n > 2], n.gt(2).sum().item()),
+        lambda x, n: (x[n > 2].exp(), n.gt(2).sum().item()),
+        lambda x, n: (torch.cat([x[n > 2], x[n > 2]]), n.gt(2).sum().item() * 2),
+    ],
+)
+def test_views_share_memory_where_another_tensor_tells_their_size(program):
+    def views(x, n):
+        rows, count = program(x, n)
+        return rows, rows.view(count, 6), rows.reshape(count, 2, 3), rows.reshape(count, 6, 1)
+
+    call = compile_fx(fx.symbolic_trace(views), [X, NUMBERS[0]], options={"strict": True})
+    for n in NUMBERS:
+        results = call(X, n)
+        torch.testing.assert_close(results, views(X, n))
+        assert len({r.untyped_storage().data_ptr() for r in results}) == 1
 
 
 def test_a_graph_that_was_given_keeps_its_subscripts():

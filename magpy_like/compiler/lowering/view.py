@@ -12,7 +12,7 @@ from magpy_like.compiler import indexing
 from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.graph import Graph
 from magpy_like.compiler.indexing import Expr, expr
-from magpy_like.compiler.ir import Box, Index, Strided, pointwise
+from magpy_like.compiler.ir import Box, Index, Strided, View, pointwise
 from magpy_like.compiler.lowering.registry import aten, canonical_dim, expand, lower, sizes, view_of
 from magpy_like.compiler.ops import ops
 
@@ -85,7 +85,20 @@ def reshape(a: Box, size: Sequence[Expr]) -> Box:
 @lower(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 def view(graph: Graph, a: Box, size: Sequence[Any]) -> Box:
     assert graph._origin is not None
-    return reshape(a, sizes(graph._origin.meta["val"].shape))
+    before, after = (node.meta["val"] for node in (graph._origin.args[0], graph._origin))
+    size, source, stride = sizes(after.shape), sizes(before.stride()), sizes(after.stride())
+    seen = reshape(a, size)
+    if graph._origin.target is aten.reshape.default or not isinstance(seen.data, View):
+        return seen
+    by_sizes = seen.data.restride
+
+    def restride(window: Strided) -> Strided | None:
+        """A view is one of the same memory, also where the sizes that tensors hold cannot tell."""
+        if (found := by_sizes(window)) is not None or window.stride != source:
+            return found
+        return Strided(window.buffer, size, stride, window.offset)
+
+    return view_of(a, size, seen.data.reindex, restride)
 
 
 @lower(aten.resize.default)
