@@ -158,9 +158,10 @@ def test_windows_are_read_without_masks_inside_an_images_border(monkeypatch):
     def function(x):
         return F.max_pool2d(x, 3, 2, 1), F.max_pool2d(x, 7, 1, 3)
 
-    widths = (16, 17, 4, 5, 6, 33, 64, 3)
-    one_graph_for(function, *((floats(2, 3, 9 - i % 3, width),) for i, width in enumerate(widths)))
-    assert "masked(outer, " in "".join(texts)
+    for widths in ((16, 4, 6, 64), (17, 5, 33, 3)):  # torch 2.11 asks whether a size is even
+        sizes = ((2, 3, 9 - 2 * (i % 2), width) for i, width in enumerate(widths))
+        one_graph_for(function, *((floats(*size),) for size in sizes))
+        assert "masked(outer, " in texts.pop()
 
 
 def test_looking_for_attention_fixes_no_size():
