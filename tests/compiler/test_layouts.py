@@ -1,10 +1,16 @@
 """How results lie in memory: as eager's, also where torch's decompositions tell otherwise."""
 
+import random
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import fx
 
-from tests.compiler.programs import same, seeded
+from magpy_like.compiler.compile_fx import compile_fx
+from magpy_like.compiler.runtime import captured_cache
+from tests.compiler.programs import same, seeded, tensors
 
 PERMUTED = [
     ((4, 3), (1, 0)),
@@ -77,3 +83,105 @@ def test_truths_of_a_broadcast_and_a_transposed_argument(operator, shape):
 def test_looked_up_elements_lie_as_their_transposed_indices(program):
     i = torch.arange(6).reshape(2, 3) % 3
     same(program, seeded(3, 4, 5), i, i.flip(0))
+
+
+def promised(program, *args):
+    """The strides of the results for which a program is traced; no kernel is made."""
+    strides = []
+
+    def stage(graph, **kwargs):
+        results = graph.graph.output_node().args[0]
+        strides.extend(node.meta["val"].stride() for node in results)
+        stage._boxed_call = True
+        return stage
+
+    with (
+        torch.no_grad(),
+        mock.patch.object(captured_cache, "key", lambda *args: None),
+        mock.patch.dict(compile_fx.__globals__, compile_aten=stage),
+    ):
+        compile_fx(fx.symbolic_trace(program), args, options={"strict": True})
+    return strides
+
+
+def laid_out(shape, order):
+    """A tensor whose memory goes through its dimensions in an order of its own."""
+    back = [order.index(d) for d in range(len(order))]
+    return torch.ones([shape[d] for d in order]).permute(back)
+
+
+LOOPS = {
+    "copysign": torch.copysign,
+    "floor_divide": torch.floor_divide,
+    "div, rounded": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "xlogy": torch.xlogy,
+    "xlog1py": torch.special.xlog1py,
+    "heaviside": torch.heaviside,
+    "logaddexp": torch.logaddexp,
+    "logaddexp2": torch.logaddexp2,
+    "addcmul": lambda a, b: torch.addcmul(a, a.contiguous(), b),
+    "addcdiv": lambda a, b: torch.addcdiv(a, a.contiguous(), b),
+    "dropout's gradient": lambda a, b: torch.ops.aten.native_dropout_backward(a, b > 0, 2.0),
+    "normal": torch.normal,
+    "where": lambda a, b: torch.where(a > 0, b, a),
+    "atan2": torch.atan2,
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_over_transposed_and_broadcast_arguments(name):
+    def program(a, b):
+        return LOOPS[name](a, b)
+
+    drawn = random.Random(name)
+    for _ in range(2):
+        shape = drawn.sample((2, 3, 4, 5), 3)
+        one, other = (laid_out(shape, drawn.sample(range(3), 3)) for _ in range(2))
+        other = other[drawn.choice([0, slice(0, 1), (slice(None), slice(0, 1))])]
+        for args in ((one, other), (other, one), (one.transpose(0, 2), other.mT)):
+            try:
+                wanted = program(*args)
+            except RuntimeError:  # of shapes that do not go together
+                continue
+            assert promised(program, *args) == [wanted.stride()]
+
+
+ROWS = {
+    "maxima of lines": lambda x: F.max_pool1d(x, 2, 1),
+    "averages of lines": lambda x: F.avg_pool1d(x, 2, 1),
+    "lines, enlarged": lambda x: F.interpolate(x, scale_factor=2.0),
+    "lines, enlarged exactly": lambda x: F.interpolate(x, size=7, mode="nearest-exact"),
+    "lines, interpolated": lambda x: F.interpolate(x, size=7, mode="linear"),
+    "images, enlarged": lambda x: F.interpolate(x[None], scale_factor=2.0),
+    "one_hot": lambda x: F.one_hot(x.long(), 3),
+    "logsigmoid": lambda x: F.logsigmoid(x),
+    "losses": lambda x: F.nll_loss(x[..., None], x[:, 0, :, None].long(), reduction="none"),
+    "binary losses": lambda x: F.binary_cross_entropy(x, x.contiguous(), reduction="none"),
+    "elements": lambda x: x[x.long()],
+    "elements of rows": lambda x: x[:, x.long()],
+    "elements of two dimensions": lambda x: x[x.long()[0], x.long()[0]],
+    "elements apart": lambda x: x[x.long()[0], :, x.long()[0]],
+    "sums": lambda x: x.sum(1, keepdim=True),
+    "variances": lambda x: torch.var_mean(x, 0, keepdim=True)[0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("order", [(2, 1, 0), (0, 2, 1), (1, 0, 2)])
+def test_results_of_transposed_arguments(name, order):
+    x = laid_out((2, 3, 4), order)
+    assert promised(ROWS[name], x) == [t.stride() for t in tensors(ROWS[name](x))]
+
+
+def test_maxima_of_lines_with_gradients_lie_as_their_argument():
+    def program(x):
+        return F.max_pool1d(x.transpose(1, 2), 2, 1)
+
+    same(program, seeded(2, 5, 3).requires_grad_())
+
+
+def test_what_is_laid_out_anew_holds_eagers_values():
+    def program(x, y):
+        return torch.copysign(x, y), F.one_hot(y.long(), 5), F.max_pool1d(x, 2, 1), x[y.long()]
+
+    same(program, seeded(4, 5, 3).transpose(1, 2), laid_out((4, 3, 1), (1, 2, 0)))

@@ -59,7 +59,7 @@ def decompositions() -> dict[Any, Function]:
     return {
         operator: function
         for operator, function in table.items()
-        if operator not in kept and (operator in OWN or operator not in LOWERINGS)
+        if operator in OWN or (operator not in kept and operator not in LOWERINGS)
     }
 
 

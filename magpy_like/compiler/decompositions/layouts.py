@@ -1,13 +1,16 @@
 """Operators whose results torch's decompositions or fake tensors lay out unlike eager's kernels.
 
 Some kernels for the CPU keep only the layout where channels are last, and write any other result
-row by row.
+row by row. Loops over several arguments take the order of dimensions from them, the first one
+first; where sizes vary, results are left as torch traces them.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ from torch._prims_common import (
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from magpy_like.compiler.decompositions.table import Function, means
+from magpy_like.compiler.lowering import LOWERINGS
 
 aten = torch.ops.aten
 
@@ -105,3 +109,124 @@ def _logical(operator: Any, of_truths: Any) -> None:
 _logical(aten.logical_and.default, torch.bitwise_and)
 _logical(aten.logical_or.default, torch.bitwise_or)
 _logical(aten.logical_xor.default, torch.bitwise_xor)
+
+
+#: Loops over all arguments at once whose results torch's own meta functions and decompositions lay
+#: out in another order, where an argument is broadcast or transposed.
+LOOPS = [
+    aten.copysign.Tensor, aten.floor_divide.default, aten.div.Tensor_mode, aten.xlogy.Tensor,
+    aten.heaviside.default, aten.logaddexp.default, aten.logaddexp2.default,
+    aten.special_xlog1py.default, aten.native_dropout_backward.default, aten.addcmul.default,
+    aten.addcdiv.default,
+]  # fmt: skip
+
+
+def loop_order(steps: Sequence[Sequence[int]], shape: Sequence[int]) -> list[int]:
+    """The dimensions of what eager's loop makes, the one with the largest step first.
+
+    The first argument that is broadcast along neither of two tells which is the outer one;
+    ``steps`` has each argument's along all dimensions, 0 where it is broadcast.
+    """
+
+    def compare(one: int, other: int) -> int:
+        for step in steps:
+            a, b = step[one], step[other]
+            if 0 in (a, b):
+                continue
+            if a != b:
+                return a - b
+            if shape[one] > shape[other]:
+                return 1
+        return 0
+
+    inner_first = list(range(len(shape)))[::-1]
+    for at in range(1, len(shape)):  # as eager sorts: what two of them tell, a third may deny
+        for k in range(at - 1, -1, -1):
+            found = compare(inner_first[k], inner_first[at])
+            if found < 0:
+                break
+            if found > 0:
+                inner_first[k], inner_first[at] = inner_first[at], inner_first[k]
+                at = k
+    return inner_first[::-1]
+
+
+def laid_out(operator: Any, lay: Callable[..., Any]) -> None:
+    """Eager's results lie as what ``lay`` makes of an operator's results and arguments."""
+    known = {} if operator in LOWERINGS else get_decompositions([operator])
+    meant = known.get(operator, operator)
+
+    @means(operator)
+    def relaid(*args: Any, **kwargs: Any) -> Any:
+        if operator in (inside := _traced.__dict__.setdefault("operators", set())):
+            return NotImplemented  # it stays what it is
+        inside.add(operator)
+        try:
+            result = meant(*args, **kwargs)
+        finally:
+            inside.remove(operator)
+        return lay(result, *args)
+
+
+def _as_loop(result: Tensor, *args: Any) -> Tensor:
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    alike = all((t.shape, t.stride()) == (result.shape, tensors[0].stride()) for t in tensors)
+    return _in_order(result, [_steps(t, result.shape) for t in tensors], alike)
+
+
+def _steps(tensor: Tensor, shape: Sequence[int]) -> list[int]:
+    """The steps of a tensor that is broadcast to ``shape``."""
+    lead = len(shape) - tensor.dim()
+    dims = zip(tensor.shape, shape[lead:], tensor.stride(), strict=True)
+    return [0] * lead + [0 if n == 1 and shown != 1 else step for n, shown, step in dims]
+
+
+def _in_order(result: Tensor, steps: Sequence[Sequence[int]], alike: bool = False) -> Tensor:
+    """A loop's result in eager's order of dimensions; ``alike``: its arguments lie alike."""
+    if any(type(n) is not int for n in (*result.shape, *itertools.chain(*steps))):
+        return result
+    order = loop_order(steps, result.shape)
+    if _is_in_order(result, order, alike):
+        return result
+    back = [order.index(d) for d in range(result.dim())]
+    return result.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+
+
+_traced = threading.local()
+
+
+def _is_in_order(tensor: Tensor, order: Sequence[int], of_alike: bool) -> bool:
+    step = 1
+    for d in reversed(order):
+        if not (of_alike and tensor.shape[d] == 1) and tensor.stride(d) != step:
+            return False
+        step *= tensor.shape[d]
+    return True
+
+
+for _operator in LOOPS:
+    laid_out(_operator, _as_loop)
+
+for _operator in (
+    aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor,
+):  # fmt: skip
+    laid_out(_operator, lambda result, *args: result.contiguous())
+
+
+@functools.partial(laid_out, aten.binary_cross_entropy.default)
+def _as_first(result: Tensor, a: Tensor, *args: Any) -> Tensor:
+    return _in_order(result, [a.stride()]) if result.dim() == a.dim() else result
+
+
+def _first_in_rows(results: Sequence[Tensor], *args: Any) -> Sequence[Tensor]:
+    first, *rest = results
+    return first.contiguous(), *rest
+
+
+laid_out(aten.nll_loss2d_forward.default, _first_in_rows)
+
+
+@means(aten.log_sigmoid_forward.default)
+def _log_sigmoid(a: Tensor) -> Sequence[Tensor]:
+    results = get_decompositions([aten.log_sigmoid_forward])[aten.log_sigmoid_forward.default](a)
+    return _first_in_rows(results) if a.device.type == "cpu" else results

@@ -26,6 +26,7 @@ from magpy_like.compiler.passes.positions import keep_positions
 from magpy_like.compiler.passes.products import use_onednn
 from magpy_like.compiler.passes.recurrent import keep_recurrent_layers
 from magpy_like.compiler.passes.rewrites import rewrite
+from magpy_like.compiler.passes.rows import lay_rows
 
 __all__ = ["run", "run_captured"]
 
@@ -38,6 +39,7 @@ def run_captured(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
     keep_recurrent_layers(gm)
     keep_saved(gm)
     keep_positions(gm)
+    lay_rows(gm)
     gm = rewrite_attention(gm, example_inputs)
     drop_idle_masks(gm)
     return gm

@@ -1,0 +1,62 @@
+"""Results that eager lays out row by row, of functions that torch takes apart before their
+operators could be told.
+
+What it traces instead lies like the argument. The rows are made where the graph was captured, so
+that all that follows, views among them, is traced for where eager has them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+_NEAREST = ("nearest", "nearest-exact")
+
+
+def lay_rows(gm: GraphModule) -> bool:
+    """Lay the results of such functions out as eager does; whether there are any."""
+    found = [node for node in gm.graph.nodes if node.target in _ROWS and _has_rows(node)]
+    for node in found:
+        with gm.graph.inserting_after(node):
+            new = gm.graph.call_function(_ROWS[node.target], (node,))
+        node.replace_all_uses_with(new, delete_user_cb=lambda user, new=new: user is not new)
+    if found:
+        gm.recompile()
+    return bool(found)
+
+
+def _has_rows(node: Node) -> bool:
+    if node.target is not F.interpolate:
+        return True
+    mode = node.args[3] if len(node.args) > 3 else node.kwargs.get("mode", "nearest")
+    return mode in _NEAREST
+
+
+def _in_rows(result: Any) -> Any:
+    return result.contiguous() if isinstance(result, Tensor) else result
+
+
+def _lines_in_rows(result: Any) -> Any:
+    """Of lines, not of images."""
+    return result.contiguous() if isinstance(result, Tensor) and result.dim() == 3 else result
+
+
+def _pooled(result: Any) -> Any:
+    """Without gradients, the CPU has a kernel of its own for maxima of lines."""
+    if not isinstance(result, Tensor) or result.device.type != "cpu" or result.requires_grad:
+        return result
+    return result.contiguous()
+
+
+_ROWS = {
+    F.one_hot: _in_rows,
+    F.interpolate: _lines_in_rows,
+    torch._C._nn.upsample_nearest1d: _in_rows,
+    torch._C._nn._upsample_nearest_exact1d: _in_rows,
+    F.max_pool1d: _pooled,
+    torch.max_pool1d: _pooled,
+}
