@@ -194,3 +194,18 @@ def test_sizes_that_vary():
     places = seeded(2, 3, 2).sigmoid()
     pool = torch.ops.aten.fractional_max_pool2d
     same(lambda x, at: pool(x, [2, 2], [4, 5], at), x, places, dynamic=True)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_a_huber_loss_has_its_first_arguments_dtype(reduction):
+    def program(x, y):
+        return F.huber_loss(x, y, reduction=reduction), F.huber_loss(y, x, reduction=reduction)
+
+    same(program, seeded(5, 7).half(), seeded(5, 7, seed=1))
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_cross_products_of_low_precision_are_rounded_step_by_step(dtype):
+    x, y = seeded(3, 50).to(dtype), seeded(3, 1, seed=1).to(dtype)
+    same(lambda x, y: torch.linalg.cross(x, y, dim=0), x, y, rtol=0, atol=0)

@@ -103,6 +103,24 @@ def _rrelu(
     return aten.leaky_relu(a, (lower + upper) / 2), noise.clone()
 
 
+@means(aten.huber_loss.default)
+def _huber_loss(a: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
+    """Eager's has the first argument's dtype, whatever the target's is."""
+    meant = get_decompositions([aten.huber_loss])[aten.huber_loss.default]
+    loss = meant(a, target, 0, delta).to(a.dtype)
+    return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
+
+
+@means(aten.linalg_cross.default)
+def _cross(a: Tensor, b: Tensor, *, dim: int = -1) -> Tensor:
+    """Of low precision, eager on a CPU rounds the products before it subtracts them."""
+    if a.dtype not in LOW_PRECISION or a.dtype != b.dtype or a.device.type != "cpu":
+        meant = get_decompositions([aten.linalg_cross])
+        return meant[aten.linalg_cross.default](a, b, dim=dim)
+    a, b = torch.broadcast_tensors(a, b)
+    return a.roll(-1, dim) * b.roll(-2, dim) - a.roll(-2, dim) * b.roll(-1, dim)
+
+
 @means(aten._softmax_backward_data.default)
 def _softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """Of low precision, eager on a GPU rounds the products before it sums them."""
