@@ -158,6 +158,7 @@ ROWS = {
     "losses": lambda x: F.nll_loss(x[..., None], x[:, 0, :, None].long(), reduction="none"),
     "binary losses": lambda x: F.binary_cross_entropy(x, x.contiguous(), reduction="none"),
     "elements": lambda x: x[x.long()],
+    "elements of one row": lambda x: x.take(x.long()),
     "elements of rows": lambda x: x[:, x.long()],
     "elements of two dimensions": lambda x: x[x.long()[0], x.long()[0]],
     "elements apart": lambda x: x[x.long()[0], :, x.long()[0]],

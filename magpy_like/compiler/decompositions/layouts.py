@@ -209,6 +209,7 @@ for _operator in LOOPS:
 
 for _operator in (
     aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor,
+    aten.take.default,
 ):  # fmt: skip
     laid_out(_operator, lambda result, *args: result.contiguous())
 
