@@ -33,7 +33,8 @@ def write(
     assert relation is not None
     target, key, value = way_of(relation, args, kwargs)
     stores = value is not NOT_GIVEN
-    run.lifted.settle(key)
+    if relation.kind is RelationKind.ATTRIBUTE:  # an index is for the operator that takes it
+        run.lifted.settle(key)
     if isinstance(target, contextvars.ContextVar):
         variable, place = rec.constant(target), Relation(RelationKind.CONTEXT)
         if place not in variable.first.refs:
