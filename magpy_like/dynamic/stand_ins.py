@@ -13,14 +13,13 @@ the frames that called it: each of these is looked at once more before it goes o
 
 from __future__ import annotations
 
-import gc
 import sys
 import types
 from typing import Any
 
 import torch
 
-from magpy_like.monitor.replacing import replace_in, replaced
+from magpy_like.monitor.replacing import replace_all, replaced
 from magpy_like.native import frame_locals, frame_set_local, frame_set_operand, frame_stack
 from magpy_like.refgraph.values import OwnReference
 
@@ -73,9 +72,7 @@ class StandIns:
         if held:
             originals = {id(tensor): self.original(tensor) for tensor in held}
             ours = {id(alive), id(held), id(self._kept)}
-            for holder in gc.get_referrers(*held):
-                if id(holder) not in ours and not isinstance(holder, types.FrameType):
-                    replace_in(holder, held, originals)
+            replace_all(held, originals, ours)
 
     def let_go(self) -> None:
         """No native code runs any more that may look at what was given back."""
@@ -94,11 +91,7 @@ class StandIns:
         Call it when nothing of the program runs any more and the recording is released.
         """
         if self._made:
-            for reference, _ in list(self._made.values()):
-                made = reference()
-                if made is not None:
-                    result = replaced(result, made, self.original(made))
-            made = None
+            result = replaced(result, self.original)
             self.put_back(None)
         self._made.clear()
         self._kept.clear()

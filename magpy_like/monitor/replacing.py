@@ -7,7 +7,7 @@ import operator
 import sys
 import types
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from magpy_like.monitor.containers import elements
@@ -36,18 +36,14 @@ class FoundNumbers:
         runs any more and the recording is released."""
         if not self._pairs:
             return result
-        for number, found in self._pairs.values():
-            result = replaced(result, number, found)
+        result = replaced(result, self.original)
         numbers = [number for number, _ in self._pairs.values()]
-        number = None
         held = [number for number in numbers if sys.getrefcount(number) > _OURS]
         if held:
             originals = {key: found for key, (_, found) in self._pairs.items()}
             ours = {id(numbers), id(held), *map(id, self._pairs.values())}
             # The collector does not know dictionaries of nothing but numbers.
-            for holder in [*gc.get_referrers(*held), *_dictionaries((result, *changed))]:
-                if id(holder) not in ours and not isinstance(holder, types.FrameType):
-                    replace_in(holder, held, originals)
+            replace_all(held, originals, ours, _dictionaries((result, *changed)))
         self._pairs.clear()
         return result
 
@@ -75,19 +71,31 @@ _OURS = 4
 """References to a number from ``give_back``: from a pair, a list, a variable and an argument."""
 
 
-def replaced(value: Any, old: Any, new: Any) -> Any:
-    """A tree of tuples with another leaf."""
-    if value is old:
-        return new
+def replaced(value: Any, original: Callable[[Any], Any]) -> Any:
+    """A tree of tuples with the originals of its leaves."""
     if type(value) is not tuple:
-        return value
+        return original(value)
     parts = []
     for item in value:
-        parts.append(replaced(item, old, new))
+        parts.append(replaced(item, original))
     return value if all(map(operator.is_, parts, value)) else tuple(parts)
 
 
-def replace_in(holder: Any, held: Sequence[Any], originals: Mapping[int, Any]) -> None:
+def replace_all(
+    held: Sequence[Any],
+    originals: Mapping[int, Any],
+    ours: Collection[int],
+    more: Sequence[Any] = (),
+) -> None:
+    """Let whatever the garbage collector knows, and ``more``, refer to the originals of the values
+    that are ``held``: ``originals`` by their ids. Frames are left alone, and what has an id among
+    ``ours``."""
+    for holder in [*gc.get_referrers(*held), *more]:
+        if id(holder) not in ours and not isinstance(holder, types.FrameType):
+            _replace_in(holder, held, originals)
+
+
+def _replace_in(holder: Any, held: Sequence[Any], originals: Mapping[int, Any]) -> None:
     """Let ``holder`` refer to the originals of the values that are ``held`` instead of those,
     past whatever methods its class has for that."""
     if isinstance(holder, dict):
