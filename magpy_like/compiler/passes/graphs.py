@@ -168,12 +168,10 @@ def _written_arguments(node: Node) -> list[Node]:
         if not target._schema.is_mutable:
             return []
         written = []
-        for number, argument in enumerate(target._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                given = node.kwargs.get(argument.name)
-                if number < len(node.args):
-                    given = node.args[number]
-                written += [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Node)]
+        for number, formal in enumerate(target._schema.arguments):
+            if formal.alias_info is not None and formal.alias_info.is_write:
+                given = pytree.tree_leaves(argument(node, number, formal.name))
+                written += [leaf for leaf in given if isinstance(leaf, Node)]
         return written
     if getattr(target, "__module__", "") in ("_operator", "math", "torch"):
         return []  # arithmetic on sizes
@@ -181,7 +179,7 @@ def _written_arguments(node: Node) -> list[Node]:
 
 
 def argument(node: Node, number: int, name: str, default: Any = None) -> Any:
-    """An argument of an ATen call, wherever it stands."""
+    """An argument of a call, wherever it stands."""
     return node.args[number] if len(node.args) > number else node.kwargs.get(name, default)
 
 

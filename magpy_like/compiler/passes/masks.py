@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from magpy_like.compiler.passes.attention import layout_is_hidden
+from magpy_like.compiler.passes.graphs import argument
 from magpy_like.compiler.passes.positions import makes_new, schemas_of, writes_nothing
 from magpy_like.logs import topic
 
@@ -33,12 +34,12 @@ def drop_idle_masks(gm: GraphModule) -> bool:
     """Leave out constant masks, in place; whether any was."""
     changed = False
     for node in gm.graph.nodes:
-        mask = _argument(node, _MASK, "attn_mask")
+        mask = argument(node, _MASK, "attn_mask")
         if node.op != "call_function" or node.target not in _ATTENTION:
             continue
-        if not isinstance(mask, Node) or _argument(node, _CAUSAL, "is_causal"):
+        if not isinstance(mask, Node) or argument(node, _CAUSAL, "is_causal"):
             continue
-        if _argument(node, _DROPOUT, "dropout_p") not in (None, 0) or not layout_is_hidden(node):
+        if argument(node, _DROPOUT, "dropout_p") not in (None, 0) or not layout_is_hidden(node):
             continue
         meaning = _meaning(mask)
         if meaning is None:
@@ -58,10 +59,6 @@ def drop_idle_masks(gm: GraphModule) -> bool:
     return changed
 
 
-def _argument(node: Node, place: int, name: str) -> Any:
-    return node.args[place] if len(node.args) > place else node.kwargs.get(name)
-
-
 def _meaning(mask: Node) -> str | None:
     """ "nothing" for a mask that keeps all, "causal" for one that keeps what is not later."""
     steps = _steps(mask)
@@ -69,7 +66,7 @@ def _meaning(mask: Node) -> str | None:
         return None
     try:
         with _disable_current_modes(), torch.no_grad():
-            value = _run(steps)
+            value = _run(mask.graph.owning_module, steps)
             if not isinstance(value, torch.Tensor) or value.numel() > LARGEST:
                 return None
             return _of_values(value)
@@ -129,13 +126,8 @@ def _stays(node: Node) -> bool:
     return True
 
 
-def _run(steps: list[Node]) -> Any:
-    values: dict[Node, Any] = {}
+def _run(gm: GraphModule, steps: list[Node]) -> Any:
+    interpreter = torch.fx.Interpreter(gm)
     for node in steps:
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-        if node.op == "call_method":
-            values[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        else:
-            assert callable(node.target)
-            values[node] = node.target(*args, **kwargs)
-    return values[steps[-1]]
+        interpreter.env[node] = interpreter.run_node(node)
+    return interpreter.env[steps[-1]]

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from magpy_like.compiler.passes.graphs import argument
+
 _NEAREST = ("nearest", "nearest-exact")
 
 
@@ -32,8 +34,7 @@ def lay_rows(gm: GraphModule) -> bool:
 def _has_rows(node: Node) -> bool:
     if node.target is not F.interpolate:
         return True
-    mode = node.args[3] if len(node.args) > 3 else node.kwargs.get("mode", "nearest")
-    return mode in _NEAREST
+    return argument(node, 3, "mode", "nearest") in _NEAREST
 
 
 def _in_rows(result: Any) -> Any:
