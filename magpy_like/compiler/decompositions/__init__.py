@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from magpy_like.compiler.decompositions import complexes, distances, layouts, placing
-from magpy_like.compiler.decompositions.table import OWN, Function, means
+from magpy_like.compiler.decompositions.table import OWN, Function, means, torchs
 from magpy_like.compiler.lowering import LOWERINGS
 from magpy_like.compiler.ops import LOW_PRECISION
 
@@ -106,8 +106,7 @@ def _rrelu(
 @means(aten.huber_loss.default)
 def _huber_loss(a: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
     """Eager's has the first argument's dtype, whatever the target's is."""
-    meant = get_decompositions([aten.huber_loss])[aten.huber_loss.default]
-    loss = meant(a, target, 0, delta).to(a.dtype)
+    loss = torchs(aten.huber_loss.default)(a, target, 0, delta).to(a.dtype)
     return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
 
 
@@ -115,8 +114,7 @@ def _huber_loss(a: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.
 def _cross(a: Tensor, b: Tensor, *, dim: int = -1) -> Tensor:
     """Of low precision, eager on a CPU rounds the products before it subtracts them."""
     if a.dtype not in LOW_PRECISION or a.dtype != b.dtype or a.device.type != "cpu":
-        meant = get_decompositions([aten.linalg_cross])
-        return meant[aten.linalg_cross.default](a, b, dim=dim)
+        return torchs(aten.linalg_cross.default)(a, b, dim=dim)
     a, b = torch.broadcast_tensors(a, b)
     return a.roll(-1, dim) * b.roll(-2, dim) - a.roll(-2, dim) * b.roll(-1, dim)
 
@@ -125,8 +123,7 @@ def _cross(a: Tensor, b: Tensor, *, dim: int = -1) -> Tensor:
 def _softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """Of low precision, eager on a GPU rounds the products before it sums them."""
     if grad.device.type != "cuda" or grad.dtype not in LOW_PRECISION:
-        meant = get_decompositions([aten._softmax_backward_data])
-        return meant[aten._softmax_backward_data.default](grad, output, dim, dtype)
+        return torchs(aten._softmax_backward_data.default)(grad, output, dim, dtype)
     product = (grad * output).to(torch.float32)
     total = product.sum(dim, keepdim=True)
     return (product - output.to(torch.float32) * total).to(dtype)

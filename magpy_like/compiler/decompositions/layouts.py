@@ -22,7 +22,7 @@ from torch._prims_common import (
 )
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from magpy_like.compiler.decompositions.table import Function, means
+from magpy_like.compiler.decompositions.table import Function, means, torchs
 from magpy_like.compiler.lowering import LOWERINGS
 
 aten = torch.ops.aten
@@ -54,15 +54,14 @@ for _operator, _meant in get_decompositions(BATCH_NORMS).items():
 
 @means(aten.channel_shuffle.default)
 def _channel_shuffle(a: Tensor, groups: Any) -> Tensor:
-    meant = get_decompositions([aten.channel_shuffle])
-    return _as_channels(meant[aten.channel_shuffle.default](a, groups), a)
+    return _as_channels(torchs(aten.channel_shuffle.default)(a, groups), a)
 
 
 @means(aten.roll.default)
 def _roll(a: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     """Without dimensions, eager rolls what it has made one row of; and where nothing comes round,
     the empty part that it joins has no channels last."""
-    result = get_decompositions([aten.roll])[aten.roll.default](a, shifts, dims)
+    result = torchs(aten.roll.default)(a, shifts, dims)
     if not dims or statically_known_true(a.numel() == 0):
         return result
     stays = (shift % a.shape[dim] == 0 for shift, dim in zip(shifts, dims, strict=True))
@@ -151,6 +150,9 @@ def loop_order(steps: Sequence[Sequence[int]], shape: Sequence[int]) -> list[int
     return inner_first[::-1]
 
 
+_traced = threading.local()
+
+
 def laid_out(operator: Any, lay: Callable[..., Any]) -> None:
     """Eager's results lie as what ``lay`` makes of an operator's results and arguments."""
     known = {} if operator in LOWERINGS else get_decompositions([operator])
@@ -192,9 +194,6 @@ def _in_order(result: Tensor, steps: Sequence[Sequence[int]], alike: bool = Fals
     return result.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
 
 
-_traced = threading.local()
-
-
 def _is_in_order(tensor: Tensor, order: Sequence[int], of_alike: bool) -> bool:
     step = 1
     for d in reversed(order):
@@ -229,5 +228,5 @@ laid_out(aten.nll_loss2d_forward.default, _first_in_rows)
 
 @means(aten.log_sigmoid_forward.default)
 def _log_sigmoid(a: Tensor) -> Sequence[Tensor]:
-    results = get_decompositions([aten.log_sigmoid_forward])[aten.log_sigmoid_forward.default](a)
+    results = torchs(aten.log_sigmoid_forward.default)(a)
     return _first_in_rows(results) if a.device.type == "cpu" else results

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
+
+from torch._decomp import get_decompositions
 
 Function = Callable[..., Any]
 OWN: dict[Any, Function] = {}
@@ -17,3 +20,9 @@ def means(*operators: Any) -> Callable[[Function], Function]:
         return function
 
     return register
+
+
+@functools.cache
+def torchs(operator: Any) -> Function:
+    """Torch's own decomposition of an operator (an overload), which it looks for among all."""
+    return get_decompositions([operator])[operator]
