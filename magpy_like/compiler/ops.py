@@ -89,7 +89,7 @@ ELEMENTWISE: dict[str, tuple[int, str]] = {
     # comparison and logic
     "eq": (2, _BOOL), "ne": (2, _BOOL), "lt": (2, _BOOL), "le": (2, _BOOL),
     "gt": (2, _BOOL), "ge": (2, _BOOL),
-    "logical_and": (2, _BOOL), "logical_or": (2, _BOOL), "logical_xor": (2, _BOOL),
+    "logical_and": (2, _BOOL), "logical_or": (2, _BOOL),
     "logical_not": (1, _BOOL),
     "bitwise_and": (2, _SAME), "bitwise_or": (2, _SAME), "bitwise_xor": (2, _SAME),
     "bitwise_not": (1, _SAME),

@@ -23,7 +23,7 @@ CTYPE = {
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "truediv": "/", "eq": "==", "ne": "!=", "lt": "<",
     "le": "<=", "gt": ">", "ge": ">=", "logical_and": "&", "logical_or": "|",
-    "logical_xor": "!=", "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^",
+    "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^",
 }  # fmt: skip
 _INTEGER = {"floordiv", "truncdiv", "remainder", "fmod", "pow"}
 _TEMPLATE = {

@@ -21,7 +21,7 @@ ACCUMULATED = dict.fromkeys((torch.bool, torch.uint8, torch.int8, torch.int16), 
 INFIX = {
     "add": "+", "sub": "-", "mul": "*", "truediv": "/", "eq": "==", "ne": "!=", "lt": "<",
     "le": "<=", "gt": ">", "ge": ">=", "logical_and": "&", "logical_or": "|",
-    "logical_xor": "!=", "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^",
+    "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^",
 }  # fmt: skip
 
 #: Functions of CUDA's mathematical library, which eager's kernels call too.
