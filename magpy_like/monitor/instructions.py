@@ -633,12 +633,13 @@ def call(run: MonitorRun, step: Step) -> Token:
     loop = any(function is head for head in loops.HEADS)
     if loop and loops.begins(run, step, function, args, kwargs):
         return None
+    depth = count + (1 if first is NULL else 2)
     other = polyfill(function, tuple(args), kwargs)
     if other is not None:
         calls.rely_on(run.recording, function)
-        frame_set_operand(step.frame, count + (1 if first is NULL else 2), other)
+        frame_set_operand(step.frame, depth, other)
         return None
-    return _call(run, step, count + (1 if first is NULL else 2), function, args, kwargs)
+    return _call(run, step, depth, function, args, kwargs)
 
 
 def _call(
@@ -660,27 +661,25 @@ def _call(
 def call_spread(run: MonitorRun, step: Step) -> Token:
     """``function(*args, **kwargs)`` with a tuple and a dictionary on the stack."""
     stack = step.stack
-    if step.oparg & 1:
-        function, args, kwargs = stack[-3:]
-    else:
-        (function, args), kwargs = stack[-2:], {}
+    depth = 3 if step.oparg & 1 else 2
+    function, args, kwargs = stack[-3:] if depth == 3 else (*stack[-2:], {})
     plain = isinstance(args, tuple | list) and isinstance(kwargs, dict)
     if not plain or goes_own_ways(args):
         # The instruction itself will go through the iterable; a function in between sees the rest.
         reads.iterate(run.recording, args)
         run.recording.visit(kwargs, ValueRead.ELEMENTS)
         if not is_followed(function):
-            frame_set_operand(step.frame, 3 if step.oparg & 1 else 2, spread(function))
+            frame_set_operand(step.frame, depth, spread(function))
         return None
     other = polyfill(function, tuple(args), kwargs)
     if other is not None:
         calls.rely_on(run.recording, function)
-        frame_set_operand(step.frame, 3 if step.oparg & 1 else 2, other)
+        frame_set_operand(step.frame, depth, other)
         return None
     for given in (args, kwargs):
         run.recording.visit(given, ValueRead.ELEMENTS)
         specials.look_for_class(run.recording, type(given))
-    return _call(run, step, 3 if step.oparg & 1 else 2, function, tuple(args), dict(kwargs))
+    return _call(run, step, depth, function, tuple(args), dict(kwargs))
 
 
 def make_function(run: MonitorRun, step: Step) -> Token:

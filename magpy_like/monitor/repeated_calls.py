@@ -55,8 +55,7 @@ def repeatable(
     if operation is not warnings.warn:
         return operation, args, kwargs
     given = dict(zip(("message", "category", "stacklevel", "source"), args, strict=False)) | kwargs
-    _as_it_is(given["message"])
-    message = given["message"]
+    message = _as_it_is(given["message"])
     category = type(message) if isinstance(message, Warning) else given.get("category")
     if _may_raise(category or UserWarning):
         raise Split("shows a warning that may be an exception")
