@@ -9,6 +9,7 @@ the program where no guard can know it.
 
 from __future__ import annotations
 
+import gc
 import math
 import operator
 import types
@@ -37,6 +38,7 @@ from magpy_like.monitor.expressions import (
     known_at_entry,
     known_before_graph,
 )
+from magpy_like.monitor.iterators import is_native_iterator
 from magpy_like.monitor.raising import may_raise
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.replacing import FoundNumbers
@@ -555,6 +557,8 @@ def _parts(value: Any) -> list[Any]:
         return [*value.__dict__.values()]
     if isinstance(value, types.MappingProxyType):
         return [behind_proxy(value)]
+    if is_native_iterator(value) and not isinstance(value, types.GeneratorType):
+        return gc.get_referents(value)  # whatever it takes its elements from
     view: Any = value
     return list(view) if isinstance(value, DICT_VIEWS) else []
 

@@ -231,7 +231,8 @@ def native(
             return run.read_tensor_attribute(args[0], args[1])
     if run.lifted and run.lifted.any(args) and not kwargs and lifted.computes(operation, args):
         return finish_computed, (operation, args)
-    if operation in lifted.FOLDS and len(args) == 1 and not kwargs and run.lifted.any_in(args):
+    folds = operation in lifted.FOLDS and len(args) == 1 and not kwargs
+    if folds and isinstance(args[0], list | tuple) and run.lifted.any_in(args):
         return _finish_fold, (operation, args)
     if annotation.replay:
         if rec.inside:
@@ -261,7 +262,7 @@ def native(
         if run.lifted and not on_graph and wanted.value_read not in _LIKE_TYPES:
             moved = operation in _MOVES and not is_liftable(value)
             if not moved and position not in SHOWN.get(operation, ()):
-                run.lifted.settle(value)
+                run.lifted.settle(_keys_of(value) if operation is dict else value)
         elif on_graph and type(value) is str and run.lifted:
             run.lifted.settle(value)  # an operator's mode, not a value
         if is_plain(value):
@@ -431,6 +432,14 @@ _MOVES = {
     torch.Size.__new__,
 }  # fmt: skip
 """Functions that hand on what a container holds without looking at it."""
+
+
+def _keys_of(value: Any) -> Any:
+    """What a dictionary made of a value hashes, as far as that can be told beforehand."""
+    if isinstance(value, dict):
+        return tuple(dict.keys(value))
+    return value.__reduce__()[1][:1] if type(value) is zip else value
+
 
 _COMPARES = (ValueRead.IDENTITY, ValueRead.KEYS, ValueRead.PAIRS, ValueRead.ALL)
 """Looks at an object that may compare it with others, or with itself."""
