@@ -278,6 +278,8 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
             getter = classes.read_class(rec, type(source), "__getitem__")
             if isinstance(getter, types.FunctionType):
                 return None
+        if isinstance(key, slice):
+            run.lend(source)
         reads.read_item(rec, source, key)
         if isinstance(source, dict) and is_plain(key) and dict.__contains__(source, key):
             relation = Relation(RelationKind.KEY, key)
@@ -473,6 +475,7 @@ def iterate(run: MonitorRun, step: Step) -> Token:
             getter = classes.read_class(rec, type(value), "__iter__")
             if isinstance(getter, types.FunctionType):
                 return None
+        run.lend(value)
         reads.iterate(rec, value)
     return None
 
@@ -666,6 +669,8 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
     plain = isinstance(args, tuple | list) and isinstance(kwargs, dict)
     if not plain or goes_own_ways(args):
         # The instruction itself will go through the iterable; a function in between sees the rest.
+        run.lend(args)
+        run.lend(kwargs)
         reads.iterate(run.recording, args)
         run.recording.visit(kwargs, ValueRead.ELEMENTS)
         if not is_followed(function):
@@ -677,6 +682,7 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
         frame_set_operand(step.frame, depth, other)
         return None
     for given in (args, kwargs):
+        run.lend(given)
         run.recording.visit(given, ValueRead.ELEMENTS)
         specials.look_for_class(run.recording, type(given))
     return _call(run, step, depth, function, tuple(args), dict(kwargs))

@@ -96,6 +96,11 @@ class LiftedNumbers:
         known = self._known.get(id(value))
         return known[1] if known is not None else None
 
+    def is_read_of(self, value: Any, node: ShadowNode) -> bool:
+        """Whether a value is the object of the lifted number at a place outside."""
+        expression = self.expression(value)
+        return isinstance(expression, Read) and expression.node is node
+
     def twin(self, value: Any) -> Any:
         """The symbolic number beside a lifted one, or None."""
         return self._twins.get(id(value))

@@ -209,6 +209,8 @@ def native(
     if operation in _ITEMS and not rec.inside and len(args) == 1 and not kwargs:
         if isinstance(args[0], torch.Tensor):
             return _finish_item, (operation, args)
+    if not rec.inside:
+        _lend(run, annotation, args, kwargs)
     if annotation.random and not rec.inside:
         return draws.draw(run, operation, args, kwargs)
     if (derived := draws.derives(run, operation, args, kwargs)) is not None:
@@ -233,6 +235,7 @@ def native(
         return finish_computed, (operation, args)
     folds = operation in lifted.FOLDS and len(args) == 1 and not kwargs
     if folds and isinstance(args[0], list | tuple) and run.lifted.any_in(args):
+        _offer(rec, args[0])  # it may be from outside, and have other elements besides
         return _finish_fold, (operation, args)
     if annotation.replay:
         if rec.inside:
@@ -432,6 +435,22 @@ _MOVES = {
     torch.Size.__new__,
 }  # fmt: skip
 """Functions that hand on what a container holds without looking at it."""
+
+
+def _lend(
+    run: MonitorRun, annotation: Annotation, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Numbers that vary in containers which a call goes through are lifted."""
+    relation = annotation.output.relation
+    for position, value in inputs_of(args, kwargs):
+        read = annotation.input(position).value_read
+        shown = relation is not None and relation.of == position and relation.kind in _SHOWS
+        if shown or read in _GOES_THROUGH:
+            run.lend(value, deep=read is ValueRead.ALL)
+
+
+_SHOWS = (RelationKind.ITERATION, RelationKind.COPY)
+_GOES_THROUGH = (ValueRead.ELEMENTS, ValueRead.PAIRS, ValueRead.ALL)
 
 
 def _keys_of(value: Any) -> Any:

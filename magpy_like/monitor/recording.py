@@ -590,9 +590,12 @@ class Recording:
         """An element of the first version, whatever has become of the container since."""
         if relation in node.first.refs:
             child_id = node.first.refs[relation]
-            if child_id != ABSENT and self.refs.get_node_by_id(child_id).plain:
+            if child_id == ABSENT:
+                return
+            child = self.refs.get_node_by_id(child_id)
+            if child.plain and not self.lifted.is_read_of(item, child):
                 # A number that is lifted elsewhere was looked at here.
-                self.refs.get_node_by_id(child_id).facts.add(Fact.VALUE)
+                child.facts.add(Fact.VALUE)
                 self.just_read.discard(child_id)
             return
         plain = is_plain(item)

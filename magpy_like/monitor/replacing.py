@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from magpy_like.monitor.containers import elements
-from magpy_like.native import instance_dict, replace_references
+from magpy_like.native import instance_dict, replace_references, tuple_set
 from magpy_like.native.kinds import isinstance
 
 
@@ -21,10 +21,33 @@ class FoundNumbers:
 
     def __init__(self) -> None:
         self._pairs: dict[int, tuple[Any, Any]] = {}
+        self._lent: list[tuple[Any, Any, Any]] = []
+        """Containers from outside, each with a key and the number that is there now."""
 
     def note(self, number: Any, found: Any) -> None:
         """The program has ``number`` instead of ``found``."""
         self._pairs[id(number)] = number, self.original(found)
+
+    def lend(self, container: Any, key: Any, number: Any) -> None:
+        """Let a container have ``number`` for as long as the program is watched, so that whatever
+        goes through it, native code too, hands on an object that the monitor knows."""
+        _put(container, key, number)
+        self._lent.append((container, key, number))
+
+    def recall(self, keep: Callable[[Any], bool] | None = None) -> None:
+        """Put back what was found, except in containers to ``keep``: what a mock is to leave there
+        is told by the numbers."""
+        lent, self._lent = self._lent, []
+        for container, key, number in lent:
+            if keep is not None and keep(container):
+                self._lent.append((container, key, number))
+                continue
+            try:
+                found = container[key]
+            except LookupError:  # the program has taken it away
+                continue
+            if found is number:
+                _put(container, key, self.original(number))
 
     def original(self, value: Any) -> Any:
         pair = self._pairs.get(id(value))
@@ -36,6 +59,7 @@ class FoundNumbers:
         runs any more and the recording is released."""
         if not self._pairs:
             return result
+        self.recall()
         result = replaced(result, self.original)
         numbers = [number for number, _ in self._pairs.values()]
         held = [number for number in numbers if sys.getrefcount(number) > _OURS]
@@ -46,6 +70,14 @@ class FoundNumbers:
             replace_all(held, originals, ours, _dictionaries((result, *changed)))
         self._pairs.clear()
         return result
+
+
+def _put(container: Any, key: Any, value: Any) -> None:
+    """Put a value in the place of an equal one."""
+    if isinstance(container, tuple):
+        tuple_set(container, key, value)
+    else:
+        container[key] = value
 
 
 def _dictionaries(values: Sequence[Any]) -> list[dict[Any, Any]]:

@@ -238,8 +238,18 @@ class MonitorRun:
             self._collects = False
             self.suspended -= 1
 
+    def _recall(self) -> None:
+        """Containers have what they had before, but for those that the mock is to change."""
+
+        def is_changed(container: Any) -> bool:
+            node = self.recording.node(container)
+            return node is not None and node.changed
+
+        self.found.recall(is_changed)
+
     def _close(self) -> None:
         """Let go of the program: the monitor and its callbacks refer to each other."""
+        self._recall()
         self._keep.clear()
         self._root = self.root_frame = self.cut = self.branching = None
         if self.recording.twin is not None:
@@ -401,6 +411,7 @@ class MonitorRun:
         if self.branching is not None:
             self.branching.settle(self)
         self.flags.settle_all()
+        self._recall()
         self._compiling.leave()  # neither a backend nor a dynamic function is part of the region
         if self.cut.at_split(self, frame, str(split), handled):
             self._own.hand_back(frame)
@@ -725,6 +736,7 @@ class MonitorRun:
 
     varies = varying_reads.varies
     has_varied = varying_reads.has_varied
+    lend = varying_reads.lend
     lift_element = varying_reads.lift_element
     lift_read = varying_reads.lift_read
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from magpy_like.annotation import RelationKind, ValueRead
 from magpy_like.monitor.code_facts import in_place_reads
+from magpy_like.monitor.containers import elements
 from magpy_like.monitor.expressions import Size, is_liftable, is_number, made_of
 from magpy_like.monitor.instructions import Step
 from magpy_like.native.kinds import isinstance
@@ -50,6 +52,34 @@ def lift_element(run: MonitorRun, node: ShadowNode, relation: Relation, value: A
         return None
     run.watch_numbers()
     return run.lifted.read(child, value)
+
+
+def lend(run: MonitorRun, value: Any, deep: bool = False) -> None:
+    """Native code is about to go through a container, should this be one from outside: numbers in
+    it that vary are lifted, and it hands out their objects. ``deep`` says that it looks into what
+    is inside, too."""
+    if not run.varying.numbers or type(value) not in _LENT:
+        return
+    rec = run.recording
+    node = rec.node(value)
+    if node is not None and not node.changed:
+        kind = RelationKind.KEY if type(value) is dict else RelationKind.ITEM
+        for key, item in [*value.items()] if type(value) is dict else enumerate(value):
+            relation = Relation(kind, key)
+            if is_number(item) and varies(run, node, relation):
+                target = node.first.refs.get(relation)
+                if target is None or Fact.VALUE not in rec.refs.get_node_by_id(target).facts:
+                    rec.meet(node, relation, item)
+                    number = lift_element(run, node, relation, item)
+                    if number is not None:
+                        run.found.lend(value, key, number)
+    if deep and any(type(item) in _LENT for item in elements(value)):
+        rec.visit(value, ValueRead.ELEMENTS)
+        for item in elements(value):
+            lend(run, item, deep)
+
+
+_LENT = (list, tuple, dict)
 
 
 def _let_vary(run: MonitorRun, node: ShadowNode) -> bool:

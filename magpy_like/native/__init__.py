@@ -51,6 +51,7 @@ frame_function = _monitor.frame_function
 frame_set_local = _monitor.frame_set_local
 frame_set_operand = _monitor.frame_set_operand
 replace_references = _monitor.replace_references
+tuple_set = _monitor.tuple_set
 fresh_plain = _monitor.fresh_plain
 lookup_in_type = _monitor.lookup_in_type
 instance_dict = _monitor.instance_dict

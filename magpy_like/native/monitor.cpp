@@ -817,6 +817,17 @@ PyObject *replace_references(PyObject *, PyObject *args) {
   Py_RETURN_TRUE;
 }
 
+PyObject *tuple_set(PyObject *, PyObject *args) {
+  PyObject *tuple, *value;
+  Py_ssize_t at;
+  if (!PyArg_ParseTuple(args, "O!nO", &PyTuple_Type, &tuple, &at, &value)) return nullptr;
+  if (at < 0 || at >= PyTuple_GET_SIZE(tuple)) return PyErr_Format(PyExc_IndexError, "no element %zd", at);
+  PyObject *old = PyTuple_GET_ITEM(tuple, at);
+  PyTuple_SET_ITEM(tuple, at, Py_NewRef(value));
+  Py_DECREF(old);
+  Py_RETURN_NONE;
+}
+
 PyMethodDef module_methods[] = {
     {"is_of", (PyCFunction)(void (*)(void))is_of, METH_FASTCALL, "(value, classes): whether it is an instance, by its class alone."},
     {"frame_stack", frame_stack, METH_O, "The operand stack of a frame, bottom first."},
@@ -827,6 +838,7 @@ PyMethodDef module_methods[] = {
     {"frame_set_local", frame_set_local, METH_VARARGS, "(frame, slot, value)"},
     {"replace_references", replace_references, METH_VARARGS,
      "(holder, old, instead): whether all references of the holder itself were replaced."},
+    {"tuple_set", tuple_set, METH_VARARGS, "(tuple, index, value): for an equal value."},
     {"fresh_plain", fresh_plain, METH_O, "An equal int, float or str with an identity of its own."},
     {"lookup_in_type", lookup_in_type, METH_VARARGS, "(type, name): what the classes of the MRO hold, or NULL."},
     {"instance_dict", instance_dict, METH_O, "The dictionary of an instance, or None when it has none."},
