@@ -493,10 +493,13 @@ def test_explain_says_where_and_why_a_program_splits_and_what_would_remove_it(
 
 
 def test_whatever_a_program_does_with_an_autograd_graph_has_one_reason():
-    """Its nodes are of a class for each operator, and a module's hook of old goes through them."""
-    layer = nn.ReLU()
-    layer.register_backward_hook(lambda module, before, behind: None)
-    with pytest.warns(FutureWarning, match="non-full backward hook"):
-        report = magpy.explain(layer, tensor(1, 2).requires_grad_())
+    """Its nodes are of a class for each operator."""
+
+    def program(x):
+        x.sum().backward()
+        node = x.exp().grad_fn.next_functions[0][0]
+        return node.variable
+
+    report = magpy.explain(program, tensor(1, 2).requires_grad_())
     reasons = {point.reason for point in report.split_points}
     assert reasons == {"runs or changes the autograd graph"}

@@ -139,7 +139,6 @@ class _Parts:
 
     def _keep(self, node: fx.Node) -> None:
         """A node that is Python's business."""
-        is_control = node.target in _CONTROL
         for source in node.all_input_nodes:
             if source.op == "get_attr" and source not in self._copies:
                 value = self._attribute(source)
@@ -148,7 +147,7 @@ class _Parts:
                     value = _Python(in_parts(value, self._backend, varying))
                 self._copies[source] = self._whole.get_attr(self._add(value))
         copy = self._copies[node] = self._whole.node_copy(node, self._copies.__getitem__)
-        if is_control:
+        if is_control(node):
             copy.target = _CONTROL[node.target]
         if any(
             n in self._varying or n.target in _CONTROL or "as_is" in n.meta or _is_pythons(n)
@@ -231,7 +230,7 @@ def _may_come_before(node: fx.Node, part: Sequence[fx.Node]) -> bool:
     """Whether a node may run before a part that precedes it: one part is cheaper than two."""
     if node.target not in _FACTORIES or not set(part).isdisjoint(node.all_input_nodes):
         return False
-    return not any(map(_may_write, (node, *part)))
+    return not any(map(may_write, (node, *part)))
 
 
 def _comes_as_is(node: fx.Node) -> bool:
@@ -272,7 +271,7 @@ class Part(torch.nn.Module):
         """``varying`` are the positions of inputs that a branch may give another form."""
         super().__init__()
         self._graph, self._varying, self._backend = gm, varying, backend
-        self._writes = bool(varying) and any(map(_may_write, gm.graph.nodes))
+        self._writes = bool(varying) and any(map(may_write, gm.graph.nodes))
         self._compiled: dict[tuple[Form, ...], Callable[..., Any]] = {}
         self._general: list[tuple[Callable[..., bool], Callable[..., Any]]] = []
         """What serves more than one form, with the condition."""
@@ -363,7 +362,13 @@ def _has_memory(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
-def _may_write(node: fx.Node) -> bool:
+def is_control(node: fx.Node) -> bool:
+    """Whether a node is a branch or a loop."""
+    return node.target in _CONTROL
+
+
+def may_write(node: fx.Node) -> bool:
+    """Whether a node's operator changes what it is given, as far as its name tells."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
     in_place |= name.startswith("__i") or name.strip("_") == "setitem"

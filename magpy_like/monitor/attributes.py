@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from magpy_like.annotation.schema import RelationKind, ValueRead
+from magpy_like.monitor import autograd_nodes
 from magpy_like.monitor.classes import place_of_number, read_class, read_super
 from magpy_like.monitor.classes import place_of_store as place_of_class_store
 from magpy_like.monitor.expressions import is_number
@@ -159,6 +160,8 @@ def read_object(rec: Recording, value: Any, name: str) -> None:
     cls = type(value)
     if isinstance(value, threading.local) and rec.node(value) is not None:
         raise Split("reads what every thread has of its own")
+    if rec.hooks:
+        autograd_nodes.look_at_handle(rec, value, name)
     getter = lookup_in_type(cls, "__getattribute__")
     if cls not in rec.read_from:
         rec.read_from.add(cls)

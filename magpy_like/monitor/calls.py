@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from magpy_like.annotation import RelationKind, ValueRead, lookup, resolve
 from magpy_like.annotation.lookup import NULL as NO_RECEIVER
-from magpy_like.monitor import attributes, classes
+from magpy_like.monitor import attributes, autograd_nodes, classes
 from magpy_like.monitor.arguments import describe
 from magpy_like.monitor.native_calls import native
 from magpy_like.monitor.recording import Recording
@@ -56,6 +57,8 @@ def call(
         if function is torch.nn.Module.__getattr__ and len(args) == 2:
             attributes.read_submodule(rec, *args)
             return None
+        if function is RemovableHandle.remove and autograd_nodes.is_handle(rec, args[0]):
+            return autograd_nodes.remove(run, args[0])
         annotation = lookup(function)
         return None if annotation is None else native(run, annotation, function, args, kwargs)
     if kind is torch._C.ScriptFunction:
@@ -82,6 +85,9 @@ def call(
             args, annotation = args[1:], lookup(operation)
         elif operation is not function:
             annotation = lookup(operation)
+    if args and autograd_nodes.is_node(rec, args[0]):
+        if isinstance(operation, types.MethodDescriptorType):
+            return autograd_nodes.call(run, operation, args, kwargs)
     if annotation is not None:
         return native(run, annotation, operation, args, kwargs)
     if isinstance(function, type):

@@ -26,6 +26,7 @@ from magpy_like.annotation import RelationKind, ValueRead, lookup
 from magpy_like.annotation.location import annotations_dir
 from magpy_like.monitor import (
     attributes,
+    autograd_nodes,
     calls,
     classes,
     draws,
@@ -179,6 +180,9 @@ def read_attribute(run: MonitorRun, step: Step) -> Token:
     name = step.name
     if isinstance(value, torch.Tensor):
         return run.read_tensor_attribute(value, name)
+    if autograd_nodes.is_node(run.recording, value):
+        autograd_nodes.read_attribute(run, value, name)
+        return None
     if type(value) not in run.simple_types:
         attributes.read_attribute(run.recording, value, name)
         descriptor = attributes.native_property(value, name)

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from magpy_like.annotation import Annotation, RelationKind, ValueRead
 from magpy_like.monitor import (
     attributes,
+    autograd_nodes,
     devices,
     draws,
     foretold,
@@ -172,6 +173,10 @@ def native(
     on_graph = annotation.as_op_node and not rec.inside
     if operation in handled.ASKS and not rec.inside:
         return handled.ask(run)
+    if operation in autograd_nodes.KEEPS and not rec.inside:
+        return autograd_nodes.keep(run, operation, args, kwargs)
+    if operation is torch.autograd.grad and rec.hooks and not rec.inside:
+        raise autograd_nodes.looked_through(rec)
     if locks.leaves_quietly(rec, operation, args):
         return finish_pure, NativeCall(None, operation, args, kwargs, False)
     if torch._C._len_torch_function_stack():
@@ -699,6 +704,7 @@ _SUSPENDED = (
     _finish_suspended,
     _finish_operator_suspended,
     _finish_length,
+    autograd_nodes.finish_registered,
     *draws.FINISHERS,
 )
 

@@ -152,6 +152,12 @@ class OperatorGraph:
             return node
         return self._arithmetic(type(value), (node,), value)
 
+    def autograd_node(self, tensor: fx.Node) -> fx.Node:
+        """The node of the autograd graph that a tensor has at this point."""
+        node = self.graph.call_function(getattr, (tensor, "grad_fn"))
+        node.meta[AS_IS] = "is looked at by the program"
+        return node
+
     def elements(self, node: fx.Node, count: int) -> Iterator[fx.Node]:
         """Tensors of one element each: what a tensor of the graph holds."""
         flat = self.graph.call_method("reshape", (node, (-1,)))

@@ -11,7 +11,7 @@ import contextvars
 import functools
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -59,6 +59,20 @@ from magpy_like.refgraph.values import (
 
 GUARDED_BYTES = 1 << 16
 """The largest NumPy array whose contents are compared at every call."""
+
+
+class Hook(NamedTuple):
+    """Something that is done in a backward pass, as the mock has it done again."""
+
+    owner: Any
+    """A tensor, or a node of the autograd graph."""
+    method: str
+    """The name of the owner's method that registers it."""
+    args: tuple[Any, ...]
+    version: int | None
+    """The owner's version at that time, if it is a tensor."""
+    handle: Any = None
+    """What the method has given."""
 
 
 Came = tuple[types.TracebackType | None, BaseException | None, BaseException | None, bool]
@@ -139,6 +153,12 @@ class Recording:
         """Locks that the program has taken and nobody else can wait for: see `monitor.locks`."""
         self.calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
         """Calls that the mock repeats, such as those of a logger."""
+        self.hooks: list[Hook] = []
+        """What is to be done in a backward pass."""
+        self.autograd_nodes: dict[int, tuple[Any, fx.Node]] = {}
+        """By id, those that the program has got at, with the nodes of the graph that give them."""
+        self.looks_behind = False
+        """Whether the program looks at the place in the autograd graph of what was there before."""
         self.state_reads: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = []
         """Calls that look at process-wide state, with what they gave."""
         self.cached_calls: list[
@@ -193,6 +213,7 @@ class Recording:
         self.refs.let_go()
         self._born, self._roots, self.exceptions = {}, {}, {}
         self.calls, self.replays, self.state_reads, self.cached_calls = [], [], [], []
+        self.hooks, self.autograd_nodes = [], {}
 
     def has_changed(self, since: int = 0) -> bool:
         """Whether one of the tensors that must keep their data was changed in place."""
@@ -201,7 +222,7 @@ class Recording:
     def has_effects(self) -> bool:
         """Whether the program has changed anything that was there before, but for the states of
         torch's generators, which are in ``random_states``."""
-        changes = (self.calls, self.replays, self.data_replaced, self.advanced)
+        changes = (self.calls, self.hooks, self.replays, self.data_replaced, self.advanced)
         return (
             any(changes)
             or any(node.existed and node.changed for node in self.refs)

@@ -13,6 +13,8 @@ import torch
 
 from magpy_like.refgraph.values import OwnReference
 
+AUTOGRAD = "runs or changes the autograd graph"
+
 
 class Split(Exception):
     """The program does something here that cannot be part of a record; the text says what."""
@@ -38,7 +40,7 @@ def unknown(value: Any, reason: str) -> Split:
     a program does with one is said for all of them.
     """
     if issubclass(type(value), torch.autograd.graph.Node):
-        reason = "runs or changes the autograd graph"
+        reason = AUTOGRAD
     return Split(reason)
 
 

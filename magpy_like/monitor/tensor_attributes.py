@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.annotation import RelationKind, lookup
-from magpy_like.monitor import attributes, metadata, native_calls
+from magpy_like.monitor import attributes, autograd_nodes, metadata, native_calls
 from magpy_like.monitor.instructions import finish_without_result
 from magpy_like.monitor.split import Split
 from magpy_like.native import NULL, lookup_in_type
@@ -32,6 +32,8 @@ def read(run: MonitorRun, tensor: torch.Tensor, name: str) -> Any:
         if name in ("grad_fn", "_grad_fn") and tensor.grad_fn is None:
             metadata.look_at(run, operator.attrgetter(name), tensor)
             return None
+        if name == "grad_fn":
+            return autograd_nodes.read_node(run, tensor)
         annotation = lookup(descriptor)
         if annotation is None:
             raise Split(f"reads Tensor.{name}")

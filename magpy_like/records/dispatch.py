@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 
-from magpy_like.compiler.control import has_parts, in_parts
+from magpy_like.compiler.control import has_parts, in_parts, interpreted
 from magpy_like.compiler.varying import is_symbolic
 from magpy_like.dynamic.branches import Branches
 from magpy_like.dynamic.layout import Layout
@@ -83,7 +83,7 @@ class Dispatcher:
         self.split_points: list[SplitPoint] = []
         self._eager: str | None = None
         self._is_program = stretches is None
-        self._stretches = stretches or Stretches(self._continue, self._give_up_program)
+        self._stretches = stretches or self._new_stretches()
         self.foretells = True
         """Whether values of tensors that steer the program are foretold."""
         self.merges = True
@@ -345,6 +345,8 @@ class Dispatcher:
         if _graph_log.isEnabledFor(logging.INFO):
             _graph_log.info("%s: operator graph\n%s", self.name, graph.print_readable(False))
         may_fail = self.backend not in RELIABLE
+        if self._stretches.shows_nodes:
+            return CompiledGraph(graph, interpreted(graph))
         if has_parts(graph):
             varying = [is_symbolic(given) for given in inputs]
             return CompiledGraph(graph, in_parts(graph, self._compile_graph, varying), may_fail)
@@ -383,6 +385,16 @@ class Dispatcher:
         _records_log.info("%s: new record, %d in all", self.name, len(self.records))
         _records_log.debug("%s", record.mock_source)
 
+    def show_nodes(self) -> None:
+        """From now on this continuation finds eager mode's autograd graph in what came before."""
+        if not self._is_program and self.backend != "eager":
+            self._stretches.show_nodes()
+
+    def _forget_program(self) -> None:
+        for dispatcher in (self, *self._following()):
+            with dispatcher._lock:
+                dispatcher.records = ()
+
     def note_split(self, point: SplitPoint) -> None:
         """The program splits there."""
         _splits_log.info("%s: split at %s", self.name, point)
@@ -401,6 +413,9 @@ class Dispatcher:
     def run_natively(self, reason: str) -> None:
         """The program, of which this may be a continuation, is not to be recorded any more."""
         self._stretches.run_natively(reason)
+
+    def _new_stretches(self) -> Stretches:
+        return Stretches(self._continue, self._give_up_program, self._forget_program)
 
     def _give_up_program(self, reason: str) -> None:
         _splits_log.info("%s: runs natively from now on: %s", self.name, reason)
@@ -488,7 +503,7 @@ class Dispatcher:
             self.foretells = self.merges = True
             self.learnt = []
             if self._is_program:
-                self._stretches = Stretches(self._continue, self._give_up_program)
+                self._stretches = self._new_stretches()
             self._eager = None
 
 

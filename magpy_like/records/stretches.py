@@ -68,6 +68,8 @@ class Stretch:
         Raises:
             Split: no record can be made.
         """
+        if rec.looks_behind:
+            self.dispatcher.show_nodes()
         rec.operators.effects = rec.has_drawn()
         specials.look_for_compared(rec)
         self._note_modes(rec)
@@ -285,16 +287,22 @@ class Stretches:
     """The continuations of one compiled function, by where they go on."""
 
     def __init__(
-        self, make: Callable[[Continuation], Dispatcher], run_natively: Callable[[str], None]
+        self,
+        make: Callable[[Continuation], Dispatcher],
+        run_natively: Callable[[str], None],
+        forget: Callable[[], None],
     ) -> None:
         self._make = make
-        self.run_natively = run_natively
+        self.run_natively, self._forget = run_natively, forget
         self.dispatchers: dict[Layout, Dispatcher] = {}
         self.graphs = SharedGraphs()
         self.surprises: set[Place] = set()
         """Where the program has gone another way than foretold."""
         self.says_compiling = True
         """Whether the program hears in monitored runs that it is in a compiled region."""
+        self.shows_nodes = False
+        """Whether the program looks at the autograd graph of what an earlier stretch has made, so
+        that each runs operator by operator."""
         self._crossings: dict[int, Crossing] = {}
 
     def following(self, layout: Layout) -> Dispatcher:
@@ -303,6 +311,11 @@ class Stretches:
         if found is None:
             found = self.dispatchers[layout] = self._make(Continuation(layout))
         return found
+
+    def show_nodes(self) -> None:
+        if not self.shows_nodes:
+            self.shows_nodes = True
+            self._forget()
 
     def cross(self, layout: Layout, values: Sequence[Any]) -> tuple[Dispatcher | None, Any]:
         """Run the dynamic instruction at the end of a stretch.

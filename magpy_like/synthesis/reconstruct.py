@@ -43,6 +43,7 @@ from magpy_like.refgraph.values import (
     is_identity,
     is_plain,
     slot_names,
+    tensor_version,
 )
 from magpy_like.synthesis.source import Source, literal
 
@@ -83,6 +84,7 @@ class Reconstruction:
         self._made: dict[int, tuple[Any, str]] = {}
         self._open: set[int] = set()
         self._empty_cells: list[types.CellType] = []
+        self._hooks_made, self._hooks_open = 0, False
         self.last: list[str] = []
         """What is left to do when all effects are in place."""
         self.runs_code = False
@@ -110,6 +112,11 @@ class Reconstruction:
         made = self._made.get(id(value))
         if made is not None:
             return made[1]
+        if id(value) in self.rec.autograd_nodes:
+            return self._remember(value, self._scalar(self.rec.autograd_nodes[id(value)][1]))
+        if self.rec.hooks and any(hook.handle is value for hook in self.rec.hooks):
+            self.hooks()
+            return self._made[id(value)][1]
         if id(value) in self._open:
             raise Split(f"makes a {type(value).__qualname__} that contains itself")
         if isinstance(value, torch.Tensor):
@@ -121,6 +128,27 @@ class Reconstruction:
         if node is not None:
             return self._remember(value, self._existing(node))
         return self._make(value)
+
+    def hooks(self) -> None:
+        """Register what is to be done in a backward pass, in the program's order.
+
+        Raises:
+            Split: a hook refers to the handle that removes it, or its tensor has changed since.
+        """
+        if self._hooks_open:
+            raise Split("leaves a hook that refers to the handle of one")
+        self._hooks_open = True
+        for hook in self.rec.hooks[self._hooks_made :]:
+            if hook.version is not None and hook.version != tensor_version(hook.owner):
+                raise Split("changes a tensor in place that has a hook")
+            args = ", ".join(map(self.value, hook.args))
+            text = f"{self.value(hook.owner)}.{hook.method}({args})"
+            if hook.handle is None:
+                self.source.emit(text)
+            else:
+                self._bind(hook.handle, text)
+            self._hooks_made += 1
+        self._hooks_open = False
 
     def look_at_keys(self, keys: Iterable[Any]) -> None:
         """These become keys or members: each is asked for its hash."""

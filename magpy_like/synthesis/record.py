@@ -205,6 +205,8 @@ class MockBuilder:
 
     def effects(self) -> None:
         """Changes to what is outside: the last version of the nodes that were there before."""
+        self.values.hooks()
+        self.side_effects += [f"{hook.method}(…)" for hook in self.rec.hooks]
         later: list[str] = []
         for shadow, count in self.rec.advanced.items():
             node = self.rec.refs.get_node_by_id(shadow)
