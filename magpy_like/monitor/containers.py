@@ -16,7 +16,13 @@ import torch
 from magpy_like.monitor.split import unknown
 from magpy_like.native import lookup_in_type
 from magpy_like.native.kinds import isinstance
-from magpy_like.refgraph.values import HEAP_TYPE, IMMUTABLE_TYPE, is_identity, is_plain
+from magpy_like.refgraph.values import (
+    HEAP_TYPE,
+    IMMUTABLE_TYPE,
+    answers_for_itself,
+    is_identity,
+    is_plain,
+)
 
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 DICT_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
@@ -81,6 +87,19 @@ def plain_key(key: Any) -> Any:
             plain_key(item)
         return key
     raise unknown(key, f"looks up a {type(key).__qualname__} as a key")
+
+
+def is_told_by_identity(key: Any) -> bool:
+    """Whether a key that is found by its hash is equal to itself alone."""
+    if isinstance(key, torch.Tensor):
+        return type(key).__hash__ is torch.Tensor.__hash__ and not answers_for_itself(key)
+    if is_plain(key) or is_identity(key):
+        return False
+    cls = type(key)
+    return (
+        lookup_in_type(cls, "__eq__") is object.__eq__
+        and lookup_in_type(cls, "__hash__") is object.__hash__
+    )
 
 
 def transparent(value: Any) -> bool:

@@ -39,7 +39,12 @@ from magpy_like.monitor import (
     specials,
 )
 from magpy_like.monitor.arguments import holds_tensor, is_followed
-from magpy_like.monitor.containers import CONTAINERS, elements, goes_own_ways, plain_key
+from magpy_like.monitor.containers import (
+    CONTAINERS,
+    elements,
+    goes_own_ways,
+    is_told_by_identity,
+)
 from magpy_like.monitor.expressions import is_number
 from magpy_like.monitor.foretold import foretell_branch
 from magpy_like.monitor.gathered import ENDS, Gathered, Growing
@@ -270,8 +275,6 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
         ):
             if not isinstance(source, dict):
                 raise Split("uses a tensor as an index into a Python container")
-            if rec.node(source) is not None:
-                raise Split("looks up a tensor as a key")
             for other in dict.keys(source):  # tensors are found by their identity
                 rec.compare(other)
     if isinstance(source, type):
@@ -285,14 +288,16 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
         if isinstance(key, slice):
             run.lend(source)
         reads.read_item(rec, source, key)
-        if isinstance(source, dict) and is_plain(key) and dict.__contains__(source, key):
-            relation = Relation(RelationKind.KEY, key)
+        node = rec.node(source)
+        if node is None or step is None:
+            return None
+        found_by = is_plain(key) or is_told_by_identity(key)
+        if isinstance(source, dict) and found_by and dict.__contains__(source, key):
             found = dict.__getitem__(source, key)
-            return run.lift_read(step, rec.node(source), relation, found) if step else None
-        if isinstance(source, list | tuple) and type(key) is int and step:
+            return run.lift_read(step, node, Relation(RelationKind.KEY, rec.key(key)), found)
+        if isinstance(source, list | tuple) and type(key) is int:
             at = key if key >= 0 else key + len(source)
-            node = rec.node(source)
-            if node is not None and 0 <= at < len(source):
+            if 0 <= at < len(source):
                 return run.lift_read(step, node, Relation(RelationKind.ITEM, at), source[at])
     elif type(source) not in run.simple_types:
         classes.read_class(rec, type(source), "__getitem__")
@@ -321,7 +326,7 @@ def set_item(run: MonitorRun, target: Any, key: Any, value: Any) -> Token:
     if isinstance(setter, types.FunctionType) or node is None:
         return None
     if isinstance(target, dict):
-        rec.store(node, Relation(RelationKind.KEY, plain_key(key)), value)
+        rec.store(node, Relation(RelationKind.KEY, rec.key(key)), value)
     elif isinstance(target, list) and isinstance(key, int) and not node.rewritten:
         size = len(target)
         rec.look_at_length(node)
@@ -350,7 +355,7 @@ def delete_item(run: MonitorRun, step: Step) -> Token:
         return None
     if isinstance(target, dict):
         reads.read_item(rec, target, key)
-        rec.remove(node, Relation(RelationKind.KEY, plain_key(key)))
+        rec.remove(node, Relation(RelationKind.KEY, rec.key(key)))
     else:
         rec.rewrite(node)
     return None

@@ -17,7 +17,7 @@ from magpy_like.annotation import (
     lookup,
 )
 from magpy_like.monitor import attributes
-from magpy_like.monitor.containers import CONTAINERS, DICT_VIEWS, plain_key
+from magpy_like.monitor.containers import CONTAINERS, DICT_VIEWS
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native import NULL, lookup_in_type
@@ -104,7 +104,7 @@ def number_at(
     if relation.kind is RelationKind.ATTRIBUTE and not isinstance(source, torch.Tensor):
         place = attributes.number_at(rec, source, key)[:2]
     elif relation.kind in (RelationKind.KEY, RelationKind.ITEM) and isinstance(source, dict):
-        place = rec.node(source), Relation(RelationKind.KEY, key)
+        place = rec.node(source), Relation(RelationKind.KEY, rec.key(key))
     elif relation.kind is RelationKind.ITEM and isinstance(source, list) and type(key) is int:
         index = key if key >= 0 else key + list.__len__(source)
         place = rec.node(source), Relation(RelationKind.ITEM, index)
@@ -144,7 +144,7 @@ def read_item(rec: Recording, source: Any, key: Any) -> None:
     if node is None:
         return
     if isinstance(source, dict):
-        relation = Relation(RelationKind.KEY, plain_key(key))
+        relation = Relation(RelationKind.KEY, rec.key(key))
         if dict.__contains__(source, key):
             rec.meet(node, relation, dict.__getitem__(source, key))
         else:
@@ -171,8 +171,7 @@ def look_for(rec: Recording, source: Any, key: Any) -> None:
     if node is None:
         return
     if isinstance(source, dict):
-        plain_key(key)
-        relation = Relation(RelationKind.MEMBERSHIP, key)
+        relation = Relation(RelationKind.MEMBERSHIP, rec.key(key))
         if node.contents is not None:
             rec.open(node)
         elif dict.__contains__(source, key):

@@ -7,6 +7,7 @@ meet a variable, look into it, change it.
 from __future__ import annotations
 
 import collections
+import contextlib
 import contextvars
 import functools
 import types
@@ -24,6 +25,7 @@ from magpy_like.monitor.containers import (
     SCALARS,
     copy_of,
     elements,
+    is_told_by_identity,
     items_of,
     plain_key,
     transparent,
@@ -38,7 +40,7 @@ from magpy_like.monitor.twin import TWIN, Twin
 from magpy_like.monitor.variation import Path
 from magpy_like.native import NULL, TensorCheck, lookup_in_type
 from magpy_like.native.kinds import isinstance
-from magpy_like.refgraph import ABSENT, EXTERNAL, Fact, RefGraph, Relation, ShadowNode
+from magpy_like.refgraph import ABSENT, EXTERNAL, ByIdentity, Fact, RefGraph, Relation, ShadowNode
 from magpy_like.refgraph.values import (
     HEAP_TYPE,
     OwnReference,
@@ -413,6 +415,27 @@ class Recording:
         except LookupError:
             self.absent(node, relation)
 
+    def key(self, key: Any) -> Any:
+        """How a relation names a dictionary's key: by its value, or by which variable it is.
+
+        Raises:
+            Split: a guard could not look for it again.
+        """
+        if not is_told_by_identity(key):
+            return plain_key(key)
+        node, is_new = self.node(key), self.is_new(key)
+        if node is None and not is_new:
+            plain_key(key)
+        with contextlib.suppress(TypeError):
+            return ByIdentity(key, None if node is None else node.node_id, is_new=is_new)
+        raise unknown(key, f"looks up a {type(key).__qualname__} as a key")
+
+    def is_new(self, value: Any) -> bool:
+        """Whether the program has made an object, or an operator a tensor."""
+        if isinstance(value, torch.Tensor):
+            return self.node(value) is None and self.operators.node_of(value) is not None
+        return self.is_born(value)
+
     def absent(self, source: ShadowNode, relation: Relation) -> None:
         if source.replays:
             self.settle(source)
@@ -562,9 +585,10 @@ class Recording:
         value = node.variable
         before = value if node.contents is None else node.contents
         if isinstance(value, dict):
+            entries = [(self.key(plain_key(key)), item) for key, item in items_of(before)]
             node.facts.add(Fact.KEYS)
-            for key, item in items_of(before):
-                self._keep(node, Relation(RelationKind.KEY, plain_key(key)), item)
+            for key, item in entries:
+                self._keep(node, Relation(RelationKind.KEY, key), item)
         elif isinstance(value, list | tuple | collections.deque):
             node.facts.add(Fact.LENGTH)
             for i, item in enumerate(elements(before)):

@@ -9,7 +9,7 @@ from magpy_like.monitor.iterators import ahead
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import attribute, instance_dict
 from magpy_like.native.kinds import isinstance
-from magpy_like.refgraph import REFERENT, Relation
+from magpy_like.refgraph import REFERENT, ByIdentity, Relation
 from magpy_like.refgraph.values import behind_proxy
 
 
@@ -19,6 +19,10 @@ def lookup(parent: Any, relation: Relation) -> Any:
     if kind is RelationKind.ATTRIBUTE:
         return attribute(parent, key)
     if kind in (RelationKind.KEY, RelationKind.GLOBAL, RelationKind.MEMBERSHIP):
+        if isinstance(key, ByIdentity):
+            key = key.variable
+            if key is None:
+                raise LookupError("the key is gone")
         return at_key(parent, key)
     if kind is RelationKind.ITEM:
         return _item(parent, key)

@@ -10,7 +10,6 @@ import torch
 
 from magpy_like.annotation import Annotation, RelationKind
 from magpy_like.monitor import attributes
-from magpy_like.monitor.containers import plain_key
 from magpy_like.monitor.reads import NOT_GIVEN, way_of
 from magpy_like.monitor.recording import Recording
 from magpy_like.native.kinds import isinstance
@@ -52,7 +51,7 @@ def write(
     if node is None:
         return True
     if relation.kind is RelationKind.KEY and isinstance(target, dict):
-        place = Relation(RelationKind.KEY, plain_key(key))
+        place = Relation(RelationKind.KEY, rec.key(key))
     elif relation.kind is RelationKind.CELL:
         place = Relation(RelationKind.CELL)
     else:

@@ -46,6 +46,42 @@ class Fact(enum.Enum):
     IDENTITY = "identity"
 
 
+class ByIdentity:
+    """A dictionary's key that is equal to itself alone, as a tensor or a function is.
+
+    Which of them lies behind a relation is which variable was looked up; that is not kept alive.
+    """
+
+    __slots__ = ("_held", "_id", "is_new", "node_id")
+
+    def __init__(self, variable: Any, node_id: int | None, *, is_new: bool) -> None:
+        """``is_new`` says that the program has made the variable; that of a key which is the same
+        at every call may have no node.
+
+        Raises:
+            TypeError: there are no weak references to the variable.
+        """
+        self._held, self._id = OwnReference(variable), id(variable)
+        self.node_id, self.is_new = node_id, is_new
+
+    @property
+    def variable(self) -> Any:
+        """The key itself; None when it is gone."""
+        return self._held()
+
+    def __eq__(self, other: object) -> bool:
+        if self is other or not isinstance(other, ByIdentity) or self._id != other._id:
+            return self is other
+        variable = self.variable
+        return variable is not None and variable is other.variable
+
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+    def __repr__(self) -> str:
+        return f"<{type(self.variable).__qualname__}>"
+
+
 class Relation(NamedTuple):
     """The label of an edge: the way from a variable to one that it refers to."""
 

@@ -27,7 +27,7 @@ from magpy_like.monitor.twin import Twin
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import StateCheck, TensorCheck, Watch, instance_dict, lacks
 from magpy_like.native.kinds import answers_in_python, isinstance
-from magpy_like.refgraph import ABSENT, EXTERNAL, MRO, Fact, Relation, ShadowNode
+from magpy_like.refgraph import ABSENT, EXTERNAL, MRO, ByIdentity, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import (
     HEAP_TYPE,
     has_values,
@@ -101,6 +101,8 @@ class GuardBuilder:
         """The sentences about the types of lifted numbers."""
         self._later: list[tuple[ShadowNode, Relation, ShadowNode]] = []
         """Edges from variables that are fetched after the one that they lead to."""
+        self._missing: list[tuple[ShadowNode, Relation]] = []
+        """Places where nothing is, at keys that may be fetched later."""
 
     # --- text ------------------------------------------------------------------------------------
 
@@ -140,7 +142,8 @@ class GuardBuilder:
         if kind is RelationKind.KEY and parent.node_id in self.rec.classes:
             return f"{above}.{key}"
         if kind in (RelationKind.KEY, RelationKind.ITEM):
-            return f"{above}[{key!r}]"
+            variable = self.places.key_node(relation)
+            return f"{above}[{repr(key) if variable is None else self.label(variable)}]"
         if kind is RelationKind.CLOSURE:
             names = parent.variable.__code__.co_freevars
             return f"{names[key] if isinstance(key, int) else key} (closure of {above})"
@@ -182,6 +185,8 @@ class GuardBuilder:
             self._node(node)
         for edge in self._later:
             self._further_edge(*edge)
+        for place in self._missing:
+            self._lacks_key(*place)
         self._distinct()
         self._iterators()
         self._state_reads()
@@ -238,7 +243,31 @@ class GuardBuilder:
                 raise Split(f"no way to {relation}")
             key = relation.key
             return f"args[{key}]" if isinstance(key, int) else f"kwargs[{key!r}]"
-        return expression(self.name(parent), relation, parent.type, self.source.constant)
+        return expression(self.name(parent), relation, parent.type, self._constant)
+
+    def _constant(self, value: Any) -> str:
+        """The text for an object that is the same at every call, or for a key that is a variable.
+
+        Raises:
+            Split: a key holds a variable that may be another one.
+        """
+        if isinstance(value, ByIdentity):
+            if value.node_id is not None:
+                return self.name(self.rec.refs.get_node_by_id(value.node_id))
+            value = value.variable
+        elif type(value) in (tuple, frozenset):
+            self._look_at_parts(value)
+        return self.source.constant(value)
+
+    def _look_at_parts(self, key: Any) -> None:
+        for part in key:
+            if type(part) in (tuple, frozenset):
+                self._look_at_parts(part)
+            elif not self._is_known(part) and (self.rec.node(part) or self.rec.is_new(part)):
+                raise Split(f"looks up a key that holds a {type(part).__qualname__}")
+
+    def _key(self, key: Any) -> str:
+        return literal(key) or self._constant(key)
 
     # fixed objects -------------------------------------------------------------------------------
 
@@ -250,7 +279,7 @@ class GuardBuilder:
                 text = f"{self._way(parent, relation)} is {self.name(node)}"
                 self._check(text, f"{self.label(node)} is the same {node.type.__qualname__}")
             return
-        if self.places.is_fixed(parent):
+        if self.places.is_watched(parent, relation):
             self._watch(parent, relation, node.variable, equal=False)
             return
         self.bound.add(id(node.variable))
@@ -315,6 +344,8 @@ class GuardBuilder:
         """A place of a fixed object must hold ``value`` (... for anything, NOTHING for nothing)."""
         owner = parent.variable
         kind, key = relation
+        if isinstance(key, ByIdentity):
+            key = key.variable
         if kind is RelationKind.TYPE:
             self.watch.place(owner, key, value, equal)
         elif relation == (RelationKind.SLOT, MRO) and isinstance(owner, type):
@@ -355,7 +386,23 @@ class GuardBuilder:
             self._watched.add((id(owner), slot))
             self.watch.place(owner, slot, value, False)
 
+    def _lacks_key(self, node: ShadowNode, relation: Relation) -> None:
+        """A dictionary has nothing at a key that is one object and no other."""
+        key = relation.key
+        assert isinstance(key, ByIdentity)
+        if key.is_new:
+            return  # no dictionary has had it before
+        if self.places.is_watched(node, relation):
+            self._watch(node, relation, NOTHING, equal=False)
+            return
+        self._check(
+            f"not dict.__contains__({self.name(node)}, {self._key(key)})",
+            f"{self.label(node)} has no {relation}",
+        )
+
     def _absent(self, node: ShadowNode, relations: list[Relation]) -> None:
+        self._missing += [(node, r) for r in relations if isinstance(r.key, ByIdentity)]
+        relations = [r for r in relations if not isinstance(r.key, ByIdentity)]
         if self.places.is_fixed(node):
             for relation in relations:
                 self._watch(node, relation, NOTHING, equal=False)
@@ -371,7 +418,7 @@ class GuardBuilder:
         for relation in relations:
             reason = f"{self.label(node)} has no {relation}"
             if relation.kind in (RelationKind.KEY, RelationKind.MEMBERSHIP):
-                where = self.source.key(relation.key)
+                where = self._key(relation.key)
                 self._check(f"not dict.__contains__({self.name(node)}, {where})", reason)
             elif relation not in attributes:
                 check = self.source.constant(is_missing)
@@ -394,7 +441,7 @@ class GuardBuilder:
 
     def _value(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
         value = node.first.value
-        if parent.node_id != EXTERNAL and self.places.is_fixed(parent):
+        if parent.node_id != EXTERNAL and self.places.is_watched(parent, relation):
             if relation.kind is RelationKind.MEMBERSHIP:
                 self._watch(parent, relation, ..., equal=False)
                 return
@@ -403,7 +450,7 @@ class GuardBuilder:
             return
         label = self._label(parent, relation, node)
         if relation.kind is RelationKind.MEMBERSHIP:
-            where = self.source.key(relation.key)
+            where = self._key(relation.key)
             self._check(
                 f"dict.__contains__({self.name(parent)}, {where})",
                 f"{relation.key!r} in {self.label(parent)}",

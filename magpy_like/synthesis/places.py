@@ -20,7 +20,15 @@ from magpy_like.monitor.split import Split
 from magpy_like.monitor.ways import at_key, in_classes
 from magpy_like.native import attribute, instance_dict, lookup_in_type
 from magpy_like.native.kinds import isinstance
-from magpy_like.refgraph import ABSENT, EXTERNAL, REFERENT, Fact, Relation, ShadowNode
+from magpy_like.refgraph import (
+    ABSENT,
+    EXTERNAL,
+    REFERENT,
+    ByIdentity,
+    Fact,
+    Relation,
+    ShadowNode,
+)
 from magpy_like.refgraph.values import behind_proxy
 from magpy_like.synthesis.source import literal
 
@@ -45,6 +53,7 @@ class Places:
         first: deque[ShadowNode] = deque([refs.external])
         later: deque[ShadowNode] = deque()
         seen, done = {EXTERNAL}, set[int]()
+        waiting: dict[int, list[Edge]] = {}
         self.fixed.add(EXTERNAL)
         while first or later:
             node = (first or later).popleft()
@@ -53,20 +62,28 @@ class Places:
             done.add(node.node_id)
             if node.node_id != EXTERNAL:
                 self.order.append(node)
-            for relation, target in node.first.refs.items():
+            edges = [(node, relation) for relation in node.first.refs]
+            for owner, relation in edges + waiting.pop(node.node_id, []):
+                target = owner.first.refs[relation]
+                key = self.key_node(relation)
+                if key is not None and key.node_id not in done:
+                    waiting.setdefault(key.node_id, []).append((owner, relation))
+                    continue
                 if target == ABSENT:
                     continue
                 child = refs.get_node_by_id(target)
-                self.edges.setdefault(target, []).append((node, relation))
+                self.edges.setdefault(target, []).append((owner, relation))
                 waits = target in seen and target not in done and target not in self.fixed
                 if target in seen and not (waits and isinstance(child.variable, FunctionType)):
                     continue
                 seen.add(target)
-                if self._is_fixed(node, relation, child):
+                if self._is_fixed(owner, relation, child):
                     self.fixed.add(target)
                     first.append(child)
                 else:
                     later.append(child)
+        if waiting:
+            raise Split("looks up a key that a later call could not find")
         ids = {node.node_id: i for i, node in enumerate(self.order)}
         self.edges = {
             n: sorted(e, key=lambda edge: ids.get(edge[0].node_id, -1))
@@ -75,6 +92,18 @@ class Places:
 
     def is_fixed(self, node: ShadowNode) -> bool:
         return node.node_id in self.fixed
+
+    def key_node(self, relation: Relation) -> ShadowNode | None:
+        """The variable from outside that a relation has as a key."""
+        key = relation.key
+        if not isinstance(key, ByIdentity) or key.node_id is None:
+            return None
+        return self.rec.refs.get_node_by_id(key.node_id)
+
+    def is_watched(self, owner: ShadowNode, relation: Relation) -> bool:
+        """Whether a place is the same at every call: that of a fixed object, at a fixed key."""
+        key = self.key_node(relation)
+        return self.is_fixed(owner) and (key is None or self.is_fixed(key))
 
     def _is_fixed(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> bool:
         if Fact.IDENTITY in node.facts:
@@ -86,7 +115,7 @@ class Places:
             return False
         if node.plain:
             return False
-        if parent.node_id == EXTERNAL or parent.node_id not in self.fixed:
+        if parent.node_id == EXTERNAL or not self.is_watched(parent, relation):
             return False
         if isinstance(value, torch.Tensor):
             return self._is_parameter(parent, relation, value)

@@ -27,7 +27,7 @@ from magpy_like.monitor.variation import Path
 from magpy_like.monitor.ways import lookup
 from magpy_like.native import instance_dict
 from magpy_like.native.kinds import isinstance
-from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
+from magpy_like.refgraph import ABSENT, ByIdentity, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import is_plain
 from magpy_like.synthesis import numbers
 from magpy_like.synthesis.checks import same_keys, same_list, same_scalar
@@ -277,7 +277,7 @@ class MockBuilder:
         try:
             value = lookup(node.variable, relation)
         except (LookupError, AttributeError, ValueError):
-            if before == ABSENT:
+            if before == ABSENT or (isinstance(relation.key, ByIdentity) and relation.key.is_new):
                 return []
             self.side_effects.append(f"del {self.guard.label(node)} → {relation}")
             return [self._statement(node, owner, relation, None)]
@@ -318,7 +318,7 @@ class MockBuilder:
         if before not in parts or None in parts:
             return text
         read = self.source.constant(instance_dict) if at.startswith("{instance_dict}") else ""
-        now = at.format(instance_dict=read, owner=owner, key=self.source.key(relation.key))
+        now = at.format(instance_dict=read, owner=owner, key=self._key(relation.key))
         seen = self.existing(before)
 
         def name(part: ShadowNode) -> str:
@@ -332,12 +332,19 @@ class MockBuilder:
     ) -> str:
         cls = self.rec.classes.get(node.node_id)
         if cls is None:
-            return _statement(owner, relation, value, self.source, node.type)
+            key = self._key(relation.key)
+            return _statement(owner, relation, key, value, self.source, node.type)
         name = self.source.constant(cls, cls.__name__)
         if value is None:
             return f"{self.source.constant(_clear_class)}({name}, {relation.key!r})"
         put = self.source.constant(type.__setattr__, "set_on_class")
         return f"{put}({name}, {relation.key!r}, {value})"
+
+    def _key(self, key: Any) -> str:
+        """The text of a dictionary key, an attribute's name or a position."""
+        if isinstance(key, ByIdentity):
+            return self.values.value(key.variable)
+        return literal(key) or self.source.constant(key)
 
     def _rewrite(self, node: ShadowNode) -> list[str]:
         value, before = node.variable, node.contents
@@ -425,10 +432,10 @@ def _clear_class(cls: type, name: str) -> None:
 
 
 def _statement(
-    owner: str, relation: Relation, value: str | None, source: Source, owned_by: type
+    owner: str, relation: Relation, key: str, value: str | None, source: Source, owned_by: type
 ) -> str:
     """The statement that leaves ``value``, or nothing at all, where ``relation`` leads to."""
-    kind, key = relation
+    kind = relation.kind
     assign, delete = _WRITES.get(kind, (None, None))
     text = delete if value is None else assign
     if text is None:
@@ -442,7 +449,7 @@ def _statement(
     elif kind is RelationKind.SLOT and value is None:
         clear = source.constant(_clear_slot, "clear_slot")
     names = {"owner": owner, "attributes": attributes, "base": base, "clear": clear}
-    return text.format(**names, key=source.key(key), value=value)
+    return text.format(**names, key=key, value=value)
 
 
 def synthesise(

@@ -31,10 +31,6 @@ class Source:
         self._count += 1
         return f"{prefix}{self._count}"
 
-    def key(self, key: Any) -> str:
-        """The text of a dictionary key, an attribute's name or a position."""
-        return literal(key) or self.constant(key)
-
     def constant(self, value: Any, hint: str | None = None) -> str:
         """A name for an object, like its own or ``hint``; the same object has one name."""
         name = self._constants.get(id(value))

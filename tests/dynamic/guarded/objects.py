@@ -56,6 +56,25 @@ def a_key_more_in_what_is_known() -> Made:
 
 
 @relies_on(
+    "lacks_key: watch node, relation, NOTHING", "watch: watch place owner, key, value, equal (2)"
+)
+def a_parameter_more_in_what_is_known() -> Made:
+    weight, table = torch.nn.Parameter(ones()), dict[Any, int]()
+    return altered(
+        lambda x: x * (weight in table) + weight, lambda i: table.update({weight: 1}) if i else None
+    )
+
+
+@relies_on("lacks_key: … has no …")
+def an_argument_that_is_a_key() -> Made:
+    return given(
+        lambda x, pair: x * (pair[0] in pair[1]),
+        lambda: (ones(), {}),
+        lambda: (t := ones(), {t: 1}),
+    )
+
+
+@relies_on(
     "value: watch parent, relation, Ellipsis", "watch: watch place owner, key, value, equal (2)"
 )
 def a_key_less_in_what_is_known() -> Made:
