@@ -104,11 +104,17 @@ def _schemas(operation: Any) -> Sequence[Any]:
         return (operation._schema,)
     if isinstance(operation, torch._ops.OpOverloadPacket):
         return [getattr(operation, name)._schema for name in operation.overloads()]
-    if not isinstance(operation, types.BuiltinFunctionType | types.MethodDescriptorType):
-        return ()
-    if getattr(operation, "__module__", None) in ("_operator", "builtins", "math"):
-        return ()
-    return _schemas_of(operation.__name__)
+    return _schemas_of(operation.__name__) if _is_of_torch(operation) else ()
+
+
+def _is_of_torch(operation: Any) -> bool:
+    """TorchScript has operators by the names of what lists and dictionaries do, too."""
+    if isinstance(operation, types.MethodDescriptorType):
+        return issubclass(operation.__objclass__, torch._C.TensorBase)
+    if not isinstance(operation, types.BuiltinFunctionType):
+        return False
+    module = str(operation.__module__).partition(".")[0]
+    return module == "torch" or isinstance(operation.__self__, torch.Tensor)
 
 
 @functools.cache

@@ -148,3 +148,28 @@ def test_bound_that_the_assignment_overwrites_is_what_it_was():
     for first in (3.0, 2.0, 4.0):
         x = torch.full((6,), first)
         assert_same(compiled(x), program(x))
+
+
+def test_lists_take_tensors_of_one_value_as_they_are():
+    """TorchScript has an operator for what a list does, which would take a number there."""
+
+    def program(x):
+        found = []
+        found.extend([x.sum(), x.max()])
+        found.insert(0, x.min())
+        found.append(x.mean())
+        return torch.stack(found)
+
+    fast = magpy.compile(program, backend="eager", fullgraph=True)
+    for value in (1.0, 2.0, 3.0):
+        x = torch.tensor([value, 4.0])
+        assert torch.equal(fast(x), program(x))
+    info = magpy.cache_info(fast)
+    assert (info.hits, info.records) == (2, 1)
+    assert not fast_numbers(fast)
+
+
+def fast_numbers(fast):
+    """The names of what the graph reads from tensors."""
+    report = magpy.explain(fast, torch.tensor([1.0, 4.0]))
+    return [node for graph in report.graphs for node in graph.graph.nodes if node.target == "item"]
