@@ -115,6 +115,12 @@ def known_before_graph(expression: Any) -> bool:
     return not any(isinstance(part, InGraph) for part in made_of(expression))
 
 
+def is_of_tensor(expression: Any) -> bool:
+    """Whether an expression is made of what tensors outside hold, which is likely to differ."""
+    parts = (part.node.type for part in made_of(expression) if isinstance(part, Read))
+    return any(issubclass(kind, torch.Tensor) for kind in parts)
+
+
 def is_drawn(expression: Any) -> bool:
     """Whether an expression is made of random numbers that the mock draws again."""
     return any(isinstance(part, Draw) for part in made_of(expression))

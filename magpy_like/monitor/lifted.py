@@ -35,6 +35,7 @@ from magpy_like.monitor.expressions import (
     is_drawn,
     is_liftable,
     is_number,
+    is_of_tensor,
     known_at_entry,
     known_before_graph,
 )
@@ -276,6 +277,9 @@ class LiftedNumbers:
         known = self.rec.operators.value_in(args[0])
         if isinstance(known, torch.SymInt) and type(value) is int:
             return self.pair(value, known)
+        counted = None if self.beside else self.rec.counters.value(self.rec, args[0])
+        if counted is not None and type(value) is float:
+            return self.lift(value, counted)
         node, twin = self.rec.item(operation, args, value)
         if type(value) is int and args[0].dtype.is_floating_point:
             read = (InGraph(node.args[0]),)
@@ -424,7 +428,7 @@ class LiftedNumbers:
             expression = self.expression(value)
             if expression is None:
                 continue
-            if not known_at_entry(expression):
+            if not known_at_entry(expression) or is_of_tensor(expression):
                 self.foretell(expression, value)
                 continue
             twin = self.twin(value)

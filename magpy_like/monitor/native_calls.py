@@ -675,8 +675,9 @@ def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
         if answers_for_itself(tensor):
             raise Look(f"makes a {type(tensor).__qualname__}, which has a __torch_function__")
     for position, value in inputs_of(done.args, done.kwargs):
-        if isinstance(value, torch.Tensor) and annotation.writes_to(position, done.args):
-            run.recording.note_write(value)
+        if annotation.writes_to(position, done.args):
+            for tensor in tensors_in(value):
+                run.recording.note_write(tensor)
     on_tensors = holds_tensor(done.args) or holds_tensor(tuple(done.kwargs.values()))
     if annotation.global_state and done.operation not in SETTERS:
         run.recording.operators.sets_modes = True

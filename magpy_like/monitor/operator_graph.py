@@ -26,6 +26,7 @@ from magpy_like.monitor.expressions import (
     choose,
     is_liftable,
     is_number,
+    is_of_tensor,
     known_before_graph,
 )
 from magpy_like.monitor.gathered import Gathered, Growing
@@ -413,7 +414,7 @@ class OperatorGraph:
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             parts = [part for part in index if not isinstance(part, fx.Node)]
             return not any(n in self._scalars for part in parts for n in _nodes_in(part))
-        return name in _KEEPS_SHAPE
+        return name in _KEEPS_SHAPE or name.startswith("_foreach_")
 
     def _varies_in(self, key: Any) -> bool:
         """Whether a key has lifted numbers as indices."""
@@ -733,7 +734,8 @@ _FOR_PYTHON: set[Any] = {
 
 def _is_for_python(expression: Computed) -> bool:
     """Whether a number comes into the graph from the mock, which can compute it."""
-    return expression.operation in _FOR_PYTHON and known_before_graph(expression)
+    by_python = expression.operation in _FOR_PYTHON or is_of_tensor(expression)
+    return by_python and known_before_graph(expression)
 
 
 REAL_NUMBERS = frozenset(

@@ -36,6 +36,7 @@ from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.modes import Modes
 from magpy_like.monitor.operator_graph import AS_IS, OperatorGraph, UnknownTensor, replace_data
 from magpy_like.monitor.split import Effect, Split, SplitPoint, unknown
+from magpy_like.monitor.tensor_counters import TensorCounters
 from magpy_like.monitor.twin import TWIN, Twin
 from magpy_like.monitor.variation import Path
 from magpy_like.native import NULL, TensorCheck, lookup_in_type
@@ -111,6 +112,7 @@ class Recording:
         out that they are lifted."""
         self.split: SplitPoint | None = None
         self.constants = ConstantTensors()
+        self.counters = TensorCounters()
         self.lifted: Any = None
         """The lifted numbers of the run, once it has begun."""
         self.inside = 0
@@ -760,6 +762,7 @@ class Recording:
             node.meta[AS_IS] = self.running_as_is
             self.operators_as_is.append(self.running_as_is)
         self.constants.note(operation, args, kwargs, result, self._is_lifted)
+        self.counters.note(self, operation, args, kwargs)
 
     def _is_lifted(self, value: Any) -> bool:
         return self.operators.expression(value) is not None
@@ -857,6 +860,7 @@ class Recording:
         if memory:
             last = next(iter(reversed(self.operators.graph.nodes)), None)
             self.written_memory.setdefault(memory, last)
+            self.counters.note_write(memory)
 
     def add_drawn(self, tensor: torch.Tensor, drawn: Expression) -> None:
         """A tensor made of what was drawn is an input of the operator graph."""
