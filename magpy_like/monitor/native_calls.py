@@ -66,7 +66,7 @@ from magpy_like.monitor.native_looks import (
 from magpy_like.monitor.operator_graph import MAKES_SEVERAL
 from magpy_like.monitor.reads import follow, inputs_of, number_at
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.region import ASK_WHETHER_COMPILING
+from magpy_like.monitor.region import ASK_WHETHER_COMPILING, hears_what_eager_hears
 from magpy_like.monitor.repeated_calls import SHOWN, names_caller, repeatable
 from magpy_like.monitor.split import LENGTH_VARIES, Effect, Look, Split
 from magpy_like.monitor.tensors_as_numbers import dimensions, with_numbers
@@ -177,6 +177,9 @@ def native(
         return autograd_nodes.keep(run, operation, args, kwargs)
     if operation is torch.autograd.grad and rec.hooks and not rec.inside:
         raise autograd_nodes.looked_through(rec)
+    if operation in ASK_WHETHER_COMPILING and run.at and hears_what_eager_hears(run.at):
+        run.suspended += 1
+        return _finish_asking_in_eager, None
     if locks.leaves_quietly(rec, operation, args):
         return finish_pure, NativeCall(None, operation, args, kwargs, False)
     if torch._C._len_torch_function_stack():
@@ -353,6 +356,11 @@ def _finish_asking_for_overrides(run: MonitorRun, asked: tuple[Any, Any], result
     operation, args = asked
     with devices.held([]):
         return operation(*args)
+
+
+def _finish_asking_in_eager(run: MonitorRun, _: None, result: Any) -> bool:
+    run.suspended -= 1
+    return False
 
 
 def _look_at_default_device(rec: Recording, operation: Any, on_graph: bool) -> None:
@@ -702,6 +710,7 @@ def _about_metadata(result: Any) -> bool:
 
 
 _SUSPENDED = (
+    _finish_asking_in_eager,
     _finish_suspended,
     _finish_operator_suspended,
     _finish_length,

@@ -51,6 +51,14 @@ ASK_WHETHER_COMPILING = (torch.compiler.is_compiling, torch._utils.is_compiling)
 """Functions that tell a program so."""
 
 
+def hears_what_eager_hears(frame: types.FrameType) -> bool:
+    """Whether code asks that would calculate otherwise, if it heard that it is compiled.
+
+    torch's optimizers would: with steps as tensors of low precision instead of Python's numbers.
+    """
+    return str(frame.f_globals.get("__name__")).startswith("torch.optim.")
+
+
 def ask_for_instructions() -> None:
     """Python 3.12 delivers instruction events only if some frame has asked for them before.
 

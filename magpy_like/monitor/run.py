@@ -266,6 +266,8 @@ class MonitorRun:
         """
         self._own.hand_back(frame)
         self._own.end(frame, bytes([WHEN["always"]]) * 256)
+        if not self.told_compiling:
+            self._compiling.leave()  # it is not, and nothing has told the program otherwise
         split = self.recording.split
         self.recording.release()  # what the program lets go of from here on dies there
         self.recording.split = split

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
+from torch.autograd.profiler import record_function
 
 from magpy_like.dynamic.generators import put_together, take_apart
 from magpy_like.dynamic.tracebacks import came_through, entries, raised_in_caller
@@ -373,6 +374,13 @@ class Reconstruction:
         make = self.source.constant(types.MappingProxyType, "MappingProxyType")
         return self._bind(proxy, f"{make}({self.value(behind_proxy(proxy))})")
 
+    def _label(self, label: record_function) -> str:
+        """A label in a profile, which is another one at every call."""
+        if type(label) is not record_function:
+            return self._instance(label)
+        make = self.source.constant(labelled if label.record is not None else record_function)
+        return self._bind(label, f"{make}({self.value(label.name)}, {self.value(label.args)})")
+
     def _wrapper(self, value: Any) -> str:
         make = self.source.constant(type(value), type(value).__name__)
         parts = [getattr(value, name) for name in _PARTS_OF_WRAPPERS.get(type(value), ())]
@@ -492,6 +500,11 @@ class Reconstruction:
         raise Split(f"leaves a {cls.__qualname__}, whose state native code keeps")
 
 
+def labelled(name: str, args: str | None) -> record_function:
+    """A label that has begun, and ends when the program leaves it, or lets go of it."""
+    return record_function(name, args).__enter__()
+
+
 def _stateless(value: Any) -> tuple[()]:
     return ()
 
@@ -570,6 +583,7 @@ _MAKERS: tuple[tuple[Any, Callable[[Reconstruction, Any], str]], ...] = (
     (np.ndarray, Reconstruction._array),
     (types.MappingProxyType, Reconstruction._proxy),
     (_WRAPPERS, Reconstruction._wrapper),
+    (record_function, Reconstruction._label),
 )
 
 

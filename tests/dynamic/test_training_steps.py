@@ -1,0 +1,313 @@
+"""Steps of training, with the backward pass and an optimizer of torch's inside: whatever happens to
+model and optimizer between two steps, both become what eager makes of them, bit by bit."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import magpy_like as magpy
+
+STEPS = 6
+
+
+def step(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def clipped(model, optimizer, x, y):
+    optimizer.zero_grad(set_to_none=False)
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    return loss.detach(), norm.item()
+
+
+def accumulated(model, optimizer, x, y):
+    optimizer.zero_grad()
+    total = 0
+    for rows, targets in zip(x.chunk(2), y.chunk(2), strict=True):
+        loss = F.mse_loss(model(rows), targets) / 2
+        loss.backward()
+        total = total + loss.detach()
+    torch.nn.utils.clip_grad_value_(model.parameters(), 0.5)
+    optimizer.step()
+    return total
+
+
+def by_gradients(model, optimizer, x, y):
+    parameters = list(model.parameters())
+    loss = F.mse_loss(model(x), y)
+    gradients = torch.autograd.grad(loss, parameters)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+    return loss.item()
+
+
+def by_closure(model, optimizer, x, y):
+    def evaluated():
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    return optimizer.step(evaluated).detach()
+
+
+WAYS = [step, clipped, accumulated, by_gradients, by_closure]
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "SGD with momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "SGD of Nesterov": lambda p: torch.optim.SGD(
+        p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01
+    ),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "Adam of several tensors": lambda p: torch.optim.Adam(p, lr=0.01, foreach=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+    "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, lr_decay=0.1),
+}
+
+
+def trained(seed=0):
+    torch.manual_seed(seed)
+    layers = torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)
+    return torch.nn.Sequential(*layers)
+
+
+def batches(count):
+    generator = torch.Generator().manual_seed(1)
+    shapes = (6, 4), (6, 2)
+    return [[torch.randn(shape, generator=generator) for shape in shapes] for _ in range(count)]
+
+
+def left(model, optimizer):
+    """Parameters, gradients, and the optimizer's state, as numbers."""
+    parameters = list(model.parameters())
+    gradients = [None if p.grad is None else p.grad.tolist() for p in parameters]
+    state = optimizer.state_dict()
+    of_each = {
+        at: {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in found.items()}
+        for at, found in state["state"].items()
+    }
+    return [p.tolist() for p in parameters], gradients, of_each, state["param_groups"]
+
+
+def run(call, make, between=lambda model, optimizer, i: None, steps=STEPS):
+    """What each step has returned and left."""
+    model = trained()
+    optimizer, outcomes = make(model.parameters()), []
+    for i, (x, y) in enumerate(batches(steps)):
+        between(model, optimizer, i)
+        result = call(model, optimizer, x, y)
+        outcomes.append((str(result), left(model, optimizer)))
+    return outcomes
+
+
+def check(program, make, between=lambda model, optimizer, i: None, steps=STEPS):
+    """Steps are eager's; returns how many of them were hits."""
+    fast = magpy.compile(program, backend="eager")
+    found, expected = run(fast, make, between, steps), run(program, make, between, steps)
+    for i, (ours, eagers) in enumerate(zip(found, expected, strict=True)):
+        assert ours == eagers, f"step {i}"
+    return magpy.cache_info(fast).hits
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_hit_from_the_third_on(name):
+    assert check(step, OPTIMIZERS[name]) == STEPS - 2
+
+
+@pytest.mark.parametrize("program", WAYS)
+@pytest.mark.parametrize("name", ["SGD with momentum", "Adam"])
+def test_ways_to_make_a_step(program, name):
+    assert check(program, OPTIMIZERS[name]) >= STEPS - 2
+
+
+def advance(optimizer):
+    optimizer.step()
+
+
+def test_compiled_steps_are_eagers_but_for_rounding():
+    fast = magpy.compile(advance, options={"strict": True})
+    pairs = []
+    for call in (fast, advance):
+        model = trained()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for x, y in batches(4):
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            call(optimizer)
+        pairs.append([parameter.detach() for parameter in model.parameters()])
+    torch.testing.assert_close(*pairs)
+    assert magpy.cache_info(fast).hits == 2
+
+
+def loaded(model, optimizer, i):
+    if i == 3:
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    elif i == 4:
+        model.load_state_dict(trained(seed=2).state_dict())
+
+
+def frozen(model, optimizer, i):
+    model[0].weight.requires_grad_(i not in (3, 4))
+
+
+def grown(model, optimizer, i):
+    if i == 3:
+        torch.manual_seed(3)
+        model.append(torch.nn.Linear(2, 2))
+        optimizer.add_param_group({"params": list(model[3].parameters()), "lr": 0.05})
+
+
+def slower(model, optimizer, i):
+    optimizer.param_groups[0]["lr"] = 0.1 / (i + 1)
+
+
+def decayed(model, optimizer, i):
+    optimizer.param_groups[0]["weight_decay"] = 0.0 if i < 3 else 0.3
+
+
+def forgotten(model, optimizer, i):
+    if i == 3:
+        optimizer.state.clear()
+    elif i == 4:
+        del optimizer.state[model[0].bias]
+
+
+def counted_otherwise(model, optimizer, i):
+    for state in optimizer.state.values():
+        if i == 3 and "step" in state:
+            state["step"].fill_(100.0)
+
+
+def watched(model, optimizer, i):
+    if i == 3:
+        halve = lambda *_: model[0].weight.data.mul_(0.5)  # noqa: E731
+        optimizer.register_step_post_hook(halve)
+
+
+def swapped(model, optimizer, i):
+    """The state of each of two parameters of one form goes to the other."""
+    if i == 3:
+        model.append(torch.nn.Linear(2, 2))
+        model.append(torch.nn.Linear(2, 2))
+        more = [*model[3].parameters(), *model[4].parameters()]
+        torch.nn.init.eye_(more[0])
+        torch.nn.init.eye_(more[2])
+        for bias in more[1::2]:
+            torch.nn.init.zeros_(bias)
+        optimizer.add_param_group({"params": more})
+    elif i == 6:
+        one, other = model[3].weight, model[4].weight
+        state = optimizer.state
+        state[one], state[other] = state[other], state[one]
+
+
+BETWEEN = [loaded, frozen, grown, slower, decayed, forgotten, counted_otherwise, watched, swapped]
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("name", ["SGD with momentum", "Adam"])
+def test_changes_between_steps_are_noticed(between, name):
+    assert check(step, OPTIMIZERS[name], between, steps=8) >= 1
+
+
+def test_two_optimizers_take_turns():
+    def alternating(call):
+        models = [trained(), trained(seed=1)]
+        optimizers = [torch.optim.Adam(model.parameters(), lr=0.01) for model in models]
+        outcomes = []
+        for i, (x, y) in enumerate(batches(8)):
+            result = call(models[i % 2], optimizers[i % 2], x, y)
+            outcomes.append((str(result), *map(left, models, optimizers)))
+        return outcomes
+
+    fast = magpy.compile(step, backend="eager")
+    assert alternating(fast) == alternating(step)
+    assert magpy.cache_info(fast).hits > 0
+
+
+def test_step_alone_serves_any_optimizer_of_the_same_form():
+    """Nothing fixes the parameters then: their states are found by way of each of them."""
+
+    fast = magpy.compile(advance, backend="eager", fullgraph=True)
+    for seed in range(4):
+        pairs = []
+        for call in (fast, advance):
+            model = trained(seed)
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+            for x, y in batches(4):
+                optimizer.zero_grad()
+                F.mse_loss(model(x), y).backward()
+                call(optimizer)
+            pairs.append(left(model, optimizer))
+        assert pairs[0] == pairs[1]
+    assert magpy.cache_info(fast).misses == 2
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_rate_that_a_schedule_changes_is_lifted(inside):
+    def scheduled(model, optimizer, scheduler, x, y):
+        loss = step(model, optimizer, x, y)
+        if inside:
+            scheduler.step()
+        return loss
+
+    def rates(call):
+        model = trained()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        outcomes = []
+        for x, y in batches(8):
+            result = call(model, optimizer, scheduler, x, y)
+            if not inside:
+                scheduler.step()
+            state = {k: v for k, v in scheduler.state_dict().items() if k != "_get_lr_called_step"}
+            outcomes.append((str(result), left(model, optimizer), str(state)))
+        return outcomes
+
+    fast = magpy.compile(scheduled, backend="eager")
+    assert rates(fast) == rates(scheduled)
+    assert magpy.cache_info(fast).hits >= 5
+
+
+def test_what_an_optimizer_refuses_it_refuses_when_compiled():
+    """torch's optimizers check less where they hear that they are compiled."""
+
+    def program(optimizer):
+        optimizer.step()
+
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    optimizer = torch.optim.Adam([weight], capturable=True)
+    for call in (program, magpy.compile(program, backend="eager")):
+        with pytest.raises(AssertionError, match="capturable"):
+            call(optimizer)
+
+
+def test_label_in_a_profile_is_another_one_at_every_call():
+    def program(x):
+        with torch.autograd.profiler.record_function("outer"):
+            x = x * 2
+            magpy.disable(seen.append)(x.sum())
+            return x + 1
+
+    seen = []
+    fast = magpy.compile(program, backend="eager")
+    for _ in range(3):
+        with torch.autograd.profiler.profile() as profile:
+            assert torch.equal(fast(torch.ones(2)), torch.full((2,), 3.0))
+        labels = [event for event in profile.function_events if event.name == "outer"]
+        assert len(labels) == 1
+    assert len(seen) == 3 and magpy.cache_info(fast).hits == 2
