@@ -27,7 +27,8 @@ def units_off(actual, exact):
 
 
 @pytest.mark.parametrize(
-    ("function", "bound"), [(torch.exp, 1.1), (torch.erf, 1.3), (torch.tanh, 1.5)]
+    ("function", "bound"),
+    [(torch.exp, 1.1), (torch.log, 1.0), (torch.erf, 1.3), (torch.tanh, 1.5)],
 )
 def test_results_are_within_a_unit_or_so_of_the_exact_ones(function, bound):
     x = every_kind_of_float()

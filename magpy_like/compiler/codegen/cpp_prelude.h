@@ -69,7 +69,7 @@ template <class To, class From> INLINE To bitcast(From x) {
                     INLINE f64 m_##name(f64 x) { return name(x); }
 #define BOTH2(name) INLINE f32 m_##name(f32 x, f32 y) { return name##f(x, y); } \
                     INLINE f64 m_##name(f64 x, f64 y) { return name(x, y); }
-BOTH1(log) BOTH1(sin) BOTH1(cos) BOTH1(exp2) BOTH1(expm1) BOTH1(log2) BOTH1(log10)
+BOTH1(sin) BOTH1(cos) BOTH1(exp2) BOTH1(expm1) BOTH1(log2) BOTH1(log10)
 BOTH1(log1p) BOTH1(tan) BOTH1(asin) BOTH1(acos) BOTH1(atan) BOTH1(sinh) BOTH1(cosh)
 BOTH1(asinh) BOTH1(acosh) BOTH1(atanh) BOTH1(erfc)
 BOTH2(pow) BOTH2(atan2) BOTH2(hypot) BOTH2(fmod) BOTH2(nextafter)
@@ -101,10 +101,10 @@ template <class I, class T> INLINE I to_integer(T x) {
 }
 template <class T> INLINE T m_sign(T x) { return T((T(0) < x) - (x < T(0))); }
 
-// --- exp, erf and tanh of float32, without branches ----------------------------------------------
+// --- exp, log, erf and tanh of float32, without branches -----------------------------------------
 // Calls into libmvec spill every vector register, and what surrounds them waits. The polynomials
-// are minimax fits for the relative error of the result; errors are below 1.1, 1.3 and 1.5 units
-// in the last place. Choosing among results costs less than clamping floats by comparison.
+// are minimax fits for the relative error of the result; errors are below 1.1, 1, 1.3 and 1.5
+// units in the last place. Choosing among results costs less than clamping floats by comparison.
 INLINE f64 m_exp(f64 x) { return exp(x); }
 INLINE f64 m_erf(f64 x) { return erf(x); }
 INLINE f64 m_tanh(f64 x) { return tanh(x); }
@@ -210,6 +210,23 @@ INLINE f32 m_tanh(f32 x) {
     f32 t = bounded(x, 10.f);
     f32 far = 1.f - 2.f / (exp_normal(t + t) + 1.f);
     return m_copysign(m_abs(x) >= 0.55f ? far : near, x);  // near -0, near is +0
+}
+// x = 2^n m with m from sqrt(1/2) to sqrt(2): n ln 2 + f - f^2 / 2 + f^3 p(f), with f = m - 1.
+INLINE f64 m_log(f64 x) { return log(x); }
+INLINE f32 m_log(f32 x) {
+    const bool small = x < 0x1p-126f;  // subnormal: scaled up
+    const i32 least = 0x3f3504f3, bits = bitcast<i32>(small ? x * 0x1p23f : x) - least;
+    const f32 n = f32((bits >> 23) - (small ? 23 : 0));
+    f32 f = bitcast<f32>((bits & 0x7fffff) + least) - 1.f, s = f * f;
+    f32 p = m_fma(-0x1.38b41p-4f, f, 0x1.055b2p-3f);
+    p = m_fma(p, s, m_fma(-0x1.0d8564p-3f, f, 0x1.22da2ap-3f));
+    p = m_fma(p, s, m_fma(-0x1.547242p-3f, f, 0x1.99a008p-3f));
+    p = m_fma(p, s, m_fma(-0x1.000228p-2f, f, 0x1.555554p-2f));
+    p = m_fma(p * f, s, m_fma(n, 0x1.7f7d1cp-20f, s * -0.5f));
+    p = m_fma(n, 0x1.62e4p-1f, f + p);  // the product is exact
+    p = x < __builtin_inff() ? p : x;  // infinite, or NaN
+    p = x > 0 || x != x ? p : x < 0 ? __builtin_nanf("") : -__builtin_inff();
+    return p;
 }
 template <class T> INLINE T m_sigmoid(T x) { return T(1) / (T(1) + m_exp(-x)); }
 
