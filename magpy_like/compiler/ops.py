@@ -131,10 +131,11 @@ EXPENSIVE = frozenset(
 )  # fmt: skip
 
 #: Reductions: name -> number of results. ``argmin``/``argmax`` take (value, flat index) and give
-#: the index of the first extremum, NaN being the most extreme; ``welford`` takes a value and gives
-#: (mean, sum of squared differences from the mean, number of elements).
+#: the index of the first extremum, NaN being the most extreme; ``fmax`` is the largest of floats
+#: that are no NaN (-inf if none is); ``welford`` takes a value and gives (mean, sum of squared
+#: differences from the mean, number of elements).
 REDUCTIONS: dict[str, int] = {
-    "sum": 1, "prod": 1, "max": 1, "min": 1, "any": 1,
+    "sum": 1, "prod": 1, "max": 1, "min": 1, "fmax": 1, "any": 1,
     "argmax": 1, "argmin": 1, "welford": 3,
 }  # fmt: skip
 

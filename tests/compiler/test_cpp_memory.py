@@ -119,8 +119,12 @@ def test_the_next_rows_are_fetched_where_most_is_computed(no_caches, monkeypatch
 def test_rows_of_a_reduction_are_fetched_before_they_are_read(no_caches, monkeypatch):
     """What another iteration reads may be asked for at any time, but not what this one has read."""
     monkeypatch.setattr(cpp_kernel, "MEMORY", 4096)
-    text = source(lambda x: x.softmax(-1), torch.randn(4, 6000))  # further on in the row
-    assert text.index("fetch(") < text.index("Sum<")
+    rows = torch.randn(4, 6000)  # long ones: further on in the row
+    text = source(lambda x: (x - x.mean(-1, keepdim=True)).exp().sum(-1), rows)
+    assert text.index("fetch(") < text.index("exp")
+    text = source(lambda x: x.softmax(-1), rows)  # the next row is read, too: further on in that
+    scope, _, _ = text.partition("fetch(")
+    assert scope.rstrip().endswith("const i64 x0 = next;")
     text = source(lambda x: (x - x.mean((0, 2), keepdim=True)).exp().sum((0, 2)),
                   torch.randn(8, 3, 256))  # fmt: skip
     assert text.index("fetch(") < text.index("exp")

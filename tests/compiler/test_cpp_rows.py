@@ -42,7 +42,7 @@ def test_a_row_has_no_accumulator_that_goes_through_memory():
     (kernel,) = kernels(lambda x: x.softmax(-1), X)
     text = cpp.print_function(kernel, int)
     assert "reduction(" not in text
-    assert text.count("Extremum<") == text.count("Sum<") == 1
+    assert text.count("Sum<") == 1 and "Largest<" in text
 
 
 def test_short_rows_take_no_strips():
@@ -86,6 +86,66 @@ def test_elements_that_are_checked_are_reduced_as_eager_does():
     torch.testing.assert_close(look_up(index, weight), weight[index, 0].sum(-1))
     with pytest.raises(IndexError):
         look_up(index + 30, weight)
+
+
+# --- the next row's extrema, found while one row's powers are computed ---------------------------
+
+
+def unlike_rows(*size):
+    """Rows of which each has its largest element elsewhere, some with what is no number."""
+    x = torch.randn(*size, generator=torch.Generator().manual_seed(1))
+    rows = x.view(-1, size[-1])
+    for k, row in enumerate(rows):
+        row += 40 * k * (-1) ** k
+        row[7 * k % len(row)] += 20
+    for k, special in enumerate([float("nan"), float("inf"), -float("inf")]):
+        rows[3 * k :: 11, -k:] = special
+    rows[8::11] = -float("inf")
+    return x
+
+
+@pytest.mark.parametrize("size", [(1, 64), (2, 90), (23, 79), (3, 5, 1100), (2, 3, 4, 64)], ids=str)
+def test_every_row_has_its_own_largest_element(size):
+    x = unlike_rows(*size)
+    (kernel, *_) = kernels(lambda x: x.softmax(-1), x)
+    looks_ahead = size[0] > 1  # there is a next one
+    assert ("ready" in cpp.print_function(kernel, int)) == looks_ahead
+    for function in (
+        lambda x: x.softmax(-1),
+        lambda x: x.log_softmax(-1),
+        lambda x: (x.amax(-1, True) - x).exp().sum(-1),
+        lambda x: (x - x.amin(-1, True)).tanh().sum(-1),
+        lambda x: torch.exp(x - x[..., :1] - (x - x[..., :1]).amax(-1, True)).sum(-1),
+    ):
+        same(function, x, rtol=1e-5, atol=1e-5)
+        same(function, x, dynamic=True, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_of_two_dimensions_have_their_own_largest_element():
+    x = unlike_rows(6, 9, 70)
+    same(lambda x: (x - x.amax((1, 2), True)).exp().sum((1, 2)), x, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_that_several_threads_take_have_their_own_largest_element():
+    x = unlike_rows(41, 512)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        same(lambda x: (x.softmax(-1), x.log_softmax(-1)), x, rtol=1e-5, atol=1e-5)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_what_a_row_writes_is_not_read_for_the_next():
+    """The program writes the tensor whose largest elements it then asks for."""
+
+    def program(x):
+        x.mul_(2)
+        y = x.softmax(-1)
+        x.sub_(x.amax(-1, True)).exp_()
+        return y, x.sum(-1)
+
+    same(program, unlike_rows(9, 96), rtol=1e-5, atol=1e-5)
 
 
 # --- processors with narrower vectors -------------------------------------------------------------

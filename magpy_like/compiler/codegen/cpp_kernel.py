@@ -323,15 +323,15 @@ class CppKernel:
 
     def fetch_ahead(
         self, nodes: Sequence[Node], loop: Symbol, begin: str, count: int | None = None,
-        rows_of: Sequence[Node] | None = None, late: bool = False,
+        rows_of: Sequence[Node] | None = None, late: int = 0,
     ) -> None:  # fmt: skip
         """Ask for what ``loop`` will read a while later, further on in its row or in one of the
         next. The processor does so too, where it is what comes next in memory, but not as far.
 
         ``count`` elements from ``begin`` are asked for; if not given, a whole row, and only where
         rows do not follow one another. Once is enough for what stays in a core's own caches.
-        Of rows of other outer iterations, those are asked for that ``rows_of`` reads; one further
-        on, if it is ``late`` in this one.
+        Of rows of other outer iterations, those are asked for that ``rows_of`` reads; ``late`` of
+        them further on, as this one and perhaps the next have been read already.
         """
         if not self.fetches:
             return
@@ -361,7 +361,7 @@ class CppKernel:
                 place: dict[Symbol, Expr] = {loop: start}
                 if step != 0 and outer is not None and row < 2 * AHEAD:
                     another = outer in self.kernel.xs  # not one that this iteration reads, too
-                    place[outer] = outer + (max(1, AHEAD // row) + int(late and another))
+                    place[outer] = outer + (max(1, AHEAD // row) + (late if another else 0))
                 else:
                     another = False
                     place[loop] = start + AHEAD // width

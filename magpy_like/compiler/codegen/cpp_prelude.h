@@ -343,6 +343,15 @@ template <class T, bool largest> struct Extremum {
         return unordered.template folded<Or>() ? T(__builtin_nan("")) : best;
     }
 };
+// The largest of those that are no NaN.
+template <class T> struct Largest {
+    typedef Better<true> Best;
+    Strip<T> lanes;
+    MEMBER Largest(T start) { lanes.fill(start); }
+    MEMBER void add(const T* strip) { lanes.template take<Best>(Strip<T>::of(strip)); }
+    MEMBER void join(const Largest& other) { lanes.template take<Best>(other.lanes); }
+    MEMBER T result() const { return lanes.template folded<Best>(); }
+};
 // Merge the sum of n elements, and of their squared differences from their mean, into the total of
 // count elements. (Chan, Golub and LeVeque: the parallel form of Welford's recurrence.) A sum, not a
 // mean, is kept: it stays infinite where an element is.

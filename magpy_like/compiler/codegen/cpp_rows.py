@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import torch
 
+from magpy_like.compiler import indexing
 from magpy_like.compiler.codegen.common import Kernel, Node, Phase, split_levels
-from magpy_like.compiler.codegen.cpp_kernel import STRIP, WIDE
+from magpy_like.compiler.codegen.cpp_kernel import MEMORY, STRIP, WIDE
 from magpy_like.compiler.codegen.cpp_reduction import Parts, Reduction
 from magpy_like.compiler.codegen.cpp_values import (
     CTYPE,
@@ -28,9 +29,12 @@ BY_LANE = {
     "welford": "Spread",
     "max": "Extremum<{}, true>",
     "min": "Extremum<{}, false>",
+    "fmax": "Largest<{}>",
 }  # what holds an accumulator for each lane of a strip
 KEPT = 1024  # elements that Welford's reduction looks at twice before it merges them
-BLOCK = 512  # elements summed before their sum is added to the total: bounds rounding error
+# Elements summed before their sum is added to the total: bounds rounding error. Strips have more
+# accumulators, so that as many are added to each.
+BLOCK = 512
 
 
 class Rows(Reduction):
@@ -43,6 +47,8 @@ class Rows(Reduction):
     def __init__(self, kernel: Kernel, hint: Callable[[Expr], int]) -> None:
         super().__init__(kernel, hint)
         self._kept: dict[Value, str] = {}  # reduction of strips -> where its element goes
+        self._next: dict[Value, Parts] = {}  # reduction of the first phase -> the next row's
+        self._next_lanes: dict[Value, list[str]] = {}
 
     def body(self) -> None:
         kernel, line = self.kernel, self.lines.line
@@ -53,6 +59,9 @@ class Rows(Reduction):
         self.lines.indent()
         self.declare_flags()
         self.open_scratch()
+        if self._looks_ahead:
+            self._next = self.accumulators(kernel.phases[0], "")
+            line("i64 ready = -1;  // the row that these are of")
         if shared and xs:
             many = f" collapse({len(xs)})" if len(xs) > 1 else ""
             line(f"#pragma omp for{many} schedule(static)")
@@ -78,8 +87,15 @@ class Rows(Reduction):
 
     def _row_phase(self, phase: Phase, outer: CppEmitter) -> None:
         """One loop over the row: accumulate, then what follows the reductions."""
-        accumulators = self.accumulators(phase, "")
-        self.reduce_row(phase, accumulators)
+        accumulators, phases = self.accumulators(phase, ""), self.kernel.phases
+        if self._looks_ahead and phase is phases[0]:
+            self._reduce_unless_ready(phase, accumulators)
+        elif self._looks_ahead and phase is phases[1]:
+            self._begin_next()
+            self.reduce_row(phase, accumulators)
+            self._end_next()
+        else:
+            self.reduce_row(phase, accumulators)
         self.after(phase, outer, accumulators)
 
     def reduce_row(self, phase: Phase, accumulators: dict[Value, Parts]) -> None:
@@ -122,7 +138,8 @@ class Rows(Reduction):
         indexed = bool(kinds & {"argmax", "argmin"})
         inner: dict[Value, str] = {}
         extent = kernel.ranges[last]
-        block = BLOCK if "sum" in kinds and self.hint(extent) > BLOCK else 0
+        most = BLOCK * UNROLL if strips else BLOCK
+        block = most if "sum" in kinds and self.hint(extent) > most else 0
         if "welford" in kinds and not (extent.is_Integer and int(extent) <= KEPT):
             block = KEPT
         if wide and not (extent.is_Integer and int(extent) <= WIDE):
@@ -217,11 +234,18 @@ class Rows(Reduction):
 
     def _fetch(self, phase: Phase, strip: str) -> None:
         """Ask for what strips that come later read: those of the same row, or of the next."""
+        first, *_ = self.kernel.phases
+        loop, count = self.kernel.rs[-1], UNROLL * STRIP
+        if self._looks_ahead and phase is first:
+            return  # but for one row, another phase does this
+        if self._looks_ahead and phase is self.kernel.phases[1]:
+            self._open_next()
+            self.fetch_ahead(first.inner, loop, strip, count, first.inner, late=1)
+            self.close()
         rows_of: list[Node] = []
         if phase is self._busiest:
             rows_of = [node for other in self.kernel.phases for node in other.inner]
-        late = phase is not self.kernel.phases[0]
-        self.fetch_ahead(phase.inner, self.kernel.rs[-1], strip, UNROLL * STRIP, rows_of, late)
+        self.fetch_ahead(phase.inner, loop, strip, count, rows_of, late=int(phase is not first))
 
     def _strip_loop(
         self, phase: Phase, accumulators: dict[Value, Parts], inner: dict[Value, str],
@@ -239,13 +263,14 @@ class Rows(Reduction):
             dtype, kind = v.args[1][0].dtype, parts[0][2]
             lanes[v] = [self.fresh("lanes") for _ in range(UNROLL)]
             # An extremum starts with what has been seen, and differences are from the mean of that.
-            start = f"({parts[0][0]})" if kind in ("max", "min") else ""
+            start = f"({parts[0][0]})" if kind in ("max", "min", "fmax") else ""
             if kind == "welford":
                 total, _, count = (name for name, *_ in parts)
                 start = f"({inner[v]}_from)"
                 line(f"const f32 {inner[v]}_from = {count} > 0 ? f32({total} / {count}) : 0;")
             declared = ", ".join(f"{name}{start}" for name in lanes[v])
             line(f"{BY_LANE[kind].format(CTYPE[dtype])} {declared};")
+        computes = self._looks_ahead and phase is self.kernel.phases[1]
         strip, together = self.fresh(f"{loop.name}_strip"), UNROLL * STRIP
         extent = self.kernel.ranges[loop]
         fits = whole and extent.is_Integer and int(extent) % together == 0
@@ -259,6 +284,8 @@ class Rows(Reduction):
         for k in range(UNROLL):
             own = {v: names[k] for v, names in lanes.items()}
             self._strip_of(phase, accumulators, inner, own, f"{strip} + {STRIP * k}")
+            if computes:
+                self._strip_of_next(k, f"{strip} + {STRIP * k}")
         self.close()
         if not fits:
             line(f"for (; {strip} < {end}; {strip} += {STRIP}) {{")
@@ -267,6 +294,8 @@ class Rows(Reduction):
             line(f"const i64 {count} = m_minimum<i64>({end} - {strip}, {STRIP});")
             own = {v: names[0] for v, names in lanes.items()}
             self._strip_of(phase, accumulators, inner, own, strip, count)
+            if computes:
+                self._strip_of_next(0, strip, count)
             self.close()
         for v, names in lanes.items():
             for name in names[1:]:
@@ -306,8 +335,84 @@ class Rows(Reduction):
         self.element(phase, accumulators, inner)
         self.close()
         self._kept = {}
-        for v, name in lanes.items():
-            line(f"{name}.add({rows[v]});")
+        for v, row in rows.items():
+            line(f"{lanes[v]}.add({row});")
+
+    # --- the next row ----------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _looks_ahead(self) -> bool:
+        """Are the extrema that the second phase starts from, as a softmax's does, to be found in
+        the next row while this one's phase computes?
+
+        A phase that only compares waits for memory, and what follows waits for its last element.
+        """
+        first, second = (*self.kernel.phases, None, None)[:2]
+        if not self.shared or not self.kernel.xs or first is None or second is None:
+            return False
+        own = {b for node in self.kernel.nodes() for b in node.writes}
+        values = [v for node in first.inner for v in split_levels(node.body)[0]]
+        row = self.hint(self.kernel.size(self.kernel.rs))
+        return (
+            self._takes_strips(first)
+            and self._busiest is second
+            and all(v.args[0] in ("max", "min", "fmax")
+                    for node in first.inner for v in node.body.of("reduction"))
+            and not any(v.op in EXPENSIVE or v.op == "store" for v in values)
+            and not any(node.reads & own for node in first.inner)
+            and 4 * row * len(first.inner) <= MEMORY // 4
+        )  # fmt: skip
+
+    def _row(self) -> Expr:
+        """Which row of all it is."""
+        xs, ranges = self.kernel.xs, self.kernel.ranges
+        return indexing.flatten(list(xs), [ranges[x] for x in xs])
+
+    def _reduce_unless_ready(self, phase: Phase, accumulators: dict[Value, Parts]) -> None:
+        line = self.lines.line
+        line(f"if (ready == {print_index(self._row())}) {{")
+        self.lines.indent()
+        for v, parts in accumulators.items():
+            line(f"{parts[0][0]} = {self._next[v][0][0]};")
+        self.lines.indent(-1)
+        line("} else {")
+        self.lines.indent()
+        self.reduce_row(phase, accumulators)
+        self.close()
+
+    def _begin_next(self) -> None:
+        """The row that comes next, if it is one of the same outer loops; else this one again."""
+        line, x = self.lines.line, self.kernel.xs[-1]
+        line(f"const bool follows = {x.name} + 1 < {print_index(self.kernel.ranges[x])};")
+        line(f"const i64 next = {x.name} + follows;")
+        line(f"ready = follows ? {print_index(self._row())} + 1 : -1;")
+        for v, parts in self._next.items():
+            _, dtype, kind = parts[0]
+            names = self._next_lanes[v] = [self.fresh("lanes") for _ in range(UNROLL)]
+            declared = ", ".join(f"{name}({identity(kind, dtype)})" for name in names)
+            line(f"{BY_LANE[kind].format(CTYPE[dtype])} {declared};")
+
+    def _open_next(self) -> None:
+        """A scope in which the next row is the one that loads see."""
+        self.lines.line("{")
+        self.lines.indent()
+        self.lines.line(f"const i64 {self.kernel.xs[-1].name} = next;")
+
+    def _end_next(self) -> None:
+        for v, parts in self._next.items():
+            first, *others = self._next_lanes[v]
+            for name in others:
+                self.lines.line(f"{first}.join({name});")
+            self.lines.line(f"{parts[0][0]} = {first}.result();")
+
+    def _strip_of_next(self, k: int, begin: str, count: str | None = None) -> None:
+        """The same strip of the next row, for the first phase, into the ``k``-th accumulators."""
+        self._open_next()
+        lanes = {v: names[k] for v, names in self._next_lanes.items()}
+        self._strip_of(self.kernel.phases[0], self._next, {}, lanes, begin, count)
+        self.close()
+
+    # --- accumulation ----------------------------------------------------------------------------
 
     def accumulate(
         self, v: Value, parts: Parts, emitter: CppEmitter, part: str | None,

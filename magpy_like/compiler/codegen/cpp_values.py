@@ -64,7 +64,7 @@ def identity(kind: str, dtype: torch.dtype) -> str:
         return print_number(0, dtype)
     if kind == "prod":
         return print_number(1, dtype)
-    low = kind in ("max", "argmax")
+    low = kind in ("max", "fmax", "argmax")
     if dtype == torch.bool:
         return "false" if low else "true"
     if dtype.is_floating_point:
@@ -77,6 +77,8 @@ def combine(kind: str, a: str, b: str) -> str:
     """``a`` reduced with ``b``; not for the kinds that carry an index."""
     if kind in ("sum", "prod"):
         return f"{a} {'+' if kind == 'sum' else '*'} {b}"
+    if kind == "fmax":
+        return f"{b} > {a} ? {b} : {a}"  # a is no NaN
     return f"{a} | {b}" if kind == "any" else f"m_{kind}imum({a}, {b})"
 
 
@@ -84,7 +86,7 @@ def clause(kind: str, dtype: torch.dtype) -> str:
     """The OpenMP reduction operator."""
     if kind in ("max", "min"):
         return kind if dtype != torch.bool else "||" if kind == "max" else "&&"
-    return {"sum": "+", "prod": "*", "any": "||"}[kind]
+    return {"sum": "+", "prod": "*", "any": "||", "fmax": "max"}[kind]
 
 
 def scan_dtype(kind: str, dtype: torch.dtype) -> torch.dtype:

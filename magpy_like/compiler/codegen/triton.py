@@ -52,8 +52,8 @@ NARROW = 2**31 - 2**21  # offsets below this, and a block beyond, fit 32 bits
 
 #: Reduction -> the prelude's function that combines two elements.
 COMBINE = {
-    "sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum", "any": "either",
-    "argmax": "greater_first", "argmin": "less_first", "welford": "welford",
+    "sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum", "fmax": "fmax",
+    "any": "either", "argmax": "greater_first", "argmin": "less_first", "welford": "welford",
 }  # fmt: skip
 
 

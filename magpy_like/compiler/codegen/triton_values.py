@@ -78,7 +78,7 @@ def identity(kind: str, dtype: torch.dtype) -> str:
         return number(0, dtype)
     if kind == "prod":
         return number(1, dtype)
-    low = kind in ("max", "argmax")
+    low = kind in ("max", "fmax", "argmax")
     if dtype.is_floating_point:
         return number(float("-inf") if low else float("inf"), dtype)
     info = torch.iinfo(dtype)

@@ -363,7 +363,8 @@ def _softmax(log: bool) -> Callable[..., Any]:
         wide = to_dtype(graph, a, compute_dtype(a.dtype))
         if wide.cost().is_dear:
             wide.realize()  # kept in a row of scratch, too: all phases read it
-        largest = amax(graph, wide, axes, True)
+        # A row with a NaN gets it from the sum, and need not be searched for it.
+        largest = _simple(graph, wide, "fmax", axes, True, wide.dtype, wide.dtype, None)
         shifted = elementwise(graph, [wide, largest], Kind.DEFAULT, lambda x, m: ops.sub(x, m))
         powers = elementwise(
             graph, [shifted], Kind.DEFAULT,
