@@ -11,6 +11,7 @@ from torch import fx
 from magpy_like.compiler.compile_fx import compile_fx
 from magpy_like.compiler.runtime import captured_cache
 from tests.compiler.programs import same, seeded, tensors
+from tests.compiler.triton.fake import traced
 
 PERMUTED = [
     ((4, 3), (1, 0)),
@@ -144,6 +145,23 @@ def test_loops_over_transposed_and_broadcast_arguments(name):
             except RuntimeError:  # of shapes that do not go together
                 continue
             assert promised(program, *args) == [wanted.stride()]
+
+
+@pytest.mark.parametrize(("shape", "order"), PERMUTED)
+def test_dropouts_gradient_on_a_gpu_lies_in_rows_or_with_channels_last(shape, order):
+    """One kernel computes it there, into memory that only the gradient's format decides on."""
+
+    def program(gradient, other):
+        drawn = other.permute([order.index(d) for d in range(len(order))]) > 0
+        return torch.ops.aten.native_dropout_backward(gradient.permute(order), drawn, 2.0)
+
+    graph = traced(program, shape, [shape[order[order[d]]] for d in range(len(shape))])
+    result = graph.graph.output_node().args[0][0].meta["val"]
+    gradient = torch.empty(shape, device="cpu").permute(order)
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
+    kept = last is not None and gradient.is_contiguous(memory_format=last)
+    rows = torch.contiguous_format
+    assert result.stride() == gradient.contiguous(memory_format=last if kept else rows).stride()
 
 
 ROWS = {

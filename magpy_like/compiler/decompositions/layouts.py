@@ -115,8 +115,7 @@ _logical(aten.logical_xor.default, torch.bitwise_xor)
 LOOPS = [
     aten.copysign.Tensor, aten.floor_divide.default, aten.div.Tensor_mode, aten.xlogy.Tensor,
     aten.heaviside.default, aten.logaddexp.default, aten.logaddexp2.default,
-    aten.special_xlog1py.default, aten.native_dropout_backward.default, aten.addcmul.default,
-    aten.addcdiv.default,
+    aten.special_xlog1py.default, aten.addcmul.default, aten.addcdiv.default,
 ]  # fmt: skip
 
 
@@ -205,6 +204,13 @@ def _is_in_order(tensor: Tensor, order: Sequence[int], of_alike: bool) -> bool:
 
 for _operator in LOOPS:
     laid_out(_operator, _as_loop)
+
+
+@functools.partial(laid_out, aten.native_dropout_backward.default)
+def _as_product(result: Tensor, grad: Tensor, *args: Any) -> Tensor:
+    """On a GPU one kernel, which writes rows or channels last, as torch's decomposition does."""
+    return _as_loop(result, grad, *args) if grad.device.type == "cpu" else result
+
 
 for _operator in (
     aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor,
