@@ -30,18 +30,16 @@ def aot_compile(
     aliased outputs, and has a backward when an input or parameter requires grad.
     """
     direct: list[Callable[..., Any]] = []
-    absent = Absent()
+    absent = Absent(gm)
     # AOTAutograd turns autocast off while it compiles a graph, and in its wrapper: the graph has
     # all casts, and its operators must not cast again.
     autocast = torch._C._is_any_autocast_enabled()
 
     def compile_forward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        absent.see_forward(graph)
-        return forward(graph, inputs)
+        return absent.forward(forward(graph, inputs))
 
     def compile_backward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        absent.see_backward(graph)
-        return backward(graph, inputs)
+        return absent.backward(graph, lambda part: backward(part, inputs), interpret)
 
     def compile_inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         _check_draws(graph)
@@ -50,20 +48,23 @@ def aot_compile(
             direct.append(call)
         return call
 
+    def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        absent.see_joint(joint)
+        return _partition(joint, *args, **kwargs)
+
     wrapped = aot_module_simplified(
         gm,
         list(example_inputs),
         fw_compiler=compile_forward,
         bw_compiler=compile_backward,
         inference_compiler=compile_inference,
-        partition_fn=_partition,
+        partition_fn=partition,
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
     )
     if direct:
         return without_grad(*direct)
-    several = len(gm.graph.output_node().args[0]) > 1
-    return absent.after(wrapped) if several else wrapped
+    return absent.after(wrapped)
 
 
 _aten = torch.ops.aten
@@ -152,6 +153,18 @@ def _writes_input(node: fx.Node) -> bool:
         and isinstance(value, torch.Tensor)
         and value.layout is torch.strided
     )
+
+
+def interpret(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """The graph through ATen, operator by operator."""
+
+    def call(args: list[Any]) -> Any:
+        taken = list(args)
+        args.clear()
+        with torch.no_grad():
+            return gm(*taken)
+
+    return call
 
 
 def without_grad(call: Callable[[list[Any]], Any]) -> Callable[..., Any]:

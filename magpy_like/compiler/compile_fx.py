@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from magpy_like.compiler import build, describe, numbers, passes
-from magpy_like.compiler.aot import aot_compile, without_grad
+from magpy_like.compiler.aot import aot_compile, interpret, without_grad
 from magpy_like.compiler.codegen.common import Kernel
 from magpy_like.compiler.codegen.launcher import Launcher
 from magpy_like.compiler.control import has_parts, in_parts
@@ -210,18 +210,6 @@ def _through_aten(gm: fx.GraphModule, kind: str) -> Callable[[list[Any]], Any]:
     if kind != "backward" and assumptions(find_shape_env(gm)):
         raise Unsupported("a graph", "its sizes are read from tensors")
     return interpret(gm)
-
-
-def interpret(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """The graph through ATen, operator by operator."""
-
-    def call(args: list[Any]) -> Any:
-        taken = list(args)
-        args.clear()
-        with torch.no_grad():
-            return gm(*taken)
-
-    return call
 
 
 def _compile(gm: fx.GraphModule, kind: str, trace: Trace) -> Callable[[list[Any]], Any]:

@@ -1,6 +1,5 @@
 """Gradients equal eager's."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 
@@ -96,37 +95,6 @@ def test_a_random_draw_of_the_backward_pass_happens_there():
         y.sum().backward()
         states.append((before, generator.get_rng_state(), x.grad))
     torch.testing.assert_close(*states)
-
-
-@pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_what_only_unused_results_are_made_of_has_no_gradient(used, dynamic):
-    def function(x, y, w, v):
-        shared = x @ w
-        return shared.tanh(), (shared * y).sum(), y.exp() * v
-
-    def gradients(call):
-        leaves = [
-            torch.full(size, 0.5, requires_grad=True) for size in ((3, 4), (3, 4), (4, 4), (4,))
-        ]
-        results = call(*leaves)
-        sum(results[k].sum() for k in used).backward()
-        return [leaf.grad for leaf in leaves]
-
-    torch.testing.assert_close(gradients(compiled(function, dynamic=dynamic)), gradients(function))
-
-
-def test_results_used_one_after_the_other_have_each_their_gradients():
-    def function(x, y):
-        return x.exp(), y.exp()
-
-    x, y = (torch.ones(3, requires_grad=True) for _ in range(2))
-    first, second = compiled(function)(x, y)
-    first.sum().backward(retain_graph=True)
-    assert y.grad is None
-    second.sum().backward()
-    torch.testing.assert_close(y.grad, y.exp())
-    torch.testing.assert_close(x.grad, x.exp())
 
 
 def test_a_gradient_that_counts_what_is_different():

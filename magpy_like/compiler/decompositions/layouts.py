@@ -208,8 +208,10 @@ for _operator in LOOPS:
 
 @functools.partial(laid_out, aten.native_dropout_backward.default)
 def _as_product(result: Tensor, grad: Tensor, *args: Any) -> Tensor:
-    """On a GPU one kernel, which writes rows or channels last, as torch's decomposition does."""
-    return _as_loop(result, grad, *args) if grad.device.type == "cpu" else result
+    """On a GPU one kernel, which writes rows or channels last, as torch's decomposition does, where
+    the gradient is not broadcast."""
+    loop = grad.device.type == "cpu" or grad.shape != result.shape
+    return _as_loop(result, grad, *args) if loop else result
 
 
 for _operator in (
