@@ -132,12 +132,22 @@ def _fits(graph: Graph, kernel: Kernel, old: str, new: str) -> bool:
         or store.args[1].free_symbols & set(node.body.indirect)
     ):
         return False
-    return all(
-        v.op == "load"
-        and v.args[1] == store.args[1]
-        and (at[0] < when[0] or (at[:2] == when[:2] and at < when))
-        for at, _, v in _accesses(kernel, old)
-    )
+    reads = list(_accesses(kernel, old))
+    if any(v.op != "load" or v.args[1] != store.args[1] for _, _, v in reads):
+        return False
+    for made in _made_again(kernel, old):
+        reads += (access for access in _accesses(kernel, made) if access[2].op == "load")
+    return all(at[0] < when[0] or (at[:2] == when[:2] and at < when) for at, _, _ in reads)
+
+
+def _made_again(kernel: Kernel, old: str) -> set[str]:
+    """What is made of ``old`` per element and nowhere stored: a later phase that reads it may make
+    it again."""
+    made: set[str] = set()
+    for node in kernel.nodes():
+        if node.reads & (made | {old}):
+            made |= {b for b in node.writes & kernel.removed if kernel.forward.get(b) == "row"}
+    return made
 
 
 def _accesses(kernel: Kernel, buffer: str) -> Iterator[tuple[tuple[int, int, int], Node, Value]]:

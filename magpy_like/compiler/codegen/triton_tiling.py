@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import sympy
 
 from magpy_like.compiler import indexing
-from magpy_like.compiler.codegen.common import Kernel
+from magpy_like.compiler.codegen.common import Kernel, Node, split_levels
 from magpy_like.compiler.indexing import Expr, Symbol
+from magpy_like.compiler.ops import Value
 
 Hint = Callable[[Expr], int]
 
@@ -188,17 +189,26 @@ def updated_in_place(kernel: Kernel) -> set[str]:
 
 
 def keeps_old_values(kernel: Kernel) -> bool:
-    """Does a later phase use a value per row that was computed from memory updated since?
+    """Does a later phase use a value per row that was computed from a row's own memory, updated
+    since?
 
-    A shared row's later launches compute such values again, and would see the new contents.
+    A shared row's later launches compute such values again, and would see the new contents. Sums
+    over elements they take from the parts, whatever has become of the elements.
     """
-    old = updated_in_place(kernel)
+    by_row = {v.args[0] for node in kernel.nodes() for v in _per_row(node)}
+    old = updated_in_place(kernel) & by_row
     later = {b for b, way in kernel.forward.items() if way == "outer"}
     dependent: set[str] = set()
     for node in kernel.nodes():
         if node.reads & (old | dependent):
             dependent |= node.writes
     return bool(dependent & later)
+
+
+def _per_row(node: Node) -> list[Value]:
+    """The loads and stores that happen once in a row."""
+    values = split_levels(node.body)[2] if node.inner else node.body.values
+    return [v for v in values if v.op in ("load", "store")]
 
 
 def runs_across_rows(kernel: Kernel) -> bool:

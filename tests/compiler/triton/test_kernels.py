@@ -4,6 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from magpy_like.compiler.codegen.common import Kernel
+from magpy_like.compiler.codegen.triton_tiling import tile, updated_in_place
+from magpy_like.compiler.memory import plan_memory
+from magpy_like.compiler.scheduler import Scheduler
 from tests.compiler.programs import kernels, same
 from tests.compiler.triton.fake import lowered, run, sources
 
@@ -46,6 +50,31 @@ def test_a_row_is_updated_in_place_by_several_programs():
         return (y - x.sum(1, keepdim=True)).amax(1), y
 
     same(centred, torch.rand(3, 33_000))
+
+
+def test_a_long_row_that_is_needed_again_is_not_written_over():
+    def function(x, w):
+        product = x @ w
+        twice = product * 2  # not stored: made of the product again in each phase
+        centred = twice - twice.sum(1, keepdim=True)
+        return centred, twice * centred.amax(1, keepdim=True)
+
+    same(function, torch.randn(2, 3), torch.randn(3, 9_000), rtol=1e-3, atol=1e-3)
+
+
+def test_programs_share_a_row_that_is_written_over():
+    """As in the gradient of a batch norm: with one program for each row, most of a GPU idles."""
+
+    def function(x, w):
+        product = x @ w
+        return product - product.mean(1, keepdim=True) * product.amax(1, keepdim=True)
+
+    graph = lowered(function, (4, 3), (3, 100_000))
+    steps = plan_memory(graph, Scheduler(graph).run())
+    (kernel,) = (step.work for step in steps if isinstance(step.work, Kernel))
+    assert updated_in_place(kernel)
+    assert tile(kernel, graph.hint).split > 1
+    same(function, torch.randn(4, 3), torch.randn(3, 70_000), rtol=1e-3, atol=1e-3)
 
 
 def test_reductions_across_rows():
