@@ -51,6 +51,7 @@ from magpy_like.monitor.expressions import (
     is_number,
     known_at_entry,
 )
+from magpy_like.monitor.flags import Known
 from magpy_like.monitor.instructions import Step
 from magpy_like.monitor.loops import Element
 from magpy_like.monitor.operator_graph import NUMBER, UnknownTensor
@@ -185,7 +186,9 @@ class Branches:
                 begun = _start(state, taken)
                 slots = [taken if i in holders else v for i, v in enumerate(begun.locals)]
                 begun = replace(begun, locals=tuple(slots))
-                ends.append(self.explore(run, begun, until, known=flag))
+                ends.append(
+                    self.explore(run, begun, until, known=None if flag is None else (flag, taken))
+                )
             outputs = list(self._compare(state, until, ends[0], ends[1], rec, holders))
             if flag is not None:
                 for output in outputs:
@@ -240,7 +243,7 @@ class Branches:
         again: int | None = None,
         own: Sequence[Any] = (),
         gradients_differ: bool = False,
-        known: ShadowNode | None = None,
+        known: Known = None,
     ) -> End:
         """Run a side beside the program, until it comes to ``until`` or to ``again``.
 
@@ -280,6 +283,7 @@ class Branches:
             raised = f"one side raises {type(error).__name__}"
             raise self._undo(rec, last, side.refused or raised, side) from None
         finally:
+            run.flags.end_side(function.__code__, known)
             self._depth -= 1
             self._waiting = waiting
             unstable = rec.has_changed(watched)

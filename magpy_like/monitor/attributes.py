@@ -20,7 +20,7 @@ from magpy_like.annotation.schema import RelationKind, ValueRead
 from magpy_like.monitor import autograd_nodes
 from magpy_like.monitor.classes import place_of_number, read_class, read_super
 from magpy_like.monitor.classes import place_of_store as place_of_class_store
-from magpy_like.monitor.expressions import is_number
+from magpy_like.monitor.expressions import is_number_or_truth
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native import NULL, instance_dict, lookup_in_type
@@ -60,10 +60,10 @@ def number_at(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None,
     entries = None if isinstance(value, type) else instance_dict(value)
     found = NULL if entries is None else dict.get(entries, name, NULL)
     if found is not NULL:
-        return (*entry_of(rec, value, name), found) if is_number(found) else _NOWHERE
+        return (*entry_of(rec, value, name), found) if is_number_or_truth(found) else _NOWHERE
     cls = value if isinstance(value, type) else type(value)
     found = lookup_in_type(cls, name)
-    return (*place_of_number(rec, cls, name), found) if is_number(found) else _NOWHERE
+    return (*place_of_number(rec, cls, name), found) if is_number_or_truth(found) else _NOWHERE
 
 
 _NOWHERE = None, Relation(RelationKind.ATTRIBUTE), None

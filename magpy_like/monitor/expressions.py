@@ -81,6 +81,12 @@ def is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
+def is_number_or_truth(value: Any) -> bool:
+    """Whether a value is one that is followed through the program where it varies between calls:
+    numbers by what objects they are, truths by where they are."""
+    return type(value) in (int, float, bool)
+
+
 def is_array_number(value: Any) -> bool:
     """Whether a value is a number of NumPy's that one of Python's can stand for."""
     return isinstance(value, np.integer | np.floating) and not isinstance(value, np.longdouble)

@@ -1,11 +1,12 @@
-"""Bool arguments that vary between calls: flags (section 6.2).
+"""Bools that vary between calls: flags (section 6.2).
 
 There is only one ``True``, so that a flag cannot be told from its equals by what object it is. It
-is told by where it is: the monitor knows which locals of open frames hold it, and which
-instructions take it from there. Such an instruction makes a number of the graph of it, or branches
-on it, or hands it on to the locals of a function. Anything else settles the flag: the guard asks
-for its value, as for that of any other argument. That is right at any time before the record is
-made, so a flag is settled first and followed afterwards wherever it is not clear what comes next.
+is told by where it is: the monitor knows which locals of open frames hold it, which instructions
+read it from outside, and which ones take it from there. Such an instruction makes a number of the
+graph of it, or branches on it, or hands it on to the locals of a function. Anything else settles
+the flag: the guard asks for its value, as for that of any other argument. That is right at any time
+before the record is made, so a flag is settled first and followed afterwards wherever it is not
+clear what comes next.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import inspect
 import opcode
 import operator
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from magpy_like.monitor.arguments import is_followed
 from magpy_like.monitor.expressions import Computed, Read, as_number, as_tensor, is_number
@@ -34,8 +36,12 @@ if TYPE_CHECKING:
     from magpy_like.monitor.instructions import Step
     from magpy_like.monitor.run import MonitorRun
 
+    Token = tuple[Callable[..., Any], Any] | None
+
 Given = Mapping[int | str, ShadowNode]
 """The flags among the arguments of a call, by position or keyword."""
+Known = tuple[ShadowNode, bool] | None
+"""The flag that a branch is on, and what it is on one side."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,11 @@ class Flags:
         self._numbers: dict[int, Computed] = {}
         self._tensors: dict[int, torch.Tensor] = {}
         self._known: dict[int, ShadowNode] = {}
+        self._coming: dict[int, dict[int, dict[int, ShadowNode]]] = {}
+        """By the id of the frame and the offset of the instruction that will take them, flags that
+        were read from outside, by their depths there."""
+        self._constant: dict[int, bool] = {}
+        """By the ids of their nodes, flags that have one value in the side that runs."""
 
     # --- where flags are -------------------------------------------------------------------------
 
@@ -82,17 +93,61 @@ class Flags:
         """The program has been entered, with flags among its arguments, which count from 0 behind
         the ``bound`` ones of the function."""
         for node in given.values():
-            self._known[node.node_id] = node
-            value = bool(node.first.value)
-            self._tensors[node.node_id] = torch.tensor(value, device="cpu")
-            self._numbers[node.node_id] = Computed(as_number, (Read(node),))
+            self._know(node)
+            self._rec.just_read.add(node.node_id)  # as often as they were: as arguments only
         self._arrive(frame, _moved(given, bound))
+
+    def _know(self, node: ShadowNode) -> None:
+        if node.node_id not in self._known:
+            self._known[node.node_id] = node
+            self._numbers[node.node_id] = Computed(as_number, (Read(node),))
+
+    def read(self, run: MonitorRun, step: Step, node: ShadowNode, value: bool) -> Token:
+        """An instruction reads a bool that varies between calls, on which nothing relies: follow it
+        where it is clear what takes it."""
+        if node.node_id not in self._constant and self._taker(run, step) is None:
+            self._know(node)
+            self.settle(node)
+            return None
+        return _finish_reading, (step, node, value)
+
+    def finish_reading(self, run: MonitorRun, step: Step, node: ShadowNode) -> Any:
+        """It has: gives what to put in place of its result."""
+        self._know(node)
+        self._open(node)
+        run.watch_numbers()
+        if node.node_id in self._constant:
+            return self._constant[node.node_id]
+        taker = self._taker(run, step)
+        assert taker is not None
+        offset, depth, slot = taker
+        if slot is None:
+            self._coming.setdefault(id(step.frame), {}).setdefault(offset, {})[depth] = node
+        else:
+            found = self._frames.get(id(step.frame), _Frame(step.code, 0, {}))
+            self._frames[id(step.frame)] = replace(found, slots={**found.slots, slot: node})
+        return None
+
+    def _taker(self, run: MonitorRun, step: Step) -> tuple[int, int, int | None] | None:
+        """Where goes what an instruction reads, if it is followed there, and the local that it is
+        stored to."""
+        uses = local_uses(step.code)
+        found = uses.reads.get(step.offset)
+        if found is None:
+            return None
+        name, argument = opcode.opname[step.code.co_code[found[0]]], step.code.co_code[found[0] + 1]
+        if name != "STORE_FAST":
+            return (*found, None)
+        if run.side is not None or argument not in uses.stored_once:
+            return None  # the other side of a branch may leave a constant there
+        return (*found, argument)
 
     def enter(self, frame: types.FrameType) -> None:
         """A function has been entered."""
         if not self._known:
             return
         self._frames.pop(id(frame), None)
+        self._coming.pop(id(frame), None)
         self._settle(self._forwarders.pop(id(frame), {}).values())  # of another frame, long gone
         side = self._sides.get(id(frame.f_code))
         if side is not None:
@@ -136,10 +191,11 @@ class Flags:
         for given in self._forwarders.values():
             self._settle(given.values())  # the other function was not seen to begin
         open_ones = {slot: n for slot, n in found.items() if n.node_id not in self._settled}
-        for node in open_ones.values():
-            node.facts.discard(Fact.VALUE)
-            node.facts.add(Fact.TYPE)
-            self._rec.lifted.nodes.add(node.node_id)
+        for node in {node.node_id: node for node in open_ones.values()}.values():
+            if node.node_id in self._rec.just_read:
+                self._open(node)
+            else:
+                self.settle(node)  # the program has read it in another way since
         if open_ones:
             self._frames[id(frame)] = _Frame(code, 0, open_ones)
 
@@ -156,17 +212,23 @@ class Flags:
         code: types.CodeType,
         own: types.CodeType,
         shift: int,
-        known: ShadowNode | None,
+        known: Known,
     ) -> None:
         """A side of a branch in ``frame`` is about to run, as ``code``, which is the program's
         ``own`` code behind ``shift`` bytes. The flag ``known`` is a constant there."""
         self._sides.pop(id(code), None)
-        slots = {slot: n for slot, n in self.in_frame(frame).items() if n is not known}
+        slots = self.in_frame(frame)
+        if known is not None:
+            slots = {slot: node for slot, node in slots.items() if node is not known[0]}
+            self._constant[known[0].node_id] = known[1]
         if slots and self._frames[id(frame)].code is own:
             self._sides[id(code)] = _Frame(own, shift, slots)
 
-    def end_side(self, code: types.CodeType) -> None:
+    def end_side(self, code: types.CodeType, known: Known) -> None:
+        """It has come to its end."""
         self._sides.pop(id(code), None)
+        if known is not None:
+            del self._constant[known[0].node_id]
 
     # --- what becomes of them --------------------------------------------------------------------
 
@@ -175,6 +237,7 @@ class Flags:
         if node.node_id in self._known:
             self._settled.add(node.node_id)
             self._close(node)
+            self._rec.just_read.discard(node.node_id)
 
     def settle_all(self) -> None:
         """Nobody follows the flags any further."""
@@ -182,28 +245,53 @@ class Flags:
             self.settle(node)
 
     def _close(self, node: ShadowNode) -> None:
-        node.facts.add(Fact.VALUE)
+        """Let nothing but its guard rely on a flag's value, for now."""
+        if Fact.VALUE not in node.facts:
+            node.facts.add(Fact.VALUE)
+            self._rec.just_read.add(node.node_id)
         self._rec.lifted.nodes.discard(node.node_id)
+
+    def _open(self, node: ShadowNode) -> None:
+        self._rec.just_read.discard(node.node_id)
+        node.facts.discard(Fact.VALUE)
+        node.facts.add(Fact.TYPE)
+        self._rec.lifted.nodes.add(node.node_id)
 
     def condition(self, node: ShadowNode) -> torch.Tensor:
         """The flag as a tensor of the operator graph."""
-        tensor = self._tensors[node.node_id]
+        tensor = self._tensors.get(node.node_id)
+        if tensor is None:
+            with _disable_current_modes():  # those of a side make tensors without data
+                tensor = torch.tensor(bool(node.first.value), device="cpu")
+            self._tensors[node.node_id] = tensor
         if self._rec.operators.node_of(tensor) is None:
             self._rec.add_drawn(tensor, Computed(as_tensor, (Read(node),)))
         return tensor
 
     def at(self, run: MonitorRun, step: Step) -> Step:
         """An instruction is about to run; gives it with other operands where it takes flags."""
+        found = self._arrived(step)
         frame = self._frames.get(id(step.frame))
-        if frame is None:
-            return step
-        takers = local_uses(frame.code).takers.get(step.offset - frame.shift, ())
-        found = {
-            depth: frame.slots[slot]
-            for depth, slot in takers
-            if slot in frame.slots and frame.slots[slot].node_id not in self._settled
-        }
+        if frame is not None:
+            takers = local_uses(frame.code).takers.get(step.offset - frame.shift, ())
+            found.update(
+                {depth: frame.slots[slot] for depth, slot in takers if slot in frame.slots}
+            )
+        for node in found.values():
+            if Fact.VALUE in node.facts:  # the program has read it in another way since
+                self.settle(node)
+        found = {d: node for d, node in found.items() if node.node_id not in self._settled}
         return self._take(run, step, found) if found else step
+
+    def _arrived(self, step: Step) -> dict[int, ShadowNode]:
+        """The flags that an instruction takes which were read from outside before it."""
+        coming = self._coming.get(id(step.frame))
+        if coming is None:
+            return {}
+        read = local_uses(step.code).reads.get(step.offset)
+        if read is not None:  # what was read there before has not come to where it went
+            coming.get(read[0], {}).pop(read[1], None)
+        return coming.pop(step.offset, {})
 
     def _take(self, run: MonitorRun, step: Step, found: dict[int, ShadowNode]) -> Step:
         name = opcode.opname[step.opcode]
@@ -267,6 +355,14 @@ class Flags:
             self._close(node)
         self._call = _Call(id(step.frame), code, given)
         return step
+
+
+def _finish_reading(run: MonitorRun, read: tuple[Step, ShadowNode, bool], result: Any) -> Any:
+    step, node, value = read
+    if result is value:
+        return run.flags.finish_reading(run, step, node)
+    node.facts.add(Fact.VALUE)  # something else has computed the result
+    return None
 
 
 _LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR

@@ -45,7 +45,7 @@ from magpy_like.monitor.containers import (
     goes_own_ways,
     is_told_by_identity,
 )
-from magpy_like.monitor.expressions import is_number
+from magpy_like.monitor.expressions import is_number_or_truth
 from magpy_like.monitor.foretold import foretell_branch
 from magpy_like.monitor.gathered import ENDS, Gathered, Growing
 from magpy_like.monitor.iterators import foreseen, take  # noqa: F401 (a rule)
@@ -105,14 +105,14 @@ def read_global(run: MonitorRun, step: Step) -> Token:
     _read_name(run, step.name, names, frame.f_builtins)
     relation = Relation(RelationKind.GLOBAL, step.name)
     found = names.get(step.name)
-    if not is_number(found):
+    if not is_number_or_truth(found):
         return None
     return run.lift_read(step, run.recording.node(names), relation, found)
 
 
 def _read_name(run: MonitorRun, name: str, names: dict[str, Any], builtins: dict[str, Any]) -> None:
     known = (id(names), name)
-    if known in run.globals_read and not is_number(names.get(name)):
+    if known in run.globals_read and not is_number_or_truth(names.get(name)):
         return
     run.globals_read.add(known)
     rec = run.recording

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,12 @@ class LocalUses:
 
     followed: frozenset[int]
     takers: dict[int, tuple[tuple[int, int], ...]]
+    stored_once: frozenset[int]
+    """Locals of which the same is true, but that one instruction stores to, and that are no
+    arguments."""
+    reads: dict[int, tuple[int, int]]
+    """By the offsets of instructions that read something from outside the frame: the offset of the
+    one that takes it, and its depth there. That may be one that stores it to a local."""
 
 
 @functools.cache
@@ -29,6 +36,8 @@ def local_uses(code: types.CodeType) -> LocalUses:
     cells = {slot for slot, name in enumerate(code.co_varnames) if name in code.co_cellvars}
     lost = set(range(code.co_nlocals)) if _LOOK_AROUND & {*code.co_names} else cells
     takers: dict[int, list[tuple[int, int]]] = {}
+    reads: dict[int, tuple[int, int]] = {}
+    stores: dict[int, int] = {}
     for at, instruction in enumerate(listing):
         name, slot = instruction.opname, instruction.arg
         assert slot is not None or not name.endswith("_FAST")
@@ -39,15 +48,40 @@ def local_uses(code: types.CodeType) -> LocalUses:
             else:
                 offset, depth = found
                 takers.setdefault(offset, []).append((depth, slot or 0))
+        elif name == "STORE_FAST":
+            stores[slot or 0] = stores.get(slot or 0, 0) + 1
         elif "_FAST" in name:
             lost.add(slot or 0)
-    followed = frozenset(range(code.co_nlocals)) - lost
-    return LocalUses(followed, {offset: tuple(found) for offset, found in takers.items()})
+        elif name in _READS:
+            found = _taker(listing, at) or _stored(listing[at + 1])
+            if found is not None:
+                reads[_begin(listing, at)] = found
+    clear = frozenset(range(code.co_nlocals)) - lost
+    arguments = code.co_argcount + code.co_kwonlyargcount
+    arguments += bool(code.co_flags & inspect.CO_VARARGS)
+    arguments += bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    once = {slot for slot, count in stores.items() if count == 1 and slot >= arguments}
+    by_offset = {offset: tuple(found) for offset, found in takers.items()}
+    return LocalUses(clear - stores.keys(), by_offset, clear & once, reads)
 
 
 _LOADS = ("LOAD_FAST", "LOAD_FAST_CHECK")
+_READS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_DEREF", "BINARY_SUBSCR")
 _LOOK_AROUND = frozenset(("locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"))
 """Names through which a function commonly reads its own locals behind the compiler's back."""
+
+
+def _begin(listing: list[dis.Instruction], at: int) -> int:
+    """The offset that an instruction is announced with: that of the first part of its argument."""
+    while at and listing[at - 1].opname == "EXTENDED_ARG":
+        at -= 1
+    return listing[at].offset
+
+
+def _stored(instruction: dis.Instruction) -> tuple[int, int] | None:
+    if instruction.opname != "STORE_FAST" or instruction.is_jump_target:
+        return None
+    return instruction.offset, 1
 
 
 def _taker(listing: list[dis.Instruction], load: int) -> tuple[int, int] | None:

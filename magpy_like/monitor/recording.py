@@ -319,10 +319,7 @@ class Recording:
 
     def _expect(self, node: ShadowNode, value: Any, plain: bool) -> None:
         if plain:
-            if value is True or value is False:
-                if self.lifted is None or node.node_id not in self.lifted.nodes:
-                    node.facts.add(Fact.VALUE)  # a flag is followed by where it is
-            elif Fact.VALUE in node.facts:
+            if Fact.VALUE in node.facts:
                 self.just_read.discard(node.node_id)
             else:
                 node.facts.add(Fact.VALUE)

@@ -683,8 +683,9 @@ class MonitorRun:
             if type(value) is bool and argument_place(key) in self.varying.numbers
         }
         if varying:
+            waiting = (self._root or {}).items()
+            self._root = {slot: known for slot, known in waiting if known[0] not in varying}
             self.flags.begin(frame, varying, bound)
-            self.account()
             self._monitor.watch_numbers()
 
     def _read_arguments(self) -> None:

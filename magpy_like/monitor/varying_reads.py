@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any
 from magpy_like.annotation import RelationKind, ValueRead
 from magpy_like.monitor.code_facts import in_place_reads
 from magpy_like.monitor.containers import elements
-from magpy_like.monitor.expressions import Size, is_liftable, is_number, made_of
+from magpy_like.monitor.expressions import (
+    Size,
+    is_liftable,
+    is_number,
+    is_number_or_truth,
+    made_of,
+)
 from magpy_like.monitor.instructions import Step
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
+from magpy_like.refgraph.values import is_plain
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -65,8 +72,10 @@ def lend(run: MonitorRun, value: Any, deep: bool = False) -> None:
     if node is not None and not node.changed:
         kind = RelationKind.KEY if type(value) is dict else RelationKind.ITEM
         for key, item in [*value.items()] if type(value) is dict else enumerate(value):
+            if not (is_number(item) and is_plain(key)):
+                continue
             relation = Relation(kind, key)
-            if is_number(item) and varies(run, node, relation):
+            if varies(run, node, relation):
                 target = node.first.refs.get(relation)
                 if target is None or Fact.VALUE not in rec.refs.get_node_by_id(target).facts:
                     rec.meet(node, relation, item)
@@ -99,7 +108,9 @@ def lift_read(
     It is when it varied between calls, or when the program is about to change it in place,
     as in ``self.step += 1``.
     """
-    if node is None or not is_number(value) or relation in node.written or node.rewritten:
+    if node is None or not is_number_or_truth(value):
+        return None
+    if relation in node.written or node.rewritten:
         return None
     target = node.first.refs.get(relation)
     if target is None or target == ABSENT:
@@ -107,6 +118,10 @@ def lift_read(
     child = run.recording.refs.get_node_by_id(target)
     if not child.existed or not child.plain:
         return None
+    if type(value) is bool:
+        if not varies(run, node, relation) or not _let_vary(run, child):
+            return None
+        return run.flags.read(run, step, child, value)
     lifted = child.node_id in run.lifted.nodes
     if lifted or varies(run, node, relation) or _is_updated(run, step):
         return (_finish_lift, (child, value)) if _let_vary(run, child) else None

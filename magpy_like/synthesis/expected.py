@@ -136,8 +136,8 @@ def expected(rec: Recording, places: Places) -> Expected:
             found.lengths[place] = list.__len__(contents)
         elif node.plain and (is_liftable(node.first.value) or type(node.first.value) is bool):
             parent, relation = places.edges[node.node_id][0]
-            if type(node.first.value) is bool and parent.node_id != EXTERNAL:
-                continue  # no other is lifted: see `Flags`
+            if relation.key == "training" and isinstance(parent.variable, torch.nn.Module):
+                continue  # a mode: each has graphs of its own
             if relation.kind is RelationKind.MEMBERSHIP:
                 continue
             if type(node.first.value) is str and parent.node_id != EXTERNAL:
