@@ -19,6 +19,7 @@ from magpy_like.compiler.passes.cleanup import (
 )
 from magpy_like.compiler.passes.constants import fold
 from magpy_like.compiler.passes.gradients import keep_saved
+from magpy_like.compiler.passes.images import keep_fixed_point
 from magpy_like.compiler.passes.layout import use_channels_last
 from magpy_like.compiler.passes.masks import drop_idle_masks
 from magpy_like.compiler.passes.noops import remove_noops
@@ -40,6 +41,7 @@ def run_captured(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
     keep_saved(gm)
     keep_positions(gm)
     lay_rows(gm)
+    keep_fixed_point(gm)
     gm = rewrite_attention(gm, example_inputs)
     drop_idle_masks(gm)
     return gm
