@@ -6,7 +6,9 @@ may (an index that is out of bounds, a matrix without an inverse, an operator of
 
 from __future__ import annotations
 
+import math
 import types
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -82,8 +84,44 @@ _AUGMENTED = frozenset(
 )
 
 
-def may_fail(node: fx.Node) -> bool:
-    """Whether an operator may raise although its inputs are of the types and sizes of before."""
+_OF_FLOATS = frozenset(("add", "sub", "mul", "truediv", "lerp", "addcmul", "addcdiv", "pow"))
+"""Never raise for a number of type ``float`` that the elements' type has room for."""
+
+
+def largest_float(nodes: Iterable[fx.Node], inputs: Iterable[Any]) -> float:
+    """The largest number that all types of elements in a graph may have room for."""
+    types_found = {torch.float32, *(t.dtype for t in inputs if isinstance(t, torch.Tensor))}
+    for node in nodes:
+        named = [*node.args, *node.kwargs.values()]
+        types_found.update(value for value in named if isinstance(value, torch.dtype))
+        if (
+            node.target in _SETTERS_OF_TYPES
+            or str(getattr(node.target, "__name__", node.target)) in _NARROWS
+        ):
+            types_found.add(torch.float16)
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        types_found.add(torch.float16)
+    return min(torch.finfo(found).max for found in types_found if found.is_floating_point)
+
+
+_NARROWS = {"half", "type", "type_as"}
+_SETTERS_OF_TYPES = SETTERS - {torch._C._set_grad_enabled}
+
+
+def look_for_large(most: float, *numbers: float) -> None:
+    """
+    Raises:
+        OverflowError: operators may raise for one of these numbers.
+    """
+    if any(abs(number) > most and not math.isinf(number) for number in numbers):
+        raise OverflowError("an operator's number may be too large")
+
+
+def may_fail(node: fx.Node, floats: Collection[fx.Node] = ()) -> bool:
+    """Whether an operator may raise although its inputs are of the types and sizes of before.
+
+    ``floats`` are inputs of the graph that are numbers of type ``float``, and none too large.
+    """
     if node.op in ("placeholder", "get_attr", "output"):
         return False
     name = _name_in_torch(node)
@@ -91,8 +129,10 @@ def may_fail(node: fx.Node) -> bool:
         return True
     if name in _SUBSCRIPTS:
         return any(isinstance(index, fx.Node) for index in node.all_input_nodes[1:])
-    if any(source.meta.get(NUMBER) for source in node.all_input_nodes):
-        return True
+    numbers = [source for source in node.all_input_nodes if source.meta.get(NUMBER)]
+    if numbers:
+        known = name in _OF_FLOATS or name in _AUGMENTED
+        return not (known and all(number in floats for number in numbers))
     if name in _DIVISIONS:
         return len(node.args) > 2 or bool(node.kwargs)
     if name in _MAKE_TENSORS:
@@ -113,7 +153,7 @@ def _name_in_torch(node: fx.Node) -> str | None:
         own = str(operation.__module__).startswith(("torch.", "magpy_like."))
     else:
         own = isinstance(operation, _NATIVE) and _module_of(operation) in _MODULES
-    return str(operation.__name__).strip("_") if own else None
+    return str(operation.__name__).strip("_").removeprefix("foreach_") if own else None
 
 
 def _module_of(operation: Any) -> str:

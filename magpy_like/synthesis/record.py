@@ -503,7 +503,14 @@ def _assemble(
     mock.draw()
     drawn, mock.source.lines = mock.source.lines, []
     may_fail = may_raise or (compiled is not None and compiled.may_fail)
-    undoing = Undoing(rec, mock.source, mock.existing, bool(foretold), may_fail, bool(drawn))
+    floats = {
+        node: name
+        for (node, source), name in zip(rec.operators.inputs, names, strict=compiled is not None)
+        if isinstance(source, Expression) and type(rec.lifted.values.get(source)) is float
+    }
+    undoing = Undoing(
+        rec, mock.source, mock.existing, bool(foretold), may_fail, bool(drawn), floats
+    )
     before, mock.source.lines = mock.source.lines, []
     if compiled is not None:
         call = f"run_graph({', '.join(names)})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -104,11 +104,13 @@ class Undoing:
         foretells: bool,
         may_fail: bool,
         draws: bool,
+        floats: Mapping[fx.Node, str],
     ) -> None:
         """Emits the first lines. ``existing`` names a variable that was there before.
 
         ``may_fail`` says that the graph may raise where none of its operators does, or what is
-        computed of its results; ``draws`` that something is drawn or computed before it.
+        computed of its results; ``draws`` that something is drawn or computed before it. ``floats``
+        are the numbers of that type among its inputs, and their names.
 
         Raises:
             NotForetold: the mock foretells values, and something could not be put back.
@@ -130,12 +132,17 @@ class Undoing:
         written = rec.changed_inputs()
         if rec.lifted.may_raise and not rec.lifted.can_rewind():
             raise Split("computes what may raise, and cannot take back what comes before")
-        self._leaves_nothing = foretells or (
-            rec.lifted.can_rewind()
-            and (not written or may_fail or any(map(failing.may_fail, nodes)))
-        )
+        may_fail = may_fail or any(failing.may_fail(node, floats) for node in nodes)
+        self._leaves_nothing = foretells or (rec.lifted.can_rewind() and (not written or may_fail))
         """Whether all is put back. Where tensors are changed and nothing ever fails, to copy them
         before every call would be for nothing."""
+        self._looks_for_large: list[str] = []
+        """The call that raises where it may fail after all, for numbers that are too large."""
+        if floats and not may_fail:
+            look = source.constant(failing.look_for_large)
+            inputs = (rec.refs.get_node_by_id(i) for _, i in rec.operators.inputs if type(i) is int)
+            most = failing.largest_float(nodes, (node.variable for node in inputs))
+            self._looks_for_large = [f"{look}({most!r}, {', '.join(floats.values())})"]
         modes = len(self._undo)
         if self._leaves_nothing or rec.lifted.foretold or (draws and rec.lifted.can_rewind()):
             self._save_draws(rec)
@@ -169,6 +176,7 @@ class Undoing:
 
     def unless_raising(self, run: Sequence[str]) -> list[str]:
         """Lines that draw and compute what is known before the operator graph runs."""
+        run = [*run, *self._looks_for_large]
         return [] if not run else self._attempted(run, self._before_graph, [])
 
     def unless(

@@ -390,3 +390,66 @@ def test_the_reason_of_a_failure_keeps_no_tensor_alive():
     fast(big)
     del big
     assert storage.expired()
+
+
+def _added(weight, x, scale):
+    weight.mul_(2)
+    weight.add_(x, alpha=scale)
+    return weight.sum()
+
+
+def _divided(weight, x, scale):
+    weight.mul_(2)
+    return weight.addcdiv_(x, x + 1, value=scale).sum()
+
+
+def _several(weight, x, scale):
+    weight.mul_(2)
+    torch._foreach_addcdiv_([weight], [x], [x + 1], [scale])
+    return weight.sum()
+
+
+def _narrowed(weight, x, scale):
+    weight.mul_(2)
+    return weight.add_(torch.add(x.half(), x.half(), alpha=scale).float()).sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("program", [_added, _divided, _several, _narrowed])
+def test_number_that_varies_may_be_too_large_for_elements(program, dtype):
+    """Nothing is copied beforehand because of it: the mock looks at the number."""
+    fast = magpy.compile(program, backend="eager")
+    x = torch.ones(3, dtype=dtype)
+    for scale in (1.0, 2.0, 0.5, 6e4, 1e5, 3e38, 1e300, float("inf"), float("nan"), 3.0):
+        weights = torch.ones(3, dtype=dtype), torch.ones(3, dtype=dtype)
+        results = []
+        for call, weight in zip((fast, program), weights, strict=True):
+            try:
+                results.append(call(weight, x, scale))
+            except RuntimeError as error:
+                results.append(str(error))
+        assert_same(results[0], results[1])
+        assert_same(*weights)
+    assert magpy.cache_info(fast).hits >= 3
+    assert "Before(" not in magpy.explain(fast, torch.ones(3, dtype=dtype), x, 2.0).source
+
+
+def test_number_that_decides_a_form_is_not_foreseen():
+    """Whether there is such an element is a matter of the number: what was changed is put back."""
+
+    def program(weight, x, i):
+        weight.mul_(2)
+        return weight.add_(x.select(0, i))
+
+    fast = magpy.compile(program, backend="eager")
+    x = torch.arange(6.0).reshape(3, 2)
+    for i in (0, 1, 2, 5, 1):
+        weights = torch.ones(2), torch.ones(2)
+        results = []
+        for call, weight in zip((fast, program), weights, strict=True):
+            try:
+                results.append(call(weight, x, i))
+            except IndexError as error:
+                results.append(str(error))
+        assert_same(results[0], results[1])
+        assert_same(*weights)
