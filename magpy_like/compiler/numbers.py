@@ -79,8 +79,10 @@ def with_sizes(call: Call, places: Sequence[tuple[int, int]]) -> Call:
 def with_tensors(call: Call, floats: Sequence[int]) -> Call:
     def run(*args: Any) -> Any:
         given = list(args)
-        for k in floats:
-            given[k] = torch.tensor(given[k], dtype=torch.float64, device="cpu")
+        numbers = [given[k] for k in floats]
+        tensors = torch.tensor(numbers, dtype=torch.float64, device="cpu").unbind()
+        for k, tensor in zip(floats, tensors, strict=True):
+            given[k] = tensor
         return call(*given)
 
     return run
