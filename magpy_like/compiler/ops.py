@@ -22,6 +22,7 @@ from typing import Any
 import sympy
 import torch
 
+from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.indexing import Expr, Symbol, simplify
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
@@ -232,6 +233,8 @@ class Recorder:
         self._seen: dict[Any, Value] = {}
         self._rounded: dict[tuple[Value, torch.dtype], bool] = {}
         self._masks: list[Value] = []
+        # Computed indices into dimensions that may turn out to be empty, and whether one has any.
+        self._any: dict[Symbol, Value] = {}
 
     def _emit(self, op: str, args: tuple[Any, ...], dtype: torch.dtype, outer: bool) -> Value:
         # 1, 1.0 and True are equal and hash alike, and so are 0.0 and -0.0: hence the repr.
@@ -269,9 +272,12 @@ class Recorder:
 
     def load(self, buffer: str, index: Any) -> Value:
         """Element of ``buffer`` at ``index`` (in elements from its first)."""
+        index = self._index(index)
         mask = self._masks[-1] if self._masks else None
+        for symbol in self._any.keys() & index.free_symbols:
+            mask = self._any[symbol] if mask is None else self.logical_and(mask, self._any[symbol])
         return self._emit(
-            "load", (buffer, self._index(index), mask), compute_dtype(self._dtype_of(buffer)), False
+            "load", (buffer, index, mask), compute_dtype(self._dtype_of(buffer)), False
         )
 
     def constant(self, number: float | int | bool | Expr, dtype: torch.dtype) -> Value:
@@ -354,6 +360,8 @@ class Recorder:
                 return symbol
         symbol = sympy.Symbol(f"j{len(self.body.indirect)}", integer=True, nonnegative=True)
         self.body.indirect[symbol] = index
+        if not sympy.sympify(size).is_positive:  # then there is no element to go on with
+            self._any[symbol] = self.gt(extent, zero)
         return symbol
 
     def reduction(self, kind: str, *values: Value, dtype: torch.dtype | None = None) -> Any:
@@ -387,7 +395,10 @@ class Recorder:
         """Write ``value``, converted to the buffer's dtype."""
         if self._dtype_of(buffer) in LOW_PRECISION:
             value = self.to_dtype(value, self._dtype_of(buffer))
-        args = (buffer, self._index(index), value, mode)
+        index = self._index(index)
+        if self._any.keys() & index.free_symbols:
+            raise Unsupported("a scatter", "into a dimension that may have no elements")
+        args = (buffer, index, value, mode)
         self.body.values.append(Value("store", args, self._dtype_of(buffer), value.outer))
 
 

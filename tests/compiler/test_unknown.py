@@ -22,6 +22,8 @@ PROGRAMS = {
     "a mask, and a size that it may not have": lambda x, n: x[n > 2] + WEIGHT[:2],
     "the size of a mask": lambda x, n: x * x[n > 2].size(0),
     "an item": lambda x, n: x * n.max().item(),
+    "an element from the end": lambda x, n: x[n > 2].select(0, -2).exp(),
+    "a reflection": lambda x, n: torch.nn.functional.pad(x[n > 2].t(), (1, 1), "reflect").exp(),
     "repetitions": lambda x, n: torch.repeat_interleave(x, n.abs(), 0) * 2,
 }
 
@@ -53,9 +55,16 @@ def test_each_call_has_eagers_result_and_gradient(name):
 def test_none_of_it_runs_through_aten_as_a_whole(name):
     graph = fx.symbolic_trace(PROGRAMS[name])
     call = compile_fx(graph, [X, NUMBERS[0]], options={"strict": True})
-    result = call(X, NUMBERS[0])
-    (result,) = result if isinstance(result, (tuple, list)) else (result,)
-    torch.testing.assert_close(result, PROGRAMS[name](X, NUMBERS[0]))
+    for n in NUMBERS:
+        try:
+            wanted = PROGRAMS[name](X, n)
+        except Exception as error:
+            with pytest.raises(type(error)):
+                call(X, n)
+        else:
+            result = call(X, n)
+            (result,) = result if isinstance(result, (tuple, list)) else (result,)
+            torch.testing.assert_close(result, wanted)
 
 
 @pytest.mark.parametrize(
@@ -82,3 +91,47 @@ def test_a_graph_that_was_given_keeps_its_subscripts():
     graph = fx.symbolic_trace(PROGRAMS["a slice that ends where a tensor says"])
     compile_fx(graph, [X, NUMBERS[0]])
     assert operator.getitem in {node.target for node in graph.graph.nodes}
+
+
+#: What looks elements up in tensors that may turn out to have none. Eager then raises.
+LOOKED_UP = {
+    "an index": lambda x, n: x[n > 2][n[1:2] * 0].exp(),
+    "a negative index": lambda x, n: x[n > 2][n[1:2] * 0 - 1].exp(),
+    "gather": lambda x, n: torch.gather(x[n > 2], 0, n[:, None] * 0).exp(),
+    "index_select": lambda x, n: torch.index_select(x[n > 2], 0, n * 0).exp(),
+    "embedding": lambda x, n: torch.nn.functional.embedding(n * 0, x[n > 2]).exp(),
+    "masked_scatter": lambda x, n: x.masked_scatter((n > 8)[:, None], x[n > 2]).exp(),
+}
+#: The same for what writes into them.
+WRITTEN = {
+    "scatter": lambda x, n: x[n > 2].scatter(0, n[:1, None] * 0, 2.0),
+    "scatter_add": lambda x, n: x[n > 2].scatter_add(0, n[:1, None] * 0, WEIGHT),
+    "index_put": lambda x, n: x[n > 2].index_put((n[:1] * 0,), WEIGHT[0]),
+    "index_add": lambda x, n: x[n > 2].index_add(0, n[:1] * 0, WEIGHT[:1]),
+    "index_copy": lambda x, n: x[n > 2].index_copy(0, n[:1] * 0, WEIGHT[:1]),
+}
+
+
+@pytest.mark.parametrize("name", [*LOOKED_UP, *WRITTEN])
+def test_an_index_into_no_elements_raises(name):
+    program = (LOOKED_UP | WRITTEN)[name]
+    graph = fx.symbolic_trace(program)
+    call = compile_fx(graph, [X, NUMBERS[0]], options={"strict": name in LOOKED_UP})
+    for n in NUMBERS:
+        try:
+            wanted = program(X, n)
+        except (IndexError, RuntimeError):  # of no elements, some operators raise another one
+            assert not (n > 2).any()
+            with pytest.raises((IndexError, RuntimeError)):
+                call(X, n)
+        else:
+            torch.testing.assert_close(call(X, n), wanted)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_elements_that_no_mask_chooses_have_a_gradient_of_zeros(count):
+    pairs = fx.symbolic_trace(lambda x: torch.combinations(x, 2).exp())  # of one element: none
+    x = torch.linspace(1, 2, count).requires_grad_()
+    call = compile_fx(pairs, [x], options={"strict": True})
+    got, wanted = (torch.autograd.grad(f(x).sum(), x) for f in (call, pairs))
+    torch.testing.assert_close(got, wanted)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions
 from torch._prims_common import suggest_memory_format
 
-from magpy_like.compiler.decompositions.table import means
+from magpy_like.compiler.decompositions.table import means, torchs
 
 aten = torch.ops.aten
 
@@ -93,3 +93,17 @@ def _replication_pad_backward(grad: Tensor, a: Tensor, padding: Sequence[Any]) -
 
 for _rank in (1, 2, 3):
     means(getattr(aten, f"replication_pad{_rank}d_backward").default)(_replication_pad_backward)
+
+
+def _reflection_pad(operator: Any) -> None:
+    @means(operator)
+    def checked(a: Tensor, padding: Sequence[Any]) -> Any:
+        """Torch's own does not ask, where only a run tells the size, whether that has so much to
+        reflect; eager does."""
+        for k, width in enumerate(padding):
+            torch._check(width < a.shape[a.dim() - 1 - k // 2])
+        return torchs(operator)(a, padding)
+
+
+for _rank in (1, 2, 3):
+    _reflection_pad(getattr(aten, f"reflection_pad{_rank}d").default)

@@ -209,6 +209,7 @@ def select(graph: Graph, a: Box, dim: int, index: Any) -> Box:
     position = from_end(graph, expr(index), a.size[dim])
     if not graph.known(position < a.size[dim]):
         raise Unsupported("aten.select", "an index that may be out of range")
+    graph.assume(position >= 0)
     return squeeze(graph, slice_box(a, dim, position, sympy.S.One, sympy.S.One), dim)
 
 
