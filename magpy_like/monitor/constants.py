@@ -116,10 +116,8 @@ class ConstantTensors:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | dict):
         for item in elements(value):
             yield from _leaves(item)
-    elif isinstance(value, dict):
-        yield from _leaves(list(value.values()))
     else:
         yield value

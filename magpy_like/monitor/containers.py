@@ -7,18 +7,21 @@ the monitor or a guard looks at an instance.
 from __future__ import annotations
 
 import collections
+import enum
 import types
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from magpy_like.monitor.split import unknown
-from magpy_like.native import lookup_in_type
+from magpy_like.native import dict_of, lookup_in_type, ordered_keys, stored_hashes
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import (
     HEAP_TYPE,
     IMMUTABLE_TYPE,
+    PLAIN_TYPES,
     answers_for_itself,
     is_identity,
     is_plain,
@@ -61,15 +64,42 @@ def items_of(mapping: dict[Any, Any]) -> list[tuple[Any, Any]]:
     """Keys and values in the order that iterating gives, whatever a subclass makes of it."""
     if isinstance(mapping, collections.OrderedDict):  # keeps an order of its own
         values = {id(key): value for key, value in dict.items(mapping)}
-        return [(key, values[id(key)]) for key in collections.OrderedDict.__iter__(mapping)]
+        return [(key, values[id(key)]) for key in ordered_keys(mapping)]
     return list(dict.items(mapping))
 
 
 def copy_of(mapping: dict[Any, Any]) -> dict[Any, Any]:
-    """A dictionary of the same items. No key is asked for its hash again where that can be."""
-    if isinstance(mapping, collections.OrderedDict) or goes_own_ways(mapping):
-        return dict(items_of(mapping))
-    return dict.copy(mapping)
+    """A dictionary of the same items in the same order."""
+    return known_dict(items_of(mapping), mapping)
+
+
+def known_dict(items: Sequence[tuple[Any, Any]], container: Any) -> dict[Any, Any]:
+    """A dictionary of these items, whose keys are among those of a container that knows their
+    hashes: no key is asked for its own again."""
+    hashes = {id(key): number for key, number in stored_hashes(container)}
+    keys = tuple(key for key, _ in items)
+    return dict_of(keys, tuple(hashes[id(key)] for key in keys), tuple(v for _, v in items))
+
+
+def hashes_in_python(key: Any) -> bool:
+    """Whether code of the program's runs when a key is looked for, which may have effects."""
+    if isinstance(key, tuple | frozenset):
+        if any(map(hashes_in_python, elements(key))):
+            return True
+    elif is_plain(key):
+        return False  # some of those are written in Python, and do nothing else
+    methods = (lookup_in_type(type(key), name) for name in ("__hash__", "__eq__"))
+    return any(isinstance(m, types.FunctionType) and m not in _QUIET for m in methods)
+
+
+def any_hashes_in_python(container: Any) -> bool:
+    """Whether looking for anything in a dictionary or set may run code of its keys or members."""
+    keys = dict.keys(container) if isinstance(container, dict) else elements(container)
+    odd = set(map(type, keys)) - PLAIN_TYPES
+    return bool(odd) and any(hashes_in_python(key) for key in keys if type(key) in odd)
+
+
+_QUIET = (enum.Enum.__dict__["__hash__"], torch.Tensor.__hash__)
 
 
 def plain_key(key: Any) -> Any:
@@ -78,9 +108,13 @@ def plain_key(key: Any) -> Any:
     Raises:
         Split: it is equal by its own rules, or by an identity that a later call will not share.
     """
-    if is_plain(key) or is_identity(key) or isinstance(key, types.FunctionType | torch.nn.Module):
+    if is_plain(key):
         return key
-    if isinstance(key, weakref.ref) and is_identity(key()):
+    if hashes_in_python(key):
+        raise unknown(key, f"looks up a {type(key).__qualname__} as a key")
+    if is_identity(key) or isinstance(key, types.FunctionType | torch.nn.Module):
+        return key
+    if isinstance(key, weakref.ref) and is_identity(key()) and not hashes_in_python(key()):
         return key  # equal to any other reference to the same object
     if type(key) in (tuple, frozenset):
         for item in key:

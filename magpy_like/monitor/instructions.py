@@ -326,7 +326,7 @@ def set_item(run: MonitorRun, target: Any, key: Any, value: Any) -> Token:
     if isinstance(setter, types.FunctionType) or node is None:
         return None
     if isinstance(target, dict):
-        rec.store(node, Relation(RelationKind.KEY, rec.key(key)), value)
+        rec.store(node, Relation(RelationKind.KEY, rec.key_in(node, key)), value)
     elif isinstance(target, list) and isinstance(key, int) and not node.rewritten:
         size = len(target)
         rec.look_at_length(node)
@@ -355,7 +355,7 @@ def delete_item(run: MonitorRun, step: Step) -> Token:
         return None
     if isinstance(target, dict):
         reads.read_item(rec, target, key)
-        rec.remove(node, Relation(RelationKind.KEY, rec.key(key)))
+        rec.remove(node, Relation(RelationKind.KEY, rec.key_in(node, key)))
     else:
         rec.rewrite(node)
     return None

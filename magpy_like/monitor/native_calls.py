@@ -44,9 +44,7 @@ from magpy_like.monitor.arguments import (
     tensors_in,
 )
 from magpy_like.monitor.constants import VALUE_READERS
-from magpy_like.monitor.containers import (
-    CONTAINERS,
-)
+from magpy_like.monitor.containers import CONTAINERS, hashes_in_python
 from magpy_like.monitor.data_shapes import declared_shape
 from magpy_like.monitor.expressions import is_liftable, is_number
 from magpy_like.monitor.failing import may_succeed
@@ -597,6 +595,8 @@ def change(
     if node is None:
         return
     repeats = operation in _DEPENDS_ON_NOTHING and not kwargs and not node.rewritten
+    if isinstance(value, set) and repeats:
+        repeats = not (hashes_in_python(args[1]) or rec.asks_members(node))
     if repeats and (operation is not list.extend or isinstance(args[1], list | tuple)):
         rec.snapshot(node)
         rec.refs.in_place(node)

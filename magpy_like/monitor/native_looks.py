@@ -4,6 +4,7 @@ an instance, what it is called back with, the values and sizes of tensors."""
 from __future__ import annotations
 
 import operator
+import types
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,11 @@ import torch
 from magpy_like.annotation import Annotation, ValueRead, lookup
 from magpy_like.monitor import attributes, metadata
 from magpy_like.monitor.arguments import describe, holds_tensor, is_followed
-from magpy_like.monitor.containers import CONTAINERS
+from magpy_like.monitor.containers import CONTAINERS, elements, hashes_in_python
 from magpy_like.monitor.reads import ATTRIBUTES, inputs_of
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
+from magpy_like.native import lookup_in_type
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Fact
 from magpy_like.refgraph.values import is_identity, is_plain
@@ -135,11 +137,33 @@ def look_inside(rec: Recording, operation: Any, value: Any) -> None:
 
 
 def look_at_cached(rec: Recording, values: Iterable[Any]) -> None:
-    """A cached function keeps an instance as a key, which stands for itself."""
+    """A cached function keeps an instance as a key, which stands for itself.
+
+    Raises:
+        Split: finding the key runs code of the program's, at every look into the cache.
+    """
     for value in values:
+        if hashes_in_python(value) and not _hashes_fields(value):
+            raise Split(f"looks for a {type(value).__qualname__} in a cache")
         if isinstance(value, tuple | frozenset):
             look_at_cached(rec, value)
             continue
         node = None if is_plain(value) else rec.node(value)
         if node is not None and not isinstance(value, CONTAINERS):
             node.facts.add(Fact.IDENTITY)
+
+
+def _hashes_fields(key: Any) -> bool:
+    """Whether a key is found by methods that dataclasses make, which do nothing else."""
+    if isinstance(key, tuple | frozenset):
+        return all(not hashes_in_python(item) or _hashes_fields(item) for item in elements(key))
+    for name in ("__hash__", "__eq__"):
+        method = lookup_in_type(type(key), name)
+        if isinstance(method, types.FunctionType):
+            if not method.__code__.co_qualname.startswith(_MADE):
+                return False
+    fields = getattr(type(key), "__dataclass_fields__", ())
+    return _hashes_fields(tuple(object.__getattribute__(key, name) for name in fields))
+
+
+_MADE = "__create_fn__.<locals>."

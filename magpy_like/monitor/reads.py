@@ -144,7 +144,7 @@ def read_item(rec: Recording, source: Any, key: Any) -> None:
     if node is None:
         return
     if isinstance(source, dict):
-        relation = Relation(RelationKind.KEY, rec.key(key))
+        relation = Relation(RelationKind.KEY, rec.key_in(node, key))
         if dict.__contains__(source, key):
             rec.meet(node, relation, dict.__getitem__(source, key))
         else:
@@ -171,7 +171,7 @@ def look_for(rec: Recording, source: Any, key: Any) -> None:
     if node is None:
         return
     if isinstance(source, dict):
-        relation = Relation(RelationKind.MEMBERSHIP, rec.key(key))
+        relation = Relation(RelationKind.MEMBERSHIP, rec.key_in(node, key))
         if node.contents is not None:
             rec.open(node)
         elif dict.__contains__(source, key):

@@ -23,6 +23,7 @@ from magpy_like.monitor.constants import ConstantTensors
 from magpy_like.monitor.containers import (
     CONTAINERS,
     SCALARS,
+    any_hashes_in_python,
     copy_of,
     elements,
     is_told_by_identity,
@@ -132,6 +133,7 @@ class Recording:
         """Why the operator graph must not be compiled in parts."""
         self.cached: list[Any] = []
         """Tensors that a cache keeps, held until the record holds them."""
+        self._asks_members: dict[int, bool] = {}
         self.advanced: dict[int, int] = {}
         """How many elements the program has taken out of iterators from outside, by node."""
         self.distinct: set[tuple[int, int]] = set()
@@ -565,10 +567,29 @@ class Recording:
         node = self.node(value)
         return node is not None and self.path(node) in self.varying_lengths
 
+    def asks_members(self, node: ShadowNode) -> bool:
+        """Whether a dictionary or set from outside runs code of what it holds to find anything."""
+        known = self._asks_members.get(node.node_id)
+        if known is None:
+            known = self._asks_members[node.node_id] = any_hashes_in_python(node.variable)
+        return known
+
+    def key_in(self, node: ShadowNode, key: Any) -> Any:
+        """How a relation names a key that the program looks up in a dictionary, or puts there.
+
+        Raises:
+            Split: a guard or mock would run code of the program's to find it, or could not.
+        """
+        if self.asks_members(node):
+            raise Split("looks up a key among others that compare themselves in Python")
+        return self.key(key)
+
     def look_at_keys(self, node: ShadowNode) -> None:
         if node.contents is not None or not isinstance(node.variable, dict):
             self.open(node)
         else:
+            if self.asks_members(node):
+                self.open(node)
             node.facts.add(Fact.KEYS)
 
     def open(self, node: ShadowNode) -> None:

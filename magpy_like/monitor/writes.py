@@ -51,7 +51,7 @@ def write(
     if node is None:
         return True
     if relation.kind is RelationKind.KEY and isinstance(target, dict):
-        place = Relation(RelationKind.KEY, rec.key(key))
+        place = Relation(RelationKind.KEY, rec.key_in(node, key))
     elif relation.kind is RelationKind.CELL:
         place = Relation(RelationKind.CELL)
     else:

@@ -66,6 +66,12 @@ StateCheck = _guards.StateCheck
 attribute = _guards.attribute
 lacks = _guards.lacks
 
+_keys = build("keys", source_of("keys"))
+
+ordered_keys = _keys.ordered_keys
+stored_hashes = _keys.stored_hashes
+dict_of = _keys.dict_of
+
 _dispatch = build("dispatch", source_of("dispatch"), *WITH_TORCH)
 
 start_counting = _dispatch.start

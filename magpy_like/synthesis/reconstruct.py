@@ -13,7 +13,7 @@ import operator
 import struct
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from torch.autograd.profiler import record_function
 
 from magpy_like.dynamic.generators import put_together, take_apart
 from magpy_like.dynamic.tracebacks import came_through, entries, raised_in_caller
-from magpy_like.monitor.containers import elements, items_of
+from magpy_like.monitor.containers import CONTAINERS, elements, hashes_in_python, items_of
 from magpy_like.monitor.gathered import Gathered
 from magpy_like.monitor.iterators import (
     ARRAY_ITERATOR,
@@ -34,7 +34,7 @@ from magpy_like.monitor.iterators import (
 )
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
-from magpy_like.native import NULL, instance_dict, lookup_in_type
+from magpy_like.native import NULL, dict_of, instance_dict, lookup_in_type, stored_hashes
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.values import (
@@ -88,8 +88,6 @@ class Reconstruction:
         self._hooks_made, self._hooks_open = 0, False
         self.last: list[str] = []
         """What is left to do when all effects are in place."""
-        self.runs_code = False
-        """Whether code of the program runs when a mock makes these values, again."""
 
     def value(self, value: Any) -> str:
         """The source text of an expression for ``value``.
@@ -151,14 +149,6 @@ class Reconstruction:
             self._hooks_made += 1
         self._hooks_open = False
 
-    def look_at_keys(self, keys: Iterable[Any]) -> None:
-        """These become keys or members: each is asked for its hash."""
-        for key in keys:
-            if type(key) is tuple or type(key) is frozenset:
-                self.look_at_keys(key)
-            elif not is_plain(key) and type(key).__flags__ & HEAP_TYPE:
-                self.runs_code = True
-
     def forget(self) -> None:
         """Let go of the recorded run's objects, and of the mock builder that this belongs to."""
         self._made.clear()
@@ -197,13 +187,8 @@ class Reconstruction:
             parts = (value.start, value.stop, value.step)
             return self._frozen(value, lambda: f"slice({', '.join(map(self.value, parts))})")
         if kind is set or kind is frozenset:
-            self.look_at_keys(value)
-        if kind is set:
-            return self._bind(
-                value, "{" + ", ".join(map(self.value, value)) + "}" if value else "set()"
-            )
-        if kind is frozenset:
-            return self._bind(value, f"frozenset({self.tuple_text(value)})")
+            text = self.members_text(value) if value else ""
+            return self._bind(value, f"{kind.__name__}({text})")
         for types_, maker in _MAKERS:
             if isinstance(value, types_):
                 return maker(self, value)
@@ -224,10 +209,40 @@ class Reconstruction:
     def list_text(self, items: Any) -> str:
         return f"[{', '.join(self.value(item) for item in items)}]"
 
-    def dict_text(self, items: dict[Any, Any]) -> str:
-        self.look_at_keys(items)
-        pairs = [f"{self.value(k)}: {self.value(v)}" for k, v in items_of(items)]
+    def members_text(self, members: set[Any] | frozenset[Any]) -> str:
+        """What a set is to be filled from."""
+        found = elements(members)
+        if any(map(hashes_in_python, found)):
+            return self._of_known_hashes(members, [(member, None) for member in found])
+        return self.tuple_text(found)
+
+    def dict_text(
+        self, mapping: dict[Any, Any], items: Sequence[tuple[Any, Any]] | None = None
+    ) -> str:
+        """A dictionary of some ``items`` of a mapping, or of all.
+
+        Raises:
+            Split: its keys would have to be asked for their hashes, by code of the program's.
+        """
+        items = items_of(mapping) if items is None else items
+        if any(hashes_in_python(key) for key, _ in items):
+            return self._of_known_hashes(mapping, items)
+        pairs = [f"{self.value(k)}: {self.value(v)}" for k, v in items]
         return "{" + ", ".join(pairs) + "}"
+
+    def _of_known_hashes(self, container: Any, items: Sequence[tuple[Any, Any]]) -> str:
+        """The program has asked the keys for their hashes, with whatever effects that had."""
+        if isinstance(container, collections.OrderedDict):
+            raise Split(_ASKS_AGAIN)
+        hashes = {id(key): number for key, number in stored_hashes(container)}
+        numbers = tuple(hashes[id(key)] for key, _ in items)
+        if len(set(numbers)) < len(numbers):
+            raise Split("leaves keys of equal hashes, which compares them in Python")
+        if not all(_keeps_hash(key) for key, _ in items):
+            raise Split("leaves keys that are told by where they lie in memory")
+        parts = [self.tuple_text([key for key, _ in items]), repr(numbers)]
+        parts.append(self.tuple_text([value for _, value in items]))
+        return f"{self.source.constant(dict_of)}({', '.join(parts)})"
 
     def _list(self, value: list[Any]) -> str:
         name = self._bind(value, "[]") if _refers_to_itself(value) else None
@@ -415,7 +430,9 @@ class Reconstruction:
         state = instance_dict(value)
         if isinstance(value, collections.OrderedDict):
             put = self.source.constant(collections.OrderedDict.__setitem__, "OrderedDict_setitem")
-            for key, item in collections.OrderedDict.items(value):
+            for key, item in items_of(value):
+                if hashes_in_python(key):
+                    raise Split(_ASKS_AGAIN)
                 self.source.emit(f"{put}({name}, {self.value(key)}, {self.value(item)})")
         else:
             self._fill_container(value, name)
@@ -467,7 +484,12 @@ class Reconstruction:
     def _fill_container(self, value: Any, name: str) -> None:
         for base, fill in _CONTENTS:
             if isinstance(value, base) and base.__len__(value):
-                text = self.dict_text(value) if base is dict else self.list_text(elements(value))
+                if base is dict:
+                    text = self.dict_text(value)
+                elif base is set:
+                    text = self.members_text(value)
+                else:
+                    text = self.list_text(elements(value))
                 self.source.emit(fill.format(name, text))
 
     def _empty(self, value: Any, cls: type, class_name: str) -> str:
@@ -503,6 +525,18 @@ class Reconstruction:
 def labelled(name: str, args: str | None) -> record_function:
     """A label that has begun, and ends when the program leaves it, or lets go of it."""
     return record_function(name, args).__enter__()
+
+
+_ASKS_AGAIN = "leaves an OrderedDict, which asks its keys for their hashes whatever is known"
+
+
+def _keeps_hash(key: Any) -> bool:
+    """Whether a key has the hash in a mock that the program has asked it for."""
+    if isinstance(key, tuple | frozenset) and not isinstance(
+        lookup_in_type(type(key), "__hash__"), types.FunctionType
+    ):
+        return all(map(_keeps_hash, elements(key)))
+    return is_plain(key) or is_identity(key) or hashes_in_python(key)
 
 
 def _stateless(value: Any) -> tuple[()]:
@@ -597,7 +631,7 @@ def _is_bound(value: Any) -> bool:
 def _refers_to_itself(container: Any) -> bool:
     """Whether a list or dictionary can be reached from its own contents."""
     seen: set[int] = set()
-    pending = list(container.values() if isinstance(container, dict) else container)
+    pending = elements(container)
     while pending:
         item = pending.pop()
         if item is container:
@@ -605,10 +639,8 @@ def _refers_to_itself(container: Any) -> bool:
         if id(item) in seen or is_plain(item):
             continue
         seen.add(id(item))
-        if isinstance(item, dict):
-            pending.extend(dict.values(item))
-        elif isinstance(item, list | tuple | set | frozenset | collections.deque):
-            pending.extend(item)
+        if isinstance(item, CONTAINERS):
+            pending.extend(elements(item))
         else:
             pending.extend((instance_dict(item) or {}).values())
     return False

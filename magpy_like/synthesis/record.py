@@ -109,8 +109,6 @@ class MockBuilder:
         self.outputs: list[fx.Node] = []
         self._output_names: dict[fx.Node, str] = {}
         self.side_effects: list[str] = []
-        self._as_seen: dict[str, str] = {}
-        """Statements that count up what is there, each with one that only knows what was seen."""
         self.numbers = numbers.Numbers(
             rec.lifted.in_python, self.existing, self.source.constant, self.graph_output
         )
@@ -239,15 +237,12 @@ class MockBuilder:
             if node.rewritten:
                 continue
             texts = [self.values.value(arg) for arg in args]
-            if not isinstance(node.variable, list | collections.deque):
-                self.values.look_at_keys(args)
             maker = self.source.constant(operation, operation.__name__)
             later.append(f"{maker}({self.existing(node)}, {', '.join(texts)})")
             self.side_effects.append(f"{self.guard.label(node)}.{operation.__name__}(…)")
         self.values.fill_cells()
         for line in (*later, *self.values.last):
-            # What code that a mock runs again has changed, it puts back by what the guard saw.
-            self.source.emit(self._as_seen.get(line, line) if self.values.runs_code else line)
+            self.source.emit(line)
 
     def _raised(self) -> list[str]:
         """What being raised has left in exceptions from outside.
@@ -291,10 +286,8 @@ class MockBuilder:
                 return []
         self.side_effects.append(f"{self.guard.label(node)} → {relation} = {_short(value)}")
         text = self.values.value(value)
-        as_seen = self._statement(node, owner, relation, text)
         text = self._of_what_is_there(node, owner, relation, value, text)
         put = self._statement(node, owner, relation, text)
-        self._as_seen[put] = as_seen
         if again and before != ABSENT:
             return [self._statement(node, owner, relation, None), put]
         return [put]
@@ -354,16 +347,18 @@ class MockBuilder:
         self.side_effects.append(f"contents of {self.guard.label(node)}")
         base = self.source.constant(native_base(node.type), native_base(node.type).__name__)
         if isinstance(value, dict):
-            entries = dict(items_of(value))
-            if not same_keys(list(entries)[: len(before)], list(before)):
-                text = self.values.dict_text(entries)
+            entries, known = items_of(value), len(before)
+            if not same_keys([key for key, _ in entries[:known]], list(before)):
+                text = self.values.dict_text(value)
                 return [f"{base}.clear({name})", f"{base}.update({name}, {text})"]
-            changed = {k: v for k, v in entries.items() if k not in before or before[k] is not v}
-            return [f"{base}.update({name}, {self.values.dict_text(changed)})"]
-        text = self.values.list_text(elements(value))
+            kept = zip(entries, before.values(), strict=False)
+            changed = [item for item, found in kept if item[1] is not found]
+            text = self.values.dict_text(value, [*changed, *entries[known:]])
+            return [f"{base}.update({name}, {text})"]
         if isinstance(value, set):
-            self.values.look_at_keys(elements(value))
-        fill = "update" if isinstance(value, set) else "extend"
+            fill, text = "update", self.values.members_text(value)
+        else:
+            fill, text = "extend", self.values.list_text(elements(value))
         return [f"{base}.clear({name})", f"{base}.{fill}({name}, {text})"]
 
 
