@@ -46,7 +46,7 @@ from magpy_like.dynamic.frame_state import (
     pushes_two,
 )
 from magpy_like.dynamic.waiting import get_attribute
-from magpy_like.native import NULL
+from magpy_like.native import NULL, call_as_caller
 from magpy_like.native.kinds import isinstance
 
 _CACHES: Sequence[int] = opcode._inline_cache_entries  # type: ignore[attr-defined]
@@ -80,7 +80,7 @@ def run_chain(states: Sequence[FrameState], raised: BaseException | None = None)
     if isinstance(states, list):
         states.clear()
         del state
-    return run()
+    return call_as_caller(run, ())
 
 
 def resumption(state: FrameState) -> FunctionType:
@@ -182,13 +182,13 @@ def _attempt(handled: BaseException | None, operation: Callable[[], Any]) -> Any
     """What the Python function gives while `handled` is being handled, or Raised."""
     try:
         if handled is None:
-            return operation()
+            return call_as_caller(operation, ())
         traceback, context = handled.__traceback__, handled.__context__
         try:
             raise handled
         except BaseException:
             handled.__traceback__, handled.__context__ = traceback, context
-            return operation()
+            return call_as_caller(operation, ())
     except BaseException as exception:
         # Without this function and the operation's own: the frame will be entered again.
         here = exception.__traceback__

@@ -18,7 +18,7 @@ from magpy_like.dynamic.continuation import OPERATIONS, TESTS, Raised, step, ste
 from magpy_like.dynamic.frame_state import is_caught, line_of, pushes_two
 from magpy_like.dynamic.layout import FrameLayout, Layout, Slot, lay_out
 from magpy_like.monitor.endings import ends_here
-from magpy_like.native import NULL, lookup_in_type
+from magpy_like.native import NULL, call_as_caller, lookup_in_type
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import bind
 
@@ -129,7 +129,7 @@ class Crossing:
         for at, caller in self._callers:
             operation = FunctionType(caller, values[at].__globals__, closure=(CellType(operation),))
         try:
-            stack = operation()
+            stack = call_as_caller(operation, ())
         except BaseException as exception:
             return _raised(exception, 2 + len(self._callers))
         same = 0

@@ -14,10 +14,8 @@ from magpy_like.native import Monitor
 class OwnTensors:
     """Who may still have tensors that are not the program's own, in one monitor run."""
 
-    def __init__(
-        self, monitor: Monitor, branching: Branching | None, caller: types.CodeType
-    ) -> None:
-        """``caller`` is the code that calls the program."""
+    def __init__(self, monitor: Monitor, branching: Branching | None, caller: int) -> None:
+        """``caller`` is the id of the frame that calls the program."""
         self._monitor, self._branching, self._caller = monitor, branching, caller
         self._waited_for: set[int] = set()
         """Ids of open frames that have yet to go on."""
@@ -30,7 +28,7 @@ class OwnTensors:
             return
         self._waited_for.clear()
         outer = sys._getframe(1) if frame is None else frame.f_back
-        while outer is not None and outer.f_code is not self._caller:
+        while outer is not None and id(outer) != self._caller:
             if outer.f_trace_opcodes:  # others are not followed
                 self._waited_for.add(id(outer))
                 self._branching.on_entry(outer)

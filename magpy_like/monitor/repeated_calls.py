@@ -149,15 +149,16 @@ def _program_frame(level: int, library: str = "") -> types.FrameType | None:
 
     Frames of this package, and those of ``library`` that come first, are none of the program.
     """
-    frame = _outward(sys._getframe(1))
+    frame = outward(sys._getframe(1))
     while frame is not None and frame.f_code.co_filename == library:
-        frame = _outward(frame.f_back)
+        frame = outward(frame.f_back)
     for _ in range(level - 1):
-        frame = _outward(frame.f_back) if frame is not None else None
+        frame = outward(frame.f_back) if frame is not None else None
     return frame
 
 
-def _outward(frame: types.FrameType | None) -> types.FrameType | None:
+def outward(frame: types.FrameType | None) -> types.FrameType | None:
+    """The innermost frame that is none of this package, from ``frame`` out."""
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
     return frame

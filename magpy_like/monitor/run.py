@@ -49,7 +49,7 @@ from magpy_like.monitor.own_tensors import OwnTensors
 from magpy_like.monitor.reads import inputs_of
 from magpy_like.monitor.recording import GUARDED_BYTES, Recording
 from magpy_like.monitor.region import Compiling, ask_for_instructions, seen_entry
-from magpy_like.monitor.repeated_calls import Call
+from magpy_like.monitor.repeated_calls import Call, outward
 from magpy_like.monitor.replacing import FoundNumbers
 from magpy_like.monitor.roles import Branching, Cut
 from magpy_like.monitor.sides import MAKES, Side, finish_in_side, side_filter
@@ -58,6 +58,7 @@ from magpy_like.monitor.variation import NOTHING_VARIES, Variation, argument_pla
 from magpy_like.monitor.varying_reads import can_vary
 from magpy_like.native import (
     Monitor,
+    call_as_caller,
     dispatch_counter,
     frame_function,
     frame_locals,
@@ -167,7 +168,7 @@ class MonitorRun:
             on_interruption=self._on_interruption,
             filter=self._rules.filter,
         )
-        self._own = OwnTensors(self._monitor, branching, MonitorRun.run.__code__)
+        self._own = OwnTensors(self._monitor, branching, id(outward(sys._getframe())))
         self._root: dict[int, tuple[int | str, Any]] | None = None
         self.updates: dict[types.CodeType, set[int]] = {}
         self._keywords: dict[types.CodeType, dict[int, tuple[str, ...]]] = {}
@@ -206,7 +207,7 @@ class MonitorRun:
             gc.callbacks.append(self._resume)
             self._monitor.start(dispatch_counter())
             try:
-                return self.target(*self.args, **self.kwargs)
+                return call_as_caller(self.target, self.args, self.kwargs)
             finally:
                 self._monitor.stop()
                 gc.callbacks.remove(self._suspend)
@@ -479,11 +480,12 @@ class MonitorRun:
             return
         if self.at is frame:
             self.at = None
-        if self.root_frame is frame:
+        is_root = self.root_frame is frame
+        if is_root:
             self.root_frame = None
         if self.branching is not None:
             self.branching.settle(self, frame)
-        caller = frame.f_back
+        caller = None if is_root else frame.f_back
         if not self.lifted.any((value,)) or caller is None:
             return
         try:

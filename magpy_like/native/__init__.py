@@ -3,6 +3,8 @@ first use and kept in the code cache, by Python version and source."""
 
 from __future__ import annotations
 
+import functools
+import os
 import sysconfig
 from pathlib import Path
 from types import ModuleType
@@ -56,6 +58,7 @@ fresh_plain = _monitor.fresh_plain
 lookup_in_type = _monitor.lookup_in_type
 instance_dict = _monitor.instance_dict
 is_of = _monitor.is_of
+call_as_caller = functools.partial(_monitor.call_as_caller, f"{_HERE.parent}{os.sep}")
 
 _guards = build("guards", source_of("guards"), *WITH_TORCH)
 

@@ -828,7 +828,32 @@ PyObject *tuple_set(PyObject *, PyObject *args) {
   Py_RETURN_NONE;
 }
 
+bool lies_in(_PyInterpreterFrame *f, PyObject *folder) {
+  if (_PyFrame_IsIncomplete(f)) return true;
+  PyObject *file = ((PyCodeObject *)f->f_code)->co_filename;
+  return PyUnicode_Tailmatch(file, folder, 0, PY_SSIZE_T_MAX, -1) == 1;
+}
+
+// The program may look at who has called it, as `warnings.warn(stacklevel=2)` and loggers do. New
+// frames are called by the one that the thread is in, so the thread is said to be in the innermost
+// one that is not ours while they run. The interpreter goes on with our frames by its own stack.
+PyObject *call_as_caller(PyObject *, PyObject *args) {
+  PyObject *folder, *function, *positional, *keywords = nullptr;
+  if (!PyArg_ParseTuple(args, "UOO!|O!", &folder, &function, &PyTuple_Type, &positional,
+                        &PyDict_Type, &keywords))
+    return nullptr;
+  _PyInterpreterFrame **current = &PyThreadState_Get()->cframe->current_frame;
+  _PyInterpreterFrame *ours = *current, *caller = ours;
+  while (caller && lies_in(caller, folder)) caller = caller->previous;
+  if (caller) *current = caller;
+  PyObject *result = PyObject_Call(function, positional, keywords);
+  *current = ours;
+  return result;
+}
+
 PyMethodDef module_methods[] = {
+    {"call_as_caller", call_as_caller, METH_VARARGS,
+     "(folder, function, args, kwargs): call it as the innermost caller whose code lies elsewhere."},
     {"is_of", (PyCFunction)(void (*)(void))is_of, METH_FASTCALL, "(value, classes): whether it is an instance, by its class alone."},
     {"frame_stack", frame_stack, METH_O, "The operand stack of a frame, bottom first."},
     {"frame_operands", frame_operands, METH_VARARGS, "(frame, count): its lowest operands."},

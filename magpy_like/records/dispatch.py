@@ -32,6 +32,7 @@ from magpy_like.monitor.split import (
     is_monitoring,
 )
 from magpy_like.monitor.variation import Variation, argument_place
+from magpy_like.native import call_as_caller
 from magpy_like.native.kinds import isinstance
 from magpy_like.records.backends import RELIABLE, resolve_backend
 from magpy_like.records.interface import CacheInfo, Explanation, Stretch
@@ -98,7 +99,7 @@ class Dispatcher:
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the program on these arguments, by a record if one matches."""
         if _is_traced():
-            return self.target(*args, **kwargs)
+            return call_as_caller(self.target, args, kwargs)
         dispatcher, match = self, self._match(args, kwargs)
         mistaken: tuple[Record, ...] = ()
         while match is not None:
@@ -139,7 +140,7 @@ class Dispatcher:
     def _run_after(self, failure: Failed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A record has raised: what the program does is seen when it runs natively."""
         _records_log.info("%s: the operator graph raised %s", self.name, failure.why)
-        result = self.target(*args, **kwargs)
+        result = call_as_caller(self.target, args, kwargs)
         self._failures += 1
         if self._failures == 2:
             warnings.warn(
@@ -195,14 +196,14 @@ class Dispatcher:
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._eager is not None:
             self.misses += 1
-            return self.target(*args, **kwargs)
+            return call_as_caller(self.target, args, kwargs)
         if self.records and _records_log.isEnabledFor(logging.INFO):
             for i, why in enumerate(self.why_missed(args, kwargs)):
                 _records_log.info("%s: record %d does not match: %s", self.name, i, why)
         self.misses += 1
         if self._is_program and len(self.records) >= self._limits.records:
             self._give_up(args, kwargs)
-            return self.target(*args, **kwargs)
+            return call_as_caller(self.target, args, kwargs)
         return self._monitor(args, kwargs)
 
     def _give_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -285,7 +286,7 @@ class Dispatcher:
         branches.give_back(None)
         run.recording.release()
         cut.release()
-        result = self.target(*args, **kwargs)
+        result = call_as_caller(self.target, args, kwargs)
         self._stretches.says_compiling = False
         return result
 

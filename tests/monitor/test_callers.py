@@ -1,0 +1,154 @@
+"""A program that looks at who has called it finds its callers, and no frames of this package."""
+
+import gc
+import inspect
+import sys
+import threading
+import traceback
+import weakref
+
+import pytest
+import torch
+
+import magpy_like as magpy
+
+
+def _frame(x):
+    frame = sys._getframe(1)
+    return x * 2, frame.f_code.co_name, frame.f_locals.get("mark")
+
+
+def _behind_a_split(x):
+    y = x * 2
+    frame = sys._getframe(1)
+    return y + 1, frame.f_code.co_name, frame.f_locals["mark"]
+
+
+def _stack(x):
+    return x * 2, [entry.function for entry in inspect.stack()[:3]]
+
+
+def _back(x):
+    return x * 2, inspect.currentframe().f_back.f_code.co_filename
+
+
+def _from_within(x):
+    def inner():
+        return sys._getframe(2).f_code.co_name
+
+    return x * 2, inner()
+
+
+def _text(x):
+    return x * 2, [entry.name for entry in traceback.extract_stack()[-3:]]
+
+
+def _caught(x):
+    try:
+        raise ValueError
+    except ValueError as error:
+        return x * 2, error.__traceback__.tb_frame.f_back.f_code.co_name
+
+
+def _called_back(x):
+    return x * 2, list(map(lambda _: sys._getframe(2).f_code.co_name, [1]))
+
+
+class _Frames(torch.nn.Module):
+    def forward(self, x):
+        names, frame = [], sys._getframe()
+        while frame is not None and frame.f_code is not _call.__code__:
+            names.append(frame.f_code.co_name)
+            frame = frame.f_back
+        return x * 2, names
+
+
+def _call(program, x):
+    mark = 7
+    result = program(x)
+    assert mark == 7
+    return result
+
+
+_PROGRAMS = [
+    _frame, _behind_a_split, _stack, _back, _from_within, _text, _caught, _called_back, _Frames(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", _PROGRAMS, ids=lambda p: getattr(p, "__name__", "module"))
+def test_the_outermost_function_sees_who_has_called_it(program):
+    compiled = magpy.compile(program, backend="eager")
+    for i in range(4):
+        x = torch.tensor([1.0, float(i)])
+        assert str(_call(compiled, x)) == str(_call(program, x)), f"call {i}"
+
+
+def test_programs_that_are_not_recorded_any_more_see_it_too():
+    def program(x, number):
+        return x * number, sys._getframe(1).f_code.co_name
+
+    compiled = magpy.compile(program, backend="eager", dynamic=False, options={"record_limit": 1})
+    with pytest.warns(UserWarning, match="runs eagerly from now on"):
+        for i in range(4):
+            assert compiled(torch.ones(1), i)[1] == sys._getframe().f_code.co_name
+
+
+def test_compiled_functions_that_call_each_other_see_each_other():
+    def inner(x):
+        return x + 1, sys._getframe(1).f_code.co_name
+
+    fast = magpy.compile(inner, backend="eager")
+
+    def outer(x):
+        y, name = fast(x * 2)
+        return y, name, sys._getframe(1).f_code.co_name
+
+    compiled = magpy.compile(outer, backend="eager")
+    for _ in range(3):
+        assert compiled(torch.ones(1))[1:] == ("outer", sys._getframe().f_code.co_name)
+
+
+def test_frames_that_are_kept_lead_to_the_callers_and_keep_nothing_else():
+    compiled = magpy.compile(lambda x: (x * 2, sys._getframe()), backend="eager")
+
+    def call():
+        held = torch.nn.Linear(1, 1)
+        frame = compiled(torch.ones(1))[1]
+        assert frame.f_back is sys._getframe()
+        return frame, weakref.ref(held)
+
+    for _ in range(3):
+        frame, held = call()
+        assert frame.f_back.f_code is call.__code__
+        del frame
+        gc.collect()  # the frames refer to each other
+        assert held() is None
+
+
+def test_a_caller_goes_on_after_a_program_that_has_raised():
+    def program(x, n):
+        if n:
+            return compiled(x, n - 1)
+        raise KeyError(sys._getframe(1).f_code.co_name)
+
+    compiled = magpy.compile(program, backend="eager")
+    for _ in range(3):
+        with pytest.raises(KeyError, match="program"):
+            compiled(torch.ones(1), 3)
+        assert sys._getframe().f_code.co_name.startswith("test_a_caller")
+
+
+def test_threads_see_their_own_callers():
+    compiled = magpy.compile(_frame, backend="eager")
+    found = []
+
+    def work():
+        for i in range(10):
+            found.append(_call(compiled, torch.ones(i % 2 + 1))[1:])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [("_call", 7)] * 40
