@@ -218,9 +218,9 @@ class Branches:
     def has_others(self) -> bool:
         return bool(self._stand_ins)
 
-    def at_end(self, frame: FrameType | None) -> None:
+    def at_end(self, frame: FrameType | None, changed: Sequence[Any] = ()) -> None:
         if self._stand_ins:
-            self._stand_ins.put_back(frame)
+            self._stand_ins.put_back(frame, changed)
 
     def on_entry(self, frame: FrameType) -> None:
         self._stand_ins.put_into_locals(frame)
@@ -228,10 +228,11 @@ class Branches:
     def let_go(self) -> None:
         self._stand_ins.let_go()
 
-    def give_back(self, result: Any) -> Any:
-        """The program's result, after the run, with the tensors that the program has handed on."""
+    def give_back(self, result: Any, changed: Sequence[Any] = ()) -> Any:
+        """The program's result, after the run, with the tensors that the program has handed on:
+        in the objects, too, that it has ``changed``."""
         self._may_be.clear()
-        return self._stand_ins.give_back(result)
+        return self._stand_ins.give_back(result, changed)
 
     # --- running the sides -----------------------------------------------------------------------
 

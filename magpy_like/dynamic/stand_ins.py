@@ -6,15 +6,17 @@ and as what the branch gives. So the program gets another tensor with the same m
 as its recording goes on.
 
 Where a recording ends, at a split or at the end of the run, the program gets its own tensors back
-wherever they are: in the frame that stands there, and in whatever the garbage collector knows. What
-native code holds that is still running comes to light when it has returned, as do the operands of
-the frames that called it: each of these is looked at once more before it goes on.
+wherever they are: in the frame that stands there, in whatever the garbage collector knows, and in
+what the recording has changed, which may be frozen and hidden from the collector. What native
+code holds that is still running comes to light when it has returned, as do the operands of the
+frames that called it: each of these is looked at once more before it goes on.
 """
 
 from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,6 +38,8 @@ class StandIns:
         """Stand-ins by their ids, in the order of their making, each with what it stands for."""
         self._kept: list[torch.Tensor] = []
         """Those that were given back: native code may look at one that nothing refers to."""
+        self._changed: Sequence[Any] = ()
+        """What the recording has changed that has ended last."""
 
     def __bool__(self) -> bool:
         return bool(self._made)
@@ -53,8 +57,12 @@ class StandIns:
             tensor = known[1]
         return tensor
 
-    def put_back(self, frame: types.FrameType | None) -> None:
-        """Let the program have its own tensors, and a frame that stands before an instruction."""
+    def put_back(self, frame: types.FrameType | None, changed: Sequence[Any]) -> None:
+        """Let the program have its own tensors, and a frame that stands before an instruction.
+
+        ``changed`` is what the recording has changed that ends; nothing if it has ended before.
+        """
+        self._changed = changed or self._changed
         if frame is not None:
             self.put_into_locals(frame)
             stack = frame_stack(frame)
@@ -72,11 +80,12 @@ class StandIns:
         if held:
             originals = {id(tensor): self.original(tensor) for tensor in held}
             ours = {id(alive), id(held), id(self._kept)}
-            replace_all(held, originals, ours)
+            replace_all(held, originals, ours, self._changed)
 
     def let_go(self) -> None:
         """No native code runs any more that may look at what was given back."""
         self._kept.clear()
+        self._changed = ()
 
     def put_into_locals(self, frame: types.FrameType) -> None:
         """The same for the local variables of a frame alone."""
@@ -85,16 +94,16 @@ class StandIns:
             if original is not value:
                 frame_set_local(frame, slot, original)
 
-    def give_back(self, result: Any) -> Any:
+    def give_back(self, result: Any, changed: Sequence[Any]) -> Any:
         """``result`` with the tensors that the program has handed on; elsewhere they are put back.
 
         Call it when nothing of the program runs any more and the recording is released.
         """
         if self._made:
             result = replaced(result, self.original)
-            self.put_back(None)
+            self.put_back(None, changed)
         self._made.clear()
-        self._kept.clear()
+        self.let_go()
         return result
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Sequence
+from typing import Any
 
 from magpy_like.monitor.roles import Branching
 from magpy_like.native import Monitor
@@ -22,8 +24,9 @@ class OwnTensors:
         self.over = False
         """Whether these are all that the run waits for."""
 
-    def hand_back(self, frame: types.FrameType | None) -> None:
-        """A recording ends. ``frame`` stands before an instruction."""
+    def hand_back(self, frame: types.FrameType | None, changed: Sequence[Any]) -> None:
+        """A recording ends, which has ``changed`` these objects. ``frame`` stands before an
+        instruction."""
         if self._branching is None or not self._branching.has_others():
             return
         self._waited_for.clear()
@@ -33,7 +36,7 @@ class OwnTensors:
                 self._waited_for.add(id(outer))
                 self._branching.on_entry(outer)
             outer = outer.f_back
-        self._branching.at_end(frame)
+        self._branching.at_end(frame, changed)
         self._look_whether_done()
 
     def end(self, frame: types.FrameType | None, everything: bytes) -> None:

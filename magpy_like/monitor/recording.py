@@ -236,6 +236,10 @@ class Recording:
             or bool(self.lifted.draws)
         )
 
+    def changed_objects(self) -> list[Any]:
+        """What was there before and the program has changed, but for tensors."""
+        return [node.variable for node in self.refs if node.existed and node.changed]
+
     # --- meeting variables ---------------------------------------------------------------------
 
     def node(self, value: Any) -> ShadowNode | None:

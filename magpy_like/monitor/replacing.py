@@ -66,8 +66,9 @@ class FoundNumbers:
         if held:
             originals = {key: found for key, (_, found) in self._pairs.items()}
             ours = {id(numbers), id(held), *map(id, self._pairs.values())}
-            # The collector does not know dictionaries of nothing but numbers.
-            replace_all(held, originals, ours, _dictionaries((result, *changed)))
+            # The collector does not know dictionaries of nothing but numbers, nor what is frozen.
+            more = (*changed, *_dictionaries((result, *changed)))
+            replace_all(held, originals, ours, more)
         self._pairs.clear()
         return result
 

@@ -97,10 +97,11 @@ class Branching(Protocol):
     def has_others(self) -> bool:
         """Whether the program has tensors that are not its own."""
 
-    def at_end(self, frame: types.FrameType | None) -> None:
-        """A recording ends: the program is to have its own tensors, also ``frame``, which stands
-        before an instruction. Frames that have called it, and native code, may still have others:
-        this is done once more when each of them goes on."""
+    def at_end(self, frame: types.FrameType | None, changed: Sequence[Any] = ()) -> None:
+        """A recording ends, which has ``changed`` these objects: the program is to have its own
+        tensors there, and elsewhere, also ``frame``, which stands before an instruction. Frames
+        that have called it, and native code, may still have others: this is done once more when
+        each of them goes on."""
 
     def on_entry(self, frame: types.FrameType) -> None:
         """The local variables of a frame are to be the program's own tensors, too."""

@@ -265,7 +265,7 @@ class MonitorRun:
         ``frame`` stands before an instruction. What has called it is waited for where it may have
         tensors that are not the program's own.
         """
-        self._own.hand_back(frame)
+        self._own.hand_back(frame, self.recording.changed_objects())
         self._own.end(frame, bytes([WHEN["always"]]) * 256)
         if not self.told_compiling:
             self._compiling.leave()  # it is not, and nothing has told the program otherwise
@@ -278,10 +278,10 @@ class MonitorRun:
         if self.cut is not None:
             self.cut.release()
 
-    def give_back(self, result: Any) -> Any:
+    def give_back(self, result: Any, changed: Sequence[Any]) -> Any:
         """The run is over, and all records are made: the program's result, with the objects that
-        it has found for numbers, which it must not have others for elsewhere either."""
-        changed = [n.variable for n in self.recording.refs if n.existed and n.written]
+        it has found for numbers, which it must not have others for elsewhere either, as in what it
+        has ``changed``."""
         self.recording.release()
         self.lifted = LiftedNumbers(self.recording, self._place_to_foretell, self.found)
         return self.found.give_back(result, changed)
@@ -416,8 +416,9 @@ class MonitorRun:
         self.flags.settle_all()
         self._recall()
         self._compiling.leave()  # neither a backend nor a dynamic function is part of the region
+        changed = rec.changed_objects()
         if self.cut.at_split(self, frame, str(split), handled):
-            self._own.hand_back(frame)
+            self._own.hand_back(frame, changed)
             # What outer frames wait for is the earlier recording's business.
             self._monitor.drop_pending()
             self.suspended += 1

@@ -276,7 +276,7 @@ class Dispatcher:
             # The program may raise only because it has heard so, which a native run has not.
             if not (run.told_compiling and cut.stretch.take_back(run.recording)):
                 self._stretches.says_compiling &= not run.told_compiling
-                run.give_back(None)
+                run.give_back(None, run.recording.changed_objects())
                 raise
         except BaseException:
             cut.stretch.dispatcher.note_escape()
@@ -292,7 +292,7 @@ class Dispatcher:
 
     def _finish(self, run: MonitorRun, cut: StretchCut, branches: Branches, result: Any) -> Any:
         """The program has come to its end, and what was not recorded before is now."""
-        last = cut.stretch.dispatcher
+        last, changed = cut.stretch.dispatcher, run.recording.changed_objects()
         if run.recording.split is not None:
             last.no_record(run.recording.split, "")
         elif not cut.stretch.recorded:
@@ -304,12 +304,12 @@ class Dispatcher:
                 last.refrain(obstacle, run.recording)
             except Split as reason:
                 last.no_record(SplitPoint.of(self.name, _code_of(self.target), str(reason)), "")
-        result = run.give_back(result)
+        result = run.give_back(result, changed)
         cut.release()
         if self.fullgraph and self.split_points:
             point = self.split_points[-1]
             raise FullGraphError(point.function, point.filename, point.lineno, point.reason)
-        return branches.give_back(result)
+        return branches.give_back(result, changed)
 
     def variation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variation:
         """What the monitor run of a call that has missed must not rely on."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -220,3 +222,26 @@ def test_tensors_are_given_back_past_the_methods_of_what_holds_them():
         items, queue, holder = fast(x)
         found = list.__getitem__(items, 0), collections.deque.__getitem__(queue, 0), holder.__dict__
         assert [y is x for y in (*found[:2], found[2]["y"])] == [sign > 0] * 3
+
+
+@pytest.mark.parametrize("ends", [splits, lambda: None], ids=["behind a split", "at the end"])
+def test_what_is_frozen_before_the_call_has_its_own_tensors(ends):
+    items, queue, added = [None], collections.deque([None]), []
+    table, holder = {"inner": {"x": None}}, types.SimpleNamespace(y=None)
+
+    def program(x):
+        items[0] = table["inner"]["x"] = holder.y = queue[0] = handed(x)
+        added.append(handed(x))
+        ends()
+        return x + 1
+
+    fast = magpy.compile(program, backend="eager")
+    gc.freeze()  # hides containers from whoever looks for what refers to an object
+    try:
+        for sign in (1.0, 1.0, -1.0, 1.0):
+            x = torch.tensor([sign])
+            fast(x)
+            found = (items[0], table["inner"]["x"], holder.y, queue[0], added[-1])
+            assert [y is x for y in found] == [sign > 0] * 5
+    finally:
+        gc.unfreeze()
