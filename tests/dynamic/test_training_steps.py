@@ -311,3 +311,19 @@ def test_label_in_a_profile_is_another_one_at_every_call():
         labels = [event for event in profile.function_events if event.name == "outer"]
         assert len(labels) == 1
     assert len(seen) == 3 and magpy.cache_info(fast).hits == 2
+
+
+def test_step_does_not_ask_whether_a_device_captures(monkeypatch):
+    """On a GPU it would split there; what it looks for changes nothing."""
+    asked = []
+    ask = torch.accelerator.current_accelerator
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda *a, **k: asked.append(1) or ask(*a, **k)
+    )
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.Adam([weight])
+    fast = magpy.compile(advance, backend="eager", fullgraph=True)
+    for _ in range(3):
+        weight.grad = torch.ones(2)
+        fast(optimizer)
+    assert not asked and magpy.cache_info(fast).hits == 1
