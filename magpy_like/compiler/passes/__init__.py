@@ -13,6 +13,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from magpy_like.compiler.passes.attention import rewrite_attention
+from magpy_like.compiler.passes.bias import add_biases
 from magpy_like.compiler.passes.cleanup import (
     eliminate_common_subexpressions,
     eliminate_dead_code,
@@ -63,7 +64,7 @@ def run(gm: GraphModule, *, inference: bool) -> GraphModule:
         eliminate_dead_code(gm)
         if not changed:
             break
-    if use_onednn(gm):
+    if use_onednn(gm) | add_biases(gm):
         eliminate_dead_code(gm)
     if inference:
         use_channels_last(gm)
