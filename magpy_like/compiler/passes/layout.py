@@ -4,7 +4,9 @@ oneDNN convolves images whose channels are contiguous where they are; any others
 blocks and back. *Measured* on one core with AVX-512, 3 x 3 convolutions of float32: 1.6 times as
 fast at 256 x 256 and 128 x 128 pixels, alike for single pixels. So a large image becomes channels
 last where it enters a convolution, and every operator that follows lays its result out as it does
-in eager mode for such an argument (PyTorch 2, section 4.4: layout).
+in eager mode for such an argument (PyTorch 2, section 4.4: layout). Only padded and enlarged ones,
+which elements are taken out of others for by index, keep their channels last where eager's index
+operator would mix the dimensions.
 
 What is won is by the pixel, and what is lost by the weight: for such images the library takes
 longer to bring the weights, which come as they are at each call, into its own order. *Measured*,
@@ -35,6 +37,7 @@ _BY_STRIDES = {
     aten.as_strided_copy.default,
     aten.as_strided_scatter.default,
 }
+_BY_INDEX = {aten.index.Tensor, aten._unsafe_index.Tensor}
 
 
 def use_channels_last(gm: GraphModule) -> bool:
@@ -146,12 +149,22 @@ def _lay_out(node: Node, changed: dict[Node, Any]) -> bool:
         try:
             with mode:
                 after = node.target(*args, **kwargs)
+                if node.target in _BY_INDEX and _are_images(args[0], after):
+                    after = after.contiguous(memory_format=torch.channels_last)
         except (RuntimeError, ValueError):  # a view that there is not in this layout
             return False
     if _strides(after) != _strides(before):
         changed[node] = before
     node.meta["val"] = after
     return True
+
+
+def _are_images(image: torch.Tensor, taken: torch.Tensor) -> bool:
+    """Do both have four dimensions, the first its channels last? Then its neighbours stay together
+    in what is taken out of it; eager's dimensions would come in the order of the indices."""
+    return image.dim() == taken.dim() == 4 and image.is_contiguous(
+        memory_format=torch.channels_last
+    )
 
 
 def _as_before(node: Node, before: Any, user: Node) -> Node:

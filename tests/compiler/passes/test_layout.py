@@ -9,6 +9,7 @@ from tests.compiler.programs import compiled, same, same_gradients
 
 IMAGE = torch.randn(2, 5, 66, 70)
 WEIGHT, NEXT, POINT = torch.randn(6, 5, 3, 3), torch.randn(4, 6, 3, 3), torch.randn(6, 5, 1, 1)
+ROWS, COLUMNS = torch.tensor([1, 0]).repeat(40), torch.tensor([3, 0, 1]).repeat(30)
 
 
 def block(x, w, v):
@@ -28,6 +29,28 @@ def test_a_large_image_is_copied_once_and_what_follows_keeps_its_layout():
     (output,) = (n for n in gm.graph.nodes if n.op == "output")
     assert all(n.meta["val"].is_contiguous() for n in output.all_input_nodes)
     same(block, IMAGE, WEIGHT, NEXT)
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda y, i, j: y[:, :, i],
+        lambda y, i, j: y[:, :, i][..., j],  # as images are padded
+        lambda y, i, j: y[:, :, i[:, None], j],  # as they are enlarged
+    ],
+    ids=range(3),
+)
+def test_what_is_taken_out_of_an_image_by_index_keeps_its_layout(take):
+    def function(x, w, v, i, j):
+        return F.conv2d(take(F.conv2d(x, w), i, j), v)
+
+    given = IMAGE, WEIGHT, NEXT, ROWS, COLUMNS
+    gm = optimised(function, *given)
+    assert names(gm).count("clone") == 2  # to channels last, and the result back
+    for node in gm.graph.nodes:
+        if "index" in str(node.target) or "convolution" in str(node.target):
+            assert node.meta["val"].stride(1) == 1
+    same(function, *given, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +110,13 @@ def test_images_of_varying_size_stay():
         lambda y: F.conv_transpose2d(y, WEIGHT, stride=2),
         lambda y: F.pixel_shuffle(y[:, :4], 2),
         lambda y: y.unfold(2, 3, 2).amax(-1),
+        lambda y: F.pad(y, (3, 1, 2, 2), mode="circular"),
+        lambda y: y[:, torch.tensor([2, 0])],
+        lambda y: y[torch.tensor([1]), :, torch.tensor([[0], [3], [5]])],
+        lambda y: y[:, torch.tensor([1, 0]), torch.tensor([3, 3])],
+        lambda y: y[:, :, torch.tensor([[0], [3], [5]]), torch.tensor([7, 2])].view(2, 6, 6),
     ],
-    ids=range(20),
+    ids=range(25),
 )
 def test_whatever_follows_gives_eagers_result(after):
     def function(x, w):
