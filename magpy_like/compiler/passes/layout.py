@@ -14,6 +14,9 @@ for weights of one batch's size over that of images in and out: 1.2 to 2.1 times
 1.0 at 0.7 and at 1.5, 0.78 at 6, 0.55 at 12 and 24. So the image is laid out as before
 where a convolution has many more weights than pixels: the last layers of most networks.
 
+Sizes that vary are asked what they are in the example, and nothing is guarded: any layout will do
+for any sizes. Only what must lie as before has to be known to lie so, whatever the sizes are.
+
 Graphs without gradients only: a backward graph was traced for the strides that the forward has, and
 there is less to win (*measured*, forward and backward together: 0.96 to 1.27 where the weights are
 few, 0.6 where they are many).
@@ -21,14 +24,27 @@ few, 0.6 where they are many).
 
 from __future__ import annotations
 
+import contextlib
+import math
 import operator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import disable_fake_tensor_cache
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from magpy_like.compiler.passes.graphs import Aliases, aten, insert, is_pure, tensor, value
+from magpy_like.compiler.passes.graphs import (
+    Aliases,
+    aten,
+    insert,
+    is_pure,
+    known_equal,
+    same_sizes,
+    tensor,
+    value,
+)
 
 SMALLEST = 64 * 64  # pixels
 MOST_WEIGHTS = 2  # per element of the images in and out
@@ -37,6 +53,7 @@ _BY_STRIDES = {
     aten.as_strided_copy.default,
     aten.as_strided_scatter.default,
 }
+_BY_SIZES = {aten.view.default, aten._unsafe_view.default, aten.view.dtype}
 _BY_INDEX = {aten.index.Tensor, aten._unsafe_index.Tensor}
 
 
@@ -44,8 +61,25 @@ def use_channels_last(gm: GraphModule) -> bool:
     """Lay images out for convolutions; whether anything changed. Outputs keep their strides."""
     if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
         return False
-    if _is_dynamic(gm) or _shares_outputs(gm):
+    if _shares_outputs(gm):
         return False
+    with _as_in_example(gm):
+        return _lay_out_all(gm)
+
+
+@contextlib.contextmanager
+def _as_in_example(gm: GraphModule) -> Iterator[None]:
+    """Have sizes that vary answer for the example, and nobody else remember the answers."""
+    leaves = pytree.tree_leaves([value(node) for node in gm.graph.nodes])
+    modes = [leaf.fake_mode for leaf in leaves if _is_fake(leaf)] if _varies(leaves) else []
+    if modes:
+        with modes[0].shape_env.suppress_guards(), disable_fake_tensor_cache(modes[0]):
+            yield
+    else:
+        yield
+
+
+def _lay_out_all(gm: GraphModule) -> bool:
     changed: dict[Node, Any] = {}  # node -> its value before
     entered = False
     for node in list(gm.graph.nodes):
@@ -61,12 +95,25 @@ def use_channels_last(gm: GraphModule) -> bool:
     return entered
 
 
-def _is_dynamic(gm: GraphModule) -> bool:
-    """Would operators tried again on fake tensors ask for sizes that are not fixed?"""
+def _hint(size: Any) -> int | None:
+    """What a size is in the example; None where only a run tells."""
+    if isinstance(size, torch.SymInt):
+        hint = size.node.hint
+        return hint if isinstance(hint, int) else None
+    return int(size)
+
+
+def _hints(tensor: torch.Tensor) -> list[int] | None:
+    """What all its sizes are in the example, if that is known."""
+    found = [hint for size in tensor.shape if (hint := _hint(size)) is not None]
+    return found if len(found) == tensor.dim() else None
+
+
+def _varies(tree: Any) -> bool:
+    """Has a tensor in ``tree`` a size that is not fixed?"""
     return any(
         isinstance(size, torch.SymInt)
-        for node in gm.graph.nodes
-        for leaf in pytree.tree_leaves(value(node))
+        for leaf in pytree.tree_leaves(tree)
         for size in (leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,))
     )
 
@@ -89,8 +136,9 @@ def _enter(node: Node) -> bool:
         or x.dim() != 4
         or x.dtype != torch.float32
         or x.device.type != "cpu"
-        or any(type(n) is not int for n in (*x.shape, *w.shape))
-        or x.shape[2] * x.shape[3] < SMALLEST
+        or (sizes := _hints(x)) is None
+        or _hints(w) is None
+        or math.prod(sizes[2:]) < SMALLEST
         or w.shape[2] * w.shape[3] == 1
         or not x.is_contiguous()
         or x.is_contiguous(memory_format=torch.channels_last)
@@ -105,10 +153,11 @@ def _enter(node: Node) -> bool:
 
 def _has_few_weights(node: Node) -> bool:
     """Is there more to win at the images than is lost at the weights?"""
-    sizes = [tensor(part) for part in (node.args[1], node.args[0], node)]
-    if any(size is None or any(type(n) is not int for n in size.shape) for size in sizes):
+    parts = [tensor(part) for part in (node.args[1], node.args[0], node)]
+    sizes = [found for part in parts if part is not None and (found := _hints(part)) is not None]
+    if len(sizes) < len(parts):
         return False
-    weights, image, result = (size.numel() for size in sizes if size is not None)
+    weights, image, result = (math.prod(found) for found in sizes)
     return weights <= MOST_WEIGHTS * (image + result)
 
 
@@ -153,10 +202,22 @@ def _lay_out(node: Node, changed: dict[Node, Any]) -> bool:
                     after = after.contiguous(memory_format=torch.channels_last)
         except (RuntimeError, ValueError):  # a view that there is not in this layout
             return False
+    if _varies((before, after)) and not _may_vary(node, before, after):
+        return False
     if _strides(after) != _strides(before):
         changed[node] = before
     node.meta["val"] = after
     return True
+
+
+def _may_vary(node: Node, before: Any, after: Any) -> bool:
+    """Is what holds for the example known to hold for any sizes? Whether there is a view of other
+    sizes is not; and what lies in no order of dimensions could not be laid out as before."""
+    pairs = zip(pytree.tree_leaves(before), pytree.tree_leaves(after), strict=True)
+    tensors = [(a, b) for a, b in pairs if isinstance(a, torch.Tensor)]
+    return node.target not in _BY_SIZES and all(
+        same_sizes(a.shape, b.shape) and _order(a) is not None for a, b in tensors
+    )
 
 
 def _are_images(image: torch.Tensor, taken: torch.Tensor) -> bool:
@@ -169,15 +230,37 @@ def _are_images(image: torch.Tensor, taken: torch.Tensor) -> bool:
 
 def _as_before(node: Node, before: Any, user: Node) -> Node:
     """The node's value in the layout it was traced with."""
-    if before.is_contiguous():
-        kept = {"memory_format": torch.contiguous_format}
-        return insert(node.graph, aten.clone.default, node, like=user, **kept)
-    with before.fake_mode:
-        memory = insert(
-            node.graph, aten.empty_strided.default, before.shape, before.stride(), like=user,
-            dtype=before.dtype, device=before.device,
-        )  # fmt: skip
-        return insert(node.graph, aten.copy.default, memory, node, like=user)
+    order = _order(before)
+    if order is None:
+        with before.fake_mode:
+            memory = insert(
+                node.graph, aten.empty_strided.default, before.shape, before.stride(), like=user,
+                dtype=before.dtype, device=before.device,
+            )  # fmt: skip
+            return insert(node.graph, aten.copy.default, memory, node, like=user)
+    in_rows = order == list(range(len(order)))
+
+    def permuted(source: Node, dims: Sequence[int]) -> Node:
+        if in_rows:
+            return source
+        return insert(node.graph, aten.permute.default, source, list(dims), like=user)
+
+    kept = {"memory_format": torch.contiguous_format}
+    rows = insert(node.graph, aten.clone.default, permuted(node, order), like=user, **kept)
+    return permuted(rows, [order.index(d) for d in range(len(order))])
+
+
+def _order(tensor: torch.Tensor) -> list[int] | None:
+    """The dimensions of a tensor whose elements fill its memory, outer ones first; else None."""
+    if any(_hint(step) is None for step in tensor.stride()):
+        return None
+    order = sorted(range(tensor.dim()), key=lambda d: -(_hint(tensor.stride(d)) or 0))
+    step: Any = 1
+    for d in reversed(order):
+        if not known_equal(tensor.stride(d), step):
+            return None
+        step = step * tensor.shape[d]
+    return order
 
 
 def _is_fake(leaf: Any) -> bool:

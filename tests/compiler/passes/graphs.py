@@ -8,10 +8,11 @@ from tests.compare import assert_same
 from tests.seeding import seed
 
 
-def aten_graph(function, *inputs, functional=True):
-    """The ATen graph of ``function``, with fake tensors in ``meta["val"]``."""
+def aten_graph(function, *inputs, functional=True, sizes="fake"):
+    """The ATen graph of ``function``, with fake tensors in ``meta["val"]``; their sizes vary where
+    ``sizes`` is "symbolic"."""
     wrapped = torch.func.functionalize(function) if functional else function
-    return make_fx(wrapped, tracing_mode="fake")(*inputs)
+    return make_fx(wrapped, tracing_mode=sizes)(*inputs)
 
 
 def names(gm):

@@ -4,8 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.compiler.passes.graphs import names, optimised
-from tests.compiler.programs import compiled, same, same_gradients
+from magpy_like.compiler import passes
+from tests.compiler.passes.graphs import aten_graph, names, optimised
+from tests.compiler.programs import compiled, same, same_gradients, tensors
+from tests.seeding import seed
 
 IMAGE = torch.randn(2, 5, 66, 70)
 WEIGHT, NEXT, POINT = torch.randn(6, 5, 3, 3), torch.randn(4, 6, 3, 3), torch.randn(6, 5, 1, 1)
@@ -83,8 +85,48 @@ def test_a_convolution_with_more_weights_than_pixels_gets_its_image_as_it_was():
     same(function, IMAGE, WEIGHT, many, rtol=1e-4, atol=1e-4)
 
 
-def test_images_of_varying_size_stay():
-    same(F.conv2d, IMAGE, WEIGHT, dynamic=True)
+def test_images_of_varying_size_become_channels_last_and_no_size_is_guarded():
+    gm = aten_graph(block, IMAGE, WEIGHT, NEXT, sizes="symbolic")
+    (image, *_) = (n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder")
+    guards = list(image.fake_mode.shape_env.guards)
+    gm = passes.run(gm, inference=True)
+    assert names(gm).count("clone") == 2  # to channels last, and the result back
+    assert strides(gm, "relu")[1] == 1
+    assert image.fake_mode.shape_env.guards == guards
+    for given in (IMAGE, IMAGE[:1, :, :, :40].contiguous()):
+        got, wanted = gm(given, WEIGHT, NEXT), block(given, WEIGHT, NEXT)
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda y: (y.relu(), y[:, 1:]),
+        lambda y: y.view(y.shape[0], -1).sum(1),
+        lambda y: y.permute(0, 2, 3, 1).reshape(y.shape[0], -1, 3),
+        lambda y: F.conv2d(torch.cat(y.chunk(2, 1)[::-1], 1), NEXT),
+        lambda y: F.conv2d(F.pad(F.interpolate(y, scale_factor=2.0), [1] * 4, "reflect"), NEXT),
+        lambda y: y.as_strided((3, 4), (7, 2), 1),
+        lambda y: y + torch.rand_like(y),
+    ],
+    ids=range(7),
+)
+def test_images_of_any_size_give_eagers_result(after):
+    weight = torch.nn.Parameter(WEIGHT)  # its sizes are fixed
+
+    def function(x):
+        return after(F.conv2d(x, weight))
+
+    fast = compiled(function, dynamic=True)
+    for image in (IMAGE, torch.randn(3, 5, 7, 9)):
+        with torch.no_grad():
+            seed(0)
+            got = tensors(fast(image))
+            seed(0)
+            wanted = tensors(function(image))
+        for a, b in zip(got, wanted, strict=True):
+            assert a.stride() == b.stride()
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
