@@ -74,6 +74,8 @@ def steady(
             calls[compiler] = call
         except Exception as error:
             errors[compiler] = "".join(traceback.format_exception_only(error)).strip()
+            if compiler == "eager":  # there is nothing to compare with
+                return {}, errors
     timing = measure(calls, rounds=rounds)
     return {compiler: timing.median(compiler) for compiler in calls}, errors
 
@@ -121,6 +123,9 @@ def main(
             if mode == "training" and not ZOO[name].trains:
                 continue
             medians, errors = steady(name, mode, wanted, batch, size, rounds)
+            if "eager" in errors:
+                print(f"{name}, eager: {errors['eager']}")
+                continue
             row = [name, seconds(medians["eager"])]
             for compiler in others:
                 samples: list[float] = []
