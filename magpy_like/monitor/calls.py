@@ -14,7 +14,7 @@ from magpy_like.annotation import RelationKind, ValueRead, lookup, resolve
 from magpy_like.annotation.lookup import NULL as NO_RECEIVER
 from magpy_like.monitor import attributes, autograd_nodes, classes
 from magpy_like.monitor.arguments import describe
-from magpy_like.monitor.native_calls import native
+from magpy_like.monitor.native_calls import look_at_all, native
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split, is_disabled, unknown
 from magpy_like.monitor.torchscript import check_script
@@ -91,7 +91,7 @@ def call(
     if annotation is not None:
         return native(run, annotation, operation, args, kwargs)
     if isinstance(function, type):
-        return instantiate(run, function)
+        return instantiate(run, function, args, kwargs)
     if isinstance(function, torch.jit.ScriptModule):
         raise Split("calls a TorchScript module")
     if rec.inside and str(getattr(function, "__module__", "")).startswith("torch."):
@@ -117,8 +117,9 @@ def _read_partial(rec: Recording, partial: functools.partial[Any]) -> None:
                 rec.visit(part, ValueRead.ELEMENTS)
 
 
-def instantiate(run: MonitorRun, cls: type) -> Token:
-    """A call of a class without an annotation: its Python parts are followed.
+def instantiate(run: MonitorRun, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token:
+    """A call of a class without an annotation: its Python parts are followed, and native ones do
+    with the arguments what those of their own class do.
 
     Raises:
         Split: the class is native, so nothing is known of what its construction does.
@@ -134,8 +135,10 @@ def instantiate(run: MonitorRun, cls: type) -> Token:
         native_maker = not isinstance(made, types.FunctionType | staticmethod | classmethod)
         if native_maker and made is not NULL and made not in _KNOWN_MAKERS:
             owner = next((b for b in cls.__mro__ if name in b.__dict__), cls)
-            if lookup(owner) is None:
+            annotation = lookup(owner)
+            if annotation is None:
                 raise Split(f"calls {describe(cls)}, whose {name} is native code")
+            look_at_all(run, annotation, owner, args, kwargs)
     return _adopt_instance, None
 
 

@@ -322,6 +322,9 @@ def set_item(run: MonitorRun, target: Any, key: Any, value: Any) -> Token:
         return None if token is None else (finish_without_result, token)
     rec.compare(key)
     setter = classes.read_class(rec, type(target), "__setitem__")
+    if isinstance(key, slice) and not isinstance(setter, types.FunctionType):
+        run.lend(value)
+        reads.iterate(rec, value)  # its elements are what is stored
     node = rec.node(target)
     if isinstance(setter, types.FunctionType) or node is None:
         return None

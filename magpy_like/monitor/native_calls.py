@@ -460,6 +460,25 @@ def _lend(
             run.lend(value, deep=read is ValueRead.ALL)
 
 
+def look_at_all(
+    run: MonitorRun,
+    annotation: Annotation,
+    operation: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    """A call looks at its arguments as those of ``operation`` do, which makes a new object."""
+    rec = run.recording
+    _lend(run, annotation, args, kwargs)
+    for position, value in inputs_of(args, kwargs):
+        read = annotation.input(position).value_read
+        if read not in _LIKE_TYPES and (operation not in _MOVES or is_liftable(value)):
+            run.lifted.settle(_keys_of(value) if operation is dict else value)
+        rec.visit(value, read)
+        if read in _COMPARES:
+            rec.compare(value)
+
+
 _SHOWS = (RelationKind.ITERATION, RelationKind.COPY)
 _GOES_THROUGH = (ValueRead.ELEMENTS, ValueRead.PAIRS, ValueRead.ALL)
 

@@ -32,8 +32,8 @@ def write(
     assert relation is not None
     target, key, value = way_of(relation, args, kwargs)
     stores = value is not NOT_GIVEN
-    if relation.kind is RelationKind.ATTRIBUTE:  # an index is for the operator that takes it
-        run.lifted.settle(key)
+    if relation.kind is RelationKind.ATTRIBUTE or not isinstance(target, torch.Tensor):
+        run.lifted.settle(key)  # an index of a tensor is for the operator that takes it
     if isinstance(target, contextvars.ContextVar):
         variable, place = rec.constant(target), Relation(RelationKind.CONTEXT)
         if place not in variable.first.refs:
