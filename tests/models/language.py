@@ -59,7 +59,7 @@ def align(size: str) -> nn.Module:
     config = transformers.AlignConfig(
         text_config=_bert_like(size),
         vision_config=vision,
-        projection_dim=vision.get("hidden_dim", 2560),
+        projection_dim=vision.get("hidden_dim", 640),
     )
     return transformers.AlignModel(config)
 
