@@ -732,12 +732,17 @@ class GuardBuilder:
         ]
         for node in fetched:
             self._not_fixed(node, [n for n in fixed if n.type is node.type])
-            if not node.changed:
+        by_type: dict[type, list[ShadowNode]] = {}
+        for node in fetched:
+            by_type.setdefault(node.type, []).append(node)
+        for nodes in by_type.values():
+            changed = [node.node_id for node in nodes if node.changed]
+            if len(changed) > _FEW:  # as those whose gradients an optimizer lets go of
+                self.rec.compared.update(dict.fromkeys(node.node_id for node in nodes))
                 continue
-            for other in fetched:
-                if other is not node and other.type is node.type:
-                    a, b = node.node_id, other.node_id
-                    pairs.add((min(a, b), max(a, b)))
+            for a in changed:
+                pairs.update((min(a, n.node_id), max(a, n.node_id)) for n in nodes)
+        pairs = {(a, b) for a, b in pairs if a != b}
         self._compared()
         for a, b in sorted(pairs):
             left, right = self.rec.refs.get_node_by_id(a), self.rec.refs.get_node_by_id(b)
@@ -765,6 +770,8 @@ class GuardBuilder:
                 self._check(f"len({{{ids}}}) == {len(nodes)}", f"{labels} are different objects")
 
 
+_FEW = 2
+"""So many objects that are changed are told apart from all others pair by pair."""
 _EXTENTS = {Fact.LENGTH, Fact.KEYS, Fact.VALUE}
 """What tells whether a container holds anything, and more."""
 

@@ -109,3 +109,23 @@ def test_types_of_annotations_are_told_apart():
     for expected in [*some, *some]:
         assert_same(fast(torch.ones(2), expected), program(torch.ones(2), expected))
     assert magpy.cache_info(fast).hits == len(some)
+
+
+def _filled(x, lists):
+    for i, found in enumerate(lists):
+        found.append(i)
+    return [x * len(found) for found in lists]
+
+
+def test_many_objects_that_are_changed_may_not_be_one():
+    different = lambda: (tensor(1), [[] for _ in range(5)])  # noqa: E731
+    twins = check(_filled, different, other=[lambda: (tensor(1), [*([[]] * 2), [], [], []])])
+    twins.call(different, hit=True)
+
+
+def test_guard_of_many_objects_that_are_changed_grows_with_them():
+    sizes = []
+    for count in (10, 40):
+        report = magpy.explain(_filled, tensor(1), [[] for _ in range(count)])
+        sizes.append(len(report.guards))
+    assert sizes[1] < 5 * sizes[0]
