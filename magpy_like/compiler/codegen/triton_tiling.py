@@ -23,6 +23,10 @@ MAX_PERSISTENT = 8192  # elements of a row that one block keeps in registers
 MAX_COLUMNS = 1024  # likewise where a block holds several columns of a reduction across rows
 MAX_AXES = 3
 MIN_TILED = 4  # a contiguous loop shorter than this is not worth an axis of its own
+#: Elements in each thread of a block that holds nothing but whole rows of one buffer, where there
+#: are many such blocks. Fewer warps wait less for each other: *measured* on an H200, losses of 256
+#: and 1024 classes took a tenth to a sixth less, softmax as long.
+ROW_ALONE = 32
 MAX_SPLIT = 1024
 LONG = 32768  # elements that one program may walk along: with fewer, more launches cost more
 FULL = 264  # blocks that keep a large device busy, twice its multiprocessors
@@ -175,7 +179,22 @@ def _reduction(kernel: Kernel, hint: Hint) -> Tiling:
     ):
         while split < MAX_SPLIT and blocks * split < 4 * FULL and r_size > 2 * r_block * split:
             split *= 2
-    return Tiling((outer,), reduced, persistent, _warps(x_block * r_block, 8), split)
+    many = persistent and not columns and blocks >= 4 * FULL
+    per_thread = ROW_ALONE if many and _holds_one_row(kernel) else 8
+    return Tiling((outer,), reduced, persistent, _warps(x_block * r_block, per_thread), split)
+
+
+def _holds_one_row(kernel: Kernel) -> bool:
+    """Is all that the kernel reads per element of one buffer?"""
+    rs = set(kernel.rs)
+    read = {
+        v.args[0]
+        for node in kernel.nodes()
+        if node.inner
+        for v in node.body.of("load")
+        if v.args[0] not in kernel.removed and v.args[1].free_symbols & rs
+    }
+    return len(read) == 1
 
 
 def updated_in_place(kernel: Kernel) -> set[str]:

@@ -44,6 +44,17 @@ def test_a_row_of_softmax_is_read_once():
     assert source.text.count("tl.load") == 1
 
 
+def test_many_short_rows_by_themselves_are_reduced_by_few_warps():
+    """These need not wait for each other; several rows at hand would not fit their registers."""
+    many = (8192, 1024)
+    (alone,) = sources(lambda x: x.softmax(-1), many)
+    (two,) = sources(lambda x, y: (x + y).softmax(-1), many, many)
+    (few,) = sources(lambda x: x.softmax(-1), X)
+    assert [source.num_warps for source in (alone, two, few)] == [1, 4, 4]
+    assert "bar.sync" not in ptx(alone)
+    assert "bar.sync" in ptx(two)
+
+
 def test_a_long_row_is_walked_along():
     (source,) = sources(lambda x: x.softmax(-1), (4, 100_000))
     assert source.text.count("for start in range") == 3
