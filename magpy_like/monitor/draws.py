@@ -291,18 +291,32 @@ def _makes_anew(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def as_index(run: MonitorRun, key: Any) -> Any:
-    """An index of a tensor, with tensors for the drawn arrays in it: so torch takes them, too."""
+    """An index of a tensor, with tensors for the drawn arrays and the lists of varying numbers in
+    it: so torch takes them, too."""
     if type(key) is tuple:
         parts = tuple(as_index(run, part) for part in key) if run.lifted else key
         # A copy of a tuple from outside would be one that is relied on without a guard.
         return key if all(map(operator.is_, parts, key)) else parts
-    if not isinstance(key, np.ndarray) or key.dtype not in _INDICES or not key.ndim:
+    if run.recording.inside or run.side is not None:
         return key
-    if run.recording.inside or run.side is not None or not run.lifted.is_drawn(key):
+    if not (_is_drawn_index(run, key) or _is_varying_index(run, key)):
         return key
     tensor = torch.tensor(key)
-    _adopt(run, Drawing(torch.tensor, (key,), {}), tensor)
+    _adopt(run, Drawing(torch.tensor, (_snapshot(run.recording, key),), {}), tensor)
     return tensor
+
+
+def _is_drawn_index(run: MonitorRun, key: Any) -> bool:
+    of_integers = isinstance(key, np.ndarray) and key.dtype in _INDICES and bool(key.ndim)
+    return of_integers and run.lifted.is_drawn(key)
+
+
+def _is_varying_index(run: MonitorRun, key: Any) -> bool:
+    """Whether a key is a list of integers, some of which vary and all of which the mock knows."""
+    if type(key) is not list or not run.lifted.any(tuple(key)):
+        return False
+    integers = all(type(part) is int for part in key)
+    return integers and all(map(run.lifted.is_known_before_graph, key))
 
 
 def _finish_in_place(run: MonitorRun, drawing: Drawing, _: Any) -> None:

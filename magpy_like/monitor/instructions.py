@@ -318,7 +318,7 @@ def set_item(run: MonitorRun, target: Any, key: Any, value: Any) -> Token:
     """``target[key] = value``, by an instruction or on the way of another operation."""
     rec = run.recording
     if isinstance(target, torch.Tensor):
-        token = operators.operate(run, operator.setitem, (target, key, value))
+        token = operators.operate(run, operator.setitem, (target, draws.as_index(run, key), value))
         return None if token is None else (finish_without_result, token)
     rec.compare(key)
     setter = classes.read_class(rec, type(target), "__setitem__")

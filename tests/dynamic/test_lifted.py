@@ -468,3 +468,60 @@ def test_name_that_a_tensor_decides_is_the_one_that_is_set(program):
         for run, box in ((compiled, mine), (program, theirs)):
             run(torch.full((2,), value), box)
         assert_same(vars(mine), vars(theirs))
+
+
+def _row(x, n):
+    return x[[n % 8]]
+
+
+def _rows_and_columns(x, n):
+    return x[[n, -n, 0], 1:3] + x[:, [n % 5, 1]].sum() + x[[0, n], [1, 2]].sum()
+
+
+def _written_rows(x, n):
+    x = x.clone()
+    x[[n, 0]] = torch.ones(1, 5)
+    x[:, [n % 5]] *= 2
+    return x
+
+
+def _list_that_changes_later(x, n):
+    indices = [n]
+    first = x[indices]
+    indices[0] = 3
+    indices.append(0)
+    return first + x[indices].sum(), indices
+
+
+def _caught(x, n):
+    try:
+        return x[[n, 0]]
+    except IndexError:
+        return x.sum()
+
+
+INDEXED = [_row, _rows_and_columns, _written_rows, _list_that_changes_later, _caught]
+
+
+@pytest.mark.parametrize("program", INDEXED)
+def test_a_list_of_numbers_that_vary_indexes_a_tensor(program):
+    fast = magpy.compile(program, backend="eager")
+    for n in (3, 4, 2, 7, 1, 0, 9, 2):
+        x = torch.arange(40.0).reshape(8, 5)
+        found = []
+        for call in (fast, program):
+            try:
+                found.append(call(x, n))
+            except IndexError as error:
+                found.append(str(error))
+        assert_same(*found)
+    assert magpy.cache_info(fast).hits >= 4
+
+
+def test_a_list_from_outside_that_indexes_a_tensor_is_guarded():
+    def program(x, indices, n):
+        return x[indices] * n
+
+    fast, x = magpy.compile(program, backend="eager"), torch.arange(8.0)
+    for indices, n in (([1, 2], 1), ([1, 2], 2), ([1, 3], 3), ([1], 4), ([1, 2], 5)):
+        assert_same(fast(x, indices, n), program(x, indices, n))
