@@ -121,6 +121,26 @@ class ForwardHooks(nn.Module):
         return self.layer(x).sum() + self.seen["Linear"].mean()
 
 
+class BackwardHooks(nn.Module):
+    """Watches and scales the gradients of a backward pass to come."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.act, self.behind = nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)
+        self.seen = 0
+        self.act.register_backward_hook(self._see)
+        self.behind.register_full_backward_hook(lambda module, before, behind: None)
+
+    def _see(self, module, before, behind):
+        self.seen = self.seen + behind[0].detach().square().mean()
+
+    def forward(self, x):
+        x = self.act(self.before(x))
+        if x.requires_grad:
+            x.register_hook(lambda gradient: gradient * 0.5)
+        return self.behind(x)
+
+
 class ChangesHyperparameters(nn.Module):
     """A schedule: the value changes with every call until it reaches its end."""
 
@@ -199,6 +219,7 @@ TESTCASES = [
     (ReturnsParameter, lambda: ([], {}), lambda: ([torch.rand(2, 4)], {}), False),
     (ChangesGlobal, lambda: ([], {}), lambda: ([torch.rand(2, 4)], {}), False),
     (ForwardHooks, lambda: ([], {}), lambda: ([torch.rand(2, 4)], {}), False),
+    (BackwardHooks, lambda: ([], {}), lambda: ([torch.rand(2, 4)], {}), False),
     (ChangesHyperparameters, lambda: ([], {}), lambda: ([torch.rand(2, 4)], {}), False),
     (TorchRandomNumbers, lambda: ([], {}), lambda: ([torch.rand(2, 4)], {}), False),
     (PythonRandomNumber, lambda: ([], {}), lambda: ([torch.rand(2, 4)], {}), False),
