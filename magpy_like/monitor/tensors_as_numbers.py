@@ -71,7 +71,8 @@ def _is_dimension(parameter: Any) -> bool:
 
 def _may_count(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        return value.numel() == 1 and value.dtype in REAL_NUMBERS and not value.requires_grad
+        with torch._C.DisableTorchFunctionSubclass():  # parameters of no size yet would raise
+            return value.numel() == 1 and value.dtype in REAL_NUMBERS and not value.requires_grad
     if type(value) in (tuple, list):
         return any(map(_may_count, value))
     return type(value) is slice and any(isinstance(b, torch.Tensor) for b in _bounds(value))

@@ -151,6 +151,8 @@ def test_parameters_without_values_are_left_alone():
     twins = Twins(_Uninitialised)
     for _ in range(4):
         twins.call(one())
+    points = magpy.api._dispatcher(twins.compiled).split_points
+    assert not any("could not follow" in point.reason for point in points)
 
 
 def test_a_place_for_a_parameter_is_no_tensor_to_look_at():
