@@ -31,7 +31,13 @@ def _compilers(_: click.Context, __: click.Parameter, value: str) -> tuple[str, 
 @click.group(invoke_without_command=True)
 @click.option("--corpus", "root", type=_FOLDER, help="Folder of test_*.py, or one with generated/.")
 @click.option("--files", "listing", type=_FOLDER, help="Run the files this list names, one a line.")
-@click.option("--compilers", default="magpy", callback=_compilers, show_default=True)
+@click.option(
+    "--compilers",
+    default="magpy",
+    callback=_compilers,
+    show_default=True,
+    help=f"One or several of {','.join(COMPILERS)}.",
+)
 @click.option(
     "--backend",
     type=click.Choice(["eager", "magpy"]),
@@ -107,6 +113,8 @@ def _run(
         "train": train,
         "filter": pattern,
         "shard": shard,
+        "timeout": timeout,
+        "memory": memory,
         "files": len(files),
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -47,13 +47,15 @@ def discover(folder: Path, listing: Path | None = None) -> list[Path]:
     """The corpus files of `folder`, sorted; with `listing` (one name a line) only those it names.
 
     Raises:
-        CorpusError: there is no file, or `listing` names one that does not exist.
+        CorpusError: there is no file, no `listing`, or `listing` names one that does not exist.
     """
     if listing is None:
-        files = sorted(folder.glob("test_*.py"))
+        files = sorted(path for path in folder.glob("test_*.py") if path.is_file())
         if not files:
             raise CorpusError(f"{folder}: no files test_*.py there")
         return files
+    if not listing.is_file():
+        raise CorpusError(f"--files {listing}: no such file")
     names = [line.strip() for line in listing.read_text().splitlines()]
     files = sorted(folder / Path(name).name for name in names if name and not name.startswith("#"))
     missing = [path.name for path in files if not path.is_file()]
@@ -84,13 +86,23 @@ def _bucket(name: str, parts: int) -> int:
 
 
 def wanted_files(files: Iterable[Path], pattern: str | None) -> list[Path]:
-    """The files that can hold a test which `selects` takes; only loading a file tells for sure."""
+    """The files that can hold a test which `selects` takes; only loading a file tells for sure.
+
+    Raises:
+        CorpusError: there is none.
+    """
     if pattern is None:
         return list(files)
-    if "::" in pattern:
-        return [path for path in files if pattern.partition("::")[0] in path.name]
+    in_file, named, _ = pattern.partition("::")
     # A module's name stands in the file, if only in TESTCASES.
-    return [path for path in files if pattern in path.name or pattern in path.read_text()]
+    found = [
+        path
+        for path in files
+        if in_file in path.name or (not named and pattern.encode() in path.read_bytes())
+    ]
+    if not found:
+        raise CorpusError(f"--filter {pattern}: no file holds such a test")
+    return found
 
 
 def selects(pattern: str | None, file: str, module: str) -> bool:
@@ -113,8 +125,19 @@ def load(path: Path) -> list[Case]:
     module.__file__ = str(path)
     sys.modules[path.stem] = module
     # Not through the import system: that would write compiled files into somebody's checkout.
-    exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
-    return [
-        Case(index, getattr(build, "__name__", str(build)), build, init, forward)
-        for index, (build, init, forward, *_) in enumerate(getattr(module, "TESTCASES", []))
-    ]
+    exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+    return [_case(*entry) for entry in enumerate(getattr(module, "TESTCASES", []))]
+
+
+def _case(index: int, entry: Any) -> Case:
+    """
+    Raises:
+        TypeError: an entry of `TESTCASES` is something else.
+    """
+    if not isinstance(entry, tuple | list) or len(entry) < 3 or not all(map(callable, entry[:3])):
+        raise TypeError(
+            f"TESTCASES[{index}] is not (module class, function that gives the constructor's "
+            "arguments, function that gives forward's arguments)"
+        )
+    build, init, forward = entry[:3]
+    return Case(index, getattr(build, "__name__", str(build)), build, init, forward)

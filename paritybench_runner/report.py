@@ -225,6 +225,7 @@ def reproduce(run: dict[str, Any], compiler: str, test: results.Test) -> str:
         *("--backend", run["backend"]),
         *("--device", run["device"]),
         *(["--train"] if run["train"] else []),
+        *("--timeout", f"{run['timeout']:g}", "--memory", f"{run['memory']:g}"),
         *("--out", f"repro/{Path(test.file).stem}-{test.module}"),
     ]
     return "python -m paritybench_runner " + shlex.join(arguments)

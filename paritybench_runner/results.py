@@ -21,6 +21,8 @@ from typing import Any, TextIO
 # From best to worst. "eager": nothing was captured, the program ran as if there was no compiler.
 CLASSES = ("one_graph", "split", "eager", "timeout", "crashed", "wrong")
 NOT_RUNNABLE = "not_runnable"
+# What a run may be gone on with otherwise than it began.
+_LIMITS = ("timeout", "memory")
 _RANK = {name: rank for rank, name in enumerate(CLASSES)}
 
 
@@ -90,7 +92,7 @@ class Writer:
             before, self.done = read(folder)
             if not resume:
                 raise RunError(f"{folder} holds a run: pass --resume to go on, or another --out")
-            changed = [key for key in run if run[key] != before.get(key)]
+            changed = [k for k in run if k not in _LIMITS and run[k] != before.get(k)]
             if changed:
                 raise RunError(
                     f"{folder} holds a run with another {', '.join(changed)}: to go on with it, "

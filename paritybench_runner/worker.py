@@ -145,11 +145,19 @@ def main(
         _limit(memory, job.device)
     sys.path.insert(0, os.path.dirname(job.path))
     warnings.simplefilter("ignore")
-    for event in run_file(job, known):
-        channel.send(event)
+    exit_code = 0
+    try:
+        for event in run_file(job, known):
+            channel.send(event)
+    except SystemExit as error:
+        exit_code = error.code if isinstance(error.code, int) else 1
+    except BaseException as error:  # a program may raise more than an `Exception`
+        sys.stderr.write(first_line(error))
+        sys.stderr.flush()
+        exit_code = 1
     channel.close()
     # Threads and exit handlers of whatever was imported must not keep the process.
-    os._exit(0)
+    os._exit(exit_code)
 
 
 def _limit(memory: int, device: str) -> None:

@@ -49,6 +49,10 @@ def test_what_is_missing_is_named(folder, tmp_path_factory):
     listing.write_text("test_x.py\n")
     with pytest.raises(CorpusError, match=r"test_x\.py"):
         corpus.discover(folder, listing)
+    with pytest.raises(CorpusError, match="no such file"):
+        corpus.discover(folder, folder / "no list")
+    with pytest.raises(CorpusError, match="no file holds"):
+        corpus.wanted_files(corpus.discover(folder), "NoSuchNet")
     with pytest.raises(CorpusError, match="no such folder"):
         corpus.folder_of(folder / "nowhere")
     with pytest.raises(CorpusError, match="no files"):
@@ -84,6 +88,25 @@ def test_a_filter_spares_files_that_cannot_hold_the_test(folder):
     files = corpus.discover(folder)
     assert names(corpus.wanted_files(files, "Other")) == ["test_b.py"]
     assert names(corpus.wanted_files(files, "test_a.py::Net")) == ["test_a.py"]
+
+
+def test_a_folder_is_no_file(folder):
+    (folder / "test_d.py").mkdir()
+    assert names(corpus.discover(folder)) == ["test_a.py", "test_b.py"]
+
+
+def test_a_file_says_how_it_is_encoded(folder):
+    text = f"# coding: latin-1\n{NET}\nNAME = 'caf\xe9'\n"
+    (folder / "test_b.py").write_bytes(text.encode("latin-1"))
+    files = corpus.wanted_files(corpus.discover(folder), "Net")
+    assert [len(corpus.load(path)) for path in files] == [1, 1]
+
+
+@pytest.mark.parametrize("entry", ["5", "(Net, lambda: ([], {}))", "(Net, None, lambda: None)"])
+def test_an_entry_that_is_no_test_is_named(folder, entry):
+    (folder / "test_b.py").write_text(f"{NET}\nTESTCASES.append({entry})")
+    with pytest.raises(TypeError, match=r"TESTCASES\[1\] is not"):
+        corpus.load(folder / "test_b.py")
 
 
 def test_loading_a_file_gives_its_tests_and_writes_nothing(folder):

@@ -41,6 +41,8 @@ RUN = {
     "train": False,
     "filter": None,
     "shard": None,
+    "timeout": 90.0,
+    "memory": 12.0,
     "files": 6,
     "torch": "2",
     "python": "3",
@@ -90,7 +92,8 @@ def test_the_report_is_one_file_with_all_tests_and_commands_that_reproduce():
     assert len(tests) == 8
     assert groups[0]["command"] == (
         "python -m paritybench_runner --corpus '/some where' --filter test_b.py::Net1 "
-        "--compilers magpy --backend eager --device cpu --out repro/test_b-Net1"
+        "--compilers magpy --backend eager --device cpu --timeout 90 --memory 12 "
+        "--out repro/test_b-Net1"
     )
 
 
@@ -105,6 +108,12 @@ def test_a_killed_run_resumes_without_the_line_it_was_writing(tmp_path):
     writer.append(LINES[1])
     writer.close()
     assert [done["file"] for done in results.read(tmp_path)[1]] == ["test_a.py", "test_b.py"]
+
+
+def test_a_run_may_be_gone_on_with_under_other_limits(tmp_path):
+    results.Writer(tmp_path, RUN, resume=False).close()
+    results.Writer(tmp_path, {**RUN, "timeout": 500.0, "memory": 20.0}, resume=True).close()
+    assert results.read(tmp_path)[0]["timeout"] == 500.0
 
 
 def test_a_run_is_not_mixed_with_another(tmp_path):

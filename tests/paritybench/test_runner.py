@@ -118,12 +118,6 @@ class Raises(nn.Module):
             x = self.fail(x)
         return x + 1
 
-class Hangs(Raises):
-    @torch.jit.ignore
-    def fail(self, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(1000)
-        return x
-
 class EatsMemory(Raises):
     @torch.jit.ignore
     def fail(self, x: torch.Tensor) -> torch.Tensor:
@@ -143,13 +137,33 @@ class DiesInEager(nn.Module):
     def forward(self, x):
         os.kill(os.getpid(), 11)
 
+class OwnError(BaseException):
+    pass
+
+class RaisesInEager(nn.Module):
+    def forward(self, x):
+        raise OwnError("more than an Exception")
+
 class Survivor(nn.Module):
     def forward(self, x):
         return x + 1
 
 TESTCASES = tests(
-    Dies, Raises, Hangs, EatsMemory, EatsMemoryInSmallPieces, DiesInEager, Survivor
+    Dies, Raises, EatsMemory, EatsMemoryInSmallPieces, DiesInEager, RaisesInEager, Survivor
 )
+""",
+    "test_hangs.py": """
+class Hangs(nn.Module):
+    @torch.jit.ignore
+    def wait(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(1000)
+        return x
+    def forward(self, x):
+        if torch.jit.is_scripting():
+            x = self.wait(x)
+        return x + 1
+
+TESTCASES = tests(Hangs)
 """,
     "test_loses_gpu.py": """
 healthy = True
@@ -224,8 +238,9 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     corpus, out = write(folder / "corpus", FILES), folder / "out"
     # Enough for a slow machine to fill the memory.
-    options = ("--compilers", "torchscript", "--timeout", 10, "--memory", 2, "--train")
-    result = run("--corpus", corpus, *options, "--out", out)
+    limits = ("--timeout", 10, "--memory", 2)
+    options = ("--compilers", "torchscript", "--train", "--jobs", 2)
+    result = run("--corpus", corpus, *options, *limits, "--out", out)
     assert result.returncode == 0, result.stderr
     return corpus, out
 
@@ -298,6 +313,8 @@ def test_a_crash_a_hang_and_hunger_cost_only_the_test_itself(by_name):
     assert "of the 2 it may use" in by_name["EatsMemoryInSmallPieces"]["torchscript"]["error"]
     assert by_name["DiesInEager"]["eager"]["class"] == "crashed"
     assert "SIGSEGV" in by_name["DiesInEager"]["eager"]["error"]
+    assert by_name["RaisesInEager"]["eager"]["class"] == "crashed"
+    assert "OwnError: more than" in by_name["RaisesInEager"]["eager"]["error"]
     assert found["Survivor"] == "one_graph"
 
 
@@ -348,7 +365,7 @@ def test_a_file_that_cannot_be_imported_says_why(finished):
 
 
 def test_summary_and_report_are_written(finished):
-    assert "| torchscript | 4 |" in (finished[1] / "summary.md").read_text()
+    assert "| torchscript | 5 |" in (finished[1] / "summary.md").read_text()
     assert "test_dies.py" in (finished[1] / "report.html").read_text()
 
 
