@@ -178,6 +178,11 @@ class Graph:
             return False
         return self.shape_env._maybe_evaluate_static(relation) is sympy.true
 
+    def _is_one(self, size: Expr) -> bool:
+        if size.is_Integer or size.is_Symbol:
+            return size == 1
+        return self.hint(size) == 1 and self.known(sympy.Eq(size, 1))
+
     def assume(self, relation: Any) -> None:
         """A relation between sizes holds, or the call is eager's."""
         if not self.known(relation):
@@ -312,6 +317,8 @@ class Graph:
             for a, b in zip(size, result.size, strict=True):
                 if a.is_Integer and b.is_Integer and a != b:
                     raise Unsupported(name, f"lowered to size {result.size}, eager has {size}")
+            # Operators broadcast what guards say is 1, in whatever terms.
+            result.size = [sympy.S.One if self._is_one(s) else s for s in result.size]
             if result.dtype in LOW_PRECISION and isinstance(result.data, Computed):
                 result = _rounded(result, result.data)
             if result.stride_hint is None:

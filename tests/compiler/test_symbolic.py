@@ -142,6 +142,19 @@ def test_slices_follow_pythons_rule_at_every_size():
     )
 
 
+def test_a_size_that_is_an_expression_and_1_broadcasts():
+    """The guard says that the expression is 1, and no symbol in it has a value."""
+
+    def program(x, k):
+        y = x.narrow(0, 0, torch.sym_max(1, x.shape[0] - k))
+        return y * x + 1, x - (y + 1), y * 2
+
+    one_graph_for(
+        program,
+        (floats(6, 7, grad=True), 5), (floats(4, 5, grad=True), 3), (floats(3, 9, grad=True), 7),
+    )  # fmt: skip
+
+
 def test_padding_that_is_a_size_may_crop_or_extend():
     one_graph_for(
         lambda x, k: F.pad(x, (0, k)) + 1,
