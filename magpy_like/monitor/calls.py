@@ -51,6 +51,8 @@ def call(
             function, args = function.func, (*function.args, *args)
         else:
             break
+    if args and isinstance(args[0], functools.partial) and _makes_partial(function):
+        _read_partial(rec, args[0])  # it is taken apart, and the new one has its parts
     if kind is types.FunctionType:
         if is_disabled(function):
             raise Split(f"calls {describe(function)}, which is disabled")
@@ -105,6 +107,10 @@ def rely_on(rec: Recording, function: Any) -> None:
     node = rec.node(function)
     if node is not None and not is_identity(function):
         node.facts.add(Fact.IDENTITY)
+
+
+def _makes_partial(function: Any) -> bool:
+    return isinstance(function, type) and issubclass(function, functools.partial)
 
 
 def _read_partial(rec: Recording, partial: functools.partial[Any]) -> None:

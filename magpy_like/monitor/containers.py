@@ -19,11 +19,10 @@ from magpy_like.monitor.split import unknown
 from magpy_like.native import dict_of, lookup_in_type, ordered_keys, stored_hashes
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import (
-    HEAP_TYPE,
-    IMMUTABLE_TYPE,
     PLAIN_TYPES,
     answers_for_itself,
     is_identity,
+    is_of_python,
     is_plain,
 )
 
@@ -144,5 +143,5 @@ def transparent(value: Any) -> bool:
     return (
         is_identity(value)
         or isinstance(value, types.FunctionType | types.MethodType | super)
-        or type(value).__flags__ & (HEAP_TYPE | IMMUTABLE_TYPE) == HEAP_TYPE
+        or is_of_python(type(value))
     )

@@ -56,7 +56,7 @@ from magpy_like.monitor.split import Split, unknown
 from magpy_like.native import NULL, frame_set_operand, lookup_in_type
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Relation
-from magpy_like.refgraph.values import HEAP_TYPE, is_plain
+from magpy_like.refgraph.values import is_of_python, is_plain
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -326,7 +326,15 @@ def set_item(run: MonitorRun, target: Any, key: Any, value: Any) -> Token:
         run.lend(value)
         reads.iterate(rec, value)  # its elements are what is stored
     node = rec.node(target)
-    if isinstance(setter, types.FunctionType) or node is None:
+    if isinstance(setter, types.FunctionType):
+        return None
+    if isinstance(target, list) and isinstance(key, slice):
+        reads.iterate(rec, value)
+    elif not isinstance(target, CONTAINERS):
+        # An array of NumPy's keeps what it takes as bytes.
+        run.lifted.settle(value)
+        rec.visit(value, ValueRead.ALL)
+    if node is None:
         return None
     if isinstance(target, dict):
         rec.store(node, Relation(RelationKind.KEY, rec.key_in(node, key)), value)
@@ -466,7 +474,7 @@ def truth(run: MonitorRun, step: Step) -> Token:
         for name in ("__bool__", "__len__"):
             classes.read_class(rec, type(value), name)
         node = rec.node(value)
-        if node is not None and not type(value).__flags__ & HEAP_TYPE:
+        if node is not None and not is_of_python(type(value)):
             rec.visit(value, ValueRead.ALL)
     return None
 

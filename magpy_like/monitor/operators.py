@@ -27,7 +27,7 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Fact
-from magpy_like.refgraph.values import HEAP_TYPE, is_plain, is_same_value
+from magpy_like.refgraph.values import HEAP_TYPE, is_of_python, is_plain, is_same_value
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -113,7 +113,7 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
             rec.visit(value, ValueRead.ALL)
             if holds_tensor(value) and operation in _COMPARISONS:
                 raise Split("compares containers that hold tensors")
-        elif node is not None and not type(value).__flags__ & HEAP_TYPE:
+        elif node is not None and not is_of_python(type(value)):
             rec.visit(value, ValueRead.ALL)
         for name in _SPECIAL.get(operation, ()):
             if type(value).__flags__ & HEAP_TYPE:

@@ -96,6 +96,11 @@ def array_layout(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     return array.dtype, array.shape, array.strides, array.flags.num
 
 
+def is_of_python(cls: type) -> bool:
+    """Whether a class can be changed, as those made in Python; some native ones can, too."""
+    return cls.__flags__ & (HEAP_TYPE | IMMUTABLE_TYPE) == HEAP_TYPE
+
+
 def bind(method: Any, receiver: Any) -> Any:
     """A native method of an object. CPython crashes without the class where a method needs it."""
     return method.__get__(receiver, type(receiver))
