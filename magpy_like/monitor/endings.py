@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -87,7 +88,7 @@ def held_by(values: Iterable[Any], is_held: Callable[[Any], bool] | None = None)
         value = todo.pop()
         if id(value) in seen or is_plain(value) or isinstance(value, _APART):
             continue
-        if is_held is not None and is_held(value):
+        if (is_held is not None and is_held(value)) or _is_defined(value):
             continue
         seen[id(value)] = value
         yield value
@@ -96,6 +97,17 @@ def held_by(values: Iterable[Any], is_held: Callable[[Any], bool] | None = None)
 
 _APART = (type, types.ModuleType, types.CodeType)
 """Kept by the classes and modules that there are, or by cycles."""
+
+
+def _is_defined(value: Any) -> bool:
+    """Whether it is a function that is kept where its name says, in its module or class: torch
+    keeps weak tables of those, too."""
+    if not isinstance(value, types.FunctionType):
+        return False
+    holder: Any = sys.modules.get(value.__module__)
+    for name in value.__qualname__.split("."):
+        holder = vars(holder).get(name) if isinstance(holder, type | types.ModuleType) else None
+    return holder is value
 
 
 def _parts(value: Any) -> list[Any]:
