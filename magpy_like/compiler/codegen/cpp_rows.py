@@ -32,9 +32,7 @@ BY_LANE = {
     "fmax": "Largest<{}>",
 }  # what holds an accumulator for each lane of a strip
 KEPT = 1024  # elements that Welford's reduction looks at twice before it merges them
-# Elements summed before their sum is added to the total: bounds rounding error. Strips have more
-# accumulators, so that as many are added to each.
-BLOCK = 512
+BLOCK = 512  # elements summed before their sum is added to the total: bounds rounding error
 
 
 class Rows(Reduction):
@@ -138,8 +136,7 @@ class Rows(Reduction):
         indexed = bool(kinds & {"argmax", "argmin"})
         inner: dict[Value, str] = {}
         extent = kernel.ranges[last]
-        most = BLOCK * UNROLL if strips else BLOCK
-        block = most if "sum" in kinds and self.hint(extent) > most else 0
+        block = BLOCK if "sum" in kinds and self.hint(extent) > BLOCK else 0
         if "welford" in kinds and not (extent.is_Integer and int(extent) <= KEPT):
             block = KEPT
         if wide and not (extent.is_Integer and int(extent) <= WIDE):
