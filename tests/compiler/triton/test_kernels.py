@@ -77,6 +77,26 @@ def test_programs_share_a_row_that_is_written_over():
     same(function, torch.randn(4, 3), torch.randn(3, 70_000), rtol=1e-3, atol=1e-3)
 
 
+def test_many_rows_that_are_written_over_are_not_shared_and_columns_are_taken_together():
+    def rows(x, w):
+        product = x @ w
+        return product - product.mean(1, keepdim=True) * product.amax(1, keepdim=True)
+
+    def columns(x):
+        return (x * 2).sum(0)
+
+    for function, shapes, shared, block in (
+        (rows, ((64, 3), (3, 100_000)), False, 1),
+        (columns, ((100_000, 64),), True, 32),
+    ):
+        graph = lowered(function, *shapes)
+        steps = plan_memory(graph, Scheduler(graph).run())
+        (kernel,) = (step.work for step in steps if isinstance(step.work, Kernel))
+        tiling = tile(kernel, graph.hint)
+        assert (tiling.split > 1) == shared
+        assert tiling.outer[0].block == block
+
+
 def test_reductions_across_rows():
     for shape in ((5, 40), (1100, 70), (33, 300), (2, 90, 13)):
         same(lambda x: (x.amax(-2), x.argmin(-2), x - x.mean(-2, keepdim=True)), torch.randn(shape))
