@@ -201,6 +201,7 @@ def arithmetic(gm):
 X = torch.randn(2, 3, 16, 16)
 
 
+@pytest.mark.cpu  # on a GPU biases are added behind a convolution
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("groups", [1, 3])
@@ -223,6 +224,7 @@ def test_weights_that_change_between_two_calls_are_seen():
     assert_same(gm(X, *state.values()), run(X, state), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.cpu  # as above
 def test_a_compiled_model_has_no_batch_norm_between_two_convolutions():
     """Through capture and AOTAutograd; optimizer steps in between are seen."""
     first = ConvNorm()
