@@ -36,6 +36,15 @@ class Size:
 
 
 @dataclass(frozen=True, eq=False)
+class Address:
+    """The number that ``tell``, such as ``id``, makes of where a variable outside lies in memory.
+    Another object may have the same one later, and is as good as the first then."""
+
+    node: ShadowNode
+    tell: Callable[[Any], int]
+
+
+@dataclass(frozen=True, eq=False)
 class Draw:
     """What the mock draws again, or one item of it; ``index`` counts the draws of a run."""
 
@@ -72,7 +81,7 @@ class AsPython:
     number: Any
 
 
-Expression = Read | Size | Draw | Computed | InGraph | AsPython
+Expression = Read | Size | Address | Draw | Computed | InGraph | AsPython
 
 
 def is_number(value: Any) -> bool:

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead
 from magpy_like.monitor import (
+    addresses,
     attributes,
     autograd_nodes,
     devices,
@@ -178,6 +179,9 @@ def native(
     if operation in ASK_WHETHER_COMPILING and run.at and hears_what_eager_hears(run.at):
         run.suspended += 1
         return _finish_asking_in_eager, None
+    if operation in addresses.TELLS and not rec.inside and len(args) == 1 and not kwargs:
+        if (told := addresses.tell(run, operation, args[0])) is not None:
+            return told
     if locks.leaves_quietly(rec, operation, args):
         return finish_pure, NativeCall(None, operation, args, kwargs, False)
     if torch._C._len_torch_function_stack():

@@ -19,7 +19,7 @@ import torch
 from magpy_like.annotation import RelationKind
 from magpy_like.monitor.containers import CONTAINERS, SCALARS, elements, length_of
 from magpy_like.monitor.devices import default_devices
-from magpy_like.monitor.expressions import Size
+from magpy_like.monitor.expressions import Address, Size
 from magpy_like.monitor.iterators import FORESEEN, separate
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
@@ -661,6 +661,8 @@ class GuardBuilder:
         if self.rec.twin is not None:
             self._sizes(self.rec.twin)
         for number, value in self.rec.lifted.conditions:
+            if isinstance(number, Address) and self.places.is_fixed(number.node):
+                continue  # the record holds the very object
             way = numbers.text(number, self.name_of_number, self.source.constant)
             words = numbers.text(number, self.label, repr)
             self._check(self._equals(way, value), f"{words} == {value!r}")

@@ -7,7 +7,15 @@ from typing import Any
 
 from torch import fx
 
-from magpy_like.monitor.expressions import AsPython, Computed, Draw, InGraph, Read, Size
+from magpy_like.monitor.expressions import (
+    Address,
+    AsPython,
+    Computed,
+    Draw,
+    InGraph,
+    Read,
+    Size,
+)
 from magpy_like.monitor.operators import OPERATORS
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ShadowNode
@@ -96,6 +104,8 @@ def text(
         return name(expression.node)
     if isinstance(expression, Size):
         return f"{name(expression.node)}.size({expression.dim})"
+    if isinstance(expression, Address):
+        return f"{constant(expression.tell)}({name(expression.node)})"
     if isinstance(expression, Draw):
         item = "" if expression.item is None else f"[{expression.item}]"
         return f"draw{expression.index}{item}"
