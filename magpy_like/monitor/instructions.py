@@ -25,6 +25,7 @@ import yaml
 from magpy_like.annotation import RelationKind, ValueRead, lookup
 from magpy_like.annotation.location import annotations_dir
 from magpy_like.monitor import (
+    addresses,
     attributes,
     autograd_nodes,
     calls,
@@ -578,9 +579,16 @@ def format_value(run: MonitorRun, step: Step) -> Token:
             return text
         if holds_tensor(value):
             raise Split("formats a tensor as text")
+        if step.oparg < _ASCII and addresses.is_shown_by_address(value):
+            return addresses.told(run, str, value)
         run.recording.visit(value, ValueRead.ALL)
         specials.look_for_all(run.recording, value)
+        return addresses.finish_text, None
     return None
+
+
+_ASCII = 3
+"""From here on a field has other text than ``str`` and ``repr`` make, or a specification."""
 
 
 def length(run: MonitorRun, step: Step) -> Token:

@@ -270,6 +270,7 @@ def native(
         for value in (*args, *kwargs.values()):
             look_inside(rec, operation, value)
     changed = []
+    is_of_sets = getattr(operation, "__objclass__", None) in (set, frozenset) or operation is bool
     for position, value in inputs_of(args, kwargs):
         wanted = annotation.input(position)
         if run.lifted and not on_graph and wanted.value_read not in _LIKE_TYPES:
@@ -282,6 +283,8 @@ def native(
             if operation in TELLS_OBJECTS:
                 rec.tell_apart(value)
             continue
+        if operation is set.pop or (wanted.value_read in _GOES_THROUGH and not is_of_sets):
+            addresses.look_at_order(rec, value)
         if wanted.value_read not in _TELL_NO_METHODS:
             specials.look_for_all(rec, value)
         if wanted.in_place and not isinstance(value, torch.Tensor):
@@ -658,6 +661,8 @@ def finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
     if any(isinstance(value, torch.Tensor) for value in (*done.args, *done.kwargs.values())):
         run.account()
         run.recording.constants.lend(done.args, result)
+    if type(result) is str and not all(map(is_plain, (*done.args, *done.kwargs.values()))):
+        addresses.finish_text(run, None, result)
     run.recording.bear(result)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from magpy_like.annotation import Annotation, ValueRead, lookup
-from magpy_like.monitor import attributes, metadata
+from magpy_like.monitor import addresses, attributes, metadata
 from magpy_like.monitor.arguments import describe, holds_tensor, is_followed
 from magpy_like.monitor.containers import CONTAINERS, elements, hashes_in_python
 from magpy_like.monitor.reads import ATTRIBUTES, inputs_of
@@ -43,7 +43,14 @@ def look_at_callbacks(
             raise Split(f"hands {describe(function)} to native code that calls it")
         for other, value in inputs:
             if other != position:
+                if function in addresses.TELLS and not _holds_plain(value):
+                    raise Split(f"hands {describe(function)} to native code that calls it")
                 rec.visit(value, ValueRead.ALL)
+
+
+def _holds_plain(value: Any) -> bool:
+    """Whether nothing that going through a value gives can tell an address."""
+    return is_plain(value) or (type(value) in CONTAINERS and all(map(is_plain, value)))
 
 
 def _only_looks(function: Any) -> bool:

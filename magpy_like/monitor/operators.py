@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from magpy_like.annotation import ValueRead, lookup
-from magpy_like.monitor import classes
+from magpy_like.monitor import addresses, classes
 from magpy_like.monitor.arguments import answers_in_python, holds_tensor
 from magpy_like.monitor.containers import CONTAINERS
 from magpy_like.monitor.native_calls import (
@@ -121,7 +121,8 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
         if on_tensors and type(value).__flags__ & HEAP_TYPE:
             classes.read_class(rec, type(value), "__torch_function__")
     if in_python:
-        return finish_followed, None
+        makes_text = operation in FORMATS and isinstance(args[0], str)
+        return addresses.finish_text if makes_text else finish_followed, None
     return finish_pure, NativeCall(None, operation, args, {}, False)
 
 

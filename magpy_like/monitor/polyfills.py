@@ -19,7 +19,9 @@ from typing import Any, cast
 import torch
 import torch.utils.checkpoint
 
+from magpy_like.monitor.addresses import TELLS
 from magpy_like.monitor.containers import CONTAINERS, elements
+from magpy_like.refgraph.values import is_plain
 
 
 def _sum(iterable: Iterable[Any], /, start: Any = 0) -> Any:
@@ -82,6 +84,10 @@ def _map(function: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator
 
 def _starmap(function: Callable[..., Any], iterable: Iterable[Any], /) -> Iterator[Any]:
     return itertools.starmap(spread(function), iterable)
+
+
+def _call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
 
 
 def _accumulate(iterable: Iterable[Any], func: Any = None, *, initial: Any = None) -> Iterator[Any]:
@@ -216,6 +222,18 @@ def _runs_native(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return any(may_yield_tensors(iterable) for iterable in args[1:])
 
 
+def _tells_addresses(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether each item is asked where it lies, unless all are of kinds that do not tell it."""
+    function, *iterables = args or (None,)
+    if not any(function is told for told in TELLS):
+        return False
+    return not all(
+        isinstance(iterable, range | str | bytes)
+        or (type(iterable) in CONTAINERS and all(map(is_plain, iterable)))
+        for iterable in iterables
+    )
+
+
 def _by_native_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     key = kwargs.get("key")
     return key is not None and not isinstance(key, types.FunctionType | types.MethodType)
@@ -243,8 +261,10 @@ _ROWS: tuple[tuple[Any, Applies, Callable[..., Any]], ...] = (
     (tuple, _is_generator, _tuple),
     (max, _compares_tensors, _max),
     (min, _compares_tensors, _min),
+    (operator.call, _always, _call),
     (functools.reduce, _runs_native, _reduce),
     (map, _runs_native, _map),
+    (map, _tells_addresses, _map),
     (itertools.starmap, _runs_native, _starmap),
     (itertools.accumulate, _consumes_tensors, _accumulate),
     (torch.utils.checkpoint.checkpoint, _plain_checkpoint, _checkpoint),

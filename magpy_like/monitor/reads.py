@@ -16,7 +16,7 @@ from magpy_like.annotation import (
     ValueRead,
     lookup,
 )
-from magpy_like.monitor import attributes
+from magpy_like.monitor import addresses, attributes
 from magpy_like.monitor.containers import CONTAINERS, DICT_VIEWS
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
@@ -191,6 +191,7 @@ def iterate(rec: Recording, source: Any) -> None:
     if is_plain(source) or isinstance(source, torch.Tensor):
         return
     source = rec.proxied(source)
+    addresses.look_at_order(rec, source)
     node = rec.node(source)
     if node is None:
         return

@@ -196,6 +196,11 @@ class RefGraph:
         node = self._by_id.get(id(variable))
         return node if node is not None and node.variable is variable else None
 
+    def get_node_at(self, address: int) -> ShadowNode | None:
+        """The node of the heap object that has this ``id``, or None when there is none."""
+        node = self._by_id.get(address)
+        return node if node is not None and id(node.variable) == address else None
+
     def add(self, variable: Any, *, existed: bool, plain: bool = False) -> ShadowNode:
         """A new node. A plain value is not entered under its ``id``."""
         node = ShadowNode(len(self.nodes), variable, existed=existed, plain=plain)

@@ -19,7 +19,7 @@ import torch
 from magpy_like.annotation import RelationKind
 from magpy_like.monitor.containers import CONTAINERS, SCALARS, elements, length_of
 from magpy_like.monitor.devices import default_devices
-from magpy_like.monitor.expressions import Address, Size
+from magpy_like.monitor.expressions import Address, Size, made_of
 from magpy_like.monitor.iterators import FORESEEN, separate
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
@@ -666,7 +666,7 @@ class GuardBuilder:
             way = numbers.text(number, self.name_of_number, self.source.constant)
             words = numbers.text(number, self.label, repr)
             self._check(self._equals(way, value), f"{words} == {value!r}")
-        self.expected.conditions += self.rec.lifted.conditions
+        self.expected.conditions += map(_of_places, self.rec.lifted.conditions)
         self.expected.about_lifted.update(self.readable[said:], self._about_lifted)
         for node in self.places.order:
             if self.expected.places.get(node.node_id) in self.expected.lifted:
@@ -770,6 +770,14 @@ class GuardBuilder:
                 ids = ", ".join(f"id({self.name(node)})" for node in nodes)
                 labels = ", ".join(self.label(node) for node in nodes)
                 self._check(f"len({{{ids}}}) == {len(nodes)}", f"{labels} are different objects")
+
+
+def _of_places(condition: tuple[Any, Any]) -> tuple[Any, Any]:
+    """A condition as other records can be held to it. Where an object lies says nothing of theirs,
+    and the record must not keep it alive."""
+    number, value = condition
+    told = any(isinstance(part, Address) for part in made_of(number))
+    return (None if told else number), value
 
 
 _FEW = 2
