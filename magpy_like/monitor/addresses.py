@@ -137,13 +137,17 @@ def is_shown_by_address(value: Any) -> bool:
 _OWN_TEXT = {name: getattr(object, name) for name in ("__repr__", "__str__", "__format__")}
 
 
-def finish_text(run: MonitorRun, _: Any, text: str) -> None:
-    """Native code has made a text of objects, which may show where they lie.
+def finish_text(run: MonitorRun, _: Any, text: Any) -> None:
+    """Native code has made a text of objects, which may show where they lie, unless one of them has
+    had a method of its own for it, which gives anything.
 
     Raises:
         Look: it shows that of an object which a later call does not find.
     """
-    for found in _ADDRESS.findall(text):
+    if not isinstance(text, str | bytes):
+        run.recording.bear(text)
+        return
+    for found in _ADDRESS.findall(text if isinstance(text, str) else text.decode("latin-1")):
         address = int(found, 16)
         if address >= _LEAST:
             node = run.recording.refs.get_node_at(address)

@@ -120,9 +120,10 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
                 classes.read_class(rec, type(value), name)
         if on_tensors and type(value).__flags__ & HEAP_TYPE:
             classes.read_class(rec, type(value), "__torch_function__")
+    if operation in FORMATS and isinstance(args[0], str | bytes) and not is_plain(args[1]):
+        return addresses.finish_text, None
     if in_python:
-        makes_text = operation in FORMATS and isinstance(args[0], str)
-        return addresses.finish_text if makes_text else finish_followed, None
+        return finish_followed, None
     return finish_pure, NativeCall(None, operation, args, {}, False)
 
 

@@ -78,6 +78,7 @@ SHOWN = {
 
 SHOWN_INSIDE = {
     "percent": lambda x, thing: "%s" % thing,  # noqa: UP031
+    "percent in bytes": lambda x, thing: b"%a" % thing,
     "percent of several": lambda x, thing: "%s %d".__mod__((thing, 1)),
     "ascii": lambda x, thing: ascii(thing),
     "field in ASCII": lambda x, thing: f"{thing!a}",
