@@ -75,9 +75,14 @@ def copy_of(mapping: dict[Any, Any]) -> dict[Any, Any]:
 def known_dict(items: Sequence[tuple[Any, Any]], container: Any) -> dict[Any, Any]:
     """A dictionary of these items, whose keys are among those of a container that knows their
     hashes: no key is asked for its own again."""
-    hashes = {id(key): number for key, number in stored_hashes(container)}
+    hashes = hashes_of(container)
     keys = tuple(key for key, _ in items)
     return dict_of(keys, tuple(hashes[id(key)] for key in keys), tuple(v for _, v in items))
+
+
+def hashes_of(container: Any) -> dict[int, int]:
+    """The hashes that a dictionary or set knows of its keys, by the keys' ids."""
+    return {id(key): number for key, number in stored_hashes(container)}
 
 
 def hashes_in_python(key: Any) -> bool:

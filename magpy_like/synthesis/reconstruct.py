@@ -23,7 +23,13 @@ from torch.autograd.profiler import record_function
 
 from magpy_like.dynamic.generators import put_together, take_apart
 from magpy_like.dynamic.tracebacks import came_through, entries, raised_in_caller
-from magpy_like.monitor.containers import CONTAINERS, elements, hashes_in_python, items_of
+from magpy_like.monitor.containers import (
+    CONTAINERS,
+    elements,
+    hashes_in_python,
+    hashes_of,
+    items_of,
+)
 from magpy_like.monitor.gathered import Gathered
 from magpy_like.monitor.iterators import (
     ARRAY_ITERATOR,
@@ -34,7 +40,7 @@ from magpy_like.monitor.iterators import (
 )
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
-from magpy_like.native import NULL, dict_of, instance_dict, lookup_in_type, stored_hashes
+from magpy_like.native import NULL, dict_of, instance_dict, lookup_in_type
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.values import (
@@ -234,7 +240,7 @@ class Reconstruction:
         """The program has asked the keys for their hashes, with whatever effects that had."""
         if isinstance(container, collections.OrderedDict):
             raise Split(_ASKS_AGAIN)
-        hashes = {id(key): number for key, number in stored_hashes(container)}
+        hashes = hashes_of(container)
         numbers = tuple(hashes[id(key)] for key, _ in items)
         if len(set(numbers)) < len(numbers):
             raise Split("leaves keys of equal hashes, which compares them in Python")
