@@ -273,10 +273,8 @@ def native(
     is_of_sets = getattr(operation, "__objclass__", None) in (set, frozenset) or operation is bool
     for position, value in inputs_of(args, kwargs):
         wanted = annotation.input(position)
-        if run.lifted and not on_graph and wanted.value_read not in _LIKE_TYPES:
-            moved = operation in _MOVES and not is_liftable(value)
-            if not moved and position not in SHOWN.get(operation, ()):
-                run.lifted.settle(_keys_of(value) if operation is dict else value)
+        if run.lifted and not on_graph and position not in SHOWN.get(operation, ()):
+            _settle(run, operation, wanted.value_read, value)
         elif on_graph and type(value) is str and run.lifted:
             run.lifted.settle(value)  # an operator's mode, not a value
         if is_plain(value):
@@ -479,8 +477,7 @@ def look_at_all(
     _lend(run, annotation, args, kwargs)
     for position, value in inputs_of(args, kwargs):
         read = annotation.input(position).value_read
-        if read not in _LIKE_TYPES and (operation not in _MOVES or is_liftable(value)):
-            run.lifted.settle(_keys_of(value) if operation is dict else value)
+        _settle(run, operation, read, value)
         rec.visit(value, read)
         if read in _COMPARES:
             rec.compare(value)
@@ -488,6 +485,12 @@ def look_at_all(
 
 _SHOWS = (RelationKind.ITERATION, RelationKind.COPY)
 _GOES_THROUGH = (ValueRead.ELEMENTS, ValueRead.PAIRS, ValueRead.ALL)
+
+
+def _settle(run: MonitorRun, operation: Any, read: ValueRead, value: Any) -> None:
+    """An argument is read in this way: numbers in it that vary are guarded, if it is looked at."""
+    if read not in _LIKE_TYPES and (operation not in _MOVES or is_liftable(value)):
+        run.lifted.settle(_keys_of(value) if operation is dict else value)
 
 
 def _keys_of(value: Any) -> Any:
