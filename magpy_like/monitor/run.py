@@ -44,10 +44,11 @@ from magpy_like.monitor.instructions import (
 )
 from magpy_like.monitor.iterators import is_native_iterator
 from magpy_like.monitor.lifted import LiftedNumbers
+from magpy_like.monitor.meetings import GUARDED_BYTES
 from magpy_like.monitor.number_rules import SETTLED_BY
 from magpy_like.monitor.own_tensors import OwnTensors
 from magpy_like.monitor.reads import inputs_of
-from magpy_like.monitor.recording import GUARDED_BYTES, Recording
+from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.region import Compiling, ask_for_instructions, seen_entry
 from magpy_like.monitor.repeated_calls import Call, outward
 from magpy_like.monitor.replacing import FoundNumbers

@@ -20,7 +20,7 @@ from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.values import storage_of, tensor_version
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.recording import Recording
+    from magpy_like.monitor.graph_values import GraphValues
 
 _ADDS = (operator.iadd, torch.Tensor.add_, torch.Tensor.__iadd__, torch._foreach_add_)
 
@@ -50,7 +50,7 @@ class TensorCounters:
 
     def note(
         self,
-        rec: Recording,
+        rec: GraphValues,
         operation: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
@@ -69,7 +69,7 @@ class TensorCounters:
             if node is not None and not replaced and _is_counter(tensor):
                 self._add(rec, node, tensor, amount)
 
-    def _add(self, rec: Recording, node: ShadowNode, tensor: torch.Tensor, amount: float) -> None:
+    def _add(self, rec: GraphValues, node: ShadowNode, tensor: torch.Tensor, amount: float) -> None:
         version, writes = tensor_version(tensor), self._writes.get(storage_of(tensor), 0)
         entered = Computed(torch.Tensor.item, (Read(node),))
         known = self._sums.get(node.node_id, (rec.tensor_versions[node.node_id], 0, entered))
@@ -77,7 +77,7 @@ class TensorCounters:
             sum_of = _SUMS[tensor.dtype]
             self._sums[node.node_id] = version, writes, Computed(sum_of, (known[2], amount))
 
-    def value(self, rec: Recording, tensor: torch.Tensor) -> Computed | None:
+    def value(self, rec: GraphValues, tensor: torch.Tensor) -> Computed | None:
         """The value of a tensor that was counted up, and changed in no other way."""
         node = rec.node(tensor) if self._sums else None
         if node is None or node.node_id not in self._sums or node.node_id in rec.data_replaced:

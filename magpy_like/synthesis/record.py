@@ -20,8 +20,9 @@ from magpy_like.monitor.containers import elements, items_of, length_of
 from magpy_like.monitor.devices import switch, without_default_device
 from magpy_like.monitor.expressions import Draw, Expression, Read, known_before_graph, made_of
 from magpy_like.monitor.iterators import advance
+from magpy_like.monitor.meetings import came
 from magpy_like.monitor.modes import Modes
-from magpy_like.monitor.recording import Recording, came
+from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import NotForetold, NotMerged, Place, Split, SplitPoint
 from magpy_like.monitor.variation import Path
 from magpy_like.monitor.ways import lookup
