@@ -52,7 +52,7 @@ from magpy_like.monitor.expressions import (
     known_at_entry,
 )
 from magpy_like.monitor.flags import Known
-from magpy_like.monitor.instructions import Step
+from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.loops import Element
 from magpy_like.monitor.operator_graph import NUMBER, UnknownTensor
 from magpy_like.monitor.recording import Recording

@@ -21,7 +21,7 @@ from magpy_like.dynamic.frame_state import FrameState, capture, is_resumable, or
 from magpy_like.dynamic.layout import NoLayout
 from magpy_like.dynamic.rounds import FEWEST_ROUNDS, Explorer, Loop
 from magpy_like.logs import topic
-from magpy_like.monitor.instructions import Step
+from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.loops import Element, computed, over_range
 from magpy_like.monitor.operator_graph import UnknownTensor
 from magpy_like.monitor.run import MonitorRun

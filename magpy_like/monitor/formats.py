@@ -21,7 +21,7 @@ from magpy_like.native.kinds import isinstance
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from magpy_like.monitor.instructions import Step
+    from magpy_like.monitor.instructions.step import Step
     from magpy_like.monitor.run import MonitorRun
 
     Token = tuple[Callable[..., Any], Any]

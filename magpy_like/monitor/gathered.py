@@ -22,7 +22,7 @@ from magpy_like.native import NULL
 from magpy_like.native.kinds import isinstance
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.instructions import Step
+    from magpy_like.monitor.instructions.step import Step
     from magpy_like.monitor.operator_graph import OperatorGraph
 
 JOINS = frozenset({torch.stack, torch.cat, torch.concat, torch.concatenate})

@@ -8,27 +8,22 @@ the region was entered. The mock advances the iterator by as many as the program
 from __future__ import annotations
 
 import gc
-import operator
 from collections.abc import Iterator
 from types import FunctionType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from magpy_like.annotation import RelationKind
-from magpy_like.monitor import draws
 from magpy_like.monitor.split import Split
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.kinds import isinstance
-from magpy_like.refgraph import Relation, ShadowNode
+from magpy_like.refgraph import ShadowNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from magpy_like.monitor.instructions import Step
     from magpy_like.monitor.recording import Recording
-    from magpy_like.monitor.run import MonitorRun
 
     Token = tuple[Callable[..., Any], Any] | None
 
@@ -39,10 +34,10 @@ DICT_ITERATORS: dict[type, Any] = {
     type(iter({}.items())): lambda d: iter(dict.items(d)),
 }
 """How each is made from its dictionary."""
-_SINGLE = (*SEQUENCE_ITERATORS, *DICT_ITERATORS, type(reversed([])))
+SINGLE = (*SEQUENCE_ITERATORS, *DICT_ITERATORS, type(reversed([])))
 ARRAY_ITERATOR = type(iter(np.zeros(1)))
 """Goes through whatever has ``__getitem__``, such as an array."""
-FORESEEN: tuple[type, ...] = (*_SINGLE, enumerate, zip)
+FORESEEN: tuple[type, ...] = (*SINGLE, enumerate, zip)
 """Types of iterators whose next elements can be told."""
 
 
@@ -65,7 +60,7 @@ def ahead(iterator: Any, count: int) -> Any:
                 raise Split("exhausts a strict zip")
             return NOTHING
         return values
-    if kind not in _SINGLE:
+    if kind not in SINGLE:
         raise Split(f"advances a {kind.__qualname__} from outside")
     return _ahead_in(iterator, count)
 
@@ -123,47 +118,3 @@ def is_native_iterator(value: Any) -> bool:
 def is_started_before(rec: Recording, value: Any) -> bool:
     """Whether a value is a generator from outside: what it does next depends on its frame."""
     return isinstance(value, GeneratorType) and rec.node(value) is not None
-
-
-def take(run: MonitorRun, step: Step) -> Token:
-    """A loop asks its iterator for the next element.
-
-    Raises:
-        Split: the iterator is from outside, and what it gives cannot be told beforehand.
-    """
-    rec = run.recording
-    iterator = step.stack[-1]
-    if is_started_before(rec, iterator):
-        raise Split("goes on with a generator from before the region")
-    if run.branching is not None:
-        run.branching.at_next_round(run, step)
-    if type(iterator) is ARRAY_ITERATOR:
-        _, (array, *_), *at = iterator.__reduce__()
-        if at and draws.gives_numbers(run, array) and at[0] < len(array):
-            return draws.derives(run, operator.getitem, (array, at[0]), {})
-    node = foreseen(rec, iterator)
-    if node is None:
-        if rec.node(iterator) is not None and is_native_iterator(iterator):
-            raise Split(f"advances a {type(iterator).__qualname__} from outside")
-        return None
-    if not separate(iterator):
-        raise Split("goes on with an iterator that takes two elements at a time")
-    for inner in innermost(iterator):
-        container = rec.node(container_of(inner)) if type(inner) in _SINGLE else None
-        if container is not None and container.changed:
-            raise Split("goes on with an iterator over what it has changed")
-    taken = rec.advanced.get(node.node_id, 0)
-    relation = Relation(RelationKind.ITERATION, taken)
-    if ahead(iterator, 0) is not NOTHING:
-        return _finish_take, (node, relation)
-    rec.advanced[node.node_id] = taken + 1
-    rec.absent(node, relation)
-    return None
-
-
-def _finish_take(run: MonitorRun, taken: tuple[ShadowNode, Relation], element: Any) -> Any:
-    node, relation = taken
-    rec = run.recording
-    rec.advanced[node.node_id] = rec.advanced.get(node.node_id, 0) + 1
-    rec.meet(node, relation, element)
-    return run.lift_element(node, relation, element)

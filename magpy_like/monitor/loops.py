@@ -12,7 +12,7 @@ import torch
 from magpy_like.monitor.split import Split
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.instructions import Step
+    from magpy_like.monitor.instructions.step import Step
     from magpy_like.monitor.run import MonitorRun
 
 Element = Callable[[Any, list[torch.Tensor]], Any]

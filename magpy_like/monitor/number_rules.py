@@ -22,7 +22,7 @@ from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import is_plain
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.instructions import Step
+    from magpy_like.monitor.instructions.step import Step
     from magpy_like.monitor.run import MonitorRun
 
     Token = tuple[Callable[..., Any], Any] | None

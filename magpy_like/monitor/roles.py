@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.instructions import Step
+    from magpy_like.monitor.instructions.step import Step
     from magpy_like.monitor.run import MonitorRun
     from magpy_like.monitor.split import Place
     from magpy_like.refgraph import ShadowNode

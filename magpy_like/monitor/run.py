@@ -35,13 +35,8 @@ from magpy_like.monitor.endings import WEAK_CONTAINERS
 from magpy_like.monitor.expressions import Expression, fresh
 from magpy_like.monitor.flags import Flags
 from magpy_like.monitor.gathered import looked_at
-from magpy_like.monitor.instructions import (
-    WHEN,
-    Rules,
-    Step,
-    finish_without_result,
-    load_rules,
-)
+from magpy_like.monitor.instructions.step import Step, finish_without_result
+from magpy_like.monitor.instructions.table import WHEN, Rules, load_rules
 from magpy_like.monitor.iterators import is_native_iterator
 from magpy_like.monitor.lifted import LiftedNumbers
 from magpy_like.monitor.meetings import GUARDED_BYTES

@@ -11,7 +11,7 @@ import torch
 
 from magpy_like.annotation import RelationKind, lookup
 from magpy_like.monitor import attributes, autograd_nodes, metadata, native_calls
-from magpy_like.monitor.instructions import finish_without_result
+from magpy_like.monitor.instructions.step import finish_without_result
 from magpy_like.monitor.split import Split
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.kinds import isinstance

@@ -15,7 +15,7 @@ from magpy_like.monitor.expressions import (
     is_number_or_truth,
     made_of,
 )
-from magpy_like.monitor.instructions import Step
+from magpy_like.monitor.instructions.step import Step
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.values import is_plain

@@ -1,0 +1,160 @@
+"""``container[key]``, read, stored and deleted.
+
+One place of a built-in container is relied on or changed; a class that has its own way in Python is
+left to it, and anything else is relied on, or rewritten, as a whole.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from magpy_like.annotation import RelationKind, ValueRead
+from magpy_like.monitor import classes, draws, operators, reads
+from magpy_like.monitor.containers import CONTAINERS, is_told_by_identity
+from magpy_like.monitor.gathered import ENDS, Gathered
+from magpy_like.monitor.instructions.step import Step, Token, finish_without_result
+from magpy_like.monitor.instructions.truth import ask_which
+from magpy_like.monitor.split import Split
+from magpy_like.native import lookup_in_type
+from magpy_like.native.kinds import isinstance
+from magpy_like.refgraph import Relation
+from magpy_like.refgraph.values import is_plain
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+
+def read_item(run: MonitorRun, step: Step) -> Token:
+    """``source[key]``."""
+    source, key = step.stack[-2:]
+    if isinstance(source, dict):
+        ask_which(run, step, 1)
+    return get_item(run, source, key, step)
+
+
+def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -> Token:
+    """``source[key]``, by an instruction or on the way of another operation."""
+    rec = run.recording
+    if isinstance(source, torch.Tensor):
+        return operators.operate(run, operator.getitem, (source, draws.as_index(run, key)))
+    given = rec.operators.lists.get(id(source))
+    if isinstance(given, Gathered) and given.is_whole() and type(key) is int and key in ENDS:
+        given.know(rec.operators, key)
+        return None
+    if type(source) is np.ndarray and draws.has_element(source, key):
+        if (derived := draws.derives(run, operator.getitem, (source, key), {})) is not None:
+            return derived
+    if not is_plain(key):
+        rec.visit(key, ValueRead.ALL)
+        rec.compare(key)
+        if isinstance(key, torch.Tensor) and not isinstance(
+            lookup_in_type(type(source), "__getitem__"), types.FunctionType
+        ):
+            if not isinstance(source, dict):
+                raise Split("uses a tensor as an index into a Python container")
+            for other in dict.keys(source):  # tensors are found by their identity
+                rec.compare(other)
+    if isinstance(source, type):
+        return None
+    source = rec.proxied(source)
+    if isinstance(source, CONTAINERS):
+        if type(source) not in CONTAINERS:
+            getter = classes.read_class(rec, type(source), "__getitem__")
+            if isinstance(getter, types.FunctionType):
+                return None
+        if isinstance(key, slice):
+            run.lend(source)
+        reads.read_item(rec, source, key)
+        node = rec.node(source)
+        if node is None or step is None:
+            return None
+        found_by = is_plain(key) or is_told_by_identity(key)
+        if isinstance(source, dict) and found_by and dict.__contains__(source, key):
+            found = dict.__getitem__(source, key)
+            return run.lift_read(step, node, Relation(RelationKind.KEY, rec.key(key)), found)
+        if isinstance(source, list | tuple) and type(key) is int:
+            at = key if key >= 0 else key + len(source)
+            if 0 <= at < len(source):
+                return run.lift_read(step, node, Relation(RelationKind.ITEM, at), source[at])
+    elif type(source) not in run.simple_types:
+        classes.read_class(rec, type(source), "__getitem__")
+        if rec.node(source) is not None and not isinstance(
+            lookup_in_type(type(source), "__getitem__"), types.FunctionType
+        ):
+            rec.visit(source, ValueRead.ALL)
+    return None
+
+
+def write_item(run: MonitorRun, step: Step) -> Token:
+    """``target[key] = value``."""
+    value, target, key = step.stack[-3:]
+    return set_item(run, target, key, value)
+
+
+def set_item(run: MonitorRun, target: Any, key: Any, value: Any) -> Token:
+    """``target[key] = value``, by an instruction or on the way of another operation."""
+    rec = run.recording
+    if isinstance(target, torch.Tensor):
+        token = operators.operate(run, operator.setitem, (target, draws.as_index(run, key), value))
+        return None if token is None else (finish_without_result, token)
+    rec.compare(key)
+    setter = classes.read_class(rec, type(target), "__setitem__")
+    if isinstance(key, slice) and not isinstance(setter, types.FunctionType):
+        run.lend(value)
+        reads.iterate(rec, value)  # its elements are what is stored
+    node = rec.node(target)
+    if isinstance(setter, types.FunctionType):
+        return None
+    if isinstance(target, list) and isinstance(key, slice):
+        reads.iterate(rec, value)
+    elif not isinstance(target, CONTAINERS):
+        # An array of NumPy's keeps what it takes as bytes.
+        run.lifted.settle(value)
+        rec.visit(value, ValueRead.ALL)
+    if node is None:
+        return None
+    if isinstance(target, dict):
+        rec.store(node, Relation(RelationKind.KEY, rec.key_in(node, key)), value)
+    elif isinstance(target, list) and isinstance(key, int) and not node.rewritten:
+        size = len(target)
+        rec.look_at_length(node)
+        rec.store(node, Relation(RelationKind.ITEM, key % size if size else key), value)
+    else:
+        rec.rewrite(node)
+    return None
+
+
+def delete_item(run: MonitorRun, step: Step) -> Token:
+    """``del target[key]``."""
+    target, key = step.stack[-2:]
+    rec = run.recording
+    if isinstance(target, torch.Tensor):
+        raise Split("deletes an item of a tensor")
+    rec.compare(key)
+    remover = classes.read_class(rec, type(target), "__delitem__")
+    node = rec.node(target)
+    if isinstance(remover, types.FunctionType) or node is None:
+        return None
+    if isinstance(target, dict):
+        reads.read_item(rec, target, key)
+        rec.remove(node, Relation(RelationKind.KEY, rec.key_in(node, key)))
+    else:
+        rec.rewrite(node)
+    return None
+
+
+def read_slice(run: MonitorRun, step: Step) -> Token:
+    """``source[start:stop]`` in one instruction (Python 3.12)."""
+    source, start, stop = step.stack[-3:]
+    return get_item(run, source, slice(start, stop))
+
+
+def write_slice(run: MonitorRun, step: Step) -> Token:
+    """``target[start:stop] = value`` in one instruction (Python 3.12)."""
+    value, target, start, stop = step.stack[-4:]
+    return set_item(run, target, slice(start, stop), value)

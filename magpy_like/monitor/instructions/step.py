@@ -1,0 +1,50 @@
+"""An instruction that is about to run, and what its rule says of the time when it has run."""
+
+from __future__ import annotations
+
+import opcode
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+Token = tuple[Callable[..., None], Any] | None
+"""What is done with an instruction's result, and with what else; None for nothing."""
+
+_NEW_LOAD_ATTR = sys.version_info >= (3, 12)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An instruction that is about to run: MagPy's ExecutionState (section 5.1)."""
+
+    frame: types.FrameType
+    opcode: int
+    oparg: int
+    offset: int
+    stack: tuple[Any, ...]
+
+    @property
+    def code(self) -> types.CodeType:
+        return self.frame.f_code
+
+    @property
+    def name(self) -> str:
+        """The entry of ``co_names`` that the instruction refers to."""
+        arg = self.oparg
+        op = opcode.opname[self.opcode]
+        if op == "LOAD_GLOBAL" or (op == "LOAD_ATTR" and _NEW_LOAD_ATTR):
+            arg >>= 1
+        elif op == "LOAD_SUPER_ATTR":
+            arg >>= 2
+        return self.code.co_names[arg]
+
+
+def finish_without_result(run: MonitorRun, token: Any, top: Any) -> None:
+    """The instruction leaves nothing on the stack: what lies there now is not its result."""
+    finish, payload = token
+    finish(run, payload, None)

@@ -1,0 +1,67 @@
+"""Where the program goes on by what a value says: jumps, ``not``, and questions of identity.
+
+A tensor's truth is not known to a guard: it is a constant, or becomes an operator with both ways,
+or is foretold before the operator graph runs, or the program splits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from magpy_like.annotation import ValueRead
+from magpy_like.monitor import classes, native_calls, specials
+from magpy_like.monitor.containers import CONTAINERS
+from magpy_like.monitor.foretold import foretell_branch
+from magpy_like.monitor.instructions.step import Step, Token, finish_without_result
+from magpy_like.monitor.split import Split
+from magpy_like.native.kinds import isinstance
+from magpy_like.refgraph.values import is_of_python
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+
+def ask_which(run: MonitorRun, step: Step, *depths: int) -> None:
+    """What comes next depends on which objects these operands are, should they be tensors."""
+    if run.branching is not None:
+        run.branching.at_identity(run, step, depths)
+
+
+def truth(run: MonitorRun, step: Step) -> Token:
+    """A jump, or ``not``: what is looked at is whether the value is true."""
+    value = step.stack[-1]
+    rec = run.recording
+    if isinstance(value, torch.Tensor):
+        if rec.constants.hold(value):
+            return finish_without_result, native_calls.tensor_operation((value,))
+        return _branch(run, step, value)
+    if isinstance(value, CONTAINERS):
+        rec.look_at_truth(value)
+        specials.look_for_all(rec, value)
+    elif type(value) not in run.simple_types:
+        for name in ("__bool__", "__len__"):
+            classes.read_class(rec, type(value), name)
+        node = rec.node(value)
+        if node is not None and not is_of_python(type(value)):
+            rec.visit(value, ValueRead.ALL)
+    return None
+
+
+def _branch(run: MonitorRun, step: Step, tensor: torch.Tensor) -> Token:
+    """Both ways become one operator, or else which one it goes is foretold."""
+    try:
+        if run.branching is not None:
+            run.branching.at_branch(run, step)
+            return None
+    except Split as obstacle:
+        if run.side is not None:
+            raise
+        try:
+            foretell_branch(run, tensor)
+        except Split:
+            raise obstacle from None
+    else:
+        foretell_branch(run, tensor)
+    return finish_without_result, native_calls.tensor_operation((tensor,))
