@@ -8,6 +8,7 @@ import collections
 import contextlib
 import functools
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -17,10 +18,11 @@ from unittest import mock
 from magpy_like.monitor.expressions import Size
 from magpy_like.native import Watch
 from magpy_like.records.dispatch import Dispatcher
-from magpy_like.synthesis import early_looks, guard, record
+from magpy_like.synthesis import early_looks, lifted_conditions, record
+from magpy_like.synthesis.guard import GuardBuilder
 from magpy_like.synthesis.sizes import LARGEST
 
-MODES = "build: torch's modes"
+MODES = "modes: torch's modes"
 RANGE = "sizes: range of a size"
 FORETOLD = "foretold: a value"
 FORETOLD_EARLY = "foretold: a value, in the graph"
@@ -28,6 +30,9 @@ _PARTS = ("equals: its type", "equals: its text", "equals: its value")
 """What a comparison with a plain value is made of."""
 _ELSEWHERE = (MODES, RANGE, FORETOLD, FORETOLD_EARLY, *_PARTS)
 """Conditions that no call in the guard builder makes by itself."""
+_ROOMS = [sys.modules[cls.__module__] for cls in GuardBuilder.__mro__[:-1]]
+"""The modules that the guard builder is spread over."""
+_FILES = {room.__file__ for room in _ROOMS}
 _MAKERS = ("_check", "_call", "_once", "_keys", "_watch", "_holds")
 """Methods of the guard builder that make the condition that they are given."""
 _HAND_ON = ("_check", "_call", "_once", "_keys")
@@ -38,7 +43,8 @@ _HAND_ON = ("_check", "_call", "_once", "_keys")
 def _places() -> dict[str, list[tuple[int, int, str]]]:
     """For each function of the guard builder, the lines and names of calls that make conditions."""
     found: dict[str, list[tuple[int, int, str]]] = collections.defaultdict(list)
-    for function in ast.walk(ast.parse(inspect.getsource(guard))):
+    nodes = (ast.walk(ast.parse(inspect.getsource(room))) for room in _ROOMS)
+    for function in itertools.chain.from_iterable(nodes):
         if not isinstance(function, ast.FunctionDef) or function.name in _HAND_ON:
             continue
         for call in sorted(ast.walk(function), key=lambda node: getattr(node, "lineno", 0)):
@@ -85,7 +91,7 @@ def _made_by() -> tuple[str, ...]:
     found = []
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename == guard.__file__:
+        if frame.f_code.co_filename in _FILES:
             for first, last, name in _places().get(frame.f_code.co_name, ()):
                 if first <= frame.f_lineno <= last:
                     found.append(name)
@@ -161,7 +167,7 @@ class _Watch:
         return True
 
 
-class _GuardBuilder(guard.GuardBuilder):
+class _NumberingBuilder(GuardBuilder):
     """Numbers the conditions, and leaves the forced ones out."""
 
     def __init__(self, *args: Any) -> None:
@@ -190,7 +196,7 @@ class _GuardBuilder(guard.GuardBuilder):
             self.source.names["state"] = lambda: True
 
     def _sizes(self, twin: Any) -> None:
-        bounds, conditions = guard.size_guards(twin)
+        bounds, conditions = lifted_conditions.size_guards(twin)
         for i, bound in enumerate(bounds):
             if not isinstance(bound.number, Size):
                 continue  # a check of its own
@@ -198,7 +204,7 @@ class _GuardBuilder(guard.GuardBuilder):
             _run.failed[number] = None  # that it has is not told: the tensor's check has
             if forced:
                 bounds[i] = bound._replace(least=0, most=LARGEST)
-        with mock.patch.object(guard, "size_guards", lambda twin: (bounds, conditions)):
+        with mock.patch.object(lifted_conditions, "size_guards", lambda twin: (bounds, conditions)):
             super()._sizes(twin)
 
 
@@ -279,7 +285,7 @@ def noted(run: Run) -> Iterator[None]:
     _numbers.clear()
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
-            (record, "GuardBuilder", _GuardBuilder),
+            (record, "GuardBuilder", _NumberingBuilder),
             (record, "MockBuilder", _MockBuilder),
             (early_looks, "_look", _look_noted),
             (Dispatcher, "synthesise", _synthesise_noted),

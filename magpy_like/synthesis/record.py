@@ -36,7 +36,7 @@ from magpy_like.synthesis.early_looks import look_before_writing
 from magpy_like.synthesis.examples import example_inputs
 from magpy_like.synthesis.expected import Expected
 from magpy_like.synthesis.graphs import CompiledGraph
-from magpy_like.synthesis.guard import GuardBuilder, same_memory
+from magpy_like.synthesis.guard import GuardBuilder
 from magpy_like.synthesis.places import Places
 from magpy_like.synthesis.reconstruct import Reconstruction
 from magpy_like.synthesis.source import Source, literal
@@ -653,7 +653,7 @@ def _compile(
             nodes.append(node)
         names.append(mock.existing(node))
     if changed:
-        same_memory(guard, nodes, changed)
+        guard.same_memory(nodes, changed)
     if rec.runs_as_is or (rec.stays_whole and has_parts(graph)):
         compiled = CompiledGraph(graph, interpreted(graph))
     else:

@@ -11,14 +11,14 @@ from torch import nn
 from tests.dynamic.guarded.registry import Made, altered, given, ones, relies_on
 
 
-@relies_on("build: torch's modes")
+@relies_on("modes: torch's modes")
 def the_grad_mode() -> Made:
     return altered(
         lambda x: x if torch.is_grad_enabled() else -x, lambda i: torch.set_grad_enabled(i == 0)
     )
 
 
-@relies_on("build: the default device is …", behind=False)
+@relies_on("modes: the default device is …", behind=False)
 def the_default_device() -> Made:
     return altered(lambda x: torch.ones(2), lambda i: torch.set_default_device(("cpu", "meta")[i]))
 

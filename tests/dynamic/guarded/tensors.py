@@ -91,7 +91,7 @@ def laid_out_otherwise_beside_any_size() -> Made:
     )
 
 
-@relies_on("build: torch's modes")
+@relies_on("modes: torch's modes")
 def the_inference_mode() -> Made:
     def program(x):
         return x * 2 if torch.is_inference_mode_enabled() else x
@@ -108,7 +108,7 @@ def the_inference_mode() -> Made:
     return altered(program, change, 0, 0, 1, 0)
 
 
-@relies_on("build: torch's modes")
+@relies_on("modes: torch's modes")
 def the_default_type() -> Made:
     types = torch.float32, torch.float64
     return altered(
@@ -118,7 +118,7 @@ def the_default_type() -> Made:
     )
 
 
-@relies_on("build: torch's modes", backend="magpy")
+@relies_on("modes: torch's modes", backend="magpy")
 def the_autocast_mode() -> Made:
     modes: list[Any] = []
 
@@ -135,7 +135,7 @@ def the_autocast_mode() -> Made:
     return altered(program, change, 0, 0, 1, 0)
 
 
-@relies_on("build: torch's modes", backend="magpy", behind=False)
+@relies_on("modes: torch's modes", backend="magpy", behind=False)
 def any_default_device() -> Made:
     return altered(lambda x: torch.ones(2), lambda i: torch.set_default_device((None, "meta")[i]))
 
@@ -161,7 +161,7 @@ def a_mode_for_operators() -> Made:
     return altered(lambda x: torch.sin(x), change, 0, 0, 1, 0)
 
 
-@relies_on("build: torch's modes", backend="magpy")
+@relies_on("modes: torch's modes", backend="magpy")
 def a_method_more_of_tensors() -> Made:
     def change(i):
         if i == 1:
