@@ -331,6 +331,10 @@ class Branches:
         ]
         return bool(storages[0]._cdata == storages[1]._cdata)
 
+    def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the program has instead of a tensor that is another value of the graph, too."""
+        return self._stand_ins.make(tensor)
+
     # --- comparing them --------------------------------------------------------------------------
 
     def _compare(

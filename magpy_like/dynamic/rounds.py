@@ -49,7 +49,7 @@ from magpy_like.monitor.split import Split
 from magpy_like.monitor.twin import TWIN
 from magpy_like.native import NULL, frame_locals, frame_set_local, frame_stack
 from magpy_like.native.kinds import isinstance
-from magpy_like.refgraph.values import is_identity, is_plain
+from magpy_like.refgraph.values import Steady, is_identity, is_plain
 
 FEWEST_ROUNDS = 8
 _FEWEST_OPERATORS = 4000
@@ -88,6 +88,9 @@ class Explorer(Protocol):
     def share_memory(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         """See ``Branches``."""
 
+    def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See ``Branches``."""
+
 
 @dataclass
 class _Leaf:
@@ -103,6 +106,8 @@ class _Leaf:
     result: Any = None
     in_place: bool = False
     """Whether rounds change the very tensor."""
+    was_there: bool = False
+    """Whether a round may leave a tensor there that it has not made."""
 
 
 @dataclass
@@ -112,6 +117,8 @@ class _List:
     slot: int
     begin: list[Any]
     added: list[Any]
+    was_there: bool = False
+    """Whether a round may add a tensor that it has not made."""
 
 
 class _NotYet(Exception):
@@ -361,16 +368,11 @@ class Loop:
         """
         if any(leaf.symbol is None for leaf in self.carried.values()):
             raise _NotYet
-        rec = self.run.recording
-        leaves = [*self.carried.values(), *self.last]
-        for tensor in [leaf.result for leaf in leaves] + [t for s in self.lists for t in s.added]:
-            if isinstance(tensor, torch.Tensor):
-                if not end.made(tensor):
-                    raise Split("a round hands on a tensor that it has not made")
-                if rec.operators.has_data_shape(tensor):
-                    raise Split("the sizes of a tensor that a round makes depend on data")
-            elif not is_number(tensor):
-                raise Split(f"a round hands on {say(tensor)}")
+        for leaf in (*self.carried.values(), *self.last):
+            leaf.was_there = self._was_there(leaf.result, end)
+        for found in self.lists:
+            hands_on = [self._was_there(item, end) for item in found.added]
+            found.was_there = any(hands_on)
         if any(not isinstance(item, torch.Tensor) for s in self.lists for item in s.added):
             raise Split("rounds add numbers to a list")
         differ = False
@@ -385,6 +387,23 @@ class Loop:
         if differ:
             self._joined = True
             raise _NotYet
+
+    def _was_there(self, value: Any, end: End) -> bool:
+        """Whether a round hands on a tensor that it has not made.
+
+        Raises:
+            Split: it is none that the next round may be given.
+        """
+        if not isinstance(value, torch.Tensor):
+            if not is_number(value):
+                raise Split(f"a round hands on {say(value)}")
+            return False
+        if self.run.recording.operators.has_data_shape(value):
+            raise Split("the sizes of a tensor that a round makes depend on data")
+        was_there = not end.made(value)
+        if was_there and value.is_inference():
+            raise Split("a round hands on an inference tensor that it has not made")
+        return was_there
 
     def _check_twin(self, leaf: _Leaf) -> None:
         """Sizes that vary from call to call are those that the round was given."""
@@ -484,6 +503,9 @@ class Loop:
         leaves = [*self.carried.values(), *self.written, *self.last]
         slots = frame_locals(frame)
         known: dict[int, Any] = {}
+        if any(leaf.was_there for leaf in leaves) or any(s.was_there for s in self.lists):
+            steady = [leaf.first for leaf in leaves if isinstance(leaf.first, torch.Tensor)]
+            self.run.recording.unchanged += map(Steady, steady)
         for leaf, node, inner in zip(leaves, nodes[: len(leaves)], self._nodes, strict=True):
             value = slots[leaf.slot]
             received = self._received(value, leaf.path, leaf, node, inner, known)
@@ -519,14 +541,21 @@ class Loop:
                 return self._last_index(value)
             return self.run.lift(value, InGraph(node))
         check_like(value, leaf.result)
-        if id(value) in known:
-            if known[id(value)] is not inner:
-                raise Split("a loop leaves one tensor in two places")
+        if known.get(id(value)) is inner:
             return value
+        rec = self.run.recording
+        is_known = operators.node_of(value) is not None or rec.node(value) is not None
+        if leaf.was_there:
+            if is_known:
+                value = self.explorer.stand_in(value)
+                is_known = False
+            rec.unchanged.append(Steady(value))
+        elif id(value) in known:
+            raise Split("a loop leaves one tensor in two places")
         if leaf.in_place:
             if value is not leaf.first:
                 raise Split("a loop puts another tensor in the place of one that it changes")
-        elif operators.node_of(value) is not None or self.run.recording.node(value) is not None:
+        elif is_known:
             raise Split("a loop leaves a tensor that was there before")
         known[id(value)] = inner
         operators.know(value, node)
@@ -556,7 +585,11 @@ class Loop:
             run.lifted.settle(bounds)
 
         twin = twins[0] if alike else None
-        run.recording.operators.lists[id(value)] = Gathered(value, node, count, twin, settle)
+        if found.was_there:
+            run.recording.unchanged += map(Steady, value)
+        run.recording.operators.lists[id(value)] = Gathered(
+            value, node, count, twin, settle, are_new=not found.was_there
+        )
 
 
 def rounds_of(run: MonitorRun, bounds: tuple[int, int, int]) -> int:

@@ -54,6 +54,9 @@ class Gathered:
     """That of any element, if they are alike."""
     settle: Callable[[], None]
     """The number of rounds must not vary."""
+    are_new: bool = True
+    """Whether the rounds have made all elements. Otherwise it depends on the number of rounds which
+    of them are other variables, too."""
     allowed = frozenset({len, *JOINS})
 
     def __post_init__(self) -> None:
@@ -97,7 +100,8 @@ def looked_at(step: Step, lists: Lists, follows: Callable[[Any], bool]) -> Itera
     elif name in ("LOAD_ATTR", "LOAD_METHOD"):
         function = getattr(list, step.name, None)
     elif name == "BINARY_SUBSCR" and type(taken[1]) is int and taken[1] in ENDS:
-        if isinstance(lists.get(id(taken[0])), Gathered):
+        found = lists.get(id(taken[0]))
+        if isinstance(found, Gathered) and found.are_new:
             return
     for value in taken:
         found = lists.get(id(value))

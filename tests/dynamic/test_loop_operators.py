@@ -321,28 +321,6 @@ def dtype_changes(x):
     return h
 
 
-def takes_turns(x):
-    a, b = x[0], x[1]
-    for t in range(x.shape[0]):
-        a, b = b, a + x[t]
-    return a, b
-
-
-def keeps_views(x):
-    found = []
-    for t in range(x.shape[0]):
-        found.append(x[t])
-    return found
-
-
-def keeps_what_was_there(x):
-    h, found = x[0] * 0, []
-    for t in range(x.shape[0]):
-        found.append(h)
-        h = h + x[t]
-    return found, h
-
-
 def breaks(x):
     h = x[0] * 0
     for t in range(x.shape[0]):
@@ -547,8 +525,8 @@ def raises_at_last(x):
 
 
 ROUND_BY_ROUND = [
-    grows, dtype_changes, takes_turns, keeps_views, keeps_what_was_there,
-    breaks, first_round_differs, looks_at_its_index, looks_at_its_list, counts_in_python,
+    grows, dtype_changes, breaks, first_round_differs, looks_at_its_index, looks_at_its_list,
+    counts_in_python,
     shared_list, in_a_dictionary, in_an_object, closes_over, pops, a_row_for_each, draws,
     nested, compares_with_the_first, one_in_two_lists, looks_into_its_results,
     adds_to_its_results, asks_for_gradients, zipped, raises_at_last,
