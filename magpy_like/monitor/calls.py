@@ -14,7 +14,8 @@ from magpy_like.annotation import RelationKind, ValueRead, lookup, resolve
 from magpy_like.annotation.lookup import NULL as NO_RECEIVER
 from magpy_like.monitor import attributes, autograd_nodes, classes
 from magpy_like.monitor.arguments import describe
-from magpy_like.monitor.native_calls import look_at_all, native
+from magpy_like.monitor.given import look_at_all
+from magpy_like.monitor.native_calls import native
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split, is_disabled, unknown
 from magpy_like.monitor.torchscript import check_script

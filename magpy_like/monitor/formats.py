@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magpy_like.monitor.native_calls import finish_computed
 from magpy_like.monitor.operator_graph import REAL_NUMBERS
+from magpy_like.monitor.special_calls import finish_computed
 from magpy_like.monitor.text import formatted, percent
 from magpy_like.native import frame_set_operand, lookup_in_type
 from magpy_like.native.kinds import isinstance

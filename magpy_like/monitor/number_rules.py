@@ -15,7 +15,7 @@ import torch
 from magpy_like.monitor import draws, operators
 from magpy_like.monitor.expressions import is_liftable, is_number
 from magpy_like.monitor.lifted import ARITHMETIC
-from magpy_like.monitor.native_calls import finish_computed
+from magpy_like.monitor.special_calls import finish_computed
 from magpy_like.monitor.text import formatted, joined
 from magpy_like.native import frame_set_operand
 from magpy_like.native.kinds import isinstance

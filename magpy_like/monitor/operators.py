@@ -15,14 +15,9 @@ from magpy_like.annotation import ValueRead, lookup
 from magpy_like.monitor import addresses, classes
 from magpy_like.monitor.arguments import answers_in_python, holds_tensor
 from magpy_like.monitor.containers import CONTAINERS
-from magpy_like.monitor.native_calls import (
-    NativeCall,
-    change,
-    finish_followed,
-    finish_pure,
-    look_at_numpy_errors,
-    native,
-)
+from magpy_like.monitor.native_calls import change, native
+from magpy_like.monitor.native_looks import look_at_numpy_errors
+from magpy_like.monitor.native_results import finish_followed, judged
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native.kinds import isinstance
@@ -124,7 +119,7 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
         return addresses.finish_text, None
     if in_python:
         return finish_followed, None
-    return finish_pure, NativeCall(None, operation, args, {}, False)
+    return judged(operation, args, {})
 
 
 FORMATS = (operator.mod, operator.imod)

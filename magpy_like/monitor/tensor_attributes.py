@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.annotation import RelationKind, lookup
-from magpy_like.monitor import attributes, autograd_nodes, metadata, native_calls
+from magpy_like.monitor import attributes, autograd_nodes, metadata, native_calls, native_results
 from magpy_like.monitor.instructions.step import finish_without_result
 from magpy_like.monitor.split import Split
 from magpy_like.native import NULL, lookup_in_type
@@ -59,7 +59,7 @@ def write(run: MonitorRun, tensor: torch.Tensor, name: str, value: Any) -> Any:
             return None
         if name == "data" and isinstance(value, torch.Tensor):
             run.recording.replace_data(tensor, value)
-            return native_calls.tensor_operation((tensor, value))
+            return native_results.tensor_operation((tensor, value))
         if name == "requires_grad" and isinstance(value, bool):
             return _require_grad(run, tensor, value)
         node = run.recording.node(tensor)

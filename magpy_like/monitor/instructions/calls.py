@@ -9,9 +9,10 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from magpy_like.annotation import ValueRead, lookup
-from magpy_like.monitor import calls, classes, formats, locks, loops, native_calls, reads, specials
+from magpy_like.monitor import calls, classes, formats, locks, loops, reads, specials
 from magpy_like.monitor.arguments import is_followed
 from magpy_like.monitor.containers import goes_own_ways
+from magpy_like.monitor.given import TELLS_OBJECTS
 from magpy_like.monitor.instructions.step import Step, Token
 from magpy_like.monitor.instructions.truth import ask_which
 from magpy_like.monitor.number_rules import give_back
@@ -36,7 +37,7 @@ def call(run: MonitorRun, step: Step) -> Token:
         function, args = first, stack[len(stack) - count - 1 :]
     if count == 1 and (function is id or function is hash):
         ask_which(run, step, 1)
-    if run.lifted and any(function is told for told in native_calls.TELLS_OBJECTS):
+    if run.lifted and any(function is told for told in TELLS_OBJECTS):
         give_back(run, step, count)
     names = run.keyword_names(step)
     kwargs: dict[str, Any] = {}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from magpy_like.annotation import ValueRead
-from magpy_like.monitor import classes, native_calls, specials
+from magpy_like.monitor import classes, native_results, specials
 from magpy_like.monitor.containers import CONTAINERS
 from magpy_like.monitor.foretold import foretell_branch
 from magpy_like.monitor.instructions.step import Step, Token, finish_without_result
@@ -35,7 +35,7 @@ def truth(run: MonitorRun, step: Step) -> Token:
     rec = run.recording
     if isinstance(value, torch.Tensor):
         if rec.constants.hold(value):
-            return finish_without_result, native_calls.tensor_operation((value,))
+            return finish_without_result, native_results.tensor_operation((value,))
         return _branch(run, step, value)
     if isinstance(value, CONTAINERS):
         rec.look_at_truth(value)
@@ -64,4 +64,4 @@ def _branch(run: MonitorRun, step: Step, tensor: torch.Tensor) -> Token:
             raise obstacle from None
     else:
         foretell_branch(run, tensor)
-    return finish_without_result, native_calls.tensor_operation((tensor,))
+    return finish_without_result, native_results.tensor_operation((tensor,))
