@@ -123,7 +123,7 @@ class Branches:
         until = join(state.code, state.instruction.offset)
         if until is None:
             raise Split("there is no way from here to an end")
-        run.read_rest()
+        run.arguments.read_rest(run)
         found = self._loop(run, state, until) if flag is None else None
         found = found or self._cond(run, state, until, flag)
         self._waiting.append(lambda run, frame: self._receive(run, frame, found))

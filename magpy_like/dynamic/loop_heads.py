@@ -151,7 +151,7 @@ class LoopHeads:
             state = head.state
             if step.frame is run.root_frame and state.function is frame_function(step.frame):
                 for slot in live_locals(state.code, state.offset):
-                    run.read_root_local(step.frame, slot)
+                    run.arguments.read_local(run, step.frame, slot)
             loop = Loop(
                 self._branches, run, state, bounds, tensors, element, head.making, head.inside
             )

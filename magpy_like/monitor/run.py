@@ -2,47 +2,31 @@
 
 from __future__ import annotations
 
-import copyreg
 import functools
 import gc
-import inspect
 import opcode
-import pathlib
 import sys
 import types
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.utils.weak
 
-from magpy_like.annotation import RelationKind
 from magpy_like.logs import topic
-from magpy_like.monitor import (
-    classes,
-    native_calls,
-    polyfills,
-    specials,
-    tensor_attributes,
-    varying_reads,
-)
+from magpy_like.monitor import native_calls, tensor_attributes, varying_reads
 from magpy_like.monitor.arguments import is_followed
-from magpy_like.monitor.code_facts import calling, first_resume, keyword_names
-from magpy_like.monitor.devices import MODE_CODE
-from magpy_like.monitor.endings import WEAK_CONTAINERS
-from magpy_like.monitor.expressions import Expression, fresh
+from magpy_like.monitor.code_facts import calling, keyword_names
+from magpy_like.monitor.entering import Entering
+from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.flags import Flags
 from magpy_like.monitor.gathered import looked_at
 from magpy_like.monitor.instructions.step import Step, finish_without_result
 from magpy_like.monitor.instructions.table import WHEN, Rules, load_rules
-from magpy_like.monitor.iterators import is_native_iterator
 from magpy_like.monitor.lifted import LiftedNumbers
-from magpy_like.monitor.meetings import GUARDED_BYTES
 from magpy_like.monitor.number_rules import SETTLED_BY
+from magpy_like.monitor.own_arguments import OwnArguments
 from magpy_like.monitor.own_tensors import OwnTensors
-from magpy_like.monitor.reads import inputs_of
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.region import Compiling, ask_for_instructions, seen_entry
 from magpy_like.monitor.repeated_calls import Call, outward
@@ -50,22 +34,18 @@ from magpy_like.monitor.replacing import FoundNumbers
 from magpy_like.monitor.roles import Branching, Cut
 from magpy_like.monitor.sides import MAKES, Side, finish_in_side, side_filter
 from magpy_like.monitor.split import Effect, Look, Place, Split, SplitPoint, active, place_of
-from magpy_like.monitor.variation import NOTHING_VARIES, Variation, argument_place
-from magpy_like.monitor.varying_reads import can_vary
+from magpy_like.monitor.variation import NOTHING_VARIES, Variation
 from magpy_like.native import (
     Monitor,
     call_as_caller,
     dispatch_counter,
-    frame_function,
     frame_locals,
     frame_set_operand,
     frame_stack,
-    lookup_in_type,
     start_counting,
     stop_counting,
 )
 from magpy_like.native.kinds import isinstance
-from magpy_like.refgraph import Relation, ShadowNode
 from magpy_like.refgraph.values import PLAIN_TYPES
 
 log = topic("monitor")
@@ -75,29 +55,6 @@ _PASSES_THROUGH = {
     "FOR_ITER", "SEND", "UNARY_NEGATIVE", "UNARY_POSITIVE", "UNARY_INVERT", "RETURN_VALUE",
 }  # fmt: skip
 """Instructions that leave what a Python function returns to them on the stack as it is."""
-_PACKAGE = str(pathlib.Path(__file__).parents[1])
-_UNSEEN = (_PACKAGE, str(pathlib.Path(torch.__file__).parent / "_dynamo"))
-"""Code that is no part of a program: this package, and torch's other tracer. What it calls is."""
-_ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
-_WEAK_CONTAINERS = (
-    weakref.WeakSet, weakref.WeakValueDictionary, weakref.WeakKeyDictionary,
-    torch.utils.weak.WeakIdKeyDictionary,
-)  # fmt: skip
-_FORGETTING = {
-    constant
-    for container in _WEAK_CONTAINERS
-    for constant in container.__init__.__code__.co_consts
-    if isinstance(constant, types.CodeType)
-}
-"""What weak containers do when objects die, which may be amid any operation. The keys of torch's
-hash themselves in Python for it."""
-_HIDDEN_CODE = _FORGETTING | {
-    torch.nn.Module.__getattr__.__code__,
-    copyreg._slotnames.__code__,  # type: ignore[attr-defined]
-    MODE_CODE,
-}
-"""Not entered: what the monitor knows by itself, what copying finds out once about a class, what
-weak containers do when objects die, and what a default device does to each operator."""
 
 
 @functools.cache
@@ -133,14 +90,13 @@ class MonitorRun:
         """The side of a branch that is running beside the program."""
         self.skipping = False
         """Whether a side goes through a branch inside it, whose operator is on the graph."""
-        self.target, self.args, self.kwargs = seen_entry(target), args, kwargs
+        self.arguments = OwnArguments(seen_entry(target), args, kwargs)
         self.name = getattr(target, "__qualname__", type(target).__qualname__)
         self.cut = cut
         self.found = FoundNumbers()
         self._begin(varying)
         if varying.numbers:
-            self.args = tuple(self._varying_argument(i, value) for i, value in enumerate(args))
-            self.kwargs = {name: self._varying_argument(name, v) for name, v in kwargs.items()}
+            self.arguments.vary(self)
         self.root_frame: types.FrameType | None = None
         self.handled_outside: BaseException | None = None
         """The exception that the program's caller handles."""
@@ -165,7 +121,6 @@ class MonitorRun:
             filter=self._rules.filter,
         )
         self._own = OwnTensors(self._monitor, branching, id(outward(sys._getframe())))
-        self._root: dict[int, tuple[int | str, Any]] | None = None
         self.updates: dict[types.CodeType, set[int]] = {}
         self._keywords: dict[types.CodeType, dict[int, tuple[str, ...]]] = {}
 
@@ -183,10 +138,7 @@ class MonitorRun:
             self.recording.dynamic_dims = varying.dims
             self.recording.begin_twin(self.account, self._locate)
         self.globals_read: set[tuple[int, str]] = set()
-        self._entered: set[int] = set()
-        self._keep: list[Any] = []
-        self._generators: set[int] = set()
-        """Ids of the frames of the generators that have begun since."""
+        self._entering = Entering()
 
     # --- the run ---------------------------------------------------------------------------------
 
@@ -203,7 +155,10 @@ class MonitorRun:
             gc.callbacks.append(self._resume)
             self._monitor.start(dispatch_counter())
             try:
-                return call_as_caller(self.target, self.args, self.kwargs)
+                # No local of this frame, which tracebacks hold, has them.
+                return call_as_caller(
+                    self.arguments.target, self.arguments.args, self.arguments.kwargs
+                )
             finally:
                 self._monitor.stop()
                 gc.callbacks.remove(self._suspend)
@@ -247,13 +202,13 @@ class MonitorRun:
     def _close(self) -> None:
         """Let go of the program: the monitor and its callbacks refer to each other."""
         self._recall()
-        self._keep.clear()
-        self._root = self.root_frame = self.cut = self.branching = None
+        self._entering.let_go()
+        self.root_frame = self.cut = self.branching = None
         if self.recording.twin is not None:
             self.recording.twin.account = _nobody_listens
             self.recording.twin.locate = _in_the_backend
         self.at = self.handled_outside = None
-        del self._monitor, self._own, self.args, self.kwargs
+        del self._monitor, self._own, self.arguments
 
     def end(self, frame: types.FrameType | None = None) -> None:
         """Watch no more; the program goes on natively.
@@ -268,9 +223,9 @@ class MonitorRun:
         split = self.recording.split
         self.recording.release()  # what the program lets go of from here on dies there
         self.recording.split = split
-        self._keep.clear()
+        self._entering.let_go()
         self.at = self.root_frame = None
-        self.args, self.kwargs, self._root = (), {}, {}
+        self.arguments.take(())
         if self.cut is not None:
             self.cut.release()
 
@@ -285,8 +240,8 @@ class MonitorRun:
     def let_go(self) -> None:
         """Hold no more of the program than what follows a split needs to know."""
         self.recording.let_go()
-        self._keep.clear()
-        self.args, self.kwargs = (), {}
+        self._entering.let_go()
+        self.arguments.let_go()
 
     def give_up(self, reason: str) -> None:
         """The program does something that no instruction or call has told of."""
@@ -391,13 +346,12 @@ class MonitorRun:
         """
         self._begin(varying)
         self.recording.handled_outside = self.handled_outside
-        self.args, self.kwargs = values, {}
-        self._root = {}
+        self.arguments.take(values)
         self._monitor.set_root(None)
-        self._read_arguments()
+        self.arguments.read_all(self)
         for function in functions:
             if isinstance(function, types.FunctionType):
-                self._enter_function(function)
+                self._entering.enter_function(self.recording, function)
         self.account()
 
     def _cut_here(
@@ -547,186 +501,16 @@ class MonitorRun:
     def _on_frame(self, frame: types.FrameType) -> bool:
         try:
             self._own.entered(frame)
-            return not self._own.over and self._enter(frame)
+            return not self._own.over and self._entering.enter(self, frame)
         except BaseException as error:
             self._fail(frame, error)
             return False
 
-    def _enter(self, frame: types.FrameType) -> bool:
-        code = frame.f_code
-        unseen = code.co_filename.startswith(_UNSEEN)
-        hidden = code in _HIDDEN_CODE or (unseen and code not in polyfills.CODE)
-        if self.suspended or hidden or _forgets(frame.f_back):
-            self.flags.lose()
-            return False
-        self.flags.enter(frame)
-        if unseen:
-            return True
-        if self.recording.loses and frame.f_globals.get("__name__") in WEAK_CONTAINERS:
-            self.recording.look_for_lost()
-        if code.co_flags & inspect.CO_GENERATOR:
-            if frame.f_lasti > first_resume(code):
-                # Another frame may have had the id, so the frame itself must bear the hook's mark.
-                if id(frame) in self._generators and not frame.f_trace_lines:
-                    return True
-                raise Split("goes on with a generator from before the region")
-            self._generators.add(id(frame))
-        if code.co_flags & _ASYNC:
-            raise Split("is asynchronous")
-        function = frame_function(frame)
-        if self.cut is not None:
-            if self._root is None and not self.cut.begins(function):
-                return False
-            function = self.cut.stands_for(function)
-        if self._root is None:
-            self._enter_root(frame, function)
-        if isinstance(function, types.FunctionType):
-            self._enter_function(function)
-            self._enter_method(frame, function)
-        return True
-
-    def _enter_function(self, function: types.FunctionType) -> None:
-        if id(function) in self._entered:
-            return
-        rec = self.recording
-        if rec.is_born(function):
-            return
-        node = rec.node(function) or rec.constant(function)
-        self._entered.add(id(function))
-        self._keep.append(function)
-        for i, cell in enumerate(function.__closure__ or ()):
-            rec.meet(node, Relation(RelationKind.CLOSURE, i), cell)
-        for i, value in enumerate(function.__defaults__ or ()):
-            rec.meet(node, Relation(RelationKind.DEFAULT, i), value)
-        for name, value in (function.__kwdefaults__ or {}).items():
-            rec.meet(node, Relation(RelationKind.DEFAULT, name), value)
-
-    def _enter_method(self, frame: types.FrameType, function: types.FunctionType) -> None:
-        """Native code such as ``str`` finds a special method in the class of its argument."""
-        code = frame.f_code
-        if not code.co_argcount:
-            if code.co_flags & inspect.CO_VARARGS:
-                given = frame_locals(frame)[code.co_kwonlyargcount]
-                if type(given) is tuple and given:
-                    specials.enter(self.recording, given[0], function)
-            return
-        receiver = frame_locals(frame)[0]
-        if code.co_varnames[0] in code.co_cellvars and isinstance(receiver, types.CellType):
-            receiver = receiver.cell_contents
-        specials.enter(self.recording, receiver, function)
-        if not function.__name__.startswith("__"):
-            return
-        if function.__name__ == "__del__" and not self.recording.is_born(receiver):
-            raise Split(f"lets go of a {type(receiver).__qualname__} from outside")
-        making = {"__set_name__": 1, "__init_subclass__": 0}.get(function.__name__)
-        if making is not None and making < code.co_argcount:
-            # Called with a class that is still in the making; one from outside was met before.
-            self.recording.bear(frame_locals(frame)[making])
-        if function.__name__ == "__init__" and self.recording.node(receiver) is None:
-            self.recording.bear(receiver)  # the program may be cut before the call has given it
-        if lookup_in_type(type(receiver), function.__name__) is function:
-            classes.read_class(self.recording, type(receiver), function.__name__)
-
-    # --- the compiled function's own arguments ---------------------------------------------------
-
-    def _enter_root(self, frame: types.FrameType, function: Any) -> None:
-        """Arguments are read when the program loads them, or at once when it cannot be seen."""
-        self._root = {}
+    def enter_root(self, frame: types.FrameType, function: Any) -> None:
+        """The compiled function's own frame is entered."""
         self._monitor.set_root(frame)
         self.root_frame = frame
-        target, bound = self.target, 0
-        if isinstance(target, types.MethodType):
-            self.recording.constant(target.__self__)
-            target, bound = target.__func__, 1
-        elif not isinstance(target, types.FunctionType):
-            self.recording.constant(target)
-            classes.read_class(self.recording, type(target), "__call__")
-        if function is not target:
-            self._read_arguments()
-            if function is lookup_in_type(type(target), "__call__"):
-                self._follow_flags(frame, dict(inputs_of(self.args, self.kwargs)), 1)
-            return
-        code = frame.f_code
-        names = code.co_varnames[: code.co_argcount]
-        taken: set[int | str] = set()
-        for slot, name in enumerate(names):
-            position = slot - bound
-            if 0 <= position < len(self.args):
-                self._root[slot] = (position, self.args[position])
-                taken.add(position)
-            elif name in self.kwargs:
-                self._root[slot] = (name, self.kwargs[name])
-                taken.add(name)
-        for i in range(code.co_kwonlyargcount):
-            slot = code.co_argcount + i
-            name = code.co_varnames[slot]
-            if name in self.kwargs:
-                self._root[slot] = (name, self.kwargs[name])
-                taken.add(name)
-        for key, value in inputs_of(self.args, self.kwargs):
-            if key not in taken:
-                self._read_argument(key, value)
-        for slot, (key, value) in list(self._root.items()):
-            if code.co_varnames[slot] in code.co_cellvars:
-                self._read_argument(key, value)
-                del self._root[slot]
-        self._follow_flags(frame, dict(self._root.values()), bound)
-
-    def _follow_flags(
-        self, frame: types.FrameType, given: dict[int | str, Any], bound: int
-    ) -> None:
-        """Bool arguments that have varied between calls: ``bound`` others come before them."""
-        varying = {
-            key: self._read_argument(key, value)
-            for key, value in given.items()
-            if type(value) is bool and argument_place(key) in self.varying.numbers
-        }
-        if varying:
-            waiting = (self._root or {}).items()
-            self._root = {slot: known for slot, known in waiting if known[0] not in varying}
-            self.flags.begin(frame, varying, bound)
-            self._monitor.watch_numbers()
-
-    def _read_arguments(self) -> None:
-        for key, value in inputs_of(self.args, self.kwargs):
-            self._read_argument(key, value)
-
-    def read_root_local(self, frame: types.FrameType, slot: int) -> None:
-        """The compiled function loads one of its locals, maybe an argument still."""
-        found = self._root.pop(slot, None) if self._root else None
-        if found is not None:
-            key, value = found
-            if frame_locals(frame)[slot] is value:
-                self._read_argument(key, value)
-
-    def read_rest(self) -> None:
-        """What was not loaded yet may be loaded behind a split."""
-        waiting, self._root = self._root or {}, {}
-        for key, value in waiting.values():
-            self._read_argument(key, value)
-
-    def _read_argument(self, key: int | str, value: Any) -> ShadowNode:
-        relation = Relation(RelationKind.LOCAL, key)
-        node = self.recording.meet(self.recording.refs.external, relation, value)
-        if is_native_iterator(value):
-            self.watch_iterators()
-        if can_vary(value) and (relation,) in self.varying.numbers:
-            self.lifted.adopt(value, node)
-            self._monitor.watch_numbers()
-        elif type(value) is np.ndarray and (relation,) in self.varying.numbers:
-            if not value.dtype.hasobject and value.nbytes <= GUARDED_BYTES:
-                self.lifted.adopt_array(value, node)
-                self._monitor.watch_numbers()
-        return node
-
-    def _varying_argument(self, key: int | str, value: Any) -> Any:
-        """A number that varies between calls gets an identity of its own before the call."""
-        lifted = argument_place(key) in self.varying.numbers and can_vary(value)
-        if not lifted:
-            return value
-        number = fresh(value)
-        self.found.note(number, value)
-        return number
+        self.arguments.enter(self, frame, function)
 
     def watch_numbers(self) -> None:
         """Instructions count from now on that look at plain values: some of them are lifted."""
@@ -757,11 +541,6 @@ class MonitorRun:
 
     read_tensor_attribute = tensor_attributes.read
     write_tensor_attribute = tensor_attributes.write
-
-
-def _forgets(frame: types.FrameType | None) -> bool:
-    """Whether a weak container forgets an object that has died."""
-    return frame is not None and any(frame.f_code is code for code in _FORGETTING)
 
 
 def _nobody_listens() -> None:

@@ -149,7 +149,7 @@ class StretchCut:
                 raise NoLayout("the program has not begun")
             if locks.holds_any(run.recording):
                 raise NoLayout("it holds a lock that a mock does not take")
-            run.read_rest()
+            run.arguments.read_rest(run)
             self._frames, states = open_frames(frame, run.root_frame, run.step_of, handled)
             run.recording.operators.look_at_all()  # what follows is given its elements
             self._held = self._look_at_ends(run, states)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import magpy_like as magpy
+from magpy_like.monitor.entering import Entering
 from magpy_like.monitor.run import MonitorRun
 from tests.compare import assert_same
 from tests.programs import collect, matrix, tensor
@@ -310,8 +311,10 @@ def test_breakpoint_in_a_program_that_was_compiled_holds_when_it_runs_eagerly():
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-@pytest.mark.parametrize("place", ["_enter", "account"])
-def test_an_interruption_amid_the_monitors_own_work_reaches_the_program(place, kind, monkeypatch):
+@pytest.mark.parametrize("owner, place", [(Entering, "enter"), (MonitorRun, "account")])
+def test_an_interruption_amid_the_monitors_own_work_reaches_the_program(
+    owner, place, kind, monkeypatch
+):
     """As when somebody presses Ctrl-C: the signal's handler may run in the monitor's code."""
     log = []
 
@@ -322,14 +325,14 @@ def test_an_interruption_amid_the_monitors_own_work_reaches_the_program(place, k
         finally:
             log.append("ended")
 
-    own = getattr(MonitorRun, place)
+    own = getattr(owner, place)
 
     def interrupt(*args):
         if log == ["began"]:
             raise kind("now")
         return own(*args)
 
-    monkeypatch.setattr(MonitorRun, place, interrupt)
+    monkeypatch.setattr(owner, place, interrupt)
     fast = compiled(interrupted)
     before = sys.gettrace()
     with pytest.raises(kind, match="now"):

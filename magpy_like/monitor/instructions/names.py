@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def read_argument(run: MonitorRun, step: Step) -> Token:
     """A local is loaded: the first look at an argument of the compiled function."""
-    run.read_root_local(step.frame, step.oparg)
+    run.arguments.read_local(run, step.frame, step.oparg)
     return None
 
 
