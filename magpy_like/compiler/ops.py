@@ -341,19 +341,23 @@ class Recorder:
             condition = self.logical_or(self.logical_not(self._masks[-1]), condition)
         self._pure("check", (condition, (error, message)), torch.bool)
 
-    def indirect(self, index: Value, size: Any, message: str | None = None) -> Symbol:
-        """A symbol for a computed index into a dimension of ``size``; negative counts from the end.
+    def indirect(
+        self, index: Value, size: Any, message: str | None = None, error: str = "IndexError", *,
+        from_end: bool = False,
+    ) -> Symbol:  # fmt: skip
+        """A symbol for a computed index into a dimension of ``size``.
 
-        With ``message``, an index outside [-size, size) raises IndexError(message), with
-        ``{index}`` and ``{size}`` unspecified; without, the caller knows that it is within.
+        With ``message``, an index outside [0, size) raises ``error(message)``, and ``from_end``
+        lets a negative one count from the end; without, the caller knows that it is within.
         """
         index = self.to_dtype(index, torch.int64)
         zero = self.constant(0, torch.int64)
         extent = self.index_expr(size, torch.int64)
         if message is not None:
-            index = self.where(self.lt(index, zero), self.add(index, extent), index)
+            if from_end:
+                index = self.where(self.lt(index, zero), self.add(index, extent), index)
             within = self.logical_and(self.ge(index, zero), self.lt(index, extent))
-            self.check(within, message)
+            self.check(within, message, error)
             index = self.where(within, index, zero)  # the kernel goes on until it can report
         for symbol, value in self.body.indirect.items():
             if value is index:

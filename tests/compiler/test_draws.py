@@ -35,6 +35,7 @@ DRAWS = {
     "multinomial": lambda x: torch.multinomial(x.softmax(-1), 3),
     "poisson": lambda x: torch.poisson(x.exp()),
     "rrelu": lambda x: F.rrelu(x, training=True),
+    "rrelu of a transposed tensor": lambda x: F.rrelu(x.t(), training=True) * 2,
     "alpha dropout": lambda x: F.alpha_dropout(x, 0.3, training=True),
     "feature dropout": lambda x: F.dropout1d(x[None], 0.3, training=True),
     "dropout of a transposed tensor": lambda x: F.dropout(x.t(), 0.4),
@@ -58,6 +59,7 @@ def test_every_random_operator_draws_what_eagers_does(name, device):
         generator.manual_seed(5)
         drawn.append((call(x), generator.get_rng_state()))
     torch.testing.assert_close(*drawn)
+    assert drawn[0][0].stride() == drawn[1][0].stride()
     assert magpy.cache_info(fast).hits == 1
 
 

@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import fx
 
 import magpy_like as magpy
 from tests.compare import assert_same
@@ -322,6 +323,61 @@ def test_an_index_out_of_range_raises():
     f = compiled(lambda w, i: F.embedding(i, w))
     with pytest.raises(IndexError, match="out of range"):
         f(X.cpu(), torch.tensor([3, 25]))
+
+
+#: What takes a place that may not be there: eager raises one kind of error or the other, and counts
+#: from the end or does not.
+PLACES = {
+    "gather": lambda x, i: x.gather(0, i[:, None]),
+    "take_along_dim": lambda x, i: x.take_along_dim(i[:, None], 0),
+    "index_select": lambda x, i: x.index_select(0, i),
+    "index": lambda x, i: x[i],
+    "embedding": lambda x, i: F.embedding(i, x),
+    "scatter": lambda x, i: x.scatter(0, i[:, None], 2.0),
+    "scatter of computed rows": lambda x, i: (x[:1] + 1).t().scatter_add(0, i[:1, None], x[:1, :1]),
+    "scatter_add": lambda x, i: x.scatter_add(0, i[:, None], x),
+    "scatter_reduce": lambda x, i: x.scatter_reduce(0, i[:, None], x, "amax"),
+    "index_put": lambda x, i: x.index_put((i,), x[0]),
+    "index_add": lambda x, i: x.index_add(0, i, x[:2]),
+    "index_add in the middle": lambda x, i: x[None].index_add(1, i, x[None]),
+    "index_add of a scalar": lambda x, i: x[0, 0].index_add(0, i[1] + 0, x[0, 1]),
+    "index_copy": lambda x, i: x.index_copy(0, i, x[:2]),
+    "index_copy of a scalar": lambda x, i: x[:, 0].index_copy(0, i[1] + 0, x[0, 1]),
+    "index_reduce": lambda x, i: x.index_reduce(0, i, x[:2], "prod"),
+    "index_fill": lambda x, i: x.index_fill(0, i, 2.0),
+    "take": lambda x, i: x.take(i),
+    "put": lambda x, i: x.put(i, x[0, :2]),
+    "nll_loss": lambda x, i: F.nll_loss(x[:, :2], i, ignore_index=-5),
+    "nll_loss of pixels": lambda x, i: F.nll_loss(x.t()[None], i[None]),
+    "cross_entropy": lambda x, i: F.cross_entropy(x, i),
+}
+
+
+@pytest.mark.cpu  # a GPU that was asked for such a place answers nothing any more
+@pytest.mark.parametrize("name", PLACES)
+def test_a_place_that_is_not_there_raises_what_eager_raises(name):
+    x = seeded(2, 4)
+    call = compiled(PLACES[name])
+    for last in (1, 0, -1, -5, 2, 99, -99):
+        index = torch.tensor([0, last])
+        try:
+            wanted = PLACES[name](x, index)
+        except (IndexError, RuntimeError) as error:
+            with pytest.raises(type(error)) as found:
+                call(x, index)
+            assert type(found.value) is type(error)
+        else:
+            torch.testing.assert_close(call(x, index), wanted, equal_nan=True)
+
+
+def test_truths_are_shifted_as_numbers():
+    def shifted(x, m, n):
+        return m << 2, m >> 1, (m << 3) + x, m >> n, n << m
+
+    mask, n = torch.tensor([True, False]), torch.tensor([1, 2], dtype=torch.uint8)
+    call = compile_fx(fx.symbolic_trace(shifted), [n, mask, n], options={"strict": True})
+    for got, wanted in zip(call(n, mask, n), shifted(n, mask, n), strict=True):
+        torch.testing.assert_close(got, wanted)
 
 
 def test_inputs_are_updated_in_place():

@@ -141,6 +141,24 @@ def test_a_reflection_of_too_few_elements_raises():
                 call(X, n)
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+@pytest.mark.parametrize("how", [{"scale_factor": 2}, {"scale_factor": 0.4}, {"size": (4, 3)}])
+def test_an_image_without_pixels_is_not_resized(mode, how):
+    def resized(x, n):
+        return torch.nn.functional.interpolate(x[n > 2][None, None], mode=mode, **how) * 2
+
+    call = compile_fx(fx.symbolic_trace(resized), [X, NUMBERS[0]])
+    for n in NUMBERS:
+        try:
+            wanted = resized(X, n)
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError) as found:
+                call(X, n)
+            assert str(found.value) == str(error)
+        else:
+            torch.testing.assert_close(call(X, n), wanted)
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_elements_that_no_mask_chooses_have_a_gradient_of_zeros(count):
     pairs = fx.symbolic_trace(lambda x: torch.combinations(x, 2).exp())  # of one element: none

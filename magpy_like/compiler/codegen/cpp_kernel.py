@@ -386,5 +386,6 @@ class CppKernel:
             self.lines.line(f"bool {flag} = false;")
 
     def report_flags(self) -> None:
-        for k, flag in enumerate(self.flags()):
+        """Of several, the first check in the program is the one that eager comes to."""
+        for k, flag in reversed(list(enumerate(self.flags()))):
             self.lines.line(f"if ({flag}) __atomic_store_n(&raised, {k + 1}, __ATOMIC_RELAXED);")

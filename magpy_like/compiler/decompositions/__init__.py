@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
-from magpy_like.compiler.decompositions import complexes, distances, layouts, placing
+from magpy_like.compiler.decompositions import complexes, distances, layouts, losses, placing
 from magpy_like.compiler.decompositions.table import OWN, Function, means, torchs
 from magpy_like.compiler.lowering import LOWERINGS
 from magpy_like.compiler.ops import LOW_PRECISION
 
-__all__ = ["complexes", "decompositions", "distances", "layouts", "placing"]
+__all__ = ["complexes", "decompositions", "distances", "layouts", "losses", "placing"]
 
 aten = torch.ops.aten
 
@@ -90,17 +90,6 @@ def _random_from(a: Tensor, low: Any, high: Any = None, *, generator: Any = None
     if high is None or generator is not None:
         return NotImplemented
     return aten.randint_like.low_dtype(a, low, high)
-
-
-@means(aten.rrelu_with_noise_functional.default)
-def _rrelu(
-    a: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
-    generator: Any = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The mean slope; in training, eager draws one for every negative element."""
-    if training:
-        return NotImplemented
-    return aten.leaky_relu(a, (lower + upper) / 2), noise.clone()
 
 
 @means(aten.huber_loss.default)

@@ -152,10 +152,13 @@ def loop_order(steps: Sequence[Sequence[int]], shape: Sequence[int]) -> list[int
 _traced = threading.local()
 
 
-def laid_out(operator: Any, lay: Callable[..., Any]) -> None:
-    """Eager's results lie as what ``lay`` makes of an operator's results and arguments."""
-    known = {} if operator in LOWERINGS else get_decompositions([operator])
-    meant = known.get(operator, operator)
+def laid_out(operator: Any, lay: Callable[..., Any], meant: Function | None = None) -> None:
+    """Eager's results lie as what ``lay`` makes of an operator's results and arguments.
+
+    ``meant`` is what it means, if not what torch says."""
+    if meant is None:
+        known = {} if operator in LOWERINGS else get_decompositions([operator])
+        meant = known.get(operator, operator)
 
     @means(operator)
     def relaid(*args: Any, **kwargs: Any) -> Any:
@@ -231,7 +234,18 @@ def _first_in_rows(results: Sequence[Tensor], *args: Any) -> Sequence[Tensor]:
     return first.contiguous(), *rest
 
 
-laid_out(aten.nll_loss2d_forward.default, _first_in_rows)
+def _rrelu(
+    a: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
+    generator: Any = None,
+) -> Sequence[Tensor]:  # fmt: skip
+    """The mean slope; in training, eager draws one for every negative element, row by row."""
+    if not training:
+        return aten.leaky_relu(a, (lower + upper) / 2), noise.clone()
+    drawn = aten.rrelu_with_noise_functional(a, noise, lower, upper, True, generator)
+    return [result.contiguous() for result in drawn]
+
+
+laid_out(aten.rrelu_with_noise_functional.default, lambda results, *args: results, _rrelu)
 
 
 @means(aten.log_sigmoid_forward.default)

@@ -32,7 +32,7 @@ from magpy_like.compiler.ops import Value, ops
 
 _RANGE = "index out of range"
 _EMBEDDING = "index out of range in self"
-_GATHER = "index out of bounds for a dimension of the indexed tensor"
+_BOUNDS = "index out of bounds for a dimension of the indexed tensor"
 
 
 def _need_elements(a: Box, dims: Sequence[int]) -> None:
@@ -50,8 +50,7 @@ def embedding(
     rank = len(indices.size)
 
     def inner(index: Index) -> Value:
-        row = ops.to_dtype(indices.load(index[:rank]), torch.int64)
-        ops.check(ops.ge(row, ops.constant(0, torch.int64)), _EMBEDDING)
+        row = indices.load(index[:rank])
         return weight.load([ops.indirect(row, weight.size[0], _EMBEDDING), *index[rank:]])
 
     size = [*indices.size, *weight.size[1:]]
@@ -70,8 +69,7 @@ def index_select(graph: Graph, a: Box, dim: int, indices: Box) -> Box:
     count = indices.size[0] if indices.size else sympy.S.One
 
     def inner(index: Index) -> Value:
-        at = ops.to_dtype(indices.load([index[dim]] if indices.size else []), torch.int64)
-        ops.check(ops.ge(at, ops.constant(0, torch.int64)), _EMBEDDING)
+        at = indices.load([index[dim]] if indices.size else [])
         j = ops.indirect(at, a.size[dim], _EMBEDDING)
         return a.load([*index[:dim], j, *index[dim + 1 :]])
 
@@ -88,9 +86,7 @@ def gather(graph: Graph, a: Box, dim: int, indices: Box, *, sparse_grad: bool = 
     _need_elements(a, [dim])
 
     def inner(index: Index) -> Value:
-        at = ops.to_dtype(indices.load(index), torch.int64)
-        ops.check(ops.ge(at, ops.constant(0, torch.int64)), _GATHER)
-        j = ops.indirect(at, a.size[dim], _GATHER)
+        j = ops.indirect(indices.load(index), a.size[dim], _BOUNDS, "RuntimeError")
         return a.load([*index[:dim], j, *index[dim + 1 :]])
 
     box = ir.pointwise(graph, a.device, a.dtype, indices.size, inner, [a, indices], operations=6)
@@ -103,10 +99,14 @@ def gather(graph: Graph, a: Box, dim: int, indices: Box, *, sparse_grad: bool = 
 
 
 class _Plan:
-    """How ``a[indices]`` is shaped: where the broadcast index dimensions go, and what is left."""
+    """How ``a[indices]`` is shaped: where the broadcast index dimensions go, and what is left.
 
-    def __init__(self, a: Box, indices: Sequence[Box | None]) -> None:
+    ``error`` is what an index that is out of bounds raises; where it is given, negative ones are.
+    """
+
+    def __init__(self, a: Box, indices: Sequence[Box | None], error: str | None = None) -> None:
         self.a = a
+        self.error = error
         self.given = [(d, i) for d, i in enumerate(indices) if i is not None]
         if not self.given or any(
             i.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8)
@@ -134,7 +134,8 @@ class _Plan:
             result[d] = i
         for d, box in self.given:
             at = box.load(broadcast_index(box, middle))
-            result[d] = ops.indirect(at, self.a.size[d], _GATHER)
+            error = self.error or "IndexError"
+            result[d] = ops.indirect(at, self.a.size[d], _BOUNDS, error, from_end=not self.error)
         return result
 
 
@@ -162,8 +163,13 @@ def index_put(
     given = [i for i in indices if i is not None]
     if len(given) == 1 and given[0].dtype == torch.bool:
         return _masked_put(graph, a, indices, values, accumulate)
-    plan = _Plan(a, indices)
-    if accumulate and a.dtype == torch.bool:
+    return _put(graph, _Plan(a, indices), values, "add" if accumulate else None)
+
+
+def _put(graph: Graph, plan: _Plan, values: Box, mode: str | None) -> Box:
+    """A copy of the plan's tensor with ``values`` stored, in ``mode``, where its indices say."""
+    a = plan.a
+    if mode == "add" and a.dtype == torch.bool:
         raise Unsupported("aten.index_put", "accumulating bools")
     if values.dtype != a.dtype or values.device != a.device:
         raise Unsupported("aten.index_put", "values of another dtype or device")
@@ -175,7 +181,7 @@ def index_put(
     def loops(xs: Sequence[Expr], rs: Sequence[Expr]) -> None:
         value = values.load(xs)
         address = window.address(plan.position(xs))
-        ops.store(window.buffer, address, value, "add" if accumulate else None)
+        ops.store(window.buffer, address, value, mode)
 
     graph.add_loops(plan.size, [], loops)
     return result
@@ -211,8 +217,11 @@ def _masked_put(
 
 
 def _scatter(
-    graph: Graph, a: Box, dim: int, indices: Box, source: Box | Any, mode: str | None
-) -> Box:
+    graph: Graph, a: Box, dim: int, indices: Box, source: Box | Any, mode: str | None,
+    error: str = "RuntimeError",
+) -> Box:  # fmt: skip
+    """A copy of ``a`` with elements stored, in ``mode``, at the indices along one dimension;
+    ``error`` is what one that is out of bounds raises."""
     if 0 in indices.size:
         return clone(graph, a)
     if not a.size:
@@ -220,7 +229,7 @@ def _scatter(
             unsqueeze(graph, b, 0) if isinstance(b, Box) and not b.size else b
             for b in (a, indices, source)
         )
-        return squeeze(graph, _scatter(graph, a, dim, indices, source, mode))
+        return squeeze(graph, _scatter(graph, a, dim, indices, source, mode, error))
     if not indices.size:
         indices = unsqueeze(graph, indices, 0)
         source = unsqueeze(graph, source, 0) if isinstance(source, Box) else source
@@ -235,16 +244,14 @@ def _scatter(
     others = [(a.size[d], indices.size[d]) for d in range(len(a.size)) if d != dim]
     one = indices.size[dim] == 1 and all(m == n for m, n in others)
     if one and mode in (None, "add") and a.strided() is None:
-        return _chosen(graph, a, dim, indices, source, mode)
+        return _chosen(graph, a, dim, indices, source, mode, error)
     for box in boxes[1:]:
         box.realize()
     result = copy_of(graph, a)
     window = result.realize()
 
     def loops(xs: Sequence[Expr], rs: Sequence[Expr]) -> None:
-        at = ops.to_dtype(indices.load(xs), torch.int64)
-        ops.check(ops.ge(at, ops.constant(0, torch.int64)), _GATHER)
-        j = ops.indirect(at, a.size[dim], _GATHER)
+        j = ops.indirect(indices.load(xs), a.size[dim], _BOUNDS, error)
         value = source.load(xs) if isinstance(source, Box) else ops.constant(source, a.dtype)
         address = window.address([*xs[:dim], j, *xs[dim + 1 :]])
         ops.store(window.buffer, address, value, mode)
@@ -254,7 +261,7 @@ def _scatter(
 
 
 def _chosen(
-    graph: Graph, a: Box, dim: int, indices: Box, source: Box | Any, mode: str | None
+    graph: Graph, a: Box, dim: int, indices: Box, source: Box | Any, mode: str | None, error: str
 ) -> Box:
     """A scatter of one element into each row of what is still to be computed, as a choice for
     every element of the row: so a one-hot matrix is never in memory."""
@@ -265,7 +272,7 @@ def _chosen(
         at = ops.to_dtype(indices.load(index), torch.int64)
         extent = ops.index_expr(a.size[dim], torch.int64)
         within = ops.logical_and(ops.ge(at, ops.constant(0, torch.int64)), ops.lt(at, extent))
-        ops.check(within, _GATHER)
+        ops.check(within, _BOUNDS, error)
         return ops.to_dtype(at, narrow)
 
     position = ir.pointwise(graph, a.device, narrow, indices.size, checked, [indices])
@@ -295,22 +302,37 @@ def scatter_add(graph: Graph, a: Box, dim: int, indices: Box, source: Box) -> Bo
 
 @lower(aten.index_add.default)
 def index_add(graph: Graph, a: Box, dim: int, indices: Box, source: Box, *, alpha: Any = 1) -> Box:
-    if source.dtype != a.dtype or a.dtype == torch.bool:
-        raise Unsupported("aten.index_add", "another dtype, or bools")
-    if not a.size:
-        a, source = (b if b.size else unsqueeze(graph, b, 0) for b in (a, source))
-        return squeeze(graph, index_add(graph, a, 0, indices, source, alpha=alpha))
-    if not indices.size:
-        indices = unsqueeze(graph, indices, 0)
-        source = source if source.size else unsqueeze(graph, source, 0)
+    if source.dtype != a.dtype:
+        raise Unsupported("aten.index_add", "another dtype")
     if alpha != 1:
         source = elementwise(
             graph, [source], Kind.DEFAULT, lambda x: ops.mul(x, ops.constant(alpha, x.dtype))
         )
-    dim = canonical_dim(dim, len(a.size))
+    rank = len(a.size)
+    scatters = rank > 1 and canonical_dim(dim, rank) in (0, rank - 1)  # so does eager
+    error = "RuntimeError" if scatters else "IndexError"
+    return _put_rows(graph, a, dim, indices, source, "add", error)
+
+
+@lower(aten.index_copy.default)
+def index_copy(graph: Graph, a: Box, dim: int, indices: Box, source: Box) -> Box:
+    return _put_rows(graph, a, dim, indices, source, None, "IndexError")
+
+
+def _put_rows(
+    graph: Graph, a: Box, dim: int, indices: Box, source: Box, mode: str | None, error: str
+) -> Box:
+    """A copy of ``a`` with what ``source`` has along one dimension stored where indices say."""
+    if not a.size:
+        a = unsqueeze(graph, a, 0)
+        return squeeze(graph, _put_rows(graph, a, 0, indices, source, mode, error))
+    if not indices.size:
+        indices = unsqueeze(graph, indices, 0)
+    if not source.size:
+        source = unsqueeze(graph, source, 0)
     given: list[Box | None] = [None] * len(a.size)
-    given[dim] = indices
-    return index_put(graph, a, given, source, True)
+    given[canonical_dim(dim, len(a.size))] = indices
+    return _put(graph, _Plan(a, given, error), source, mode)
 
 
 # aten's name of a reduction -> store mode
@@ -337,13 +359,20 @@ def scatter_reduce(
     graph: Graph, a: Box, dim: int, indices: Box, source: Box, reduce: str, *,
     include_self: bool = True,
 ) -> Box:  # fmt: skip
+    return _reduced(graph, a, dim, indices, source, reduce, include_self, "RuntimeError")
+
+
+def _reduced(
+    graph: Graph, a: Box, dim: int, indices: Box, source: Box, reduce: str, include_self: bool,
+    error: str,
+) -> Box:  # fmt: skip
     mode = _MODES[reduce]
     if a.dtype == torch.bool or a.device.type != "cpu":
         raise Unsupported("aten.scatter_reduce", "bools, or another device")
     base = a
     if not include_self and 0 not in indices.size:
-        base = _scatter(graph, a, dim, indices, _start(mode, a.dtype), None)
-    result = _scatter(graph, base, dim, indices, source, mode)
+        base = _scatter(graph, a, dim, indices, _start(mode, a.dtype), None, error)
+    result = _scatter(graph, base, dim, indices, source, mode, error)
     if reduce != "mean" or 0 in indices.size:
         return result
     ones = full(graph, indices.size, 1, a.dtype, a.device)
@@ -383,7 +412,7 @@ def index_reduce(
     dim = canonical_dim(dim, len(a.size))
     shape = [indices.size[0] if d == dim else sympy.S.One for d in range(len(a.size))]
     spread = expand(reshape(indices, shape), source.size)
-    return scatter_reduce(graph, a, dim, spread, source, reduce, include_self=include_self)
+    return _reduced(graph, a, dim, spread, source, reduce, include_self, "IndexError")
 
 
 @lower(aten.embedding_dense_backward.default)

@@ -20,7 +20,7 @@ from magpy_like.compiler.passes.cleanup import (
 )
 from magpy_like.compiler.passes.constants import fold
 from magpy_like.compiler.passes.gradients import keep_saved
-from magpy_like.compiler.passes.images import keep_fixed_point
+from magpy_like.compiler.passes.images import keep_fixed_point, look_for_pixels
 from magpy_like.compiler.passes.layout import use_channels_last
 from magpy_like.compiler.passes.masks import drop_idle_masks
 from magpy_like.compiler.passes.noops import remove_noops
@@ -29,6 +29,7 @@ from magpy_like.compiler.passes.products import use_onednn
 from magpy_like.compiler.passes.recurrent import keep_recurrent_layers
 from magpy_like.compiler.passes.rewrites import rewrite
 from magpy_like.compiler.passes.rows import lay_rows
+from magpy_like.compiler.passes.shifts import shift_truths
 
 __all__ = ["run", "run_captured"]
 
@@ -41,7 +42,9 @@ def run_captured(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
     keep_recurrent_layers(gm)
     keep_saved(gm)
     keep_positions(gm)
+    shift_truths(gm)
     lay_rows(gm)
+    look_for_pixels(gm)
     keep_fixed_point(gm)
     gm = rewrite_attention(gm, example_inputs)
     drop_idle_masks(gm)

@@ -1,8 +1,10 @@
-"""Images of bytes that are resized: eager's kernels for the CPU compute in fixed point.
+"""Images that are resized: torch takes these functions apart before their operators could be told.
 
-Torch takes these functions apart into arithmetic of float32, before their operators could be told:
-a pixel in six came out as its neighbour. So the operator is called where the graph was captured,
-past what takes it apart, and stays one.
+Of images of bytes, eager's kernels for the CPU compute in fixed point. What torch makes of them is
+arithmetic of float32: a pixel in six came out as its neighbour. So the operator is called where the
+graph was captured, past what takes it apart, and stays one.
+
+Images without pixels eager refuses. Where only a run tells how many there are, it has to look.
 """
 
 from __future__ import annotations
@@ -13,13 +15,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from magpy_like.compiler.passes.graphs import argument, aten
 
+_RESIZES = {F.interpolate, F.upsample} | {
+    getattr(torch._C._nn, name)
+    for name in dir(torch._C._nn)
+    if name.startswith(("upsample_", "_upsample_"))
+}
 _OPERATORS = {
     "bilinear": aten.upsample_bilinear2d.default,
     "bicubic": aten.upsample_bicubic2d.default,
 }
+
+
+def look_for_pixels(gm: GraphModule) -> None:
+    """Let eager answer where it turns out that an image that is resized has no pixels."""
+    found = [n for n in gm.graph.nodes if n.op == "call_function" and n.target in _RESIZES]
+    for node in found:
+        image = argument(node, 0, "input")
+        with gm.graph.inserting_after(node):
+            new = gm.graph.call_function(_with_pixels, (node, image))
+        node.replace_all_uses_with(new, delete_user_cb=lambda user, new=new: user is not new)
+    if found:
+        gm.recompile()
+
+
+def _with_pixels(result: Tensor, image: Tensor) -> Tensor:
+    for size in (*image.shape[1:], *result.shape[2:]):
+        if isinstance(size, torch.SymInt) and free_unbacked_symbols(size):
+            torch._check(size > 0)
+    return result
 
 
 def keep_fixed_point(gm: GraphModule) -> None:

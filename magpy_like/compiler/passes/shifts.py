@@ -1,0 +1,34 @@
+"""Shifts of truths: ``mask << 2``, which torch traces for integers only, counts them as 0 and 1."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+_SHIFTS = {
+    operator.lshift: torch.bitwise_left_shift,
+    operator.rshift: torch.bitwise_right_shift,
+}
+
+
+def shift_truths(gm: GraphModule) -> bool:
+    """Call what eager's operators amount to where a truth may be shifted; whether there are any."""
+    found = [node for node in gm.graph.nodes if node.target in _SHIFTS]
+    for node in found:
+        node.target = _shift(node.target)
+    if found:
+        gm.recompile()
+    return bool(found)
+
+
+def _shift(operation: Any) -> Any:
+    def shift(a: Any, b: Any) -> Any:
+        dtypes = [x.dtype for x in (a, b) if isinstance(x, Tensor)]
+        of_truths = torch.bool in dtypes and not any(d.is_floating_point for d in dtypes)
+        return (_SHIFTS[operation] if of_truths else operation)(a, b)
+
+    return shift
