@@ -345,17 +345,17 @@ def test_an_interruption_amid_the_monitors_own_work_reaches_the_program(
     assert magpy.cache_info(fast).hits == 2
 
 
-def _interrupts_once(monkeypatch, callback, when):
+def _interrupts_once(monkeypatch, callback, when, owner=MonitorRun):
     """Let a signal's handler run at the first line of one of the monitor's callbacks."""
-    own, interrupted = getattr(MonitorRun, callback), []
+    own, interrupted = getattr(owner, callback), []
 
-    def interrupt(run, *args):
-        if not interrupted and when(run):
+    def interrupt(*args):
+        if not interrupted and any(when(arg) for arg in args if isinstance(arg, MonitorRun)):
             interrupted.append(callback)
             raise KeyboardInterrupt
-        return own(run, *args)
+        return own(*args)
 
-    monkeypatch.setattr(MonitorRun, callback, interrupt)
+    monkeypatch.setattr(owner, callback, interrupt)
     return interrupted
 
 
@@ -377,8 +377,11 @@ def test_an_interruption_that_a_program_catches_is_no_part_of_a_record(callback,
     assert magpy.cache_info(fast).hits == 2
 
 
-@pytest.mark.parametrize("callback", ["_enter", "_on_instruction", "_on_result"])
-def test_an_interruption_beside_the_program_reaches_it(callback, monkeypatch):
+@pytest.mark.parametrize(
+    "owner, callback",
+    [(Entering, "enter"), (MonitorRun, "_on_instruction"), (MonitorRun, "_on_result")],
+)
+def test_an_interruption_beside_the_program_reaches_it(owner, callback, monkeypatch):
     """Where the program branches on a tensor, the monitor runs both sides."""
 
     def program(x):
@@ -389,7 +392,7 @@ def test_an_interruption_beside_the_program_reaches_it(callback, monkeypatch):
         return y
 
     fast = compiled(program)
-    interrupted = _interrupts_once(monkeypatch, callback, lambda run: run.side is not None)
+    interrupted = _interrupts_once(monkeypatch, callback, lambda run: run.side, owner)
     with pytest.raises(KeyboardInterrupt):
         fast(tensor(1))
     assert interrupted == [callback]
