@@ -7,7 +7,6 @@ state of the process; an operator becomes a node, once those that ran inside of 
 from __future__ import annotations
 
 import _abc
-import abc
 import functools
 import operator
 from collections.abc import Callable
@@ -67,9 +66,10 @@ def finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
         run.account()
         if not is_plain(result) and run.recording.node(result) is None:
             run.recording.keep(result)
-    if done.operation in _ASKS_REGISTRY:
-        token = abc.get_cache_token()
-        run.recording.state_reads.append((abc.get_cache_token, (), {}, token))
+    if done.operation in _ASKS_REGISTRY and not result:
+        abstract, asked = done.args
+        for cls in _classes_of(asked) if done.operation is _abc._abc_instancecheck else [asked]:
+            run.recording.denied[abstract, cls] = None
     if any(isinstance(value, torch.Tensor) for value in (*done.args, *done.kwargs.values())):
         run.account()
         run.recording.constants.lend(done.args, result)
@@ -79,7 +79,13 @@ def finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
 
 
 _ASKS_REGISTRY = (_abc._abc_instancecheck, _abc._abc_subclasscheck)
-"""What they answer changes when a class is registered with an abstract one."""
+"""What they deny changes when a class is registered with an abstract one."""
+
+
+def _classes_of(value: Any) -> list[type]:
+    """The class of a value, and the one that it says it has."""
+    said = value.__class__
+    return [type(value)] if said is type(value) else [type(value), said]
 
 
 def finish_read(run: MonitorRun, done: NativeCall, result: Any) -> Any:

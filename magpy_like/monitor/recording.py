@@ -66,6 +66,8 @@ class Recording(Changes):
         """Whether the program looks at the place in the autograd graph of what was there before."""
         self.state_reads: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = []
         """Calls that look at process-wide state, with what they gave."""
+        self.denied: dict[tuple[type, type], None] = {}
+        """Abstract classes, with classes that they have said to be none of their own."""
         self.cached_calls: list[
             tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]
         ] = []
@@ -93,7 +95,7 @@ class Recording(Changes):
         self.refs.let_go()
         self._born, self._roots, self.exceptions = {}, {}, {}
         self.calls, self.replays, self.state_reads, self.cached_calls = [], [], [], []
-        self.hooks, self.autograd_nodes = [], {}
+        self.hooks, self.autograd_nodes, self.denied = [], {}, {}
 
     def has_effects(self) -> bool:
         """Whether the program has changed anything that was there before, but for the states of

@@ -68,6 +68,7 @@ class GuardBuilder(LiftedConditions, ToldApart, ProcessState):
         self._distinct()
         self._iterators()
         self._state_reads()
+        self._denied()
         if self.watch.counts()[0] or self.watch.counts()[2]:
             # Fetched variables hang on fixed ones, so these are looked at first.
             self.source.lines.insert(at, f"if not watch(): return {len(self.reasons)}")

@@ -17,6 +17,7 @@ from magpy_like.native import StateCheck
 from magpy_like.refgraph.values import is_plain, own_entries
 from magpy_like.synthesis.checks import gives, gives_cached, is_same
 from magpy_like.synthesis.guard_text import GuardText
+from magpy_like.synthesis.registries import StillDenied
 
 _COVERED = {torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype}
 """Looks at state that the check of torch's modes covers."""
@@ -80,6 +81,12 @@ class ProcessState(GuardText):
             same = self.source.constant(is_same)
             call = f"{self.source.constant(operation, name)}({', '.join(ways)})"
             self._check(f"{same}({call}, {self.source.constant(result, 'result')})", reason)
+
+    def _denied(self) -> None:
+        """Classes that abstract ones denied have not been registered with them since."""
+        if self.rec.denied:
+            words = (f"{cls.__name__} is no {base.__name__}" for base, cls in self.rec.denied)
+            self._call(StillDenied(self.rec.denied), ", ".join(words))
 
     def _way_of(self, value: Any) -> str:
         if self._is_known(value):

@@ -248,6 +248,28 @@ def test_class_registered_with_an_abstract_class_is_noticed():
     twins.call(lambda: (Concrete(), tensor(1)), hit=False)
 
 
+def test_class_registered_with_another_abstract_class_is_no_miss():
+    class Abstract(abc.ABC):
+        pass
+
+    class Concrete:
+        pass
+
+    class Unrelated(abc.ABC):
+        pass
+
+    def program(o, x):
+        return x * 2 if isinstance(o, Abstract) or issubclass(int, Abstract) else x
+
+    twins = Twins(lambda: program)
+    for _ in range(2):
+        twins.call(lambda: (Concrete(), tensor(1)))
+    Unrelated.register(Concrete)
+    twins.call(lambda: (Concrete(), tensor(1)))
+    Abstract.register(int)
+    twins.call(lambda: (Concrete(), tensor(1)), hit=False)
+
+
 def test_attribute_of_a_class_that_is_read_through_its_dictionary():
     class Base:
         k = 1
