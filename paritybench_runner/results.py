@@ -98,6 +98,11 @@ class Writer:
                     f"{folder} holds a run with another {', '.join(changed)}: to go on with it, "
                     f"pass what is in {folder / 'run.json'}"
                 )
+        elif (folder / "results.jsonl").is_file():
+            raise RunError(
+                f"{folder} has results but no run.json, which says how they came about: "
+                "move them away, or pass another --out"
+            )
         (folder / "run.json").write_text(json.dumps(run, indent=1) + "\n")
         # Written anew: appending to a line that was cut short would spoil the next one.
         lines = [json.dumps(line) + "\n" for line in self.done]

@@ -126,6 +126,14 @@ def test_a_run_is_not_mixed_with_another(tmp_path):
         results.read(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_results_that_say_nothing_of_their_run_are_not_written_over(tmp_path, resume):
+    (tmp_path / "results.jsonl").write_text(json.dumps(LINES[0]) + "\n")
+    with pytest.raises(RunError, match=r"no run\.json"):
+        results.Writer(tmp_path, RUN, resume=resume)
+    assert json.loads((tmp_path / "results.jsonl").read_text()) == LINES[0]
+
+
 def test_comparing_runs_shows_regressions_first():
     after = [
         line("test_a.py", seen("split", splits=[SPLIT]), seen("one_graph")),
