@@ -18,7 +18,7 @@ from magpy_like.monitor.given import look_at_all
 from magpy_like.monitor.native_calls import native
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split, is_disabled, unknown
-from magpy_like.monitor.torchscript import check_script
+from magpy_like.monitor.torchscript import AsItIs, refusal
 from magpy_like.native import NULL
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Fact, Relation
@@ -65,7 +65,9 @@ def call(
         annotation = lookup(function)
         return None if annotation is None else native(run, annotation, function, args, kwargs)
     if kind is torch._C.ScriptFunction:
-        check_script(function)
+        raise refusal(function)
+    if kind is AsItIs:
+        function = function.script
     annotation = lookup(function)
     operation = function
     if annotation is not None:

@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 import torch.utils.checkpoint
 
+from magpy_like.monitor import torchscript
 from magpy_like.monitor.addresses import TELLS
 from magpy_like.monitor.containers import CONTAINERS, elements
 from magpy_like.refgraph.values import is_plain
@@ -175,6 +176,13 @@ def _methodcaller(caller: operator.methodcaller) -> Callable[[Any], Any]:
     return methodcaller
 
 
+def _partial(given: functools.partial[Any]) -> Callable[..., Any]:
+    def partial(*args: Any, **kwargs: Any) -> Any:
+        return given.func(*given.args, *args, **{**given.keywords, **kwargs})
+
+    return partial
+
+
 def spread(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function``, for arguments that are only known once an iterable was used up."""
 
@@ -282,6 +290,10 @@ def polyfill(
     function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[..., Any] | None:
     """The function to call instead, or None when native code does nothing that must be seen."""
+    if type(function) is torch._C.ScriptFunction:
+        return torchscript.in_python(function, args, kwargs)
+    if type(function) is functools.partial and type(function.func) is torch._C.ScriptFunction:
+        return _partial(function)
     getter = _GETTERS.get(type(function))
     if getter is not None:
         return getter(function)
@@ -308,7 +320,7 @@ CODE = (
     | {function.__code__ for _, _, function in _ROWS if isinstance(function, types.FunctionType)}
     | {
         constant
-        for maker in (spread, *_GETTERS.values())
+        for maker in (spread, _partial, *_GETTERS.values())
         for constant in maker.__code__.co_consts
         if isinstance(constant, types.CodeType) and not constant.co_name.startswith("<")
     }

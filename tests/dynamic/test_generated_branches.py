@@ -121,6 +121,10 @@ def outcome(function, seed, gradients):
     return after, [leaf.grad for leaf in (*leaves, w)]
 
 
+def _is_nothing(gradient):
+    return gradient is None or not gradient.any()
+
+
 def tensors(value):
     if isinstance(value, torch.Tensor):
         return [value]
@@ -133,9 +137,15 @@ def check(text, gradients, backend="eager"):
     program = names["main"]
     fast = magpy.compile(program, backend=backend)
     for seed in (0, 1, 2, 3, 0, 4):
-        assert_same(
-            outcome(fast, seed, gradients), outcome(program, seed, gradients), what=f"{seed}"
-        )
+        found, expected = outcome(fast, seed, gradients), outcome(program, seed, gradients)
+        if backend == "aot_eager" and None not in (found[1], expected[1]):
+            # torch's own backend leaves zeros where no result depends on an input.
+            pairs = zip(found[1], expected[1], strict=True)
+            left = [
+                None if theirs is None and _is_nothing(mine) else mine for mine, theirs in pairs
+            ]
+            found = (found[0], left)
+        assert_same(found, expected, what=f"{seed}")
     return fast
 
 

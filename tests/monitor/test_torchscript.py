@@ -1,4 +1,7 @@
-"""A TorchScript function is one operator where it is a line of operators without effects."""
+"""A TorchScript function is followed where it only computes, whatever steers it but tensors."""
+
+import functools
+from typing import List, Optional
 
 import pytest
 import torch
@@ -23,6 +26,58 @@ def _traced(x):
 
 
 traced = torch.jit.trace(_traced, torch.zeros(3))
+
+
+@torch.jit.script
+def padded(x, multiple: int):
+    assert x.dim() == 2, "two dimensions"
+    size = x.size(0) * x.size(1)
+    extra = (multiple - size % multiple) % multiple
+    if extra > 0:
+        return F.pad(x.reshape(-1), [0, extra])
+    return x.reshape(-1)
+
+
+@torch.jit.script
+def rows_and_more(x, shift: Optional[torch.Tensor] = None):
+    total = torch.zeros(x.size(0), dtype=x.dtype, device=x.device)
+    for i in range(x.size(1)):
+        total = total + x[:, i]
+    while total.dim() < 3:
+        total = total.unsqueeze(0)
+    if shift is not None:
+        total = total + shift
+    sizes: List[int] = x.size()[:1] + [max(x.size(1), 2), -1]
+    return total, torch.tensor(min(x.size(0), 7)), x.repeat(1, 2).view(sizes)
+
+
+@torch.jit.script
+def of_some_type(x):
+    if x.dtype == torch.float16 or not x.is_floating_point():
+        x = x.to(torch.float32)
+    return x * x.size(-1) ** -0.5
+
+
+@torch.jit.script
+def halved(x, n: int):
+    if n % 2 == 1:
+        return x
+    return x / 2
+
+
+@torch.jit.script
+def joined(parts: List[torch.Tensor], shape: List[int]):
+    return torch.cat(parts + parts).view(shape + [1])
+
+
+@torch.jit.script
+def hashed(x, n: int):
+    return x * ((n * 2654435761) % 1000003)
+
+
+@torch.jit.script
+def divided(x, n: float):
+    return x * (1.0 / n)
 
 
 @torch.jit.script
@@ -61,9 +116,15 @@ def says(x):
 
 OPERATORS = {
     "script": lambda x: swish(x) + 1,
-    "arguments": lambda x: swish(x, beta=2.0),
+    "arguments": lambda x: (swish(x, beta=2.0), swish(x, 3)),
+    "list of tensors": lambda x: (joined((x, x + 1), (2, -1)), joined([x], [-1])),
     "two results, one a view": lambda x: mish(x),
     "traced": lambda x: traced(x),
+    "branches on sizes": lambda x: (padded(x, 4), padded(x, 3)),
+    "loops": lambda x: (rows_and_more(x), rows_and_more(x, shift=x.sum())),
+    "looks at types": lambda x: (of_some_type(x), of_some_type(x.int())),
+    "its argument again": lambda x: (halved(x, 1) is x, halved(x, 2), halved(x + 1, 3)),
+    "partial": lambda x: functools.partial(padded, multiple=5)(x),
 }
 MORE = {
     "branches": lambda x: branches(x),
@@ -91,6 +152,72 @@ def test_sizes_may_vary():
     twins = Twins(lambda: lambda x: mish(x)[1].shape[0] * swish(x), dynamic=True)
     for rows in (2, 3, 5, 7):
         twins.call(lambda rows=rows: (matrix(rows, 4),))
+
+
+SIZED = {
+    "branches": lambda x: padded(x, 4) * 2,
+    "bounds": lambda x: x[: rows_and_more(x[:, :2])[1] - 1] + 1,
+    "types": lambda x: of_some_type(x.t()),
+}
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_sizes_that_it_branches_on_are_guarded(name):
+    twins = Twins(lambda: SIZED[name], fullgraph=True)
+    for rows in (4, 6, 5, 9, 12, 3, 8, 16, 7, 10):
+        twins.call(lambda rows=rows: (matrix(rows, 3),))
+    assert magpy.cache_info(twins.compiled).misses <= 4
+
+
+def test_a_number_that_it_branches_on_is_guarded():
+    twins = Twins(lambda: halved, fullgraph=True)
+    for n in (1, 2, 3, 4, 5, 6, 8):
+        twins.call(lambda n=n: (matrix(), n))
+
+
+def test_its_numbers_wrap_and_divide_as_those_of_torchscript():
+    twins = Twins(lambda: lambda x, n: hashed(x, n))
+    for n in (1, 2, 3, 10**9, 10**12, 4, 10**15, 9 * 10**18, 5, 10**10):
+        twins.call(lambda n=n: (matrix(), n))
+    twins = Twins(lambda: lambda x, n: divided(x, n))
+    for n in (1.0, 0.5, 4.0, 0.0, 2.0, -0.0, 3.0, 5, True):
+        twins.call(lambda n=n: (matrix(), n))
+
+
+def test_what_it_raises_is_torchscript_s():
+    def caught(x):
+        try:
+            return padded(x[0] if x.sum() > 100 else x, 2)
+        except RuntimeError as error:
+            return str(error), error.__context__
+
+    for program in (lambda x: padded(x, 4), caught):
+        twins = Twins(lambda: program)
+        for shape in ((3,), (3,), (3,), (3, 3), (3, 3), (3,), (2, 3), (2, 2, 2)):
+            twins.call(lambda shape=shape: (torch.ones(shape),))
+        twins.call(lambda: (torch.ones(2, 3),), hit=True)
+        twins.call(lambda: (torch.full((2, 3), 100.0),))
+
+
+CALLS = [
+    lambda x: swish(x, 2.0, 3.0), lambda x: swish(x, x=x), lambda x: swish(),
+    lambda x: swish(x, "b"),
+    lambda x: swish(x, None), lambda x: halved(x, 2.0), lambda x: halved(x, n=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", CALLS)
+def test_arguments_that_it_does_not_take_are_refused_as_eager_does(program):
+    twins = Twins(lambda: program)
+    for _ in range(3):
+        twins.call(inputs)
+
+
+def test_a_default_device_is_none_of_its_business():
+    fast = magpy.compile(lambda x: rows_and_more(x)[1], backend="eager")
+    with torch.device("meta"):
+        for _ in range(3):
+            assert fast(torch.ones(2, 3, device="cpu")).device.type == "cpu"
 
 
 def test_another_function_is_noticed():
