@@ -246,6 +246,27 @@ def coefficients(e: Expr, variables: Iterable[Symbol]) -> tuple[dict[Symbol, Exp
     return found, rest
 
 
+def tells_apart(e: Expr, variable: Symbol, ranges: Mapping[Symbol, Expr]) -> bool:
+    """Do two values of ``variable`` never give the same ``e``, whatever the other variables are?
+
+    So it is where the others' terms either stay below one step of it, all together, or are
+    multiples of its whole range: it then is a digit of ``e``. Each symbol of ``ranges`` is from 0
+    to below its range; other symbols are constants.
+    """
+    form = coefficients(e, ranges)
+    if form is None or variable not in form[0]:
+        return False
+    steps, _ = form
+    step = steps.pop(variable)
+    below: Expr = sympy.S.Zero
+    for other, factor in steps.items():
+        if divides(step * ranges[variable], factor) is None:
+            if not positive(factor):
+                return False
+            below += factor * (ranges[other] - 1)
+    return positive(step - 1 - below)
+
+
 def merge_loops(
     variables: Sequence[Symbol], ranges: Mapping[Symbol, Expr], indices: Sequence[Expr]
 ) -> list[tuple[Symbol, Symbol]]:

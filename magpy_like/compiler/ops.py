@@ -179,7 +179,8 @@ class Value:
 class Body:
     """A recorded loop body over ``xs`` (outer loops) and ``rs`` (reduction loops).
 
-    ``indirect`` maps each symbol that stands for a computed index to the Value that computes it.
+    ``indirect`` maps each symbol that stands for a computed index to the Value that computes it,
+    ``extents`` to the size of the dimension that it is within.
     ``ranges`` has the size of every loop variable.
     """
 
@@ -188,6 +189,7 @@ class Body:
     ranges: dict[Symbol, Expr]
     values: list[Value] = field(default_factory=list)
     indirect: dict[Symbol, Value] = field(default_factory=dict)
+    extents: dict[Symbol, Expr] = field(default_factory=dict)
 
     def of(self, op: str) -> list[Value]:
         """The values made by ``op``, in order."""
@@ -221,6 +223,7 @@ class Body:
             new[value] = Value(value.op, convert(value.args), value.dtype, value.outer)
             body.values.append(new[value])
         body.indirect = {symbol: new[value] for symbol, value in self.indirect.items()}
+        body.extents = dict(self.extents)
         return body
 
 
@@ -364,6 +367,7 @@ class Recorder:
                 return symbol
         symbol = sympy.Symbol(f"j{len(self.body.indirect)}", integer=True, nonnegative=True)
         self.body.indirect[symbol] = index
+        self.body.extents[symbol] = sympy.sympify(size)
         if not sympy.sympify(size).is_positive:  # then there is no element to go on with
             self._any[symbol] = self.gt(extent, zero)
         return symbol

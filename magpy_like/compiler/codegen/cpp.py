@@ -17,6 +17,7 @@ from magpy_like.compiler.codegen.cpp_columns import Columns
 from magpy_like.compiler.codegen.cpp_kernel import GRAIN, CppKernel
 from magpy_like.compiler.codegen.cpp_pointwise import Pointwise
 from magpy_like.compiler.codegen.cpp_rows import Rows, SplitRows
+from magpy_like.compiler.codegen.cpp_scatter import Scatter
 from magpy_like.compiler.codegen.cpp_values import CTYPE
 from magpy_like.compiler.indexing import Expr
 
@@ -35,7 +36,8 @@ FLAGS = (
 def printer_of(kernel: Kernel, hint: Callable[[Expr], int]) -> CppKernel:
     """The printer of a kernel's loops."""
     if not kernel.rs and not any(n.inner for n in kernel.nodes()):
-        return Pointwise(kernel, hint)
+        pointwise = Pointwise(kernel, hint)
+        return Scatter(kernel, hint) if pointwise.is_serial() else pointwise
     if _runs_across_rows(kernel, hint):
         return Columns(kernel, hint)
     few = hint(kernel.size(kernel.xs)) < 4 and hint(kernel.size(kernel.rs)) > 4 * GRAIN

@@ -29,12 +29,9 @@ class Pointwise(CppKernel):
         xs, line = self.kernel.xs, self.lines.line
         emitter = CppEmitter(self)
         self.declare_locals(scalar=True)
-        if not xs or self.is_serial():
+        if not xs:
             self.declare_flags()
-            for v in xs:
-                self.open_loop(v)
             self._element(emitter)
-            self.close(len(xs))
             self.report_flags()
             return
         condition = self.parallel(self.total())

@@ -39,6 +39,8 @@ struct PyMethodDef { const char* name; void* function; int flags; const char* do
 extern PyMethodDef magpy_kernels[];  // one row per kernel, in order
 
 int omp_get_max_threads();
+int omp_get_num_threads();
+int omp_get_thread_num();
 void* aligned_alloc(unsigned long, unsigned long);
 void free(void*);
 

@@ -1,8 +1,8 @@
 """Pooling and its gradients. Small windows are unrolled: one masked load per element; means and
 maxima of large ones are loops. What ATen's loops are faster at is left to them.
 
-A gradient is a gather as well: each input element adds up the outputs whose windows hold it. So
-nothing is scattered, and every loop is parallel.
+A gradient is a gather as well: each input element adds up the outputs whose windows hold it, and
+every loop is parallel. Only that of maxima is scattered on a processor, plane by plane.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from magpy_like.compiler import ir
 from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.graph import Graph
-from magpy_like.compiler.indexing import Div, Expr, expr, flatten
+from magpy_like.compiler.indexing import Div, Expr, contiguous_strides, expr, flatten, product
 from magpy_like.compiler.ir import Box, Index
 from magpy_like.compiler.lowering.indexing import lowest
 from magpy_like.compiler.lowering.pointwise import full
@@ -291,12 +291,14 @@ lower(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)(_adapt
 def _max_backward(graph: Graph, grad: Box, a: Box, indices: Box, axes: Sequence[Axis]) -> Box:
     if 0 in a.size or 0 in grad.size:
         return full(graph, a.size, 0, a.dtype, a.device)
+    grad.realize()
+    indices.realize()
+    if a.device.type == "cpu":
+        return _max_scatter(graph, grad, a, indices, len(axes))
     count = math.prod(axis.holders for axis in axes)
     if count > MAX_WINDOW:
         raise Unsupported("pooling", "gradients of many windows over an element")
     compute = compute_dtype(a.dtype)
-    grad.realize()
-    indices.realize()
 
     def inner(index: Index) -> Value:
         here = _integer(flatten(index[len(index) - len(axes) :], [axis.size for axis in axes]))
@@ -311,6 +313,29 @@ def _max_backward(graph: Graph, grad: Box, a: Box, indices: Box, axes: Sequence[
         graph, a.device, a.dtype, a.size, inner, [grad, indices], operations=6 * count,
         expensive=True,
     )  # fmt: skip
+
+
+def _max_scatter(graph: Graph, grad: Box, a: Box, indices: Box, rank: int) -> Box:
+    """Each window's gradient to where its maximum was: windows are fewer than elements times the
+    windows that may hold one, and a processor's threads each have planes of their own."""
+    lead, planes = a.size[: len(a.size) - rank], a.size[len(a.size) - rank :]
+    stride = sizes(_meta(graph).stride())
+    if stride[-rank:] != [s * stride[-1] for s in contiguous_strides(planes)]:
+        stride = contiguous_strides(a.size)  # a position in a plane is one step, times a number
+    result = graph.box(graph.new_buffer(a.dtype, a.device, a.size, stride))
+    graph.store_into(full(graph, a.size, 0, a.dtype, a.device), result)
+    window, plane = result.realize(), product(planes)
+
+    def loops(xs: Sequence[Expr], rs: Sequence[Expr]) -> None:
+        at, none = indices.load(xs), ops.constant(0, torch.int64)
+        there = ops.logical_and(ops.ge(at, none), ops.lt(at, _integer(plane)))
+        value = ops.where(there, grad.load(xs), ops.constant(0, compute_dtype(a.dtype)))
+        j = ops.indirect(ops.where(there, at, none), plane)
+        place = window.address([*xs[: len(lead)], *[sympy.S.Zero] * (rank - 1), j])
+        ops.store(window.buffer, place, value, "add")
+
+    graph.add_loops(grad.size, [], loops)
+    return result
 
 
 def _max_pool_backward(rank: int) -> Callable[..., Box]:
