@@ -167,3 +167,17 @@ def test_nan_is_the_extremum_of_what_two_loops_reduce(place):
     same(lambda x: (x[:, :, :10].amax((1, 2)), x[:, :, :10].amin(), x[:, :10].amax((0, 2))), x)
     same(lambda x: (x.permute(2, 0, 1)[:10].amin((0, 2)) * 2, x[:, :, ::3].max()), x)
     same(lambda x: F.adaptive_max_pool2d(x, (1, 2)), x)
+
+
+def test_what_is_rolled_is_copied_and_not_looked_up():
+    x = torch.randn(30, 40)
+    for source in (
+        kernels(lambda x: x.roll(3, 1), x),
+        kernels(lambda x: x.roll((1, 2), (0, 1)), x),
+    ):
+        assert all(
+            value.dtype != torch.int64 for k in source for n in k.nodes() for value in n.body.values
+        )
+    for shifts, dims in ((3, 1), (0, 0), (-75, 1), ((1, 2), (0, 1)), ((1, 1), (1, 1)), (7, ())):
+        same(lambda x, s=shifts, d=dims: x.roll(s, d), x)
+    same(lambda x: x.roll(1, 0), torch.randn(0, 3))

@@ -170,3 +170,47 @@ def test_narrower_vectors_give_the_same(machine, monkeypatch):
     for dtype in (torch.float32, torch.float64, torch.int16, torch.int8):
         z = (y * 9).to(dtype).view(33, 70).repeat(2, 4)
         same(lambda z, t: z + t.t(), z, z.t().contiguous())
+
+
+def places(x):
+    return x.argmax(-1), x.argmin(-1), x.max(-1), x.min(-1), x.argmax(0), x.argmin(0), x.argmax()
+
+
+def special(kind, length):
+    """Rows in which it matters which of equal elements, or of NaN, is taken."""
+    x = X[:, :length].clone()
+    if kind == "ties":
+        return x.round()
+    if kind == "zeros":
+        return torch.where(x > 0, 0.0, -0.0)
+    x[0].fill_(float("-inf"))
+    x[1].fill_(float("inf"))
+    if kind == "nan":
+        x[:, length // 2 :: 7] = float("nan")
+    return x
+
+
+@pytest.mark.parametrize("length", [1, 5, 32, 65, 1000])
+@pytest.mark.parametrize("kind", ["ties", "zeros", "infinite", "nan"])
+def test_the_place_of_an_extremum_is_the_first_that_holds_it(length, kind):
+    same(places, special(kind, length), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int32, torch.int64])
+def test_elements_of_every_width_have_their_places(dtype):
+    same(places, (X[:, :79] * 9).to(dtype), rtol=0, atol=0)
+
+
+def test_places_are_found_in_long_rows_in_parts_and_in_rows_of_varying_length():
+    x = X.flatten().repeat(20)
+    x[5] = x[200_000] = 99
+    same(lambda x: (x.argmax(), x.argmin()), x, rtol=0, atol=0)
+    x = X[:, :4096].reshape(3, 64, 64)
+    same(lambda x: (x.argmax(1), x.transpose(1, 2).flatten(1).argmax(1)), x, rtol=0, atol=0)
+    for length in (5, 79, 1000):
+        same(places, X[:, :length].contiguous(), dynamic=True, rtol=0, atol=0)
+
+
+def test_places_are_found_strip_by_strip():
+    (kernel,) = kernels(lambda x: x.argmax(-1), X)
+    assert "Place<f32, true>" in cpp.print_function(kernel, int)

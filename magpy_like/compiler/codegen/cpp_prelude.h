@@ -252,6 +252,11 @@ template <class T> INLINE bool less_first(T a, i64 i, T b, i64 j) {
     return an != bn ? an : (a < b) | (((a == b) | an) & (i < j));
 }
 
+// The same where elements come in order: is a better than b, which was before it?
+template <bool largest, class T> INLINE bool exceeds(T a, T b) {
+    return (largest ? a > b : a < b) | ((a != a) & (b == b));
+}
+
 // --- reductions along a row ----------------------------------------------------------------------
 // Partial results side by side, one for each lane of a strip of sixteen elements of four bytes. In
 // the end they are combined as a tree: one after another, each would wait for the one before.
@@ -353,6 +358,71 @@ template <class T> struct Largest {
     MEMBER void add(const T* strip) { lanes.template take<Best>(Strip<T>::of(strip)); }
     MEMBER void join(const Largest& other) { lanes.template take<Best>(other.lanes); }
     MEMBER T result() const { return lanes.template folded<Best>(); }
+};
+// The best of each lane, and in which strip it was; of equal ones the first.
+template <class T, bool largest> struct Place {
+    Strip<T> lanes;
+    Strip<i32> strips;
+    MEMBER Place(T start) {
+        lanes.fill(start);
+        strips.fill(0);
+    }
+    template <class V, class I> MEMBER static void choose(V& best, I& at, const V& x, i32 strip) {
+        const I ahead = largest ? x > best : x < best;
+        const I better = ahead | ((x != x) & (best == best));
+        best = better ? x : best;
+        at = better ? strip - I{} : at;
+    }
+    MEMBER void add(const T* from, i64 strip) {
+        const Strip<T> x = Strip<T>::of(from);
+        choose(lanes.a, strips.a, x.a, i32(strip));
+        if constexpr (LANES < 16) choose(lanes.b, strips.b, x.b, i32(strip));
+        if constexpr (LANES < 8) {
+            choose(lanes.c, strips.c, x.c, i32(strip));
+            choose(lanes.d, strips.d, x.d, i32(strip));
+        }
+    }
+    template <class V, class I>
+    MEMBER static void choose_first(V& best, I& at, const V& x, const I& strip) {
+        const I same = (x == best) | ((x != x) & (best != best));
+        const I earlier = same & (strip < at);
+        const I ahead = largest ? x > best : x < best;
+        const I better = ahead | ((x != x) & (best == best)) | earlier;
+        best = better ? x : best;
+        at = better ? strip : at;
+    }
+    MEMBER void join(const Place& other) {
+        choose_first(lanes.a, strips.a, other.lanes.a, other.strips.a);
+        if constexpr (LANES < 16) choose_first(lanes.b, strips.b, other.lanes.b, other.strips.b);
+        if constexpr (LANES < 8) {
+            choose_first(lanes.c, strips.c, other.lanes.c, other.strips.c);
+            choose_first(lanes.d, strips.d, other.lanes.d, other.strips.d);
+        }
+    }
+    MEMBER static Strip<i32> where(const Strip<i32>& is, const Strip<i32>& x) {
+        const i32 none = 0x7fffffff;
+        return {is.a ? x.a : none - x.a * 0, is.b ? x.b : none - x.b * 0,
+                is.c ? x.c : none - x.c * 0, is.d ? x.d : none - x.d * 0};
+    }
+    // Of the lanes that hold the best, those of the first strip, and of these the first.
+    MEMBER void merge_into(T& best, i64& at, i64 from) const {
+        alignas(64) const i32 order[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        const T top = lanes.template folded<Better<largest>>();
+        Strip<i32> is = {lanes.a != lanes.a, lanes.b != lanes.b, lanes.c != lanes.c,
+                         lanes.d != lanes.d};
+        const bool nan = is.template folded<Or>();
+        if (!nan) is = {lanes.a == top, lanes.b == top, lanes.c == top, lanes.d == top};
+        const i32 strip = where(is, strips).template folded<Better<false>>();
+        is = {is.a & (strips.a == strip), is.b & (strips.b == strip), is.c & (strips.c == strip),
+              is.d & (strips.d == strip)};
+        const i32 lane = where(is, Strip<i32>::of(order)).template folded<Better<false>>();
+        const T value = nan ? T(__builtin_nan("")) : top;
+        const i64 place = from + 16 * i64(strip) + lane;
+        if (largest ? greater_first(value, place, best, at) : less_first(value, place, best, at)) {
+            best = value;
+            at = place;
+        }
+    }
 };
 // Merge the sum of n elements, and of their squared differences from their mean, into the total of
 // count elements. (Chan, Golub and LeVeque: the parallel form of Welford's recurrence.) A sum, not a

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from magpy_like.compiler import indexing
 from magpy_like.compiler.codegen.common import Kernel, Phase, split_levels
 from magpy_like.compiler.codegen.cpp_kernel import TILE, CppKernel
 from magpy_like.compiler.codegen.cpp_values import (
@@ -50,7 +51,7 @@ class Reduction(CppKernel):
                 precise = kind == "sum" and dtype == torch.float32
                 parts = [(name, torch.float64 if precise else dtype, kind)]
                 if kind in ("argmax", "argmin"):
-                    parts.append((name + "_at", torch.int64, "at"))
+                    parts.append((name + "_at", self._position_dtype(), "at"))
                 elif kind == "welford":
                     parts = [(name + end, torch.float64, kind) for end in ("", "_m2", "_count")]
                 found[v] = parts
@@ -59,12 +60,27 @@ class Reduction(CppKernel):
 
     def declare_accumulator(self, parts: Parts, suffix: str) -> None:
         for name, dtype, kind in parts:
-            start = "0x7fffffffffffffffll" if kind == "at" else identity(_base(kind), dtype)
+            # Where no element is better than the worst that there is, the first one it is.
+            start = "0" if kind == "at" else identity(_base(kind), dtype)
             if suffix:
                 self.lines.line(f"{CTYPE[dtype]} {name}{suffix};")
                 self.lines.line(f"for (i64 l = 0; l < {TILE}; ++l) {name}[l] = {start};")
             else:
                 self.lines.line(f"{CTYPE[dtype]} {name} = {start};")
+
+    def _position_dtype(self) -> torch.dtype:
+        """Beside the elements of a vector, positions of their width are cheaper."""
+        count = self.kernel.size(self.kernel.rs)
+        short = self.columns and count.is_Integer and int(count) < 2**31
+        return torch.int32 if short else torch.int64
+
+    def in_order(self, v: Value) -> bool:
+        """Do the loops come to the elements of a reduction in the order of their positions?"""
+        position, rs = v.args[1][1], self.kernel.rs
+        if position.op != "index_expr":
+            return False
+        flat = indexing.flatten(list(rs), [self.kernel.ranges[r] for r in rs])
+        return bool(indexing.simplify(position.args[0] - flat, self.kernel.ranges) == 0)
 
     def declare_scans(self, phase: Phase, suffix: str) -> bool:
         """Declare the accumulators of the phase's scans; are there any?"""
@@ -114,9 +130,13 @@ class Reduction(CppKernel):
             return
         position = emitter.names[v.args[1][1]]
         other = parts[1][0] + at
-        better = "greater_first" if kind == "argmax" else "less_first"
-        test = self.fresh("better")
-        line(f"const bool {test} = {better}<{CTYPE[dtype]}>({value}, {position}, {name}, {other});")
+        test, ctype = self.fresh("better"), CTYPE[dtype]
+        if self.in_order(v):
+            largest = "true" if kind == "argmax" else "false"
+            line(f"const bool {test} = exceeds<{largest}, {ctype}>({value}, {name});")
+        else:
+            better = "greater_first" if kind == "argmax" else "less_first"
+            line(f"const bool {test} = {better}<{ctype}>({value}, {position}, {name}, {other});")
         line(f"{name} = {test} ? {value} : {name};")
         line(f"{other} = {test} ? {position} : {other};")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+import sympy
 import torch
 
 from magpy_like.compiler import indexing
@@ -30,6 +31,8 @@ BY_LANE = {
     "max": "Extremum<{}, true>",
     "min": "Extremum<{}, false>",
     "fmax": "Largest<{}>",
+    "argmax": "Place<{}, true>",
+    "argmin": "Place<{}, false>",
 }  # what holds an accumulator for each lane of a strip
 KEPT = 1024  # elements that Welford's reduction looks at twice before it merges them
 BLOCK = 512  # elements summed before their sum is added to the total: bounds rounding error
@@ -216,6 +219,7 @@ class Rows(Reduction):
             and not self.is_serial()
             and self.hint(self.kernel.ranges[loop]) >= UNROLL * STRIP
             and all(v.args[0] in BY_LANE and v.args[1][0].dtype.itemsize == 4 for v in reductions)
+            and all(len(v.args[1]) == 1 or self.in_order(v) for v in reductions)
         )
 
     @functools.cached_property
@@ -261,6 +265,8 @@ class Rows(Reduction):
             lanes[v] = [self.fresh("lanes") for _ in range(UNROLL)]
             # An extremum starts with what has been seen, and differences are from the mean of that.
             start = f"({parts[0][0]})" if kind in ("max", "min", "fmax") else ""
+            if len(parts) == 2:
+                start = f"({identity(kind, dtype)})"
             if kind == "welford":
                 total, _, count = (name for name, *_ in parts)
                 start = f"({inner[v]}_from)"
@@ -297,13 +303,25 @@ class Rows(Reduction):
         for v, names in lanes.items():
             for name in names[1:]:
                 line(f"{names[0]}.join({name});")
-            part, kind = inner[v], accumulators[v][0][2]
+            parts, kind = accumulators[v], accumulators[v][0][2]
+            if len(parts) == 2:
+                best = ", ".join(name for name, *_ in parts)
+                line(f"{names[0]}.merge_into({best}, {self._position(begin)});")
+                continue
+            part = inner[v]
             if kind == "welford":
                 total = ", ".join(name for name, *_ in accumulators[v])
                 line(f"{names[0]}.merge_into({total}, {part}_kept, {end} - {begin});")
                 continue
             sign = "+=" if kind == "sum" and part == accumulators[v][0][0] else "="
             line(f"{part} {sign} {names[0]}.result();")
+
+    def _position(self, begin: str) -> str:
+        """The flat position of the element at ``begin`` of the last loop."""
+        *outer, last = self.kernel.rs
+        at = [*outer, sympy.S.Zero if begin == "0" else sympy.Symbol(begin, integer=True)]
+        sizes = [self.kernel.ranges[r] for r in (*outer, last)]
+        return print_index(indexing.flatten(at, sizes))
 
     def _strip_of(
         self, phase: Phase, accumulators: dict[Value, Parts], inner: dict[Value, str],
@@ -333,7 +351,8 @@ class Rows(Reduction):
         self.close()
         self._kept = {}
         for v, row in rows.items():
-            line(f"{lanes[v]}.add({row});")
+            which = f", ({begin} - {self._block}) / {STRIP}" if len(accumulators[v]) == 2 else ""
+            line(f"{lanes[v]}.add({row}{which});")
 
     # --- the next row ----------------------------------------------------------------------------
 
