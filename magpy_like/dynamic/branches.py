@@ -52,9 +52,10 @@ from magpy_like.monitor.expressions import (
     known_at_entry,
 )
 from magpy_like.monitor.flags import Known
+from magpy_like.monitor.graph_nodes import NUMBER
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.loops import Element
-from magpy_like.monitor.operator_graph import NUMBER, UnknownTensor
+from magpy_like.monitor.operator_graph import UnknownTensor
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.sides import Side

@@ -42,8 +42,8 @@ from magpy_like.dynamic.written import (
 )
 from magpy_like.monitor.expressions import InGraph, is_number
 from magpy_like.monitor.gathered import Gathered, Growing
+from magpy_like.monitor.graph_nodes import LIST, NUMBER, WRITTEN_FORM
 from magpy_like.monitor.loops import Element, computed
-from magpy_like.monitor.operator_graph import LIST, NUMBER, WRITTEN_FORM
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import Split
 from magpy_like.monitor.twin import TWIN

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from magpy_like.compiler.control import is_control, may_write
 from magpy_like.monitor import metadata
-from magpy_like.monitor.operator_graph import AS_IS
+from magpy_like.monitor.graph_nodes import AS_IS
 from magpy_like.monitor.recording import Hook, Recording
 from magpy_like.monitor.split import AUTOGRAD, Split
 from magpy_like.native.kinds import isinstance

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.monitor.expressions import Computed, InGraph, Read
-from magpy_like.monitor.operator_graph import REAL_NUMBERS
+from magpy_like.monitor.graph_numbers import REAL_NUMBERS
 from magpy_like.monitor.split import Split
 from magpy_like.native.kinds import isinstance
 

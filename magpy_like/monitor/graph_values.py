@@ -18,7 +18,9 @@ from magpy_like.annotation.schema import DataShape
 from magpy_like.monitor.constants import ConstantTensors
 from magpy_like.monitor.devices import with_device
 from magpy_like.monitor.expressions import Expression
-from magpy_like.monitor.operator_graph import AS_IS, UnknownTensor, replace_data
+from magpy_like.monitor.graph_functions import replace_data
+from magpy_like.monitor.graph_nodes import AS_IS
+from magpy_like.monitor.operator_graph import UnknownTensor
 from magpy_like.monitor.split import Effect, Split
 from magpy_like.monitor.tensor_counters import TensorCounters
 from magpy_like.monitor.twin import TWIN, Twin

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from magpy_like.monitor.operator_graph import REAL_NUMBERS
+from magpy_like.monitor.graph_numbers import REAL_NUMBERS
 from magpy_like.monitor.reads import inputs_of
 from magpy_like.monitor.split import Split
 from magpy_like.native.kinds import isinstance

@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from magpy_like.monitor.expressions import Computed, InGraph
-from magpy_like.monitor.operator_graph import AS_IS
+from magpy_like.monitor.graph_nodes import AS_IS
 from magpy_like.monitor.recording import Recording
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import is_plain, storage_of

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from magpy_like.monitor.graph_functions import REPLAYED
+from magpy_like.monitor.graph_nodes import NUMBER
 from magpy_like.monitor.modes import SETTERS
-from magpy_like.monitor.operator_graph import NUMBER, REPLAYED
 from magpy_like.native.kinds import isinstance
 
 NEVER_RAISE = frozenset(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.monitor.operator_graph import NUMBER
+from magpy_like.monitor.graph_nodes import NUMBER
 from magpy_like.native.kinds import isinstance
 
 
