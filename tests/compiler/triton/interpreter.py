@@ -111,6 +111,12 @@ def _accumulate(self: Any, operation: Any, places: Any, values: Any, *rest: Any)
     return _atomic(self, operation, places, one_each, *rest)
 
 
+def _splat(self: Any, kind: Any, value: Any) -> Any:
+    """Triton's makes floats again of the truth that a comparison of two floats has."""
+    array = np.full(kind.shape, value.data.flat[0], value.data.dtype)
+    return interpreter.TensorHandle(array, value.dtype.scalar)
+
+
 _patch_tensor = interpreter._patch_lang_tensor
 
 
@@ -130,6 +136,7 @@ def _interpreted() -> Iterator[None]:
         patch.setattr(interpreter, "_convert_float", _convert)
         patch.setattr(interpreter, "_patch_lang_tensor", _patched_tensor)
         patch.setattr(type(builder), "create_atomic_rmw", _accumulate)
+        patch.setattr(type(builder), "create_splat", _splat)
         # What compile_kernel asks for.
         options = dataclasses.replace(builder.options, debug=True, sanitize_overflow=False)
         patch.setattr(builder, "options", options)

@@ -136,6 +136,11 @@ def test_variance_on_a_gpu_is_found_in_one_pass(shape):
                                rtol=1e-4, atol=1e-4)  # fmt: skip
 
 
+@pytest.mark.parametrize("shape", [(4, 5), (2, 2000)])
+def test_variance_of_rows_whose_length_varies(shape):
+    same(lambda x: (x.var(1), x.std(1, correction=0)), torch.randn(shape), dynamic=True)
+
+
 def test_an_infinity_leaves_no_variance_and_a_row_of_one_element_its_mean():
     infinite, missing = float("inf"), float("nan")
     for rows in ([[infinite, -3, 0], [-infinite, 5, 5], [missing, 1, 2]], [[infinite], [missing]]):
