@@ -219,11 +219,13 @@ def _compile(gm: fx.GraphModule, kind: str, trace: Trace) -> Callable[[list[Any]
         return found
     stage = "aten_backward" if kind == "backward" else "aten_forward"
     trace.write(stage, f"{kind}.py", lambda: gm.print_readable(print_output=False))
+    results = list(gm.graph.output_node().args[0])
     with trace.timing("passes"):
         gm = passes.run(gm, inference=kind == "inference")
     trace.write("passes", f"{kind}.py", lambda: gm.print_readable(print_output=False))
     with trace.timing("lowering"):
         graph = Graph(gm).run()
+        graph.results = results
     if kind == "backward":  # the forward pass has looked
         graph.assumed = assumptions(graph.shape_env)
     trace.write("ir", f"{kind}.txt", lambda: describe.graph(graph))

@@ -49,6 +49,7 @@ class Graph:
         self.operations: list[ir.Operation] = []
         self.inputs: list[str | Expr | None] = []
         self.outputs: list[Any] = []
+        self.results: list[Any] = []  # what stood in the place of each output before any pass
         self.constants: dict[str, torch.Tensor] = {}
         self.attributes: dict[str, str | None] = {}  # of ``gm``: constants not made by compiling
         self.fallbacks: dict[str, int] = {}  # operator -> calls that run through ATen

@@ -16,11 +16,7 @@ def example_inputs(rec: Recording, changes_inputs: bool) -> list[Any]:
     """The tensors of the recorded run, or, when something may vary, fake tensors and symbolic
     numbers of one ``ShapeEnv``, as Dynamo's backends get them."""
     sources = [source for _, source in rec.operators.inputs]
-    tensors = {
-        source: rec.refs.get_node_by_id(source).variable
-        for source in sources
-        if isinstance(source, int)
-    }
+    tensors = {source: _at_entry(rec, source) for source in sources if isinstance(source, int)}
     known = {**rec.lifted.values, **rec.operators.samples}
     numbers = [s for s in sources if isinstance(s, Expression) and not _is_tensor(known.get(s))]
     twin = rec.twin
@@ -47,6 +43,21 @@ def example_inputs(rec: Recording, changes_inputs: bool) -> list[Any]:
             number = twin.drawn(source, known[source])
         examples.append(number)
     return examples
+
+
+def _at_entry(rec: Recording, source: int) -> torch.Tensor:
+    """The tensor of the recorded run, or one like it where ``x.unsqueeze_(0)`` or the like has
+    given that another form since the region was entered: the form that the guard asks for."""
+    tensor: torch.Tensor = rec.refs.get_node_by_id(source).variable
+    form = rec.layouts.get(source)
+    if form is None or (tuple(tensor.shape), tuple(tensor.stride())) == form:
+        return tensor
+    plain = tensor.detach()
+    try:
+        same = plain.as_strided(*form)
+    except RuntimeError:  # where it began has moved, too
+        same = plain.as_strided(*form, 0)
+    return same.detach().requires_grad_(tensor.requires_grad)
 
 
 def _is_tensor(value: Any) -> bool:

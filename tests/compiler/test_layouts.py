@@ -62,6 +62,12 @@ def test_moved_elements_keep_channels_last(program, layout):
     same(program, seeded(3, 4, 5, 6).to(memory_format=layout))
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("base", [2, 1, 2.5])
+def test_powers_of_a_number_are_laid_out_row_by_row(base, layout):
+    same(lambda x: base ** x.transpose(0, 1), seeded(3, 4, 5, 6).to(memory_format=layout))
+
+
 @pytest.mark.parametrize("operator", [torch.logical_and, torch.logical_or, torch.logical_xor])
 @pytest.mark.parametrize("shape", [(33,), (3, 1), (3, 33), ()])
 def test_truths_of_a_broadcast_and_a_transposed_argument(operator, shape):

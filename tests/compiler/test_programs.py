@@ -380,6 +380,21 @@ def test_truths_are_shifted_as_numbers():
         torch.testing.assert_close(got, wanted)
 
 
+def test_results_that_show_one_memory_are_as_many_tensors_as_in_eager():
+    def shown(x):
+        y = x.exp()
+        return y, y.view_as(y), y[:], y, y.t().t(), y.detach(), y.view(-1), y.view(-1), x * 1
+
+    with torch.no_grad():
+        got, wanted = (f(X.clone()) for f in (compiled(shown), shown))
+    torch.testing.assert_close(got, wanted)
+    for k, tensor in enumerate(wanted):
+        same_object = [a is tensor for a in wanted]
+        assert [a is got[k] for a in got] == same_object
+        same_memory = [a.data_ptr() == tensor.data_ptr() for a in wanted]
+        assert [a.data_ptr() == got[k].data_ptr() for a in got] == same_memory
+
+
 def test_inputs_are_updated_in_place():
     def update(x, y):
         z = x.exp()

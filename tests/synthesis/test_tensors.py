@@ -101,6 +101,28 @@ def test_in_place_change_of_a_tensor_from_a_closure(name):
         twins.call(lambda: (matrix(2, 2) + 1,), why=f"call {i}")
 
 
+FORMS = {
+    "squeeze_": lambda x: x.squeeze_(),
+    "unsqueeze_": lambda x: x.unsqueeze_(0),
+    "transpose_": lambda x: x.transpose_(0, -1),
+    "as_strided_": lambda x: x.as_strided_((2,), (1,), 3),
+    "changed on the way": lambda x: x.add_(1).transpose_(0, 2).mul_(2).squeeze_(1),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "magpy"])
+@pytest.mark.parametrize("name", FORMS)
+def test_an_argument_that_is_given_another_form_has_it_after_every_call(name, backend):
+    def program(x, y):
+        FORMS[name](x)
+        return y * 2, x + 1, x
+
+    for dynamic in (None, True):
+        twins = Twins(lambda: program, backend=backend, dynamic=dynamic)
+        for k in range(3):
+            twins.call(lambda k=k: (torch.arange(12.0).view(3, 1, 4) + k, torch.ones(2)))
+
+
 def test_in_place_change_of_an_intermediate_that_is_kept():
     def program(x):
         y = x * 2

@@ -124,7 +124,7 @@ class Launcher:
         self._bind_inputs(names)
         for step in self.steps:
             self._step(step)
-        values = [self._output(o) for o in self.graph.outputs]
+        values = self._outputs()
         line(f"return ({', '.join(values)}{',' if values else ''})")
         self.lines.indent(-1)
         return self.lines.text()
@@ -281,10 +281,11 @@ class Launcher:
     def _window(self, window: Strided) -> str:
         buffer = self.graph.buffers[window.buffer]
         whole = window.size == buffer.size and window.stride == buffer.stride and window.offset == 0
-        if whole:
-            return buffer.name
+        return buffer.name if whole else self._new_window(window)
+
+    def _new_window(self, window: Strided) -> str:
         return (
-            f"window({buffer.name}, {self._sizes(window.size)}, {self._sizes(window.stride)}, "
+            f"window({window.buffer}, {self._sizes(window.size)}, {self._sizes(window.stride)}, "
             f"{self._size(window.offset)})"
         )
 
@@ -319,7 +320,13 @@ class Launcher:
         self._names[id(thing)] = name
         return name
 
-    def _output(self, value: Any) -> str:
-        if isinstance(value, Strided):
-            return self._window(value)
-        return self._argument(value)
+    def _outputs(self) -> list[str]:
+        """What was more than one tensor is no single one, if all of them show the same memory."""
+        texts: list[str] = []
+        shown: dict[str, Any] = {}
+        for value, result in itertools.zip_longest(self.graph.outputs, self.graph.results):
+            text = self._argument(value)
+            if isinstance(value, Strided) and shown.setdefault(text, result) is not result:
+                text = self._new_window(value)
+            texts.append(text)
+        return texts

@@ -229,7 +229,7 @@ def _as_product(result: Tensor, grad: Tensor, *args: Any) -> Tensor:
 
 for _operator in (
     aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor,
-    aten.take.default,
+    aten.take.default, aten.pow.Scalar,
 ):  # fmt: skip
     laid_out(_operator, lambda result, *args: result.contiguous())
 
