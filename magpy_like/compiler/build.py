@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import fx
@@ -168,20 +166,8 @@ def _load_units(compiled: CompiledGraph, kind: str) -> Functions:
     found: Functions = {}
     paths = code_cache.compile_cpp_many(sources)
     for path, (_, names) in zip(paths, compiled.units, strict=True):
-        found |= load(path, names)
+        found |= code_cache.load_functions(path, names)
     return {kernel: found[function] for kernel, function in compiled.functions.items()}
-
-
-def load(path: Path, names: Sequence[str]) -> Functions:
-    """The entries of a translation unit as Python functions, through CPython's stable interface:
-    calling one costs what calling a built-in costs."""
-    library = code_cache.load_library(path)
-    table = ctypes.addressof(ctypes.c_char.in_dll(library, "magpy_kernels"))
-    make = ctypes.pythonapi.PyCFunction_NewEx
-    make.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    make.restype = ctypes.py_object
-    size = 4 * ctypes.sizeof(ctypes.c_void_p)  # a PyMethodDef
-    return {name: make(table + k * size, None, None) for k, name in enumerate(names)}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from magpy_like.compiler.graph import Graph
 from magpy_like.compiler.indexing import Expr
 from magpy_like.compiler.ir import Buffer, ExternOp, Strided
 from magpy_like.compiler.memory import Step
-from magpy_like.compiler.runtime import pages
+from magpy_like.compiler.runtime import narrow, pages
 
 
 class _Printer(PythonPrinter):
@@ -67,6 +67,7 @@ _BINDINGS = {
     torch.ops.aten.bmm.default: "torch.bmm",
     torch.ops.aten.convolution.default: "torch.convolution",
     torch.ops.aten.mm.default: "torch.mm",
+    torch.ops.magpy_like.product.default: "product",
 }
 
 #: What every launcher's source may name.
@@ -80,6 +81,7 @@ COMMON: dict[str, Any] = {
     "window": torch._C._dynamo.guards._reinterpret_tensor,
     "relayout": relayout,
     "for_backward": for_backward,
+    "product": narrow.product,
 }
 
 

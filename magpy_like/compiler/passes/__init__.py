@@ -25,7 +25,7 @@ from magpy_like.compiler.passes.layout import use_channels_last
 from magpy_like.compiler.passes.masks import drop_idle_masks
 from magpy_like.compiler.passes.noops import remove_noops
 from magpy_like.compiler.passes.positions import keep_positions
-from magpy_like.compiler.passes.products import use_onednn
+from magpy_like.compiler.passes.products import place_products
 from magpy_like.compiler.passes.recurrent import keep_recurrent_layers
 from magpy_like.compiler.passes.rewrites import rewrite
 from magpy_like.compiler.passes.rows import lay_rows
@@ -67,7 +67,7 @@ def run(gm: GraphModule, *, inference: bool) -> GraphModule:
         eliminate_dead_code(gm)
         if not changed:
             break
-    if use_onednn(gm) | add_biases(gm):
+    if place_products(gm) | add_biases(gm):
         eliminate_dead_code(gm)
     if inference:
         use_channels_last(gm)

@@ -1,4 +1,5 @@
-"""Matrix products of float32 on a CPU go to oneDNN, which torch carries, where they are large.
+"""Matrix products of float32 on a CPU: large ones are oneDNN's, which torch carries, and those of a
+few rows are computed as they lie (see ``narrow``).
 
 ``aten::mm`` and ``aten::addmm`` call the BLAS that torch was built with. *Measured* on an AMD
 processor with AVX-512: its matrix product took 2.2 times as long as oneDNN's, with the weights as
@@ -19,22 +20,20 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from magpy_like.compiler.passes.graphs import aten, insert, replace, same_sizes, tensor
+from magpy_like.compiler.runtime import narrow
 from magpy_like.compiler.runtime.code_cache import processor
 
-SMALLEST = 1 << 21  # multiplications
 WORTH_A_COPY = 128  # columns of the result from which a copy of the left operand's transpose pays
 
 
-def use_onednn(gm: GraphModule) -> bool:
-    """Call oneDNN's product for large ``mm`` and ``addmm``; whether anything changed."""
-    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
-        return False
+def place_products(gm: GraphModule) -> bool:
+    """Have ``mm`` and ``addmm`` computed by who does it fastest; whether anything changed."""
     if blas_is_at_home():
         return False
     changed = False
     for node in list(gm.graph.nodes):
         if node.op == "call_function" and node.target in (aten.mm.default, aten.addmm.default):
-            new = _on_onednn(node)
+            new = _placed(node)
             changed |= new is not None and replace(node, new)
     return changed
 
@@ -44,36 +43,59 @@ def blas_is_at_home() -> bool:
     return torch.backends.mkl.is_available() and "GenuineIntel" in processor()
 
 
-def _on_onednn(node: Node) -> Node | None:
+def _placed(node: Node) -> Node | None:
     bias, a, b = node.args if node.target is aten.addmm.default else (None, *node.args)
     left, right = tensor(a), tensor(b)
-    if left is None or right is None or node.kwargs or not _is_large(left, right):
+    if left is None or right is None or node.kwargs:
         return None
     if any(
         val is None or val.dtype != torch.float32 or val.device.type != "cpu"
         for val in (left, right, *([] if bias is None else [tensor(bias)]))
     ):
         return None
-    if not _is_matrix(right):
-        return None
-    columns = _number(right.shape[1])
-    if columns is not None and columns < WORTH_A_COPY and not _known(left.stride()[1] == 1):
-        return None  # the library copies it to rows: time, and memory at the peak of training
-    # The library's operator multiplies by the transpose of what it is given.
-    weight = insert(node.graph, aten.permute.default, b, [1, 0], like=node)
+    onednn = _onednn_takes(left, right)
     inside = bias if bias is not None and _one_per_column(bias, right) else None
-    target = torch.ops.mkldnn._linear_pointwise.default
-    product = insert(node.graph, target, a, weight, inside, "none", [], "", like=node)
+    if _is_narrow(left, right):
+        target = torch.ops.magpy_like.product.default
+        product = insert(node.graph, target, a, b, inside, onednn, like=node)
+    elif onednn and _is_large(left, right):
+        # The library's operator multiplies by the transpose of what it is given.
+        weight = insert(node.graph, aten.permute.default, b, [1, 0], like=node)
+        target = torch.ops.mkldnn._linear_pointwise.default
+        product = insert(node.graph, target, a, weight, inside, "none", [], "", like=node)
+    else:
+        return None
     if bias is None or inside is not None:
         return product
     return insert(node.graph, aten.add.Tensor, product, bias, like=node)
+
+
+def _onednn_takes(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether oneDNN's product is better than the BLAS's where it is large."""
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
+        return False
+    if not _is_matrix(right):
+        return False
+    columns = _number(right.shape[1])
+    # Otherwise the library copies it to rows: time, and memory at the peak of training.
+    return columns is None or columns >= WORTH_A_COPY or _known(left.stride()[1] == 1)
+
+
+def _is_narrow(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """A few rows, or columns times rows, as far as the example tells: see ``narrow``."""
+    numbers = (*left.shape, right.shape[1], left.stride()[1], *right.stride())
+    known = [_number(number) for number in numbers]
+    if None in known:
+        return False
+    m, k, n, *strides = known
+    return narrow.form(m, n, k, *strides) is not None
 
 
 def _is_large(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Many multiplications, and not a matrix times a vector, at which the BLAS is good."""
     sizes = [_number(size) for size in (*left.shape, right.shape[1])]
     known = [size for size in sizes if size is not None]
-    return len(known) == 3 and math.prod(known) >= SMALLEST and min(known[0], known[2]) > 1
+    return len(known) == 3 and math.prod(known) >= narrow.LARGE and min(known[0], known[2]) > 1
 
 
 def _number(size: Any) -> int | None:

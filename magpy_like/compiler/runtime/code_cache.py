@@ -31,11 +31,12 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -380,6 +381,18 @@ def load_extension(path: Path, name: str) -> ModuleType:
 def load_library(path: Path) -> ctypes.CDLL:
     """Load a shared object through ctypes, once per process. Raises OSError."""
     return ctypes.CDLL(str(path))
+
+
+def load_functions(path: Path, names: Sequence[str]) -> dict[str, Callable[..., Any]]:
+    """The entries of a translation unit as Python functions, through CPython's stable interface:
+    calling one costs what calling a built-in costs."""
+    library = load_library(path)
+    table = ctypes.addressof(ctypes.c_char.in_dll(library, "magpy_kernels"))
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    make.restype = ctypes.py_object
+    size = 4 * ctypes.sizeof(ctypes.c_void_p)  # a PyMethodDef
+    return {name: make(table + k * size, None, None) for k, name in enumerate(names)}
 
 
 # --- artifacts ---------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def flags() -> tuple[Any, ...]:
 def compiler() -> str:
     """The compiler's own source."""
     root = Path(__file__).parent.parent
-    files = sorted(p for p in root.rglob("*") if p.suffix in (".py", ".h"))
+    files = sorted(p for p in root.rglob("*") if p.suffix in (".py", ".h", ".cpp"))
     return code_cache.digest(*((str(p.relative_to(root)), p.read_bytes()) for p in files))
 
 
