@@ -7,6 +7,7 @@ over the loops, so that is a comparison of expressions.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ import sympy
 import torch
 
 from magpy_like.compiler import indexing
-from magpy_like.compiler.codegen.common import Node
+from magpy_like.compiler.codegen.common import Node, across
 from magpy_like.compiler.indexing import Expr, Symbol
 from magpy_like.compiler.ir import LoopOp
 
@@ -64,6 +65,11 @@ class Group:
                             self._steps[value.args[0]] = form[0]
         return self._steps
 
+    @functools.cached_property
+    def across(self) -> int:
+        """See :func:`common.across`."""
+        return across(self.nodes, self.xs, self.rs, (*self.xs, *self.rs))
+
     @property
     def x_size(self) -> Expr:
         return indexing.product(self.ranges[v] for v in self.xs)
@@ -106,6 +112,8 @@ def try_fuse(
         return "a scatter's addresses are not known"
     if (first.scans or second.scans) and max(len(first.rs), len(second.rs)) > 1:
         return "a scan's loop is the order of its elements"
+    if first.rs and second.rs and first.across * second.across < 0:
+        return "one reduces along rows of memory, the other across them"
     if len(first.nodes) + len(second.nodes) > MAX_NODES:
         return "the kernel would be too large"
     reason: Conflict | str = "loop sizes differ"

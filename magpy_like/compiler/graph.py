@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -19,7 +20,7 @@ from torch.utils._sympy import functions
 from magpy_like.compiler import ir
 from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.indexing import Expr, contiguous_strides, expr
-from magpy_like.compiler.ir import Box, Buffer, Computed, ExternOp, LoopOp, Strided, View
+from magpy_like.compiler.ir import Box, Buffer, Computed, Cost, ExternOp, LoopOp, Strided, View
 from magpy_like.compiler.ops import LOW_PRECISION, Value, compute_dtype, ops, record
 from magpy_like.compiler.passes.constants import FOLDED
 
@@ -34,6 +35,7 @@ PARTS = frozenset(
 # Beyond these a computation is stored rather than repeated in each consumer.
 MAX_INLINE_OPERATIONS = 64
 MAX_INLINE_READS = 12
+SMALL = 16  # times as large is what a buffer is computed into that costs nothing to read again
 
 
 class Graph:
@@ -413,11 +415,19 @@ class Graph:
             # Who takes apart what is in pieces reads each of its elements once.
             shared = len(node.users) > 1 and not isinstance(result, list)
             large = cost.operations > MAX_INLINE_OPERATIONS or len(cost.reads) > MAX_INLINE_READS
-            if large or (shared and cost.is_dear):
+            if large or (shared and self._without_small(cost, box).is_dear):
                 source = box
                 while isinstance(source.data, View):
                     source = source.data.base
                 source.realize()
+
+    def _without_small(self, cost: Cost, box: Box) -> Cost:
+        """The cost but for reading what is much smaller than ``box``, as a mean for each row: it
+        stays in a cache. One read is left: what is computed of memory is not made of positions."""
+        size = self.hint(box.numel())
+        by_size = sorted(cost.reads, key=lambda b: self.hint(self.buffers[b].numel()))
+        small = [b for b in by_size[:-1] if SMALL * self.hint(self.buffers[b].numel()) <= size]
+        return replace(cost, reads=cost.reads - set(small))
 
     def settle(self, buffer: str) -> None:
         """Store every lazy box that reads ``buffer``, which is about to be overwritten."""

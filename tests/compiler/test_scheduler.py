@@ -3,8 +3,10 @@
 import torch
 import torch.nn.functional as F
 
+from magpy_like.compiler.codegen import cpp
+from magpy_like.compiler.codegen.cpp_columns import Columns
 from magpy_like.compiler.ir import Cost
-from tests.compiler.programs import kernels, schedule
+from tests.compiler.programs import kernels, same, schedule
 
 X = torch.randn(32, 64)
 
@@ -77,3 +79,30 @@ def test_what_is_made_of_positions_alone_is_repeated_rather_than_stored():
     assert not Cost(10, False, frozenset()).is_dear
     assert Cost(10, False, frozenset({"arg0"})).is_dear
     assert Cost(10, True, frozenset()).is_dear and Cost(40, False, frozenset()).is_dear
+
+
+def test_sums_of_rows_and_of_columns_of_a_square_are_two_kernels():
+    """As one, the loop that is good for the rows would jump from line to line for the columns."""
+    square = torch.randn(64, 64)
+    plan = schedule(lambda x: (x.sum(0), x.sum(1)), square)
+    assert len(plan.steps) == 2
+    assert any("across" in str(d.reason) for d in plan.decisions if not d.fused)
+    same(lambda x: (x.sum(0), x.sum(1), (x * 2).amax(0), x.exp().sum(1)), square)
+
+
+def normalised(x, mean, scale, g):
+    n = (x - mean) * scale
+    return (g * n).sum(0), (g * n).sum(1), g - n
+
+
+def test_what_is_normalised_is_computed_again_where_only_statistics_are_read_beside_it():
+    g, mean, scale = torch.randn(32, 64), torch.randn(32, 1), torch.randn(32, 1)
+    written = {b for kernel in kernels(normalised, X, mean, scale, g) for b in kernel.outputs}
+    assert len(written) == 3, "the results, and nothing between them"
+    same(normalised, X, mean, scale, g)
+
+
+def test_statistics_of_rows_do_not_turn_a_sum_over_rows_around():
+    rows, mean, scale = torch.randn(64, 48), torch.randn(64, 1), torch.randn(64, 1)
+    (kernel,) = kernels(lambda x, m, s: ((x - m) * s).sum(0), rows, mean, scale)
+    assert isinstance(cpp.printer_of(kernel, int), Columns)

@@ -506,6 +506,31 @@ def uniform(body: Body, loop: Symbol, readable: Collection[str]) -> list[Value]:
     return [v for v in body.values if v not in moves]
 
 
+def across(
+    nodes: Iterable[Node], xs: Sequence[Symbol], rs: Sequence[Symbol], near: Collection[Symbol]
+) -> int:
+    """Do reductions run across rows of memory (above 0), or along them (below)? How many more
+    accesses have their neighbours in an outer loop than in a reduction loop, both of ``near``.
+
+    What moves with both decides; what is read again for each row or column only where nothing does.
+    """
+    total, few = 0, 0
+    for node in nodes:
+        for value in node.body.values:
+            if value.op not in ("load", "store"):
+                continue
+            form = indexing.coefficients(value.args[1], (*xs, *rs))
+            if form is None or not form[0].keys() & set(rs):
+                continue
+            next_to = [v for v, step in form[0].items() if step == 1 and v in near]
+            votes = sum(-1 if v in rs else 1 for v in next_to)
+            if form[0].keys() & set(xs):
+                total += votes
+            else:
+                few += votes
+    return total or few
+
+
 def split_levels(body: Body) -> tuple[list[Value], list[Value], list[Value]]:
     """A body's values by where they run: per element, the reductions, and what follows those.
 

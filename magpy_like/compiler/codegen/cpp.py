@@ -10,9 +10,8 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from magpy_like.compiler import indexing
 from magpy_like.compiler.codegen import special
-from magpy_like.compiler.codegen.common import Kernel, Lines, is_integral
+from magpy_like.compiler.codegen.common import Kernel, Lines, across, is_integral
 from magpy_like.compiler.codegen.cpp_columns import Columns
 from magpy_like.compiler.codegen.cpp_kernel import GRAIN, CppKernel
 from magpy_like.compiler.codegen.cpp_pointwise import Pointwise
@@ -49,19 +48,8 @@ def _runs_across_rows(kernel: Kernel, hint: Callable[[Expr], int]) -> bool:
     """Is the last outer loop contiguous where the reduction loops are not?"""
     if not kernel.rs or not kernel.xs:
         return False
-    x, r = kernel.xs[-1], kernel.rs[-1]
-    votes = 0
-    for phase in kernel.phases:
-        for node in phase.inner:
-            for v in node.body.values:
-                if v.op not in ("load", "store"):
-                    continue
-                form = indexing.coefficients(v.args[1], (*kernel.xs, *kernel.rs))
-                if form is None or not form[0].keys() & set(kernel.rs):
-                    continue  # once per outer iteration: no say
-                steps, _ = form
-                votes += steps.get(x) == 1
-                votes -= steps.get(r) == 1
+    nodes = [node for phase in kernel.phases for node in phase.inner]
+    votes = across(nodes, kernel.xs, kernel.rs, (kernel.xs[-1], kernel.rs[-1]))
     rows = hint(kernel.size(kernel.rs))
     return votes > 0 and not (kernel.scratch_rows() and rows > MAX_SCRATCH)
 
