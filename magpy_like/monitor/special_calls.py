@@ -7,9 +7,10 @@ looked at the call, split the program, or put other arguments in place of those 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -387,10 +388,21 @@ def _computes(run: MonitorRun, call: NativeCall) -> Any:
 def finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
     """A result that is no ``int`` or ``float`` is not lifted, so the operands must not differ."""
     operation, operands = payload
-    if is_liftable(result):
-        return run.lifted.compute(operation, operands, result)
-    run.lifted.settle(operands)
+    with _only_computed():
+        if is_liftable(result):
+            return run.lifted.compute(operation, operands, result)
+        run.lifted.settle(operands)
     return None
+
+
+@contextlib.contextmanager
+def _only_computed() -> Iterator[None]:
+    """What cannot be said of a result ends the stretch before the instruction that gave it, which
+    has done no more than to compute."""
+    try:
+        yield
+    except Split as split:
+        raise Look(str(split)) from None
 
 
 def _folds(run: MonitorRun, call: NativeCall) -> Any:
@@ -403,7 +415,8 @@ def _folds(run: MonitorRun, call: NativeCall) -> Any:
 
 
 def finish_fold(run: MonitorRun, folded: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
-    return run.lifted.fold(*folded, result)
+    with _only_computed():
+        return run.lifted.fold(*folded, result)
 
 
 SPECIAL: tuple[Callable[[MonitorRun, NativeCall], Any], ...] = (

@@ -173,3 +173,29 @@ def fast_numbers(fast):
     """The names of what the graph reads from tensors."""
     report = magpy.explain(fast, torch.tensor([1.0, 4.0]))
     return [node for graph in report.graphs for node in graph.graph.nodes if node.target == "item"]
+
+
+CHOICES = {
+    "the larger of two types": lambda number: max(1, number),
+    "the smallest of three": lambda number: min(9, number - 1, 8),
+    "the largest of a list": lambda number: max([2, number]),
+    "a root of what has a sign": lambda number: (number - 3) ** 0.5,
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_choice_by_a_tensor_s_value_behind_a_change_splits_before_it(name):
+    """It was found when the number was there, and no stretch ended: every call ran natively."""
+
+    def program(x, step):
+        x.mul_(0.5)
+        chosen = CHOICES[name](step.item())
+        return x * abs(chosen) if type(chosen) is complex else x * chosen, type(chosen)
+
+    fast = magpy.compile(program, backend="eager")
+    values = (1.0, 2.0, 3.0, 0.5, 12.0, 10.0, 2.5, 1.5)
+    for value in values:
+        mine, theirs = torch.ones(2), torch.ones(2)
+        step = torch.tensor(value)
+        assert_same((fast(mine, step), mine), (program(theirs, step), theirs))
+    assert magpy.cache_info(fast).hits >= 2

@@ -74,6 +74,7 @@ OPTIMIZERS = {
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
     "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01),
     "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
+    "ASGD": lambda p: torch.optim.ASGD(p, lr=0.01),
     "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, lr_decay=0.1),
 }
 
