@@ -1,6 +1,7 @@
 """Tensors wherever they live: arguments, attributes, containers, closures, globals, parameters."""
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -121,6 +122,43 @@ def test_an_argument_that_is_given_another_form_has_it_after_every_call(name, ba
         twins = Twins(lambda: program, backend=backend, dynamic=dynamic)
         for k in range(3):
             twins.call(lambda k=k: (torch.arange(12.0).view(3, 1, 4) + k, torch.ones(2)))
+
+
+RESHAPED = {
+    "then written to": lambda x: x.unsqueeze_(0).scatter_(0, torch.zeros_like(x).long()[None], 1),
+    "and written to": lambda x: (x.add_(1).t_(), x.mul_(2)),
+    "by what is put there": lambda x: (torch.sum(x.clone(), -1, out=x), x.mul_(2)),
+    "through another": lambda x: (x.swapaxes_(0, -1), x.detach().__setitem__(0, 7)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*was resized", "ignore:magpy compiler")
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", RESHAPED)
+def test_part_of_a_tensor_that_is_given_another_form_stays_where_it_is(name, dynamic):
+    def program(whole, part):
+        RESHAPED[name](part)
+        return part
+
+    def inputs():
+        whole = torch.arange(36.0).view(4, 9)
+        return whole, whole[1:, 1::2]
+
+    twins = Twins(lambda: program, backend="magpy", dynamic=dynamic)
+    for _ in range(3):
+        twins.call(inputs)
+
+
+def test_what_is_put_into_a_tensor_of_its_size_is_compiled():
+    def program(x, y):
+        torch.add(x, 1, out=y)
+        return y * 2
+
+    twins = Twins(lambda: program, backend="magpy")
+    for k in range(3):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            twins.call(lambda k=k: (torch.ones(3) * k, torch.zeros(3)), hit=k > 0)
 
 
 def test_in_place_change_of_an_intermediate_that_is_kept():

@@ -19,6 +19,7 @@ from magpy_like.compiler.passes.cleanup import (
     eliminate_dead_code,
 )
 from magpy_like.compiler.passes.constants import fold
+from magpy_like.compiler.passes.forms import leave_new_forms
 from magpy_like.compiler.passes.gradients import keep_saved
 from magpy_like.compiler.passes.images import keep_fixed_point, look_for_pixels
 from magpy_like.compiler.passes.layout import use_channels_last
@@ -39,6 +40,7 @@ _ROUNDS = 4
 
 def run_captured(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
     """Rewrite a graph as it was captured, before autograd sees it, in place; returns it."""
+    leave_new_forms(gm)
     keep_recurrent_layers(gm)
     keep_saved(gm)
     keep_positions(gm)
