@@ -75,14 +75,56 @@ def for_loop(
     return (*given[: len(given) - added], *lists)
 
 
+def for_loop_with_exits(
+    bounds: tuple[int, int, int],
+    exits: Sequence[tuple[bool | None, Sequence[int], int]],
+    carried: Any,
+    gathered: Sequence[tuple[Sequence[Any], int]],
+    body: Callable[..., Any],
+    *parts: Any,
+) -> tuple[Any, ...]:
+    """The same of a loop that a round may leave before its end.
+
+    ``parts`` are a graph for each of the ``exits``, and ``others``. ``body`` gives what the first,
+    second, ... exit depends on, what the next round is given, what the graphs of the exits are
+    given, and the elements. An exit is the truth that leaves there (the last one is that behind
+    the last round, and has none), how many elements the round has added to each list by then, and
+    where what its graph is given begins; ``others`` come behind that.
+
+    Returns what the graph of an exit gives, then how long each list is, and then the lists.
+    """
+    *leave, others = parts
+    lists = [list(begin) for begin, _ in gathered]
+    first = len(exits) - 1
+    given: Sequence[Any] = ()
+    left = None
+    for index in range(*bounds):
+        given = body(index, *carried, *others)
+        left = next((i for i in range(first) if bool(given[i]) is exits[i][0]), None)
+        at = len(given) - sum(count for _, count in gathered)
+        wanted = [count for _, count in gathered] if left is None else exits[left][1]
+        for found, (_, count), added in zip(lists, gathered, wanted, strict=True):
+            found.extend(given[at : at + added])
+            at += count
+        if left is not None:
+            break
+        carried = given[first : first + len(carried)]
+    at = first if left is None else left
+    begin = exits[at][2]
+    end = exits[at + 1][2] if at < first else len(given) - sum(count for _, count in gathered)
+    return (*leave[at](*given[begin:end], *others), *map(len, lists), *lists)
+
+
 _CALLS = ("call_function", "call_method")
 
 _CONTROL: dict[Any, Callable[..., Any]] = {
     torch.ops.higher_order.cond: run_cond,
     torch.ops.higher_order.while_loop: run_while_loop,
     for_loop: for_loop,
+    for_loop_with_exits: for_loop_with_exits,
 }
 
+_OVER_RANGES = (for_loop, for_loop_with_exits)
 NUMBER, LIST = "number", "list"
 """The keys by which ``torch.fx`` keeps about a node that it is a number, or a list of tensors."""
 
@@ -143,7 +185,7 @@ class _Parts:
             if source.op == "get_attr" and source not in self._copies:
                 value = self._attribute(source)
                 if isinstance(value, fx.GraphModule):
-                    varying = self._varying_operands(node)
+                    varying = self._varying_operands(node, source)
                     value = _Python(in_parts(value, self._backend, varying))
                 self._copies[source] = self._whole.get_attr(self._add(value))
         copy = self._copies[node] = self._whole.node_copy(node, self._copies.__getitem__)
@@ -155,13 +197,16 @@ class _Parts:
         ):
             self._varying.add(node)
 
-    def _varying_operands(self, node: fx.Node) -> list[bool]:
-        """Which inputs of an operator's graphs may have other forms at another call of them."""
+    def _varying_operands(self, node: fx.Node, graph: fx.Node) -> list[bool]:
+        """Which inputs of an operator's graph may have other forms at another call of it."""
         operands: Any = node.args[-1]
         varying = [operand in self._varying for operand in operands]
-        if node.target in (torch.ops.higher_order.while_loop, for_loop):
+        if node.target is for_loop_with_exits and graph is not node.args[4]:
+            inputs = self._attribute(graph).graph.find_nodes(op="placeholder")
+            return [True] * (len(inputs) - len(operands)) + varying
+        if node.target in (torch.ops.higher_order.while_loop, *_OVER_RANGES):
             carried: Any = node.args[2]
-            indices = [True] * (node.target is for_loop)
+            indices = [True] * (node.target in _OVER_RANGES)
             return indices + [True] * len(carried) + varying
         return varying
 

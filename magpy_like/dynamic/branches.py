@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from magpy_like.dynamic.code_flow import instructions, live_locals
 from magpy_like.dynamic.continuation import TESTS, resumption
+from magpy_like.dynamic.exits import Exits
 from magpy_like.dynamic.frame_state import FrameState, origins
 from magpy_like.dynamic.joins import RETURN, join, leads_to
 from magpy_like.dynamic.layout import NoLayout
@@ -28,6 +29,7 @@ from magpy_like.dynamic.places import (
     Output,
     Place,
     at_place,
+    begin_side,
     check_carried,
     check_like,
     copied,
@@ -96,6 +98,8 @@ class Branches:
         self._any: list[OwnReference] = []
         """What stands for any tensor that rounds of a loop hand on."""
         self._heads = LoopHeads(self)
+        self._exits: Exits | None = None
+        """What the ways out are noted in of the loop of which a round runs."""
         self._ways: dict[tuple[int, int], bool] = {}
         """By code and offset, the way out of a loop that is an operator already."""
 
@@ -119,6 +123,8 @@ class Branches:
         state = _state(run, step, nested=self._depth > 0)
         if flag is None and step.stack[-1].numel() != 1:
             raise Split("the tensor has several elements")
+        if flag is None and self._leave(run, step, state):
+            return
         if self._depth >= _MOST_NESTED:
             raise Split(f"more than {_MOST_NESTED} branches lie inside each other")
         until = join(state.code, state.instruction.offset)
@@ -127,10 +133,28 @@ class Branches:
         run.arguments.read_rest(run)
         found = self._loop(run, state, until) if flag is None else None
         found = found or self._cond(run, state, until, flag)
-        self._waiting.append(lambda run, frame: self._receive(run, frame, found))
+        self._waiting.append(lambda run, frame: self.receive(run, frame, found))
         run.skip(step.frame, until if until == RETURN else until + shift_of(step.frame))
         if self._depth and flag is None:
             frame_set_operand(step.frame, 1, self.choose(step))
+
+    def _leave(self, run: MonitorRun, step: Step, state: FrameState) -> bool:
+        """Whether one way leads out of the loop of which a round runs; then it goes the other."""
+        exits = self._exits
+        if exits is None or run.side is None or run.side.code is not step.code:
+            return False
+        way = exits.way_out(state)
+        if way is None:
+            return False
+        rec, predicate = run.recording, state.stack[-1]
+        test = rec.operators.truth(rec.graph_value(predicate), predicate)
+        behind = next(iter(reversed(rec.operators.graph.nodes)), None)
+        end = self.explore(run, begin_side(state, way), exits.until)
+        end.put_back(exits.original)
+        exits.note(way, test, behind, end)
+        run.account()
+        frame_set_operand(step.frame, 1, not way)
+        return True
 
     def row(self, run: MonitorRun, tensor: torch.Tensor, node: fx.Node) -> torch.Tensor:
         """A row of a tensor without data, known as ``node``."""
@@ -184,7 +208,7 @@ class Branches:
         ends: list[End] = []
         try:
             for taken in (True, False):
-                begun = _start(state, taken)
+                begun = begin_side(state, taken)
                 slots = [taken if i in holders else v for i, v in enumerate(begun.locals)]
                 begun = replace(begun, locals=tuple(slots))
                 ends.append(
@@ -246,11 +270,12 @@ class Branches:
         own: Sequence[Any] = (),
         gradients_differ: bool = False,
         known: Known = None,
+        exits: Exits | None = None,
     ) -> End:
         """Run a side beside the program, until it comes to ``until`` or to ``again``.
 
         It may change what is in ``own``. Where ``gradients_differ`` it must not ask what takes part
-        in them. The flag ``known`` has one value there.
+        in them. The flag ``known`` has one value there. Ways out of a loop are noted in ``exits``.
 
         Raises:
             Split: it has an effect that cannot be taken back, or raises.
@@ -270,12 +295,19 @@ class Branches:
         shift = origins[id(function.__code__)].shift
         side = Side(function.__code__, shift, self._fake, run.abandon)
         side.gradients_differ = gradients_differ
+
+        def original(value: Any) -> Any:
+            return _MOVED if id(value) in side.advanced else copies.get(id(value), value)
+
+        if exits is not None:
+            exits.original = original
         for value in (*(v for v in after if id(v) in copies), *own):
             side.tensors.own(value) if isinstance(value, torch.Tensor) else side.own(value)
         last = next(iter(reversed(rec.operators.graph.nodes)), None)
         watched, as_is = len(rec.unchanged), _as_is(rec)
         self._depth += 1
         waiting, self._waiting = self._waiting, []
+        outer, self._exits = self._exits, exits
         run.flags.begin_side(run.at, function.__code__, start.code, shift, known)
         try:
             with self._fake, side.tensors:
@@ -287,7 +319,7 @@ class Branches:
         finally:
             run.flags.end_side(function.__code__, known)
             self._depth -= 1
-            self._waiting = waiting
+            self._waiting, self._exits = waiting, outer
             unstable = rec.has_changed(watched)
             del rec.unchanged[watched:]
             becomes = _as_is(rec)
@@ -309,10 +341,7 @@ class Branches:
             stack = (_returned(function.__code__, offset, stack),)
         end = End(slots[:-1], stack, side, nodes, comes_again)
 
-        def original(value: Any) -> Any:
-            return _MOVED if id(value) in side.advanced else copies.get(id(value), value)
-
-        end.locals, end.stack = tuple(map(original, end.locals)), tuple(map(original, end.stack))
+        end.put_back(original)
         return end
 
     def _undo(
@@ -445,7 +474,7 @@ class Branches:
         """
         at = state.instruction
         for stays in (True, False):
-            begin, leave = _start(state, stays).offset, _start(state, not stays).offset
+            begin, leave = begin_side(state, stays).offset, begin_side(state, not stays).offset
             if leave != until or not leads_to(state.code, begin, at.offset, until):
                 continue
             carried = [Place(False, len(state.stack) - 1)]
@@ -486,7 +515,7 @@ class Branches:
             for place, value, symbol in zip(carried, first, symbols, strict=True):
                 values.append(self._any_like(run, value, symbol))
                 begun = with_value(begun, place, values[-1])
-            end = self.explore(run, _start(begun, stays), until, state.instruction.offset)
+            end = self.explore(run, begin_side(begun, stays), until, state.instruction.offset)
             if not end.again:
                 raise Split("it does not come back to its condition")
             after = replace(state, locals=end.locals, stack=end.stack)
@@ -581,9 +610,10 @@ class Branches:
         receive(run, frame)
         run.account()
 
-    def _receive(
+    def receive(
         self, run: MonitorRun, frame: FrameType, outputs: Sequence[tuple[Output, Received]]
     ) -> None:
+        """Let the program have the results of an operator."""
         slots, stack = frame_locals(frame), frame_stack(frame)
         changed: dict[tuple[bool, int], Any] = {}
         for output, node in outputs:
@@ -672,16 +702,6 @@ def _twin_of_both(run: MonitorRun, left: Any, right: Any) -> torch.Tensor | None
         return None
     check_twins(run, *twins)
     return twins[0]
-
-
-def _start(state: FrameState, taken: bool) -> FrameState:
-    """The state in which the side begins that is for a true predicate, or a false one."""
-    at = state.instruction
-    jumps = taken is ("IF_TRUE" in at.name)
-    keeps = jumps and at.name.endswith("_OR_POP")
-    assert at.target is not None
-    stack = state.stack if keeps else state.stack[:-1]
-    return replace(state, offset=at.target if jumps else at.end, stack=stack)
 
 
 def _chosen(run: MonitorRun, flag: ShadowNode, one: Any, other: Any) -> Expression | None:

@@ -18,6 +18,7 @@ import torch
 
 from magpy_like.dynamic.code_flow import Instruction, in_order, instructions, live_locals
 from magpy_like.dynamic.frame_state import FrameState, capture, is_resumable, origins, restores
+from magpy_like.dynamic.joins import RETURN
 from magpy_like.dynamic.layout import NoLayout
 from magpy_like.dynamic.rounds import FEWEST_ROUNDS, Explorer, Loop
 from magpy_like.logs import topic
@@ -161,7 +162,9 @@ class LoopHeads:
             _say_why_not(step, why)
             return False
         self._branches.wait(lambda run, frame: loop.receive(nodes, frame))
-        run.skip(step.frame, head.until)
+        until = head.until if loop.exits is None else loop.until
+        inside = until != RETURN and loop.exits is not None
+        run.skip(step.frame, until + shift_of(step.frame) if inside else until)
         return True
 
 

@@ -32,6 +32,13 @@ class End:
     again: bool = False
     """Whether it has come to the branch again instead."""
 
+    def put_back(self, original: Callable[[Any], Any]) -> None:
+        """Have what was there before in place of what the side was given of it."""
+        self.locals, self.stack = (
+            tuple(map(original, self.locals)),
+            tuple(map(original, self.stack)),
+        )
+
     def made(self, tensor: torch.Tensor) -> bool:
         return self.side is not None and self.side.tensors.owns(tensor)
 
@@ -53,7 +60,7 @@ class Output:
     """A result of the operator: a tensor, or a number."""
 
     place: Place
-    values: tuple[Any, Any]  # what the sides have there, the true side first
+    values: tuple[Any, ...]  # what the sides have there, the true side first
     sources: list[torch.Tensor] = field(default_factory=list)
     """Tensors that were there before, and one of which it may be."""
     number: Expression | None = None
@@ -70,6 +77,16 @@ def with_value(state: FrameState, place: Place, value: Any) -> FrameState:
     if place.local:
         return replace(state, locals=tuple(slots))
     return replace(state, stack=tuple(slots))
+
+
+def begin_side(state: FrameState, taken: bool) -> FrameState:
+    """The state in which the side begins that is for a true predicate, or a false one."""
+    at = state.instruction
+    jumps = taken is ("IF_TRUE" in at.name)
+    keeps = jumps and at.name.endswith("_OR_POP")
+    assert at.target is not None
+    stack = state.stack if keeps else state.stack[:-1]
+    return replace(state, offset=at.target if jumps else at.end, stack=stack)
 
 
 def unchanged(before: Any, after: Any) -> bool:

@@ -23,9 +23,12 @@ from torch import fx
 
 from magpy_like.compiler.control import for_loop
 from magpy_like.dynamic.code_flow import live_locals
+from magpy_like.dynamic.exits import Exits
 from magpy_like.dynamic.frame_state import FrameState
+from magpy_like.dynamic.joins import join
 from magpy_like.dynamic.places import (
     End,
+    Output,
     check_like,
     erase,
     nodes_after,
@@ -71,9 +74,11 @@ class Explorer(Protocol):
         run: MonitorRun,
         start: FrameState,
         until: int,
-        again: int,
-        own: Sequence[Any],
-        gradients_differ: bool,
+        again: int | None = None,
+        own: Sequence[Any] = (),
+        gradients_differ: bool = False,
+        *,
+        exits: Exits | None = None,
     ) -> End:
         """See ``Branches``."""
 
@@ -89,6 +94,11 @@ class Explorer(Protocol):
         """See ``Branches``."""
 
     def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See ``Branches``."""
+
+    def receive(
+        self, run: MonitorRun, frame: FrameType, outputs: Sequence[tuple[Output, fx.Node]]
+    ) -> None:
         """See ``Branches``."""
 
 
@@ -108,6 +118,11 @@ class _Leaf:
     """Whether rounds change the very tensor."""
     was_there: bool = False
     """Whether a round may leave a tensor there that it has not made."""
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether the first round is given what takes part in gradients."""
+        return _takes_part(self.first)
 
 
 @dataclass
@@ -150,11 +165,13 @@ class Loop:
     def __post_init__(self) -> None:
         head = self.state.instruction
         self.exit = head.exhausted
+        self.exits: Exits | None = None
+        self._meet = join(self.state.code, head.offset) if self.making is None else None
         self._wanted = sorted(live_locals(self.state.code, head.offset))
         self._given = live_locals(self.state.code, head.end)
-        self._values = (*self.state.locals, *self._made(self.state.stack))
+        self.values = (*self.state.locals, *self._made(self.state.stack))
         """What the program has before the loop, by slot: such a list comes behind the locals."""
-        rec, slots = self.run.recording, self._values
+        rec, slots = self.run.recording, self.values
         # References from the frame, the state, these values, and as an argument: nobody else's.
         self._own = {
             slot
@@ -200,7 +217,7 @@ class Loop:
         """Raises Written: a round must not write into this tensor."""
         known = [leaf.slot for leaf in self.written]
         for slot in self._writable:
-            first = self._values[slot]
+            first = self.values[slot]
             if slot not in known and self.explorer.share_memory(first, refused.tensor):
                 self.written.append(_Leaf(slot, (), first, in_place=True))
                 return
@@ -225,7 +242,7 @@ class Loop:
                 symbols.append(leaf.symbol)
                 given.setdefault(leaf.slot, {})[leaf.path] = value
                 leaf.result = value if leaf.in_place else None
-            slots = list(self._values)
+            slots = list(self.values)
             for slot in {*self._own, *given}:
                 slots[slot] = _rebuilt(slots[slot], given.get(slot, {}), ())
             before = [list(value) if i in self._own else value for i, value in enumerate(slots)]
@@ -251,16 +268,23 @@ class Loop:
             for leaf in self.written:
                 own += [leaf.result, leaf.symbol.meta.get(TWIN)]
             rec.operators.lists |= {id(found.value): found for found in growing}
-            differ = any(
-                leaf.gradients != _takes_part(leaf.first) for leaf in self.carried.values()
+            differ = any(leaf.gradients != leaf.takes_part for leaf in self.carried.values())
+            lists = [slots[slot] for slot in self._own]
+            exits = None if self._meet is None else Exits(self.state, self._meet, lists)
+            end = self.end = self.explorer.explore(
+                run, begun, self.exit, self.state.offset, own, differ, exits=exits
             )
-            end = self.explorer.explore(run, begun, self.exit, self.state.offset, own, differ)
             end.nodes = made = [*made, *end.nodes]
+            self._growing = growing
             for slot, found in zip(self._own, growing, strict=True):
                 if found.is_looked_at and len(found.value) != len(before[slot]):
                     raise Split("a round looks into a list that it appends to")
             self._compare(before, slots, begun, end)
             self._check(end)
+            if exits is not None and exits.found:
+                self._ask_for_two_rounds()
+                nodes, self.exits = exits.record(self, end, slots), exits
+                return nodes
             return self._operator(end)
         finally:
             for found in growing:
@@ -304,7 +328,7 @@ class Loop:
             after, was = left[slot], before[slot]
             if slot in self._given:
                 if slot in self._own and after is given[slot] and len(after) > len(was):
-                    begin = list(self._values[slot])
+                    begin = list(self.values[slot])
                     self.lists.append(_List(slot, begin, after[len(was) :]))
                     after = after[: len(was)]
                 found = list(_differences(was, after, ()))
@@ -328,7 +352,7 @@ class Loop:
             raise Split("rounds write into a tensor and put another one in its place")
         leaf = self.carried.get((slot, path))
         if leaf is None:
-            first = self._values[slot]
+            first = self.values[slot]
             for position in path:
                 first = first[position]
             self.carried[slot, path] = _Leaf(slot, path, first, _takes_part(first))
@@ -356,6 +380,19 @@ class Loop:
             if rec.node(value) is None:
                 raise Split(f"a round leaves {say(value)}")
 
+    def symbols(self) -> list[fx.Node]:
+        """What stands for what a round is given."""
+        return [self._index, *self._symbols()]
+
+    def growing(self) -> list[Growing]:
+        """The lists of the round that runs."""
+        return self._growing
+
+    @property
+    def until(self) -> int:
+        """Where it is over: an offset, or ``RETURN``."""
+        return self.exit if self.exits is None else self.exits.until
+
     def _symbols(self) -> list[fx.Node]:
         return [leaf.symbol for leaf in (*self.carried.values(), *self.written)]
 
@@ -369,9 +406,9 @@ class Loop:
         if any(leaf.symbol is None for leaf in self.carried.values()):
             raise _NotYet
         for leaf in (*self.carried.values(), *self.last):
-            leaf.was_there = self._was_there(leaf.result, end)
+            leaf.was_there = self.was_there(leaf.result, end)
         for found in self.lists:
-            hands_on = [self._was_there(item, end) for item in found.added]
+            hands_on = [self.was_there(item, end) for item in found.added]
             found.was_there = any(hands_on)
         if any(not isinstance(item, torch.Tensor) for s in self.lists for item in s.added):
             raise Split("rounds add numbers to a list")
@@ -388,7 +425,7 @@ class Loop:
             self._joined = True
             raise _NotYet
 
-    def _was_there(self, value: Any, end: End) -> bool:
+    def was_there(self, value: Any, end: End) -> bool:
         """Whether a round hands on a tensor that it has not made.
 
         Raises:
@@ -418,12 +455,15 @@ class Loop:
 
     # --- the operator ----------------------------------------------------------------------------
 
+    def _ask_for_two_rounds(self) -> None:
+        self.run.lifted.ask(operator.ge, (rounds_of(self.run, self.bounds), 2))
+
     def _operator(self, end: End) -> list[fx.Node]:
         rec, operators = self.run.recording, self.run.recording.operators
         few = len(end.nodes) * self.rounds < _FEWEST_OPERATORS
         if few and not self.run.has_varied(self.bounds):
             raise Split("so few operators are faster one by one")
-        self.run.lifted.ask(operator.ge, (rounds_of(self.run, self.bounds), 2))
+        self._ask_for_two_rounds()
         made = [leaf.result for leaf in (*self.carried.values(), *self.last)]
         made += [tensor for found in self.lists for tensor in found.added]
         check_apart([leaf.result for leaf in self.written], made)
@@ -438,7 +478,7 @@ class Loop:
         self._nodes = given[: len(leaves)]
         self._twins = [n.meta.get(TWIN) if isinstance(n, fx.Node) else None for n in given]
         end.nodes = [node for node in end.nodes if not operators.is_constant_tensor(node)]
-        symbols = [self._index, *self._symbols()]
+        symbols = self.symbols()
         inside = {*end.nodes, *symbols}
         used = [n for node in end.nodes for n in node.all_input_nodes]
         used += [n for n in given if isinstance(n, fx.Node)]
@@ -500,6 +540,10 @@ class Loop:
         Raises:
             Split: it is not as the round beside it has foretold.
         """
+        if self.exits is not None:
+            self.exits.receive(self, nodes, frame)
+            self.run.account()
+            return
         leaves = [*self.carried.values(), *self.written, *self.last]
         slots = frame_locals(frame)
         known: dict[int, Any] = {}
@@ -585,11 +629,15 @@ class Loop:
             run.lifted.settle(bounds)
 
         twin = twins[0] if alike else None
+        self.gathered(value, Gathered(value, node, count, twin, settle), found)
+
+    def gathered(self, value: list[Any], known: Gathered, found: _List) -> None:
+        """From here on the program has a list that the operator has gathered."""
+        rec = self.run.recording
         if found.was_there:
-            run.recording.unchanged += map(Steady, value)
-        run.recording.operators.lists[id(value)] = Gathered(
-            value, node, count, twin, settle, are_new=not found.was_there
-        )
+            rec.unchanged += map(Steady, value)
+            known.are_new = False
+        rec.operators.lists[id(value)] = known
 
 
 def rounds_of(run: MonitorRun, bounds: tuple[int, int, int]) -> int:

@@ -57,6 +57,10 @@ class Gathered:
     are_new: bool = True
     """Whether the rounds have made all elements. Otherwise it depends on the number of rounds which
     of them are other variables, too."""
+    by_data: bool = False
+    """Whether data decides how many there are."""
+    is_left: bool = False
+    """Whether the recording ends here, and leaves it as a whole."""
     allowed = frozenset({len, *JOINS})
 
     def __post_init__(self) -> None:
@@ -67,9 +71,15 @@ class Gathered:
         return list(map(id, self.value)) == self._items
 
     def look(self, operators: OperatorGraph) -> None:
-        """From here on it is a list like any other."""
-        del operators.lists[id(self.value)]
+        """From here on it is a list like any other.
+
+        Raises:
+            Split: data decides how long it is, which cannot be foretold.
+        """
+        if self.is_left:
+            return
         self.settle()
+        operators.lists.pop(id(self.value), None)
         for i, item in enumerate(self.value):
             if operators.node_of(item) is None:
                 self.know(operators, i)

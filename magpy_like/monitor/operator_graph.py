@@ -225,7 +225,11 @@ class OperatorGraph(GraphControl):
             found.look(self)
 
     def look_at_all(self) -> None:
+        """What follows a split is given the elements of lists; where data decides how many there
+        are, it is given the list."""
         for found in list(self.lists.values()):
+            if isinstance(found, Gathered) and found.by_data:
+                found.is_left = True
             found.look(self)
 
     def _keeps_shape(self, operation: Callable[..., Any], name: str, args: Sequence[Any]) -> bool:

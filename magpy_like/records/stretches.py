@@ -151,7 +151,7 @@ class StretchCut:
                 raise NoLayout("it holds a lock that a mock does not take")
             run.arguments.read_rest(run)
             self._frames, states = open_frames(frame, run.root_frame, run.step_of, handled)
-            run.recording.operators.look_at_all()  # what follows is given its elements
+            run.recording.operators.look_at_all()
             self._held = self._look_at_ends(run, states)
             layout, values = lay_out(states)
             if not self.stretch.recorded:
