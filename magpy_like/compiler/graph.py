@@ -432,7 +432,7 @@ class Graph:
     def settle(self, buffer: str) -> None:
         """Store every lazy box that reads ``buffer``, which is about to be overwritten."""
         for box in self._lazy:
-            if isinstance(box.data, Computed) and buffer in box.cost().reads:
+            if not isinstance(box.data, Strided) and buffer in box.cost().reads:
                 box.realize()
 
     # --- results -------------------------------------------------------------------------------

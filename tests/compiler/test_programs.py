@@ -395,6 +395,28 @@ def test_results_that_show_one_memory_are_as_many_tensors_as_in_eager():
         assert [a.data_ptr() == got[k].data_ptr() for a in got] == same_memory
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.flip(-1),
+        lambda x: x.roll(1, 0),
+        lambda x: x.t().reshape(-1),
+        lambda x: x.repeat(2, 1),
+        lambda x: torch.cat([x, x.flip(0)]),
+        lambda x: x.unfold(1, 2, 1).flip(1),
+        lambda x: F.pad(x, (1, 1)),
+    ],
+)
+def test_what_was_taken_from_an_input_before_it_is_written_to_stays(view):
+    def taken(x, y):
+        before = view(x)
+        x.add_(1)
+        x[0] *= 2
+        return before, before.exp(), view(x), before + y
+
+    same(taken, X.clone(), X[:1, :1])
+
+
 def test_inputs_are_updated_in_place():
     def update(x, y):
         z = x.exp()
