@@ -3,8 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from magpy_like.compiler import passes
+from magpy_like.compiler.passes.layout import use_channels_last
 from tests.compiler.passes.graphs import aten_graph, names, optimised
 from tests.compiler.programs import compiled, same, same_gradients, tensors
 from tests.seeding import seed
@@ -96,6 +98,23 @@ def test_images_of_varying_size_become_channels_last_and_no_size_is_guarded():
     for given in (IMAGE, IMAGE[:1, :, :, :40].contiguous()):
         got, wanted = gm(given, WEIGHT, NEXT), block(given, WEIGHT, NEXT)
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_operators_between_convolutions_do_not_run_on_sizes_that_vary(monkeypatch):
+    gm = aten_graph(block, IMAGE, WEIGHT, NEXT, sizes="symbolic")
+    ran = set()
+    real = FakeTensorMode.dispatch
+
+    def dispatch(mode, func, types, args=(), kwargs=None):
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        if any(type(size) is not int for a in tensors for size in a.shape):
+            ran.add(func._opname)
+        return real(mode, func, types, args, kwargs)
+
+    monkeypatch.setattr(FakeTensorMode, "dispatch", dispatch)
+    assert use_channels_last(gm)
+    assert strides(gm, "relu")[1] == 1
+    assert "clone" in ran and ran.isdisjoint({"relu", "add", "convolution"})
 
 
 @pytest.mark.parametrize(
