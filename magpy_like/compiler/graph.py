@@ -19,10 +19,11 @@ from torch.utils._sympy import functions
 
 from magpy_like.compiler import ir
 from magpy_like.compiler.errors import Unsupported
-from magpy_like.compiler.indexing import Expr, contiguous_strides, expr
+from magpy_like.compiler.indexing import Expr, contiguous_strides
 from magpy_like.compiler.ir import Box, Buffer, Computed, Cost, ExternOp, LoopOp, Strided, View
 from magpy_like.compiler.ops import LOW_PRECISION, Value, compute_dtype, ops, record
 from magpy_like.compiler.passes.constants import FOLDED
+from magpy_like.compiler.sizes import Names, expr, naming
 
 #: Operators that have complex tensors and no complex arithmetic: loops see pairs of reals.
 PARTS = frozenset(
@@ -65,12 +66,17 @@ class Graph:
         self._bytes: dict[str, int] = {}
         self._origin: fx.Node | None = None
         self.shape_env = find_shape_env(gm)
+        self.names = Names(self.known)
         self.assumed = assumptions(self.shape_env)
 
     # --- building ------------------------------------------------------------------------------
 
     def run(self) -> Graph:
         """Lower every node. Raises Unsupported when the graph as a whole cannot be taken."""
+        with naming(self.names):
+            return self._lower()
+
+    def _lower(self) -> Graph:
         for node in self.gm.graph.nodes:
             self._origin = node
             if node.op == "placeholder":
@@ -159,7 +165,8 @@ class Graph:
         found = self._hinted.get(e)
         if found is None:
             known = self._hints()
-            value = e.xreplace({s: known.get(s, sympy.Integer(64)) for s in e.free_symbols})
+            meant = self.names.meaning(e)
+            value = meant.xreplace({s: known.get(s, sympy.Integer(64)) for s in meant.free_symbols})
             found = self._hinted[e] = int(value)
         return found
 
@@ -179,6 +186,7 @@ class Graph:
             return relation is sympy.true
         if self.shape_env is None:
             return False
+        relation = self.names.meaning(relation)
         return self.shape_env._maybe_evaluate_static(relation) is sympy.true
 
     def _is_one(self, size: Expr) -> bool:
@@ -189,7 +197,7 @@ class Graph:
     def assume(self, relation: Any) -> None:
         """A relation between sizes holds, or the call is eager's."""
         if not self.known(relation):
-            self.assumed.append(relation)
+            self.assumed.append(self.names.meaning(relation))
 
     def _hints(self) -> dict[Expr, Expr]:
         env = self.shape_env
@@ -213,7 +221,7 @@ class Graph:
             self.inputs.append(buffer.name)
             return self.box(buffer)
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            number = value.node.expr
+            number = expr(value) if isinstance(value, torch.SymInt) else value.node.expr
             self.inputs.append(number)
             return number
         if isinstance(value, (int, float, bool)):
@@ -253,7 +261,7 @@ class Graph:
 
         value = node.meta.get("val")
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            number = value.node.expr
+            number = expr(value) if isinstance(value, torch.SymInt) else value.node.expr
             if not self._defines_symbol(node, number):
                 return self._float(node) if isinstance(value, torch.SymFloat) else number
         elif isinstance(value, (int, float, bool)) and not _has_effect(node.target):

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import sympy
-import torch
 
 # SymPy carries no types that a checker could use.
 Expr: TypeAlias = Any
@@ -53,15 +52,6 @@ class Mod(sympy.Function):
         if a.is_Integer and b.is_Integer:
             return sympy.Integer(int(a) % int(b))
         return None
-
-
-def expr(size: Any) -> Expr:
-    """An int, SymInt or expression as a SymPy expression."""
-    if isinstance(size, torch.SymInt):
-        return size.node.expr
-    if isinstance(size, int):
-        return sympy.Integer(size)
-    return size
 
 
 def product(sizes: Iterable[Expr]) -> Expr:

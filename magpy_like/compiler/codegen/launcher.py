@@ -159,10 +159,19 @@ class Launcher:
     def _size(self, e: Expr) -> str:
         """A size expression, or any other one of numbers, as Python."""
         unknown = e.free_symbols - self._bound
-        if unknown:
+        for name in sorted(unknown, key=str):
+            self._bind_name(name)
+        if unknown := unknown - self._bound:
             raise Unsupported("a graph", f"nothing it is given determines {unknown}")
         text = print_size(e)
         return text if e.is_Atom or e.is_Relational else self._once(text)
+
+    def _bind_name(self, e: Expr) -> None:
+        """Compute a size that has a name, once what it is made of is there."""
+        meaning = self.graph.names.meanings.get(e)
+        if meaning is not None and e not in self._bound and meaning.free_symbols <= self._bound:
+            self.lines.line(f"{e.name} = {print_size(meaning)}")
+            self._bound.add(e)
 
     def _sizes(self, sizes: Sequence[Expr]) -> str:
         text = "(" + "".join(self._size(s) + ", " for s in sizes) + ")"
@@ -178,6 +187,7 @@ class Launcher:
     def _bind_sizes(self, buffer: Buffer) -> None:
         for way, values in (("size", buffer.size), ("stride", buffer.stride)):
             for dim, e in enumerate(values):
+                self._bind_name(e)
                 if e.is_Symbol and e not in self._bound:
                     self.lines.line(f"{e.name} = {buffer.name}.{way}({dim})")
                     self._bound.add(e)

@@ -12,6 +12,7 @@ from magpy_like.compiler import indexing
 from magpy_like.compiler.codegen.common import Kernel
 from magpy_like.compiler.indexing import Expr, Symbol
 from magpy_like.compiler.ops import Value
+from magpy_like.compiler.sizes import expr
 
 
 @dataclass
@@ -91,4 +92,4 @@ def _edge(condition: Value, loop: Symbol) -> Expr | None:
 def _expression(value: Value) -> Expr | None:
     if value.op == "index_expr":
         return value.args[0]
-    return indexing.expr(value.args[0]) if value.op == "constant" else None
+    return expr(value.args[0]) if value.op == "constant" else None

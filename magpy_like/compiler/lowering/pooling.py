@@ -19,12 +19,13 @@ import torch
 from magpy_like.compiler import ir
 from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.graph import Graph
-from magpy_like.compiler.indexing import Div, Expr, contiguous_strides, expr, flatten, product
+from magpy_like.compiler.indexing import Div, Expr, contiguous_strides, flatten, product
 from magpy_like.compiler.ir import Box, Index
 from magpy_like.compiler.lowering.indexing import lowest
 from magpy_like.compiler.lowering.pointwise import full
 from magpy_like.compiler.lowering.registry import aten, lower, sizes
 from magpy_like.compiler.ops import Value, compute_dtype, ops
+from magpy_like.compiler.sizes import expr
 
 MAX_WINDOW = 64  # elements that are unrolled; a larger window is a loop
 

@@ -20,9 +20,10 @@ from torch._prims_common import elementwise_dtypes
 from magpy_like.compiler import ir
 from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.graph import Graph
-from magpy_like.compiler.indexing import Expr, expr
+from magpy_like.compiler.indexing import Expr
 from magpy_like.compiler.ir import Box, Index, Strided, View
 from magpy_like.compiler.ops import LOW_PRECISION, Value, compute_dtype, ops
+from magpy_like.compiler.sizes import expr
 
 Lowering = Callable[..., Any]
 LOWERINGS: dict[Any, Lowering] = {}

@@ -11,10 +11,11 @@ from torch.utils._sympy import functions
 from magpy_like.compiler import indexing
 from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.graph import Graph
-from magpy_like.compiler.indexing import Expr, expr
+from magpy_like.compiler.indexing import Expr
 from magpy_like.compiler.ir import Box, Index, Strided, View, pointwise
 from magpy_like.compiler.lowering.registry import aten, canonical_dim, expand, lower, sizes, view_of
 from magpy_like.compiler.ops import ops
+from magpy_like.compiler.sizes import expr
 
 
 @lower(aten.alias.default, aten.detach.default)
