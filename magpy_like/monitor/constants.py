@@ -65,6 +65,17 @@ class ConstantTensors:
         unwritten = known() is tensor and version + changes == tensor_version(tensor)
         return unwritten and storage_of(tensor) not in self._shared
 
+    def note_write(self, tensor: torch.Tensor) -> None:
+        """An operator has written to a tensor, and may not have told torch: batch norm does not."""
+        if id(tensor) in self._known and not self._holds(tensor, 0):
+            return  # it has
+        memory = storage_of(tensor)
+        for reference, _ in self._known.values():
+            known = reference()
+            if known is not None and storage_of(known) == memory:
+                self._shared.add(memory)
+                return
+
     def note(
         self,
         operation: Callable[..., Any],

@@ -202,6 +202,7 @@ class GraphValues(Variables):
             last = next(iter(reversed(self.operators.graph.nodes)), None)
             self.written_memory.setdefault(memory, last)
             self.counters.note_write(memory)
+            self.constants.note_write(tensor)
 
     def changed_inputs(self) -> list[ShadowNode]:
         """The tensors from outside that operators have changed in place."""

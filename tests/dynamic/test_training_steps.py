@@ -71,6 +71,7 @@ OPTIMIZERS = {
     ),
     "Adam": lambda p: torch.optim.Adam(p, lr=0.01),
     "Adam of several tensors": lambda p: torch.optim.Adam(p, lr=0.01, foreach=True),
+    "SGD in one kernel": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
     "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01),
     "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
@@ -222,6 +223,35 @@ BETWEEN = [loaded, frozen, grown, slower, decayed, forgotten, counted_otherwise,
 @pytest.mark.parametrize("name", ["SGD with momentum", "Adam"])
 def test_changes_between_steps_are_noticed(between, name):
     assert check(step, OPTIMIZERS[name], between, steps=8) >= 1
+
+
+@pytest.mark.parametrize("name", ["Adam", "SGD in one kernel"])
+def test_gradients_that_are_scaled_are_looked_through_for_infinities(name):
+    """Where there are some, the step is left out and the scale is halved."""
+
+    def scaled(call):
+        model = trained()
+        optimizer, outcomes = OPTIMIZERS[name](model.parameters()), []
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3)
+        for i, (x, y) in enumerate(batches(12)):
+            if i in (4, 5, 9):
+                x[0] = torch.inf
+            result = call(model, optimizer, scaler, x, y)
+            outcomes.append((str(result), left(model, optimizer), scaler.state_dict()))
+        return outcomes
+
+    def program(model, optimizer, scaler, x, y):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.detach(), scaler.get_scale()
+
+    fast = magpy.compile(program, backend="eager")
+    for i, (ours, eagers) in enumerate(zip(scaled(fast), scaled(program), strict=True)):
+        assert str(ours) == str(eagers), f"step {i}"
+    assert magpy.cache_info(fast).hits >= 2
 
 
 def test_two_optimizers_take_turns():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import magpy_like as magpy
 from tests.programs import check, check_right, matrix, one
@@ -81,7 +82,14 @@ def _out(x):
     return values
 
 
-WRITTEN = [_view, _data, _added, _filled, _data_before, _random, _out]
+def _statistics(x):
+    """Batch norm does not tell torch that it writes to these."""
+    mean = torch.zeros(2)
+    F.batch_norm(x.view(-1, 1).expand(3, 2), mean[:], torch.ones(2), training=True)
+    return mean
+
+
+WRITTEN = [_view, _data, _added, _filled, _data_before, _random, _out, _statistics]
 
 
 @pytest.mark.parametrize("make", WRITTEN)
