@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import logging
 
@@ -39,6 +40,21 @@ def the_level_of_a_logger() -> Made:
         return x * 2 if logger.isEnabledFor(logging.DEBUG) else x
 
     return given(program, lambda: loggers[0], lambda: loggers[1])
+
+
+@relies_on("denied: StillDenied(self.rec.denied)")
+def the_classes_of_an_abstract_one() -> Made:
+    class Abstract(abc.ABC):
+        pass
+
+    class Concrete:
+        pass
+
+    def change(i):
+        if i:
+            Abstract.register(Concrete)
+
+    return altered(lambda x: x * 2 if issubclass(Concrete, Abstract) else x, change)
 
 
 @relies_on("cached_calls: the cache of … holds what it held")
