@@ -24,6 +24,7 @@ from magpy_like.native.kinds import isinstance
 if TYPE_CHECKING:
     from magpy_like.monitor.instructions.step import Step
     from magpy_like.monitor.operator_graph import OperatorGraph
+    from magpy_like.monitor.recording import Recording
 
 JOINS = frozenset({torch.stack, torch.cat, torch.concat, torch.concatenate})
 """Operators that take such a list as it is."""
@@ -35,11 +36,16 @@ class Growing:
 
     value: list[Any]
     is_looked_at: bool = False
-    allowed = frozenset({list.append})
+    allowed = frozenset({list.append, list.extend})
     """What takes it as its first argument without looking into it."""
 
     def look(self, operators: OperatorGraph) -> None:
         self.is_looked_at = True
+
+    @staticmethod
+    def takes(rec: Recording, elements: Any) -> bool:
+        """Whether it may be extended by these: by a list or tuple that the round has made."""
+        return type(elements) in (list, tuple) and rec.node(elements) is None
 
 
 @dataclass
@@ -100,7 +106,8 @@ Lists = Mapping[int, Growing | Gathered]
 def looked_at(step: Step, lists: Lists, follows: Callable[[Any], bool]) -> Iterator[Any]:
     """The lists that an instruction may look into: those that it takes off the stack."""
     name, stack = opcode.opname[step.opcode], step.stack
-    taken, function = stack[max(len(stack) - _DEPTHS.get(name, 3), 0) :], None
+    depth = step.oparg if name in ("BUILD_LIST", "BUILD_TUPLE") else _DEPTHS.get(name, 3)
+    taken, function = stack[max(len(stack) - depth, 0) :], None
     if name == "CALL":
         first = len(stack) - step.oparg - 2
         function = stack[first + 1] if stack[first] is NULL else stack[first]
@@ -113,12 +120,16 @@ def looked_at(step: Step, lists: Lists, follows: Callable[[Any], bool]) -> Itera
         found = lists.get(id(taken[0]))
         if isinstance(found, Gathered) and found.are_new:
             return
+    elif name == "BINARY_OP" and step.oparg == _IN_PLACE_ADD:
+        if isinstance(lists.get(id(taken[0])), Growing):
+            taken = taken[1:]
     for value in taken:
         found = lists.get(id(value))
         if found is not None and not any(function is known for known in found.allowed):
             yield value
 
 
+_IN_PLACE_ADD = [name for name, _ in opcode._nb_ops].index("NB_INPLACE_ADD")  # type: ignore[attr-defined]
 ENDS = (0, -1)
 """The elements that there are whatever the number of rounds is."""
 _DEPTHS = {

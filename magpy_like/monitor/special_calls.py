@@ -182,8 +182,9 @@ def _of_list(run: MonitorRun, call: NativeCall) -> Token | None:
     rec, operation = run.recording, call.operation
     operators, rest = rec.operators, (*call.args[1:], *call.kwargs.values())
     given = operators.lists[id(call.args[0])]
-    if isinstance(given, Growing) and operation is list.append:
-        return finish_pure, call
+    if isinstance(given, Growing) and operation in (list.append, list.extend):
+        if operation is list.append or (len(rest) == 1 and given.takes(rec, rest[0])):
+            return finish_pure, call
     if isinstance(given, Gathered) and operation is len and not rest:
         return _finish_count, given
     plain = all(type(value) is int for value in rest) and not run.lifted.any(rest)

@@ -42,6 +42,15 @@ def joined(x):
     return torch.cat(found)
 
 
+def extended(x):
+    h, found, pairs = x[0] * 0, [], [x[0] * 3]
+    for t in range(x.shape[0]):
+        h = h + x[t]
+        found += [h]
+        pairs.extend((h * 2, h * 3))
+    return torch.stack(found), pairs
+
+
 def list_of_results(x):
     h, found = x[0] * 0, []
     for t in range(x.shape[0]):
@@ -297,8 +306,9 @@ def fills_a_tensor(x):
 
 
 OPERATORS = [
-    last_state, stacked, joined, list_of_results, two_lists, last_element, states_in_a_list,
-    tuple_of_states, numbers_too, by_step, backwards, neighbours, with_else, with_continue,
+    last_state, stacked, joined, extended, list_of_results, two_lists, last_element,
+    states_in_a_list, tuple_of_states, numbers_too, by_step, backwards, neighbours, with_else,
+    with_continue,
     rows, enumerated, rows_of_two, in_a_loop_of_constants, used_in_a_function, two_loops,
     length_of_the_list, changed_behind, of_a_reversed_range, counted_backwards_twice,
     range_that_is_enumerated, enumerated_from_five, unbound_rows, comprehension,
@@ -358,6 +368,24 @@ def counts_in_python(x):
         h = h + x[t]
         names.append(f"step {t}")
     return h, names
+
+
+def extended_by_one_another(x):
+    left, right, more = [], [], [x[0] * 5]
+    for t in range(x.shape[0]):
+        left += [x[t] * 2]
+        right.extend(left)
+        left += more
+    return left, torch.stack(right)
+
+
+def extended_otherwise(x):
+    left, right, both = [], [], []
+    for t in range(x.shape[0]):
+        left += (x[t] * k for k in (2, 3))
+        right.extend(x[t])
+        both += [x[t] * 2] + both[:1]
+    return left, right, both
 
 
 def shared_list(x):
@@ -526,8 +554,8 @@ def raises_at_last(x):
 
 ROUND_BY_ROUND = [
     grows, dtype_changes, breaks, first_round_differs, looks_at_its_index, looks_at_its_list,
-    counts_in_python,
-    shared_list, in_a_dictionary, in_an_object, closes_over, pops, a_row_for_each, draws,
+    counts_in_python, extended_by_one_another, extended_otherwise, shared_list, in_a_dictionary,
+    in_an_object, closes_over, pops, a_row_for_each, draws,
     nested, compares_with_the_first, one_in_two_lists, looks_into_its_results,
     adds_to_its_results, asks_for_gradients, zipped, raises_at_last,
     rows_that_data_chooses, states_made_anew, other_dimension, with_constant_inner_loop,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import opcode
+import operator
 import sys
 import types
 from collections import deque
@@ -14,6 +15,7 @@ import torch
 from magpy_like.annotation import ValueRead
 from magpy_like.monitor import classes, formats, operators, reads, specials
 from magpy_like.monitor.containers import CONTAINERS, elements
+from magpy_like.monitor.gathered import Growing
 from magpy_like.monitor.instructions.step import Step, Token
 from magpy_like.monitor.instructions.truth import ask_which
 from magpy_like.monitor.split import Split
@@ -29,7 +31,12 @@ def binary(run: MonitorRun, step: Step) -> Token:
     operation = operators.BINARY[step.oparg]
     if operation in operators.FORMATS and (text := formats.by_percent(run, step)):
         return text
-    return operators.operate(run, operation, step.stack[-2:])
+    left, right = step.stack[-2:]
+    if operation is operator.iadd:
+        growing = run.recording.operators.lists.get(id(left))
+        if isinstance(growing, Growing) and growing.takes(run.recording, right):
+            return None
+    return operators.operate(run, operation, (left, right))
 
 
 def compare(run: MonitorRun, step: Step) -> Token:
