@@ -2,9 +2,9 @@
 
 What comes out of a convolution or a pool is as wide as ``(width - 1)//2 + 1``, and behind a few of
 them as a quotient of quotients. Addresses are products of such sizes, and SymPy compares, expands
-and prints them slowly: *measured*, a DenseNet over images of any size took minutes. So each is one
-symbol from the ATen graph on, and all expressions are polynomials in symbols; the launcher computes
-it once, and kernels are given it.
+and prints them slowly. So each is one symbol from the ATen graph on, and all expressions are
+polynomials in symbols; the launcher computes it once, and kernels are given it. *Measured*, a small
+DenseNet over images of any size: 2.4 seconds instead of 3.5 to lower and schedule.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ where a convolution has many more weights than pixels: the last layers of most n
 
 Sizes that vary are asked what they are in the example, and nothing is guarded: any layout will do
 for any sizes. So an operator that makes memory of its own runs on tensors of the example's sizes,
-and its result takes the order of dimensions that it has there: *measured*, a fake tensor of sizes
-that vary costs 50 times as much, and the pass was a quarter of a first call. Only what must lie as
-before, and a view, has to be known to lie so, whatever the sizes are.
+and its result takes the order of dimensions that it has there: *measured*, ResNet-18's first call
+took a tenth less than on fake tensors of sizes that vary. Only what must lie as before, and a view,
+has to be known to lie so, whatever the sizes are.
 
 Graphs without gradients only: a backward graph was traced for the strides that the forward has, and
 there is less to win (*measured*, forward and backward together: 0.96 to 1.27 where the weights are
