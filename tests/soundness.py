@@ -144,7 +144,7 @@ class Sweep:
 def sweep(*paths: str) -> Report:
     """Run the tests at these paths under the sweep."""
     plugin = Sweep()
-    options = ["-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:warnings"]
+    options = ["-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist"]
     with contextlib.redirect_stdout(io.StringIO()):
         pytest.main([*options, *paths], plugins=[plugin])
     return plugin.report
