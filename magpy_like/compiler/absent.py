@@ -56,24 +56,16 @@ class Absent:
         known: dict[frozenset[int], Call] = {}
         lock = threading.Lock()
 
-        def first(absent: frozenset[int]) -> Call:
-            """The first pass of a set. No thread waits for what another one compiles."""
-            part = without(graph, absent, whole=self._whole)
-            if not lock.acquire(blocking=False):
-                return interpret(part)
-            try:
-                if absent not in known:
-                    if len(known) >= LIMIT:
-                        return interpret(part)
-                    with torch.no_grad():
-                        known[absent] = compiler(part)
-                return known[absent]
-            finally:
-                lock.release()
-
         def run(args: list[Any]) -> Any:
             absent = frozenset(place for place in places if args[place] is None)
-            call = known.get(absent) or first(absent)
+            with lock:
+                call = known.get(absent)
+                if call is None:
+                    part = without(graph, absent, whole=self._whole)
+                    with torch.no_grad():
+                        call = (compiler if len(known) < LIMIT else interpret)(part)
+                    if len(known) < LIMIT:
+                        known[absent] = call
             for place in sorted(absent, reverse=True):
                 del args[place]
             return call(args)

@@ -25,6 +25,7 @@ from magpy_like.dynamic.frame_state import (
     is_resumable,
     pushes_two,
 )
+from magpy_like.monitor.polyfills import polyfill
 from magpy_like.monitor.split import active
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.kinds import isinstance
@@ -115,10 +116,17 @@ def _called(
             function = function.func
         elif kind in (staticmethod, classmethod):
             return None
-        elif isinstance(function, type) and lookup_in_type(kind, "__call__") is _TYPE_CALL:
+        elif (
+            isinstance(function, type)
+            and lookup_in_type(kind, "__call__") is _TYPE_CALL
+            and polyfill(function, args, keywords) is None
+        ):
             complete = _constructed(function, args, keywords, callee)
             return complete and (below, Waiting(Then.PUSH, complete))
         else:
+            stands_in = polyfill(function, args, keywords)
+            if stands_in is not None and stands_in.__code__ is callee.code:
+                return below, Waiting(Then.PUSH)
             found = lookup_in_type(kind, "__call__")
             if type(found) is not FunctionType:
                 return None

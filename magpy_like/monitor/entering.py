@@ -55,6 +55,14 @@ _HIDDEN_CODE = _FORGETTING | {
 weak containers do when objects die, and what a default device does to each operator."""
 
 
+def _stands_in(run: MonitorRun, frame: types.FrameType) -> bool:
+    """Whether a frame of this package, or the rest of one, stands in for native code."""
+    if frame.f_code in polyfills.CODE:
+        return True
+    known = None if run.cut is None else run.cut.stands_for(frame_function(frame))
+    return getattr(known, "__code__", None) in polyfills.CODE
+
+
 class Entering:
     """The functions and generators that a recording has entered."""
 
@@ -76,7 +84,7 @@ class Entering:
         """
         code = frame.f_code
         unseen = code.co_filename.startswith(_UNSEEN)
-        hidden = code in _HIDDEN_CODE or (unseen and code not in polyfills.CODE)
+        hidden = code in _HIDDEN_CODE or (unseen and not _stands_in(run, frame))
         if run.suspended or hidden or _forgets(frame.f_back):
             run.flags.lose()
             return False

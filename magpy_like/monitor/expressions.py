@@ -159,6 +159,11 @@ def choose(flag: bool, one: Any, other: Any) -> Any:
     return one if flag else other
 
 
+def total(*numbers: Any) -> Any:
+    """What ``sum`` makes of a list of these."""
+    return sum(numbers)
+
+
 class Untranslatable(Exception):
     """A symbolic expression has a part that Python has no exact counterpart for."""
 

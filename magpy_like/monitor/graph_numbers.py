@@ -21,13 +21,12 @@ from magpy_like.monitor.expressions import (
     Expression,
     InGraph,
     Untranslatable,
-    as_number,
-    choose,
     is_of_tensor,
     known_before_graph,
+    total,
 )
 from magpy_like.monitor.graph_functions import graph_function
-from magpy_like.monitor.graph_nodes import NUMBER, GraphNodes
+from magpy_like.monitor.graph_nodes import AS_IS, NUMBER, GraphNodes
 from magpy_like.monitor.twin import TWIN, hint
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import tensor_version
@@ -96,6 +95,8 @@ class GraphNumbers(GraphNodes):
             parts = (self._arithmetic(operation, parts[:-1], None), parts[-1])
         operation = _ON_SYMBOLS.get(operation, operation)
         node = self.graph.call_function(graph_function(operation), parts)
+        if operation not in _ON_NUMBERS:
+            node.meta[AS_IS] = "is a function of numbers that no backend has"
         return self._know_number(node, value)
 
     def _know_number(self, node: fx.Node, value: Any) -> fx.Node:
@@ -143,7 +144,7 @@ class GraphNumbers(GraphNodes):
         found = self._numbers.get(id(expression))
         if found is not None:
             return found[1]
-        if isinstance(expression, Computed) and not _is_for_python(expression):
+        if isinstance(expression, Computed) and not self._is_for_python(expression):
             parts = tuple(self._node_for(part, None) for part in expression.operands)
             node = self._arithmetic(expression.operation, parts, value)
         elif isinstance(expression, Expression):
@@ -158,6 +159,12 @@ class GraphNumbers(GraphNodes):
             return expression
         self._numbers[id(expression)] = (expression, node)
         return node
+
+    def _is_for_python(self, expression: Computed) -> bool:
+        """Whether a number comes into the graph from the mock, which can compute it."""
+        in_python = expression.operation not in _ON_NUMBERS or is_of_tensor(expression)
+        of_text = any(type(self.value_of(part)) is str for part in expression.operands)
+        return (in_python or of_text) and known_before_graph(expression)
 
     def forget_numbers(self, nodes: Collection[fx.Node]) -> None:
         """These nodes, some of which compute lifted numbers, are none of this graph's any more."""
@@ -230,18 +237,11 @@ _ON_SYMBOLS: dict[Any, Callable[..., Any]] = {
 """Functions of numbers that would ask a symbolic one for its value, and those that do not."""
 
 
-_FOR_PYTHON: set[Any] = {
-    *(set(filter(callable, vars(math).values())) - {math.sqrt, math.floor, math.ceil}),
-    as_number,
-    choose,
+_ON_NUMBERS: set[Any] = {
+    *(set(filter(callable, vars(operator).values())) - {operator.getitem}),
+    *(*_ON_SYMBOLS, *_ON_SYMBOLS.values(), total, abs, round, pow, math.floor, math.ceil),
 }
-"""Functions of numbers that symbolic ones have no counterpart of."""
-
-
-def _is_for_python(expression: Computed) -> bool:
-    """Whether a number comes into the graph from the mock, which can compute it."""
-    by_python = expression.operation in _FOR_PYTHON or is_of_tensor(expression)
-    return by_python and known_before_graph(expression)
+"""Functions of numbers that a graph computes: symbolic ones have a counterpart of them."""
 
 
 _KEEP_VALUE: dict[Any, Callable[..., Any]] = {

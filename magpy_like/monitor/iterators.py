@@ -41,6 +41,12 @@ FORESEEN: tuple[type, ...] = (*SINGLE, enumerate, zip)
 """Types of iterators whose next elements can be told."""
 
 
+def advancing(iterator: Any) -> Split:
+    """The program takes elements from an iterator that was there before."""
+    name = type(iterator).__qualname__
+    return Split(f"advances {'an' if name[0] in 'aeiou' else 'a'} {name} from outside")
+
+
 def ahead(iterator: Any, count: int) -> Any:
     """What an iterator will give after ``count`` other elements; NOTHING when it will be exhausted.
 
@@ -61,7 +67,7 @@ def ahead(iterator: Any, count: int) -> Any:
             return NOTHING
         return values
     if kind not in SINGLE:
-        raise Split(f"advances a {kind.__qualname__} from outside")
+        raise advancing(iterator)
     return _ahead_in(iterator, count)
 
 

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.monitor import text
 from magpy_like.monitor.containers import CONTAINERS, DICT_VIEWS, elements
 from magpy_like.monitor.draws import Drawing
 from magpy_like.monitor.expressions import (
@@ -38,10 +37,12 @@ from magpy_like.monitor.expressions import (
     is_of_tensor,
     known_at_entry,
     known_before_graph,
+    total,
 )
 from magpy_like.monitor.iterators import is_native_iterator
 from magpy_like.monitor.raising import may_raise
 from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.repeatable import PLACE, Repeated
 from magpy_like.monitor.replacing import FoundNumbers
 from magpy_like.monitor.split import Look, Place, Split
 from magpy_like.native.kinds import isinstance
@@ -198,6 +199,25 @@ class LiftedNumbers:
                 self.least[found] = sum(least)
             return self.lift(value, found, twin)
         return self.lift(value, computed, twin)
+
+    def compute_parts(
+        self, operation: Callable[..., Any], operands: tuple[Any, ...], values: Any
+    ) -> Any:
+        """``operation`` has made several numbers, of one type each: gives them, lifted."""
+        parts = tuple(self.expression(operand) or operand for operand in operands)
+        whole = self._note_raising(operation, operands, parts)
+        return type(values)(
+            [
+                self.lift(value, Computed(operator.getitem, (whole, i)))
+                for i, value in enumerate(values)
+            ]
+        )
+
+    def item_at(self, node: ShadowNode, key: Any, value: Any) -> Any:
+        """The number at a lifted key of a list from outside, which has what it had at entry."""
+        take = Repeated(operator.getitem, (PLACE, PLACE), {}, type(value))
+        parts = (Read(node), self.expression(key))
+        return self.lift(value, self._note_raising(take, (node.variable, key), parts))
 
     def _note_raising(
         self, operation: Callable[..., Any], operands: tuple[Any, ...], parts: tuple[Any, ...]
@@ -411,6 +431,15 @@ class LiftedNumbers:
         self.settle(args)
         return None
 
+    def folds(self, operation: Any, args: tuple[Any, ...]) -> bool:
+        """Whether ``fold`` knows what ``operation`` makes of numbers in a container."""
+        if operation not in FOLDS or len(args) != 1 or not isinstance(args[0], list | tuple):
+            return False
+        return operation in _OF_SEVERAL or self.twins_of(args) is not None
+
+    def is_lifted(self, value: Any) -> bool:
+        return id(value) in self._known
+
     def any(self, values: tuple[Any, ...]) -> bool:
         return any(id(value) in self._known for value in values)
 
@@ -472,6 +501,18 @@ class LiftedNumbers:
             self.conditions.append((Computed(operation, parts), operation(*operands)))
         else:
             self.settle(operands)
+
+    def rely_on(self, operation: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> None:
+        """The program goes on by what ``operation`` has made of plain values.
+
+        Raises:
+            Split: an operand is only known when the region runs, and cannot be foretold.
+        """
+        parts = tuple(self.expression(operand) or operand for operand in operands)
+        if all(map(known_at_entry, parts)):
+            self.conditions.append((Computed(operation, parts), value))
+        else:
+            self.foretell(Computed(operation, parts), value)
 
     def _is_always_so(self, operation: Callable[..., Any], parts: tuple[Any, ...]) -> bool:
         """Whether a question has one answer for all values from the least one up."""
@@ -583,11 +624,6 @@ ARITHMETIC = {
 _CHOOSES = (max, min)
 _POWERS = (operator.pow, operator.ipow, pow)
 
-PURE_FUNCTIONS = {
-    abs, min, max, round, pow, int, float, math.sqrt, math.exp, math.log, math.log2, math.log10,
-    math.sin, math.cos, math.tan, math.tanh, math.floor, math.ceil, math.pow, math.fabs,
-}  # fmt: skip
-
 
 def _symbolic_max(*numbers: Any) -> Any:
     return reduce(torch.sym_max, numbers)
@@ -618,16 +654,5 @@ FOLDS: dict[Any, Callable[..., Any]] = {
 """Functions of one container of numbers, and the same of symbolic ones."""
 
 
-def total(*numbers: Any) -> Any:
-    return sum(numbers)
-
-
 _OF_SEVERAL: dict[Any, Callable[..., Any]] = {sum: total, max: max, min: min}
 """Functions of one container, and the same of its elements."""
-
-
-def computes(operation: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a call on lifted numbers can be repeated as an expression."""
-    if operation in text.FUNCTIONS:
-        return all(map(is_plain, args))
-    return operation in PURE_FUNCTIONS and all(is_number(arg) or arg is None for arg in args)

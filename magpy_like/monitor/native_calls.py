@@ -6,6 +6,7 @@ import collections
 import contextvars
 import functools
 import inspect
+import itertools
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -139,6 +140,8 @@ def native(
     args, kwargs = call.args, call.kwargs
     _allow(run, annotation, operation, args, kwargs)
     relation = annotation.output.relation
+    if relation is not None and relation.access == "write" and args and is_plain(args[0]):
+        run.lifted.settle(args[1:])  # a value that is written in Python, such as a UUID
     if relation is not None and relation.access == "write" and write(run, annotation, args, kwargs):
         return finish_pure, call
     if annotation.calls:
@@ -197,10 +200,11 @@ def _look_at_inputs(run: MonitorRun, call: NativeCall) -> list[Any]:
     rec, operation, on_graph = run.recording, call.operation, call.on_graph
     by_key = is_by_key(operation, call.kwargs)
     changed = []
+    hands_on = operation in _CALLS_EACH and bool(call.args) and is_followed(call.args[0])
     is_of_sets = getattr(operation, "__objclass__", None) in (set, frozenset) or operation is bool
     for position, value in inputs_of(call.args, call.kwargs):
         wanted = call.annotation.input(position)
-        if run.lifted and not on_graph and position not in SHOWN.get(operation, ()):
+        if run.lifted and not (on_graph or hands_on) and position not in SHOWN.get(operation, ()):
             settle(run, operation, wanted.value_read, value)
         elif on_graph and type(value) is str and run.lifted:
             run.lifted.settle(value)  # an operator's mode, not a value
@@ -227,6 +231,13 @@ def _look_at_inputs(run: MonitorRun, call: NativeCall) -> list[Any]:
         if not on_graph and wanted.value_read in COMPARES:
             rec.compare(value)
     return changed
+
+
+_CALLS_EACH = {
+    map, filter, itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse,
+}  # fmt: skip
+"""Makers of iterators that give elements to a function: of one in Python the monitor sees what it
+does with them, and nothing else looks."""
 
 
 def _have_effects(run: MonitorRun, call: NativeCall, changed: list[Any]) -> None:

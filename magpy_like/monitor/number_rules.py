@@ -6,19 +6,24 @@ import dis
 import opcode
 import operator
 import sys
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from magpy_like.annotation import ValueRead
 from magpy_like.monitor import draws, operators
 from magpy_like.monitor.expressions import is_liftable, is_number
+from magpy_like.monitor.given import offer
 from magpy_like.monitor.lifted import ARITHMETIC
+from magpy_like.monitor.repeatable import Function, repeated
 from magpy_like.monitor.special_calls import finish_computed
 from magpy_like.monitor.text import formatted, joined
-from magpy_like.native import frame_set_operand
+from magpy_like.native import frame_set_operand, lookup_in_type
 from magpy_like.native.kinds import isinstance
+from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.values import is_plain
 
 if TYPE_CHECKING:
@@ -30,8 +35,8 @@ if TYPE_CHECKING:
 
 def _compute(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Token:
     if operation in operators.FORMATS and isinstance(operands[0], str | bytes):
-        if type(operands[0]) is str and is_liftable(operands[1]) and run.lifted.any(operands):
-            return finish_computed, (operation, operands)
+        if (function := _repeated(run, operation, operands)) is not None:
+            return finish_computed, function
         run.lifted.settle(operands)
     if not run.lifted.any(operands):
         return None
@@ -45,6 +50,15 @@ def _compute(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Toke
         return None  # an input of the operator graph
     run.lifted.settle(operands)
     return None
+
+
+def _repeated(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Function | None:
+    """An instruction on numbers, text and containers of them as a function of those that vary."""
+    function = repeated(operation, operands, {}, run.lifted.is_lifted)
+    if function is not None:
+        for operand in operands:
+            offer(run.recording, operand)
+    return function
 
 
 _APPENDS = (operator.add, operator.iadd)
@@ -66,7 +80,8 @@ def _compare(run: MonitorRun, step: Step) -> Token:
 def _contains(run: MonitorRun, step: Step) -> Token:
     item, container = step.stack[-2:]
     if getattr(type(container), "__contains__", None) is dict.__contains__:
-        container = tuple(dict.keys(container))  # what its values are says nothing
+        run.lifted.settle((item, tuple(dict.keys(container))))  # its values say nothing
+        return None
     return _ask(run, operator.contains, (container, item))
 
 
@@ -97,8 +112,16 @@ def _ask(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Token:
     tensors = any(isinstance(operand, torch.Tensor) for operand in operands)
     if any(isinstance(operand, np.ndarray) for operand in operands):
         return draws.derives(run, operation, operands, {})
-    if not tensors and run.lifted.any_in(operands):
+    if tensors or not run.lifted.any_in(operands):
+        return None
+    function = None
+    by_sizes = run.lifted.twins_of(operands) is not None and range not in map(type, operands)
+    if not (by_sizes or all(map(is_liftable, operands))):
+        function = _repeated(run, operation, operands)
+    if function is None:
         run.lifted.ask(operation, operands)
+    else:
+        run.lifted.rely_on(*function, operation(*operands))
     return None
 
 
@@ -121,6 +144,33 @@ def _index(container: int, *keys: int) -> Callable[[MonitorRun, Step], Token]:
         return None
 
     return settle
+
+
+def _take(run: MonitorRun, step: Step) -> Token:
+    """An item at a key that varies: a number of a list or tuple varies with it."""
+    container, key = step.stack[-2:]
+    found = _item(container, key) if run.lifted.any((key,)) else None
+    if not is_number(found):
+        return _index(2, 1)(run, step)
+    node = run.recording.node(container)
+    if node is not None and run.lifted.is_known_before_graph(key):
+        if node.changed:
+            return _index(2, 1)(run, step)
+        run.recording.visit(container, ValueRead.TYPE)
+        return _finish_take, (node, key)
+    function = _repeated(run, operator.getitem, (container, key))
+    return (finish_computed, function) if function else _index(2, 1)(run, step)
+
+
+def _item(container: Any, key: Any) -> Any:
+    """What is at a place of a list or tuple; None where there is nothing, or another container."""
+    if type(container) not in (list, tuple) or type(key) is not int:
+        return None
+    return container[key] if -len(container) <= key < len(container) else None
+
+
+def _finish_take(run: MonitorRun, taken: tuple[ShadowNode, Any], result: Any) -> Any:
+    return run.lifted.item_at(*taken, result)
 
 
 def _format(run: MonitorRun, step: Step) -> Token:
@@ -154,8 +204,26 @@ def _make_dict(run: MonitorRun, step: Step) -> Token:
 
 
 def _attribute(run: MonitorRun, step: Step) -> Token:
-    if is_liftable(step.stack[-1]):
-        run.lifted.settle(step.stack[-1])
+    value = step.stack[-1]
+    if is_liftable(value) and not _is_called(step, value):
+        run.lifted.settle(value)
+    return None
+
+
+def _is_called(step: Step, value: Any) -> bool:
+    """Whether an instruction finds a method of a number or text, which is called next."""
+    finds = opcode.opname[step.opcode] == "LOAD_METHOD" or (
+        sys.version_info >= (3, 12) and step.oparg & 1
+    )
+    return bool(finds) and isinstance(lookup_in_type(type(value), step.name), _METHODS)
+
+
+_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
+def _store_attribute(run: MonitorRun, step: Step) -> Token:
+    if is_plain(step.stack[-1]):  # a fraction is one value, whatever it keeps
+        run.lifted.settle(step.stack[-2])
     return None
 
 
@@ -173,7 +241,7 @@ def _settled_by() -> dict[int, Callable[[MonitorRun, Step], Token]]:
         "CONTAINS_OP": _contains,
         "IS_OP": _identify,
         "UNARY_NOT": _branch,
-        "BINARY_SUBSCR": _index(2, 1),
+        "BINARY_SUBSCR": _take,
         "STORE_SUBSCR": _index(2, 1),
         "DELETE_SUBSCR": _index(2, 1),
         "BINARY_SLICE": _index(3, 2, 1),
@@ -188,6 +256,7 @@ def _settled_by() -> dict[int, Callable[[MonitorRun, Step], Token]]:
         "MAP_ADD": _settle(2),
         "LOAD_ATTR": _attribute,
         "LOAD_METHOD": _attribute,
+        "STORE_ATTR": _store_attribute,
     }
     for name in _TAKE_APART:
         table[name] = _take_apart

@@ -76,7 +76,7 @@ class OperatorGraph(GraphControl):
             if not args[-1]:
                 raise UnknownTensor("makes a tensor of no dimensions by a constructor of old")
             args = (*args[:-1], *args[-1])  # they take a tuple for the elements, not the size
-        if operation is torch.tensor and len(args) == 1 and is_number(args[0]):
+        if operation in _OF_NUMBER and len(args) == 1 and is_number(args[0]):
             if self._number(args[0]) is not None:
                 operation, kwargs = torch.scalar_tensor, _scalar_tensor_kwargs(args[0], kwargs)
         given = self.lists.get(id(args[0])) if args else None
@@ -331,6 +331,8 @@ def _is_constructor_of_old(operation: Any) -> bool:
     return type(operation) is type(torch.FloatTensor)
 
 
+_OF_NUMBER = (torch.tensor, torch.as_tensor)
+"""Functions that make the same tensor of one."""
 _INFERS_DTYPE = {torch.tensor, torch.as_tensor, torch.asarray}
 
 

@@ -76,11 +76,21 @@ def _min(*values: Any) -> Any:
 
 
 def _reduce(function: Callable[..., Any], iterable: Iterable[Any], /, *initial: Any) -> Any:
-    return functools.reduce(spread(function), iterable, *initial)
+    found = bool(initial)
+    value = initial[0] if found else None
+    for item in iterable:
+        value, found = (function(value, item) if found else item), True
+    if not found:
+        raise TypeError("reduce() of empty iterable with no initial value")
+    return value
 
 
 def _map(function: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
     return map(spread(function), *iterables)
+
+
+def _filter(function: Callable[..., Any] | None, iterable: Iterable[Any], /) -> Iterator[Any]:
+    return filter(spread(bool if function is None else function), iterable)
 
 
 def _starmap(function: Callable[..., Any], iterable: Iterable[Any], /) -> Iterator[Any]:
@@ -107,11 +117,50 @@ def _running(items: Iterator[Any], function: Callable[..., Any], total: Any) -> 
         yield total
 
 
-def _in_order_of(chooser: Callable[..., Any]) -> Callable[..., Any]:
-    def by_key(*args: Any, key: Callable[..., Any], **kwargs: Any) -> Any:
-        return chooser(*args, key=spread(key), **kwargs)
+def _sorted_by_key(*args: Any, key: Callable[..., Any], **kwargs: Any) -> Any:
+    return sorted(*args, key=spread(key), **kwargs)
 
-    return by_key
+
+def _max_by_key(*args: Any, key: Callable[..., Any], **kwargs: Any) -> Any:
+    found, largest, most = False, None, None
+    for value in args[0] if len(args) == 1 else args:
+        rank = key(value)
+        if not found or rank > most:
+            found, largest, most = True, value, rank
+    return largest if found else max((), **kwargs)
+
+
+def _min_by_key(*args: Any, key: Callable[..., Any], **kwargs: Any) -> Any:
+    found, smallest, least = False, None, None
+    for value in args[0] if len(args) == 1 else args:
+        rank = key(value)
+        if not found or rank < least:
+            found, smallest, least = True, value, rank
+    return smallest if found else min((), **kwargs)
+
+
+def _of_list(function: Callable[..., Any]) -> Callable[..., Any]:
+    def of_list(iterable: Iterable[Any], /, **kwargs: Any) -> Any:
+        items = []
+        for item in iterable:
+            items.append(item)
+        return function(items, **kwargs)
+
+    return of_list
+
+
+def _any(iterable: Iterable[Any], /) -> bool:
+    for item in iterable:  # noqa: SIM110 - that is what it stands for
+        if item:
+            return True
+    return False
+
+
+def _all(iterable: Iterable[Any], /) -> bool:
+    for item in iterable:  # noqa: SIM110 - that is what it stands for
+        if not item:
+            return False
+    return True
 
 
 def _of_keys(chooser: Callable[..., Any]) -> Callable[..., Any]:
@@ -203,11 +252,16 @@ def _consumes_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return bool(args) and may_yield_tensors(args[0])
 
 
-def _is_generator(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """What a generator yields may be lifted numbers, at which native code would look."""
-    if kwargs or len(args) != 1 or not isinstance(args[0], types.GeneratorType):
+def _is_lazy(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """What Python code makes one by one may be lifted numbers, at which native code would look."""
+    if len(args) != 1 or "key" in kwargs:
         return False
-    return inspect.getgeneratorstate(args[0]) == inspect.GEN_CREATED
+    if isinstance(args[0], types.GeneratorType):
+        return inspect.getgeneratorstate(args[0]) == inspect.GEN_CREATED
+    return type(args[0]) in _LAZY
+
+
+_LAZY = (map, filter, itertools.starmap, itertools.takewhile, itertools.accumulate)
 
 
 def _leave_parameters(module: torch.nn.RNNBase) -> None:
@@ -223,11 +277,35 @@ def _compares_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 def _runs_native(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether a function that is to be called on each item does its work out of sight."""
-    if not args or isinstance(args[0], types.FunctionType | types.MethodType | type | str):
+    if not args or isinstance(args[0], types.FunctionType | types.MethodType | str):
         return False
     if isinstance(getattr(args[0], "__self__", None), CONTAINERS):
         return True  # it may change a container
-    return any(may_yield_tensors(iterable) for iterable in args[1:])
+    if isinstance(args[0], type):
+        return any(map(_may_yield_numbers, args[1:]))
+    return any(may_yield_tensors(it) or _may_yield_numbers(it) for it in args[1:])
+
+
+def _may_yield_numbers(iterable: Any) -> bool:
+    """Whether going through ``iterable`` may give numbers that vary."""
+    if isinstance(iterable, list | tuple):
+        return any(type(item) in _NUMBERS for item in elements(iterable))
+    return type(iterable) in (*_LAZY, types.GeneratorType)
+
+
+_NUMBERS = (int, float, tuple, list)
+
+
+def _is_plain_reduction(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    return len(args) in (2, 3) and not kwargs
+
+
+def _adds_up(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    return bool(args) and (may_yield_tensors(args[0]) or _may_yield_numbers(args[0]))
+
+
+def _by_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    return bool(args) and kwargs.get("key") is not None and kwargs.keys() <= {"key", "default"}
 
 
 def _tells_addresses(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -265,20 +343,26 @@ Applies = Callable[[tuple[Any, ...], Mapping[str, Any]], bool]
 _ROWS: tuple[tuple[Any, Applies, Callable[..., Any]], ...] = (
     (sum, _consumes_tensors, _sum),
     (math.prod, _consumes_tensors, _prod),
-    (list, _is_generator, _list),
-    (tuple, _is_generator, _tuple),
+    (list, _is_lazy, _list),
+    (tuple, _is_lazy, _tuple),
+    (any, _is_lazy, _any),
+    (all, _is_lazy, _all),
     (max, _compares_tensors, _max),
     (min, _compares_tensors, _min),
     (operator.call, _always, _call),
-    (functools.reduce, _runs_native, _reduce),
+    (functools.reduce, _is_plain_reduction, _reduce),
+    (filter, _runs_native, _filter),
     (map, _runs_native, _map),
     (map, _tells_addresses, _map),
     (itertools.starmap, _runs_native, _starmap),
-    (itertools.accumulate, _consumes_tensors, _accumulate),
+    (itertools.accumulate, _adds_up, _accumulate),
     (torch.utils.checkpoint.checkpoint, _plain_checkpoint, _checkpoint),
     (torch.nn.RNNBase.flatten_parameters, _always, _leave_parameters),
     *((chooser, _is_mapping, _of_keys(chooser)) for chooser in (sorted, min, max)),
-    *((chooser, _by_native_key, _in_order_of(chooser)) for chooser in (sorted, min, max)),
+    *((chooser, _is_lazy, _of_list(chooser)) for chooser in (sorted, min, max, math.fsum)),
+    (sorted, _by_native_key, _sorted_by_key),
+    (max, _by_key, _max_by_key),
+    (min, _by_key, _min_by_key),
 )
 """Native functions, when they are replaced, and by what."""
 _POLYFILLS: dict[Any, list[tuple[Applies, Callable[..., Any]]]] = {}

@@ -13,6 +13,7 @@ from typing import Any
 
 from magpy_like.monitor import text
 from magpy_like.monitor.expressions import Draw, Read, made_of
+from magpy_like.monitor.repeatable import Repeated
 from magpy_like.native.kinds import isinstance
 
 _IN_PLACE = {
@@ -25,8 +26,12 @@ _IN_PLACE = {
 _NEVER = {
     operator.add, operator.sub, operator.mul, operator.neg, operator.pos, operator.invert,
     operator.and_, operator.or_, operator.xor, abs, min, max, text.joined,
+    math.isnan, math.isinf, math.isfinite, math.isclose, math.copysign, math.fabs, math.degrees,
+    math.radians, math.atan, math.atan2, math.asinh, math.tanh, math.erf, math.erfc, math.hypot,
 }  # fmt: skip
 """What never raises for numbers of one type."""
+_OF_FLOATS = frozenset(filter(callable, vars(math).values()))
+"""What makes a ``float`` of an integer first."""
 _DIVISIONS = {operator.truediv, operator.floordiv, operator.mod}
 _SHIFTS = {operator.lshift, operator.rshift}
 _ROUNDS = {int, round, math.floor, math.ceil}
@@ -44,10 +49,12 @@ def may_raise(
     ``parts`` are the operands with expressions for those that may be others; ``least`` gives the
     least value of one, None where that is not known.
     """
+    if isinstance(operation, Repeated):
+        return True
     operation = _IN_PLACE.get(operation, operation)
     kinds = set(map(type, operands))
     if any(map(_may_be_huge, operands, parts)):
-        return not (kinds == {int} and operation in _NEVER)
+        return not (kinds == {int} and operation in _NEVER and operation not in _OF_FLOATS)
     if operation in _NEVER or operation is float:
         return False
     if operation in _DIVISIONS:

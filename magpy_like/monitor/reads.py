@@ -18,6 +18,7 @@ from magpy_like.annotation import (
 )
 from magpy_like.monitor import addresses, attributes
 from magpy_like.monitor.containers import CONTAINERS, DICT_VIEWS
+from magpy_like.monitor.iterators import advancing
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
 from magpy_like.native import NULL, lookup_in_type
@@ -202,6 +203,6 @@ def iterate(rec: Recording, source: Any) -> None:
     elif hasattr(type(source), "__next__") and not isinstance(
         lookup_in_type(type(source), "__next__"), types.FunctionType
     ):
-        raise Split(f"advances a {type(source).__qualname__} from outside")
+        raise advancing(source)
     elif not isinstance(lookup_in_type(type(source), "__iter__"), types.FunctionType):
         rec.visit(source, ValueRead.ALL)

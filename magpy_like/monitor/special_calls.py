@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,6 @@ from magpy_like.monitor import (
     draws,
     foretold,
     handled,
-    lifted,
     locks,
     metadata,
 )
@@ -45,6 +45,13 @@ from magpy_like.monitor.native_results import (
 )
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.region import ASK_WHETHER_COMPILING, hears_what_eager_hears
+from magpy_like.monitor.repeatable import (
+    ANSWERS,
+    as_function,
+    is_lifted_in_parts,
+    of_python,
+    typed,
+)
 from magpy_like.monitor.split import Effect, Look, Split
 from magpy_like.monitor.tensors_as_numbers import dimensions, with_numbers
 from magpy_like.native import lookup_in_type
@@ -379,23 +386,6 @@ def _reads_attribute(run: MonitorRun, call: NativeCall) -> Any:
     return NotImplemented
 
 
-def _computes(run: MonitorRun, call: NativeCall) -> Any:
-    if run.lifted and run.lifted.any(call.args) and not call.kwargs:
-        if lifted.computes(call.operation, call.args):
-            return finish_computed, (call.operation, call.args)
-    return NotImplemented
-
-
-def finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
-    """A result that is no ``int`` or ``float`` is not lifted, so the operands must not differ."""
-    operation, operands = payload
-    with _only_computed():
-        if is_liftable(result):
-            return run.lifted.compute(operation, operands, result)
-        run.lifted.settle(operands)
-    return None
-
-
 @contextlib.contextmanager
 def _only_computed() -> Iterator[None]:
     """What cannot be said of a result ends the stretch before the instruction that gave it, which
@@ -408,8 +398,7 @@ def _only_computed() -> Iterator[None]:
 
 def _folds(run: MonitorRun, call: NativeCall) -> Any:
     operation, args = call.operation, call.args
-    folds = operation in lifted.FOLDS and len(args) == 1 and not call.kwargs
-    if folds and isinstance(args[0], list | tuple) and run.lifted.any_in(args):
+    if not call.kwargs and run.lifted.any_in(args) and run.lifted.folds(operation, args):
         offer(run.recording, args[0])  # it may be from outside, and have other elements besides
         return finish_fold, (operation, args)
     return NotImplemented
@@ -418,6 +407,55 @@ def _folds(run: MonitorRun, call: NativeCall) -> Any:
 def finish_fold(run: MonitorRun, folded: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
     with _only_computed():
         return run.lifted.fold(*folded, result)
+
+
+def _computes(run: MonitorRun, call: NativeCall) -> Any:
+    if not run.lifted or run.recording.inside:
+        return NotImplemented
+    given = (*call.args, *call.kwargs.values())
+    function = as_function(
+        call.annotation, call.operation, call.args, call.kwargs, run.lifted.is_lifted
+    )
+    if function is not None:
+        for value in given:
+            offer(run.recording, value)
+        return finish_computed, function
+    if call.on_graph and of_python(call.operation) and not holds_tensor(given):
+        run.lifted.settle(given)
+    return NotImplemented
+
+
+def finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+    """Something was made of numbers and text. Of a result that cannot be lifted it is enough that
+    it is the same again, where that can be asked.
+
+    Raises:
+        Look: it depends on a number that is only known when the region runs.
+    """
+    operation, operands = payload
+    with _only_computed():
+        if is_liftable(result):
+            return run.lifted.compute(typed(operation, operands, result), operands, result)
+        if is_lifted_in_parts(operation, result):
+            parts = run.lifted.compute_parts(operation, operands, result)
+            run.recording.bear(parts)
+            return parts
+        if operation in _QUESTIONS:
+            run.lifted.ask(_QUESTIONS[operation], operands)
+        elif type(result) in ANSWERS:
+            run.lifted.rely_on(operation, operands, result)
+        else:
+            run.lifted.settle(operands)
+    run.recording.bear(result)
+    return None
+
+
+_QUESTIONS: dict[Any, Any] = {
+    operator.lt: operator.lt, operator.le: operator.le, operator.gt: operator.gt,
+    operator.ge: operator.ge, operator.eq: operator.eq, operator.ne: operator.ne,
+    operator.truth: operator.truth, operator.not_: operator.truth, bool: operator.truth,
+}  # fmt: skip
+"""Functions of numbers by whose answers a program goes on, and what asks the same."""
 
 
 SPECIAL: tuple[Callable[[MonitorRun, NativeCall], Any], ...] = (
@@ -442,8 +480,8 @@ SPECIAL: tuple[Callable[[MonitorRun, NativeCall], Any], ...] = (
     _takes_numbers,
     _tells_sizes,
     _reads_attribute,
-    _computes,
     _folds,
+    _computes,
 )
 """In this order: what comes behind `_lends` may find other numbers among the arguments, and what
 comes behind `_takes_numbers` finds none in tensors."""

@@ -22,7 +22,3 @@ def joined(*texts: str) -> str:
 def percent(form: str, *values: Any) -> str:
     """What ``%`` makes of a text and several values, or one."""
     return form % values
-
-
-FUNCTIONS = {str, repr, format, str.format}
-"""Functions of plain values that give text."""

@@ -2,14 +2,12 @@
 
 import functools
 import itertools
-import threading
 
 import pytest
 import torch
 
 import magpy_like as magpy
 from magpy_like.compiler import absent
-from magpy_like.compiler.aot import interpret
 from tests.compiler.programs import compiled
 from tests.memory import peak_bytes
 
@@ -209,49 +207,3 @@ def test_an_unused_result_takes_no_memory(device):
     for _ in range(2):
         alone, beside = map(backward, calls)
     assert beside <= alone
-
-
-def test_no_thread_waits_for_a_pass_that_another_one_compiles():
-    graph = torch.fx.Graph()
-    tangents = [graph.placeholder(f"tangents_{i}") for i in (1, 2)]
-    doubled = [graph.call_function(torch.ops.aten.mul.Tensor, (t, 2)) for t in tangents]
-    graph.output(tuple(doubled))
-    module = torch.fx.GraphModule(torch.nn.Module(), graph)
-    begun, goes_on, compiled_sets = threading.Event(), threading.Event(), []
-
-    def compiler(part):
-        inputs = [n.name for n in part.graph.find_nodes(op="placeholder")]
-        compiled_sets.append(inputs)
-        if inputs == ["tangents_1"]:
-            begun.set()
-            assert goes_on.wait(60)
-        return interpret(part)
-
-    passes = absent.Absent(module)
-    passes.see_joint(module)
-    run = passes.backward(module, compiler, interpret)
-    one, results = torch.ones(2), {}
-
-    def call(name, *given):
-        results[name] = run(list(given))
-
-    call("whole", one, one)
-    threads = [threading.Thread(target=call, args=("compiled", one, None))]
-    threads[0].start()
-    assert begun.wait(60)
-    for name, given in {"whole": (one, one), "other": (None, one), "same": (one, None)}.items():
-        threads.append(threading.Thread(target=call, args=(name, *given)))
-        threads[-1].start()
-        threads[-1].join(10)
-        waits = threads[-1].is_alive()
-        if waits:
-            goes_on.set()
-        assert not waits, f"the {name} pass waits"
-    goes_on.set()
-    threads[0].join(60)
-    assert results["compiled"][1] is None and results["other"][0] is None
-    torch.testing.assert_close(results["compiled"][0], one * 2)
-    torch.testing.assert_close(results["same"], results["compiled"])
-    torch.testing.assert_close(results["other"][1], one * 2)
-    call("other", None, one)  # is compiled when its next pass comes
-    assert compiled_sets == [["tangents_1", "tangents_2"], ["tangents_1"], ["tangents_2"]]

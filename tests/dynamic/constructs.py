@@ -204,6 +204,7 @@ CONSTRUCTS = {
         "def h{n}(m, a, x):\n    {b}\n    return x\nm{n} = torch.nn.ReLU()\n"
         "m{n}.register_forward_hook(h{n})\n---\nx = m{n}(x)"
     ),
+    "reduce": "def f{n}(x, k):\n    {b}\n    return x\n---\nx = functools.reduce(f{n}, [1, 2], x)",
 }
 
 NATIVE = {
@@ -216,7 +217,6 @@ NATIVE = {
         "def f{n}(k):\n    x = torch.ones(2)\n    {b}\n    return k\n---\n"
         "x = x * sorted([2, 1], key=f{n})[0]"
     ),
-    "reduce": "def f{n}(x, k):\n    {b}\n    return x\n---\nx = functools.reduce(f{n}, [1, 2], x)",
     "len": (
         "class C{n}:\n    def __len__(self):\n        x = torch.ones(2)\n        {b}\n"
         "        return 2\n---\nx = x * len(C{n}())"

@@ -18,6 +18,7 @@ from magpy_like.monitor.instructions.step import Step, Token
 from magpy_like.monitor.iterators import (
     ARRAY_ITERATOR,
     SINGLE,
+    advancing,
     ahead,
     container_of,
     foreseen,
@@ -77,7 +78,7 @@ def take(run: MonitorRun, step: Step) -> Token:
     node = foreseen(rec, iterator)
     if node is None:
         if rec.node(iterator) is not None and is_native_iterator(iterator):
-            raise Split(f"advances a {type(iterator).__qualname__} from outside")
+            raise advancing(iterator)
         return None
     if not separate(iterator):
         raise Split("goes on with an iterator that takes two elements at a time")
