@@ -76,7 +76,8 @@ def use_channels_last(gm: GraphModule) -> bool:
 def _as_in_example(gm: GraphModule) -> Iterator[None]:
     """Have sizes that vary answer for the example, and nobody else remember the answers."""
     leaves = pytree.tree_leaves([value(node) for node in gm.graph.nodes])
-    modes = [leaf.fake_mode for leaf in leaves if _is_fake(leaf)] if _varies(leaves) else []
+    found = [leaf.fake_mode for leaf in leaves if _is_fake(leaf)] if _varies(leaves) else []
+    modes = [mode for mode in found if mode.shape_env is not None]  # constants may have a mode else
     if modes:
         with modes[0].shape_env.suppress_guards(), disable_fake_tensor_cache(modes[0]):
             yield

@@ -117,6 +117,15 @@ def test_operators_between_convolutions_do_not_run_on_sizes_that_vary(monkeypatc
     assert "clone" in ran and ran.isdisjoint({"relu", "add", "convolution"})
 
 
+def test_images_of_varying_size_beside_a_constant_that_no_size_environment_knows():
+    gm = aten_graph(block, IMAGE, WEIGHT, NEXT, sizes="symbolic")
+    gm.ones = torch.ones(3)
+    with gm.graph.inserting_before(next(iter(gm.graph.nodes))):
+        gm.graph.get_attr("ones").meta["val"] = FakeTensorMode().from_tensor(gm.ones)
+    assert use_channels_last(gm)
+    assert strides(gm, "relu")[1] == 1
+
+
 @pytest.mark.parametrize(
     "after",
     [
