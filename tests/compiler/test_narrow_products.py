@@ -127,6 +127,17 @@ def test_special_values_spread_as_in_eager(ways, special):
     assert len(ways) == 3
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+def test_long_sums_of_equal_numbers_lose_but_a_few_roundings(ways, layout):
+    long = 60_000
+    a, b = torch.full((3, long), 0.1), LAYOUTS[layout](long, 20)
+    b.fill_(0.3)
+    found = narrow.product(a, b, None, False)
+    exact = a[0].double() @ b[:, 0].double()
+    torch.testing.assert_close(found, exact.float().expand(3, 20), rtol=2e-5, atol=0)
+    assert len(ways) == 1
+
+
 def test_threads_share_a_product_without_changing_it(ways):
     pairs = ((ROWS, WEIGHTS.t()), (ROWS, WEIGHTS.view(DEEP, WIDE)), (WEIGHTS[:, :4], ROWS))
     before, found = torch.get_num_threads(), []

@@ -12,6 +12,7 @@ constexpr int W = 16;
 constexpr int W = 8;
 #endif
 constexpr i64 GRAIN = 1 << 17;  // multiplications below which a second thread costs more
+constexpr i64 STRIP = 128;      // terms that are summed before they are added to the total: rounding
 constexpr i64 PANEL = 4096;     // elements of the large operand that stay near at hand
 
 typedef f32 vec __attribute__((vector_size(W * sizeof(f32)), aligned(4), may_alias));
@@ -46,15 +47,20 @@ template <int M>
 static inline void dot(const Product& p, i64 m, i64 n) {
     const f32* b = p.b + n * p.step;
     const f32* a = p.a + m * p.am;
-    vec found[M] = {};
+    vec total[M] = {};
     i64 k = 0;
-    for (; k + W <= p.k; k += W) {
-        const vec y = load(b + k);
+    while (k + W <= p.k) {
+        vec found[M] = {};
+        const i64 end = k + STRIP * W < p.k ? k + STRIP * W : p.k;
+        for (; k + W <= end; k += W) {
+            const vec y = load(b + k);
 #pragma GCC unroll 8
-        for (int i = 0; i < M; ++i) found[i] += load(a + i * p.am + k) * y;
+            for (int i = 0; i < M; ++i) found[i] += load(a + i * p.am + k) * y;
+        }
+        for (int i = 0; i < M; ++i) total[i] += found[i];
     }
     for (int i = 0; i < M; ++i) {
-        f32 s = sum(found[i]);
+        f32 s = sum(total[i]);
         for (i64 j = k; j < p.k; ++j) s += a[i * p.am + j] * b[j];
         p.out[(m + i) * p.n + n] = p.bias ? s + p.bias[n] : s;
     }
@@ -81,7 +87,7 @@ static void by_columns_of(const Product& p) {
 // --- few rows by rows that are contiguous: sums of multiples of rows -----------------------------
 
 template <int M>
-static inline void multiples(const Product& p, i64 m, i64 k, i64 from, i64 to) {
+static inline void multiples(const Product& p, f32* sums, i64 m, i64 k, i64 from, i64 to) {
     const f32* b = p.b + k * p.step;
     f32 x[M];
     for (int i = 0; i < M; ++i) x[i] = p.a[(m + i) * p.am + k * p.ak];
@@ -90,12 +96,12 @@ static inline void multiples(const Product& p, i64 m, i64 k, i64 from, i64 to) {
         const vec y = load(b + n);
 #pragma GCC unroll 8
         for (int i = 0; i < M; ++i) {
-            f32* out = p.out + (m + i) * p.n + n;
+            f32* out = sums + (m + i) * (to - from) + n - from;
             store(out, load(out) + x[i] * y);
         }
     }
     for (; n < to; ++n)
-        for (int i = 0; i < M; ++i) p.out[(m + i) * p.n + n] += x[i] * b[n];
+        for (int i = 0; i < M; ++i) sums[(m + i) * (to - from) + n - from] += x[i] * b[n];
 }
 
 static void by_rows_of(const Product& p) {
@@ -107,11 +113,19 @@ static void by_rows_of(const Product& p) {
         const i64 from = panel * width, to = from + width < p.n ? from + width : p.n;
         for (i64 m = 0; m < p.m; ++m)
             for (i64 n = from; n < to; ++n) p.out[m * p.n + n] = p.bias ? p.bias[n] : 0;
-        for (i64 k = 0; k < p.k; ++k) {
-            i64 m = 0;
-            for (; m + 4 <= p.m; m += 4) multiples<4>(p, m, k, from, to);
-            for (; m + 2 <= p.m; m += 2) multiples<2>(p, m, k, from, to);
-            for (; m < p.m; ++m) multiples<1>(p, m, k, from, to);
+        f32 sums[PANEL];
+        for (i64 k = 0; k < p.k;) {
+            const i64 end = k + STRIP < p.k ? k + STRIP : p.k;
+            for (i64 i = 0; i < p.m * (to - from); ++i) sums[i] = 0;
+            for (; k < end; ++k) {
+                i64 m = 0;
+                for (; m + 4 <= p.m; m += 4) multiples<4>(p, sums, m, k, from, to);
+                for (; m + 2 <= p.m; m += 2) multiples<2>(p, sums, m, k, from, to);
+                for (; m < p.m; ++m) multiples<1>(p, sums, m, k, from, to);
+            }
+            for (i64 m = 0; m < p.m; ++m)
+                for (i64 n = from; n < to; ++n)
+                    p.out[m * p.n + n] += sums[m * (to - from) + n - from];
         }
     }
 }
