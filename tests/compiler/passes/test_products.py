@@ -52,7 +52,9 @@ def test_a_matrix_is_added_after_the_product():
     "function",
     [
         lambda a, b, c: a[:8] @ b,  # small: the call costs more
-        lambda a, b, c: a.view(1, -1) @ b.view(-1)[:, None].expand(-1, 99).contiguous(),  # a vector
+        lambda a, b, c: (
+            (a / N).view(1, -1) @ b.view(-1)[:, None].expand(-1, 99).contiguous()
+        ),  # a vector
         lambda a, b, c: a.double() @ b.double(),
         lambda a, b, c: torch.addmm(c, a, b, beta=2),
         lambda a, b, c: a @ c[:, None].expand(N, N),  # not laid out as a matrix
