@@ -25,6 +25,7 @@ from magpy_like.compiler.passes.images import keep_fixed_point, look_for_pixels
 from magpy_like.compiler.passes.layout import use_channels_last
 from magpy_like.compiler.passes.masks import drop_idle_masks
 from magpy_like.compiler.passes.noops import remove_noops
+from magpy_like.compiler.passes.overlaps import leave_overlaps
 from magpy_like.compiler.passes.positions import keep_positions
 from magpy_like.compiler.passes.products import place_products
 from magpy_like.compiler.passes.recurrent import keep_recurrent_layers
@@ -50,6 +51,7 @@ def run_captured(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
     keep_fixed_point(gm)
     gm = rewrite_attention(gm, example_inputs)
     drop_idle_masks(gm)
+    leave_overlaps(gm)
     return gm
 
 

@@ -27,7 +27,7 @@ _STATEMENTS = frozenset(
 def leave_new_forms(gm: GraphModule) -> None:
     """Raise Unsupported where an argument is given another form and something is written to; look
     at the sizes of what is put into ``out``."""
-    written = [node for node in gm.graph.nodes if _writes(node)]
+    written = [node for node in gm.graph.nodes if writes(node)]
     reshaped = [node for node in written if torch.Tag.inplace_view in _tags(node)]
     if len(written) > len(reshaped) and any(map(_is_of_argument, reshaped)):
         raise Unsupported("a graph", "an argument of another form is written to")
@@ -38,7 +38,7 @@ def leave_new_forms(gm: GraphModule) -> None:
                 gm.recompile()
 
 
-def _writes(node: Node) -> bool:
+def writes(node: Node) -> bool:
     if not node.op.startswith("call"):
         return False
     name = _name(node)
@@ -58,7 +58,7 @@ def _tags(node: Node) -> set[Any]:
 
 def _is_of_argument(node: Node) -> bool:
     """Whether a method that returns its own tensor has that from outside."""
-    while _writes(node) and node.args and isinstance(node.args[0], Node):
+    while writes(node) and node.args and isinstance(node.args[0], Node):
         node = node.args[0]
     return node.op in ("placeholder", "get_attr")
 

@@ -78,7 +78,7 @@ def schemas_of(node: Node) -> list[Any]:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     packet = getattr(torch.ops.aten, _NAMES.get(name, name), None)
     called = node.op == "call_method" or (node.op == "call_function" and _is_torchs(node.target))
-    if not called or packet is None or _in_place(node):
+    if not called or packet is None or in_place(node):
         return []
     schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
     return [schema for schema in schemas if not any(map(_is_out, schema.arguments))]
@@ -91,7 +91,7 @@ def _is_torchs(target: Any) -> bool:
     return known and (not home.startswith("torch.ops.") or home == "torch.ops.aten")
 
 
-def _in_place(node: Node) -> bool:
+def in_place(node: Node) -> bool:
     """``torch.nn.functional.relu(x, inplace=True)`` has the name of an operator that writes
     nothing."""
     code = getattr(node.target, "__code__", None)

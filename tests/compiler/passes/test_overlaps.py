@@ -1,0 +1,79 @@
+"""A write to a view that shows one place several times means what eager means by it."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import magpy_like as magpy
+from tests.compare import assert_same
+from tests.compiler.programs import same
+
+
+def fill(view):
+    view.fill_(3)
+
+
+def first(view):
+    view[0] = 3
+
+
+@pytest.mark.parametrize(
+    ("show", "write"),
+    [
+        (lambda y: y.broadcast_to(2, *y.shape), lambda v: v.masked_fill_(v < 0, 1)),
+        (lambda y: y.expand(2, 5, 4), fill),
+        (lambda y: y.expand(2, 5, 4), first),
+        (lambda y: torch.broadcast_tensors(y, torch.ones(2, 5, 4))[0], first),
+        (lambda y: y.expand(2, 5, 4).permute(1, 0, 2), lambda v: F.relu(v[:, 1], True)),
+        (lambda y: y.unfold(0, 2, 3), fill),
+        (lambda y: y.unfold(0, 3, 1), first),
+        (lambda y: y.as_strided((3, 3, 4), (4, 4, 1)), lambda v: v[0].mul_(3)),
+        (lambda y: y.expand(2, 5, 4), lambda v: torch.mul(v[0], 2, out=v[1])),
+    ],
+    ids=["masked", "expanded", "element", "together", "moved", "windows", "window", "strides",
+         "out"],
+)  # fmt: skip
+def test_what_is_written_through_an_overlapping_view_is_what_eager_writes(show, write):
+    def function(x):
+        y = x * 1
+        v = show(y)
+        write(v)
+        return y, v
+
+    x = (
+        torch.tensor([1.0, -2.0, float("inf"), -float("inf")]).repeat(5, 1)
+        * torch.arange(1, 6)[:, None]
+    )
+    fast = magpy.compile(function)
+    for _ in range(2):
+        mine, theirs = copy.deepcopy((x, x))
+        assert_same((fast(mine), mine), (function(theirs), theirs))
+
+
+@pytest.mark.parametrize("write", [first, lambda v: v[0].mul_(2)])
+def test_an_argument_that_overlaps_is_written_as_eager_writes(write):
+    def function(x):
+        write(x)
+        return x + 1
+
+    fast = magpy.compile(function)
+    for _ in range(2):
+        mine, theirs = torch.ones(3).expand(2, 3), torch.ones(3).expand(2, 3)
+        assert_same((fast(mine), mine), (function(theirs), theirs))
+
+
+def test_copies_of_overlapping_views_and_what_they_show_are_written_in_the_graph():
+    def function(x):
+        y = x.clone()
+        v = y.expand(2, 5, 4)
+        copied, laid = v.clone(), v.reshape(10, 4)
+        copied[0] = 3
+        laid.mul_(2)
+        y.add_(1)
+        y.unfold(0, 2, 3).sum()
+        return y, v + 0, copied, laid, y.unsqueeze(1).expand(5, 1, 4).mul_(2)
+
+    same(function, torch.randn(5, 4))
+    same(function, torch.randn(5, 4), dynamic=True)
