@@ -172,6 +172,7 @@ def test_what_has_no_elements():
 def test_a_leaky_relu_with_a_mean_slope():
     x = torch.cat([SPECIAL.to(torch.get_default_device()), seeded(40)])
     same(lambda x: F.rrelu(x, 0.1, 0.4), x)
+    same(lambda x: F.rrelu(x.t()), seeded(3, 4))
     same_gradients(lambda x: F.rrelu(x, 0.1, 0.4), seeded(40))
     same_gradients(lambda x: F.rrelu(x, 0.1, 0.4, training=True), seeded(40))
     assert not through_aten(lambda x: F.rrelu(x), x)

@@ -248,9 +248,10 @@ def _rrelu(
     a: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
     generator: Any = None,
 ) -> Sequence[Tensor]:  # fmt: skip
-    """The mean slope; in training, eager draws one for every negative element, row by row."""
+    """The mean slope; in training, eager draws one for every negative element. Either way, the
+    result lies row by row."""
     if not training:
-        return aten.leaky_relu(a, (lower + upper) / 2), noise.clone()
+        return aten.leaky_relu(a, (lower + upper) / 2).contiguous(), noise.clone()
     drawn = aten.rrelu_with_noise_functional(a, noise, lower, upper, True, generator)
     return [result.contiguous() for result in drawn]
 
