@@ -166,6 +166,10 @@ class Exits:
         spec = []
         place = {id(value): i for i, value in enumerate(self.lists)}
         slots = [place[id(given[found.slot])] for found in loop.lists]
+        self._have_ends = [
+            bool(found.begin) or all(exit.added[i] for exit in self.found)
+            for found, i in zip(loop.lists, slots, strict=True)
+        ]
         for exit in self.found:
             spec.append((exit.way, tuple(exit.added[i] for i in slots), len(parts)))
             parts += exit.needs
@@ -293,8 +297,9 @@ class Exits:
         loop.explorer.receive(run, frame, list(zip(self.outputs, nodes[:count], strict=True)))
         slots, at = frame_locals(frame), 0
         lengths = nodes[count : count + len(loop.lists)]
-        for found, length, node in zip(
-            loop.lists, lengths, nodes[count + len(loop.lists) :], strict=True
+        gathered = nodes[count + len(loop.lists) :]
+        for found, length, node, has_ends in zip(
+            loop.lists, lengths, gathered, self._have_ends, strict=True
         ):
             value = slots[found.slot]
             if type(value) is not list:
@@ -308,6 +313,7 @@ class Exits:
             twin = self._element_twins[at] if alike else None
             at += len(found.added)
             known = Gathered(value, node, number, twin, settle, by_data=True)
+            known.stand_in, known.has_ends = loop.explorer.stand_in, has_ends
             loop.gathered(value, known, found)
 
 

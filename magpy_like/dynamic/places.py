@@ -13,7 +13,7 @@ from magpy_like.dynamic.frame_state import FrameState
 from magpy_like.monitor.expressions import Expression, is_number
 from magpy_like.monitor.iterators import FORESEEN
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.sides import Side
+from magpy_like.monitor.sides import Side, is_iterator
 from magpy_like.monitor.split import Split
 from magpy_like.native import NULL
 from magpy_like.native.kinds import isinstance
@@ -119,7 +119,10 @@ def copied(value: Any, rec: Recording) -> Any:
     if type(value) not in FORESEEN or rec.node(value) is not None:
         return value
     maker, arguments, *state = value.__reduce__()
-    made = maker(*(copied(argument, rec) for argument in arguments))
+    copies = [copied(argument, rec) for argument in arguments]
+    if any(is_iterator(one) and one is other for one, other in zip(copies, arguments, strict=True)):
+        return value  # the copy would advance a generator, or what there was before
+    made = maker(*copies)
     if state and state[0] is not None:
         made.__setstate__(state[0])
     return made

@@ -634,9 +634,9 @@ class Loop:
     def gathered(self, value: list[Any], known: Gathered, found: _List) -> None:
         """From here on the program has a list that the operator has gathered."""
         rec = self.run.recording
-        if found.was_there:
+        if found.was_there or known.by_data:
             rec.unchanged += map(Steady, value)
-            known.are_new = False
+            known.are_new = not found.was_there
         rec.operators.lists[id(value)] = known
 
 

@@ -20,6 +20,7 @@ from torch import fx
 from magpy_like.monitor.twin import TWIN
 from magpy_like.native import NULL
 from magpy_like.native.kinds import isinstance
+from magpy_like.refgraph.values import Steady
 
 if TYPE_CHECKING:
     from magpy_like.monitor.instructions.step import Step
@@ -64,7 +65,11 @@ class Gathered:
     """Whether the rounds have made all elements. Otherwise it depends on the number of rounds which
     of them are other variables, too."""
     by_data: bool = False
-    """Whether data decides how many there are."""
+    """Whether data decides how many there are, and so which of them are other variables, too."""
+    stand_in: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """What the program has instead of an element, where data decides which other variable it is."""
+    has_ends: bool = True
+    """Whether there is an element, however many rounds there are."""
     is_left: bool = False
     """Whether the recording ends here, and leaves it as a whole."""
     allowed = frozenset({len, *JOINS})
@@ -94,10 +99,21 @@ class Gathered:
         """The element at a position is a value of the graph from here on."""
         item = self.value[position]
         if operators.node_of(item) is None:
-            node = operators.graph.call_function(operator.getitem, (self.node, position))
-            if self.twin is not None:
-                node.meta[TWIN] = self.twin
-            operators.know(item, node)
+            operators.know(item, self._element(operators, position))
+
+    def element(self, rec: Recording, position: int) -> torch.Tensor:
+        """What the program is to have for the element at a position, where data decides which."""
+        assert self.stand_in is not None
+        found = self.stand_in(self.value[position])
+        rec.operators.know(found, self._element(rec.operators, position))
+        rec.unchanged.append(Steady(found))
+        return found
+
+    def _element(self, operators: OperatorGraph, position: int) -> fx.Node:
+        node = operators.graph.call_function(operator.getitem, (self.node, position))
+        if self.twin is not None:
+            node.meta[TWIN] = self.twin
+        return node
 
 
 Lists = Mapping[int, Growing | Gathered]
@@ -118,7 +134,7 @@ def looked_at(step: Step, lists: Lists, follows: Callable[[Any], bool]) -> Itera
         function = getattr(list, step.name, None)
     elif name == "BINARY_SUBSCR" and type(taken[1]) is int and taken[1] in ENDS:
         found = lists.get(id(taken[0]))
-        if isinstance(found, Gathered) and found.are_new:
+        if isinstance(found, Gathered) and found.are_new and found.has_ends:
             return
     elif name == "BINARY_OP" and step.oparg == _IN_PLACE_ADD:
         if isinstance(lists.get(id(taken[0])), Growing):

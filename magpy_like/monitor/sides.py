@@ -203,6 +203,8 @@ class Side:
             if isinstance(value, torch.Tensor):
                 if operation in _TELLS_FAKE or (position == written and operation not in _PUTS):
                     raise Split(f"{name} looks at or changes a tensor's object")
+                if operation in _CHANGES_OBJECTS and not self.tensors.owns(value):
+                    raise Split(f"{name} changes a tensor that was there before")
                 continue
             if position == written or annotation.input(position).in_place:
                 self.needs_own(value, "changes")
@@ -237,6 +239,8 @@ def finish_in_side(run: MonitorRun, payload: tuple[Side, Token], stack: tuple[An
 
 
 _TELLS_FAKE = (type, id)
+_CHANGES_OBJECTS = (torch.Tensor.requires_grad_,)
+"""What changes a tensor without an operator that `TensorEffects` would see."""
 _PUTS = (operator.setitem,)
 """What is an operator on tensors, which `TensorEffects` sees, and else changes containers."""
 _TELLS_WHICH = frozenset({"index", "count", "remove", "__contains__", "__eq__", "__ne__"})

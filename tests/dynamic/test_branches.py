@@ -649,3 +649,27 @@ def test_draws_of_other_threads_stay_drawn_while_sides_run(monkeypatch):
     torch.manual_seed(0)
     assert len(found) == 2
     assert [*found, after] == [torch.rand(1).item() for _ in range(3)]
+
+
+def in_a_round(x):
+    y = x * 1
+    for _ in range(4):
+        y.requires_grad_()
+        (gradient,) = torch.autograd.grad((y**2).sum(), y)
+        y = (y - 0.3 * gradient).detach()
+        if y[0] < 0.05:
+            break
+    return y
+
+
+def on_one_side(x):
+    y = x * 1
+    z = y.requires_grad_() * 2 if x.sum() > 0 else (y * 3).clone()
+    return y, z
+
+
+@pytest.mark.parametrize("program", [in_a_round, on_one_side])
+def test_a_side_changes_nothing_of_what_takes_part_in_gradients(program):
+    fast = magpy.compile(program, backend="eager")
+    for start in (0.3, -1.0, 2.0, -2.0, 0.3):
+        assert_same(fast(torch.full((3,), start)), program(torch.full((3,), start)))

@@ -445,3 +445,62 @@ def test_sizes_and_numbers_of_rounds_vary_in_one_record():
             assert_same(fast(x, most), solved(x, most))
     info = magpy.cache_info(fast)
     assert (info.misses, info.records) == (2, 1)
+
+
+def takes_both_ends(x):
+    y, found = x * 1, []
+    for _ in range(MOST):
+        y = y - 1
+        found.append(y)
+        if y[0] < 0:
+            break
+        found.append(y * 2)
+    return found[0] * 3, {"last": found[-1]}, y
+
+
+def asks_which_is_the_last(x):
+    y, found = x * 1, []
+    for _ in range(MOST):
+        y = y - 1
+        found.append(y)
+        if y[0] < 0:
+            break
+    return found[-1] is y, found[0] is y
+
+
+def changes_the_last(x):
+    y, found = x * 1, []
+    for _ in range(MOST):
+        y = y - 1
+        found.append(y)
+        if y[0] < 0:
+            break
+    found[0].add_(3)
+    return y, found
+
+
+def may_have_no_last(x):
+    y, found = x * 1, []
+    for _ in range(MOST):
+        if y[0] < 0:
+            break
+        y = y - 1
+        found.append(y)
+    try:
+        return found[-1] * 1
+    except IndexError:
+        return x * 5
+
+
+@pytest.mark.parametrize("first", [-1.0, 2.5])
+@pytest.mark.parametrize(
+    "program",
+    [takes_both_ends, asks_which_is_the_last, changes_the_last, may_have_no_last],
+    ids=loops.name,
+)
+def test_which_variable_an_element_is_depends_on_where_the_loop_ends(program, first):
+    fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
+    for start in (first, 4.5, -1.0, 2.5, 20.0, 0.5):
+        assert_same(_seen(fast, start, True), _seen(program, start, True))
+    if program is takes_both_ends:
+        assert magpy.cache_info(fast) == (5, 1, 1, 1)

@@ -171,3 +171,23 @@ def test_a_program_with_a_started_generator_is_cut(program):
     info = magpy.cache_info(fast)
     assert info.records >= 2  # one for each stretch, at least
     assert info.hits >= 3
+
+
+def leaves_a_counted_generator(x):
+    def steps(x):
+        for _ in range(6):
+            x = x - 1
+            yield x
+
+    for i, step in enumerate(steps(x)):
+        if step.sum() < 0:
+            break
+    return step, i
+
+
+def test_a_side_of_a_branch_leaves_the_generator_that_an_iterator_takes_from():
+    program = leaves_a_counted_generator
+    fast = magpy.compile(program, backend="eager")
+    for start in (2.5, -1.0, 4.5, 2.5, 20.0):
+        x = torch.full((2,), start)
+        assert_same(fast(x), program(x))

@@ -44,6 +44,8 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
         return operators.operate(run, operator.getitem, (source, draws.as_index(run, key)))
     given = rec.operators.lists.get(id(source))
     if isinstance(given, Gathered) and given.is_whole() and type(key) is int and key in ENDS:
+        if given.by_data:
+            return _finish_element, (given, key)
         given.know(rec.operators, key)
         return None
     if type(source) is np.ndarray and draws.has_element(source, key):
@@ -88,6 +90,16 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
         ):
             rec.visit(source, ValueRead.ALL)
     return None
+
+
+def _finish_element(
+    run: MonitorRun, payload: tuple[Gathered, int], item: torch.Tensor
+) -> torch.Tensor:
+    """An element was read of a list of which data decides how long it is."""
+    given, position = payload
+    found = given.element(run.recording, position)
+    run.account()
+    return found
 
 
 def write_item(run: MonitorRun, step: Step) -> Token:
