@@ -58,16 +58,23 @@ def _windows(nodes: list[Node]) -> list[Node]:
 
 
 def _look(written: list[Any], shown: list[Any], windows: list[Any]) -> None:
-    places = {_memory(t) for t in pytree.tree_leaves(written) if isinstance(t, Tensor)}
+    places = {_memory(t) for t in _tensors(written)}
     for views, wrong in ((shown, _overlaps), (windows, lambda _: True)):
-        for t in pytree.tree_leaves(views):
-            if isinstance(t, Tensor) and t.layout is torch.strided:
-                if _memory(t) in places and wrong(t):
-                    raise Unsupported("a graph", "it writes to a view that shows a place twice")
+        if any(_memory(t) in places and wrong(t) for t in _tensors(views)):
+            raise Unsupported("a graph", "it writes to a view that shows a place twice")
 
 
-def _memory(t: Tensor) -> Any:
-    return t.untyped_storage()._cdata if t.layout is torch.strided else None
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    """The tensors that have memory, without what a transformation wraps them in."""
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+            while torch._C._functorch.is_functorch_wrapped_tensor(leaf):
+                leaf = torch._C._functorch.get_unwrapped(leaf)
+            yield leaf
+
+
+def _memory(t: Tensor) -> int:
+    return t.untyped_storage()._cdata
 
 
 def _overlaps(t: Tensor) -> bool:

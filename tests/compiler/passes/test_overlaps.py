@@ -77,3 +77,12 @@ def test_copies_of_overlapping_views_and_what_they_show_are_written_in_the_graph
 
     same(function, torch.randn(5, 4))
     same(function, torch.randn(5, 4), dynamic=True)
+
+
+def test_rows_of_a_map_are_written_in_the_graph():
+    def row(r):
+        s = r.clone()
+        s[1:].mul_(2)
+        return s.sum()
+
+    same(lambda x: (torch.func.vmap(row)(x), torch.func.grad(row)(x[0])), torch.randn(3, 4))
