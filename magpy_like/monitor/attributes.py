@@ -7,6 +7,7 @@ Python code on the way (properties, ``__getattr__``) is followed by the monitor 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import types
@@ -87,6 +88,8 @@ def read_instance(rec: Recording, value: Any, name: str) -> bool:
 def read_attribute(rec: Recording, value: Any, name: str) -> None:
     """The program is about to evaluate ``value.name``."""
     cls = type(value)
+    if isinstance(value, _OPERATORS):
+        _find_operator(value, name)
     if cls is types.ModuleType or isinstance(value, types.ModuleType):
         read_module(rec, value, name)
     elif isinstance(value, type):
@@ -110,6 +113,16 @@ def read_attribute(rec: Recording, value: Any, name: str) -> None:
         read_function(rec, value, name)
     else:
         read_object(rec, value, name)
+
+
+_OPERATORS = (torch._ops._Ops, torch._ops._OpNamespace, torch._ops.OpOverloadPacket)
+
+
+def _find_operator(within: Any, name: str) -> None:
+    """`torch.ops` keeps what it was asked for once: whether it has been asked says nothing of the
+    program, and is no reason to record it twice."""
+    with contextlib.suppress(Exception):  # the program meets it
+        getattr(within, name)
 
 
 def read_module(rec: Recording, module: types.ModuleType, name: str) -> None:

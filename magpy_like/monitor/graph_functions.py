@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import sys
 from collections.abc import Callable
@@ -15,8 +16,10 @@ REPLAYED = "replayed"
 """The attribute by which a function of the graph tells which operation it runs."""
 
 
-def graph_function(operation: Callable[..., Any]) -> Callable[..., Any]:
+def graph_function(operation: Callable[..., Any], args: tuple[Any, ...] = ()) -> Callable[..., Any]:
     """A function that ``torch.fx`` can name, for one that lies where its name does not lead to."""
+    if is_of_negative_base(operation, args):
+        return pow
     module = sys.modules.get(getattr(operation, "__module__", None) or "")
     if getattr(module, getattr(operation, "__name__", ""), None) is operation:
         return operation
@@ -35,6 +38,12 @@ def graph_function(operation: Callable[..., Any]) -> Callable[..., Any]:
     run.__qualname__ = run.__name__
     setattr(run, REPLAYED, operation)
     return run
+
+
+def is_of_negative_base(operation: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether a number with a sign is raised to a power: ``torch.fx`` writes that as `-2 ** x`, by
+    which Python negates the power. In graphs of its own it does so however ours is written."""
+    return operation in (operator.pow, pow) and repr(args[0]).startswith("-")
 
 
 class _ReplaceData(torch.autograd.Function):

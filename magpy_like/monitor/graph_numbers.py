@@ -25,7 +25,7 @@ from magpy_like.monitor.expressions import (
     known_before_graph,
     total,
 )
-from magpy_like.monitor.graph_functions import graph_function
+from magpy_like.monitor.graph_functions import graph_function, is_of_negative_base
 from magpy_like.monitor.graph_nodes import AS_IS, NUMBER, GraphNodes
 from magpy_like.monitor.twin import TWIN, hint
 from magpy_like.native.kinds import isinstance
@@ -94,8 +94,8 @@ class GraphNumbers(GraphNodes):
         if operation in (max, min) and len(parts) > 2:  # symbolic ones are of two
             parts = (self._arithmetic(operation, parts[:-1], None), parts[-1])
         operation = _ON_SYMBOLS.get(operation, operation)
-        node = self.graph.call_function(graph_function(operation), parts)
-        if operation not in _ON_NUMBERS:
+        node = self.graph.call_function(graph_function(operation, parts), parts)
+        if operation not in _ON_NUMBERS or is_of_negative_base(operation, parts):
             node.meta[AS_IS] = "is a function of numbers that no backend has"
         return self._know_number(node, value)
 

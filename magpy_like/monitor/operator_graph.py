@@ -106,7 +106,8 @@ class OperatorGraph(GraphControl):
         else:
             if name in IN_PLACE and not isinstance(fx_args[0], fx.Node):
                 operation = IN_PLACE[name]  # 2.0 += t makes a new tensor
-            node = self.graph.call_function(graph_function(operation), fx_args, fx_kwargs)
+            function = graph_function(operation, fx_args)
+            node = self.graph.call_function(function, fx_args, fx_kwargs)
         self.operators += 1
         if name == "setitem" and isinstance(args[2], torch.Tensor):
             node.meta[WRITTEN_FORM] = args[2].shape

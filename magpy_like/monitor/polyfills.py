@@ -22,6 +22,7 @@ import torch.utils.checkpoint
 from magpy_like.monitor import torchscript
 from magpy_like.monitor.addresses import TELLS
 from magpy_like.monitor.containers import CONTAINERS, elements
+from magpy_like.native import NULL, lookup_in_type
 from magpy_like.refgraph.values import is_plain
 
 
@@ -297,7 +298,9 @@ _NUMBERS = (int, float, tuple, list)
 
 
 def _is_plain_reduction(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    return len(args) in (2, 3) and not kwargs
+    if len(args) not in (2, 3) or kwargs:
+        return False
+    return any(lookup_in_type(type(args[1]), n) is not NULL for n in ("__iter__", "__getitem__"))
 
 
 def _adds_up(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -305,7 +308,8 @@ def _adds_up(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _by_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    return bool(args) and kwargs.get("key") is not None and kwargs.keys() <= {"key", "default"}
+    known = {"key", "default"} if len(args) == 1 else {"key"}  # others are refused
+    return bool(args) and kwargs.get("key") is not None and kwargs.keys() <= known
 
 
 def _tells_addresses(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -82,7 +82,7 @@ _SIGNS = {
     "__and__": "&",
     "__or__": "|",
 }
-_OVERFLOW = {"aten::add", "aten::sub", "aten::mul"}
+_OVERFLOW = {f"aten::{name}" for name in ("add", "sub", "mul", "Int", "floor", "ceil")}
 """Integers of TorchScript have 64 bits."""
 _LARGE = 2**62
 _USED = {"torch", "math", "max", "min", "float", "int", "bool", "list", "len"}
@@ -166,8 +166,18 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "NoneType": (type(None),),
     "DeviceObjType": (torch.device,),
 }
-_CONVERTED = {"FloatType": "float", "ListType": "list"}
-"""How arguments become what a parameter says that they are."""
+_CONVERTED = {"FloatType", "ListType"}
+"""Kinds of parameters of which arguments are converted, or copied."""
+
+
+def _converted(kind: torch._C.JitType, name: str) -> str:
+    """How an argument, or an item of one, becomes what a parameter says that it is."""
+    if isinstance(kind, torch._C.ListType):
+        item = kind.getElementType()
+        if item.kind() in _CONVERTED:
+            return f"[{_converted(item, '_item')} for _item in {name}]"
+        return f"list({name})"
+    return f"float({name})" if kind.kind() == "FloatType" else name
 
 
 class _Writer:
@@ -193,9 +203,9 @@ class _Writer:
                 self.globals[f"_default_{name}"] = argument.default_value
                 name += f"=_default_{name}"
             parameters.append(name)
-            convert = _CONVERTED.get(argument.type.kind())
-            if convert is not None:
-                self.lines.append(f"        {argument.name} = {convert}({argument.name})")
+            converted = _converted(argument.type, argument.name)
+            if converted != argument.name:
+                self.lines.append(f"        {argument.name} = {converted}")
         self.block(graph, "        ")
         results = [self.value(value) for value in graph.outputs()]
         self.lines.append(f"        return {', '.join(results)}")

@@ -112,7 +112,8 @@ def text(
     if isinstance(expression, AsPython):
         return f"{text(expression.number, name, constant, output)}.item()"
     if not isinstance(expression, Computed):
-        return literal(expression) or constant(expression)
+        written = literal(expression) or constant(expression)
+        return f"({written})" if written.startswith("-") else written  # a power binds stronger
     operands = [text(operand, name, constant, output) for operand in expression.operands]
     return _operation(expression.operation, operands, constant)
 

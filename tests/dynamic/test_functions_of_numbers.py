@@ -227,3 +227,33 @@ def test_a_program_is_cut_inside_what_native_code_does():
         assert_same(fast(x), program(x))
     info = magpy.cache_info(fast)
     assert info.hits >= len(PAIRS) - 7
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "magpy"])
+@pytest.mark.parametrize(
+    "power",
+    [
+        lambda x: (-2.0) ** x,
+        lambda x: x * (-2) ** x.shape[0],
+        lambda x: (x, (-2) ** x.shape[0]),
+    ],
+)
+def test_a_power_of_a_negative_number_is_no_negative_power(power, backend):
+    fast = magpy.compile(power, backend=backend, dynamic=True)
+    for size in (3, 4, 5, 6, 4):
+        x = torch.arange(1.0, size + 1)
+        assert_same(fast(x), power(x))
+
+
+REFUSED = {
+    "with multiple positional": lambda x, n: x * max(n, 3, key=abs, default=2),
+    "arg 2 must support": lambda x, n: x * functools.reduce(operator.add, n),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_functions_that_are_written_again_refuse_what_the_native_ones_refuse(words):
+    fast = magpy.compile(REFUSED[words], backend="eager")
+    for _ in range(2):
+        with pytest.raises(TypeError, match=words):
+            fast(torch.ones(2), 5)

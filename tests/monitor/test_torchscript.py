@@ -81,6 +81,21 @@ def divided(x, n: float):
 
 
 @torch.jit.script
+def first_of(items: List[float]):
+    return torch.tensor(items[0])
+
+
+@torch.jit.script
+def given_back(items: List[List[int]]):
+    return items
+
+
+@torch.jit.script
+def whole(x, n: float):
+    return x * 2, int(n)
+
+
+@torch.jit.script
 def branches(x):
     if bool(x.sum() > 0):
         return x + 1
@@ -181,6 +196,21 @@ def test_its_numbers_wrap_and_divide_as_those_of_torchscript():
         twins.call(lambda n=n: (matrix(), n))
     twins = Twins(lambda: lambda x, n: divided(x, n))
     for n in (1.0, 0.5, 4.0, 0.0, 2.0, -0.0, 3.0, 5, True):
+        twins.call(lambda n=n: (matrix(), n))
+
+
+def test_its_lists_are_copies_of_what_it_says_that_it_takes():
+    twins = Twins(lambda: lambda x, n: (x, first_of([n, 2]), given_back([[1], (2,)])))
+    for n in (1, 2.5, 3, 4, 1.5, 2.0):
+        twins.call(lambda n=n: (matrix(), n))
+    twins = Twins(lambda: lambda x, items: (x, given_back(items)[0] is items[0], items))
+    for n in (1, 2, 3):
+        twins.call(lambda n=n: (matrix(), [[n]]))
+
+
+def test_fractions_become_integers_of_64_bits():
+    twins = Twins(lambda: lambda x, n: whole(x, n))
+    for n in (1.5, 2.5, 1e30, -1e30, 3.5):
         twins.call(lambda n=n: (matrix(), n))
 
 

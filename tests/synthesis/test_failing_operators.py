@@ -206,6 +206,17 @@ def test_gradients_flow_to_where_they_did_before_a_change_that_is_undone(backend
     assert magpy.cache_info(fast).hits == 3
 
 
+def test_an_operator_that_was_never_asked_for_before_is_recorded_once():
+    _library.define("not_met(Tensor x) -> Tensor")
+    _library.impl("not_met", torch.neg, "CompositeExplicitAutograd")
+    fast = magpy.compile(
+        lambda x: torch.ops.magpy_like_tests.not_met.default(x) + 1, backend="eager"
+    )
+    for _ in range(3):
+        assert_same(fast(tensor(1, 2, 3)), tensor(0, -1, -2))
+    assert magpy.cache_info(fast).hits == 2
+
+
 def _lets_take_part():
     weight = tensor(1, 2, 3).requires_grad_()
 
