@@ -15,6 +15,8 @@ from enum import Enum
 from types import CodeType
 from typing import TypeVar
 
+from magpy_like.monitor.local_uses import LOOK_AROUND
+
 T = TypeVar("T")
 
 
@@ -254,8 +256,6 @@ _READS = frozenset(
     )
 )
 _WRITES = frozenset(("STORE_FAST", "LOAD_FAST_AND_CLEAR", "DELETE_FAST"))
-# Names through which a function commonly reads its own locals behind the compiler's back.
-_READS_ALL = frozenset(("locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"))
 
 
 def slot_count(code: CodeType) -> int:
@@ -269,7 +269,7 @@ def _live(code: CodeType) -> dict[int, int]:
     """Bit sets of the live slots before each reachable instruction."""
     reachable = [i for i in in_order(code) if i.offset in stack_kinds(code)]
     always = 0
-    if _READS_ALL & {*code.co_names}:
+    if LOOK_AROUND & {*code.co_names}:
         always = (1 << slot_count(code)) - 1
     elif "__class__" in code.co_freevars:  # super() finds both in the frame
         always = 1 | 1 << (slot_count(code) - len(code.co_freevars)) + code.co_freevars.index(

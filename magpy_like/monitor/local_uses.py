@@ -34,7 +34,7 @@ class LocalUses:
 def local_uses(code: types.CodeType) -> LocalUses:
     listing = [i for i in dis.get_instructions(code) if i.opname != "CACHE"]
     cells = {slot for slot, name in enumerate(code.co_varnames) if name in code.co_cellvars}
-    lost = set(range(code.co_nlocals)) if _LOOK_AROUND & {*code.co_names} else cells
+    lost = set(range(code.co_nlocals)) if LOOK_AROUND & {*code.co_names} else cells
     takers: dict[int, list[tuple[int, int]]] = {}
     reads: dict[int, tuple[int, int]] = {}
     stores: dict[int, int] = {}
@@ -67,7 +67,7 @@ def local_uses(code: types.CodeType) -> LocalUses:
 
 _LOADS = ("LOAD_FAST", "LOAD_FAST_CHECK")
 _READS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_DEREF", "BINARY_SUBSCR")
-_LOOK_AROUND = frozenset(("locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"))
+LOOK_AROUND = frozenset(("locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"))
 """Names through which a function commonly reads its own locals behind the compiler's back."""
 
 

@@ -8,6 +8,7 @@ on the operand stack instead, and follows it like any Python code.
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import itertools
 import math
@@ -22,6 +23,7 @@ import torch.utils.checkpoint
 from magpy_like.monitor import torchscript
 from magpy_like.monitor.addresses import TELLS
 from magpy_like.monitor.containers import CONTAINERS, elements
+from magpy_like.monitor.local_uses import LOOK_AROUND
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.refgraph.values import is_plain
 
@@ -259,7 +261,13 @@ def _is_lazy(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         return False
     if isinstance(args[0], types.GeneratorType):
         return inspect.getgeneratorstate(args[0]) == inspect.GEN_CREATED
-    return type(args[0]) in _LAZY
+    return type(args[0]) in _LAZY and not _looks_around(args[0])
+
+
+def _looks_around(iterator: Any) -> bool:
+    """Whether a function that it calls looks at frames, of which native code has none."""
+    found = (f for f in gc.get_referents(iterator) if isinstance(f, types.FunctionType))
+    return any(not LOOK_AROUND.isdisjoint(f.__code__.co_names) for f in found)
 
 
 _LAZY = (map, filter, itertools.starmap, itertools.takewhile, itertools.accumulate)

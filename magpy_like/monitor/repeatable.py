@@ -131,6 +131,8 @@ def _only_computes(annotation: Annotation, operation: Any) -> bool:
         return False
     if not isinstance(operation, _NATIVE) or (annotation.as_op_node and not of_python(operation)):
         return False
+    if isinstance(operation, type) and issubclass(operation, tuple):
+        return False  # it has its elements as they are, such as torch.Size
     inputs = (annotation.default_input, *annotation.inputs.values())
     return not any(given.in_place for given in inputs)
 

@@ -85,8 +85,9 @@ class ProcessState(GuardText):
     def _denied(self) -> None:
         """Classes that abstract ones denied have not been registered with them since."""
         if self.rec.denied:
-            words = (f"{cls.__name__} is no {base.__name__}" for base, cls in self.rec.denied)
+            words = [f"{cls.__name__} is no {base.__name__}" for base, cls in self.rec.denied]
             self._call(StillDenied(self.rec.denied), ", ".join(words))
+            self.readable[-1:] = words  # one by one, since records are compared by what they say
 
     def _way_of(self, value: Any) -> str:
         if self._is_known(value):
