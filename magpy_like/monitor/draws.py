@@ -20,6 +20,7 @@ import torch
 
 from magpy_like.annotation import ValueRead
 from magpy_like.monitor.expressions import Draw, is_liftable, is_number
+from magpy_like.monitor.meetings import GUARDED_BYTES
 from magpy_like.monitor.split import Look, Split
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import is_plain
@@ -259,7 +260,7 @@ def derives(
         known = _makes_anew(operation, args, kwargs)
     if not known or "out" in kwargs:
         return None
-    if not all(_is_type(value) or lifted.is_known_before_graph(value) for value in values):
+    if not all(_is_type(value) or _is_known(run, value) for value in values):
         return None
     kept = tuple(_snapshot(rec, value) for value in args)
     if operation in _TENSOR_MAKERS:
@@ -268,6 +269,14 @@ def derives(
     run.suspended += 1
     finish = _finish_in_place if operation in _IN_PLACE else _finish
     return finish, Drawing(operation, kept, kwargs)
+
+
+def _is_known(run: MonitorRun, value: Any) -> bool:
+    """Whether the mock can have a value, or an array like it, before the operator graph runs."""
+    if isinstance(value, np.ndarray) and run.lifted.expression(value) is None:
+        node = run.recording.node(value)  # the guard compares what it holds
+        return node is not None and not value.dtype.hasobject and value.nbytes <= GUARDED_BYTES
+    return run.lifted.is_known_before_graph(value)
 
 
 def has_element(array: Any, key: Any) -> bool:

@@ -27,6 +27,7 @@ from magpy_like.monitor.expressions import (
 )
 from magpy_like.monitor.graph_functions import graph_function, is_of_negative_base
 from magpy_like.monitor.graph_nodes import AS_IS, NUMBER, GraphNodes
+from magpy_like.monitor.split import Look
 from magpy_like.monitor.twin import TWIN, hint
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import tensor_version
@@ -124,13 +125,19 @@ class GraphNumbers(GraphNodes):
         return None if expression is None else self._node_for(expression, value)
 
     def _array_number(self, value: np.generic) -> fx.Node | None:
-        """The graph's node for a lifted number of NumPy's, or None for a constant."""
+        """The graph's node for a lifted number of NumPy's, or None for a constant.
+
+        Raises:
+            Look: it is only known when the graph has run.
+        """
         expression = self.expression(value)
         if expression is None:
             return None
         found = self._numbers.get(id(expression))
         if found is not None:
             return found[1]
+        if not known_before_graph(expression):
+            raise Look("gives a number of NumPy's, made of a tensor's value, to an operator")
         number = AsPython(expression)
         self.samples[number] = value.item()
         node: fx.Node = self._node_for(number, None)

@@ -63,6 +63,7 @@ from magpy_like.monitor.special_calls import (
     SPECIAL,
     finish_asking_in_eager,
     finish_computed,
+    finish_computed_unseen,
     finish_fold,
     finish_item,
     finish_length,
@@ -356,6 +357,7 @@ def _calls_back(value: Any) -> bool:
 
 _SUSPENDED = (
     finish_asking_in_eager,
+    finish_computed_unseen,
     finish_suspended,
     finish_operator_suspended,
     finish_length,
@@ -377,7 +379,7 @@ def undo(run: MonitorRun, finish: Callable[..., None], payload: Any) -> str | No
     """
     if finish in _SUSPENDED:
         run.suspended -= 1
-    if finish in (finish_computed, finish_fold):
+    if finish in (finish_computed, finish_computed_unseen, finish_fold):
         run.lifted.settle(payload[1])
     elif finish is finish_item:
         operation, (tensor,) = payload

@@ -149,6 +149,10 @@ def _index(container: int, *keys: int) -> Callable[[MonitorRun, Step], Token]:
 def _take(run: MonitorRun, step: Step) -> Token:
     """An item at a key that varies: a number of a list or tuple varies with it."""
     container, key = step.stack[-2:]
+    if type(container) is np.ndarray and draws.has_element(container, key):
+        derived = draws.derives(run, operator.getitem, (container, key), {})
+        if derived is not None:
+            return derived
     found = _item(container, key) if run.lifted.any((key,)) else None
     if not is_number(found):
         return _index(2, 1)(run, step)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from magpy_like.annotation import Annotation, RelationKind, ValueRead
 from magpy_like.monitor.expressions import is_array_number, is_liftable, is_number
 from magpy_like.monitor.reads import inputs_of
@@ -52,6 +54,28 @@ class Repeated:
             raise NotOfOneType(f"{self.__name__} gives a {type(result).__name__}")
         return result
 
+
+@dataclass(frozen=True, eq=False)
+class Strict:
+    """A function of NumPy's that raises where it would warn, at a place that a mock does not have:
+    the program is to do that itself."""
+
+    operation: Callable[..., Any]
+
+    @property
+    def __name__(self) -> str:
+        return str(self.operation.__name__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = np.geterr()
+        with np.errstate(**{kind: _STRICT[way] for kind, way in found.items()}):
+            return self.operation(*args, **kwargs)
+
+
+_STRICT: dict[str, Any] = dict.fromkeys(("warn", "call", "print", "log"), "raise") | {
+    "ignore": "ignore", "raise": "raise",
+}  # fmt: skip
+"""What is done about an error in the place of what a program has said."""
 
 PLACE = object()
 """Stands for a number that is given to a function of several."""
@@ -109,6 +133,8 @@ def repeated(
         return None
     if not kwargs and all(map(_is_leaf, args)) and is_of_one_type(operation):
         return operation, args
+    if isinstance(operation, OF_NUMPY):
+        operation = Strict(operation)
     forms = tuple(_form(arg, lifted) for arg in args)
     keywords = {name: _form(arg, lifted) for name, arg in kwargs.items()}
     return Repeated(operation, forms, keywords), tuple(found)
@@ -133,11 +159,15 @@ def _only_computes(annotation: Annotation, operation: Any) -> bool:
         return False
     if isinstance(operation, type) and issubclass(operation, tuple):
         return False  # it has its elements as they are, such as torch.Size
+    if isinstance(operation, OF_NUMPY):
+        return True  # what it may change is an array, and no number
     inputs = (annotation.default_input, *annotation.inputs.values())
     return not any(given.in_place for given in inputs)
 
 
+OF_NUMPY = (np.ufunc, type(np.sum))
 _NATIVE = (
+    *OF_NUMPY,
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
@@ -209,5 +239,5 @@ def is_lifted_in_parts(operation: Callable[..., Any], result: Any) -> bool:
     return several and is_of_one_type(operation)
 
 
-ANSWERS = frozenset({bool, type(None), str, bytes, type(NotImplemented)})
+ANSWERS = frozenset({bool, np.bool_, type(None), str, bytes, type(NotImplemented)})
 """Types of results that are compared by value, and are the same for many numbers."""

@@ -47,6 +47,7 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.region import ASK_WHETHER_COMPILING, hears_what_eager_hears
 from magpy_like.monitor.repeatable import (
     ANSWERS,
+    OF_NUMPY,
     as_function,
     is_lifted_in_parts,
     of_python,
@@ -419,6 +420,9 @@ def _computes(run: MonitorRun, call: NativeCall) -> Any:
     if function is not None:
         for value in given:
             offer(run.recording, value)
+        if isinstance(call.operation, OF_NUMPY):
+            run.suspended += 1  # some of it is written in Python
+            return finish_computed_unseen, function
         return finish_computed, function
     if call.on_graph and of_python(call.operation) and not holds_tensor(given):
         run.lifted.settle(given)
@@ -448,6 +452,13 @@ def finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], resul
             run.lifted.settle(operands)
     run.recording.bear(result)
     return None
+
+
+def finish_computed_unseen(
+    run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any
+) -> Any:
+    run.suspended -= 1
+    return finish_computed(run, payload, result)
 
 
 _QUESTIONS: dict[Any, Any] = {

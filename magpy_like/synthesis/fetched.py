@@ -29,7 +29,7 @@ from magpy_like.synthesis.checks import (
     same_scalar,
 )
 from magpy_like.synthesis.fixed_objects import FixedObjects
-from magpy_like.synthesis.guard_text import describe_tensor
+from magpy_like.synthesis.guard_text import GONE, describe_tensor
 from magpy_like.synthesis.places import Places
 from magpy_like.synthesis.source import literal
 
@@ -173,7 +173,7 @@ class FetchedVariables(FixedObjects):
             self._dynamic.append((len(self.reasons), len(self.readable), node))
         check = self.source.fresh("tensor")
         self.source.names[check] = node.first.value or TensorCheck(tensor)
-        said = "a tensor as it was" if tensor is None else describe_tensor(tensor)
+        said = GONE if tensor is None else describe_tensor(tensor)
         self._check(f"{check}({name})", f"{label}: {said}")
 
     def _alias(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:

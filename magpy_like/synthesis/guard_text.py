@@ -132,6 +132,10 @@ class GuardText:
         return node is not None and self.places.is_fixed(node)
 
 
+GONE = "a tensor as it was"
+"""Of one that the program has replaced, so that nobody holds it any more."""
+
+
 def describe_tensor(tensor: torch.Tensor, dims: dict[int, Bounds] | None = None) -> str:
     """Such as ``float32[2.., 3] on cpu, requires grad``: the first size is 2 or more."""
     if not has_values(tensor):

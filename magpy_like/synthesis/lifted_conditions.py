@@ -16,7 +16,7 @@ from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.synthesis import numbers
 from magpy_like.synthesis.expected import Expected, expected
 from magpy_like.synthesis.fetched import FetchedVariables
-from magpy_like.synthesis.guard_text import describe_tensor
+from magpy_like.synthesis.guard_text import GONE, describe_tensor
 from magpy_like.synthesis.places import Places
 from magpy_like.synthesis.sizes import LARGEST, Bounds, size_guards
 from magpy_like.synthesis.source import literal
@@ -70,7 +70,8 @@ class LiftedConditions(FetchedVariables):
             else:
                 self._bound(bound)
         for reason, sentence, node in self._dynamic:
-            described = describe_tensor(node.variable, free[node.node_id])
+            gone = node.variable is None
+            described = GONE if gone else describe_tensor(node.variable, free[node.node_id])
             self.reasons[reason] = self.readable[sentence] = f"{self.label(node)}: {described}"
             self.expected.about_lifted.add(self.readable[sentence])
             place = self.expected.places[node.node_id]

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import magpy_like as magpy
-from tests.programs import Twins
+from tests.programs import Twins, matrix
 
 
 def sized(*shapes):
@@ -428,3 +428,22 @@ def test_symbolic_runs_leave_generators_to_other_threads(monkeypatch):
     monkeypatch.setattr(torch, "set_rng_state", rewinds)
     for i, rows in enumerate((3, 5, 7)):
         twins.call(sized((rows, 2)), hit=i > 0)
+
+
+class _Remembers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.state = None
+
+    def forward(self, x):
+        if self.state is None or self.state.shape[0] != x.shape[0]:
+            self.state = x.new_zeros(x.shape[0], 2)
+        self.state = (self.state + x).detach()
+        return self.state
+
+
+def test_a_state_that_is_replaced_when_the_batch_changes():
+    twins = Twins(_Remembers)
+    for i, rows in enumerate([4, 4, 4, 3, 3, 4, 2, 2, 5, 5, 4, 3, 4]):
+        twins.call(lambda rows=rows: (matrix(rows, 2),), hit=True if i > 5 else None)
+    assert not magpy.api._dispatcher(twins.compiled).split_points
