@@ -85,7 +85,6 @@ _SIGNS = {
 _OVERFLOW = {f"aten::{name}" for name in ("add", "sub", "mul", "Int", "floor", "ceil")}
 """Integers of TorchScript have 64 bits."""
 _LARGE = 2**62
-_USED = {"torch", "math", "max", "min", "float", "int", "bool", "list", "len"}
 _DTYPES = (
     *("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"),
     *("complex32", "complex64", "complex128", "bool", "qint8", "quint8", "qint32", "bfloat16"),
@@ -193,37 +192,51 @@ class _Writer:
     def function(self) -> Callable[..., Any]:
         """Raises _Untold."""
         graph, arguments = self.script.inlined_graph, self.script.schema.arguments
-        parameters = []
+        parameters, given = [], []
         for value, argument in zip(graph.inputs(), arguments, strict=True):
-            name = argument.name
-            if name in _USED or name.startswith("_") or argument.kwarg_only:
-                raise _Untold(f"names an argument `{name}`")
-            self.names[value.debugName()] = name
-            if argument.has_default_value():
-                self.globals[f"_default_{name}"] = argument.default_value
-                name += f"=_default_{name}"
+            name = self.name(value)
             parameters.append(name)
-            converted = _converted(argument.type, argument.name)
-            if converted != argument.name:
-                self.lines.append(f"        {argument.name} = {converted}")
+            given.append(f"{argument.name}={name}" if argument.kwarg_only else name)
+            converted = _converted(argument.type, name)
+            if converted != name:
+                self.lines.append(f"        {name} = {converted}")
         self.block(graph, "        ")
         results = [self.value(value) for value in graph.outputs()]
         self.lines.append(f"        return {', '.join(results)}")
-        given = ", ".join(argument.name for argument in arguments)
-        text = "\n".join([
-            f"def script({', '.join(parameters)}):",
+        self.globals["_as_it_is"] = AsItIs(self.script)
+        body = self.compiled("body", [
+            f"def body({', '.join(parameters)}):",
             "    try:",
             *self.lines,
             "    except Exception:",
             "        pass",
-            f"    return _as_it_is({given})",
-        ])  # fmt: skip
-        self.globals["_as_it_is"] = AsItIs(self.script)
-        name = f"<TorchScript {self.script.name}>"
-        linecache.cache[name] = (len(text), None, text.splitlines(True), name)
-        exec(compile(text, name, "exec"), self.globals)
-        found: Callable[..., Any] = self.globals.pop("script")
-        return found
+            f"    return _as_it_is({', '.join(given)})",
+        ], self.globals)  # fmt: skip
+        return self.called_as(arguments, body)
+
+    def called_as(
+        self, arguments: list[torch.Argument], body: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """A function with the parameters' own names, which could hide what the body uses."""
+        names = [argument.name for argument in arguments]
+        by_name = [argument.name for argument in arguments if argument.kwarg_only]
+        parameters = [name for name in names if name not in by_name]
+        callee = "body"
+        while callee in names:
+            callee += "_"
+        script = self.compiled("script", [
+            f"def script({', '.join([*parameters, *(['*'] if by_name else []), *by_name])}):",
+            f"    return {callee}({', '.join(names)})",
+        ], {callee: body})  # fmt: skip
+        script.__defaults__ = tuple(a.default_value for a in arguments if a.has_default_value())
+        return script
+
+    def compiled(self, name: str, lines: list[str], names: dict[str, Any]) -> Any:
+        text = "\n".join(lines)
+        file = f"<TorchScript {self.script.name}: {name}>"
+        linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+        exec(compile(text, file, "exec"), names)
+        return names.pop(name)
 
     def block(self, block: Any, indent: str) -> None:
         nodes = list(block.nodes())

@@ -124,6 +124,11 @@ def counts(x):
 
 
 @torch.jit.script
+def odd_names(x, max: int, _inplace: bool = False, *, len: float):
+    return x[: min(max, x.size(0))] * len if _inplace else x + max + len
+
+
+@torch.jit.script
 def says(x):
     print(x.dim())
     return x * 2
@@ -138,6 +143,7 @@ OPERATORS = {
     "branches on sizes": lambda x: (padded(x, 4), padded(x, 3)),
     "loops": lambda x: (rows_and_more(x), rows_and_more(x, shift=x.sum())),
     "looks at types": lambda x: (of_some_type(x), of_some_type(x.int())),
+    "arguments of any names": lambda x: (odd_names(x, 1, len=3.0), odd_names(x, 1, True, len=2)),
     "its argument again": lambda x: (halved(x, 1) is x, halved(x, 2), halved(x + 1, 3)),
     "partial": lambda x: functools.partial(padded, multiple=5)(x),
 }
