@@ -146,12 +146,15 @@ class Branches:
         way = exits.way_out(state)
         if way is None:
             return False
+        if torch.is_grad_enabled() is not exits.gradients:
+            raise Split("a way out of the loop lies where gradients are switched off or on")
         rec, predicate = run.recording, state.stack[-1]
         test = rec.operators.truth(rec.graph_value(predicate), predicate)
         behind = next(iter(reversed(rec.operators.graph.nodes)), None)
         end = self.explore(run, begin_side(state, way), exits.until)
         end.put_back(exits.original)
         exits.note(way, test, behind, end)
+        run.side.tensors.draws = False  # behind it, the round that leaves would draw for nothing
         run.account()
         frame_set_operand(step.frame, 1, not way)
         return True
@@ -175,6 +178,11 @@ class Branches:
         if self._depth or not self._merges():
             return False
         return self._heads.begins(run, step, bounds, tensors, element)
+
+    def at_comparison(self, run: MonitorRun, step: Step, compared: Callable[..., bool]) -> bool:
+        if self._depth or not self._merges():
+            return False
+        return self._heads.counts(run, step, compared)
 
     def at_next_round(self, run: MonitorRun, step: Step) -> None:
         if not self._depth:
@@ -271,11 +279,13 @@ class Branches:
         gradients_differ: bool = False,
         known: Known = None,
         exits: Exits | None = None,
+        draws: bool = False,
     ) -> End:
         """Run a side beside the program, until it comes to ``until`` or to ``again``.
 
         It may change what is in ``own``. Where ``gradients_differ`` it must not ask what takes part
         in them. The flag ``known`` has one value there. Ways out of a loop are noted in ``exits``.
+        Random numbers it ``draws`` only where the program is sure to go through it.
 
         Raises:
             Split: it has an effect that cannot be taken back, or raises.
@@ -294,7 +304,7 @@ class Branches:
         function = resumption(start)
         shift = origins[id(function.__code__)].shift
         side = Side(function.__code__, shift, self._fake, run.abandon)
-        side.gradients_differ = gradients_differ
+        side.gradients_differ, side.tensors.draws = gradients_differ, draws
 
         def original(value: Any) -> Any:
             return _MOVED if id(value) in side.advanced else copies.get(id(value), value)
@@ -308,6 +318,7 @@ class Branches:
         self._depth += 1
         waiting, self._waiting = self._waiting, []
         outer, self._exits = self._exits, exits
+        gradients = torch.is_grad_enabled()
         run.flags.begin_side(run.at, function.__code__, start.code, shift, known)
         try:
             with self._fake, side.tensors:
@@ -327,8 +338,12 @@ class Branches:
             reason = next(iter(reasons), rec.runs_as_is or rec.stays_whole)
             rec.runs_as_is, rec.stays_whole, _ = as_is
             del rec.operators_as_is[as_is[-1] :]
+            leaves_switched = torch.is_grad_enabled() is not gradients
+            torch.set_grad_enabled(gradients)
         if reached is None or side.refused:
             raise self._undo(rec, last, side.refused or "one side does not come to an end", side)
+        if leaves_switched:
+            raise self._undo(rec, last, "one side leaves gradients switched off or on")
         if unstable:
             raise self._undo(rec, last, "one side changes a tensor that it may have from outside")
         if becomes != as_is:

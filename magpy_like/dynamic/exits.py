@@ -73,6 +73,8 @@ class Exits:
     found: list[Exit] = field(default_factory=list)
     original: Callable[[Any], Any] = field(default=lambda value: value)
     """From what the round has to what the program has there."""
+    gradients: bool = field(default_factory=torch.is_grad_enabled)
+    """Whether rounds begin where gradients are taken."""
     _behind: fx.Node | None = None
     """The last node before the first branch that leaves."""
 
@@ -130,7 +132,8 @@ class Exits:
             raise Split("a loop may end in a round that takes part in gradients otherwise")
         if any(map(may_write, set(nodes_after(rec, self._behind)) & {*end.nodes})):
             raise Split("a round changes a tensor behind where it may end the loop")
-        left = replace(self.head, offset=loop.exit, locals=end.locals, stack=end.stack[:-1])
+        stack = end.stack[: -loop.turn.operands]
+        left = replace(self.head, offset=loop.exit, locals=end.locals, stack=stack)
         tail = loop.explorer.explore(run, left, self.until)
         self.found.append(Exit(tail, self.added()))
         inner = {node for exit in self.found for node in exit.end.nodes}

@@ -17,12 +17,14 @@ from typing import Any, Protocol
 import torch
 
 from magpy_like.dynamic.code_flow import Instruction, in_order, instructions, live_locals
+from magpy_like.dynamic.counting import Comparison, Counter, Turn, turn_at, turn_of
 from magpy_like.dynamic.frame_state import FrameState, capture, is_resumable, origins, restores
 from magpy_like.dynamic.joins import RETURN
 from magpy_like.dynamic.layout import NoLayout
 from magpy_like.dynamic.rounds import FEWEST_ROUNDS, Explorer, Loop
 from magpy_like.logs import topic
 from magpy_like.monitor.instructions.step import Step
+from magpy_like.monitor.lifted import TURNED
 from magpy_like.monitor.loops import Element, computed, over_range
 from magpy_like.monitor.operator_graph import UnknownTensor
 from magpy_like.monitor.run import MonitorRun
@@ -53,11 +55,12 @@ class _Begun:
 class Head:
     """The head of a loop: the state there, and the offset in the frame at which the loop is over.
 
-    ``wraps`` is the function that a ``range`` is given to, ``making`` where on the operand stack
-    the list is that a comprehension makes."""
+    ``turn`` says how its rounds follow each other. ``wraps`` is the function that a ``range`` is
+    given to, ``making`` where on the operand stack the list is that a comprehension makes."""
 
     state: FrameState
     until: int
+    turn: Turn
     wraps: Any = None
     making: int | None = None
     inside: bool = False
@@ -71,6 +74,8 @@ class LoopHeads:
         self._branches: Host = weakref.proxy(branches)  # which has this, and arguments of the call
         self._begun: dict[tuple[int, int], _Begun] = {}
         """By frame and the offset of their heads, loops whose first round may differ."""
+        self._tries: dict[tuple[int, int], int] = {}
+        """By frame and where their rounds begin, how often loops that count were no operators."""
 
     def begins(
         self,
@@ -124,13 +129,48 @@ class LoopHeads:
             stack = (*state.stack[:-1], iter(range(1)))
             state = replace(state, offset=at.offset, stack=stack)
             check_resumable(state)
-            head = Head(state, state.instruction.exhausted + shift_of(step.frame))
+            at = state.instruction
+            head = Head(state, at.exhausted + shift_of(step.frame), turn_of(at))
             made = self._make_loop(run, step, head, rest, (), over_range)
         except (Split, NoLayout) as why:
             _say_why_not(step, why)
             made = False
         if not made:
             run.lifted.settle(begun.bounds)
+
+    def counts(self, run: MonitorRun, step: Step, compared: Comparison) -> bool:
+        """See ``Branching.at_comparison``."""
+        operands = step.stack[-2:]
+        if any(type(operand) is not int for operand in operands):
+            return False
+        shift = shift_of(step.frame)
+        origin = origins.get(id(step.code))
+        code = step.code if origin is None else origin.code
+        found = turn_at(code, step.offset - shift) if step.offset >= shift else None
+        if found is None or run.lifted.any(operands) is False:
+            return False
+        turn, stays = found
+        key = id(step.frame), turn.begin
+        if self._tries.get(key, 0) > 1 or compared(*operands) is not stays:
+            return False
+        holds = compared if stays else _OPPOSITE.get(compared)
+        for at in (0, 1) if holds is not None else ():
+            first, last = operands[at], operands[1 - at]
+            turned = holds if at == 0 else TURNED.get(holds)
+            if turned is None or not run.has_varied((first, last)):
+                continue
+            try:
+                state = captured(run, step)
+                state = replace(state, offset=instructions(state.code)[state.offset].offset)
+                check_resumable(state)
+            except (Split, NoLayout) as why:
+                _say_why_not(step, why)
+                return False
+            head = Head(state, turn.exit + shift, turn)
+            if self._make_loop(run, step, head, (first, last, 1), (), None, Counter(turned, at)):
+                return True
+        self._tries[key] = self._tries.get(key, 0) + 1
+        return False
 
     def settle(self, run: MonitorRun, frame: FrameType | None = None) -> None:
         """See ``Branching.settle``."""
@@ -144,7 +184,8 @@ class LoopHeads:
         head: Head,
         bounds: tuple[int, int, int],
         tensors: tuple[torch.Tensor, ...],
-        element: Element,
+        element: Element | None,
+        counter: Counter | None = None,
     ) -> bool:
         """Whether the rounds over ``bounds``, before which the program is, are an operator now."""
         nodes, raising = None, len(run.lifted.may_raise)
@@ -154,8 +195,9 @@ class LoopHeads:
                 for slot in live_locals(state.code, state.offset):
                     run.arguments.read_local(run, step.frame, slot)
             loop = Loop(
-                self._branches, run, state, bounds, tensors, element, head.making, head.inside
-            )
+                self._branches, run, state, bounds, tensors, element, head.turn,
+                head.making, head.inside, counter,
+            )  # fmt: skip
             nodes = loop.record()
         except (Split, NoLayout, UnknownTensor) as why:
             del run.lifted.may_raise[raising:]
@@ -215,7 +257,7 @@ def _at_head(run: MonitorRun, step: Step) -> Head | None:
     state = replace(state, offset=at.offset, locals=tuple(slots), stack=tuple(on_stack))
     check_resumable(state)
     place = None if making is None else next(i for i, v in enumerate(on_stack) if v is making)
-    return Head(state, at.exhausted + shift, wraps, place)
+    return Head(state, at.exhausted + shift, turn_of(at), wraps, place)
 
 
 def _in_comprehension(
@@ -235,7 +277,7 @@ def _in_comprehension(
     slots = (iterator, *[NULL] * (code.co_nlocals - 1), *(function.__closure__ or ()))
     state = FrameState(function, code, head.offset, slots, ([], iterator), None)
     check_resumable(state)
-    return Head(state, call.end, wraps, 0, inside=True)
+    return Head(state, call.end, turn_of(head), wraps, 0, inside=True)
 
 
 _OF_COMPREHENSIONS = ("LOAD_FAST_AND_CLEAR", "SWAP", "BUILD_LIST")
@@ -259,6 +301,13 @@ def _numbered(
         return computed(run, operator.sub, index, bounds[0]), element(index, rows)
 
     return bounds, pair
+
+
+_OPPOSITE: dict[Comparison, Comparison] = {
+    operator.lt: operator.ge, operator.ge: operator.lt, operator.le: operator.gt,
+    operator.gt: operator.le, operator.eq: operator.ne, operator.ne: operator.eq,
+}  # fmt: skip
+"""What holds of two integers where a comparison does not."""
 
 
 _WRAPPERS: dict[Any, Callable[..., tuple[tuple[int, int, int], Element]]] = {

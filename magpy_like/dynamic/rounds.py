@@ -23,6 +23,7 @@ from torch import fx
 
 from magpy_like.compiler.control import for_loop
 from magpy_like.dynamic.code_flow import live_locals
+from magpy_like.dynamic.counting import Counter, Turn, bounds_of, is_one_number, step_of
 from magpy_like.dynamic.exits import Exits
 from magpy_like.dynamic.frame_state import FrameState
 from magpy_like.dynamic.joins import join
@@ -60,7 +61,7 @@ _FEWEST_OPERATORS = 4000
 operators in all on. Measured with the written-out LSTM on one core: compiled round by round a call
 takes 0.65 to 0.9 of the time, but 1,000 operators take 1.5 s to compile, and more the more there
 are (21 s for 64 steps of 10 layers, 1 s as an operator)."""
-_MOST_TRIES = 5
+_MOST_TRIES = 7
 """Rounds that run beside the program until it is known what one hands on to the next."""
 
 Path = tuple[int, ...]
@@ -79,6 +80,7 @@ class Explorer(Protocol):
         gradients_differ: bool = False,
         *,
         exits: Exits | None = None,
+        draws: bool = False,
     ) -> End:
         """See ``Branches``."""
 
@@ -142,7 +144,7 @@ class _NotYet(Exception):
 
 @dataclass
 class Loop:
-    """A loop over ``bounds`` that the program is about to begin: ``state`` is at its FOR_ITER."""
+    """A loop over ``bounds`` that the program is about to begin: ``state`` is at its head."""
 
     explorer: Explorer
     run: MonitorRun
@@ -150,11 +152,14 @@ class Loop:
     bounds: tuple[int, int, int]
     tensors: tuple[torch.Tensor, ...]
     """What the rounds are given the rows of."""
-    element: Element
+    element: Element | None
+    """What a round is given, if it is given something."""
+    turn: Turn
     making: int | None = None
     """Where on the operand stack the list lies that a comprehension makes."""
     inside: bool = False
     """Whether the comprehension is a function of its own, whose frame is gone behind the loop."""
+    counter: Counter | None = None
     carried: dict[tuple[int, Path], _Leaf] = field(default_factory=dict)
     written: list[_Leaf] = field(default_factory=list)
     """Tensors that rounds write into."""
@@ -163,12 +168,12 @@ class Loop:
     _joined: bool = False
 
     def __post_init__(self) -> None:
-        head = self.state.instruction
-        self.exit = head.exhausted
+        code, turn = self.state.code, self.turn
+        self.exit = turn.exit
         self.exits: Exits | None = None
-        self._meet = join(self.state.code, head.offset) if self.making is None else None
-        self._wanted = sorted(live_locals(self.state.code, head.offset))
-        self._given = live_locals(self.state.code, head.end)
+        self._meet = join(code, turn.branch) if self.making is None else None
+        self._wanted = sorted(live_locals(code, turn.again))
+        self._given = live_locals(code, turn.begin)
         self.values = (*self.state.locals, *self._made(self.state.stack))
         """What the program has before the loop, by slot: such a list comes behind the locals."""
         rec, slots = self.run.recording, self.values
@@ -186,6 +191,10 @@ class Loop:
             self._own.add(slot)
             self._given |= {slot}
             self._wanted.append(slot)
+        if self.counter is not None:
+            begins = self.state.stack[self.counter.at - 2]
+            counts = [slot for slot in self._given if slots[slot] is begins]
+            self.counter.slot = counts[0] if len(counts) == 1 else None
 
     def _made(self, stack: Sequence[Any]) -> tuple[Any, ...]:
         return () if self.making is None else (stack[self.making],)
@@ -225,7 +234,7 @@ class Loop:
 
     def _try(self) -> list[fx.Node]:
         run, rec = self.run, self.run.recording
-        start, symbols = int(self.bounds[0]), []
+        start, symbols, turn = int(self.bounds[0]), [], self.turn
         end: End | None = None
         made: list[fx.Node] = []
         growing: list[Growing] = []
@@ -249,17 +258,23 @@ class Loop:
             counted = InGraph(self._index)
             if not run.lifted.any(self.bounds[:1]) and self.bounds[2] > 0:
                 run.lifted.least[counted] = start
-            index = run.lift(start, counted)
+            index = self._counted = run.lift(start, counted)
+            if self.counter is not None and self.counter.slot is not None:
+                slots[self.counter.slot] = before[self.counter.slot] = index
             rows = [self._row(tensor, made) for tensor in self.tensors]
             before_element = next(iter(reversed(rec.operators.graph.nodes)), None)
-            stack = [*self.state.stack, self.element(index, rows)]
+            stack = [*self.state.stack]
+            if self.element is not None:
+                stack.append(self.element(index, rows))
+            else:
+                del stack[-turn.operands :]
             made += nodes_after(rec, before_element)
             rec.operators.forget_numbers(set(made))
             if self.making is not None:
                 stack[self.making] = slots[-1]
             begun = replace(
                 self.state,
-                offset=self.state.instruction.end,
+                offset=turn.begin,
                 locals=tuple(slots[: len(self.state.locals)]),
                 stack=tuple(stack),
             )
@@ -270,9 +285,10 @@ class Loop:
             rec.operators.lists |= {id(found.value): found for found in growing}
             differ = any(leaf.gradients != leaf.takes_part for leaf in self.carried.values())
             lists = [slots[slot] for slot in self._own]
-            exits = None if self._meet is None else Exits(self.state, self._meet, lists)
+            head = replace(self.state, offset=turn.again)
+            exits = None if self._meet is None else Exits(head, self._meet, lists)
             end = self.end = self.explorer.explore(
-                run, begun, self.exit, self.state.offset, own, differ, exits=exits
+                run, begun, self.exit, turn.again, own, differ, exits=exits, draws=True
             )
             end.nodes = made = [*made, *end.nodes]
             self._growing = growing
@@ -319,13 +335,17 @@ class Loop:
         """Find what differs from the state in which the round began."""
         if not end.again:
             raise Split("a round does not come back to the head of its loop")
-        below = len(self.state.stack) - 1
+        below = len(self.state.stack) - self.turn.operands
+        if self.counter is not None:
+            self._count(self.counter, end)
         if not all(map(operator.is_, end.stack[:below], begun.stack[:below])):
             raise Split("a round changes what lies below its iterator")
         containers: list[int] = []
         left = (*end.locals, *self._made(end.stack))
         for slot in self._wanted:
             after, was = left[slot], before[slot]
+            if self.counter is not None and slot == self.counter.slot:
+                continue
             if slot in self._given:
                 if slot in self._own and after is given[slot] and len(after) > len(was):
                     begin = list(self.values[slot])
@@ -346,6 +366,35 @@ class Loop:
             raise Split("a round leaves one container in two places")
         if any(leaf.symbol and leaf.result is None for leaf in self.carried.values()):
             raise Split("rounds take turns in what they hand on")
+
+    def _count(self, counter: Counter, end: End) -> None:
+        """Find what a round has counted.
+
+        Raises:
+            Split: it does not count towards an end that stays.
+            _NotYet: only now it is known what counts.
+        """
+        run, operands = self.run, end.stack[-2:]
+        first = self.state.stack[-2:]
+        found, stop = operands[counter.at], first[1 - counter.at]
+        if not is_one_number(run, operands[1 - counter.at], stop):
+            raise Split("rounds change what their counter goes up to")
+        if counter.slot is not None:
+            if end.locals[counter.slot] is not found:
+                raise Split("rounds compare something else than what they count")
+            node = run.recording.operators.value_node(found, run.recording.graph_value)
+            step = step_of(self._index, node)
+            bounds = bounds_of(run, counter.holds, first[counter.at], stop, step)
+            if step != self.bounds[2] or int(bounds[1]) != int(self.bounds[1]):
+                self.bounds = bounds
+                raise _NotYet
+            return
+        slots = [slot for slot in self._given if end.locals[slot] is found]
+        known = [slot for slot in slots if (slot, ()) in self.carried]
+        if known and self.values[known[0]] == first[counter.at] and run.lifted.any((found,)):
+            counter.slot = known[0]
+            del self.carried[known[0], ()]
+            raise _NotYet
 
     def _carry(self, slot: int, path: Path, result: Any) -> None:
         if any(leaf.slot == slot for leaf in self.written):
@@ -405,6 +454,8 @@ class Loop:
         """
         if any(leaf.symbol is None for leaf in self.carried.values()):
             raise _NotYet
+        if self.counter is not None and self.counter.slot is None:
+            raise Split("nothing counts the rounds")
         for leaf in (*self.carried.values(), *self.last):
             leaf.was_there = self.was_there(leaf.result, end)
         for found in self.lists:
@@ -463,6 +514,8 @@ class Loop:
         few = len(end.nodes) * self.rounds < _FEWEST_OPERATORS
         if few and not self.run.has_varied(self.bounds):
             raise Split("so few operators are faster one by one")
+        if self.rounds < 2:
+            raise Split("there is one round at most")
         self._ask_for_two_rounds()
         made = [leaf.result for leaf in (*self.carried.values(), *self.last)]
         made += [tensor for found in self.lists for tensor in found.added]
@@ -562,6 +615,9 @@ class Loop:
             value = frame_stack(frame)[-1] if is_made else slots[found.slot]
             self._gather(value, found, node, count, self._twins[at:])
             at += len(found.added)
+        if self.counter is not None and self.counter.slot is not None:
+            value = slots[self.counter.slot]
+            frame_set_local(frame, self.counter.slot, self._index_of(value, count))
         self.run.account()
 
     def _received(
@@ -606,9 +662,13 @@ class Loop:
         return value
 
     def _last_index(self, value: int) -> int:
-        start, _, step = self.bounds
         rounds = rounds_of(self.run, self.bounds)
-        steps = computed(self.run, operator.mul, computed(self.run, operator.sub, rounds, 1), step)
+        return self._index_of(value, computed(self.run, operator.sub, rounds, 1))
+
+    def _index_of(self, value: int, number: int) -> int:
+        """The index of a round, which the program has as ``value``."""
+        start, _, step = self.bounds
+        steps = computed(self.run, operator.mul, number, step)
         found = computed(self.run, operator.add, start, steps)
         return found if found == value else value
 

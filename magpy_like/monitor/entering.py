@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copyreg
 import inspect
+import opcode
 import pathlib
 import types
 import weakref
@@ -23,7 +24,7 @@ from magpy_like.monitor.devices import MODE_CODE
 from magpy_like.monitor.endings import WEAK_CONTAINERS
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Split
-from magpy_like.native import frame_function, frame_locals, lookup_in_type
+from magpy_like.native import NULL, frame_function, frame_locals, lookup_in_type
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Relation
 
@@ -111,7 +112,7 @@ class Entering:
             run.enter_root(frame, function)
         if isinstance(function, types.FunctionType):
             self.enter_function(run.recording, function)
-            self._enter_method(run.recording, frame, function)
+            self._enter_method(run, frame, function)
         return True
 
     def enter_function(self, rec: Recording, function: types.FunctionType) -> None:
@@ -131,10 +132,10 @@ class Entering:
             rec.meet(node, Relation(RelationKind.DEFAULT, name), value)
 
     def _enter_method(
-        self, rec: Recording, frame: types.FrameType, function: types.FunctionType
+        self, run: MonitorRun, frame: types.FrameType, function: types.FunctionType
     ) -> None:
         """Native code such as ``str`` finds a special method in the class of its argument."""
-        code = frame.f_code
+        rec, code = run.recording, frame.f_code
         if not code.co_argcount:
             if code.co_flags & inspect.CO_VARARGS:
                 given = frame_locals(frame)[code.co_kwonlyargcount]
@@ -155,8 +156,18 @@ class Entering:
             rec.bear(frame_locals(frame)[making])
         if function.__name__ == "__init__" and rec.node(receiver) is None:
             rec.bear(receiver)  # the program may be cut before the call has given it
+            if run.side is not None and frame.f_back is not None:
+                run.side.own_if_new(receiver, _called(run, frame.f_back))
         if lookup_in_type(type(receiver), function.__name__) is function:
             classes.read_class(rec, type(receiver), function.__name__)
+
+
+def _called(run: MonitorRun, frame: types.FrameType) -> Any:
+    """The class that a frame is calling."""
+    offset, stack = run.step_of(frame) or (0, ())
+    count = frame.f_code.co_code[offset + 1]
+    is_call = opcode.opname[frame.f_code.co_code[offset]] == "CALL" and len(stack) >= count + 2
+    return stack[-count - 1] if is_call and stack[-count - 2] is NULL else None
 
 
 def _forgets(frame: types.FrameType | None) -> bool:

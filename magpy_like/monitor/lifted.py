@@ -516,14 +516,14 @@ class LiftedNumbers:
 
     def _is_always_so(self, operation: Callable[..., Any], parts: tuple[Any, ...]) -> bool:
         """Whether a question has one answer for all values from the least one up."""
-        if len(parts) == 2 and isinstance(parts[1], InGraph) and operation in _TURNED:
-            operation, parts = _TURNED[operation], parts[::-1]
+        if len(parts) == 2 and isinstance(parts[1], InGraph) and operation in TURNED:
+            operation, parts = TURNED[operation], parts[::-1]
         least = self.least.get(parts[0]) if isinstance(parts[0], InGraph) else None
         if least is None:
             return False
         if operation is operator.truth:
             return least > 0
-        if len(parts) != 2 or operation not in _TURNED or type(parts[1]) not in NUMBERS:
+        if len(parts) != 2 or operation not in TURNED or type(parts[1]) not in NUMBERS:
             return False
         # Between the ends only "equal" may have another answer, and there at one value.
         same = operation(least, parts[1]) == operation(math.inf, parts[1])
@@ -569,7 +569,7 @@ _DIVISIONS = {
     operator.truediv, operator.floordiv, operator.mod,
     operator.itruediv, operator.ifloordiv, operator.imod,
 }  # fmt: skip
-_TURNED: dict[Any, Callable[[Any, Any], Any]] = {
+TURNED: dict[Any, Callable[[Any, Any], Any]] = {
     operator.lt: operator.gt, operator.le: operator.ge, operator.gt: operator.lt,
     operator.ge: operator.le, operator.eq: operator.eq, operator.ne: operator.ne,
 }  # fmt: skip

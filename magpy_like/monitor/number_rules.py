@@ -74,7 +74,10 @@ def _compute_unary(run: MonitorRun, step: Step) -> Token:
 
 def _compare(run: MonitorRun, step: Step) -> Token:
     index = step.oparg >> 4 if sys.version_info >= (3, 12) else step.oparg
-    return _ask(run, operators.OPERATORS[dis.cmp_op[index]], step.stack[-2:])
+    compared = operators.OPERATORS[dis.cmp_op[index]]
+    if run.branching is not None and run.branching.at_comparison(run, step, compared):
+        return None
+    return _ask(run, compared, step.stack[-2:])
 
 
 def _contains(run: MonitorRun, step: Step) -> Token:

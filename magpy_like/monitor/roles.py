@@ -80,6 +80,10 @@ class Branching(Protocol):
         ``element(index, rows)`` of its iterator, the rows being those of ``tensors``; whether it
         does, and is an operator now, or may be one from its second round on."""
 
+    def at_comparison(self, run: MonitorRun, step: Step, compared: Callable[..., bool]) -> bool:
+        """The program is about to compare numbers of which one varies, maybe to go on with a loop
+        that counts; whether it is, and that is an operator now."""
+
     def at_next_round(self, run: MonitorRun, step: Step) -> None:
         """The program is at the head of a loop, maybe for the second time: if the first round has
         kept it from being an operator, the others may be one."""

@@ -28,6 +28,7 @@ from magpy_like.monitor.devices import SWITCHES
 from magpy_like.monitor.operators import BINARY, IN_PLACE
 from magpy_like.monitor.reads import inputs_of
 from magpy_like.monitor.split import Split
+from magpy_like.native import lookup_in_type
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import HEAP_TYPE, is_plain
 
@@ -45,6 +46,9 @@ class TensorEffects(TorchDispatchMode):
         super().__init__()
         self._fake, self._refuse = fake, refuse
         self._own: dict[int, Any] = {}
+        self.draws = False
+        """Whether the side may draw random numbers: the program goes through it in this run, too,
+        and in any other. Without data nothing is drawn here."""
         self.refused: torch.Tensor | None = None
         """What the side would write to, had it not been there before."""
 
@@ -52,7 +56,7 @@ class TensorEffects(TorchDispatchMode):
         self, func: Any, classes: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags and not self.draws:
             self._stop(f"{func} draws random numbers")
         for tensor in _written(func, args, kwargs):
             if not self.owns(tensor):
@@ -153,6 +157,13 @@ class Side:
             self.needs_own(value, "advances")
             self.advanced.add(id(value))
 
+    def own_if_new(self, value: Any, calls: Any) -> None:
+        """The ``__init__`` of ``value`` begins, in a call of ``calls``: the side owns what this has
+        just made."""
+        is_new = calls is type(value) and lookup_in_type(calls, "__new__") is object.__new__
+        if is_new and lookup_in_type(type(calls), "__call__") is _TYPE_CALL:
+            self.own(value)
+
     def is_restored_by(self, step: Step) -> bool:
         """Whether an instruction is none of the program's, but brings the side's state about."""
         return step.code is self.code and step.offset < self._begin
@@ -183,6 +194,7 @@ class Side:
         """
         name = getattr(operation, "__qualname__", str(operation))
         switches = annotation.global_state or operation in SWITCHES
+        switches &= operation is not torch._C._set_grad_enabled  # looked at in the end
         if switches or annotation.random or annotation.replay:
             raise Split(f"{name} changes something outside")
         if isinstance(operation, functools._lru_cache_wrapper):
@@ -238,6 +250,7 @@ def finish_in_side(run: MonitorRun, payload: tuple[Side, Token], stack: tuple[An
     return side.finish(run, token, stack)
 
 
+_TYPE_CALL = lookup_in_type(type, "__call__")
 _TELLS_FAKE = (type, id)
 _CHANGES_OBJECTS = (torch.Tensor.requires_grad_,)
 """What changes a tensor without an operator that `TensorEffects` would see."""

@@ -305,6 +305,13 @@ def fills_a_tensor(x):
     return found
 
 
+def draws(x):
+    h = x[0] * 0
+    for t in range(x.shape[0]):
+        h = F.dropout(h + x[t], 0.5, True)
+    return h
+
+
 OPERATORS = [
     last_state, stacked, joined, extended, list_of_results, two_lists, last_element,
     states_in_a_list, tuple_of_states, numbers_too, by_step, backwards, neighbours, with_else,
@@ -313,7 +320,7 @@ OPERATORS = [
     length_of_the_list, changed_behind, of_a_reversed_range, counted_backwards_twice,
     range_that_is_enumerated, enumerated_from_five, unbound_rows, comprehension,
     comprehension_of_rows, comprehension_backwards, comprehension_in_a_function, in_place,
-    fills_a_tensor,
+    fills_a_tensor, draws,
 ]  # fmt: skip
 
 
@@ -438,13 +445,6 @@ def a_row_for_each(x):
     return rows
 
 
-def draws(x):
-    h = x[0] * 0
-    for t in range(x.shape[0]):
-        h = F.dropout(h + x[t], 0.5, True)
-    return h
-
-
 def nested(x):
     h = x[0] * 0
     for t in range(x.shape[0]):
@@ -555,7 +555,7 @@ def raises_at_last(x):
 ROUND_BY_ROUND = [
     grows, dtype_changes, breaks, first_round_differs, looks_at_its_index, looks_at_its_list,
     counts_in_python, extended_by_one_another, extended_otherwise, shared_list, in_a_dictionary,
-    in_an_object, closes_over, pops, a_row_for_each, draws,
+    in_an_object, closes_over, pops, a_row_for_each,
     nested, compares_with_the_first, one_in_two_lists, looks_into_its_results,
     adds_to_its_results, asks_for_gradients, zipped, raises_at_last,
     rows_that_data_chooses, states_made_anew, other_dimension, with_constant_inner_loop,
