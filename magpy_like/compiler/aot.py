@@ -15,6 +15,7 @@ from magpy_like.compiler.absent import Absent
 from magpy_like.compiler.decompositions import decompositions
 from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.lowering.random import is_in_order
+from magpy_like.compiler.passes.graphs import insert
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -50,7 +51,10 @@ def aot_compile(
 
     def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         absent.see_joint(joint)
-        return _partition(joint, *args, **kwargs)
+        forward, backward = _partition(joint, *args, **kwargs)
+        returned = len(gm.graph.output_node().args[0])
+        _save_before_writing(forward, kwargs["num_fwd_outputs"], returned)
+        return forward, backward
 
     wrapped = aot_module_simplified(
         gm,
@@ -105,6 +109,33 @@ def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         if drawn and node.meta.get("partitioner_tag") == "is_backward":
             node.meta["partitioner_tag"] = "must_be_in_backward"
     return min_cut_rematerialization_partition(joint, *args, **kwargs)
+
+
+def _save_before_writing(forward: fx.GraphModule, count: int, returned: int) -> None:
+    """Have copies kept for the backward pass of arguments that AOTAutograd may write to when the
+    forward graph has run.
+
+    What they are to hold comes before the graph's own results among its ``count`` first ones: all
+    but ``returned`` of these, some of which are something else.
+    """
+    graph, output = forward.graph, forward.graph.output_node()
+    results = list(output.args[0])
+    new = [_form(node) for node in results[: count - returned]]
+    copies: dict[fx.Node, fx.Node] = {}
+    for place, node in enumerate(results[count:], count):
+        if isinstance(node, fx.Node) and node.op == "placeholder" and _form(node) in new:
+            if node not in copies:
+                copies[node] = insert(graph, _aten.clone.default, node, like=output)
+            results[place] = copies[node]
+    if copies:
+        output.args = (tuple(results),)
+        forward.recompile()
+
+
+def _form(node: Any) -> Any:
+    """Rank and dtype of a tensor (sizes that vary are not to be compared); None for others."""
+    val = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return (val.dim(), val.dtype) if isinstance(val, torch.Tensor) else None
 
 
 def _needs_no_wrapper(

@@ -159,15 +159,24 @@ def _compile_captured(
 def _flat_outputs(
     gm: fx.GraphModule,
 ) -> tuple[fx.GraphModule, Callable[[Any], Any] | None]:
-    """The graph with a flat tuple of results, as AOTAutograd wants it, and the way back."""
+    """The graph with a flat tuple of results, as AOTAutograd wants it, each object once, and the
+    way back."""
     output = gm.graph.output_node()
-    leaves, structure = pytree.tree_flatten(output.args[0])
     given = output.args[0]
-    if isinstance(given, tuple) and all(map(pytree.tree_is_leaf, given)):
-        return gm, None
-    output.args = (tuple(leaves),)
+    leaves, structure = pytree.tree_flatten(given)
+    places: dict[Any, int] = {}  # an object, or the place of what is none -> where it comes
+    of = [places.setdefault(_object(leaf, k), len(places)) for k, leaf in enumerate(leaves)]
+    if len(places) == len(leaves) and isinstance(given, tuple):
+        if all(map(pytree.tree_is_leaf, given)):
+            return gm, None
+    output.args = (tuple(leaves[of.index(place)] for place in range(len(places))),)
     gm.recompile()
-    return gm, lambda results: pytree.tree_unflatten(list(results), structure)
+    return gm, lambda results: pytree.tree_unflatten([results[place] for place in of], structure)
+
+
+def _object(leaf: Any, place: int) -> Any:
+    """What a result is told from others by."""
+    return passes.object_of(leaf) if isinstance(leaf, fx.Node) else place
 
 
 def _then(call: Callable[..., Any], restore: Callable[[Any], Any]) -> Callable[..., Any]:

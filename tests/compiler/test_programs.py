@@ -42,7 +42,7 @@ def test_memory_that_holds_negatives_or_conjugates():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for function in (lambda y: y + 1, lambda y: (y * 2, y.sum())):
-            got = compile_fx(torch.fx.symbolic_trace(function), [negative])(negative)
+            got = compile_fx(fx.symbolic_trace(function), [negative])(negative)
             torch.testing.assert_close(got, function(negative))
         conjugate = z.conj()
         got = compile_fx(torch.fx.symbolic_trace(lambda z: z + 1), [conjugate])(conjugate)
@@ -190,6 +190,12 @@ def test_placing_by_flat_index_and_by_order():
     where = {"device": x.device}
     same(lambda x: (torch.tril_indices(4, 6, 1, **where), x * 2), x)
     same(lambda x: (torch.triu_indices(6, 4, -2, **where), x * 2), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_signs_of_all_numbers(dtype):
+    x = torch.tensor([0.0, -0.0, 1.5, -1.5, torch.inf, -torch.inf, torch.nan, -torch.nan] * 6)
+    same(torch.signbit, x.to(dtype))
 
 
 def test_bool_arithmetic():
@@ -395,6 +401,27 @@ def test_results_that_show_one_memory_are_as_many_tensors_as_in_eager():
         assert [a.data_ptr() == got[k].data_ptr() for a in got] == same_memory
 
 
+def results_of_methods(x):
+    y = x * 2
+    v = y[1:]
+    return v.add_(1), y, v, torch.neg(v, out=v), v.view(-1), y
+
+
+def results_made_of_arguments(x):
+    v = x.view(-1)[1:]
+    return v, x.add_(1), v, x
+
+
+@pytest.mark.parametrize("function", [results_of_methods, results_made_of_arguments])
+def test_one_object_that_is_returned_several_times_is_one_object(function):
+    x = seeded(3)
+    got = compile_fx(fx.symbolic_trace(function), [x.clone()])(x.clone())
+    wanted = function(x.clone())
+    torch.testing.assert_close(got, wanted)
+    for a, b in zip(got, wanted):
+        assert [a is other for other in got] == [b is other for other in wanted]
+
+
 @pytest.mark.parametrize(
     "view",
     [
@@ -430,6 +457,20 @@ def test_inputs_are_updated_in_place():
     same(lambda x: x.copy_(x.flip(0)), X)
     same(lambda x: x.copy_(x.t() + x), torch.randn(5, 5))
     same(lambda x: x.sub_(x.mean(1, keepdim=True)).softmax(0), X)
+
+
+def test_a_write_to_an_argument_is_known_to_autograd():
+    def function(x):
+        x.add_(1)
+        return x * 2
+
+    graph = compiled(function)
+    for _ in range(2):
+        w = seeded(4)
+        y = (w * seeded(4).requires_grad_()).sum()  # saves w for its backward
+        graph(w)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.backward()
 
 
 def test_results_alias_as_in_eager():

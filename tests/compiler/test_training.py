@@ -63,6 +63,17 @@ def test_some_arguments_need_no_gradient():
     same_gradients(lambda x: (x * fixed).sum(0).sigmoid() * fixed[0], torch.randn(5, 5))
 
 
+def test_what_an_argument_held_before_the_graph_writes_to_it_counts_in_the_backward_pass():
+    def function(x, w):
+        return x.mul_(w) + x * w
+
+    for f in (compiled(function), function):
+        x, w = torch.full((3,), 2.0), torch.full((3,), 5.0, requires_grad=True)
+        f(x, w).sum().backward()
+        # 2 of the product, 10 + 2 * 5 of the sum's second part
+        assert (x.tolist(), w.grad.tolist()) == ([10.0] * 3, [22.0] * 3)
+
+
 def test_fused_attention():
     def attention(x, w):
         q, k, v = (t.view(2, 9, 2, 4).transpose(1, 2) for t in (x @ w).chunk(3, -1))

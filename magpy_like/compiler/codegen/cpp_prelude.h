@@ -88,8 +88,9 @@ INLINE f32 m_fma(f32 x, f32 y, f32 z) { return __builtin_fmaf(x, y, z); }
 INLINE f64 m_fma(f64 x, f64 y, f64 z) { return __builtin_fma(x, y, z); }
 INLINE f32 m_lgamma(f32 x) { int sign; return lgammaf_r(x, &sign); }
 INLINE f64 m_lgamma(f64 x) { int sign; return lgamma_r(x, &sign); }
-INLINE bool m_signbit(f32 x) { return __builtin_signbitf(x); }
-INLINE bool m_signbit(f64 x) { return __builtin_signbit(x); }
+// By their bits: GCC 12 fails on vectors of its own function over a widened bfloat16.
+INLINE bool m_signbit(f32 x) { return bitcast<u32>(x) >> 31; }
+INLINE bool m_signbit(f64 x) { return bitcast<u64>(x) >> 63; }
 template <class T> INLINE T m_abs(T x) { return x < T(0) ? T(-x) : x; }
 // To an integer, towards 0. What does not fit becomes what the processor makes of it: C++ leaves it
 // open, and where a compiler knows the number it takes another one.

@@ -82,6 +82,7 @@ COMMON: dict[str, Any] = {
     "relayout": relayout,
     "for_backward": for_backward,
     "product": narrow.product,
+    "will_write": torch._C._increment_version,
 }
 
 
@@ -124,12 +125,22 @@ class Launcher:
             line(f"{', '.join(names)}, = args")
         line("args.clear()")
         self._bind_inputs(names)
+        self._count_writes()
         for step in self.steps:
             self._step(step)
         values = self._outputs()
         line(f"return ({', '.join(values)}{',' if values else ''})")
         self.lines.indent(-1)
         return self.lines.text()
+
+    def _count_writes(self) -> None:
+        """Kernels write past autograd, which counts writes to a tensor to see whether what it saved
+        for a backward pass is what it was."""
+        kernels = (step.work for step in self.steps if isinstance(step.work, Kernel))
+        written = dict.fromkeys(name for kernel in kernels for name in kernel.outputs)
+        given = [b for b in written if self.graph.buffers[b].kind in ("input", "constant")]
+        if given:
+            self.lines.line(f"will_write(({', '.join(given)},))")
 
     # --- sizes ---------------------------------------------------------------------------------
 

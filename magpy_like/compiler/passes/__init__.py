@@ -19,7 +19,7 @@ from magpy_like.compiler.passes.cleanup import (
     eliminate_dead_code,
 )
 from magpy_like.compiler.passes.constants import fold
-from magpy_like.compiler.passes.forms import leave_new_forms
+from magpy_like.compiler.passes.forms import leave_new_forms, object_of
 from magpy_like.compiler.passes.gradients import keep_saved
 from magpy_like.compiler.passes.images import keep_fixed_point, look_for_pixels
 from magpy_like.compiler.passes.layout import use_channels_last
@@ -33,7 +33,7 @@ from magpy_like.compiler.passes.rewrites import rewrite
 from magpy_like.compiler.passes.rows import lay_rows
 from magpy_like.compiler.passes.shifts import shift_truths
 
-__all__ = ["run", "run_captured"]
+__all__ = ["object_of", "run", "run_captured"]
 
 # Each round can open opportunities for the next; real graphs settle in two or three.
 _ROUNDS = 4

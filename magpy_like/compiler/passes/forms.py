@@ -46,6 +46,18 @@ def writes(node: Node) -> bool:
     return in_place or name.strip("_") in _STATEMENTS or "out" in node.kwargs
 
 
+def object_of(node: Node) -> Node:
+    """The node whose tensor this one returns: methods that write return what they write to."""
+    while True:
+        out = node.kwargs.get("out")
+        if node.op == "call_function" and isinstance(out, Node):
+            node = out
+        elif node.op == "call_method" and writes(node) and isinstance(node.args[0], Node):
+            node = node.args[0]
+        else:
+            return node
+
+
 def _name(node: Node) -> str:
     return str(getattr(node.target, "__name__", node.target))
 
