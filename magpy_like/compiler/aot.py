@@ -10,6 +10,7 @@ from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from magpy_like.compiler.absent import Absent
 from magpy_like.compiler.decompositions import decompositions
@@ -56,16 +57,18 @@ def aot_compile(
         _save_before_writing(forward, kwargs["num_fwd_outputs"], returned)
         return forward, backward
 
-    wrapped = aot_module_simplified(
-        gm,
-        list(example_inputs),
-        fw_compiler=compile_forward,
-        bw_compiler=compile_backward,
-        inference_compiler=compile_inference,
-        partition_fn=partition,
-        decompositions=decompositions(),
-        keep_inference_input_mutations=True,
-    )
+    # Nobody runs the graphs in between: their Python source would be written ten times for nothing.
+    with _use_lazy_graph_module(True):
+        wrapped = aot_module_simplified(
+            gm,
+            list(example_inputs),
+            fw_compiler=compile_forward,
+            bw_compiler=compile_backward,
+            inference_compiler=compile_inference,
+            partition_fn=partition,
+            decompositions=decompositions(),
+            keep_inference_input_mutations=True,
+        )
     if direct:
         return without_grad(*direct)
     return absent.after(wrapped)

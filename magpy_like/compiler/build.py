@@ -24,7 +24,8 @@ from magpy_like.compiler.runtime import (
 from magpy_like.compiler.runtime.graph_cache import CompiledGraph
 from magpy_like.compiler.trace import Trace
 
-KERNELS_PER_UNIT = 8
+# What one process of the C++ compiler is worth: it takes about as long to start as for this text.
+CHARACTERS_PER_UNIT = 20_000
 
 Call = Callable[[list[Any]], Any]
 Functions = dict[str, Callable[..., Any]]  # kernel -> function of addresses, sizes and numbers
@@ -146,11 +147,22 @@ def _print_units(compiled: CompiledGraph, kernels: Sequence[Kernel], graph: Grap
         function = compiled.functions[kernel.name] = names.setdefault(text, kernel.name)
         origins.setdefault(function, []).extend(kernel.origins)
     functions = [(name, text, origins[name]) for text, name in names.items()]
-    count = -(-len(functions) // KERNELS_PER_UNIT)
-    count = min(count, len(os.sched_getaffinity(0)))
-    for n in range(count):
-        unit = functions[n::count]
+    for unit in _shares(functions):
         compiled.units.append((cpp.print_unit(unit), [name for name, *_ in unit]))
+
+
+def _shares(functions: list[tuple[str, str, list[str]]]) -> list[list[tuple[str, str, list[str]]]]:
+    """The functions (name, text, origins) as units of about as much text each, no more of them
+    than there are processors."""
+    total = sum(len(text) for _, text, _ in functions)
+    count = min(-(-total // CHARACTERS_PER_UNIT), len(os.sched_getaffinity(0)), len(functions))
+    shares: list[list[tuple[str, str, list[str]]]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for function in sorted(functions, key=lambda f: len(f[1]), reverse=True):
+        least = sizes.index(min(sizes))
+        shares[least].append(function)
+        sizes[least] += len(function[1])
+    return shares
 
 
 def _load_units(compiled: CompiledGraph, kind: str) -> Functions:

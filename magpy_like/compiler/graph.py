@@ -62,6 +62,8 @@ class Graph:
         self.numbers = 0  # floats computed at run time so far
         self._env: dict[fx.Node, Any] = {}
         self._lazy: list[Box] = []
+        self._readers: dict[str, list[Box]] = {}  # buffer -> lazy boxes that read it when made
+        self._counts: dict[str, int] = {}  # buffers by the first letters of their names
         self._hinted: dict[Expr, int] = {}
         self._bytes: dict[str, int] = {}
         self._origin: fx.Node | None = None
@@ -102,7 +104,8 @@ class Graph:
     ) -> Buffer:
         """Add a buffer, row-major unless ``stride`` says otherwise."""
         prefix = {"input": "arg", "constant": "const"}.get(kind, "buf")
-        count = sum(1 for b in self.buffers if b.startswith(prefix))
+        count = self._counts.get(prefix, 0)
+        self._counts[prefix] = count + 1
         layout = list(stride) if stride is not None else contiguous_strides(size)
         buffer = Buffer(f"{prefix}{count}", dtype, device, list(size), layout, kind)
         self.buffers[buffer.name] = buffer
@@ -420,6 +423,8 @@ class Graph:
                 continue
             self._lazy.append(box)
             cost = box.cost()
+            for buffer in cost.reads:
+                self._readers.setdefault(buffer, []).append(box)
             # Who takes apart what is in pieces reads each of its elements once.
             shared = len(node.users) > 1 and not isinstance(result, list)
             large = cost.operations > MAX_INLINE_OPERATIONS or len(cost.reads) > MAX_INLINE_READS
@@ -439,7 +444,9 @@ class Graph:
 
     def settle(self, buffer: str) -> None:
         """Store every lazy box that reads ``buffer``, which is about to be overwritten."""
-        for box in self._lazy:
+        # Only views change what they read: once their base is stored, a computed buffer.
+        computed = self.buffers[buffer].kind == "computed"
+        for box in self._lazy if computed else self._readers.get(buffer, ()):
             if not isinstance(box.data, Strided) and buffer in box.cost().reads:
                 box.realize()
 
