@@ -41,6 +41,7 @@ from magpy_like.records.stretches import StretchCut, Stretches
 from magpy_like.synthesis.graphs import CompiledGraph, relied_on
 from magpy_like.synthesis.record import Record, synthesise
 from magpy_like.synthesis.undoing import Failed, Mistaken
+from magpy_like.synthesis.unused import computed_too
 
 _records_log = topic("records")
 _guards_log = topic("guards")
@@ -359,7 +360,7 @@ class Dispatcher:
 
     def _compile_graph(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         try:
-            return self._compile(graph, inputs)
+            return computed_too(graph, lambda whole: self._compile(whole, inputs))
         except Exception as error:
             if self.fullgraph:
                 raise

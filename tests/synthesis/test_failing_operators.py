@@ -167,6 +167,39 @@ def _same_state(eager, compiled):
     assert torch.equal(eager.generator.get_state(), compiled.generator.get_state())
 
 
+def _picks(x, i):
+    torch.index_select(x, 0, i)
+    return x + 1
+
+
+def _picks_and_goes_on(x, i):
+    x[i].sin() * 2
+    return x + 1
+
+
+def _divides(x, i):
+    x.long() % (7 - i)
+    return x + 1
+
+
+def _sorts(x, i):
+    torch.sort(x.gather(0, i))
+    return x + 1
+
+
+@pytest.mark.parametrize("function", [_picks, _picks_and_goes_on, _divides, _sorts])
+@pytest.mark.parametrize("gradient", [False, True])
+def test_an_operator_whose_result_nobody_takes_raises_too(function, gradient):
+    fast = magpy.compile(function, backend="aot_eager")
+    x = torch.ones(2, requires_grad=gradient)
+    for _ in range(3):
+        assert_same(fast(x, torch.tensor([0, 1])), x + 1)
+    with pytest.raises((IndexError, RuntimeError)):
+        fast(x, torch.tensor([0, 7]))
+    assert_same(fast(x, torch.tensor([1, 1])), x + 1)
+    assert magpy.cache_info(fast).records == 1
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "magpy"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_exception_and_the_effects_before_it_are_eagers(program, backend):
