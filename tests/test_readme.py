@@ -15,7 +15,7 @@ PRINTED = re.compile(r"^print\(.*\)\s+# (.*)$", re.MULTILINE)
 def test_the_examples_print_what_they_say():
     magpy.reset()
     blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 13
+    assert len(blocks) == 14
     names = {}
     for block in blocks:
         printed = io.StringIO()

@@ -9,7 +9,7 @@ backward pass, which is none of the record.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,6 +53,32 @@ def read_node(run: MonitorRun, tensor: torch.Tensor) -> Token:
 def _note_behind(rec: Recording, tensor: torch.Tensor) -> None:
     """The stretch before this one may have made the tensor."""
     rec.looks_behind |= rec.node(tensor) is not None and tensor.grad_fn is not None
+
+
+_CREATE_GRAPH = {torch.Tensor.backward: 3, torch.autograd.backward: 3, torch.autograd.grad: 4}
+"""Where functions are told that gradients are to have gradients."""
+
+
+def look_for_second_gradients(
+    rec: Recording, operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Gradients of gradients are taken through eager mode's graph: that of a backend has none.
+
+    Raises:
+        Split: a backward pass runs whose result has gradients.
+    """
+    position = _CREATE_GRAPH.get(operation)
+    if position is None:
+        return
+    asked = args[position] if len(args) > position else kwargs.get("create_graph", False)
+    if asked is False or asked is None:
+        return
+    tensors = args[0] if args else kwargs.get("outputs", kwargs.get("tensors"))
+    for tensor in tensors if isinstance(tensors, list | tuple) else (tensors,):
+        if isinstance(tensor, torch.Tensor):
+            _note_behind(rec, tensor)
+    if operation is not torch.autograd.grad:
+        raise looked_through(rec)
 
 
 def _finish_node(run: MonitorRun, tensor: torch.Tensor, node: Any) -> None:
@@ -151,9 +177,20 @@ def finish_registered(run: MonitorRun, hook: Hook, handle: Any) -> None:
     run.recording.hooks.append(hook._replace(handle=handle))
 
 
-def remove(run: MonitorRun, handle: Any) -> Token:
-    """``handle.remove()`` is about to run, for one that the record has."""
-    return _register(run, handle, "remove", ())
+def remove(run: MonitorRun, handle: Any) -> Token | None:
+    """``handle.remove()`` is about to run; None for one of which all is known.
+
+    Raises:
+        Split: it is from before, and nothing leads to its hooks but weak references.
+    """
+    rec = run.recording
+    if is_handle(rec, handle):
+        return _register(run, handle, "remove", ())
+    if isinstance(handle, RemovableHandle) and rec.node(handle) is not None:
+        hooks = handle.hooks_dict_ref()
+        if hooks is not None and rec.node(hooks) is None and not rec.is_born(hooks):
+            raise Split("removes a hook that was there before")
+    return None
 
 
 def is_handle(rec: Recording, value: Any) -> bool:

@@ -60,8 +60,8 @@ def call(
         if function is torch.nn.Module.__getattr__ and len(args) == 2:
             attributes.read_submodule(rec, *args)
             return None
-        if function is RemovableHandle.remove and autograd_nodes.is_handle(rec, args[0]):
-            return autograd_nodes.remove(run, args[0])
+        if function is RemovableHandle.remove and (done := autograd_nodes.remove(run, *args)):
+            return done
         annotation = lookup(function)
         return None if annotation is None else native(run, annotation, function, args, kwargs)
     if kind is torch._C.ScriptFunction:

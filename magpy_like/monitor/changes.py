@@ -33,6 +33,7 @@ class Changes(Looks):
         """One place of a variable from outside is about to hold ``value``."""
         if node.replays:
             self.settle(node)
+        self.list_values.pop(node.node_id, None)
         self._look_at_end(node, dropped(node, relation, value))
         self.snapshot(node)
         if node.rewritten:
@@ -54,6 +55,7 @@ class Changes(Looks):
         """A container from outside is about to be changed in a way that depends on its contents."""
         if not isinstance(node.variable, list | dict | set | collections.deque):
             raise Split(f"changes a {node.type.__qualname__} from outside in native code")
+        self.list_values.pop(node.node_id, None)
         self._look_at_end(node, contents(node.variable))
         self.snapshot(node)
         self.open(node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
@@ -134,6 +135,13 @@ def is_of_tensor(expression: Any) -> bool:
     """Whether an expression is made of what tensors outside hold, which is likely to differ."""
     parts = (part.node.type for part in made_of(expression) if isinstance(part, Read))
     return any(issubclass(kind, torch.Tensor) for kind in parts)
+
+
+def is_left_to_python(expression: Any) -> bool:
+    """Whether a number is computed of a list behind the operator graph, which so cannot have it."""
+    if not isinstance(expression, Computed) or known_before_graph(expression):
+        return False
+    return any(isinstance(p, Read) and p.node.type in (list, deque) for p in expression.made_of)
 
 
 def is_drawn(expression: Any) -> bool:

@@ -21,6 +21,7 @@ from magpy_like.monitor.expressions import (
     Expression,
     InGraph,
     Untranslatable,
+    is_left_to_python,
     is_of_tensor,
     known_before_graph,
     total,
@@ -151,6 +152,8 @@ class GraphNumbers(GraphNodes):
         found = self._numbers.get(id(expression))
         if found is not None:
             return found[1]
+        if is_left_to_python(expression):
+            raise Look("gives a number out of a list, which depends on a tensor, to an operator")
         if isinstance(expression, Computed) and not self._is_for_python(expression):
             parts = tuple(self._node_for(part, None) for part in expression.operands)
             node = self._arithmetic(expression.operation, parts, value)

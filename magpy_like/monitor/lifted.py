@@ -32,6 +32,7 @@ from magpy_like.monitor.expressions import (
     fresh,
     is_array_number,
     is_drawn,
+    is_left_to_python,
     is_liftable,
     is_number,
     is_of_tensor,
@@ -190,7 +191,8 @@ class LiftedNumbers:
             return None  # it is the same whatever the operands are
         parts = tuple(self.expression(operand) or operand for operand in operands)
         computed = self._note_raising(operation, operands, parts)
-        if is_number(value) and any(isinstance(part, InGraph) for part in parts):
+        in_graph = is_number(value) and any(isinstance(part, InGraph) for part in parts)
+        if in_graph and not any(map(is_left_to_python, parts)):
             node = self.rec.operators.compute(operation, operands, value)
             self.in_python[node] = computed
             found = InGraph(node)
@@ -218,6 +220,14 @@ class LiftedNumbers:
         take = Repeated(operator.getitem, (PLACE, PLACE), {}, type(value))
         parts = (Read(node), self.expression(key))
         return self.lift(value, self._note_raising(take, (node.variable, key), parts))
+
+    def made(
+        self, operation: Callable[..., Any], operands: tuple[Any, ...], parts: tuple[Any, ...]
+    ) -> Computed:
+        """What ``operation`` makes of ``operands``, of which some are known by the expressions that
+        stand for them in ``parts``."""
+        known = (p if isinstance(p, Expression) else self.expression(p) or p for p in parts)
+        return self._note_raising(operation, operands, tuple(known))
 
     def _note_raising(
         self, operation: Callable[..., Any], operands: tuple[Any, ...], parts: tuple[Any, ...]
@@ -502,13 +512,20 @@ class LiftedNumbers:
         else:
             self.settle(operands)
 
-    def rely_on(self, operation: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> None:
+    def rely_on(
+        self,
+        operation: Callable[..., Any],
+        operands: tuple[Any, ...],
+        value: Any,
+        parts: tuple[Any, ...] | None = None,
+    ) -> None:
         """The program goes on by what ``operation`` has made of plain values.
 
         Raises:
             Split: an operand is only known when the region runs, and cannot be foretold.
         """
-        parts = tuple(self.expression(operand) or operand for operand in operands)
+        if parts is None:
+            parts = tuple(self.expression(operand) or operand for operand in operands)
         if all(map(known_at_entry, parts)):
             self.conditions.append((Computed(operation, parts), value))
         else:

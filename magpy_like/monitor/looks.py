@@ -5,6 +5,7 @@ A look at something that the region has made relies on nothing, but on what in i
 
 from __future__ import annotations
 
+import collections
 import types
 from collections.abc import Collection
 from typing import Any
@@ -27,8 +28,12 @@ class Looks(Meetings):
 
     def __init__(self) -> None:
         super().__init__()
+        self.varying_counts: Collection[Path] = ()
+        """Where lists and deques are whose length has varied."""
         self.varying_lengths: Collection[Path] = ()
-        """Where lists are whose length has varied."""
+        """The same, of those that cut the program where they are joined."""
+        self.varying_items: Collection[Path] = ()
+        """Where numbers are that have varied."""
         self._asks_members: dict[int, bool] = {}
         self.distinct: set[tuple[int, int]] = set()
         """Pairs of nodes that the program found to be different objects."""
@@ -88,12 +93,27 @@ class Looks(Meetings):
     def look_at_truth(self, value: Any) -> None:
         """The program asked whether a container holds anything."""
         node = self.node(value)
-        if node is None:
+        if node is None or self.is_added(node, -1):
             return
         if self._has_first_length(node):
             node.facts.add(Fact.TRUTH if elements(value) else Fact.LENGTH)
         else:
             self.open(node)
+
+    def counts_vary(self, node: ShadowNode) -> bool:
+        """Whether a list from outside is likely to be another one at every call: it has had other
+        lengths, or, of a deque, other numbers."""
+        if self.path(node) in self.varying_counts:
+            return True
+        if node.type is not collections.deque or not self.varying_items:
+            return False
+        places = (Relation(RelationKind.ITEM, i) for i in range(len(node.variable)))
+        return any(self.place(node, place) in self.varying_items for place in places)
+
+    def is_added(self, node: ShadowNode, key: int) -> bool:
+        """Whether the program itself has put there what a list has at a negative index."""
+        known = self.list_values.get(node.node_id)
+        return known is not None and -known.added <= key < 0
 
     def length_varies(self, value: Any) -> bool:
         """Whether a variable is a list from outside that has had other lengths at other calls."""

@@ -12,7 +12,7 @@ import collections
 import contextvars
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ from magpy_like.refgraph.values import (
     own_entries,
     tensor_version,
 )
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.varying_lists import ListValue
 
 GUARDED_BYTES = 1 << 16
 """The largest NumPy array whose contents are compared at every call."""
@@ -71,6 +74,8 @@ class Meetings(GraphValues):
         """Tensors that a cache keeps, held until the record holds them."""
         self.replays: list[tuple[ShadowNode, Callable[..., Any], tuple[Any, ...]]] = []
         """Changes of outside containers that depend on nothing in them, in program order."""
+        self.list_values: dict[int, ListValue] = {}
+        """By node, the lists that the record holds for whatever they hold."""
         for cls in (torch.Tensor, torch.nn.Parameter):
             self.know_tensor_class(cls)
 
@@ -275,6 +280,10 @@ class Meetings(GraphValues):
 
     def settle(self, node: ShadowNode) -> None:
         """A container that was only added to is looked at: its first contents count after all."""
+        for changed, operation, args in self.replays:
+            if changed is node and operation in (list.__setitem__, list.pop):
+                self.lifted.settle(args[:1])  # its elements are told by where they are
+        self.list_values.pop(node.node_id, None)
         self.replays = [entry for entry in self.replays if entry[0] is not node]
         node.replays = []
         node.rewritten = True

@@ -67,9 +67,12 @@ from magpy_like.monitor.special_calls import (
     finish_fold,
     finish_item,
     finish_length,
+    finish_of_lists,
+    finish_of_lists_unseen,
 )
 from magpy_like.monitor.split import LENGTH_VARIES, Effect, Split
 from magpy_like.monitor.twin import hint
+from magpy_like.monitor.varying_lists import note_change
 from magpy_like.monitor.writes import write
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Relation
@@ -280,8 +283,9 @@ def change(
         repeats = not (hashes_in_python(args[1]) or rec.asks_members(node))
     if repeats and (operation is not list.extend or isinstance(args[1], list | tuple)):
         rec.snapshot(node)
-        rec.refs.in_place(node)
         arguments = tuple(list(a) if operation is list.extend else a for a in args[1:])
+        note_change(rec, node, operation, arguments)
+        rec.refs.in_place(node)
         rec.replays.append((node, operation, arguments))
         node.replays.append(operation)
         return
@@ -358,6 +362,7 @@ def _calls_back(value: Any) -> bool:
 _SUSPENDED = (
     finish_asking_in_eager,
     finish_computed_unseen,
+    finish_of_lists_unseen,
     finish_suspended,
     finish_operator_suspended,
     finish_length,
@@ -381,6 +386,10 @@ def undo(run: MonitorRun, finish: Callable[..., None], payload: Any) -> str | No
         run.suspended -= 1
     if finish in (finish_computed, finish_computed_unseen, finish_fold):
         run.lifted.settle(payload[1])
+    elif finish in (finish_of_lists, finish_of_lists_unseen):
+        run.lifted.settle(payload[1])
+        for value in payload[1]:
+            run.recording.visit(value, ValueRead.ALL)
     elif finish is finish_item:
         operation, (tensor,) = payload
         run.lifted.fix_sizes(tensor)

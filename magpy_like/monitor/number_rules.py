@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from magpy_like.annotation import ValueRead
-from magpy_like.monitor import draws, operators
+from magpy_like.monitor import draws, operators, varying_lists
 from magpy_like.monitor.expressions import is_liftable, is_number
 from magpy_like.monitor.given import offer
 from magpy_like.monitor.lifted import ARITHMETIC
@@ -160,13 +160,20 @@ def _take(run: MonitorRun, step: Step) -> Token:
     if not is_number(found):
         return _index(2, 1)(run, step)
     node = run.recording.node(container)
-    if node is not None and run.lifted.is_known_before_graph(key):
-        if node.changed:
-            return _index(2, 1)(run, step)
+    if node is not None and run.lifted.is_known_before_graph(key) and not node.changed:
         run.recording.visit(container, ValueRead.TYPE)
         return _finish_take, (node, key)
+    if node is not None:
+        return varying_lists.take(run, container, key) or _index(2, 1)(run, step)
     function = _repeated(run, operator.getitem, (container, key))
     return (finish_computed, function) if function else _index(2, 1)(run, step)
+
+
+def _put(run: MonitorRun, step: Step) -> Token:
+    """An item is stored at a key that varies."""
+    value, target, key = step.stack[-3:]
+    stored = varying_lists.put(run, target, key, value)
+    return _index(2, 1)(run, step) if stored is None else stored
 
 
 def _item(container: Any, key: Any) -> Any:
@@ -249,7 +256,7 @@ def _settled_by() -> dict[int, Callable[[MonitorRun, Step], Token]]:
         "IS_OP": _identify,
         "UNARY_NOT": _branch,
         "BINARY_SUBSCR": _take,
-        "STORE_SUBSCR": _index(2, 1),
+        "STORE_SUBSCR": _put,
         "DELETE_SUBSCR": _index(2, 1),
         "BINARY_SLICE": _index(3, 2, 1),
         "STORE_SLICE": _index(3, 2, 1),

@@ -7,6 +7,7 @@ on the operand stack instead, and follows it like any Python code.
 
 from __future__ import annotations
 
+import collections
 import functools
 import gc
 import inspect
@@ -404,7 +405,7 @@ def may_yield_tensors(iterable: Any) -> bool:
     """Whether going through ``iterable`` can give a tensor, told without doing so."""
     if isinstance(iterable, range | str | bytes):
         return False
-    if isinstance(iterable, list | tuple | set | frozenset):
+    if isinstance(iterable, list | tuple | set | frozenset | collections.deque):
         return any(isinstance(item, torch.Tensor) for item in elements(iterable))
     if isinstance(iterable, dict):
         return any(isinstance(item, torch.Tensor) for item in dict.keys(iterable))

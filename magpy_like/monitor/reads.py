@@ -156,6 +156,12 @@ def read_item(rec: Recording, source: Any, key: Any) -> None:
     elif isinstance(source, list | tuple) and isinstance(key, int):
         base: Any = list if isinstance(source, list) else tuple
         size = base.__len__(source)
+        if -size <= key < 0 and rec.counts_vary(node):
+            if rec.is_added(node, key):
+                return
+            if not node.changed:
+                rec.meet(node, Relation(RelationKind.ITEM, key), base.__getitem__(source, key))
+                return
         if not 0 <= key < size:
             rec.look_at_length(node)
             key += size

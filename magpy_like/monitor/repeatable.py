@@ -8,6 +8,7 @@ is what the program goes on by, whatever the numbers are.
 from __future__ import annotations
 
 import types
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -102,9 +103,9 @@ def as_function(
     kwargs: Mapping[str, Any],
     lifted: Callable[[Any], bool],
 ) -> Function | None:
-    """A call as a function of what is ``lifted`` of its arguments; None for one that is not known
-    to do nothing but compute with numbers, text and containers of them, or is given nothing that is
-    lifted."""
+    """A call as a function of what is ``lifted`` of its arguments, such as numbers; None for one
+    that is not known to do nothing but compute with numbers, text and containers of them, or is
+    given nothing that is lifted."""
     if not _only_computes(annotation, operation):
         return None
     if operation in (max, min) and len(args) == 1 and type(args[0]) in (list, tuple) and args[0]:
@@ -217,6 +218,9 @@ def _collect(value: Any, lifted: Callable[[Any], bool], found: list[Any]) -> boo
         if is_liftable(value) and lifted(value):
             found.append(value)
         return True
+    if type(value) in (list, deque) and lifted(value):
+        found.append(value)
+        return True
     if type(value) is list or type(value) is tuple:
         return all(_collect(part, lifted, found) for part in value)
     if type(value) is dict:
@@ -228,6 +232,8 @@ def _collect(value: Any, lifted: Callable[[Any], bool], found: list[Any]) -> boo
 def _form(value: Any, lifted: Callable[[Any], bool]) -> Any:
     if _is_leaf(value):
         return PLACE if is_liftable(value) and lifted(value) else value
+    if type(value) in (list, deque) and lifted(value):
+        return PLACE
     if type(value) is dict:
         return {key: _form(part, lifted) for key, part in value.items()}
     return type(value)([_form(part, lifted) for part in value])

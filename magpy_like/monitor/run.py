@@ -134,6 +134,8 @@ class MonitorRun:
         self.recording.operators.value_of = self.lifted.values.get
         self.varying = varying
         self.recording.varying_lengths = varying.lengths
+        self.recording.varying_counts = varying.counts
+        self.recording.varying_items = varying.numbers
         if varying.dims is not None:
             self.recording.dynamic_dims = varying.dims
             self.recording.begin_twin(self.account, self._locate)

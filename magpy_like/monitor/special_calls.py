@@ -28,9 +28,11 @@ from magpy_like.monitor import (
     handled,
     locks,
     metadata,
+    varying_lists,
 )
 from magpy_like.monitor.arguments import answers_in_python, describe, holds_tensor
 from magpy_like.monitor.constants import VALUE_READERS
+from magpy_like.monitor.containers import CONTAINERS
 from magpy_like.monitor.expressions import is_liftable, is_number
 from magpy_like.monitor.gathered import JOINS, Gathered, Growing
 from magpy_like.monitor.given import lend, offer
@@ -82,6 +84,7 @@ def _of_autograd(run: MonitorRun, call: NativeCall) -> Any:
         return NotImplemented
     if call.operation in autograd_nodes.KEEPS:
         return autograd_nodes.keep(run, call.operation, call.args, call.kwargs)
+    autograd_nodes.look_for_second_gradients(run.recording, call.operation, call.args, call.kwargs)
     if call.operation is torch.autograd.grad and run.recording.hooks:
         raise autograd_nodes.looked_through(run.recording)
     return NotImplemented
@@ -286,6 +289,62 @@ def finish_item(run: MonitorRun, read: tuple[Any, tuple[Any, ...]], result: Any)
     return number
 
 
+def _of_varying_lists(run: MonitorRun, call: NativeCall) -> Any:
+    """Native code makes something of a list that is another one at every call, or counts it."""
+    given = (*call.args, *call.kwargs.values())
+    if not varying_lists.any_known(run) or not any(type(v) in varying_lists.KINDS for v in given):
+        return NotImplemented
+    if call.operation is len and len(given) == 1:
+        token = varying_lists.count(run, given[0])
+        return NotImplemented if token is None else token
+    if call.operation in varying_lists.TAKES_OUT:
+        token = varying_lists.take_out(run, call.operation, *given)
+        return NotImplemented if token is None else token
+    known = functools.partial(_is_known, run)
+    if any(isinstance(value, CONTAINERS) and not known(value) for value in given):
+        return NotImplemented  # what it holds is relied on
+    function = as_function(call.annotation, call.operation, call.args, call.kwargs, known)
+    if function is None or not any(type(v) in varying_lists.KINDS for v in function[1]):
+        return NotImplemented
+    for value in given:
+        run.recording.visit(value, ValueRead.TYPE)
+    if isinstance(call.operation, OF_NUMPY):
+        run.suspended += 1
+        return finish_of_lists_unseen, function
+    return finish_of_lists, function
+
+
+def _is_known(run: MonitorRun, value: Any) -> bool:
+    if type(value) in varying_lists.KINDS:
+        return varying_lists.contents_of(run.recording, value) is not None
+    return run.lifted.is_lifted(value)
+
+
+def finish_of_lists(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+    operation, operands = payload
+    lifted, rec = run.lifted, run.recording
+    parts = tuple(varying_lists.contents_of(rec, v) or lifted.expression(v) or v for v in operands)
+    with _only_computed():
+        if is_liftable(result):
+            made = lifted.made(typed(operation, operands, result), operands, parts)
+            return lifted.lift(result, made)
+        if type(result) in ANSWERS:
+            lifted.rely_on(operation, operands, result, parts)
+        else:
+            lifted.settle(operands)
+            for value in operands:
+                rec.visit(value, ValueRead.ALL)
+    rec.bear(result)
+    return None
+
+
+def finish_of_lists_unseen(
+    run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any
+) -> Any:
+    run.suspended -= 1
+    return finish_of_lists(run, payload, result)
+
+
 def _lends(run: MonitorRun, call: NativeCall) -> Any:
     if not run.recording.inside:
         lend(run, call.annotation, call.args, call.kwargs)
@@ -485,6 +544,7 @@ SPECIAL: tuple[Callable[[MonitorRun, NativeCall], Any], ...] = (
     _asks_for_values,
     _gives_numbers,
     _gives_number,
+    _of_varying_lists,
     _lends,
     _draws,
     _derives,

@@ -23,12 +23,15 @@ def argument_place(key: int | str) -> Path:
 class Variation:
     """``numbers`` are the places (see ``Recording.place``) whose numbers are lifted, ``dims`` gives
     the dimensions that may vary of a tensor at a place; None when no tensor has any. ``lengths``
-    are the places of lists of which a record must not hold as many elements as there are.
+    are the places of lists of which a record must not hold as many elements as there are, so that
+    the program is cut where one is joined; ``counts`` those of all lists and deques that have had
+    other lengths.
     ``varied`` gives the dimensions that have differed between calls; None for all of ``dims``."""
 
     numbers: frozenset[Path] = frozenset()
     dims: Callable[[Path, torch.Tensor], Collection[int]] | None = None
     lengths: frozenset[Path] = frozenset()
+    counts: frozenset[Path] = frozenset()
     varied: Mapping[Path, Collection[int]] | None = None
 
     def has_varied(self, path: Path, dim: int) -> bool:

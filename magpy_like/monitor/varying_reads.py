@@ -69,7 +69,7 @@ def lend(run: MonitorRun, value: Any, deep: bool = False) -> None:
         return
     rec = run.recording
     node = rec.node(value)
-    if node is not None and not node.changed:
+    if node is not None and not node.changed and not rec.counts_vary(node):
         kind = RelationKind.KEY if type(value) is dict else RelationKind.ITEM
         for key, item in [*value.items()] if type(value) is dict else enumerate(value):
             if not (is_number(item) and is_plain(key)):

@@ -330,7 +330,8 @@ bool recheck(Watch *w, Watched &o) {
       if (o.length >= 0 && n != o.length) return fail(w, o, nullptr, nullptr);
       for (const Place &p : o.places) {
         Py_ssize_t i = PyLong_AsSsize_t(p.key);
-        PyObject *found = i < n ? PyList_GET_ITEM(o.object, i) : nullptr;
+        if (i < 0) i += n;  // a place counted from the end
+        PyObject *found = 0 <= i && i < n ? PyList_GET_ITEM(o.object, i) : nullptr;
         if (!matches(p, found)) return fail(w, o, &p, found);
       }
       return true;

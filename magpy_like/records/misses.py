@@ -59,6 +59,8 @@ class Varying:
         a list that varies in length may cut the program, for it is cut already."""
         self.dynamic, self._inner = dynamic, inner
         self._cuts_at_lists = inner
+        self.counts: set[Path] = set()
+        """Where lists and deques are whose length has varied."""
         self.lengths: set[Path] = set()
         self._just_learnt: set[Path] = set()
         """The lengths that the last miss was the first to vary."""
@@ -93,8 +95,10 @@ class Varying:
                     self.numbers.add(place)
                 else:
                     self.dims.setdefault(place, set()).add(dim)
+            found = record.expected
+            self.counts.update(other_lengths(found, found.counts, args, kwargs))
             if self._cuts_at_lists:
-                self.lengths.update(other_lengths(record.expected, args, kwargs))
+                self.lengths.update(other_lengths(found, found.lengths, args, kwargs))
         self._just_learnt = self.lengths - known
 
     def outdates(self, record: Record) -> bool:
@@ -149,13 +153,14 @@ class Varying:
 
     def variation(self) -> Variation:
         """What a monitor run must not rely on."""
-        numbers, lengths = frozenset(self.numbers), frozenset(self.lengths)
+        numbers = frozenset(self.numbers)
+        lists = frozenset(self.lengths), frozenset(self.counts)
         if self.dynamic:
             varied = {place: frozenset(dims) for place, dims in self.dims.items()}
-            return Variation(numbers, _all_dims, lengths, varied)
+            return Variation(numbers, _all_dims, *lists, varied)
         if self.dynamic is False or not (self.dims or numbers or any_marked()):
-            return Variation(numbers, None, lengths)
-        return Variation(numbers, self._some_dims, lengths)
+            return Variation(numbers, None, *lists)
+        return Variation(numbers, self._some_dims, *lists)
 
     def _some_dims(self, path: Path, tensor: torch.Tensor) -> Collection[int]:
         marks = marked(tensor)

@@ -5,6 +5,7 @@ A later call that misses is compared with it, and so is a more general record wi
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +44,8 @@ class Expected:
     """For each dimension that could vary, but does not: where the program relies on its size."""
     lengths: dict[Path, int] = field(default_factory=dict)
     """Of lists that the guard checks the lengths of."""
+    counts: dict[Path, int] = field(default_factory=dict)
+    """The same of deques, too, and of what is the same object at every call."""
     names: dict[Path, str] = field(default_factory=dict)
     """How a person would write these places."""
     inner: dict[Path, tuple[int, ...]] = field(default_factory=dict)
@@ -127,6 +130,13 @@ def expected(rec: Recording, places: Places) -> Expected:
     """What a recording has met that a guard compares."""
     found = Expected()
     for node in places.order:
+        if node.type in (list, deque) and Fact.LENGTH in node.facts:
+            place = rec.path(node)
+            contents = node.variable if node.contents is None else node.contents
+            found.counts[place] = len(contents)
+            root = rec.root(place[0])
+            if root is not None:
+                found.roots.setdefault(place[0], root)
         if node.node_id in rec.layouts and not places.is_fixed(node):
             place = rec.path(node)
             found.layouts[place] = Layout(*rec.layouts[node.node_id])
@@ -161,15 +171,15 @@ def expected(rec: Recording, places: Places) -> Expected:
 
 
 def other_lengths(
-    record: Expected, args: tuple[Any, ...], kwargs: dict[str, Any]
+    record: Expected, lengths: dict[Path, int], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[Path]:
     """The places at which a call has a list of another length than the recorded run."""
-    for place, length in record.lengths.items():
+    for place, length in lengths.items():
         try:
             found = record.now(place, args, kwargs)
         except Exception:  # the call has nothing there
             continue
-        if type(found) is list and len(found) != length:
+        if type(found) in (list, deque) and len(found) != length:
             yield place
 
 

@@ -54,7 +54,8 @@ class LiftedConditions(FetchedVariables):
         self.expected.conditions += map(_of_places, self.rec.lifted.conditions)
         self.expected.about_lifted.update(self.readable[said:], self._about_lifted)
         for node in self.places.order:
-            if self.expected.places.get(node.node_id) in self.expected.lifted:
+            varies = self.expected.places.get(node.node_id) in self.expected.lifted
+            if varies or node.node_id in self.rec.list_values:
                 self.lifted.append(self.label(node))
 
     def _sizes(self, twin: Twin) -> None:

@@ -180,8 +180,8 @@ def test_asked_first_and_counted_then():
         return x * len(held), held[0]
 
     twins = Twins(lambda: program)
-    for n in (2, 2, 3, 1):
-        twins.call(lambda n=n: (tensor(1.0), [5] * n), hit=None if n == 2 else False)
+    for n, hit in ((2, False), (2, True), (3, False), (1, True), (0, None)):
+        twins.call(lambda n=n: (tensor(1.0), [5] * n), hit=hit)
 
 
 def test_number_of_elements_that_depends_on_data_is_asked_without_being_fixed():

@@ -305,7 +305,12 @@ TAKEN = {
     "deque": (
         lambda v, x: x * v[0] + len(v),
         lambda: deque([1, 2]),
-        [lambda: deque([2, 2]), lambda: deque([1, 2, 3])],
+        [lambda: deque([2, 2])],
+    ),
+    "deque of another length": (
+        lambda v, x: x * v[0] + len(v),
+        lambda: deque([1, 2]),
+        [lambda: deque([1, 2, 3])],
     ),
     "userdict": (
         lambda v, x: x * v["a"] + v.last(),
@@ -556,7 +561,7 @@ def test_containers_inside_a_module_are_watched():
         m.table["list"].append(3)
 
     def replace(m):
-        m.table["list"][0] = 7
+        m.table["list"][0] = 7.5
 
     check_made(
         Holder,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from magpy_like.annotation import RelationKind, ValueRead
-from magpy_like.monitor import classes, draws, operators, reads
+from magpy_like.monitor import classes, draws, operators, reads, varying_lists
 from magpy_like.monitor.containers import CONTAINERS, is_told_by_identity
 from magpy_like.monitor.gathered import ENDS, Gathered
 from magpy_like.monitor.instructions.step import Step, Token, finish_without_result
@@ -71,6 +71,9 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
                 return None
         if isinstance(key, slice):
             run.lend(source)
+        taken = varying_lists.take(run, source, key)
+        if taken is not None:
+            return taken
         reads.read_item(rec, source, key)
         node = rec.node(source)
         if node is None or step is None:
