@@ -12,7 +12,7 @@ import math
 import operator
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,7 +89,8 @@ def draw(run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[st
     given = args[1:] if of_a_generator else args
     kept = tuple(_snapshot(rec, value) for value in given)
     keywords = {name: _snapshot(rec, value) for name, value in kwargs.items()}
-    run.lifted.settle((kept, tuple(keywords.values())))
+    if not run.lifted.is_known_at_entry((kept, tuple(keywords.values()))):
+        run.lifted.settle((kept, tuple(keywords.values())))
     generator = _SEEDS.get(operation)
     if of_a_generator:
         kept = (args[0], *kept)
@@ -101,13 +102,15 @@ def draw(run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[st
         order = args[1] if len(args) == 2 and not kwargs else None
         if type(order) is not list or rec.node(order) is not None or not _all_numbers(order):
             raise Split("draws at random from a container, or into it")
+        if len(set(map(type, order))) > 1:
+            raise Split("draws at random from values of several types")
         drawing = Drawing(shuffled, (operation, *kept), {}, generator)
         run.suspended += 1
         return _finish_shuffle, (drawing, order)
     if of_a_generator and len({type(value) for value in _leaves(kept[1:2])}) > 1:
         raise Split("draws at random from values of several types")
     run.suspended += 1
-    return _finish, drawing
+    return _finish_draw, drawing
 
 
 def _all_numbers(values: Any) -> bool:
@@ -154,6 +157,30 @@ def _finish(run: MonitorRun, drawing: Drawing, result: Any) -> Any:
     if made is not None and type(result) is not made:
         raise Look(f"makes a random generator of type {type(result).__qualname__}")
     return _adopt(run, drawing, result)
+
+
+def _finish_draw(run: MonitorRun, drawing: Drawing, result: Any) -> Any:
+    """Arguments that vary may seed a generator, or bound a number; nothing else is known of what
+    the mock would draw by others."""
+    given = drawing.args, tuple(drawing.kwargs.values())
+    if run.lifted.any_in(given):
+        if is_liftable(result):
+            drawing = replace(drawing, operation=_drawing_a(type(result), drawing.operation))
+        elif result is not None and type(result) not in REWINDABLE:
+            run.lifted.settle(given)
+    return _finish(run, drawing, result)
+
+
+def _drawing_a(kind: type, operation: Callable[..., Any]) -> Callable[..., Any]:
+    """``operation``, but that it raises TypeError where it draws something of another type."""
+
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        result = operation(*args, **kwargs)
+        if type(result) is not kind:
+            raise TypeError(f"a {type(result).__name__} is drawn, and not a {kind.__name__}")
+        return result
+
+    return draw
 
 
 def _finish_shuffle(run: MonitorRun, drawn: tuple[Drawing, list[Any]], _: Any) -> None:
@@ -334,5 +361,5 @@ def _finish_in_place(run: MonitorRun, drawing: Drawing, _: Any) -> None:
     run.lifted.draw(drawing)
 
 
-FINISHERS = (_finish, _finish_in_place, _finish_shuffle)
+FINISHERS = (_finish, _finish_draw, _finish_in_place, _finish_shuffle)
 """What follows a call that is repeated and whose own code is not followed."""

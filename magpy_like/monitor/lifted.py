@@ -174,8 +174,8 @@ class LiftedNumbers:
         return is_plain(value) if expression is None else known_before_graph(expression)
 
     def is_known_at_entry(self, values: tuple[Any, ...]) -> bool:
-        """Whether a guard can compute all of these numbers."""
-        return all(known_at_entry(self.expression(value)) for value in values)
+        """Whether a guard can compute all numbers among these values and in containers there."""
+        return all(known_at_entry(self.expression(number)) for number in _numbers_in(values))
 
     def compute(self, operation: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> Any:
         if operation in _CHOOSES and len(set(map(type, operands))) > 1:

@@ -8,7 +8,7 @@ import torch
 
 import magpy_like as magpy
 from tests.compare import assert_same
-from tests.programs import Twins, check_right, one
+from tests.programs import Twins, one
 
 OWN = random.Random(3)
 ARRAYS = np.random.default_rng(5)
@@ -259,6 +259,12 @@ def _rows_in_a_loop(x):
     return x
 
 
+def _shuffled_numbers_of_two_types(x):
+    order = [1, 2.5]
+    random.shuffle(order)
+    return x * order[0], type(order[0]) is int
+
+
 def _array_as_a_list(x):
     return x + torch.tensor(np.random.rand(3).tolist())
 
@@ -345,6 +351,7 @@ NATIVE = [
     *(_array_sorted_in_a_loop, _array_from_an_iterator, _rows_in_a_loop),
     *(_array_changed_through_a_tensor, _array_doubled, _order_of_tensors, _order_outside),
     *(_order_of_an_array_with_a_view, _told, _seeded_after_a_draw, _restored, _forked, _refused),
+    _shuffled_numbers_of_two_types,
     lambda x: x * random.choice([1, 2.5, True]),
     lambda x: x.long() * random.choice([1, 2.5]),
     lambda x: random.choice([torch.sin, torch.cos])(x),
@@ -428,14 +435,84 @@ def test_tuple_from_outside_that_indexes_after_a_draw_is_guarded():
     assert magpy.cache_info(compiled).hits == 1
 
 
-def test_seeds_from_outside_may_differ():
-    def program(x, seed):
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.manual_seed(seed)
-        return x * random.random() + np.random.rand() + torch.rand(3)
+def _seeded_by(x, n):
+    random.seed(n)
+    np.random.seed(n)
+    torch.manual_seed(n)
+    return x * random.random() + np.random.rand() + torch.rand(3)
 
-    check_right(lambda: program, *(lambda s=s: (torch.ones(3), s) for s in (1, 2, 1, 3)))
+
+def _seeded_by_text(x, n):
+    random.seed(f"run {n}")
+    return x * random.random()
+
+
+def _generators_of_its_own(x, n):
+    numbers = np.random.default_rng(n).uniform(0, n), np.random.RandomState(n).randint(n)
+    return x * random.Random(n).random(), numbers
+
+
+def _bounded_by(x, n):
+    return x * random.randint(2, n), np.random.uniform(n)
+
+
+def _int_where_bounds_are_equal(x, n):
+    return x + 1, random.triangular(2, n)
+
+
+def _one_of(x, n):
+    return x * random.choice([n, n + 1, 5])
+
+
+def _refused_where_small(x, n):
+    try:
+        return x * random.randint(2, n)
+    except ValueError:
+        return x - 1
+
+
+@pytest.mark.filterwarnings("ignore:magpy_like. a record of:UserWarning")
+@pytest.mark.parametrize(
+    "program",
+    [
+        *(_seeded_by, _seeded_by_text, _generators_of_its_own, _bounded_by, _one_of),
+        *(_int_where_bounds_are_equal, _refused_where_small),
+    ],
+)
+def test_one_record_serves_all_seeds_and_bounds_of_draws(program):
+    info = magpy.cache_info(_compare_with_numbers(program, 5, 4, 6, 2, 7, 3, 1, 2, 5))
+    assert (info.misses, info.records) == (2, 1)
+
+
+def _compare_with_numbers(program, *numbers):
+    """As ``_compare``, with a number beside the tensor that differs from call to call."""
+    fast = magpy.compile(program, backend="eager")
+    ends = []
+    for run in (fast, program):
+        _seed_all(0)
+        results = []
+        for n in numbers:
+            try:
+                results.append((run(torch.ones(3), n), _states()))
+            except ValueError as error:
+                results.append((str(error), _states()))
+        ends.append(results)
+    assert_same(*ends)
+    return fast
+
+
+def _as_many_as(x, n):
+    return x + 1, random.sample(range(10), n)
+
+
+def _as_large_as(x, n):
+    return x.sum() + torch.from_numpy(np.random.rand(n))
+
+
+@pytest.mark.parametrize("program", [_as_many_as, _as_large_as])
+def test_another_number_of_draws_must_miss(program):
+    fast = _compare_with_numbers(program, 3, 3, 4, 3, 5)
+    assert magpy.cache_info(fast).misses == 3
 
 
 def _filled(x):
