@@ -9,7 +9,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 TYPED := $(wildcard magpy_like paritybench_runner benchmarks)
 
-.PHONY: demo test test-full lint
+.PHONY: demo test test-full sweep lint
 
 demo: $(READY)
 	$(RUN) -m benchmarks.demo
@@ -19,6 +19,10 @@ test: lint
 
 test-full: lint
 	$(RUN) -m pytest -n 2 --dist worksteal -q -m "full or not full"
+
+# Which checks of guards matter: goes on where it was interrupted; SWEEP=tests/... for some tests.
+sweep: $(READY)
+	$(RUN) -m tests.soundness $(SWEEP)
 
 lint: $(READY)
 	$(RUN) -m ruff check .

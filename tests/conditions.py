@@ -19,8 +19,10 @@ from magpy_like.monitor.expressions import Size
 from magpy_like.native import Watch
 from magpy_like.records.dispatch import Dispatcher
 from magpy_like.synthesis import early_looks, lifted_conditions, record
+from magpy_like.synthesis.graphs import CompiledGraph
 from magpy_like.synthesis.guard import GuardBuilder
 from magpy_like.synthesis.sizes import LARGEST
+from tests.promises import Promise
 
 MODES = "modes: torch's modes"
 RANGE = "sizes: range of a size"
@@ -104,6 +106,8 @@ class Check:
     """One condition of one guard."""
 
     where: str
+    place: str
+    """The program or continuation whose guard it is in."""
     kinds: tuple[str, ...]
     reason: str
 
@@ -116,17 +120,23 @@ class Check:
 class Run:
     """A time in which records are made, and the conditions that hold by force in them."""
 
-    forced: Collection[int | str] = ()
-    """Numbers of conditions, or kinds."""
+    forced: Collection[int | str | tuple[str, str]] = ()
+    """Numbers of conditions, kinds, places, or places with what a condition there says."""
     checks: list[Check] = field(default_factory=list)
     failed: dict[int, None] = field(default_factory=dict)
+    raised: int = 0
+    """How often a record has raised, so that the program ran natively."""
+    broken: list[str] = field(default_factory=list)
+    """What operator graphs were given that was not promised to them."""
     where: str = "at entry"
+    place: str = ""
 
     def note(self, names: tuple[str, ...], reason: str) -> tuple[int, bool]:
         """The number of a condition, and whether it holds by force."""
-        self.checks.append(Check(self.where, names, reason))
+        self.checks.append(Check(self.where, self.place, names, reason))
         number = len(self.checks) - 1
-        return number, any(forced == number or forced in names for forced in self.forced)
+        known = {number, *names, self.place, (self.place, reason)}
+        return number, not known.isdisjoint(self.forced)
 
 
 _run = Run()
@@ -197,15 +207,39 @@ class _NumberingBuilder(GuardBuilder):
 
     def _sizes(self, twin: Any) -> None:
         bounds, conditions = lifted_conditions.size_guards(twin)
+        ranges: dict[int, list[tuple[int, Any, int]]] = collections.defaultdict(list)
         for i, bound in enumerate(bounds):
             if not isinstance(bound.number, Size):
                 continue  # a check of its own
-            number, forced = _run.note((RANGE,), f"{bound.least} to {bound.most}")
-            _run.failed[number] = None  # that it has is not told: the tensor's check has
+            node, dim = bound.number.node, bound.number.dim
+            said = f"{self.label(node)}.size({dim}) is {bound.least} to {bound.most}"
+            number, forced = _run.note((RANGE,), said)
+            ranges[node.node_id].append((dim, bound, number))
             if forced:
                 bounds[i] = bound._replace(least=0, most=LARGEST)
         with mock.patch.object(lifted_conditions, "size_guards", lambda twin: (bounds, conditions)):
             super()._sizes(twin)
+        names = self.source.names
+        for node_id, found in ranges.items():
+            for name in [n for n, value in names.items() if value is twin.checks[node_id]]:
+                names[name] = _sees_ranges(names[name], found)
+
+
+def _sees_ranges(
+    check: Callable[[Any], bool], ranges: list[tuple[int, Any, int]]
+) -> Callable[[Any], bool]:
+    """The check of a tensor, that tells which sizes are not in their ranges where it fails."""
+
+    def seen(tensor: Any) -> bool:
+        if check(tensor):
+            return True
+        sizes = dict(enumerate(getattr(tensor, "shape", ())))
+        for dim, bound, number in ranges:
+            if dim in sizes and not bound.least <= sizes[dim] <= bound.most:
+                _run.failed[number] = None
+        return False
+
+    return seen
 
 
 def _parts(condition: str) -> dict[str, str]:
@@ -246,10 +280,12 @@ def _see(number: int) -> Callable[[bool], bool]:
 
 
 _synthesise, _try, _look = Dispatcher.synthesise, Dispatcher._try, early_looks._look
+_run_after, _backend = Dispatcher._run_after, Dispatcher._backend
 
 
 def _synthesise_noted(dispatcher: Dispatcher, *args: Any) -> Any:
     _run.where = "at entry" if dispatcher._is_program else "behind a split"
+    _run.place = dispatcher.name
     return _synthesise(dispatcher, *args)
 
 
@@ -259,6 +295,23 @@ def _try_noted(dispatcher: Dispatcher, found: Any, args: Any, kwargs: Any) -> An
     if type(result) is int and result in numbers:
         _run.failed[numbers[result]] = None
     return result
+
+
+def _run_after_noted(dispatcher: Dispatcher, *args: Any) -> Any:
+    _run.raised += 1
+    return _run_after(dispatcher, *args)
+
+
+def _backend_noted(dispatcher: Dispatcher, graph: Any, inputs: Any) -> CompiledGraph:
+    compiled, promise = _backend(dispatcher, graph, inputs), Promise(inputs)
+
+    def run(*given: Any) -> Any:
+        broken = promise.broken_by(given)
+        if broken is not None:
+            _run.broken.append(f"{dispatcher.name}: {broken}")
+        return compiled.run(*given)
+
+    return CompiledGraph(compiled.graph, run, compiled.may_fail)
 
 
 def _look_noted(expression: Any, value: Any, place: Any, nodes: Any) -> Any:
@@ -290,6 +343,8 @@ def noted(run: Run) -> Iterator[None]:
             (early_looks, "_look", _look_noted),
             (Dispatcher, "synthesise", _synthesise_noted),
             (Dispatcher, "_try", _try_noted),
+            (Dispatcher, "_run_after", _run_after_noted),
+            (Dispatcher, "_backend", _backend_noted),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         try:

@@ -1,33 +1,48 @@
 """Which checks of guards matter: each is made to hold by force, and answers must differ from eager.
 
-A plugin for pytest. It runs every test twice as it is, and notes which check turned a call away.
-Then it runs the test again for each of these checks, with that one made to hold. A check matters
-when the test then sees another answer than eager's. A kind of check that never does in any test is
-superfluous, or lacks a test.
+    python -m tests.soundness [paths of tests]
 
-    python -m tests.soundness tests/dynamic/test_splits.py …
+A check is looked at when it is behind a split, or about a value that is lifted: one that may be
+another at each call. Every test runs as it is, and the checks that turned a call away in it are
+noted. Then it runs again with one of these made to hold: it matters when the test then sees another
+answer than eager's. A kind of check that never does in any test is superfluous, or lacks a test.
+Last, all checks behind one split, or all that say something of one lifted value, are made to hold
+together: a test that does not notice has turned a call away for nothing, or looks at too little of
+what the call gives.
+
+What was found in each test is kept in a journal, so a sweep that was interrupted goes on where it
+was; one of other sources begins anew.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import hashlib
 import io
+import json
+import os
 import re
+import subprocess
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from tests.conditions import Run, noted
+from tests.conditions import Check, Run, noted
 from tests.programs import Twins
 from tests.seeding import seed
 
+ROOT = Path(__file__).parent.parent
+JOURNAL = Path(os.environ.get("SOUNDNESS_JOURNAL", ROOT / ".soundness.jsonl"))
+SWEPT = ("dynamic", "synthesis", "monitor", "records", "refgraph", "hostile", "corpus")
+"""The folders of tests that run programs under a monitor; the others are about one part alone."""
 ENOUGH = 2
 """Answers that a kind of check must have changed before it is tried no more."""
 MOST = 80
@@ -36,6 +51,16 @@ _BOOKKEEPING = re.compile(
     r"hit|miss|cache_info|records|graphs|split|lifted|explain|guards|generalised|why|warns"
 )
 """In assertions of tests that are about what was recorded, not about answers."""
+_OF_LIFTED_VALUES = ("conditions", "bound", "sizes", "foretold")
+
+
+def _is_of_lifted_value(check: Check) -> bool:
+    return check.kinds[0].startswith(_OF_LIFTED_VALUES)
+
+
+def _is_to_matter(check: Check) -> bool:
+    """Whether it is behind a split or about a lifted value."""
+    return check.where == "behind a split" or _is_of_lifted_value(check)
 
 
 _call = Twins.call
@@ -52,6 +77,21 @@ def _noted(run: Run) -> Iterator[None]:
         yield
 
 
+def _outcome(test: Callable[[], Any], run: Run) -> tuple[str, str]:
+    """``right``, ``answer`` when the test has seen a wrong one, or ``bookkeeping``; and where."""
+    seed(0)
+    try:
+        with _noted(run), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            test()
+    except (Exception, pytest.fail.Exception) as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        line = at.line or ""
+        about_records = isinstance(error, AssertionError) and _BOOKKEEPING.search(line)
+        return "bookkeeping" if about_records else "answer", f"{type(error).__name__}: {line}"
+    return "right", ""
+
+
 @dataclass
 class Count:
     """Of one kind of check: how many there were, turned a call away, were made to hold, and
@@ -62,13 +102,51 @@ class Count:
     forced: int = 0
     mattered: int = 0
     example: str = ""
+    seen: str = ""
+    """What a test saw when it mattered."""
 
 
 @dataclass
-class Report:
+class Finding:
+    """What was found in one test."""
+
+    test: str
+    why_not: str = ""
+    """Why it cannot be swept."""
     counts: dict[str, Count] = field(default_factory=lambda: collections.defaultdict(Count))
-    repeated: int = 0
-    not_repeatable: int = 0
+    together: int = 0
+    """Splits and lifted values whose checks were made to hold together."""
+    implied: int = 0
+    """Those without which other checks have turned the same calls away."""
+    idle: list[str] = field(default_factory=list)
+    """Those for which nothing changed: no answer, no assertion about records, nor has a record
+    raised or a graph been given what it was not promised."""
+    broken: list[str] = field(default_factory=list)
+    """What graphs were given that was not promised to them, with no check made to hold."""
+
+    def text(self) -> str:
+        return json.dumps({**vars(self), "counts": {k: vars(c) for k, c in self.counts.items()}})
+
+    @classmethod
+    def of(cls, text: str) -> Finding:
+        found = json.loads(text)
+        counts = {kind: Count(**count) for kind, count in found.pop("counts").items()}
+        return cls(**found, counts=counts)
+
+
+class Report:
+    def __init__(self, findings: list[Finding]) -> None:
+        self.findings = [f for f in findings if f.counts]
+        self.broken = [f for f in findings if f.broken]
+        self.not_swept = [f for f in findings if f.why_not]
+        self.counts: dict[str, Count] = collections.defaultdict(Count)
+        for finding in self.findings:
+            for kind, count in finding.counts.items():
+                whole = self.counts[kind]
+                for name in ("made", "failed", "forced", "mattered"):
+                    setattr(whole, name, getattr(whole, name) + getattr(count, name))
+                whole.example = whole.example or count.example
+                whole.seen = whole.seen or count.seen
 
     def never_mattered(self) -> list[str]:
         """Kinds of checks that turned calls away, none of which had another answer."""
@@ -85,99 +163,143 @@ class Report:
         for kind, count in sorted(self.counts.items()):
             numbers = f"{count.made:7} {count.failed:7} {count.forced:7} {count.mattered:8}"
             rows.append(f"{numbers}  {kind} ({count.example[:60]})")
-        tests = f"{self.repeated} tests, and {self.not_repeatable} that cannot be repeated"
-        return "\n".join([*rows, tests])
+        together = sum(finding.together for finding in self.findings)
+        implied = sum(finding.implied for finding in self.findings)
+        idle = sum(len(finding.idle) for finding in self.findings)
+        rows.append(f"{len(self.findings)} tests with splits or lifted values")
+        rows.append(f"{together} splits and lifted values have turned calls away,")
+        rows.append(f"{implied} of them calls that others would have turned away as well,")
+        rows.append(f"{idle} of them calls for which no test notices that they were let in:")
+        rows += [f"  {f.test}: {subject}" for f in self.findings for subject in f.idle]
+        rows += ["graphs that were given what was not promised:"] if self.broken else []
+        rows += [f"  {f.test}: {broken}" for f in self.broken for broken in f.broken]
+        rows += ["tests that cannot be repeated:"] if self.not_swept else []
+        rows += [f"  {f.test}: {f.why_not}" for f in self.not_swept]
+        rows += ["kinds that no test makes fail:", *(f"  {k}" for k in self.never_failed())]
+        rows += ["kinds that never mattered:", *(f"  {k}" for k in self.never_mattered())]
+        return "\n".join(rows)
 
 
-def _outcome(test: Callable[[], Any]) -> str:
-    """``right``, ``answer`` when the test has seen a wrong one, or ``bookkeeping``."""
-    seed(0)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            test()
-    except (Exception, pytest.fail.Exception) as error:
-        line = traceback.extract_tb(error.__traceback__)[-1].line or ""
-        about_records = isinstance(error, AssertionError) and _BOOKKEEPING.search(line)
-        return "bookkeeping" if about_records else "answer"
-    return "right"
+def _read() -> list[Finding]:
+    """What the journal has, without a last line that was cut off."""
+    lines = JOURNAL.read_text().splitlines(keepends=True)[1:]
+    return [Finding.of(line) for line in lines if line.endswith("\n")]
 
 
 class Sweep:
-    """The plugin: runs each test again for every check that has turned a call away in it."""
+    """The plugin for pytest."""
 
     def __init__(self) -> None:
-        self.report = Report()
+        findings = _read()
+        self.done = {finding.test for finding in findings}
+        self.counts = Report(findings).counts
+        """What was found before, by which a kind may need no further tries."""
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if item.nodeid not in self.done]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool:
         names = pyfuncitem._fixtureinfo.argnames
         arguments = {name: pyfuncitem.funcargs[name] for name in names}
-
-        def test() -> None:
-            pyfuncitem.obj(**arguments)
-
-        report, first, second = self.report, Run(), Run()
-        with _noted(first):
-            before = _outcome(test)
-        with _noted(second):
-            after = _outcome(test)
-        if "answer" in (before, after) or first.checks != second.checks:
-            report.not_repeatable += 1
-            return True
-        report.repeated += 1
-        for number, check in enumerate(first.checks):
-            count = report.counts[check.kind]
-            count.made += 1
-            count.example = count.example or check.reason
-            if number not in first.failed:
-                continue
-            count.failed += 1
-            if count.mattered >= ENOUGH or count.forced >= MOST:
-                continue
-            count.forced += 1
-            with _noted(Run(forced=[number])):
-                count.mattered += _outcome(test) == "answer"
+        finding = self._sweep(pyfuncitem.nodeid, lambda: pyfuncitem.obj(**arguments))
+        with JOURNAL.open("a") as journal:
+            journal.write(finding.text() + "\n")
         return True
+
+    def _sweep(self, name: str, test: Callable[[], Any]) -> Finding:
+        finding, run, again = Finding(name), Run(), Run()
+        before, line = _outcome(test, run)
+        finding.broken = run.broken[:3]
+        numbers = [n for n, check in enumerate(run.checks) if _is_to_matter(check)]
+        if not numbers:
+            return finding
+        for number in numbers:
+            check = run.checks[number]
+            count = finding.counts[check.kind]
+            count.made += 1
+            count.failed += number in run.failed
+            count.example = count.example or check.reason
+        failed = [number for number in numbers if number in run.failed]
+        if not failed:
+            return finding
+        after, line = _outcome(test, again)
+        if "answer" in (before, after):
+            finding.why_not = line or "its answer is another one the second time"
+        elif run.checks != again.checks:
+            finding.why_not = "other checks are made the second time"
+        else:
+            self._force(finding, test, run, [(n, run.checks[n]) for n in failed])
+        return finding
+
+    def _force(
+        self,
+        finding: Finding,
+        test: Callable[[], Any],
+        first: Run,
+        failed: list[tuple[int, Check]],
+    ) -> None:
+        for number, check in failed:
+            count, whole = finding.counts[check.kind], self.counts[check.kind]
+            if whole.mattered >= ENOUGH or whole.forced >= MOST:
+                continue
+            outcome, line = _outcome(test, Run(forced=[number]))
+            matters = outcome == "answer"
+            for each in (count, whole):
+                each.forced += 1
+                each.mattered += matters
+            count.seen = count.seen or (line if matters else "")
+        subjects = dict.fromkeys(map(_subject, (check for _, check in failed)))
+        for subject in subjects:
+            finding.together += 1
+            run = Run(forced=[subject])
+            outcome, _ = _outcome(test, run)
+            if outcome != "right" or _surprises(run) > _surprises(first):
+                continue
+            if len(run.checks) >= len(first.checks):
+                finding.implied += 1
+            else:
+                finding.idle.append(subject if isinstance(subject, str) else ": ".join(subject))
+
+
+def _surprises(run: Run) -> int:
+    """How often a record has raised, or a graph was given what it was not promised."""
+    return run.raised + len(run.broken)
+
+
+def _subject(check: Check) -> str | tuple[str, str]:
+    """What is made to hold together: all behind a split, or one sentence on lifted values."""
+    return (check.place, check.reason) if _is_of_lifted_value(check) else check.place
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Sweep())
 
 
 def sweep(*paths: str) -> Report:
-    """Run the tests at these paths under the sweep."""
-    plugin = Sweep()
-    options = ["-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    with contextlib.redirect_stdout(io.StringIO()):
-        pytest.main([*options, *paths], plugins=[plugin])
-    return plugin.report
+    """Run the tests at these paths under the sweep, but for those that it has had before."""
+    sources = hashlib.sha256()
+    for place in ("magpy_like", "annotations", "tests"):
+        for path in sorted((ROOT / place).rglob("*.*")):
+            if path.suffix in (".py", ".cpp", ".yaml"):
+                sources.update(path.read_bytes())
+    title = f"{sources.hexdigest()}\n"
+    if not JOURNAL.exists() or JOURNAL.open().readline() != title:
+        JOURNAL.write_text(title)
+    options = ["-q", "--no-header", "-p", "no:cacheprovider", "-p", "tests.soundness", "-n", "2"]
+    command = [sys.executable, "-m", "pytest", *options, "--dist", "worksteal", *paths]
+    code = subprocess.run(command, cwd=ROOT).returncode
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        sys.exit(f"pytest has ended with {code}")
+    return Report(_read())
 
 
 def main(paths: list[str]) -> int:
-    """Print what was found; 0 when every kind of condition matters that is to matter."""
-    report = sweep(*paths)
+    """Print what was found; 0 when every kind of check that turned a call away mattered somewhere,
+    and all graphs were given what they were promised."""
+    report = sweep(*(paths or (f"tests/{place}" for place in SWEPT)))
     print(report.text())
-    idle = [kind for kind in report.never_mattered() if _is_to_matter(kind)]
-    print("never mattered:", *report.never_mattered(), sep="\n  ")
-    print("no test makes them fail:", *report.never_failed(), sep="\n  ")
-    print("are to matter:", *idle, sep="\n  ")
-    return int(bool(idle) or not report.repeated)
-
-
-NEVER_MATTERED = {
-    "fetch: … has something left": "the type of what is left tells as well, unless it is `object`: "
-    "the program `an_object_left` needs it",
-    "contents: keys …(…), ordered_keys(before), label": "in tests that look keys up each key is "
-    "asked for as well: the program `other_keys`, which goes through them, needs it",
-}
-"""Kinds that change no answer in the tests that are swept, and what needs them: see
-:mod:`tests.dynamic.guarded`."""
-_OF_LIFTED_VALUES = ("conditions", "bound", "sizes", "foretold")
-
-
-def _is_to_matter(kind: str) -> bool:
-    """Whether it is behind a split or about a lifted value."""
-    where, _, name = kind.partition(", ")
-    if name in NEVER_MATTERED:
-        return False
-    return where == "behind a split" or name.startswith(_OF_LIFTED_VALUES)
+    return int(bool(report.never_mattered() or report.broken) or not report.findings)
 
 
 if __name__ == "__main__":

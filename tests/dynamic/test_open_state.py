@@ -30,8 +30,9 @@ def refuse(value):
     raise ValueError("refused")
 
 
-def made(text):
+def made(text, **further):
     names = {"tell": magpy.disable(tell), "refuse": magpy.disable(refuse), "__name__": "program"}
+    names.update(further)
     name = f"<construct {next(_NUMBERS)}>"
     exec(compile(text, name, "exec"), names)
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
@@ -58,6 +59,29 @@ def compare(*names):
 @pytest.mark.parametrize("name", CONSTRUCTS)
 def test_goes_on_by_a_record_inside(name):
     assert compare(name) == 2
+
+
+READS = "x = x + 1\nchange()\nx = x * 2 if KINDS[0] == 'double' else x - 1"
+
+
+@pytest.mark.parametrize("name", CONSTRUCTS)
+def test_what_a_dynamic_function_changes_inside_must_miss(name):
+    kinds = ["double"]
+    now = ["double"]
+
+    def change():
+        kinds[0] = now[0]
+
+    text = program(name, cut=READS)
+    names = {"change": magpy.disable(change), "KINDS": kinds}
+    eager, fast = made(text, **names), magpy.compile(made(text, **names), backend="eager")
+    missed = []
+    for now[0] in ("double", "double", "single", "single", "other", "other"):
+        before = magpy.cache_info(fast).misses
+        x = torch.full((2,), 3.0)
+        assert_same(outcome(fast, x.clone()), outcome(eager, x.clone()))
+        missed.append(magpy.cache_info(fast).misses > before)
+    assert missed == [True, False, True, False, True, False]
 
 
 OUTSIDE = ("callee", "for", "with a generator", "with autocast", "except as", "finally, raising")

@@ -3,6 +3,7 @@
 import collections
 import contextvars
 import math
+import os
 import subprocess
 import sys
 import types
@@ -85,7 +86,7 @@ CHANGES = {
     ),
     "the default type": (
         lambda box, i: torch.set_default_dtype((torch.float32, torch.float64)[i]),
-        lambda box, x: x + torch.ones(2),
+        lambda box, x: (x + torch.ones(2), x.to(torch.get_default_dtype())),
     ),
     "a number": (_attributes("value", 1, 2), lambda box, x: x * box.value),
     "the type of a number": (
@@ -132,6 +133,10 @@ CHANGES = {
     "a key of a dictionary": (
         lambda box, i: box.table.pop("b", None) if i else box.table.setdefault("b", 5),
         lambda box, x: (x * 2 if "b" in box.table else x, box.table.get("b", 4), list(box.table)),
+    ),
+    "the keys of a dictionary": (
+        lambda box, i: setattr(box, "table", ({"a": 1}, {"a": 1, "bc": 1})[i]),
+        lambda box, x: x + sum(len(key) for key in box.table),
     ),
     "members of a set": (
         lambda box, i: box.members.add(9) if i else box.members.discard(9),
@@ -248,7 +253,7 @@ RETURNS = {
     "Python functions": ([_plus(1), _plus(2), _minus(1)], lambda given, x: given(x)),
     "methods": ([Box().twice, Other().twice], lambda given, x: given(x)),
     "objects": ([Box(), Other()], lambda given, x: given.twice(x)),
-    "tensors": ([torch.ones(2), torch.ones(2).int()], lambda given, x: x + given.element_size()),
+    "tensors": ([torch.ones(2), torch.ones(2).half()], lambda given, x: x + given.element_size()),
     "tensors of other sizes": ([torch.ones(2), torch.ones(2, 2)], lambda given, x: x * given.ndim),
     "tensors of any size": (
         [torch.ones(4), torch.ones(5), torch.ones(1), torch.ones(6), torch.ones(0)],
@@ -274,7 +279,7 @@ def _run(make, compiled, rounds=ROUNDS):
         program = magpy.compile(program, backend="eager")
     results = []
     for state[0] in rounds:
-        results.append(program(torch.ones(2)))
+        results.append(program(torch.tensor([1.0, 2.0])))
         torch.set_grad_enabled(True)
         torch.set_default_dtype(torch.float32)
     torch.set_float32_matmul_precision("highest")
@@ -345,6 +350,22 @@ def test_iterators_that_share_their_elements_are_noticed():
         assert_same(_run(make, True, rounds), _run(make, False, rounds))
 
 
+def test_iterators_that_have_something_left_are_told_from_others():
+    def make(state):
+        given = magpy.disable(lambda: iter([] if state[0] else [object(), object()]))
+
+        def program(x):
+            y = x + 1
+            for _ in given():
+                return y * 2
+            return y
+
+        return program
+
+    for rounds in (ROUNDS, [1, 1, 0, 0, 1]):
+        assert_same(_run(make, True, rounds), _run(make, False, rounds))
+
+
 SWEPT = (
     "soundness", "misses", "lifted", "foretold", "splits", "generators", "random", "continuation",
     "flags", "lengths", "shapes", "open_state",
@@ -352,11 +373,15 @@ SWEPT = (
 
 
 @pytest.mark.full
-def test_every_check_behind_a_split_and_of_a_lifted_value_matters():
+def test_every_check_behind_a_split_and_of_a_lifted_value_matters(tmp_path):
     here = Path(__file__).parent
     paths = [str(here / f"test_{name}.py") for name in SWEPT]
     root = here.parent.parent
     found = subprocess.run(
-        [sys.executable, "-m", "tests.soundness", *paths], cwd=root, capture_output=True, text=True
+        [sys.executable, "-m", "tests.soundness", *paths],
+        cwd=root,
+        env={**os.environ, "SOUNDNESS_JOURNAL": str(tmp_path / "journal")},
+        capture_output=True,
+        text=True,
     )
     assert found.returncode == 0, found.stdout + found.stderr
