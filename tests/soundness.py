@@ -18,13 +18,16 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import hashlib
 import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -77,11 +80,35 @@ def _noted(run: Run) -> Iterator[None]:
         yield
 
 
-def _outcome(test: Callable[[], Any], run: Run) -> tuple[str, str]:
-    """``right``, ``answer`` when the test has seen a wrong one, or ``bookkeeping``; and where."""
+class _Endless(BaseException):
+    """A test takes much longer than it should."""
+
+
+@contextlib.contextmanager
+def _within(seconds: float) -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise _Endless
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _outcome(test: Callable[[], Any], run: Run, seconds: float = 600) -> tuple[str, str]:
+    """``right``, ``answer`` when the test has seen a wrong one or does not end within so many
+    seconds, or ``bookkeeping``; and where."""
     seed(0)
     try:
-        with _noted(run), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with (
+            _within(seconds),
+            _noted(run),
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
             warnings.simplefilter("ignore")
             test()
     except (Exception, pytest.fail.Exception) as error:
@@ -89,6 +116,8 @@ def _outcome(test: Callable[[], Any], run: Run) -> tuple[str, str]:
         line = at.line or ""
         about_records = isinstance(error, AssertionError) and _BOOKKEEPING.search(line)
         return "bookkeeping" if about_records else "answer", f"{type(error).__name__}: {line}"
+    except _Endless:
+        return "answer", "it does not end"
     return "right", ""
 
 
@@ -181,9 +210,15 @@ class Report:
 
 
 def _read() -> list[Finding]:
-    """What the journal has, without a last line that was cut off."""
+    """What the journal has of each test, without a last line that was cut off."""
     lines = JOURNAL.read_text().splitlines(keepends=True)[1:]
-    return [Finding.of(line) for line in lines if line.endswith("\n")]
+    findings = [Finding.of(line) for line in lines if line.endswith("\n")]
+    return list({finding.test: finding for finding in findings}.values())
+
+
+def _write(finding: Finding) -> None:
+    with JOURNAL.open("a") as journal:
+        journal.write(finding.text() + "\n")
 
 
 class Sweep:
@@ -202,14 +237,15 @@ class Sweep:
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool:
         names = pyfuncitem._fixtureinfo.argnames
         arguments = {name: pyfuncitem.funcargs[name] for name in names}
-        finding = self._sweep(pyfuncitem.nodeid, lambda: pyfuncitem.obj(**arguments))
-        with JOURNAL.open("a") as journal:
-            journal.write(finding.text() + "\n")
+        _write(Finding(pyfuncitem.nodeid, "the interpreter has died in it"))
+        _write(self._sweep(pyfuncitem.nodeid, lambda: pyfuncitem.obj(**arguments)))
         return True
 
     def _sweep(self, name: str, test: Callable[[], Any]) -> Finding:
         finding, run, again = Finding(name), Run(), Run()
+        begun = time.perf_counter()
         before, line = _outcome(test, run)
+        seconds = 10 + 10 * (time.perf_counter() - begun)
         finding.broken = run.broken[:3]
         numbers = [n for n, check in enumerate(run.checks) if _is_to_matter(check)]
         if not numbers:
@@ -229,13 +265,14 @@ class Sweep:
         elif run.checks != again.checks:
             finding.why_not = "other checks are made the second time"
         else:
-            self._force(finding, test, run, [(n, run.checks[n]) for n in failed])
+            force = functools.partial(_outcome, test, seconds=seconds)
+            self._force(finding, force, run, [(n, run.checks[n]) for n in failed])
         return finding
 
     def _force(
         self,
         finding: Finding,
-        test: Callable[[], Any],
+        outcome_of: Callable[[Run], tuple[str, str]],
         first: Run,
         failed: list[tuple[int, Check]],
     ) -> None:
@@ -243,7 +280,7 @@ class Sweep:
             count, whole = finding.counts[check.kind], self.counts[check.kind]
             if whole.mattered >= ENOUGH or whole.forced >= MOST:
                 continue
-            outcome, line = _outcome(test, Run(forced=[number]))
+            outcome, line = outcome_of(Run(forced=[number]))
             matters = outcome == "answer"
             for each in (count, whole):
                 each.forced += 1
@@ -253,7 +290,7 @@ class Sweep:
         for subject in subjects:
             finding.together += 1
             run = Run(forced=[subject])
-            outcome, _ = _outcome(test, run)
+            outcome, _ = outcome_of(run)
             if outcome != "right" or _surprises(run) > _surprises(first):
                 continue
             if len(run.checks) >= len(first.checks):
@@ -289,8 +326,8 @@ def sweep(*paths: str) -> Report:
     options = ["-q", "--no-header", "-p", "no:cacheprovider", "-p", "tests.soundness", "-n", "2"]
     command = [sys.executable, "-m", "pytest", *options, "--dist", "worksteal", *paths]
     code = subprocess.run(command, cwd=ROOT).returncode
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-        sys.exit(f"pytest has ended with {code}")
+    if code in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.USAGE_ERROR):
+        sys.exit(code)
     return Report(_read())
 
 
