@@ -15,6 +15,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from magpy_like.compiler.absent import Absent
 from magpy_like.compiler.decompositions import decompositions
 from magpy_like.compiler.errors import Unsupported
+from magpy_like.compiler.late_products import Late
 from magpy_like.compiler.lowering.random import is_in_order
 from magpy_like.compiler.passes.graphs import insert
 
@@ -32,7 +33,7 @@ def aot_compile(
     aliased outputs, and has a backward when an input or parameter requires grad.
     """
     direct: list[Callable[..., Any]] = []
-    absent = Absent(gm)
+    absent, late = Absent(gm), Late(gm)
     # AOTAutograd turns autocast off while it compiles a graph, and in its wrapper: the graph has
     # all casts, and its operators must not cast again.
     autocast = torch._C._is_any_autocast_enabled()
@@ -41,7 +42,7 @@ def aot_compile(
         return absent.forward(forward(graph, inputs))
 
     def compile_backward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return absent.backward(graph, lambda part: backward(part, inputs), interpret)
+        return late.backward(absent.backward(graph, lambda part: backward(part, inputs), interpret))
 
     def compile_inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         _check_draws(graph)
@@ -52,6 +53,7 @@ def aot_compile(
 
     def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         absent.see_joint(joint)
+        late.see_joint(joint, kwargs["num_fwd_outputs"])
         forward, backward = _partition(joint, *args, **kwargs)
         returned = len(gm.graph.output_node().args[0])
         _save_before_writing(forward, kwargs["num_fwd_outputs"], returned)

@@ -14,6 +14,7 @@ they were recorded.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import threading
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from magpy_like.compiler.late_products import TAPS, Rounds, with_taps
 from magpy_like.compiler.varying import Form, Varying, form
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -42,6 +44,7 @@ def run_while_loop(
     condition: Callable[..., Any], body: Callable[..., Any], carried: Any, others: Any
 ) -> Any:
     """What ``while_loop`` means, in Python."""
+    body = _begun(body)
     while condition(*carried, *others):
         carried = body(*carried, *others)
     return carried
@@ -62,6 +65,7 @@ def for_loop(
 
     Returns what the last round has given, but for the elements, and then the lists.
     """
+    body = _begun(body)
     lists = [list(begin) for begin, _ in gathered]
     added = sum(count for _, count in gathered)
     given: Sequence[Any] = ()
@@ -93,6 +97,7 @@ def for_loop_with_exits(
 
     Returns what the graph of an exit gives, then how long each list is, and then the lists.
     """
+    body = _begun(body)
     *leave, others = parts
     lists = [list(begin) for begin, _ in gathered]
     first = len(exits) - 1
@@ -124,6 +129,8 @@ _CONTROL: dict[Any, Callable[..., Any]] = {
     for_loop_with_exits: for_loop_with_exits,
 }
 
+_BODIES = {torch.ops.higher_order.while_loop: 1, for_loop: 0, for_loop_with_exits: 4}
+"""Which argument of a loop is the graph of its rounds."""
 _OVER_RANGES = (for_loop, for_loop_with_exits)
 NUMBER, LIST = "number", "list"
 """The keys by which ``torch.fx`` keeps about a node that it is a number, or a list of tensors."""
@@ -144,21 +151,24 @@ def interpreted(gm: fx.GraphModule) -> Callable[..., Any]:
 
 
 def in_parts(
-    gm: fx.GraphModule, backend: Backend, varying: Sequence[bool] = ()
+    gm: fx.GraphModule, backend: Backend, varying: Sequence[bool] = (), *, rounds: bool = False
 ) -> Callable[..., Any]:
     """A callable like ``gm`` which runs the parts between those operators compiled by ``backend``.
 
     A part is compiled for the inputs of the first call that reaches it, and again when a branch, or
     an operator that runs as it is, hands it tensors of another form. ``varying`` says of which
-    inputs of ``gm`` that may happen.
+    inputs of ``gm`` that may happen. If ``gm`` is what ``rounds`` of a loop repeat, the callable's
+    first argument is a :class:`Rounds`, made for one call of the loop.
     """
-    return _Parts(gm, backend, varying).build()
+    return _Parts(gm, backend, varying, rounds).build()
 
 
 class _Parts:
     """Cuts one graph at its branches."""
 
-    def __init__(self, gm: fx.GraphModule, backend: Backend, varying: Sequence[bool]) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, backend: Backend, varying: Sequence[bool], rounds: bool
+    ) -> None:
         self._gm, self._backend = gm, backend
         inputs = gm.graph.find_nodes(op="placeholder")
         self._varying = {node for node, varies in zip(inputs, varying, strict=False) if varies}
@@ -166,6 +176,9 @@ class _Parts:
         self._whole, self._root = fx.Graph(), torch.nn.Module()
         self._copies: dict[fx.Node, fx.Node] = {}
         self._numbers = itertools.count()
+        self._rounds = self._whole.placeholder("rounds") if rounds else None
+        self._constant = set() if _may_write_inside(gm) else set(inputs) - self._varying
+        """Inputs that are the very same in all rounds."""
 
     def build(self) -> Callable[..., Any]:
         part: list[fx.Node] = []
@@ -186,7 +199,9 @@ class _Parts:
                 value = self._attribute(source)
                 if isinstance(value, fx.GraphModule):
                     varying = self._varying_operands(node, source)
-                    value = _Python(in_parts(value, self._backend, varying))
+                    rounds = source is _body(node)
+                    inside = in_parts(value, self._backend, varying, rounds=rounds)
+                    value = (_Body if rounds else _Python)(inside)
                 self._copies[source] = self._whole.get_attr(self._add(value))
         copy = self._copies[node] = self._whole.node_copy(node, self._copies.__getitem__)
         if is_control(node):
@@ -201,7 +216,7 @@ class _Parts:
         """Which inputs of an operator's graph may have other forms at another call of it."""
         operands: Any = node.args[-1]
         varying = [operand in self._varying for operand in operands]
-        if node.target is for_loop_with_exits and graph is not node.args[4]:
+        if node.target is for_loop_with_exits and graph is not _body(node):
             inputs = self._attribute(graph).graph.find_nodes(op="placeholder")
             return [True] * (len(inputs) - len(operands)) + varying
         if node.target in (torch.ops.higher_order.while_loop, *_OVER_RANGES):
@@ -232,8 +247,15 @@ class _Parts:
             for i, source in enumerate(inputs)
             if source in self._varying or source.meta.get(NUMBER)
         ]
-        part = Part(fx.GraphModule(own, graph, class_name="Part"), varying, self._backend)
+        part: torch.nn.Module
+        captured = fx.GraphModule(own, graph, class_name="Part")
         arguments = tuple(self._copies[source] for source in inputs)
+        if self._rounds is None or not self._constant.intersection(inputs):
+            part = Part(captured, varying, self._backend)
+        else:
+            constant = [i for i, source in enumerate(inputs) if source in self._constant]
+            part = _PartOfRounds(captured, varying, self._backend, constant)
+            arguments = (self._rounds, *arguments)
         call = self._whole.call_module(self._add(part), arguments)
         for i, node in enumerate(outputs):
             self._copies[node] = self._whole.call_function(operator.getitem, (call, i))
@@ -247,6 +269,11 @@ class _Parts:
 
     def _attribute(self, node: fx.Node) -> Any:
         return operator.attrgetter(str(node.target))(self._gm)
+
+
+def _body(node: fx.Node) -> Any:
+    """The graph that a loop repeats."""
+    return node.args[_BODIES[node.target]] if node.target in _BODIES else None
 
 
 def _is_between(node: fx.Node) -> bool:
@@ -278,6 +305,13 @@ def _may_come_before(node: fx.Node, part: Sequence[fx.Node]) -> bool:
     return not any(map(may_write, (node, *part)))
 
 
+def _may_write_inside(gm: fx.GraphModule) -> bool:
+    """Whether anything in a graph, or in one that it holds, may change what it is given."""
+    held = (module for module in gm.modules() if isinstance(module, fx.GraphModule))
+    nodes = itertools.chain.from_iterable(module.graph.nodes for module in held)
+    return any("as_is" in node.meta or may_write(node) for node in nodes)
+
+
 def _comes_as_is(node: fx.Node) -> bool:
     """Whether a node is what an operator that runs as it is gives, or is taken out of that."""
     if "as_is" in node.meta:
@@ -299,6 +333,18 @@ class _Python(torch.nn.Module):
 
     def __call__(self, *args: Any) -> Any:  # a module's own one costs what a small kernel does
         return self.function(*args)
+
+
+class _Body(_Python):
+    """What the rounds of a loop repeat."""
+
+    def begun(self) -> Callable[..., Any]:
+        """The function for the rounds of one call of the loop."""
+        return functools.partial(self.function, Rounds())
+
+
+def _begun(body: Callable[..., Any]) -> Callable[..., Any]:
+    return body.begun() if isinstance(body, _Body) else body
 
 
 _compiling = threading.RLock()
@@ -373,6 +419,38 @@ class Part(torch.nn.Module):
     def _of_all(self, key: tuple[Form, ...], args: tuple[Any, ...]) -> list[Form | None]:
         known = dict(zip(self._varying, key, strict=True))
         return [known.get(i) for i in range(len(args))]
+
+
+class _PartOfRounds(torch.nn.Module):
+    """A part of what rounds of a loop repeat. Its first argument is a :class:`Rounds`."""
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        varying: Sequence[int],
+        backend: Backend,
+        constant: Sequence[int],
+    ) -> None:
+        """``constant`` are the positions of inputs that are the very same in all rounds."""
+        super().__init__()
+        self._constant = constant
+        self._part = Part(gm, varying, backend)
+        self._tapped: Callable[..., Part] = functools.cache(
+            lambda weights: Part(with_taps(gm, weights), varying, backend)
+        )
+
+    def __call__(self, rounds: Rounds, *args: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self._part(*args)
+        weights = {i: args[i] for i in self._constant if _may_be_weight(args[i])}
+        if not weights:
+            return self._part(*args)
+        taps = [rounds.tap(self, weights)] * (TAPS * len(weights))
+        return self._tapped(tuple(weights))(*args, *taps)
+
+
+def _may_be_weight(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad and value.dim() > 1
 
 
 def _same_forms(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
