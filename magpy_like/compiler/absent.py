@@ -32,12 +32,17 @@ class Absent:
 
     def __init__(self, captured: fx.GraphModule) -> None:
         self._whole = any(map(_is_given_zeros, captured.graph.nodes))
-        self._several = False  # have several results gradients?
+        self.several = False  # have several results gradients?
         self._kind: type | None = None  # of the node of autograd's graph that runs the pass
+
+    @property
+    def materializes(self) -> bool:
+        """Whether the one gradient, if it is absent, is to come in as zeros."""
+        return self._whole and not self.several
 
     def see_joint(self, joint: fx.GraphModule) -> None:
         """Learn from the graph of both passes how many results have gradients."""
-        self._several = len(_tangents(joint.graph)) > 1
+        self.several = len(tangents(joint.graph)) > 1
 
     def forward(self, call: Call) -> Call:
         """``call``, by which AOTAutograd's node of autograd's graph is known."""
@@ -49,10 +54,10 @@ class Absent:
         interpret: Callable[[fx.GraphModule], Call],
     ) -> Call:  # fmt: skip
         """A function of the pass's arguments, of which gradients may be None."""
-        if not self._several:
+        if not self.several:
             return compiler(graph)
         inputs = graph.graph.find_nodes(op="placeholder")
-        places = [inputs.index(node) for node in _tangents(graph.graph)]
+        places = [inputs.index(node) for node in tangents(graph.graph)]
         known: dict[frozenset[int], Call] = {}
         lock = threading.Lock()
 
@@ -75,7 +80,7 @@ class Absent:
 
     def after(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """``call``, whose backward pass is told which gradients are absent."""
-        if not self._several:
+        if not self.several:
             return call
 
         def run(*args: Any) -> Any:
@@ -99,7 +104,7 @@ class Absent:
         return type(node) is self._kind
 
 
-def _tangents(graph: fx.Graph) -> list[fx.Node]:
+def tangents(graph: fx.Graph) -> list[fx.Node]:
     """The gradients that come in."""
     return [n for n in graph.find_nodes(op="placeholder") if n.name.startswith("tangents")]
 
@@ -151,7 +156,7 @@ def without(
 
 def _gone(graph: fx.Graph, absent: set[fx.Node], whole: bool) -> set[fx.Node]:
     """What is made of absent gradients only."""
-    there = {node for node in _tangents(graph) if node not in absent}
+    there = {node for node in tangents(graph) if node not in absent}
     made = there | absent  # of gradients
     for node in graph.nodes:
         of_gradients = not made.isdisjoint(node.all_input_nodes)

@@ -12,8 +12,9 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
-from magpy_like.compiler.absent import Absent
+from magpy_like.compiler.absent import Absent, tangents
 from magpy_like.compiler.decompositions import decompositions
+from magpy_like.compiler.differentiable import as_they_read, own_node
 from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.late_products import Late
 from magpy_like.compiler.lowering.random import is_in_order
@@ -38,11 +39,15 @@ def aot_compile(
     # all casts, and its operators must not cast again.
     autocast = torch._C._is_any_autocast_enabled()
 
+    forwards: list[Callable[..., Any]] = []
+
     def compile_forward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return absent.forward(forward(graph, inputs))
+        forwards.append(absent.forward(forward(graph, inputs)))
+        return forwards[-1]
 
     def compile_backward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return late.backward(absent.backward(graph, lambda part: backward(part, inputs), interpret))
+        call = absent.backward(graph, lambda part: backward(part, inputs), interpret)
+        return as_they_read(late.backward(call), tangents(graph.graph))
 
     def compile_inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         _check_draws(graph)
@@ -73,7 +78,12 @@ def aot_compile(
         )
     if direct:
         return without_grad(*direct)
-    return absent.after(wrapped)
+    theirs = absent.after(wrapped)
+    ours = own_node(
+        theirs, forwards[-1], compile_backward, example_inputs,
+        materialize=absent.materializes, autocast=autocast,
+    ) if forwards else None  # fmt: skip
+    return theirs if ours is None else ours
 
 
 _aten = torch.ops.aten
