@@ -281,7 +281,7 @@ def _is_between(node: fx.Node) -> bool:
     if node.op in ("placeholder", "output") or "as_is" in node.meta:
         return True
     takes = node.all_input_nodes
-    if node.meta.get(NUMBER) or any(_is_pythons(source) for source in takes):
+    if _is_pythons(node) or any(_is_pythons(source) for source in takes):
         return True
     if node.op != "call_function":
         return False

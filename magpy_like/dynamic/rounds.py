@@ -47,7 +47,7 @@ from magpy_like.dynamic.written import (
 from magpy_like.monitor.expressions import InGraph, is_number
 from magpy_like.monitor.gathered import Gathered, Growing
 from magpy_like.monitor.graph_nodes import LIST, NUMBER, WRITTEN_FORM
-from magpy_like.monitor.loops import Element, computed
+from magpy_like.monitor.loops import Backwards, Element, computed
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import Split
 from magpy_like.monitor.twin import TWIN
@@ -166,6 +166,8 @@ class Loop:
     last: list[_Leaf] = field(default_factory=list)
     lists: list[_List] = field(default_factory=list)
     _joined: bool = False
+    _elements: list[fx.Node] = field(default_factory=list)
+    """What stands for elements of lists that rounds are given."""
 
     def __post_init__(self) -> None:
         code, turn = self.state.code, self.turn
@@ -238,7 +240,7 @@ class Loop:
         end: End | None = None
         made: list[fx.Node] = []
         growing: list[Growing] = []
-        self.last, self.lists = [], []
+        self.last, self.lists, self._elements = [], [], []
         for leaf in (*self.carried.values(), *self.written):
             leaf.symbol = leaf.result = None
         try:
@@ -308,12 +310,38 @@ class Loop:
             erase(rec, made if end is None else end.nodes)
             erase(rec, symbols)
 
-    def _row(self, tensor: torch.Tensor, made: list[fx.Node]) -> torch.Tensor:
-        """What stands for the row of a tensor that any round is given."""
+    def _row(self, tensor: Any, made: list[fx.Node]) -> torch.Tensor:
+        """What stands for the row of a tensor, or the element of a list, that any round is given.
+
+        Raises:
+            Split: the elements are not alike.
+        """
         rec = self.run.recording
+        if not isinstance(tensor, torch.Tensor):
+            return self._element_of(tensor, made)
         node = rec.graph_value(tensor)
         made.append(rec.operators.row(node, self._index))
         return self.explorer.row(self.run, tensor, made[-1])
+
+    def _element_of(self, rows: Any, made: list[fx.Node]) -> torch.Tensor:
+        rec, operators = self.run.recording, self.run.recording.operators
+        found = operators.lists[id(rows.rows if isinstance(rows, Backwards) else rows)]
+        assert isinstance(found, Gathered)
+        first, *others = found.value
+        for other in others:
+            check_like(other, first)
+        if rec.twin is not None and found.twin is None:
+            raise Split("the sizes of a list's elements are not known")
+        at = self._index
+        if isinstance(rows, Backwards):
+            at = operators.graph.call_function(operator.invert, (at,))
+            at.meta[NUMBER] = True
+            made.append(at)
+        made.append(operators.graph.call_function(operator.getitem, (found.node, at)))
+        if found.twin is not None:
+            made[-1].meta[TWIN] = found.twin
+        self._elements.append(made[-1])
+        return self.explorer.any_tensor(self.run, first, made[-1], first.requires_grad)
 
     def _any_like(self, leaf: _Leaf) -> Any:
         """What stands for the value that any round is given, known as the leaf's symbol."""
@@ -489,6 +517,8 @@ class Loop:
         if self.run.recording.operators.has_data_shape(value):
             raise Split("the sizes of a tensor that a round makes depend on data")
         was_there = not end.made(value)
+        if was_there and self._elements:
+            raise Split("rounds over a list hand on what they have not made")
         if was_there and value.is_inference():
             raise Split("a round hands on an inference tensor that it has not made")
         return was_there

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from magpy_like.monitor.split import Split
 from magpy_like.monitor.twin import TWIN
 from magpy_like.native import NULL
 from magpy_like.native.kinds import isinstance
@@ -72,7 +73,8 @@ class Gathered:
     """Whether there is an element, however many rounds there are."""
     is_left: bool = False
     """Whether the recording ends here, and leaves it as a whole."""
-    allowed = frozenset({len, *JOINS})
+    allowed = frozenset({len, *JOINS, list, tuple, zip, enumerate, reversed})
+    """A loop may begin over what the last three give; otherwise they look into it."""
 
     def __post_init__(self) -> None:
         self._items = [id(item) for item in self.value]
@@ -85,20 +87,28 @@ class Gathered:
         """From here on it is a list like any other.
 
         Raises:
-            Split: data decides how long it is, which cannot be foretold.
+            Split: data decides how long it is, which cannot be foretold; or that is beside the
+                program, which has not come there yet.
         """
         if self.is_left:
             return
+        self._check(operators)
         self.settle()
         operators.lists.pop(id(self.value), None)
         for i, item in enumerate(self.value):
             if operators.node_of(item) is None:
                 self.know(operators, i)
 
+    @staticmethod
+    def _check(operators: OperatorGraph) -> None:
+        if operators.beside:
+            raise Split("looks into a list of which it depends on sizes how long it is")
+
     def know(self, operators: OperatorGraph, position: int) -> None:
         """The element at a position is a value of the graph from here on."""
         item = self.value[position]
         if operators.node_of(item) is None:
+            self._check(operators)
             operators.know(item, self._element(operators, position))
 
     def element(self, rec: Recording, position: int) -> torch.Tensor:
@@ -132,6 +142,12 @@ def looked_at(step: Step, lists: Lists, follows: Callable[[Any], bool]) -> Itera
         taken = stack[first:]
     elif name in ("LOAD_ATTR", "LOAD_METHOD"):
         function = getattr(list, step.name, None)
+    elif name == "GET_ITER" and isinstance(lists.get(id(taken[0])), Gathered):
+        return  # a loop may begin
+    elif name == "BINARY_SUBSCR" and type(taken[1]) is slice:
+        found = lists.get(id(taken[0]))
+        if isinstance(found, Gathered) and not found.by_data and taken[1] == BACKWARDS:
+            return
     elif name == "BINARY_SUBSCR" and type(taken[1]) is int and taken[1] in ENDS:
         found = lists.get(id(taken[0]))
         if isinstance(found, Gathered) and found.are_new and found.has_ends:
@@ -146,6 +162,7 @@ def looked_at(step: Step, lists: Lists, follows: Callable[[Any], bool]) -> Itera
 
 
 _IN_PLACE_ADD = [name for name, _ in opcode._nb_ops].index("NB_INPLACE_ADD")  # type: ignore[attr-defined]
+BACKWARDS = slice(None, None, -1)
 ENDS = (0, -1)
 """The elements that there are whatever the number of rounds is."""
 _DEPTHS = {
@@ -155,7 +172,7 @@ _DEPTHS = {
     ),
     **dict.fromkeys(
         ("LOAD_ATTR", "LOAD_METHOD", "GET_ITER", "FORMAT_VALUE", "UNPACK_SEQUENCE", "UNARY_NOT",
-         "LIST_APPEND"), 1
+         "LIST_APPEND", "MAKE_FUNCTION"), 1
     ),
     **dict.fromkeys(("BINARY_SUBSCR", "BINARY_OP", "COMPARE_OP", "CONTAINS_OP", "IS_OP"), 2),
 }  # fmt: skip

@@ -60,6 +60,12 @@ class GraphControl(GraphNumbers):
             self.twin.run(node, self._constants, None)
         return node
 
+    def turned(self, elements: fx.Node) -> fx.Node:
+        """A list of the graph, the last element first."""
+        node = self.graph.call_function(_turned, (elements,))
+        node.meta[LIST] = True
+        return node
+
     def fill(self, tensor: fx.Node, rows: slice, found: fx.Node) -> None:
         """Write the tensors of a loop's list to rows of another tensor."""
         stacked = self.graph.call_function(torch.stack, (found,))
@@ -96,6 +102,10 @@ class GraphControl(GraphNumbers):
             if number:
                 self._scalars.add(results[-1])
         return results
+
+
+def _turned(elements: Any) -> Any:
+    return elements[::-1]
 
 
 def _symbol() -> Any:

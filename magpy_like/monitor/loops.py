@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magpy_like.monitor.gathered import Gathered
 from magpy_like.monitor.split import Split
+from magpy_like.native.kinds import isinstance
 
 if TYPE_CHECKING:
     from magpy_like.monitor.instructions.step import Step
@@ -24,6 +27,7 @@ OVER_ROWS: dict[Any, Element] = {
     zip: lambda index, rows: tuple(rows),
     torch.Tensor.unbind: lambda index, rows: rows[0],
     torch.unbind: lambda index, rows: rows[0],
+    reversed: lambda index, rows: rows[0],
 }
 """What a loop is given by the iterators of these."""
 HEADS = (range, *OVER_ROWS)
@@ -54,12 +58,16 @@ def begins(
             element = _counted_from(run, extra)
         elif extra != 0:
             return False
-    if any(type(arg) not in _PLAIN or not arg.dim() for arg in args):
+    if head is reversed and id(args[0]) not in run.recording.operators.lists:
+        return False
+    if not all(_has_rows(run, arg) for arg in args):
         return False
     try:
         count = reduce(lambda a, b: _smaller(run, a, b), [_rows(run, arg) for arg in args])
     except Split:
         return False
+    if head is reversed:
+        args = (Backwards(args[0]),)
     return run.branching.at_loop(run, step, (0, count, 1), tuple(args), element)
 
 
@@ -79,12 +87,30 @@ def computed(run: MonitorRun, operation: Callable[..., Any], *operands: Any) -> 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def _rows(run: MonitorRun, tensor: torch.Tensor) -> int:
+@dataclass(frozen=True)
+class Backwards:
+    """A list of the graph, of which a loop is given the last element first."""
+
+    rows: Any
+
+
+def _has_rows(run: MonitorRun, value: Any) -> bool:
+    """Whether a loop may be given the rows of a tensor, or the elements of a list of the graph."""
+    found = run.recording.operators.lists.get(id(value))
+    if isinstance(found, Gathered):
+        return not found.by_data and found.is_whole()
+    return type(value) in _PLAIN and value.dim() > 0
+
+
+def _rows(run: MonitorRun, tensor: Any) -> Any:
     """How many rows there are, lifted if that varies.
 
     Raises:
         Split: data decides it.
     """
+    found = run.recording.operators.lists.get(id(tensor))
+    if isinstance(found, Gathered):
+        return found.count
     if run.recording.operators.has_data_shape(tensor):
         raise Split("data decides how many rows there are")
     twin = run.recording.twin_of(tensor)

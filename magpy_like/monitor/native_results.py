@@ -23,6 +23,7 @@ from magpy_like.monitor.arguments import describe, holds_tensor, tensors_in
 from magpy_like.monitor.data_shapes import declared_shape
 from magpy_like.monitor.expressions import is_number
 from magpy_like.monitor.modes import SETTERS
+from magpy_like.monitor.parted import take_apart
 from magpy_like.monitor.reads import inputs_of, number_at
 from magpy_like.monitor.region import ASK_WHETHER_COMPILING
 from magpy_like.monitor.split import Look
@@ -144,6 +145,10 @@ def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
     on_tensors = holds_tensor(done.args) or holds_tensor(tuple(done.kwargs.values()))
     if annotation.global_state and done.operation not in SETTERS:
         run.recording.operators.sets_modes = True
+    if type(result) in (tuple, list) and take_apart(
+        run, done.operation, done.args, done.kwargs, result
+    ):
+        return
     if annotation.global_state or holds_tensor(result):
         shape = declared_shape(annotation, done.operation)
         run.recording.operator(done.operation, done.args, done.kwargs, result, shape)

@@ -42,6 +42,8 @@ class OperatorGraph(GraphControl):
         super().__init__()
         self.lists: dict[int, Growing | Gathered] = {}
         """By id, lists of tensors whose length is a loop's number of rounds."""
+        self.beside = False
+        """Whether what is recorded is that of a run beside the program."""
         self._data_shapes: set[fx.Node] = set()
         self.arrays: list[tuple[Any, Any]] = []
         """NumPy arrays that tensors share memory with, and copies of what they held."""

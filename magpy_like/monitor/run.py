@@ -468,6 +468,7 @@ class MonitorRun:
         before = self.side, rec.inside, self.suspended, self.skipping
         at = self.at
         self.side, self.skipping, self.lifted.beside = side, False, True
+        rec.operators.beside = True
         self._monitor.set_filter(side_filter(self._rules.filter, WHEN))
         try:
             return self._monitor.explore(function, until, again)
@@ -476,7 +477,7 @@ class MonitorRun:
             self.at = at
             if self.side is None:
                 self._monitor.set_filter(self._rules.filter)
-                self.lifted.beside = False
+                self.lifted.beside = rec.operators.beside = False
 
     def lift(self, value: Any, expression: Expression) -> Any:
         """A new object for a number that the program is about to have, known by ``expression``."""

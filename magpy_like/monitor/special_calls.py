@@ -28,6 +28,7 @@ from magpy_like.monitor import (
     handled,
     locks,
     metadata,
+    parted,
     varying_lists,
 )
 from magpy_like.monitor.arguments import answers_in_python, describe, holds_tensor
@@ -198,6 +199,9 @@ def _of_list(run: MonitorRun, call: NativeCall) -> Token | None:
             return finish_pure, call
     if isinstance(given, Gathered) and operation is len and not rest:
         return _finish_count, given
+    if isinstance(given, Gathered) and operation in (list, tuple) and not rest:
+        if given.is_whole() and not given.by_data:
+            return parted.copied, (given, operation)
     plain = all(type(value) is int for value in rest) and not run.lifted.any(rest)
     joins = isinstance(given, Gathered) and operation in JOINS and given.is_whole()
     if not (joins and plain):

@@ -266,6 +266,11 @@ class Twin:
         node.meta[TWIN] = twin
         return True
 
+    def beside(self, function: Callable[[Any], Any], twin: Any) -> Any:
+        """What a function gives for a twin, of which no size is asked."""
+        with self._quiet():
+            return function(twin)
+
     def _inputs(self, node: fx.Node) -> tuple[Any, Any]:
         """Raises KeyError: an input has no twin."""
         return (

@@ -50,6 +50,8 @@ def call(run: MonitorRun, step: Step) -> Token:
     loop = any(function is head for head in loops.HEADS)
     if loop and loops.begins(run, step, function, args, kwargs):
         return None
+    for value in args if loop else ():
+        run.recording.operators.look_at(value)
     depth = count + (1 if first is NULL else 2)
     other = polyfill(function, tuple(args), kwargs)
     if other is not None:

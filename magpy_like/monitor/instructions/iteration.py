@@ -42,8 +42,10 @@ def iterate(run: MonitorRun, step: Step) -> Token:
     """``iter(value)`` at the head of a loop, an unpacking or a ``yield from``."""
     rec = run.recording
     value = step.stack[-1]
-    if isinstance(value, torch.Tensor) and loops.begins(run, step, iter, (value,), {}):
+    rows = isinstance(value, torch.Tensor) or id(value) in rec.operators.lists
+    if rows and loops.begins(run, step, iter, (value,), {}):
         return None
+    rec.operators.look_at(value)
     if opcode.opname[step.opcode] == "GET_ITER" and (
         foreseen(rec, value) is not None or draws.gives_numbers(run, value)
     ):

@@ -1,0 +1,91 @@
+"""Tensors that the program takes apart into rows, as many as a size says that varies.
+
+What ``x.unbind(1)``, ``x.split(1)`` or ``x.chunk(len(x))`` gives is one list of the graph then, of
+which a loop goes through the elements, or that an operator joins again. Whoever looks at it in
+another way relies on the size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from magpy_like.monitor.gathered import Gathered
+from magpy_like.monitor.graph_nodes import LIST
+from magpy_like.native.kinds import isinstance
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+
+def take_apart(
+    run: MonitorRun, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+) -> bool:
+    """Whether ``result`` is a list of the graph now."""
+    name, rec = getattr(operation, "__name__", ""), run.recording
+    if name not in _NAMES or kwargs.keys() - {"dim"} or run.side is not None:
+        return False
+    tensor, *rest = args
+    each, dim = (1, *rest, 0)[:2] if name == "unbind" else (*rest, 0, 0)[:2]
+    dim = kwargs.get("dim", dim)
+    if type(tensor) not in _PLAIN or type(dim) is not int or type(each) is not int:
+        return False
+    twin = rec.twin_of(tensor)
+    if rec.twin is None or twin is None or rec.operators.has_data_shape(tensor):
+        return False
+    if run.lifted.any((dim,)) or not rec.twin.is_open(twin.shape[dim]):
+        return False
+    count = run.lifted.pair(tensor.shape[dim], twin.shape[dim])
+    if len(result) != count or not run.has_varied((count,)):
+        return False
+    if name == "split" and (each != 1 or run.lifted.any((each,))):
+        return False
+    if name == "chunk" and not (each == count and _is_size(run, each, twin.shape[dim])):
+        return False
+    source = rec.graph_value(tensor)
+    row: Callable[[torch.Tensor], torch.Tensor]
+    if name == "unbind":
+        node = rec.operators.graph.call_function(torch.unbind, (source, dim))
+        row = lambda tensor: tensor.select(dim, 0)  # noqa: E731
+    else:
+        node = rec.operators.graph.call_function(torch.split, (source, 1, dim))
+        row = lambda tensor: tensor.narrow(dim, 0, 1)  # noqa: E731
+    node.meta[LIST] = True
+    rec.operators.operators += 1
+    rec.operators.lists[id(result)] = Gathered(
+        result, node, count, rec.twin.beside(row, twin), lambda: run.lifted.settle((count,))
+    )
+    return True
+
+
+_NAMES = ("unbind", "split", "chunk")
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _is_size(run: MonitorRun, number: int, size: torch.SymInt) -> bool:
+    twin = run.lifted.twin(number)
+    return isinstance(twin, torch.SymInt) and run.lifted.hold(twin == size)
+
+
+def turned(run: MonitorRun, given: Gathered, result: Any) -> None:
+    """``result`` has the elements of a list of the graph, the last one first."""
+    operators = run.recording.operators
+    _derived(run, given, operators.turned(given.node), result)
+
+
+def copied(run: MonitorRun, made: tuple[Gathered, type], result: Any) -> None:
+    """``result`` is a list or tuple of the elements of a list of the graph."""
+    given, kind = made
+    node = run.recording.operators.graph.call_function(kind, (given.node,))
+    node.meta[LIST] = True
+    _derived(run, given, node, result)
+
+
+def _derived(run: MonitorRun, given: Gathered, node: fx.Node, result: Any) -> None:
+    if result is not given.value:  # a tuple of a tuple
+        run.recording.operators.lists[id(result)] = Gathered(
+            result, node, given.count, given.twin, given.settle, given.are_new
+        )
