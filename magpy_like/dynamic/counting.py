@@ -109,13 +109,21 @@ def step_of(index: Any, counter: Any) -> int:
     Raises:
         Split: it is no sum of the two.
     """
-    if isinstance(counter, fx.Node) and counter.target in _SUMS and len(counter.args) == 2:
-        left, right = counter.args
-        if counter.target is operator.add and right is index:
+    step = added_to(index, counter)
+    if not step:
+        raise Split("a round does not count on by a constant")
+    return step
+
+
+def added_to(index: fx.Node, node: Any) -> int | None:
+    """The constant that has been added to ``index`` to make ``node``; None if it is no such sum."""
+    if isinstance(node, fx.Node) and node.target in _SUMS and len(node.args) == 2:
+        left, right = node.args
+        if node.target is operator.add and right is index:
             left, right = right, left
-        if left is index and type(right) is int and right:
-            return right if counter.target is operator.add else -right
-    raise Split("a round does not count on by a constant")
+        if left is index and type(right) is int:
+            return right if node.target is operator.add else -right
+    return None
 
 
 _SUMS = (operator.add, operator.sub)
@@ -144,6 +152,17 @@ _RANGES: dict[tuple[Comparison, bool], tuple[bool, int]] = {
     (operator.ne, False): (False, 0),
 }
 """By comparison and whether the step is positive, what is added to its end to be a range's."""
+
+
+def rounds_of(run: MonitorRun, bounds: tuple[int, int, int]) -> int:
+    """How many rounds there are, lifted if a bound is."""
+    start, stop, step = bounds
+    if start == 0 and step == 1 and not run.lifted.any((start,)):
+        return stop
+    if step == 1:
+        return computed(run, operator.sub, stop, start)
+    distance = computed(run, operator.sub, start, stop)
+    return computed(run, operator.neg, computed(run, operator.floordiv, distance, step))
 
 
 def is_one_number(run: MonitorRun, one: Any, other: Any) -> bool:

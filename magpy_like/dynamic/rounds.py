@@ -23,7 +23,7 @@ from torch import fx
 
 from magpy_like.compiler.control import for_loop
 from magpy_like.dynamic.code_flow import live_locals
-from magpy_like.dynamic.counting import Counter, Turn, bounds_of, is_one_number, step_of
+from magpy_like.dynamic.counting import Counter, Turn, bounds_of, is_one_number, rounds_of, step_of
 from magpy_like.dynamic.exits import Exits
 from magpy_like.dynamic.frame_state import FrameState
 from magpy_like.dynamic.joins import join
@@ -37,6 +37,7 @@ from magpy_like.dynamic.places import (
     unchanged,
 )
 from magpy_like.dynamic.written import (
+    Row,
     Written,
     check_apart,
     check_writes,
@@ -557,7 +558,7 @@ class Loop:
             raise Split("a comprehension hands on values from one round to the next")
         results = [leaf.result for leaf in leaves] + [t for s in self.lists for t in s.added]
         given = [operators.value_node(result, rec.graph_value) for result in results]
-        given += [row for _, row in filled]
+        given += [row.node for _, row, _ in filled]
         self._nodes = given[: len(leaves)]
         self._twins = [n.meta.get(TWIN) if isinstance(n, fx.Node) else None for n in given]
         end.nodes = [node for node in end.nodes if not operators.is_constant_tensor(node)]
@@ -585,33 +586,41 @@ class Loop:
         for node in nodes[len(leaves) :]:
             node.meta[LIST] = True
         rows = nodes[len(nodes) - len(filled) :]
-        for (leaf, _), found in zip(filled, rows, strict=True):
-            operators.fill(node_of(leaf.first), slice(*bounds), found)
+        for (leaf, row, at), found in zip(filled, rows, strict=True):
+            key = slice(node_of(at.start), node_of(at.stop), at.step)
+            if self.bounds[2] < 0:
+                found = operators.turned(found)
+            operators.fill(node_of(leaf.first), row.dim, key, found)
         return nodes[: len(nodes) - len(filled)]
 
-    def _filled(self, end: End) -> list[tuple[_Leaf, fx.Node]]:
-        """The tensors of which each round does but write one row, and that row; no round is handed
-        these.
+    def _filled(self, end: End) -> list[tuple[_Leaf, Row, slice]]:
+        """The tensors of which each round does but write one row, that row, and which ones all
+        rounds write; no round is handed these.
 
         Raises:
             Split: rounds write into a tensor otherwise than as a whole.
         """
-        found: list[tuple[_Leaf, fx.Node]] = []
+        found: list[tuple[_Leaf, Row, slice]] = []
+        rec = self.run.recording
         for leaf in list(self.written):
             row = written_row(leaf.symbol, self._index)
             if row is None:
                 if leaf.result.requires_grad:
                     raise Split("rounds change in place what takes part in gradients")
                 continue
-            start, _, step = self.bounds
-            if step < 0 or start < 0 or row.meta.get(WRITTEN_FORM) != leaf.first.shape[1:]:
-                raise Split("rounds write rows backwards, or of another form")
-            self.run.lifted.ask(operator.ge, (start, 0))
+            sizes, writes = list(leaf.first.shape), row.node
+            size = sizes.pop(row.dim)
+            if writes.meta.get(WRITTEN_FORM) != torch.Size(sizes):
+                raise Split("rounds write rows of another form")
+            if rec.twin is not None:
+                size = self.run.lifted.pair(size, leaf.symbol.meta[TWIN].shape[row.dim])
+            at = row.bounds(self.run, self.bounds, size)
             self.written.remove(leaf)
-            with row.graph.inserting_before(row):  # whatever becomes of it in the round
-                found.append((leaf, row.graph.call_method("clone", (row.args[2],))))
-            end.nodes[end.nodes.index(row)] = found[-1][1]
-            erase(self.run.recording, [row])
+            with writes.graph.inserting_before(writes):  # whatever becomes of it in the round
+                value = writes.graph.call_method("clone", (writes.args[2],))
+            found.append((leaf, replace(row, node=value), at))
+            end.nodes[end.nodes.index(writes)] = value
+            erase(rec, [writes])
         check_writes([leaf.symbol for leaf in self.written], end.nodes)
         return found
 
@@ -728,17 +737,6 @@ class Loop:
             rec.unchanged += map(Steady, value)
             known.are_new = not found.was_there
         rec.operators.lists[id(value)] = known
-
-
-def rounds_of(run: MonitorRun, bounds: tuple[int, int, int]) -> int:
-    """How many rounds there are, lifted if a bound is."""
-    start, stop, step = bounds
-    if start == 0 and step == 1 and not run.lifted.any((start,)):
-        return stop
-    if step == 1:
-        return computed(run, operator.sub, stop, start)
-    distance = computed(run, operator.sub, start, stop)
-    return computed(run, operator.neg, computed(run, operator.floordiv, distance, step))
 
 
 def check_twins(run: MonitorRun, left: torch.Tensor, right: torch.Tensor) -> None:

@@ -11,12 +11,16 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from magpy_like.dynamic.counting import added_to, rounds_of
+from magpy_like.monitor.loops import computed
 from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import Split
 from magpy_like.native.kinds import isinstance
 
@@ -47,16 +51,56 @@ def is_nobody_elses(rec: Recording, values: tuple[Any, ...], slot: int) -> bool:
     return torch._C._storage_Use_Count(storage._cdata) <= 2  # the tensor's and this one
 
 
-def written_row(symbol: fx.Node, index: fx.Node) -> fx.Node | None:
+@dataclass(frozen=True)
+class Row:
+    """What a round writes of a tensor: all that has one index in a dimension."""
+
+    node: fx.Node
+    """The operator that does."""
+    dim: int
+    offset: int
+    """By how much the index exceeds the round's."""
+
+    def bounds(self, run: MonitorRun, bounds: tuple[int, int, int], size: int) -> slice:
+        """The rows that all rounds write, from the first one up.
+
+        Raises:
+            Split: there is none for the last round.
+        """
+        start, _, step = bounds
+        rounds = rounds_of(run, bounds)
+        steps = computed(run, operator.mul, computed(run, operator.sub, rounds, 1), step)
+        first = _sum(run, start, self.offset)
+        last = computed(run, operator.add, first, steps)
+        low, high = (first, last) if step > 0 else (last, first)
+        if low < 0 or high >= size:
+            raise Split("rounds write rows that are not there, or count them from the end")
+        run.lifted.ask(operator.ge, (low, 0))
+        run.lifted.ask(operator.lt, (high, size))
+        return slice(low, _sum(run, high, 1), abs(step))
+
+
+def _sum(run: MonitorRun, number: int, more: int) -> int:
+    return computed(run, operator.add, number, more) if more else number
+
+
+def written_row(symbol: fx.Node, index: fx.Node) -> Row | None:
     """The one thing that a round does to the tensor that ``symbol`` stands for, when that is to
-    write the row with its own ``index``."""
+    write a row at its own ``index``, or so far from it."""
     users = list(symbol.users)
     if len(users) != 1 or getattr(users[0].target, "__name__", "") != "setitem":
         return None
     (node,) = users
     tensor, key, value = node.args
-    alone = tensor is symbol and key is index and isinstance(value, fx.Node)
-    return node if alone and value is not symbol else None
+    if tensor is not symbol or not isinstance(value, fx.Node) or value is symbol:
+        return None
+    parts = key if isinstance(key, tuple) else (key,)
+    places = [i for i, part in enumerate(parts) if part != slice(None)]
+    if len(places) != 1:
+        return None
+    part = parts[places[0]]
+    offset = 0 if part is index else added_to(index, part)
+    return None if offset is None else Row(node, places[0], offset)
 
 
 def check_writes(symbols: Collection[fx.Node], nodes: Iterable[fx.Node]) -> None:

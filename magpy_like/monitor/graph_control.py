@@ -66,10 +66,11 @@ class GraphControl(GraphNumbers):
         node.meta[LIST] = True
         return node
 
-    def fill(self, tensor: fx.Node, rows: slice, found: fx.Node) -> None:
-        """Write the tensors of a loop's list to rows of another tensor."""
-        stacked = self.graph.call_function(torch.stack, (found,))
-        self.graph.call_function(operator.setitem, (tensor, rows, stacked))
+    def fill(self, tensor: fx.Node, dim: int, rows: slice, found: fx.Node) -> None:
+        """Write the tensors of a loop's list to the ``rows`` of another one in a dimension."""
+        stacked = self.graph.call_function(torch.stack, (found, dim))
+        key = (*[slice(None)] * dim, rows)
+        self.graph.call_function(operator.setitem, (tensor, key, stacked))
         self.operators += 2
 
     def symbol(self, number: bool, twin: Any = None) -> fx.Node:

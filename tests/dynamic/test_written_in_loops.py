@@ -77,8 +77,50 @@ def filled_by_step(x):
     return found
 
 
-OPERATORS = [summed, several_in_place, changed_by_a_function, copied_into_a_list, filled,
-             filled_beside_a_state, filled_with_what_changes]  # fmt: skip
+def filled_a_row_ahead(x):
+    found, h = torch.zeros(x.shape[0] + 1, 3), torch.ones(3)
+    for t in range(x.shape[0]):
+        h = torch.tanh(h + x[t])
+        found[t + 1] = h
+    return found, h
+
+
+def filled_a_row_behind(x):
+    found, h = torch.full((x.shape[0], 3), 5.0), torch.ones(3)
+    for t in range(1, x.shape[0]):
+        h = h * 0.5 + x[t]
+        found[t - 1] = h
+    return found
+
+
+def filled_columns(x):
+    found, wide, h = torch.zeros(2, x.shape[0]), torch.ones(3, x.shape[0] + 1, 2), torch.ones(3)
+    for t in range(x.shape[0]):
+        h = torch.tanh(h + x[t])
+        found[:, t] = h[:2]
+        wide[:, t + 1, :] = torch.stack([h, x[t]], 1)
+    return found, wide
+
+
+def filled_backwards(x):
+    found, h = torch.zeros(x.shape), torch.ones(3)
+    for t in reversed(range(x.shape[0])):
+        h = h * 0.5 + x[t]
+        found[t] = h
+    return found
+
+
+def filled_backwards_by_two(x):
+    found = torch.zeros(x.shape[0] + 3, 3, dtype=torch.float64)
+    for t in range(x.shape[0] - 1, 0, -2):
+        found[t + 3] = x[t] * t
+    return found
+
+
+OPERATORS = [filled_a_row_ahead, filled_a_row_behind, filled_columns, filled_backwards,
+             filled_backwards_by_two, summed, several_in_place,
+             changed_by_a_function, copied_into_a_list, filled, filled_beside_a_state,
+             filled_with_what_changes]  # fmt: skip
 
 
 def known_by_two_names(x):
@@ -211,13 +253,6 @@ def filled_and_handed_on(x):
     return found, other
 
 
-def filled_backwards(x):
-    found = torch.zeros(x.shape)
-    for t in reversed(range(x.shape[0])):
-        found[t] = x[t] * 2
-    return found
-
-
 def filled_from_the_end(x):
     found = torch.zeros(x.shape)
     for t in range(-2, x.shape[0]):
@@ -257,10 +292,39 @@ def filled_twice(x):
     return found, twice
 
 
+def filled_a_row_too_far(x):
+    found = torch.zeros(x.shape)
+    for t in range(x.shape[0]):
+        found[t + 1] = x[t] * 2
+    return found
+
+
+def filled_far_behind(x):
+    found = torch.zeros(x.shape)
+    for t in range(x.shape[0]):
+        found[t - 6] = x[t] * t
+    return found
+
+
+def filled_in_part(x):
+    found = torch.zeros(x.shape)
+    for t in range(x.shape[0]):
+        found[t, 1:] = x[t, 1:] * 2
+    return found
+
+
+def filled_crosswise(x):
+    found = torch.zeros(x.shape[0], x.shape[0])
+    for t in range(x.shape[0]):
+        found[t, t] = x[t, 0] * 2
+    return found
+
+
 OTHERS = [
     known_by_two_names, seen_through_a_view, in_a_list, in_a_closure, as_a_default, of_an_array,
     from_outside, appended_itself, left_as_a_view, handed_on_by_another_name, put_in_its_place,
-    swapped, written_in_part, written_a_row_ahead, filled_and_read, filled_backwards,
+    swapped, written_in_part, written_a_row_ahead, filled_and_read,
+    filled_a_row_too_far, filled_far_behind, filled_in_part, filled_crosswise,
     filled_from_the_end, filled_by_broadcasting, filled_with_numbers, filled_too_far,
     filled_by_step, filled_twice, filled_and_handed_on,
 ]  # fmt: skip
