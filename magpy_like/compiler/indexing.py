@@ -218,7 +218,13 @@ def simplify_mod(a: Expr, b: Expr, ranges: Mapping[Symbol, Expr]) -> Expr:
 
 def coefficients(e: Expr, variables: Iterable[Symbol]) -> tuple[dict[Symbol, Expr], Expr] | None:
     """``e`` as ``sum(coefficient * variable) + rest``; None when it is not affine in them."""
-    wanted = set(variables)
+    form = _coefficients(e, frozenset(variables))
+    return None if form is None else (dict(form[0]), form[1])
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _coefficients(e: Expr, wanted: frozenset[Symbol]) -> tuple[Mapping[Symbol, Expr], Expr] | None:
+    """The scheduler asks for the same addresses again with each pair that it looks at."""
     found: dict[Symbol, Expr] = {}
     rest: Expr = sympy.S.Zero
     for term in sympy.Add.make_args(sympy.expand(e) if _needs_expansion(e) else e):

@@ -163,8 +163,8 @@ def _accesses(kernel: Kernel, buffer: str) -> Iterator[tuple[tuple[int, int, int
 
 
 def _read_from(kernel: Kernel, old: str, new: str) -> None:
-    for _, _, value in list(_accesses(kernel, old)):
-        value.args = (new, *value.args[1:])
+    for _, node, value in list(_accesses(kernel, old)):
+        node.read_from(value, new)
     kernel.inputs.remove(old)
 
 

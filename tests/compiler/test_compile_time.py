@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import fx, nn
 
-from magpy_like.compiler import build
+from magpy_like.compiler import build, indexing
 from magpy_like.compiler.compile_fx import compile_fx
 from magpy_like.compiler.ir import Box
+from magpy_like.compiler.ops import Body
 from tests.compiler.programs import same
 
 
@@ -63,3 +64,18 @@ def test_functions_are_shared_out_by_their_size():
         assert [sum(len(text) for _, text, _ in share) for share in shares] == [50_000, 50_000]
         assert len(build._shares(functions[1:3])) == 1  # too little for a second process
         assert build._shares([]) == []
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "most"),
+    [(indexing, "_needs_expansion", 300), (Body, "of", 3000)],
+    ids=["addresses", "buffers"],
+)
+def test_the_scheduler_asks_once_what_a_loop_touches_and_not_for_each_pair(owner, name, most):
+    def program(x):
+        for _ in range(8):
+            x = torch.relu(x - x.mean(0)) * x.amax(0)
+        return x
+
+    graph = fx.symbolic_trace(program)
+    assert calls(owner, name, lambda: compile_fx(graph, [torch.ones(8, 16)])) <= most

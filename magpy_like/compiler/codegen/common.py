@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,20 +34,29 @@ from magpy_like.compiler.ops import Body, Value
 
 @dataclass(eq=False)
 class Node:
-    """One loop nest of a kernel. ``inner``: its loops include the kernel's reduction loops."""
+    """One loop nest of a kernel. ``inner``: its loops include the kernel's reduction loops.
+
+    Which buffers it touches is asked for each pair of kernels that may be fused, and looked up
+    once: who changes that calls :meth:`read_from`.
+    """
 
     name: str
     body: Body
     inner: bool
     origins: list[str] = field(default_factory=list)
 
-    @property
-    def reads(self) -> set[str]:
-        return {v.args[0] for v in self.body.of("load")}
+    @functools.cached_property
+    def reads(self) -> Set[str]:
+        return frozenset(v.args[0] for v in self.body.of("load"))
 
-    @property
-    def writes(self) -> set[str]:
-        return {v.args[0] for v in self.body.of("store")}
+    @functools.cached_property
+    def writes(self) -> Set[str]:
+        return frozenset(v.args[0] for v in self.body.of("store"))
+
+    def read_from(self, value: Value, buffer: str) -> None:
+        """Have one of the node's loads read another buffer, at the same address."""
+        value.args = (buffer, *value.args[1:])
+        vars(self).pop("reads", None)
 
 
 @dataclass(eq=False)
