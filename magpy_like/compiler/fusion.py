@@ -15,7 +15,7 @@ import sympy
 import torch
 
 from magpy_like.compiler import indexing
-from magpy_like.compiler.codegen.common import Node, across
+from magpy_like.compiler.codegen.common import Node, across, addresses
 from magpy_like.compiler.indexing import Expr, Symbol
 from magpy_like.compiler.ir import LoopOp
 
@@ -70,6 +70,18 @@ class Group:
         """See :func:`common.across`."""
         return across(self.nodes, self.xs, self.rs, (*self.xs, *self.rs))
 
+    @functools.cached_property
+    def divides(self) -> bool:
+        """Are addresses divided, other than by what loops can be split at?"""
+        bases = {
+            f.args[0]
+            for node in self.nodes
+            for address in addresses(node.body)
+            for f in address.atoms(indexing.Div, indexing.Mod)
+        }
+        bases = {base.args[0] if isinstance(base, indexing.Div) else base for base in bases}
+        return not bases <= self.ranges.keys()
+
     @property
     def x_size(self) -> Expr:
         return indexing.product(self.ranges[v] for v in self.xs)
@@ -119,6 +131,8 @@ def try_fuse(
     reason: Conflict | str = "loop sizes differ"
     for fused in _alignments(first, second):
         conflict = _conflict(fused, first.writes, second.writes, in_parts)
+        if conflict is None and fused.divides and not (first.divides or second.divides):
+            conflict = "rows of one are no rows of the other: each address would need divisions"
         if conflict is None:
             return fused
         reason = conflict

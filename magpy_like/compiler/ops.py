@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,10 +35,12 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def round_number(number: float, dtype: torch.dtype) -> float:
-    """The number of a low precision ``dtype`` that is nearest to ``number``."""
-    if not math.isfinite(number):
+    """The number of a float ``dtype`` that is nearest to ``number``."""
+    if not math.isfinite(number) or dtype == torch.float64:
         return float(number)
     try:
+        if dtype == torch.float32:
+            return float(struct.unpack("<f", struct.pack("<f", number))[0])
         if dtype == torch.float16:
             return float(struct.unpack("<e", struct.pack("<e", number))[0])
         (bits,) = struct.unpack("<I", struct.pack("<f", number))
@@ -120,6 +123,13 @@ ELEMENTWISE |= {f"special_{name}": (count, _SAME) for name, count in SPECIAL.ite
 
 #: Operations that give one of their arguments back, perhaps with another sign.
 _CHOOSING = frozenset(("where", "maximum", "minimum", "fmax", "fmin", "neg", "abs"))
+
+#: Operations computed when compiling where their arguments are known.
+_FOLDED: dict[str, Callable[..., Any]] = {
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
+    "gt": operator.gt, "ge": operator.ge, "neg": operator.neg, "abs": abs,
+    "logical_and": operator.and_, "logical_or": operator.or_, "logical_not": operator.not_,
+}  # fmt: skip
 
 #: Operations whose cost makes computing them twice worse than storing the result.
 EXPENSIVE = frozenset(
@@ -268,10 +278,29 @@ class Recorder:
 
         def operation(*args: Value) -> Value:
             assert len(args) == count, (name, args)
+            known = self._folded(name, args)
+            if known is not None:
+                return known
             dtype = torch.bool if rule is _BOOL else args[-1 if name == "where" else 0].dtype
             return self._pure(name, args, dtype)
 
         return operation
+
+    def _folded(self, name: str, args: Sequence[Value]) -> Value | None:
+        """The result where numbers known when compiling decide it; loops are vectors only if
+        nothing is chosen between that could be chosen before."""
+        if name == "where" and args[0].op == "constant":
+            return args[1] if args[0].args[0] else args[2]
+        if name not in _FOLDED or any(a.op != "constant" for a in args):
+            return None
+        dtype = args[0].dtype
+        of_numbers = dtype == torch.int64 and ELEMENTWISE[name][1] is _BOOL
+        if not (dtype.is_floating_point or dtype == torch.bool or of_numbers):
+            return None
+        numbers = [round_number(a.args[0], dtype) if dtype.is_floating_point else a.args[0]
+                   for a in args]  # fmt: skip
+        result = torch.bool if ELEMENTWISE[name][1] is _BOOL else dtype
+        return self.constant(_FOLDED[name](*numbers), result)
 
     def load(self, buffer: str, index: Any) -> Value:
         """Element of ``buffer`` at ``index`` (in elements from its first)."""

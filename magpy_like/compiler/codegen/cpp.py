@@ -27,6 +27,7 @@ PRELUDE = (Path(__file__).parent / "cpp_prelude.h").read_text()
 FLAGS = (
     "-O2",  # -O3 adds little to marked loops, and has taken 30 times as long
     "-fno-tree-vectorize",  # only loops that are marked: saves compile time
+    "-fno-tree-pre",  # what it hands on between iterations keeps loops from being vectors
     "-march=native", "-mprefer-vector-width=512", "-fno-math-errno", "-fno-trapping-math",
     "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-fopenmp", "-lmvec", "-lm",
 )  # fmt: skip

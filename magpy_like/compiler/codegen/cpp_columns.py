@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from magpy_like.compiler.codegen.common import Phase, split_levels
-from magpy_like.compiler.codegen.cpp_kernel import TILE
+from magpy_like.compiler.codegen.common import Kernel, Phase, split_levels
+from magpy_like.compiler.codegen.cpp_kernel import STRIP
 from magpy_like.compiler.codegen.cpp_reduction import Parts, Reduction
 from magpy_like.compiler.codegen.cpp_values import CTYPE, CppEmitter, print_index
-from magpy_like.compiler.indexing import Symbol
-from magpy_like.compiler.ops import Value
+from magpy_like.compiler.indexing import Expr, Symbol
+from magpy_like.compiler.ops import EXPENSIVE, Value
+
+NARROW, WIDE = 256, 1024  # columns per tile
+MANY = 16  # outer iterations that are enough for all threads, without a part of the columns each
+NEAR = 16384  # bytes of a core's first cache for what is kept for columns
+ROWS = 4  # that are accumulated at a time, where they cost little
+LIGHT = 16  # operations for an element, at most, that cost little
 
 
 class Columns(Reduction):
@@ -19,15 +27,29 @@ class Columns(Reduction):
     columns = True
     _starts = ""  # does the loop over the rows of a block start?
 
+    def __init__(self, kernel: Kernel, hint: Callable[[Expr], int]) -> None:
+        super().__init__(kernel, hint)
+        self.tile = NARROW if kernel.scratch_rows() else self._width()
+
+    def _width(self) -> int:
+        """So many columns that memory is read in long pieces, while what is kept for each of them
+        stays in the first cache."""
+        kept = [v for node in self.kernel.nodes() for v in node.body.values
+                if v.op in ("reduction", "scan")]  # fmt: skip
+        outer = [b for b, kind in self.kernel.forward.items() if kind == "outer"]
+        width = NEAR // (16 * (len(kept) + len(outer))) if kept else 0
+        width = max(NARROW, min(width // NARROW * NARROW, WIDE))
+        extent = self.kernel.ranges[self.kernel.xs[-1]]
+        return min(width, -(-int(extent) // STRIP) * STRIP) if extent.is_Integer else width
+
     def body(self) -> None:
         """Tiles of the last outer loop, ``l`` counting columns within one."""
         kernel, line = self.kernel, self.lines.line
         x = kernel.xs[-1]
         extent = print_index(kernel.ranges[x])
-        line(
-            f"const i64 tile = clip<i64>(({extent} / omp_get_max_threads() + 15) / 16 * 16, 16, "
-            f"{TILE});"
-        )
+        threads = f"clip<i64>(({extent} / omp_get_max_threads() + 15) / 16 * 16, 16, {self.tile})"
+        shared = self.hint(kernel.size(kernel.xs[:-1])) >= MANY
+        line(f"const i64 tile = {self.tile if shared else threads};")
         line(f"#pragma omp parallel{self.parallel(self.total())}")
         line("{")
         self.lines.indent()
@@ -57,8 +79,8 @@ class Columns(Reduction):
     def _column_phase(self, phase: Phase, x: Symbol) -> None:
         accumulators: dict[Value, Parts] = {}
         if phase.inner:
-            accumulators = self.accumulators(phase, f"[{TILE}]")
-            self.declare_scans(phase, f"[{TILE}]")
+            accumulators = self.accumulators(phase, f"[{self.tile}]")
+            self.declare_scans(phase, f"[{self.tile}]")
             self._column_loops(phase, x, accumulators)
         if phase.outer or any(split_levels(n.body)[2] for n in phase.inner):
             self._open_lanes(x)
@@ -94,17 +116,35 @@ class Columns(Reduction):
             line(f"for (i64 block = 0; block < {end}; block += {block}) {{")
             self.lines.indent()
             for part, dtype in sums.values():
-                line(f"{CTYPE[dtype]} {part}[{TILE}] = {{}};")
+                line(f"{CTYPE[dtype]} {part}[{self.tile}] = {{}};")
             for part, ctype in spreads.values():
-                line(f"{ctype} {part}_from[{TILE}] = {{}};")
-                line(f"f64 {part}_off[{TILE}] = {{}}, {part}_m2[{TILE}] = {{}};")
+                line(f"{ctype} {part}_from[{self.tile}] = {{}};")
+                line(f"f64 {part}_off[{self.tile}] = {{}}, {part}_m2[{self.tile}] = {{}};")
             begin, end = "block", f"m_minimum<i64>(block + {block}, {end})"
-        self.open_loop(last, begin, end)
         self._starts = f"{last.name} == {begin}"
-        self._open_lanes(x)
         inner = {v: part for v, (part, _) in (sums | spreads).items()} if blocked else {}
-        self.element(phase, accumulators, inner, "l")
-        self.close(2)
+        at = begin
+        if self._is_light(phase):
+            # Several rows at a time: accumulators stay in registers meanwhile.
+            at = self.fresh(f"{last.name}_at")
+            line(f"i64 {at} = {begin};")
+            line(f"for (; {at} + {ROWS} <= {end}; {at} += {ROWS}) {{")
+            self.lines.indent()
+            self._open_lanes(x)
+            for k in range(ROWS):
+                line("{")
+                self.lines.indent()
+                line(f"const i64 {last.name} = {at} + {k};")
+                self.element(phase, accumulators, inner, "l")
+                self.close()
+            self.close(2)
+        step = block if blocked else ROWS
+        even = ranges[last].is_Integer and int(ranges[last]) % ROWS == step % ROWS == 0
+        if at == begin or not even:
+            self.open_loop(last, at, end)
+            self._open_lanes(x)
+            self.element(phase, accumulators, inner, "l")
+            self.close(2)
         if blocked:
             self._open_lanes(x)
             for v, (part, _) in sums.items():
@@ -115,6 +155,16 @@ class Columns(Reduction):
                 line(f"merge_shifted({names}, {ends}, {end} - {begin});")
             self.close(2)
         self.close(len(rs) - 1)
+
+    def _is_light(self, phase: Phase) -> bool:
+        """Does a row cost so little to compute that its way through memory counts?"""
+        values = [v for node in phase.inner for v in split_levels(node.body)[0]]
+        return (
+            self.hint(self.kernel.ranges[self.kernel.rs[-1]]) >= ROWS
+            and len(values) <= LIGHT
+            and not any(v.op in EXPENSIVE or v.op in ("store", "scan") for v in values)
+            and all(node.body.of("reduction") for node in phase.inner)
+        )
 
     def collect(self, part: str | None, value: str, dtype: torch.dtype, lane: str | None) -> None:
         """Differences are taken from the first element of the block, if it is finite: it is one of

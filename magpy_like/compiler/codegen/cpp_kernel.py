@@ -21,13 +21,13 @@ AHEAD = 8192  # bytes between what is fetched and what is computed, where memory
 PIECES = 512, 16384  # bytes in a row: below, fetching costs more than it saves; above, none is due
 WIDE = 256  # elements of float16 that are converted at once: few enough to be passed on by the core
 GRAIN = 16384  # elements of work below which a second thread costs more than it brings
-TILE = 256  # columns per tile, at most
 
 
 class CppKernel:
     """Prints the loops of one kernel. ``hint`` gives sizes for the example inputs."""
 
     columns = False  # does a vector hold neighbouring rows (outer iterations)?
+    tile = 1  # columns per tile, at most
 
     def __init__(self, kernel: Kernel, hint: Callable[[Expr], int]) -> None:
         self.kernel = kernel
@@ -89,7 +89,7 @@ class CppKernel:
         rs = self.kernel.rs
         position = indexing.flatten(list(rs), [self.kernel.ranges[r] for r in rs])
         if self.columns:
-            position = position * TILE + sympy.Symbol("l", integer=True)
+            position = position * self.tile + sympy.Symbol("l", integer=True)
         return position
 
     def declare_locals(self, scalar: bool) -> None:
@@ -98,13 +98,13 @@ class CppKernel:
             if kind == "outer":
                 ctype = CTYPE[self.kernel.dtypes[buffer]]
                 self.locals[buffer] = f"v_{buffer}"
-                self.lines.line(f"{ctype} v_{buffer}{'' if scalar else f'[{TILE}]'};")
+                self.lines.line(f"{ctype} v_{buffer}{'' if scalar else f'[{self.tile}]'};")
 
     def open_scratch(self) -> None:
         row = self.kernel.size(self.kernel.rs)
         for b in self.kernel.scratch_rows():
             ctype = CTYPE[self.kernel.dtypes[b]]
-            count = print_index(row * TILE if self.columns else row)
+            count = print_index(row * self.tile if self.columns else row)
             self.lines.line(
                 f"{ctype}* __restrict__ row_{b} = ({ctype}*)aligned_alloc(64, "
                 f"({count} * sizeof({ctype}) + 63) / 64 * 64);"

@@ -10,6 +10,7 @@ from magpy_like.compiler import indexing
 from magpy_like.compiler.codegen import masks
 from magpy_like.compiler.codegen.common import Kernel, uniform
 from magpy_like.compiler.codegen.cpp_kernel import GRAIN, STRIP, CppKernel
+from magpy_like.compiler.codegen.cpp_taking import Taking, row_of, takings
 from magpy_like.compiler.codegen.cpp_values import CTYPE, CppEmitter, print_index
 from magpy_like.compiler.indexing import Expr, Symbol
 
@@ -24,6 +25,7 @@ class Pointwise(CppKernel):
         super().__init__(kernel, hint)
         self._tiles: dict[tuple[str, Expr], str] = {}  # transposed load -> array
         self._tile_loops = "", ""
+        self._takings: dict[Taking, str] = {}  # load at positions of a table -> what was found out
 
     def body(self) -> None:
         xs, line = self.kernel.xs, self.lines.line
@@ -46,6 +48,7 @@ class Pointwise(CppKernel):
             self.close()
             self.report_flags()
             return
+        self._find_takings()
         line(f"#pragma omp parallel{condition}")
         line("{")
         self.lines.indent()
@@ -190,6 +193,63 @@ class Pointwise(CppKernel):
         strided, last = self._tile_loops
         return f"{name}[{STRIP} * ({strided} - {strided}_tile) + {last} - {last}_tile]"
 
+    # --- where rows are taken from at the same positions -----------------------------------------
+
+    def _find_takings(self) -> None:
+        """Look at the positions, once for all rows; alike tables are looked at once."""
+        kernel, line = self.kernel, self.lines.line
+        rows = self.hint(kernel.size(kernel.xs[:-1]))
+        if self._strided_loop() is not None:
+            return
+        found: dict[tuple[str, int], str] = {}
+        for taking in takings(kernel, kernel.xs[-1], rows):
+            table, count = taking.table.args[0], int(kernel.ranges[kernel.xs[-1]])
+            name = found.get((table, taking.extent))
+            if name is None:
+                name = found[table, taking.extent] = self.fresh("takings")
+                line(f"Taking {name}[{-(-count // STRIP)}];")
+                line(f"find_takings({name}, {table}, {count}, {taking.extent});")
+            self._takings[taking] = name
+
+    def _take_strips(self, emitter: CppEmitter) -> None:
+        """The last loop, strip by strip."""
+        line, last = self.lines.line, self.kernel.xs[-1]
+        count, strip = int(self.kernel.ranges[last]), f"{last.name}_strip"
+        whole = count // STRIP * STRIP
+        nodes = self.kernel.nodes()
+
+        def taken() -> CppEmitter:
+            """Prints an element with loads that find what was taken."""
+            other = emitter.again()
+            places: dict[tuple[str, str], str] = {}
+            for taking, found in self._takings.items():
+                row = row_of(taking, emitter)
+                if (row, found) not in places:
+                    name = places[row, found] = self.fresh("taken")
+                    ctype = CTYPE[self.kernel.dtypes[taking.load.args[0]]]
+                    line(f"alignas(64) {ctype} {name}[{STRIP}];")
+                    line(f"take({name}, &{row}, {found}[{strip} / {STRIP}]);")
+                other.outside[taking.load] = f"{places[row, found]}[{last.name} - {strip}]"
+            return other
+
+        if whole:
+            line(f"for (i64 {strip} = 0; {strip} < {whole}; {strip} += {STRIP}) {{")
+            self.lines.indent()
+            element = taken()
+            self.stream(
+                self.streamed(nodes, last), last, strip, lambda: self._element(element.again())
+            )
+            self.close()
+        if count > whole:
+            line("{")
+            self.lines.indent()
+            line(f"const i64 {strip} = {whole};")
+            element = taken()
+            line(self.simd())
+            self.open_loop(last, strip, str(count))
+            self._element(element.again())
+            self.close(2)
+
     # --- the loop that is a vector -------------------------------------------------------------
 
     def _hoist(self, emitter: CppEmitter) -> None:
@@ -216,6 +276,9 @@ class Pointwise(CppKernel):
         """
         self._hoist(emitter)
         kernel, line = self.kernel, self.lines.line
+        if self._takings:
+            self._take_strips(emitter)
+            return
         inside = masks.interior(kernel, kernel.xs[-1], emitter.outside)
         if inside is None or kernel.messages:
             self._simd_loop(emitter)

@@ -47,7 +47,7 @@ void free(void*);
 // Vector versions of these are in libmvec. const: they read and write nothing but the result.
 #define VECTOR __attribute__((simd("notinbranch"), const))
 #define FLOATS(name) VECTOR double name(double); VECTOR float name##f(float);
-FLOATS(exp) FLOATS(log) FLOATS(sin) FLOATS(cos) FLOATS(exp2) FLOATS(expm1) FLOATS(log2)
+FLOATS(exp) FLOATS(log) FLOATS(exp2) FLOATS(expm1) FLOATS(log2)
 FLOATS(log10) FLOATS(log1p) FLOATS(tan) FLOATS(asin) FLOATS(acos) FLOATS(atan) FLOATS(sinh)
 FLOATS(cosh) FLOATS(tanh) FLOATS(asinh) FLOATS(acosh) FLOATS(atanh) FLOATS(erf) FLOATS(erfc)
 VECTOR double pow(double, double); VECTOR float powf(float, float);
@@ -57,6 +57,10 @@ double lgamma_r(double, int*); float lgammaf_r(float, int*);
 double fmod(double, double); float fmodf(float, float);
 double nextafter(double, double); float nextafterf(float, float);
 #undef FLOATS
+// Under names that a compiler doesn't know: of a sine and a cosine of the same it makes one call,
+// which has no vector version.
+VECTOR double sine(double) __asm__("sin"); VECTOR float sinef(float) __asm__("sinf");
+VECTOR double cosine(double) __asm__("cos"); VECTOR float cosinef(float) __asm__("cosf");
 }
 
 template <class To, class From> INLINE To bitcast(From x) {
@@ -71,13 +75,17 @@ template <class To, class From> INLINE To bitcast(From x) {
                     INLINE f64 m_##name(f64 x) { return name(x); }
 #define BOTH2(name) INLINE f32 m_##name(f32 x, f32 y) { return name##f(x, y); } \
                     INLINE f64 m_##name(f64 x, f64 y) { return name(x, y); }
-BOTH1(sin) BOTH1(cos) BOTH1(exp2) BOTH1(expm1) BOTH1(log2) BOTH1(log10)
+BOTH1(exp2) BOTH1(expm1) BOTH1(log2) BOTH1(log10)
 BOTH1(log1p) BOTH1(tan) BOTH1(asin) BOTH1(acos) BOTH1(atan) BOTH1(sinh) BOTH1(cosh)
 BOTH1(asinh) BOTH1(acosh) BOTH1(atanh) BOTH1(erfc)
 BOTH2(pow) BOTH2(atan2) BOTH2(hypot) BOTH2(fmod) BOTH2(nextafter)
 #define BUILTIN1(name) INLINE f32 m_##name(f32 x) { return __builtin_##name##f(x); } \
                        INLINE f64 m_##name(f64 x) { return __builtin_##name(x); }
 BUILTIN1(sqrt) BUILTIN1(floor) BUILTIN1(ceil) BUILTIN1(trunc)
+INLINE f32 m_sin(f32 x) { return sinef(x); }
+INLINE f64 m_sin(f64 x) { return sine(x); }
+INLINE f32 m_cos(f32 x) { return cosinef(x); }
+INLINE f64 m_cos(f64 x) { return cosine(x); }
 INLINE f32 m_round(f32 x) { return __builtin_nearbyintf(x); }
 INLINE f64 m_round(f64 x) { return __builtin_nearbyint(x); }
 INLINE f32 m_abs(f32 x) { return __builtin_fabsf(x); }
@@ -269,6 +277,7 @@ template <bool largest, class T> INLINE bool exceeds(T a, T b) {
 #define LANES 4
 #endif
 struct Add { template <class V> MEMBER static void into(V& a, const V& b) { a += b; } };
+struct Times { template <class V> MEMBER static void into(V& a, const V& b) { a *= b; } };
 struct Or { template <class V> MEMBER static void into(V& a, const V& b) { a |= b; } };
 template <bool largest> struct Better {
     template <class V> MEMBER static void into(V& a, const V& b) {
@@ -320,12 +329,16 @@ template <class T> struct Strip {
         return fold<Take, LANES>(all);
     }
 };
-template <class T> struct Sum {
+template <class T, class Take> struct Folded {
     Strip<T> lanes;
-    MEMBER Sum() { lanes.fill(0); }
-    MEMBER void add(const T* strip) { lanes.template take<Add>(Strip<T>::of(strip)); }
-    MEMBER void join(const Sum& other) { lanes.template take<Add>(other.lanes); }
-    MEMBER T result() const { return lanes.template folded<Add>(); }
+    MEMBER Folded(T start) { lanes.fill(start); }
+    MEMBER void add(const T* strip) { lanes.template take<Take>(Strip<T>::of(strip)); }
+    MEMBER void join(const Folded& other) { lanes.template take<Take>(other.lanes); }
+    MEMBER T result() const { return lanes.template folded<Take>(); }
+};
+template <class T> struct Sum : Folded<T, Add> { MEMBER Sum() : Folded<T, Add>(0) {} };
+template <class T> struct Product : Folded<T, Times> {
+    MEMBER Product(T start) : Folded<T, Times>(start) {}
 };
 // The largest or smallest. The processor's instruction ignores NaN, and is four times as fast as one
 // that does not: so NaN are looked for apart.
@@ -352,13 +365,8 @@ template <class T, bool largest> struct Extremum {
     }
 };
 // The largest of those that are no NaN.
-template <class T> struct Largest {
-    typedef Better<true> Best;
-    Strip<T> lanes;
-    MEMBER Largest(T start) { lanes.fill(start); }
-    MEMBER void add(const T* strip) { lanes.template take<Best>(Strip<T>::of(strip)); }
-    MEMBER void join(const Largest& other) { lanes.template take<Best>(other.lanes); }
-    MEMBER T result() const { return lanes.template folded<Best>(); }
+template <class T> struct Largest : Folded<T, Better<true>> {
+    MEMBER Largest(T start) : Folded<T, Better<true>>(start) {}
 };
 // The best of each lane, and in which strip it was; of equal ones the first.
 template <class T, bool largest> struct Place {
@@ -602,6 +610,16 @@ template <> struct Bits<1> { typedef u8 type; };
 template <> struct Bits<2> { typedef u16 type; };
 template <> struct Bits<4> { typedef u32 type; };
 template <> struct Bits<8> { typedef u64 type; };
+// A choice that is the same for a whole vector, by bits.
+INLINE u64 mask_of(bool condition) {
+    u64 mask = -u64(condition);
+    __asm__("" : "+r"(mask));  // a compiler that knew what it is would make a choice of it again
+    return mask;
+}
+template <class T> INLINE T blend(u64 mask, T a, T b) {
+    typedef typename Bits<sizeof(T)>::type U;
+    return bitcast<T>(U((bitcast<U>(a) & U(mask)) | (bitcast<U>(b) & ~U(mask))));
+}
 // Square tiles as wide as a vector, transposed in registers: as often as their side can be halved,
 // rows k and k + side / 2 are interleaved.
 template <class T> struct Tile {
@@ -654,6 +672,46 @@ template <class T> INLINE void transpose(T* out, const T* in, i64 step, i64 rows
     }
     for (i64 j = 0; j < columns; ++j)
         for (i64 i = 0; i < rows; ++i) out[16 * i + j] = in[i + step * j];
+}
+// Where a strip of 16 elements is taken from in a row: from one or two vectors of it that hold them
+// all, or from anywhere.
+struct alignas(64) Taking { i32 lane[16]; i32 from, vectors; };
+INLINE void find_takings(Taking* strips, const i64* at, i64 count, i64 extent) {
+    for (i64 start = 0; start < count; start += 16) {
+        Taking& strip = strips[start / 16];
+        i64 low = at[start], high = low;
+        for (i64 k = start; k < start + 16 && k < count; ++k) {
+            low = at[k] < low ? at[k] : low;
+            high = at[k] > high ? at[k] : high;
+        }
+        i64 from = 0;
+        strip.vectors = 0;
+        for (i64 vectors = 1; vectors <= 2 && strip.vectors == 0; ++vectors) {
+            const i64 first = low + 16 * vectors <= extent ? low : extent - 16 * vectors;
+            if (first < 0 || high - first >= 16 * vectors) continue;
+            from = first;
+            strip.vectors = i32(vectors);
+        }
+        strip.from = i32(from);
+        for (i64 k = 0; k < 16; ++k) strip.lane[k] = start + k < count ? i32(at[start + k] - from) : 0;
+    }
+}
+template <class T> INLINE void take(T* out, const T* row, const Taking& strip) {
+#if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
+    typedef u32 full __attribute__((vector_size(64), may_alias));
+    typedef u32 loose __attribute__((vector_size(64), may_alias, aligned(4)));
+    const full lane = *(const full*)strip.lane;
+    const T* from = row + strip.from;
+    if (strip.vectors == 1) {
+        *(full*)out = __builtin_shuffle(*(const loose*)from, lane);
+        return;
+    }
+    if (strip.vectors == 2) {
+        *(full*)out = __builtin_shuffle(*(const loose*)from, *(const loose*)(from + 16), lane);
+        return;
+    }
+#endif
+    for (i64 k = 0; k < 16; ++k) out[k] = row[strip.from + strip.lane[k]];
 }
 // Ask for n elements to be brought near. The address need not be one that may be read.
 template <class T> INLINE void fetch(const T* from, i64 n) {

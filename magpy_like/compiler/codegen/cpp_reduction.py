@@ -9,7 +9,7 @@ import torch
 
 from magpy_like.compiler import indexing
 from magpy_like.compiler.codegen.common import Kernel, Phase, split_levels
-from magpy_like.compiler.codegen.cpp_kernel import TILE, CppKernel
+from magpy_like.compiler.codegen.cpp_kernel import CppKernel
 from magpy_like.compiler.codegen.cpp_values import (
     CTYPE,
     CppEmitter,
@@ -64,7 +64,8 @@ class Reduction(CppKernel):
             start = "0" if kind == "at" else identity(_base(kind), dtype)
             if suffix:
                 self.lines.line(f"{CTYPE[dtype]} {name}{suffix};")
-                self.lines.line(f"for (i64 l = 0; l < {TILE}; ++l) {name}[l] = {start};")
+                self.lines.line("#pragma omp simd")
+                self.lines.line(f"for (i64 l = 0; l < {self.tile}; ++l) {name}[l] = {start};")
             else:
                 self.lines.line(f"{CTYPE[dtype]} {name} = {start};")
 
@@ -93,7 +94,8 @@ class Reduction(CppKernel):
             for name, ctype, start in parts:
                 self.lines.line(f"{ctype} {name}{suffix}{'' if suffix else f' = {start}'};")
                 if suffix:
-                    self.lines.line(f"for (i64 l = 0; l < {TILE}; ++l) {name}[l] = {start};")
+                    self.lines.line("#pragma omp simd")
+                    self.lines.line(f"for (i64 l = 0; l < {self.tile}; ++l) {name}[l] = {start};")
             self.scans[v] = [name for name, *_ in parts]
         return bool(found)
 
@@ -126,7 +128,8 @@ class Reduction(CppKernel):
             line(f"{name} = {value} {better} {name} ? {value} : {name};")
             return
         if len(parts) == 1:
-            line(f"{name} = {combine(kind, name, f'({CTYPE[dtype]}){value}')};")
+            kept = v.args[1][0].dtype if part and part != parts[0][0] else dtype
+            line(f"{name} = {combine(kind, name, f'({CTYPE[kept]}){value}')};")
             return
         position = emitter.names[v.args[1][1]]
         other = parts[1][0] + at

@@ -27,6 +27,7 @@ from magpy_like.compiler.ops import EXPENSIVE, Value
 UNROLL = 2  # strips at a time, each with accumulators of its own: an addition waits for the last
 BY_LANE = {
     "sum": "Sum<{}>",
+    "prod": "Product<{}>",
     "welford": "Spread",
     "max": "Extremum<{}, true>",
     "min": "Extremum<{}, false>",
@@ -44,6 +45,7 @@ class Rows(Reduction):
 
     shared = True  # are outer iterations shared among threads?
     _block = ""  # where the block being printed begins
+    _seen = ""  # whether the lane being printed was in a strip before
 
     def __init__(self, kernel: Kernel, hint: Callable[[Expr], int]) -> None:
         super().__init__(kernel, hint)
@@ -222,6 +224,27 @@ class Rows(Reduction):
             and all(len(v.args[1]) == 1 or self.in_order(v) for v in reductions)
         )
 
+    def _repeats(self, phase: Phase) -> bool:
+        """May the phase's elements be computed twice, and are there enough for a strip?
+
+        What is written to memory may be what is read: a result can take its argument's place.
+        """
+        extent = self.kernel.ranges[self.kernel.rs[-1]]
+        values = [v for node in phase.inner for v in split_levels(node.body)[0]]
+        written = {v.args[0] for v in values if v.op == "store"}
+        read: set[str] = set()
+        for v in values:
+            if v.op == "load":
+                read.add(v.args[0])
+            if v.op == "store" and v.args[0] in read:
+                return False
+        reductions = [v for node in phase.inner for v in node.body.of("reduction")]
+        return (
+            extent.is_Integer
+            and written <= self.kernel.removed
+            and all(v.args[0] not in ("welford", "argmax", "argmin") for v in reductions)
+        )
+
     @functools.cached_property
     def _busiest(self) -> Phase | None:
         """The phase that computes most per element, of those that can ask for the next rows:
@@ -265,6 +288,7 @@ class Rows(Reduction):
             lanes[v] = [self.fresh("lanes") for _ in range(UNROLL)]
             # An extremum starts with what has been seen, and differences are from the mean of that.
             start = f"({parts[0][0]})" if kind in ("max", "min", "fmax") else ""
+            start = "(1)" if kind == "prod" else start
             if len(parts) == 2:
                 start = f"({identity(kind, dtype)})"
             if kind == "welford":
@@ -290,7 +314,19 @@ class Rows(Reduction):
             if computes:
                 self._strip_of_next(k, f"{strip} + {STRIP * k}")
         self.close()
-        if not fits:
+        if not fits and whole and self._repeats(phase):
+            # The last strips end where the row does: what was seen before counts as nothing.
+            line(f"for (; {strip} < {end}; {strip} += {STRIP}) {{")
+            self.lines.indent()
+            last, seen = self.fresh("last"), self.fresh("seen")
+            line(f"const i64 {last} = m_minimum<i64>({end} - {STRIP}, {strip});")
+            line(f"const i64 {seen} = {strip} - {last};")
+            own = {v: names[0] for v, names in lanes.items()}
+            self._strip_of(phase, accumulators, inner, own, last, seen=seen)
+            if computes:
+                self._strip_of_next(0, last, seen=seen)
+            self.close()
+        elif not fits:
             line(f"for (; {strip} < {end}; {strip} += {STRIP}) {{")
             self.lines.indent()
             count = self.fresh("count")
@@ -313,7 +349,8 @@ class Rows(Reduction):
                 total = ", ".join(name for name, *_ in accumulators[v])
                 line(f"{names[0]}.merge_into({total}, {part}_kept, {end} - {begin});")
                 continue
-            sign = "+=" if kind == "sum" and part == accumulators[v][0][0] else "="
+            direct = part == accumulators[v][0][0]
+            sign = {"sum": "+=", "prod": "*="}.get(kind, "=") if direct else "="
             line(f"{part} {sign} {names[0]}.result();")
 
     def _position(self, begin: str) -> str:
@@ -325,9 +362,9 @@ class Rows(Reduction):
 
     def _strip_of(
         self, phase: Phase, accumulators: dict[Value, Parts], inner: dict[Value, str],
-        lanes: dict[Value, str], begin: str, count: str | None = None,
+        lanes: dict[Value, str], begin: str, count: str | None = None, seen: str | None = None,
     ) -> None:  # fmt: skip
-        """The strip from ``begin``; or ``count`` elements of it."""
+        """The strip from ``begin``; or ``count`` elements of it, or all but ``seen`` of it."""
         line, loop = self.lines.line, self.kernel.rs[-1]
         rows: dict[Value, str] = {}
         for v, parts in accumulators.items():
@@ -343,13 +380,14 @@ class Rows(Reduction):
                 line(f"for (i64 l = 0; l < {STRIP}; ++l) {rows[v]}[l] = {start};")
         lane = self.fresh("lane")
         self._kept = {v: f"{row}[{lane}]" for v, row in rows.items()}
+        self._seen = f"{lane} < {seen}" if seen is not None else ""
         line("#pragma omp simd")
         line(f"for (i64 {lane} = 0; {lane} < {count or STRIP}; ++{lane}) {{")
         self.lines.indent()
         line(f"const i64 {loop.name} = {begin} + {lane};")
         self.element(phase, accumulators, inner)
         self.close()
-        self._kept = {}
+        self._kept, self._seen = {}, ""
         for v, row in rows.items():
             which = f", ({begin} - {self._block}) / {STRIP}" if len(accumulators[v]) == 2 else ""
             line(f"{lanes[v]}.add({row}{which});")
@@ -421,11 +459,13 @@ class Rows(Reduction):
                 self.lines.line(f"{first}.join({name});")
             self.lines.line(f"{parts[0][0]} = {first}.result();")
 
-    def _strip_of_next(self, k: int, begin: str, count: str | None = None) -> None:
+    def _strip_of_next(
+        self, k: int, begin: str, count: str | None = None, seen: str | None = None
+    ) -> None:
         """The same strip of the next row, for the first phase, into the ``k``-th accumulators."""
         self._open_next()
         lanes = {v: names[k] for v, names in self._next_lanes.items()}
-        self._strip_of(self.kernel.phases[0], self._next, {}, lanes, begin, count)
+        self._strip_of(self.kernel.phases[0], self._next, {}, lanes, begin, count, seen)
         self.close()
 
     # --- accumulation ----------------------------------------------------------------------------
@@ -439,6 +479,8 @@ class Rows(Reduction):
             super().accumulate(v, parts, emitter, part, lane)
             return
         value = emitter.names[v.args[1][0]]
+        if self._seen:
+            value = f"{self._seen} ? {identity(v.args[0], v.dtype)} : {value}"
         self.lines.line(f"{self._kept[v]} = {value};")
 
     def collect(self, part: str | None, value: str, dtype: torch.dtype, lane: str | None) -> None:

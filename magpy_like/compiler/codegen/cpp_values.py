@@ -79,7 +79,9 @@ def combine(kind: str, a: str, b: str) -> str:
         return f"{a} {'+' if kind == 'sum' else '*'} {b}"
     if kind == "fmax":
         return f"{b} > {a} ? {b} : {a}"  # a is no NaN
-    return f"{a} | {b}" if kind == "any" else f"m_{kind}imum({a}, {b})"
+    # Of the new element it is asked whether it is a NaN: what is known of ``a`` from the round
+    # before would be a bool that differs by the way taken, and no vector.
+    return f"{a} | {b}" if kind == "any" else f"m_{kind}imum({b}, {a})"
 
 
 def clause(kind: str, dtype: torch.dtype) -> str:
@@ -107,6 +109,8 @@ class CppEmitter(Emitter):
         self.printer = printer
         self.lane = lane
         self.outside: dict[Value, Any] = {}  # named before the loop
+        self.masks: dict[Value, str] = {}  # conditions among these -> their bits
+        self._mask: str | None = None  # of the condition of what is being printed
 
     def _define(self, text: str, dtype: torch.dtype) -> str:
         name = self.printer.fresh("t")
@@ -115,14 +119,27 @@ class CppEmitter(Emitter):
 
     def run_outside(self, bodies: Iterable[tuple[Body, Iterable[Value]]]) -> None:
         """Print values of bodies before the loop that they are to be used in."""
+        bodies = list(bodies)
         for body, values in bodies:
             self.run(body, values)
         self.outside = dict(self.names)
+        # A choice that is the same for a whole vector is one by bits: the compiler would make a
+        # branch of it, and no vector. It must not know that they are of a condition.
+        for body, _ in bodies:
+            for value in body.of("where"):
+                condition = value.args[0]
+                if value in self.outside or condition in self.masks:
+                    continue
+                if condition in self.outside:
+                    mask = self.masks[condition] = self.printer.fresh("mask")
+                    self.printer.lines.line(
+                        f"const u64 {mask} = mask_of({self.outside[condition]});"
+                    )
 
     def again(self) -> CppEmitter:
         """One that prints the same in another scope, with what is named before the loop."""
         other = CppEmitter(self.printer, self.lane)
-        other.outside = dict(self.outside)
+        other.outside, other.masks = dict(self.outside), self.masks
         return other
 
     def given(self, holding: Collection[Value]) -> CppEmitter:
@@ -130,6 +147,7 @@ class CppEmitter(Emitter):
         other = CppEmitter(self.printer, self.lane)
         other.outside = {v: name for v, name in self.outside.items() if v.dtype != torch.bool}
         other.outside |= dict.fromkeys(holding, "true")
+        other.masks = self.masks
         return other
 
     def _emit(self, value: Value, rename: Any) -> Any:
@@ -139,6 +157,7 @@ class CppEmitter(Emitter):
             return self.names[value.args[0]][value.args[1]]
         if value.op == "scan":
             return self._scan(value, [self.names[a] for a in value.args[1:]])
+        self._mask = self.masks.get(value.args[0]) if value.op == "where" else None
         return super()._emit(value, rename)
 
     def _scan(self, value: Value, args: list[Any]) -> str:
@@ -200,6 +219,8 @@ class CppEmitter(Emitter):
             return args[args[0] == "true"]
         if op == "where" and args[0] == "true":
             return args[1]
+        if op == "where" and self._mask is not None and dtype.itemsize >= 4:
+            return self._define(f"blend({self._mask}, {args[1]}, {args[2]})", dtype)
         if op == "constant":
             return print_number(args[0], dtype)
         if op == "index_expr":

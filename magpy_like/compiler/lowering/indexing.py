@@ -7,6 +7,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from magpy_like.compiler import ir
 from magpy_like.compiler.errors import Unsupported
@@ -95,6 +96,18 @@ def gather(graph: Graph, a: Box, dim: int, indices: Box, *, sparse_grad: bool = 
     return box
 
 
+def known_within(indices: Box, size: Expr) -> bool:
+    """Are these positions that were computed when compiling, all of them in a dimension of
+    ``size``? Those of an interpolation or of padding are."""
+    window = indices.strided()
+    graph = indices.graph
+    if window is None or graph.attributes.get(window.buffer, "") is not None or not size.is_Integer:
+        return False
+    with unset_fake_temporarily(), torch.no_grad():
+        low, high = graph.constants[window.buffer].aminmax()
+        return int(low) >= 0 and int(high) < int(size)
+
+
 # --- advanced indexing ----------------------------------------------------------------------------
 
 
@@ -134,6 +147,9 @@ class _Plan:
             result[d] = i
         for d, box in self.given:
             at = box.load(broadcast_index(box, middle))
+            if known_within(box, self.a.size[d]):
+                result[d] = ops.indirect(at, self.a.size[d])
+                continue
             error = self.error or "IndexError"
             result[d] = ops.indirect(at, self.a.size[d], _BOUNDS, error, from_end=not self.error)
         return result
