@@ -105,9 +105,14 @@ class Looks(Meetings):
         lengths, or, of a deque, other numbers."""
         if self.path(node) in self.varying_counts:
             return True
-        if node.type is not collections.deque or not self.varying_items:
+        return node.type is collections.deque and self.items_vary(node.variable)
+
+    def items_vary(self, container: Any) -> bool:
+        """Whether a list or deque from outside has had other numbers at other calls."""
+        node = self.node(container)
+        if node is None or not self.varying_items:
             return False
-        places = (Relation(RelationKind.ITEM, i) for i in range(len(node.variable)))
+        places = (Relation(RelationKind.ITEM, i) for i in range(len(container)))
         return any(self.place(node, place) in self.varying_items for place in places)
 
     def is_added(self, node: ShadowNode, key: int) -> bool:

@@ -163,8 +163,9 @@ def _take(run: MonitorRun, step: Step) -> Token:
     if node is not None and run.lifted.is_known_before_graph(key) and not node.changed:
         run.recording.visit(container, ValueRead.TYPE)
         return _finish_take, (node, key)
-    if node is not None:
-        return varying_lists.take(run, container, key) or _index(2, 1)(run, step)
+    taken = varying_lists.take(run, container, key)
+    if taken is not None or (node is not None and node.changed):
+        return taken or _index(2, 1)(run, step)
     function = _repeated(run, operator.getitem, (container, key))
     return (finish_computed, function) if function else _index(2, 1)(run, step)
 

@@ -161,7 +161,10 @@ def take(run: MonitorRun, container: Any, key: Any) -> Token | None:
     varies = run.lifted.is_lifted(key)
     if not (varies or any_known(run)):
         return None
-    value = numbers_of(rec, container, begin=varies and type(container) is list)
+    # At a key that a tensor gives, the graph can have an element of a list that is always the same.
+    begins = varies and type(container) is list
+    begins = begins and (run.lifted.is_known_before_graph(key) or rec.items_vary(container))
+    value = numbers_of(rec, container, begin=begins)
     if value is None or not -len(container) <= key < len(container):
         return None
     rec.visit(container, ValueRead.TYPE)

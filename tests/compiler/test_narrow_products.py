@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import magpy_like as magpy
-from magpy_like.compiler import build
+from magpy_like.compiler import build, errors
 from magpy_like.compiler.passes import products
 from magpy_like.compiler.runtime import captured_cache, code_cache, narrow
 from tests.compiler import programs
@@ -182,14 +182,20 @@ def test_weights_changed_between_calls_are_seen(ways):
     assert len(ways) == 6  # the first calls with a parameter ran natively
 
 
-def test_without_a_compiler_the_blas_computes_few_rows(monkeypatch):
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_without_a_compiler_the_blas_computes_few_rows(monkeypatch, recwarn, is_refused):
+    refused = code_cache.CppCompileError("some products", ["g++"], "no such instruction", "")
+
     def none(*args, **kwargs):
-        raise code_cache.NoCompilerError("none")
+        raise refused if is_refused else code_cache.NoCompilerError("none")
 
     monkeypatch.setattr(narrow.code_cache, "compile_cpp", none)
+    monkeypatch.setattr(errors, "_warned", set())
     narrow._functions.cache_clear()
     try:
         found = narrow.product(ROWS, WEIGHTS.t(), BIAS, False)
     finally:
         narrow._functions.cache_clear()
+    said = [str(w.message) for w in recwarn if w.category is errors.MagpyWarning]
+    assert ["no such instruction" in text for text in said] == [True] * is_refused
     assert torch.equal(found, torch.addmm(BIAS, ROWS, WEIGHTS.t()))

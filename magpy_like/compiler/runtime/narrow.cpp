@@ -19,7 +19,7 @@ typedef f32 vec __attribute__((vector_size(W * sizeof(f32)), aligned(4), may_ali
 typedef f32 half __attribute__((vector_size(W / 2 * sizeof(f32))));
 typedef f32 quarter __attribute__((vector_size(W / 4 * sizeof(f32))));
 
-struct Product {
+struct Operands {
     const f32 *a, *b, *bias;  // bias: one per column, or null
     f32* out;                 // contiguous
     i64 m, n, k;
@@ -44,7 +44,7 @@ static inline f32 sum(vec v) {
 // --- few rows by columns that are contiguous: dot products ---------------------------------------
 
 template <int M>
-static inline void dot(const Product& p, i64 m, i64 n) {
+static inline void dot(const Operands& p, i64 m, i64 n) {
     const f32* b = p.b + n * p.step;
     const f32* a = p.a + m * p.am;
     vec total[M] = {};
@@ -67,11 +67,11 @@ static inline void dot(const Product& p, i64 m, i64 n) {
 }
 
 template <int M>
-static void dots(const Product& p, i64 m, i64 from, i64 to) {
+static void dots(const Operands& p, i64 m, i64 from, i64 to) {
     for (i64 n = from; n < to; ++n) dot<M>(p, m, n);
 }
 
-static void by_columns_of(const Product& p) {
+static void by_columns_of(const Operands& p) {
     const i64 width = p.k < PANEL ? PANEL / p.k : 1;
     const i64 panels = (p.n + width - 1) / width;
 #pragma omp parallel for schedule(static) if (p.m * p.n * p.k >= GRAIN)
@@ -87,7 +87,7 @@ static void by_columns_of(const Product& p) {
 // --- few rows by rows that are contiguous: sums of multiples of rows -----------------------------
 
 template <int M>
-static inline void multiples(const Product& p, f32* sums, i64 m, i64 k, i64 from, i64 to) {
+static inline void multiples(const Operands& p, f32* sums, i64 m, i64 k, i64 from, i64 to) {
     const f32* b = p.b + k * p.step;
     f32 x[M];
     for (int i = 0; i < M; ++i) x[i] = p.a[(m + i) * p.am + k * p.ak];
@@ -104,7 +104,7 @@ static inline void multiples(const Product& p, f32* sums, i64 m, i64 k, i64 from
         for (int i = 0; i < M; ++i) sums[(m + i) * (to - from) + n - from] += x[i] * b[n];
 }
 
-static void by_rows_of(const Product& p) {
+static void by_rows_of(const Operands& p) {
     // Sums of this many columns stay in the first cache.
     const i64 width = PANEL / (p.m < 4 ? 4 : p.m);
     const i64 panels = (p.n + width - 1) / width;
@@ -133,7 +133,7 @@ static void by_rows_of(const Product& p) {
 // --- few columns by few rows, which are contiguous: a large result -------------------------------
 
 template <int K>
-static inline void outer_row(const Product& p, i64 m) {
+static inline void outer_row(const Operands& p, i64 m) {
     f32* out = p.out + m * p.n;
     f32 x[K];
     for (int k = 0; k < K; ++k) x[k] = p.a[m * p.am + k * p.ak];
@@ -152,12 +152,12 @@ static inline void outer_row(const Product& p, i64 m) {
 }
 
 template <int K>
-static void outer_rows(const Product& p) {
+static void outer_rows(const Operands& p) {
 #pragma omp parallel for schedule(static) if (p.m * p.n * p.k >= GRAIN)
     for (i64 m = 0; m < p.m; ++m) outer_row<K>(p, m);
 }
 
-static void outer(const Product& p) {
+static void outer(const Operands& p) {
     switch (p.k) {
         case 1: return outer_rows<1>(p);
         case 2: return outer_rows<2>(p);
@@ -172,9 +172,9 @@ static void outer(const Product& p) {
 
 // --- what Python calls: addresses of a, b, bias and out, then m, n, k, am, ak, step --------------
 
-template <void RUN(const Product&)>
+template <void RUN(const Operands&)>
 static PyObject* entry(PyObject*, PyObject* const* given, long) {
-    Product p;
+    Operands p;
     p.a = (const f32*)PyLong_AsVoidPtr(given[0]);
     p.b = (const f32*)PyLong_AsVoidPtr(given[1]);
     p.bias = (const f32*)PyLong_AsVoidPtr(given[2]);

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from magpy_like.compiler.errors import warn_fallback
 from magpy_like.compiler.runtime import code_cache
-from magpy_like.errors import CompileError
 
 MOST = 8  # of rows, or of columns times rows: beyond that the registers are not enough
 SMALLEST = 1 << 16  # elements of the large side, below which the BLAS is as fast
@@ -77,7 +77,10 @@ def _functions() -> dict[str, Callable[..., Any]]:
             (_HERE / "narrow.cpp").read_text(), name="magpy_narrow", flags=_FLAGS,
             headers={"cpp_prelude.h": (_HERE.parent / "codegen" / "cpp_prelude.h").read_text()},
         )  # fmt: skip
-    except CompileError:  # whoever compiles the kernels has said so
+    except code_cache.CppCompileError as error:
+        warn_fallback("a product of a few rows or columns", str(error), strict=False)
+        return {}
+    except code_cache.NoCompilerError:  # whoever compiles the kernels has said so
         return {}
     return code_cache.load_functions(path, ["by_columns_of", "by_rows_of", "outer"])
 
