@@ -9,6 +9,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -125,7 +126,7 @@ class Run:
     checks: list[Check] = field(default_factory=list)
     failed: dict[int, None] = field(default_factory=dict)
     raised: int = 0
-    """How often a record has raised, so that the program ran natively."""
+    """How often a record has raised, so that the program ran natively, or was cut."""
     broken: list[str] = field(default_factory=list)
     """What operator graphs were given that was not promised to them."""
     where: str = "at entry"
@@ -133,6 +134,7 @@ class Run:
 
     def note(self, names: tuple[str, ...], reason: str) -> tuple[int, bool]:
         """The number of a condition, and whether it holds by force."""
+        reason = re.sub(r" at 0x[0-9a-f]+", "", reason)  # it is another one in the next run
         self.checks.append(Check(self.where, self.place, names, reason))
         number = len(self.checks) - 1
         known = {number, *names, self.place, (self.place, reason)}
@@ -281,6 +283,7 @@ def _see(number: int) -> Callable[[bool], bool]:
 
 _synthesise, _try, _look = Dispatcher.synthesise, Dispatcher._try, early_looks._look
 _run_after, _backend = Dispatcher._run_after, Dispatcher._backend
+_foretold_wrongly = Dispatcher._foretold_wrongly
 
 
 def _synthesise_noted(dispatcher: Dispatcher, *args: Any) -> Any:
@@ -300,6 +303,11 @@ def _try_noted(dispatcher: Dispatcher, found: Any, args: Any, kwargs: Any) -> An
 def _run_after_noted(dispatcher: Dispatcher, *args: Any) -> Any:
     _run.raised += 1
     return _run_after(dispatcher, *args)
+
+
+def _foretold_wrongly_noted(dispatcher: Dispatcher, places: Any, raised: str) -> None:
+    _run.raised += bool(raised)
+    _foretold_wrongly(dispatcher, places, raised)
 
 
 def _backend_noted(dispatcher: Dispatcher, graph: Any, inputs: Any) -> CompiledGraph:
@@ -344,6 +352,7 @@ def noted(run: Run) -> Iterator[None]:
             (Dispatcher, "synthesise", _synthesise_noted),
             (Dispatcher, "_try", _try_noted),
             (Dispatcher, "_run_after", _run_after_noted),
+            (Dispatcher, "_foretold_wrongly", _foretold_wrongly_noted),
             (Dispatcher, "_backend", _backend_noted),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))

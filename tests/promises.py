@@ -9,10 +9,12 @@ from typing import Any
 
 import sympy
 import torch
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from magpy_like.synthesis.graphs import _MODES
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_UNKNOWN = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
 
 
 class Promise:
@@ -44,12 +46,14 @@ class Promise:
                 number = number.node.expr.xreplace(values)
                 if number.free_symbols:
                     continue
-            if number != other and (number == number or other == other):
+            if str(number) != str(other) and number != other:
                 return f"input {i} has {other}, not {number}"
         return None if self._env is None else self._outside(values)
 
     def _outside(self, values: dict[Any, Any]) -> str | None:
-        """What the graph's shape environment relied on, and these numbers do not fulfil."""
+        """What the graph's shape environment relied on, and these numbers do not fulfil. What
+        operators ask of a number that no guard knows they ask anew."""
+        values = {s: n for s, n in values.items() if not symbol_is_type(s, _UNKNOWN)}
         for symbol, value in values.items():
             limits = self._env.var_to_range.get(symbol)
             if limits is not None and not limits.lower <= value <= limits.upper:

@@ -2,9 +2,13 @@
 
 import contextlib
 import functools
+import gc
 import io
+import logging
+import os
 import random
 import sys
+import time
 import traceback
 
 import numpy as np
@@ -232,6 +236,42 @@ def test_change_behind_a_split_must_miss():
     for factor in (2.0, 2.0, 2.0, 5.0, 2.0, 7.0):
         scale[0] = factor
         assert_same(outcome(fast, x), outcome(program, x))
+
+
+def _writes_a_file(x):
+    with open(os.devnull, "w") as file:
+        file.write("text")
+
+
+DYNAMIC = {
+    "a file": _writes_a_file,
+    "print": lambda x: print(x.sum().item()),
+    "the clock": lambda x: time.sleep(0) or time.time(),
+    "unknown native code": lambda x: os.getpid() and gc.get_count(),
+    "a log": lambda x: logging.getLogger(__name__).error("%s", x.shape[0]),
+    "a tensor that steers": lambda x: 1 if x.sum() > 5 else 2,
+    "an array": lambda x: x.numpy().sort(),
+    "a user's function": opaque,
+}
+"""What a program may do that no operator graph and no mock foresees."""
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_change_behind_each_kind_of_dynamic_function_must_miss(name):
+    does, kind = DYNAMIC[name], ["double"]
+
+    def program(x):
+        y = x + 1
+        does(y)
+        return y * 2 if kind[0] == "double" else y - 1
+
+    fast = magpy.compile(program, backend="eager")
+    for kind[0] in ("double", "double", "double", "single", "single", "double", "other"):
+        before = magpy.cache_info(fast).misses
+        for x in (torch.zeros(3), torch.ones(3)):
+            assert_same(outcome(fast, x.clone()), outcome(program, x.clone()))
+    assert magpy.cache_info(fast).misses > before
+    assert magpy.cache_info(fast).hits
 
 
 def test_what_a_dynamic_function_gives_varies_from_the_start():
