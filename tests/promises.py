@@ -68,7 +68,8 @@ def _form(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """What an input is, and its numbers."""
     if not isinstance(value, torch.Tensor):
         kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}.get(type(value))
-        return (kind or type(value),), (value,)
+        kind = kind or type(value)
+        return (kind,), (value,) if issubclass(kind, (int, float)) else ()
     kind = value.dtype, value.device, value.requires_grad, value.layout, value.dim()
     if value.layout is not torch.strided:
         return kind, tuple(value.shape)

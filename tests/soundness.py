@@ -250,6 +250,9 @@ class Sweep:
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool:
         names = pyfuncitem._fixtureinfo.argnames
         arguments = {name: pyfuncitem.funcargs[name] for name in names}
+        if getattr(pyfuncitem.obj, "is_hypothesis_test", False):
+            _write(Finding(pyfuncitem.nodeid, "it generates its programs"))
+            return True
         _write(Finding(pyfuncitem.nodeid, _DEAD))
         try:
             _write(self._sweep(pyfuncitem.nodeid, lambda: pyfuncitem.obj(**arguments)))

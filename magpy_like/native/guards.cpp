@@ -17,6 +17,11 @@
 #include <string>
 #include <vector>
 
+// Its header would bring all of ATen.
+namespace at::autocast {
+TORCH_API c10::ScalarType get_autocast_dtype(c10::DeviceType device);
+}
+
 namespace {
 
 PyObject *absent;         // expected value of a place that must be empty
@@ -604,17 +609,20 @@ void watch_dealloc(PyObject *self) {
 // --- torch's global state ------------------------------------------------------------------------
 
 // Grad and inference modes, the dispatch keys switched on or off for this thread
-// (autocast, functorch and Python modes among them), the default dtype, and how many torch function
-// modes there are, a default device being one.
+// (autocast, functorch and Python modes among them), the default dtype, how many torch function
+// modes there are, a default device being one, and the types that autocast casts to: a program may
+// switch it on without naming one.
 struct TorchState {
   long modes;
   uint64_t included, excluded;
-  int64_t function_modes;
+  int64_t function_modes, casts;
   bool operator==(const TorchState &o) const {
     return modes == o.modes && included == o.included && excluded == o.excluded &&
-           function_modes == o.function_modes;
+           function_modes == o.function_modes && casts == o.casts;
   }
 };
+
+int64_t cast_type(c10::DeviceType device) { return (int64_t)at::autocast::get_autocast_dtype(device); }
 
 TorchState current_state() {
   const c10::AutogradState &a = c10::AutogradState::get_tls_state();
@@ -622,7 +630,8 @@ TorchState current_state() {
   return {a.get_grad_mode() | a.get_fw_grad_mode() << 1 | a.get_inference_mode() << 2 |
               (long)c10::get_default_dtype_as_scalartype() << 8,
           keys.included_.raw_repr(), keys.excluded_.raw_repr(),
-          at::impl::PythonTorchFunctionTLS::stack_len()};
+          at::impl::PythonTorchFunctionTLS::stack_len(),
+          cast_type(c10::DeviceType::CPU) | cast_type(c10::DeviceType::CUDA) << 8};
 }
 
 // What a class must hold. It is looked through only if the class has been changed.

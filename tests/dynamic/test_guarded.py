@@ -40,6 +40,7 @@ def answers(case: Program, *, compiled: bool, behind: bool) -> tuple[Any, int]:
     torch.set_default_device(None)
     torch.set_default_dtype(torch.float32)
     torch.set_float32_matmul_precision("highest")
+    torch.set_autocast_dtype("cpu", torch.bfloat16)
     return (found, target), magpy.cache_info(program).hits if compiled else 0
 
 

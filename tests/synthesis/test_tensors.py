@@ -623,8 +623,26 @@ def test_autocast_of_the_caller_is_guarded():
         twins.call(lambda: (matrix(2, 2),), hit=False)
         twins.call(lambda: (matrix(2, 2),))
     with torch.autocast("cpu", dtype=torch.float16):
-        twins.call(lambda: (matrix(2, 2),))
+        twins.call(lambda: (matrix(2, 2),), hit=False)
     twins.call(lambda: (matrix(2, 2),), hit=True)
+
+
+def test_type_that_a_program_casts_to_when_it_switches_autocast_on_is_guarded():
+    def program(x):
+        torch.set_autocast_enabled("cpu", True)
+        try:
+            return x @ x
+        finally:
+            torch.set_autocast_enabled("cpu", False)
+
+    twins = Twins(lambda: program)
+    before = torch.get_autocast_dtype("cpu")
+    try:
+        for dtype, hit in ((torch.bfloat16, False), (torch.float16, False), (torch.bfloat16, True)):
+            torch.set_autocast_dtype("cpu", dtype)
+            twins.call(lambda: (matrix(2, 2),), hit=hit)
+    finally:
+        torch.set_autocast_dtype("cpu", before)
 
 
 def test_modes_inside_the_program():

@@ -43,6 +43,8 @@ def key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
     modes = (
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
         torch._functorch.config.get_hash(),
+        # A graph may switch autocast on without naming a type.
+        torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda"),
     )  # fmt: skip
     parts = (
         lines, inputs, shared, modes, graph_cache.flags(), graph_cache.compiler(),

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from torch import fx
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from magpy_like.compiler import compile_fx
 from tests.compare import assert_same
@@ -120,6 +121,24 @@ def test_modes_of_torch_count(traced):
         run(function, X, y)
     run(function, X, y)
     assert len(traced) == 4
+
+
+def test_type_that_a_graph_casts_to_when_it_switches_autocast_on_counts(traced):
+    device = X.device.type
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    entered = graph.call_function(_enter_autocast, (device, None, True, None))
+    product = graph.call_function(torch.matmul, (x, y))
+    graph.call_function(_exit_autocast, (entered,))
+    graph.output(product)
+    before = torch.get_autocast_dtype(device)
+    try:
+        for dtype in (torch.bfloat16, torch.float16, torch.bfloat16):
+            torch.set_autocast_dtype(device, dtype)
+            run(fx.GraphModule({}, graph), X, X.t() + 1)
+    finally:
+        torch.set_autocast_dtype(device, before)
+    assert len(traced) == 2
 
 
 def test_a_graph_with_a_tensor_of_its_own_is_traced(traced):

@@ -19,6 +19,20 @@ def the_grad_mode() -> Made:
     )
 
 
+@relies_on("modes: torch's modes", backend="magpy")
+def the_type_that_is_cast_to() -> Made:
+    def program(x):
+        torch.set_autocast_enabled("cpu", True)
+        try:
+            return (x[None] @ x[:, None]).sum()
+        finally:
+            torch.set_autocast_enabled("cpu", False)
+
+    return altered(
+        program, lambda i: torch.set_autocast_dtype("cpu", (torch.bfloat16, torch.float16)[i])
+    )
+
+
 @relies_on("modes: the default device is …", behind=False)
 def the_default_device() -> Made:
     return altered(lambda x: torch.ones(2), lambda i: torch.set_default_device(("cpu", "meta")[i]))
