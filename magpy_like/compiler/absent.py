@@ -21,6 +21,7 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from magpy_like.compiler.passes.graphs import aten, insert, interchangeable, value
+from magpy_like.compiler.turns import TURNS
 
 Call = Callable[[list[Any]], Any]
 
@@ -67,7 +68,7 @@ class Absent:
                 call = known.get(absent)
                 if call is None:
                     part = without(graph, absent, whole=self._whole)
-                    with torch.no_grad():
+                    with TURNS, torch.no_grad():
                         call = (compiler if len(known) < LIMIT else interpret)(part)
                     if len(known) < LIMIT:
                         known[absent] = call

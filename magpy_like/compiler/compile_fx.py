@@ -27,6 +27,7 @@ from magpy_like.compiler.memory import plan_memory
 from magpy_like.compiler.runtime import captured_cache, code_cache
 from magpy_like.compiler.scheduler import Scheduler
 from magpy_like.compiler.trace import Trace, open_trace
+from magpy_like.compiler.turns import TURNS
 from magpy_like.compiler.unknown import NOT_KNOWN, with_symbols
 from magpy_like.compiler.varying import is_symbolic
 
@@ -66,7 +67,7 @@ def compile_fx(
     trace.write("fx", "graph.py", lambda: gm.print_readable(print_output=False))
 
     try:
-        with trace.timing("compile"), torch.random.fork_rng(devices=[]):
+        with TURNS, trace.timing("compile"), torch.random.fork_rng(devices=[]):
             try:
                 return _compile_captured(gm, example_inputs, strict, trace)
             except NOT_KNOWN:

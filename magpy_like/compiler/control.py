@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ import torch
 from torch import fx
 
 from magpy_like.compiler.late_products import TAPS, Rounds, with_taps
+from magpy_like.compiler.turns import TURNS
 from magpy_like.compiler.varying import Form, Varying, form
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -347,10 +347,6 @@ def _begun(body: Callable[..., Any]) -> Callable[..., Any]:
     return body.begun() if isinstance(body, _Body) else body
 
 
-_compiling = threading.RLock()
-"""Held while a part is compiled: torch traces in one thread at a time."""
-
-
 MAX_COMPILED = 8
 """How often one part is compiled. Beyond that, inputs of further forms run operator by operator."""
 
@@ -384,7 +380,7 @@ class Part(torch.nn.Module):
             key, known = (shared, key), self._of_shared
         found = known.get(key)
         if found is None:
-            with _compiling:
+            with TURNS:
                 found = known.get(key)
                 if found is None:
                     general = known is self._compiled

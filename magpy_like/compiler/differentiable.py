@@ -10,7 +10,6 @@ passes, and then this node does that; every other program keeps AOTAutograd's.
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +17,8 @@ import torch
 from torch import Tensor, fx
 from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
 from torch._guards import compile_context, tracing
+
+from magpy_like.compiler.turns import TURNS
 
 Call = Callable[[list[Any]], Any]
 
@@ -133,12 +134,11 @@ def _backward(theirs: Any, compile_backward: Callable[..., Call]) -> Call:
     """The backward pass, compiled when it is first asked for, if AOTAutograd has not."""
     lazily = theirs._lazy_backward_info
     call: Call | None = theirs.compiled_bw
-    lock = threading.Lock()
 
     def run(args: list[Any]) -> Any:
         nonlocal call
         if call is None:
-            with lock:
+            with TURNS:
                 if call is None:
                     graph = copy.deepcopy(lazily.bw_module)
                     contexts = lazily.saved_context, lazily.saved_compile_context

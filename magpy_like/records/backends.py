@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from magpy_like.compiler.turns import TURNS
 from magpy_like.native.kinds import isinstance
 
 RELIABLE = frozenset({"eager", "aot_eager", "inductor", "magpy"})
@@ -51,7 +52,8 @@ def _named(found: Callable[..., Any], graph: fx.GraphModule, inputs: Any) -> Cal
     from magpy_like.compiler.passes.gradients import keep_saved
 
     keep_saved(graph)
-    compiled: Callable[..., Any] = found(graph, inputs)
+    with TURNS:
+        compiled: Callable[..., Any] = found(graph, inputs)
     return compiled
 
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 
 from magpy_like.compiler.control import has_parts, in_parts, interpreted
+from magpy_like.compiler.turns import TURNS
 from magpy_like.compiler.varying import is_symbolic
 from magpy_like.dynamic.branches import Branches
 from magpy_like.dynamic.layout import Layout
@@ -202,6 +203,8 @@ class Dispatcher:
             for i, why in enumerate(self.why_missed(args, kwargs)):
                 _records_log.info("%s: record %d does not match: %s", self.name, i, why)
         self.misses += 1
+        if TURNS.is_held_elsewhere():
+            return call_as_caller(self.target, args, kwargs)  # torch is not what a guard may find
         if self._is_program and len(self.records) >= self._limits.records:
             self._give_up(args, kwargs)
             return call_as_caller(self.target, args, kwargs)
@@ -295,7 +298,7 @@ class Dispatcher:
         """The program has come to its end, and what was not recorded before is now."""
         last, changed = cut.stretch.dispatcher, run.recording.changed_objects()
         if run.recording.split is not None:
-            last.no_record(run.recording.split, "")
+            cut.no_record(run.recording.split, "")
         elif not cut.stretch.recorded:
             try:
                 record = cut.stretch.record(run.recording, result)
@@ -304,7 +307,7 @@ class Dispatcher:
             except (NotForetold, NotMerged) as obstacle:
                 last.refrain(obstacle, run.recording)
             except Split as reason:
-                last.no_record(SplitPoint.of(self.name, _code_of(self.target), str(reason)), "")
+                cut.no_record(SplitPoint.of(self.name, _code_of(self.target), str(reason)), "")
         result = run.give_back(result, changed)
         cut.release()
         if self.fullgraph and self.split_points:

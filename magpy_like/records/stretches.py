@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.annotation import RelationKind
+from magpy_like.compiler.turns import TURNS
 from magpy_like.dynamic.continuation import Raised, run_chain
 from magpy_like.dynamic.crossing import Crossing
 from magpy_like.dynamic.frame_state import FrameState, is_caught
@@ -61,6 +62,11 @@ class Stretch:
         self._is_as_before = StateCheck()
         self._modes = Modes.now()
         self._devices = devices.modes()
+        self._turns = None if TURNS.is_held_elsewhere() else TURNS.of_others()
+
+    def is_disturbed(self) -> bool:
+        """Whether torch has traced in another thread since, so that what was read may be its."""
+        return TURNS.of_others() != self._turns
 
     def record(self, rec: Recording, result: Any) -> Record:
         """The record of what has been recorded since, with ``result`` as what its mock returns.
@@ -68,6 +74,8 @@ class Stretch:
         Raises:
             Split: no record can be made.
         """
+        if self.is_disturbed():
+            raise Split("another thread compiles meanwhile")
         if rec.looks_behind:
             self.dispatcher.show_nodes()
         rec.operators.effects = rec.has_drawn()
@@ -131,6 +139,11 @@ class StretchCut:
         self.stretch.args, self.stretch.kwargs = (), {}
         self._frames, self._states = [], []
 
+    def no_record(self, point: SplitPoint, obstacle: str) -> None:
+        """No record of the stretch could be made, which says nothing of one that was disturbed."""
+        if not self.stretch.is_disturbed():
+            self.stretch.dispatcher.no_record(point, obstacle)
+
     def foretells(self, place: Place) -> bool:
         return self.stretch.dispatcher.may_foretell(place)
 
@@ -170,7 +183,7 @@ class StretchCut:
         except (NoLayout, Split) as obstacle:
             if dispatcher.varying.keep_lengths():
                 return False  # it may have been cut for that alone
-            dispatcher.no_record(SplitPoint.at(frame, reason), str(obstacle))
+            self.no_record(SplitPoint.at(frame, reason), str(obstacle))
             return False
         dispatcher.note_split(SplitPoint.at(frame, reason))
         if dispatcher.fullgraph or dispatcher.is_eager:
