@@ -10,8 +10,10 @@ not run either.
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -81,8 +83,6 @@ class Absent:
 
     def after(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """``call``, whose backward pass is told which gradients are absent."""
-        if not self.several:
-            return call
 
         def run(*args: Any) -> Any:
             results = call(*args)
@@ -91,7 +91,9 @@ class Absent:
                 if node is not None and not self._is_ours(node) and node.next_functions:
                     node = node.next_functions[0][0]  # of a view that AOTAutograd has made again
                 if node is not None and self._is_ours(node):
-                    node.set_materialize_grads(False)
+                    if self.several:
+                        node.set_materialize_grads(False)
+                    node.register_hook(functools.partial(_spare_behind, weakref.ref(node)))
                     break
             return results
 
@@ -103,6 +105,54 @@ class Absent:
             if getattr(forward, "absent", None) is self:
                 self._kind = type(node)
         return type(node) is self._kind
+
+
+def _spare_behind(node: Any, gradients: Sequence[Any], _: Any) -> None:
+    makers = (maker for maker, _ in node().next_functions)
+    _spare({m for m, g in zip(makers, gradients, strict=True) if g is None and m is not None})
+
+
+def spare_behind(ctx: Any, gradients: Sequence[Any]) -> None:
+    """Have nothing run for inputs of a compiled pass that get no gradient.
+
+    Autograd calls what has made an input even so: it does not know which results an input leads
+    to. Torch's own functions then hand on that there is no gradient. A function of somebody's own
+    would be given zeros, and may make anything of them; in eager it is not reached.
+    """
+    got = [g is not None for g, n in zip(gradients, ctx.needs_input_grad, strict=False) if n]
+    if not all(got):
+        makers = (maker for maker, _ in ctx.next_functions if maker is not None)
+        _spare({maker for maker, reached in zip(makers, got, strict=True) if not reached})
+
+
+def _spare(makers: set[Any]) -> None:
+    waiting = list(makers)
+    while waiting:
+        maker = waiting.pop()
+        own = isinstance(maker, torch.autograd.function.BackwardCFunction)
+        if own and "apply" not in vars(maker):
+            maker.apply = _Spared(maker)
+        others = {other for other, _ in maker.next_functions if other is not None} - makers
+        makers |= others
+        waiting += others
+
+
+class _Spared:
+    """The backward pass of somebody's own function, which does not run if no gradient comes in."""
+
+    def __init__(self, node: Any) -> None:
+        self._node, self._reached = weakref.ref(node), True
+        node.register_prehook(self._look)
+
+    def _look(self, gradients: Sequence[Any]) -> None:
+        """Before autograd puts zeros in the places of absent ones."""
+        self._reached = any(g is not None for g in gradients)
+
+    def __call__(self, *gradients: Any) -> Any:
+        node: Any = self._node()
+        if self._reached:
+            return type(node).apply(node, *gradients)
+        return (None,) * len(node.needs_input_grad)
 
 
 def tangents(graph: fx.Graph) -> list[fx.Node]:

@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
 from torch._guards import compile_context, tracing
 
+from magpy_like.compiler.absent import spare_behind
 from magpy_like.compiler.turns import TURNS
 
 Call = Callable[[list[Any]], Any]
@@ -208,12 +209,15 @@ def _node(
             incoming = [_formed(boxed[k], form) for k, form in gradients]
             boxed.clear()
             if not materialize and not any(g is not None for g in incoming):
-                return (None,) * inputs
+                spare_behind(ctx, found := (None,) * inputs)
+                return found
             args += incoming
             del incoming
             if torch.is_grad_enabled():
                 return _Once.apply(run_backward, torch.empty(0, requires_grad=True), *args)
-            return tuple(run_backward(args))
+            found = tuple(run_backward(args))
+            spare_behind(ctx, found)
+            return found
 
     # `Function.apply` itself looks for functorch's transforms first, which the caller has done.
     apply: Callable[..., Any] = super(torch.autograd.Function, CompiledFunction).apply

@@ -7,7 +7,13 @@ says: files named ``test_cpp_*``, those of ``ON_CPU``, and tests marked ``cpu``.
 import pytest
 import torch
 
-ON_CPU = {"test_bad_input.py", "test_layout.py", "test_pages.py", "test_products.py"}
+ON_CPU = {
+    "test_bad_input.py",
+    "test_layout.py",
+    "test_narrow_products.py",
+    "test_pages.py",
+    "test_products.py",
+}
 
 
 def _is_about_cpu(path):
@@ -28,9 +34,12 @@ def pytest_make_collect_report(collector):
 
 
 @pytest.fixture(autouse=True)
-def _default_device(device, request):
+def _default_device(device, request, monkeypatch):
     on_cpu = _is_about_cpu(request.path) or request.node.get_closest_marker("cpu")
     if device.type == "cpu" or on_cpu:
+        for name, value in [*vars(request.module).items()]:  # which its other tests share
+            if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+                monkeypatch.setattr(request.module, name, value.detach().cpu())
         yield
         return
     # Not as a context: Dynamo follows only the default device into what it captures.

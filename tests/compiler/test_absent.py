@@ -160,6 +160,27 @@ def test_a_function_of_ones_own_is_asked_where_eager_asks_it(function, compiler)
         torch.testing.assert_close(*seen)
 
 
+@pytest.mark.parametrize("compiler", [magpy.compile, compiled])
+def test_a_function_of_ones_own_before_what_is_compiled_is_asked_where_eager_asks_it(compiler):
+    """Autograd calls what has made an argument whether or not a gradient comes of it."""
+
+    def function(one, other, y):
+        return one.exp(), y * 2, other.detach() + y
+
+    fast = compiler(function)
+    given = leaves((3,), (3,))
+    for used in subsets(3) * 2:
+        seen = []
+        for call in (fast, function):
+            torch.manual_seed(3)
+
+            def whole(x, y, call=call):
+                return call(_Noisy.apply(x * y) * 2, _Two.apply(x)[1], y)
+
+            seen.append((gradients(whole, used, given), torch.rand(2)))
+        torch.testing.assert_close(*seen)
+
+
 class _NoGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

@@ -8,7 +8,7 @@ from torch import fx
 
 import magpy_like as magpy
 from magpy_like.compiler import compile_fx
-from tests.compiler.programs import compiled
+from tests.compiler.programs import compiled, seeded
 
 
 def traced(function, *inputs):
@@ -17,7 +17,7 @@ def traced(function, *inputs):
 
 
 def leaf(*size, seed=0):
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+    return seeded(*size, seed=seed).requires_grad_()
 
 
 def scaled(x, w):

@@ -61,7 +61,9 @@ def _channel_shuffle(a: Tensor, groups: Any) -> Tensor:
 def _roll(a: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     """Two parts that change places, as eager has it: looking up every element costs several times
     as much. Without dimensions, eager rolls what it has made one row of; and where nothing comes
-    round, the empty part that it joins has no channels last."""
+    round, the empty part that it joins has no channels last. On a GPU nothing has."""
+    if a.device.type == "cuda" and not a.is_contiguous():
+        return aten.roll(a.contiguous(), shifts, dims)
     if statically_known_true(a.numel() != 0) and all(type(n) is int for n in (*a.shape, *shifts)):
         if not dims:
             return aten.roll(a.reshape(-1), shifts, [0]).reshape(a.shape)
