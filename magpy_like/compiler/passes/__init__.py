@@ -21,7 +21,7 @@ from magpy_like.compiler.passes.cleanup import (
 from magpy_like.compiler.passes.constants import fold
 from magpy_like.compiler.passes.forms import leave_new_forms, object_of
 from magpy_like.compiler.passes.gradients import keep_saved
-from magpy_like.compiler.passes.images import keep_fixed_point, look_for_pixels
+from magpy_like.compiler.passes.images import compute_as_eager, look_for_pixels
 from magpy_like.compiler.passes.layout import use_channels_last
 from magpy_like.compiler.passes.masks import drop_idle_masks
 from magpy_like.compiler.passes.noops import remove_noops
@@ -48,7 +48,7 @@ def run_captured(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
     shift_truths(gm)
     lay_rows(gm)
     look_for_pixels(gm)
-    keep_fixed_point(gm)
+    compute_as_eager(gm)
     gm = rewrite_attention(gm, example_inputs)
     drop_idle_masks(gm)
     leave_overlaps(gm)

@@ -2,7 +2,8 @@
 
 Of images of bytes, eager's kernels for the CPU compute in fixed point. What torch makes of them is
 arithmetic of float32: a pixel in six came out as its neighbour. So the operator is called where the
-graph was captured, past what takes it apart, and stays one.
+graph was captured, past what takes it apart, and stays one. Images of floats are summed as eager
+sums them.
 
 Images without pixels eager refuses. Where only a run tells how many there are, it has to look.
 """
@@ -18,13 +19,16 @@ from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from magpy_like.compiler.passes.graphs import argument, aten
+from magpy_like.compiler.passes.resizing import resized
 
 _RESIZES = {F.interpolate, F.upsample} | {
     getattr(torch._C._nn, name)
     for name in dir(torch._C._nn)
     if name.startswith(("upsample_", "_upsample_"))
 }
-_OPERATORS = {
+_MODES = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2}
+"""How many dimensions an image has for each."""
+_IN_FIXED_POINT = {
     "bilinear": aten.upsample_bilinear2d.default,
     "bicubic": aten.upsample_bicubic2d.default,
 }
@@ -49,10 +53,10 @@ def _with_pixels(result: Tensor, image: Tensor) -> Tensor:
     return result
 
 
-def keep_fixed_point(gm: GraphModule) -> None:
-    """Call eager's operator where such an image may be resized."""
+def compute_as_eager(gm: GraphModule) -> None:
+    """Put what eager's kernels compute in the place of what torch makes of them."""
     for node in gm.graph.nodes:
-        if node.target is F.interpolate and argument(node, 3, "mode") in _OPERATORS:
+        if node.target is F.interpolate and argument(node, 3, "mode") in _MODES:
             node.target = _interpolate
         elif node.op == "call_function" and node.target in _KERNELS:
             node.target = _KERNELS[node.target]
@@ -61,15 +65,16 @@ def keep_fixed_point(gm: GraphModule) -> None:
         gm.recompile()
 
 
-def _in_fixed_point(a: Tensor, result: Tensor, mode: str, corners: Any, scales: Any) -> Tensor:
-    """Of ``result``'s size, and by the operator if ``a`` is such an image."""
-    if a.dtype != torch.uint8 or a.device.type != "cpu":
-        return result
+def _as_eager(image: Tensor, like: Tensor, mode: str, corners: Any, scales: Any) -> Tensor:
+    """The image resized, given what torch makes of it."""
+    refuses = image.device.type == "cuda" and torch.are_deterministic_algorithms_enabled()
+    if image.is_floating_point() and not refuses:
+        return resized(image, like.shape[2:], mode, bool(corners), scales)
+    if mode not in _IN_FIXED_POINT or image.dtype != torch.uint8 or image.device.type != "cpu":
+        return like
     with torch._C._AutoDispatchBelowAutograd():
-        size = result.shape[2:]
-        return _OPERATORS[mode](
-            a, size, bool(corners), *([None, None] if scales is None else scales)
-        )
+        size = like.shape[2:]
+        return _IN_FIXED_POINT[mode](image, size, bool(corners), *(scales or [None, None]))
 
 
 def _interpolate(
@@ -84,23 +89,26 @@ def _interpolate(
     if antialias:
         return result  # stays one operator
     scales = None if recompute_scale_factor else scale_factor
-    scales = scales if scales is None or isinstance(scales, (list, tuple)) else [scales] * 2
-    return _in_fixed_point(input, result, mode, align_corners, scales)
+    if scales is not None and not isinstance(scales, (list, tuple)):
+        scales = [scales] * _MODES[mode]
+    return _as_eager(input, result, mode, align_corners, scales)
 
 
-def _kernel(mode: str) -> Any:
-    """As ``torch._C._nn``'s, which is what the other one calls."""
-    called = getattr(torch._C._nn, f"upsample_{mode}2d")
+def _kernel(mode: str) -> tuple[Any, Any]:
+    """The function of ``torch._C._nn`` that the other one calls, and what is called instead."""
+    called = getattr(torch._C._nn, f"upsample_{mode}{_MODES[mode]}d")
 
     def upsample(
         input: Tensor, output_size: Any, align_corners: bool, scale_factors: Any = None, *more: Any
     ) -> Tensor:
         """``more`` if each dimension has a factor of its own."""
         result = called(input, output_size, align_corners, scale_factors, *more)
-        scales = (scale_factors, *more) if more else scale_factors
-        return _in_fixed_point(input, result, mode, align_corners, scales)
+        scales = scale_factors
+        if scales is not None and not isinstance(scales, (list, tuple)):
+            scales = (scales, *more)
+        return _as_eager(input, result, mode, align_corners, scales)
 
-    return upsample
+    return called, upsample
 
 
-_KERNELS = {getattr(torch._C._nn, f"upsample_{mode}2d"): _kernel(mode) for mode in _OPERATORS}
+_KERNELS = dict(map(_kernel, _MODES))

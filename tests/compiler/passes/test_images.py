@@ -1,11 +1,12 @@
-"""Images of bytes come out of a compiled resize pixel by pixel as eager's, which is fixed-point."""
+"""Images come out of a compiled resize as eager's: of bytes pixel by pixel, in fixed point; of
+floats beside infinities too."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from magpy_like.compiler.codegen.common import Kernel
-from tests.compiler.programs import same, schedule, seeded
+from tests.compiler.programs import same, same_gradients, schedule, seeded
 
 IMAGES = seeded(2, 3, 17, 13).sigmoid().mul(256).byte()
 
@@ -33,3 +34,36 @@ def test_pixels_are_eagers(mode):
 def test_images_of_floats_are_still_loops(mode):
     steps = schedule(lambda x: F.interpolate(x, (9, 20), mode=mode), IMAGES.float()).steps
     assert all(isinstance(step, Kernel) for step in steps)
+
+
+def _beside_infinities(shape, dtype):
+    x = seeded(*shape).to(dtype)
+    x.view(-1)[::7] = torch.tensor(torch.inf)
+    x.view(-1)[1::29] = -torch.inf
+    x.view(-1)[2::31] = torch.nan
+    return x
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype"),
+    [
+        ("linear", torch.bfloat16),
+        ("bilinear", torch.float32),
+        ("trilinear", torch.float32),
+        ("bicubic", torch.bfloat16),
+    ],
+)
+def test_floats_beside_infinities_are_eagers_and_so_are_their_gradients(mode, dtype):
+    rank = {"linear": 1, "trilinear": 3}.get(mode, 2)
+    image = _beside_infinities((1, 3, *[5] * rank), dtype)
+    kernel = getattr(torch._C._nn, f"upsample_{mode}{rank}d")
+
+    def resized(x):
+        parts = (
+            F.interpolate(x, [8] * rank, mode=mode, align_corners=True),
+            F.interpolate(x, scale_factor=1.7, mode=mode),
+            kernel(x, [5] * rank, False),
+        )
+        return torch.cat([part.reshape(-1) for part in parts])
+
+    same_gradients(resized, image)
