@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import logging
 import os
 from collections.abc import Iterator
 
@@ -26,6 +27,16 @@ def pytest_configure(config: pytest.Config) -> None:
     # Each worker process gets one core; by default every one of them would start a thread per core.
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
+    _write_no_traces()
+
+
+def _write_no_traces() -> None:
+    """Torch writes each graph and each step of capturing it down as soon as anybody listens, and
+    pytest listens to all loggers that hand nothing on to the root."""
+    traces = logging.getLogger("torch.__trace")
+    traces.propagate = True
+    for handler in [*traces.handlers]:
+        traces.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ says: files named ``test_cpp_*``, those of ``ON_CPU``, and tests marked ``cpu``.
 
 import pytest
 import torch
+from torch._dynamo import guards, utils
 
 ON_CPU = {
     "test_bad_input.py",
@@ -31,6 +32,16 @@ def pytest_make_collect_report(collector):
         return (yield)
     finally:
         torch.set_default_device(None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_figures():
+    """For its log, Dynamo empties the processor's caches and times guards, and writes settings
+    down, with each graph: a fifth of what small ones take to compile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guards, "profile_guard_manager", lambda *args: 0.0)
+        patch.setattr(utils, "_scrubbed_inductor_config_for_logging", lambda: None)
+        yield
 
 
 @pytest.fixture(autouse=True)
