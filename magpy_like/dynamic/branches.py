@@ -8,6 +8,7 @@ operator's results.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from types import FrameType
@@ -88,7 +89,6 @@ class Branches:
     def __init__(self, merges: Callable[[], bool]) -> None:
         self._merges = merges
         """Whether branches may become operators where the program is."""
-        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._waiting: list[Callable[[MonitorRun, FrameType], None]] = []
         """What is to be done where operators end that the program has yet to go through."""
         self._depth = 0
@@ -102,6 +102,11 @@ class Branches:
         """What the ways out are noted in of the loop of which a round runs."""
         self._ways: dict[tuple[int, int], bool] = {}
         """By code and offset, the way out of a loop that is an operator already."""
+
+    @functools.cached_property
+    def _fake(self) -> FakeTensorMode:
+        """Most programs need none, and torch keeps the whole stack of each."""
+        return FakeTensorMode(allow_non_fake_inputs=True)
 
     def at_branch(self, run: MonitorRun, step: Step) -> None:
         try:
