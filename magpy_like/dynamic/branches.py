@@ -43,6 +43,7 @@ from magpy_like.dynamic.places import (
 )
 from magpy_like.dynamic.rounds import check_twins
 from magpy_like.dynamic.stand_ins import StandIns
+from magpy_like.dynamic.stored import Stored
 from magpy_like.dynamic.written import Written
 from magpy_like.logs import topic
 from magpy_like.monitor.expressions import (
@@ -54,6 +55,7 @@ from magpy_like.monitor.expressions import (
     is_number,
     known_at_entry,
 )
+from magpy_like.monitor.filled import NOTHING_FILLED, Filled
 from magpy_like.monitor.flags import Known
 from magpy_like.monitor.graph_nodes import NUMBER
 from magpy_like.monitor.instructions.step import Step
@@ -285,11 +287,13 @@ class Branches:
         known: Known = None,
         exits: Exits | None = None,
         draws: bool = False,
+        filled: Filled = NOTHING_FILLED,
     ) -> End:
         """Run a side beside the program, until it comes to ``until`` or to ``again``.
 
-        It may change what is in ``own``. Where ``gradients_differ`` it must not ask what takes part
-        in them. The flag ``known`` has one value there. Ways out of a loop are noted in ``exits``.
+        It may change what is in ``own``, and put something else at the places that are ``filled``.
+        Where ``gradients_differ`` it must not ask what takes part in them. The flag ``known`` has
+        one value there. Ways out of a loop are noted in ``exits``.
         Random numbers it ``draws`` only where the program is sure to go through it.
 
         Raises:
@@ -309,7 +313,7 @@ class Branches:
         function = resumption(start)
         shift = origins[id(function.__code__)].shift
         side = Side(function.__code__, shift, self._fake, run.abandon)
-        side.gradients_differ, side.tensors.draws = gradients_differ, draws
+        side.gradients_differ, side.tensors.draws, side.filled = gradients_differ, draws, filled
 
         def original(value: Any) -> Any:
             return _MOVED if id(value) in side.advanced else copies.get(id(value), value)
@@ -370,8 +374,11 @@ class Branches:
         nodes = nodes_after(rec, last)
         rec.operators.forget_numbers(set(nodes))
         erase(rec, nodes)
-        written = None if side is None else side.tensors.refused
-        return Split(reason) if written is None else Written(reason, written)
+        if side is not None and side.tensors.refused is not None:
+            return Written(reason, side.tensors.refused)
+        if side is not None and side.stores is not None:
+            return Stored(reason, side.stores)
+        return Split(reason)
 
     def share_memory(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         """Whether two tensors have one memory, which those without data only stand for."""

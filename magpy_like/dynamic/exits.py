@@ -19,6 +19,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from magpy_like.compiler.control import for_loop_with_exits, may_write
+from magpy_like.dynamic.behind_loops import gather
 from magpy_like.dynamic.code_flow import live_locals
 from magpy_like.dynamic.frame_state import FrameState
 from magpy_like.dynamic.joins import RETURN, join, leads_to
@@ -317,7 +318,7 @@ class Exits:
             at += len(found.added)
             known = Gathered(value, node, number, twin, settle, by_data=True)
             known.stand_in, known.has_ends = loop.explorer.stand_in, has_ends
-            loop.gathered(value, known, found)
+            gather(run.recording, known, found)
 
 
 _NOTHING = object()

@@ -22,6 +22,8 @@ import torch
 from torch import fx
 
 from magpy_like.compiler.control import for_loop
+from magpy_like.dynamic import stored
+from magpy_like.dynamic.behind_loops import Behind, twin_of
 from magpy_like.dynamic.code_flow import live_locals
 from magpy_like.dynamic.counting import Counter, Turn, bounds_of, is_one_number, rounds_of, step_of
 from magpy_like.dynamic.exits import Exits
@@ -36,6 +38,7 @@ from magpy_like.dynamic.places import (
     say,
     unchanged,
 )
+from magpy_like.dynamic.stored import Stored
 from magpy_like.dynamic.written import (
     Row,
     Written,
@@ -46,15 +49,16 @@ from magpy_like.dynamic.written import (
     written_row,
 )
 from magpy_like.monitor.expressions import InGraph, is_number
+from magpy_like.monitor.filled import NOTHING_FILLED, Filled, Holder
 from magpy_like.monitor.gathered import Gathered, Growing
 from magpy_like.monitor.graph_nodes import LIST, NUMBER, WRITTEN_FORM
-from magpy_like.monitor.loops import Backwards, Element, computed
+from magpy_like.monitor.loops import Backwards, Element
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import Split
 from magpy_like.monitor.twin import TWIN
-from magpy_like.native import NULL, frame_locals, frame_set_local, frame_stack
+from magpy_like.native import NULL
 from magpy_like.native.kinds import isinstance
-from magpy_like.refgraph.values import Steady, is_identity, is_plain
+from magpy_like.refgraph.values import is_identity, is_plain
 
 FEWEST_ROUNDS = 8
 _FEWEST_OPERATORS = 4000
@@ -82,6 +86,7 @@ class Explorer(Protocol):
         *,
         exits: Exits | None = None,
         draws: bool = False,
+        filled: Filled = NOTHING_FILLED,
     ) -> End:
         """See ``Branches``."""
 
@@ -106,7 +111,7 @@ class Explorer(Protocol):
 
 
 @dataclass
-class _Leaf:
+class Leaf:
     """A tensor or number that a round leaves: in the local ``slot``, or in containers there."""
 
     slot: int
@@ -129,7 +134,7 @@ class _Leaf:
 
 
 @dataclass
-class _List:
+class List:
     """A list that rounds append to."""
 
     slot: int
@@ -161,11 +166,13 @@ class Loop:
     inside: bool = False
     """Whether the comprehension is a function of its own, whose frame is gone behind the loop."""
     counter: Counter | None = None
-    carried: dict[tuple[int, Path], _Leaf] = field(default_factory=dict)
-    written: list[_Leaf] = field(default_factory=list)
+    carried: dict[tuple[int, Path], Leaf] = field(default_factory=dict)
+    written: list[Leaf] = field(default_factory=list)
     """Tensors that rounds write into."""
-    last: list[_Leaf] = field(default_factory=list)
-    lists: list[_List] = field(default_factory=list)
+    places: list[Holder] = field(default_factory=list)
+    """What rounds put something into beside local variables. They have slots behind these."""
+    last: list[Leaf] = field(default_factory=list)
+    lists: list[List] = field(default_factory=list)
     _joined: bool = False
     _elements: list[fx.Node] = field(default_factory=list)
     """What stands for elements of lists that rounds are given."""
@@ -221,6 +228,8 @@ class Loop:
                 continue
             except Written as refused:
                 self._let_write(refused)
+            except Stored as refused:
+                self._let_store(refused.place)
             finally:
                 self.run.account()
         raise Split("each round hands on more than the one before")
@@ -231,9 +240,28 @@ class Loop:
         for slot in self._writable:
             first = self.values[slot]
             if slot not in known and self.explorer.share_memory(first, refused.tensor):
-                self.written.append(_Leaf(slot, (), first, in_place=True))
+                self.written.append(Leaf(slot, (), first, in_place=True))
                 return
         raise refused
+
+    def _let_store(self, place: Holder) -> None:
+        """Raises Split: what is there must not be handed on."""
+        value = stored.read(self.run, place)
+        slot = len(self.values)
+        self.values = (*self.values, value)
+        self.places.append(place)
+        self._given |= {slot}
+        self._wanted.append(slot)
+
+    def place_of(self, slot: int) -> Holder | None:
+        """The one of ``places`` that has a slot; None for a local variable."""
+        at = slot - self._first_place
+        return self.places[at] if at >= 0 else None
+
+    @property
+    def _first_place(self) -> int:
+        """The slot of the first of ``places``."""
+        return len(self.values) - len(self.places)
 
     def _try(self) -> list[fx.Node]:
         run, rec = self.run, self.run.recording
@@ -246,8 +274,8 @@ class Loop:
             leaf.symbol = leaf.result = None
         try:
             twin = run.lifted.twin(self.bounds[0])
-            self._index = rec.operators.symbol(number=True, twin=start if twin is None else twin)
-            symbols.append(self._index)
+            self.index = rec.operators.symbol(number=True, twin=start if twin is None else twin)
+            symbols.append(self.index)
             given: dict[int, dict[Path, Any]] = {}
             for leaf in (*self.carried.values(), *self.written):
                 value = self._any_like(leaf)
@@ -258,7 +286,7 @@ class Loop:
             for slot in {*self._own, *given}:
                 slots[slot] = _rebuilt(slots[slot], given.get(slot, {}), ())
             before = [list(value) if i in self._own else value for i, value in enumerate(slots)]
-            counted = InGraph(self._index)
+            counted = InGraph(self.index)
             if not run.lifted.any(self.bounds[:1]) and self.bounds[2] > 0:
                 run.lifted.least[counted] = start
             index = self._counted = run.lift(start, counted)
@@ -274,7 +302,7 @@ class Loop:
             made += nodes_after(rec, before_element)
             rec.operators.forget_numbers(set(made))
             if self.making is not None:
-                stack[self.making] = slots[-1]
+                stack[self.making] = slots[len(self.state.locals)]
             begun = replace(
                 self.state,
                 offset=turn.begin,
@@ -290,21 +318,29 @@ class Loop:
             lists = [slots[slot] for slot in self._own]
             head = replace(self.state, offset=turn.again)
             exits = None if self._meet is None else Exits(head, self._meet, lists)
-            end = self.end = self.explorer.explore(
-                run, begun, self.exit, turn.again, own, differ, exits=exits, draws=True
-            )
+            filled = Filled(self.places)
+            with filled.holding(rec, slots[self._first_place :]) as left:
+                end = self.end = self.explorer.explore(
+                    run, begun, self.exit, turn.again, own, differ,
+                    exits=exits, draws=True, filled=filled,
+                )  # fmt: skip
             end.nodes = made = [*made, *end.nodes]
             self._growing = growing
             for slot, found in zip(self._own, growing, strict=True):
                 if found.is_looked_at and len(found.value) != len(before[slot]):
                     raise Split("a round looks into a list that it appends to")
-            self._compare(before, slots, begun, end)
+            self._compare(before, slots, begun, end, left)
             self._check(end)
             if exits is not None and exits.found:
+                if self.places:
+                    raise Split("rounds that may end a loop put something into objects")
                 self._ask_for_two_rounds()
                 nodes, self.exits = exits.record(self, end, slots), exits
                 return nodes
-            return self._operator(end)
+            nodes = self._operator(end)
+            for place in self.places:
+                stored.begin(rec, place)
+            return nodes
         finally:
             for found in growing:
                 rec.operators.lists.pop(id(found.value), None)
@@ -321,7 +357,7 @@ class Loop:
         if not isinstance(tensor, torch.Tensor):
             return self._element_of(tensor, made)
         node = rec.graph_value(tensor)
-        made.append(rec.operators.row(node, self._index))
+        made.append(rec.operators.row(node, self.index))
         return self.explorer.row(self.run, tensor, made[-1])
 
     def _element_of(self, rows: Any, made: list[fx.Node]) -> torch.Tensor:
@@ -333,7 +369,7 @@ class Loop:
             check_like(other, first)
         if rec.twin is not None and found.twin is None:
             raise Split("the sizes of a list's elements are not known")
-        at = self._index
+        at = self.index
         if isinstance(rows, Backwards):
             at = operators.graph.call_function(operator.invert, (at,))
             at.meta[NUMBER] = True
@@ -344,7 +380,7 @@ class Loop:
         self._elements.append(made[-1])
         return self.explorer.any_tensor(self.run, first, made[-1], first.requires_grad)
 
-    def _any_like(self, leaf: _Leaf) -> Any:
+    def _any_like(self, leaf: Leaf) -> Any:
         """What stands for the value that any round is given, known as the leaf's symbol."""
         run, rec, first = self.run, self.run.recording, leaf.first
         if is_number(first):
@@ -359,7 +395,12 @@ class Loop:
     # --- what it has left ------------------------------------------------------------------------
 
     def _compare(
-        self, before: Sequence[Any], given: Sequence[Any], begun: FrameState, end: End
+        self,
+        before: Sequence[Any],
+        given: Sequence[Any],
+        begun: FrameState,
+        end: End,
+        in_places: Sequence[Any],
     ) -> None:
         """Find what differs from the state in which the round began."""
         if not end.again:
@@ -370,7 +411,7 @@ class Loop:
         if not all(map(operator.is_, end.stack[:below], begun.stack[:below])):
             raise Split("a round changes what lies below its iterator")
         containers: list[int] = []
-        left = (*end.locals, *self._made(end.stack))
+        left = (*end.locals, *self._made(end.stack), *in_places)
         for slot in self._wanted:
             after, was = left[slot], before[slot]
             if self.counter is not None and slot == self.counter.slot:
@@ -378,7 +419,7 @@ class Loop:
             if slot in self._given:
                 if slot in self._own and after is given[slot] and len(after) > len(was):
                     begin = list(self.values[slot])
-                    self.lists.append(_List(slot, begin, after[len(was) :]))
+                    self.lists.append(List(slot, begin, after[len(was) :]))
                     after = after[: len(was)]
                 found = list(_differences(was, after, ()))
                 for path, result in found:
@@ -387,7 +428,7 @@ class Loop:
                     continue
             else:
                 for path, result in self._leaves(after, (), end):
-                    self.last.append(_Leaf(slot, path, NULL, result=result))
+                    self.last.append(Leaf(slot, path, NULL, result=result))
             containers += map(id, _containers(left[slot]))
         if {found.slot for found in self.lists} & {slot for slot, _ in self.carried}:
             raise Split("rounds change elements of a list that they append to")
@@ -412,13 +453,14 @@ class Loop:
             if end.locals[counter.slot] is not found:
                 raise Split("rounds compare something else than what they count")
             node = run.recording.operators.value_node(found, run.recording.graph_value)
-            step = step_of(self._index, node)
+            step = step_of(self.index, node)
             bounds = bounds_of(run, counter.holds, first[counter.at], stop, step)
             if step != self.bounds[2] or int(bounds[1]) != int(self.bounds[1]):
                 self.bounds = bounds
                 raise _NotYet
             return
-        slots = [slot for slot in self._given if end.locals[slot] is found]
+        numbered = range(self._first_place)
+        slots = [slot for slot in self._given if slot in numbered and end.locals[slot] is found]
         known = [slot for slot in slots if (slot, ()) in self.carried]
         if known and self.values[known[0]] == first[counter.at] and run.lifted.any((found,)):
             counter.slot = known[0]
@@ -433,7 +475,7 @@ class Loop:
             first = self.values[slot]
             for position in path:
                 first = first[position]
-            self.carried[slot, path] = _Leaf(slot, path, first, _takes_part(first))
+            self.carried[slot, path] = Leaf(slot, path, first, _takes_part(first))
         else:
             leaf.result = result
 
@@ -460,7 +502,7 @@ class Loop:
 
     def symbols(self) -> list[fx.Node]:
         """What stands for what a round is given."""
-        return [self._index, *self._symbols()]
+        return [self.index, *self._symbols()]
 
     def growing(self) -> list[Growing]:
         """The lists of the round that runs."""
@@ -485,6 +527,7 @@ class Loop:
             raise _NotYet
         if self.counter is not None and self.counter.slot is None:
             raise Split("nothing counts the rounds")
+        self._let_go_of_unread()
         for leaf in (*self.carried.values(), *self.last):
             leaf.was_there = self.was_there(leaf.result, end)
         for found in self.lists:
@@ -505,6 +548,20 @@ class Loop:
             self._joined = True
             raise _NotYet
 
+    def _let_go_of_unread(self) -> None:
+        """What rounds put into objects and never read there is not handed on: gradients must not
+        go to what was there before."""
+        leaves = [*self.carried.values(), *self.last]
+        results = [leaf.result for leaf in leaves] + [t for s in self.lists for t in s.added]
+        handed_on = {self.run.recording.operators.node_of(result) for result in results}
+        for key, leaf in list(self.carried.items()):
+            is_tensor = isinstance(leaf.first, torch.Tensor)
+            if leaf.slot < self._first_place or not is_tensor:
+                continue
+            if not leaf.symbol.users and leaf.symbol not in handed_on:
+                del self.carried[key]
+                self.last.append(leaf)
+
     def was_there(self, value: Any, end: End) -> bool:
         """Whether a round hands on a tensor that it has not made.
 
@@ -524,7 +581,7 @@ class Loop:
             raise Split("a round hands on an inference tensor that it has not made")
         return was_there
 
-    def _check_twin(self, leaf: _Leaf) -> None:
+    def _check_twin(self, leaf: Leaf) -> None:
         """Sizes that vary from call to call are those that the round was given."""
         rec = self.run.recording
         if rec.twin is None:
@@ -554,13 +611,12 @@ class Loop:
         filled = self._filled(end)
         handed_on = [*self.carried.values(), *self.written]
         leaves = [*handed_on, *self.last]
-        if self.inside and leaves:
+        if self.inside and any(leaf.slot < self._first_place for leaf in leaves):
             raise Split("a comprehension hands on values from one round to the next")
         results = [leaf.result for leaf in leaves] + [t for s in self.lists for t in s.added]
         given = [operators.value_node(result, rec.graph_value) for result in results]
         given += [row.node for _, row, _ in filled]
-        self._nodes = given[: len(leaves)]
-        self._twins = [n.meta.get(TWIN) if isinstance(n, fx.Node) else None for n in given]
+        self._inner = given
         end.nodes = [node for node in end.nodes if not operators.is_constant_tensor(node)]
         symbols = self.symbols()
         inside = {*end.nodes, *symbols}
@@ -580,7 +636,7 @@ class Loop:
         numbers = [is_number(leaf.result) for leaf in leaves] + [False] * len(gathered)
         after = (bounds, carried, tuple(gathered), tuple(outside))
         nodes = operators.control(for_loop, (), [body], after, numbers)
-        for node, twin in zip(nodes[: len(leaves)], self._twins, strict=False):
+        for node, twin in zip(nodes[: len(leaves)], map(twin_of, given), strict=False):
             if twin is not None and not node.meta[NUMBER]:
                 node.meta[TWIN] = twin
         for node in nodes[len(leaves) :]:
@@ -593,17 +649,17 @@ class Loop:
             operators.fill(node_of(leaf.first), row.dim, key, found)
         return nodes[: len(nodes) - len(filled)]
 
-    def _filled(self, end: End) -> list[tuple[_Leaf, Row, slice]]:
+    def _filled(self, end: End) -> list[tuple[Leaf, Row, slice]]:
         """The tensors of which each round does but write one row, that row, and which ones all
         rounds write; no round is handed these.
 
         Raises:
             Split: rounds write into a tensor otherwise than as a whole.
         """
-        found: list[tuple[_Leaf, Row, slice]] = []
+        found: list[tuple[Leaf, Row, slice]] = []
         rec = self.run.recording
         for leaf in list(self.written):
-            row = written_row(leaf.symbol, self._index)
+            row = written_row(leaf.symbol, self.index)
             if row is None:
                 if leaf.result.requires_grad:
                     raise Split("rounds change in place what takes part in gradients")
@@ -634,109 +690,9 @@ class Loop:
         """
         if self.exits is not None:
             self.exits.receive(self, nodes, frame)
-            self.run.account()
-            return
-        leaves = [*self.carried.values(), *self.written, *self.last]
-        slots = frame_locals(frame)
-        known: dict[int, Any] = {}
-        if any(leaf.was_there for leaf in leaves) or any(s.was_there for s in self.lists):
-            steady = [leaf.first for leaf in leaves if isinstance(leaf.first, torch.Tensor)]
-            self.run.recording.unchanged += map(Steady, steady)
-        for leaf, node, inner in zip(leaves, nodes[: len(leaves)], self._nodes, strict=True):
-            value = slots[leaf.slot]
-            received = self._received(value, leaf.path, leaf, node, inner, known)
-            if received is not value:
-                frame_set_local(frame, leaf.slot, received)
-                slots = frame_locals(frame)
-        at, count = len(leaves), rounds_of(self.run, self.bounds)
-        for found, node in zip(self.lists, nodes[at:], strict=True):
-            is_made = found.slot == len(self.state.locals)
-            value = frame_stack(frame)[-1] if is_made else slots[found.slot]
-            self._gather(value, found, node, count, self._twins[at:])
-            at += len(found.added)
-        if self.counter is not None and self.counter.slot is not None:
-            value = slots[self.counter.slot]
-            frame_set_local(frame, self.counter.slot, self._index_of(value, count))
+        else:
+            Behind(self, nodes, self._inner).receive(frame)
         self.run.account()
-
-    def _received(
-        self, value: Any, path: Path, leaf: _Leaf, node: fx.Node, inner: Any, known: dict[int, Any]
-    ) -> Any:
-        """``value``, in which the operator has made what is at ``path``."""
-        if path:
-            item = value[path[0]]
-            received = self._received(item, path[1:], leaf, node, inner, known)
-            if received is item:
-                return value
-            if type(value) is list:
-                value[path[0]] = received
-                return value
-            return (*value[: path[0]], received, *value[path[0] + 1 :])
-        operators = self.run.recording.operators
-        if is_number(leaf.result):
-            if type(value) is not type(leaf.result):
-                raise Split("a loop leaves another kind of number")
-            if inner is self._index:
-                return self._last_index(value)
-            return self.run.lift(value, InGraph(node))
-        check_like(value, leaf.result)
-        if known.get(id(value)) is inner:
-            return value
-        rec = self.run.recording
-        is_known = operators.node_of(value) is not None or rec.node(value) is not None
-        if leaf.was_there:
-            if is_known:
-                value = self.explorer.stand_in(value)
-                is_known = False
-            rec.unchanged.append(Steady(value))
-        elif id(value) in known:
-            raise Split("a loop leaves one tensor in two places")
-        if leaf.in_place:
-            if value is not leaf.first:
-                raise Split("a loop puts another tensor in the place of one that it changes")
-        elif is_known:
-            raise Split("a loop leaves a tensor that was there before")
-        known[id(value)] = inner
-        operators.know(value, node)
-        return value
-
-    def _last_index(self, value: int) -> int:
-        rounds = rounds_of(self.run, self.bounds)
-        return self._index_of(value, computed(self.run, operator.sub, rounds, 1))
-
-    def _index_of(self, value: int, number: int) -> int:
-        """The index of a round, which the program has as ``value``."""
-        start, _, step = self.bounds
-        steps = computed(self.run, operator.mul, number, step)
-        found = computed(self.run, operator.add, start, steps)
-        return found if found == value else value
-
-    def _gather(
-        self, value: list[Any], found: _List, node: fx.Node, rounds: Any, twins: Sequence[Any]
-    ) -> None:
-        run, added = self.run, len(found.added)
-        count = computed(run, operator.mul, rounds, added) if added > 1 else rounds
-        if found.begin:
-            count = computed(run, operator.add, count, len(found.begin))
-        if len(value) != count:
-            raise Split("a loop leaves a list of another length")
-        alike = added == 1 and not found.begin
-
-        bounds = self.bounds
-
-        def settle() -> None:
-            run.lifted.settle(bounds)
-
-        twin = twins[0] if alike else None
-        self.gathered(value, Gathered(value, node, count, twin, settle), found)
-
-    def gathered(self, value: list[Any], known: Gathered, found: _List) -> None:
-        """From here on the program has a list that the operator has gathered."""
-        rec = self.run.recording
-        if found.was_there or known.by_data:
-            rec.unchanged += map(Steady, value)
-            known.are_new = not found.was_there
-        rec.operators.lists[id(value)] = known
 
 
 def check_twins(run: MonitorRun, left: torch.Tensor, right: torch.Tensor) -> None:

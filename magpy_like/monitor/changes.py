@@ -31,11 +31,21 @@ class Changes(Looks):
 
     def store(self, node: ShadowNode, relation: Relation, value: Any) -> None:
         """One place of a variable from outside is about to hold ``value``."""
+        if self.filled.covers(node, relation):
+            return
+        self.lose(node, relation, value)
+        self.put(node, relation, value)
+
+    def lose(self, node: ShadowNode, relation: Relation, value: Any = NULL) -> None:
+        """Something else, or ``value``, is about to take the place of what is there."""
         if node.replays:
             self.settle(node)
         self.list_values.pop(node.node_id, None)
         self._look_at_end(node, dropped(node, relation, value))
         self.snapshot(node)
+
+    def put(self, node: ShadowNode, relation: Relation, value: Any) -> None:
+        """One place holds ``value`` from here on."""
         if node.rewritten:
             self.refs.in_place(node)
         else:

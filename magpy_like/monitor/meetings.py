@@ -19,6 +19,7 @@ import torch
 
 from magpy_like.annotation.schema import RelationKind
 from magpy_like.monitor.containers import SCALARS, elements, items_of, plain_key, transparent
+from magpy_like.monitor.filled import Filled
 from magpy_like.monitor.graph_values import GraphValues
 from magpy_like.monitor.split import Split, unknown
 from magpy_like.native import TensorCheck
@@ -76,6 +77,8 @@ class Meetings(GraphValues):
         """Changes of outside containers that depend on nothing in them, in program order."""
         self.list_values: dict[int, ListValue] = {}
         """By node, the lists that the record holds for whatever they hold."""
+        self.filled = Filled()
+        """Where other values are than the program's, as a round of a loop runs beside it."""
         for cls in (torch.Tensor, torch.nn.Parameter):
             self.know_tensor_class(cls)
 
@@ -85,6 +88,8 @@ class Meetings(GraphValues):
         Raises:
             Split: it is a tensor whose class must not be asked anything out of turn.
         """
+        if self.filled.covers(source, relation):
+            return source
         if source.replays:
             self.settle(source)
         if source.node_id in self.dictionaries:
@@ -204,6 +209,7 @@ class Meetings(GraphValues):
         Raises:
             Split: the variable has contents that a guard cannot check.
         """
+        self.filled.check(node)
         if node.replays:
             self.settle(node)
         if node.node_id in self.dictionaries:

@@ -25,8 +25,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from magpy_like.annotation import Annotation, RelationKind
 from magpy_like.monitor.containers import CONTAINERS
 from magpy_like.monitor.devices import SWITCHES
+from magpy_like.monitor.filled import Filled, Holder, place_of
 from magpy_like.monitor.operators import BINARY, IN_PLACE
-from magpy_like.monitor.reads import inputs_of
+from magpy_like.monitor.reads import NOT_GIVEN, inputs_of, way_of
 from magpy_like.monitor.split import Split
 from magpy_like.native import lookup_in_type
 from magpy_like.native.kinds import isinstance
@@ -132,6 +133,10 @@ class Side:
         """Why the side cannot be part of a record."""
         self.advanced: set[int] = set()
         """The ids of iterators that have moved."""
+        self.filled = Filled()
+        """The places of other objects that it may write to."""
+        self.stores: Holder | None = None
+        """Where else it would have written to."""
         self._own: dict[int, Any] = {}
         self._abandon = abandon
         self.tensors = TensorEffects(fake, self.refuse)
@@ -150,6 +155,19 @@ class Side:
     def needs_own(self, value: Any, what: str) -> None:
         if not self.owns(value):
             raise Split(f"{what} a {type(value).__qualname__} that was there before")
+
+    def store(self, owner: Any, kind: RelationKind, key: Any, what: str) -> None:
+        """The side is about to put something in the place of what is there.
+
+        Raises:
+            Split: it must not, but might if it were to fill the place in ``stores``.
+        """
+        if self.owns(owner):
+            return
+        place = place_of(owner, kind, key)
+        if place is None or not self.filled.has(place):
+            self.stores = place
+            raise Split(what)
 
     def consume(self, value: Any) -> None:
         """Something takes the next elements of ``value``, should it be an iterator."""
@@ -218,6 +236,13 @@ class Side:
                 if operation in _CHANGES_OBJECTS and not self.tensors.owns(value):
                     raise Split(f"{name} changes a tensor that was there before")
                 continue
+            if position == written and relation is not None:
+                _, key, stored = way_of(relation, args, kwargs)
+                if stored is not NOT_GIVEN and key is not NOT_GIVEN:
+                    kind = relation.kind
+                    kind = RelationKind.KEY if kind is RelationKind.ITEM else kind
+                    self.store(value, kind, key, f"changes a {type(value).__qualname__}")
+                    continue
             if position == written or annotation.input(position).in_place:
                 self.needs_own(value, "changes")
             self.consume(value)
@@ -283,7 +308,31 @@ def _changes(place: int) -> Callable[[Side, MonitorRun, Step], None]:
     return rule
 
 
-_ON_TENSORS = {"STORE_SUBSCR", "STORE_SLICE"}
+def _stores_attribute(side: Side, run: MonitorRun, step: Step) -> None:
+    target = step.stack[-1]
+    found = lookup_in_type(type(target), step.name)
+    setter = found.fset if isinstance(found, property) else None
+    for way in (setter, lookup_in_type(type(target), "__setattr__")):
+        if isinstance(way, types.FunctionType):
+            return  # followed
+    what = f"changes a {type(target).__qualname__} that was there before"
+    side.store(target, RelationKind.ATTRIBUTE, step.name, what)
+
+
+def _stores_item(side: Side, run: MonitorRun, step: Step) -> None:
+    target, key = step.stack[-2:]
+    if isinstance(target, torch.Tensor):
+        return  # an operator, which `TensorEffects` sees
+    what = f"changes a {type(target).__qualname__} that was there before"
+    side.store(target, RelationKind.KEY, key, what)
+
+
+def _stores_global(side: Side, run: MonitorRun, step: Step) -> None:
+    what = "changes a global variable"
+    side.store(step.frame.f_globals, RelationKind.GLOBAL, step.name, what)
+
+
+_ON_TENSORS = {"STORE_SLICE"}
 
 
 def _adds(below: int) -> Callable[[Side, MonitorRun, Step], None]:
@@ -311,9 +360,12 @@ def _writes_cell(side: Side, run: MonitorRun, step: Step) -> None:
         return
     code = step.code
     made_by_frame = step.oparg < code.co_nlocals + len({*code.co_cellvars} - {*code.co_varnames})
-    if not made_by_frame or code is side.code:
-        raise Split("changes a variable that functions share")
-    side.own(cell)
+    if made_by_frame and code is not side.code:
+        side.own(cell)
+    elif opcode.opname[step.opcode] == "STORE_DEREF":
+        side.store(cell, RelationKind.CELL, None, "changes a variable that functions share")
+    else:
+        raise Split("takes away a variable that functions share")
 
 
 def _consumes(side: Side, run: MonitorRun, step: Step) -> None:
@@ -329,9 +381,9 @@ def _never(what: str) -> Callable[[Side, MonitorRun, Step], None]:
 
 def _rules() -> dict[int, Callable[[Side, MonitorRun, Step], None]]:
     table = {
-        "STORE_ATTR": _changes(-1),
+        "STORE_ATTR": _stores_attribute,
         "DELETE_ATTR": _changes(-1),
-        "STORE_SUBSCR": _changes(-2),
+        "STORE_SUBSCR": _stores_item,
         "DELETE_SUBSCR": _changes(-2),
         "STORE_SLICE": _changes(-3),
         "LIST_APPEND": _adds(1),
@@ -347,7 +399,7 @@ def _rules() -> dict[int, Callable[[Side, MonitorRun, Step], None]]:
         "FOR_ITER": _consumes,
         "UNPACK_SEQUENCE": _consumes,
         "UNPACK_EX": _consumes,
-        "STORE_GLOBAL": _never("changes a global variable"),
+        "STORE_GLOBAL": _stores_global,
         "DELETE_GLOBAL": _never("changes a global variable"),
         "LOAD_BUILD_CLASS": _never("makes a class"),
         "SEND": _never("hands values to a generator"),

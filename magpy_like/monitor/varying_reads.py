@@ -46,11 +46,17 @@ def has_varied(run: MonitorRun, numbers: Iterable[Any]) -> bool:
     )
 
 
-def lift_element(run: MonitorRun, node: ShadowNode, relation: Relation, value: Any) -> Any:
-    """The number to put in place of one that was read just now; None for that one itself."""
+def lift_element(
+    run: MonitorRun, node: ShadowNode, relation: Relation, value: Any, *, is_updated: bool = False
+) -> Any:
+    """The number to put in place of one that was read just now; None for that one itself.
+
+    ``is_updated`` says that the program is about to put another one there."""
     if not is_number(value) or relation in node.written or node.rewritten:
         return None
-    if not varies(run, node, relation) or not can_vary(value):
+    if run.recording.filled.covers(node, relation):
+        return None
+    if not (is_updated or varies(run, node, relation)) or not can_vary(value):
         return None
     target = node.first.refs.get(relation, ABSENT)
     if target == ABSENT or not (child := run.recording.refs.get_node_by_id(target)).existed:
@@ -110,7 +116,7 @@ def lift_read(
     """
     if node is None or not is_number_or_truth(value):
         return None
-    if relation in node.written or node.rewritten:
+    if relation in node.written or node.rewritten or run.recording.filled.covers(node, relation):
         return None
     target = node.first.refs.get(relation)
     if target is None or target == ABSENT:

@@ -1,0 +1,144 @@
+"""Places of objects that the rounds of a loop write to: attributes, elements, shared variables.
+
+While a round runs beside the program such a place holds what any round may find there, and what the
+program has there is put back behind it. So the record learns nothing of what is there meanwhile.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magpy_like.annotation import RelationKind
+from magpy_like.monitor.split import Split
+from magpy_like.native import NULL, instance_dict, lookup_in_type
+from magpy_like.native.kinds import isinstance
+from magpy_like.refgraph import Relation, ShadowNode
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.recording import Recording
+
+
+@dataclass(frozen=True, eq=False)
+class Holder:
+    """One place: what ``relation`` leads to from ``owner``."""
+
+    owner: Any
+    relation: Relation
+
+    @property
+    def address(self) -> tuple[int, Any]:
+        """The same for all ways to the place."""
+        within, key = self.owner, self.relation.key
+        if self.relation.kind is RelationKind.ATTRIBUTE:
+            within = instance_dict(within)
+        elif type(within) is list and type(key) is int and key < 0:
+            key += len(within)
+        return id(within), key
+
+    def get(self) -> Any:
+        """What is there; NULL for nothing."""
+        owner, (kind, key) = self.owner, self.relation
+        try:
+            if kind is RelationKind.CELL:
+                return owner.cell_contents
+            if kind is RelationKind.ATTRIBUTE:
+                return instance_dict(owner)[key]
+            if kind is RelationKind.SLOT:
+                return lookup_in_type(type(owner), key).__get__(owner, type(owner))
+            return owner[key]
+        except (LookupError, AttributeError, ValueError):
+            return NULL
+
+    def put(self, value: Any) -> None:
+        owner, (kind, key) = self.owner, self.relation
+        if kind is RelationKind.CELL:
+            owner.cell_contents = value
+        elif kind is RelationKind.ATTRIBUTE:
+            instance_dict(owner)[key] = value
+        elif kind is RelationKind.SLOT:
+            lookup_in_type(type(owner), key).__set__(owner, value)
+        else:
+            owner[key] = value
+
+
+def place_of(owner: Any, kind: RelationKind, key: Any) -> Holder | None:
+    """The place where ``owner`` holds something now that is about to be replaced; None where
+    nothing is there, or more than that would change."""
+    relation = Relation(kind, key)
+    if kind is RelationKind.ATTRIBUTE:
+        if isinstance(owner, torch.Tensor | type | types.ModuleType) or type(key) is not str:
+            return None
+        found = lookup_in_type(type(owner), key)
+        if isinstance(found, types.MemberDescriptorType):
+            relation = Relation(RelationKind.SLOT, key)
+        elif lookup_in_type(type(found), "__set__") is not NULL or not instance_dict(owner):
+            return None
+    elif kind is RelationKind.KEY:
+        if type(owner) is list and type(key) is int:
+            relation = Relation(RelationKind.ITEM, key)
+        elif type(owner) is not dict or type(key) not in (int, str):
+            return None
+    place = Holder(owner, relation)
+    return None if place.get() is NULL else place
+
+
+_KINDS = frozenset(
+    {RelationKind.ATTRIBUTE, RelationKind.SLOT, RelationKind.KEY, RelationKind.ITEM,
+     RelationKind.CELL, RelationKind.GLOBAL}
+)  # fmt: skip
+
+
+class Filled:
+    """The places that rounds write to, while one of these runs beside the program."""
+
+    def __init__(self, places: Iterable[Holder] = ()) -> None:
+        self._places = {place.address: place for place in places}
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def has(self, place: Holder) -> bool:
+        return place.address in self._places
+
+    def covers(self, node: ShadowNode, relation: Relation) -> bool:
+        """Whether what is found there is another value than the program's."""
+        if not self._places or relation.kind not in _KINDS:
+            return False
+        return Holder(node.variable, relation).address in self._places
+
+    def check(self, node: ShadowNode) -> None:
+        """A variable from outside is relied on as a whole.
+
+        Raises:
+            Split: it has another value somewhere than the program has there.
+        """
+        owner = node.variable
+        for place in self._places.values():
+            if owner is place.owner or id(owner) == place.address[0]:
+                raise Split(f"looks at all of a {node.type.__qualname__} that rounds write to")
+
+    @contextmanager
+    def holding(self, rec: Recording, values: Iterable[Any]) -> Iterator[list[Any]]:
+        """Have other values there for a while. What is there in the end is added to the list."""
+        places = [*self._places.values()]
+        before = [place.get() for place in places]
+        left: list[Any] = []
+        outer, rec.filled = rec.filled, self
+        try:
+            for place, value in zip(places, values, strict=True):
+                place.put(value)
+            yield left
+        finally:
+            left += [place.get() for place in places]
+            for place, value in zip(places, before, strict=True):
+                place.put(value)
+            rec.filled = outer
+
+
+NOTHING_FILLED = Filled()
