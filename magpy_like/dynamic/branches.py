@@ -78,7 +78,11 @@ from magpy_like.refgraph.values import OwnReference, Steady, is_plain
 
 _log = topic("splits")
 _MOST_NESTED = 12
-"""Branches inside a side of a branch, and so on: each level runs all further ones twice."""
+"""Branches inside a side of a branch, and so on."""
+_MOST_TIMES = 32
+"""How often sides may come to one place where they branch, inside one side of the program: where
+both sides go through the rest of a loop before they meet, as with ``continue`` in ``while``, each
+round comes there twice as often as the one before."""
 
 
 Received: TypeAlias = fx.Node | Expression
@@ -102,6 +106,10 @@ class Branches:
         self._heads = LoopHeads(self)
         self._exits: Exits | None = None
         """What the ways out are noted in of the loop of which a round runs."""
+        self._times: dict[tuple[int, int], int] = {}
+        """By code and offset, how often sides have come to a branch beside the program."""
+        self._too_often: set[tuple[int, int]] = set()
+        """Those to which they have come too often."""
         self._ways: dict[tuple[int, int], bool] = {}
         """By code and offset, the way out of a loop that is an operator already."""
 
@@ -132,6 +140,8 @@ class Branches:
             raise Split("the tensor has several elements")
         if flag is None and self._leave(run, step, state):
             return
+        place = id(state.code), state.offset
+        self._count(place)
         if self._depth >= _MOST_NESTED:
             raise Split(f"more than {_MOST_NESTED} branches lie inside each other")
         until = join(state.code, state.instruction.offset)
@@ -144,6 +154,15 @@ class Branches:
         run.skip(step.frame, until if until == RETURN else until + shift_of(step.frame))
         if self._depth and flag is None:
             frame_set_operand(step.frame, 1, self.choose(step))
+
+    def _count(self, place: tuple[int, int]) -> None:
+        """Raises Split: sides have come to this branch too often."""
+        if self._depth:
+            self._times[place] = times = self._times.get(place, 0) + 1
+            if times > _MOST_TIMES:
+                self._too_often.add(place)
+        if place in self._too_often:
+            raise Split("the rest of a loop lies in both sides, and so on from round to round")
 
     def _leave(self, run: MonitorRun, step: Step, state: FrameState) -> bool:
         """Whether one way leads out of the loop of which a round runs; then it goes the other."""
@@ -301,6 +320,8 @@ class Branches:
         """
         if start.instruction.offset == until:
             return End(start.locals, start.stack, None, [])
+        if not self._depth:
+            self._times.clear()
         rec = run.recording
         before = (*start.locals, *start.stack)
         start = replace(

@@ -5,6 +5,7 @@ import torch
 
 import magpy_like as magpy
 from magpy_like.compiler.control import for_loop, for_loop_with_exits
+from magpy_like.dynamic.branches import Branches
 from tests.compare import assert_same
 from tests.dynamic import loops
 
@@ -368,3 +369,25 @@ def test_compiled_loop_that_counts_gives_what_eager_gives():
     assert magpy.cache_info(fast)[:2] == (2, 2)
     (graph,) = magpy.explain(fast, x).graphs
     assert any(node.target is for_loop for node in graph.graph.nodes)
+
+
+def skipping(x):
+    t, h = 0, x[0] * 0
+    while t < x.shape[0]:
+        t += 1
+        if x[t - 1].sum() > 0:
+            continue
+        h = torch.tanh(h + x[t - 1])
+    return h
+
+
+def test_rounds_that_skip_what_follows_are_recorded_without_running_all_ways(monkeypatch):
+    """The sides meet behind the loop only: there are twice as many ways with each round."""
+    sides, explore = [], Branches.explore
+    monkeypatch.setattr(
+        Branches, "explore", lambda *args, **kwargs: sides.append(1) or explore(*args, **kwargs)
+    )
+    fast = magpy.compile(skipping, backend="eager")
+    x = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
+    assert_same(fast(x), skipping(x))
+    assert len(sides) < 200
