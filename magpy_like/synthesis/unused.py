@@ -24,13 +24,12 @@ def computed_too(graph: fx.GraphModule, compile_graph: Compile) -> Callable[...,
     unused = _unused(graph.graph)
     if not unused or not isinstance(graph.graph.output_node().args[0], (tuple, list)):
         return compile_graph(graph)
-    more = fx.GraphModule(graph, fx.Graph())
     found: dict[fx.Node, fx.Node] = {}
-    results = more.graph.graph_copy(graph.graph, found)
-    seen = [more.graph.call_function(_some_tensor, (found[node],)) for node in unused]
-    more.graph.output((*results, *seen))
-    more.recompile()
-    run, count = compile_graph(more), len(results)
+    more = fx.Graph()
+    results = more.graph_copy(graph.graph, found)
+    seen = [more.call_function(_some_tensor, (found[node],)) for node in unused]
+    more.output((*results, *seen))
+    run, count = compile_graph(fx.GraphModule(graph, more)), len(results)
     return lambda *args: run(*args)[:count]
 
 
