@@ -206,6 +206,8 @@ class StretchCut:
                 held.add(id(value))
             return id(value) in held
 
+        for state in states:
+            is_held(state.function)  # and with it what its closure has
         _look_at_ends(states, is_held)
         return held
 

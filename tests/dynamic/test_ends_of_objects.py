@@ -223,3 +223,18 @@ def test_object_that_a_table_of_torch_forgets_amid_an_operator_is_no_part_of_the
         assert torch.equal(fast(torch.full((3,), 2.0)), torch.full((3,), 2.0 ** (call + 1)))
         assert not table
     assert not magpy.api._dispatcher(fast).split_points
+
+
+def test_object_that_a_function_from_outside_closes_over_is_held_behind_every_split():
+    noted = Noted("closed over")
+
+    def program(x):
+        y = x * len(noted.name)
+        for note in ("first", "second", "third"):
+            cut(note)
+        return y
+
+    fast = magpy.compile(program, backend="eager")
+    for _ in range(3):
+        fast(torch.ones(1))
+    assert magpy.cache_info(fast).hits == 2
