@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from magpy_like.errors import MagpyError
+from magpy_like.monitor import compiled_inside
 from magpy_like.monitor.marks import mark
 from magpy_like.monitor.split import is_monitoring, mark_disabled
 from magpy_like.records.interface import CacheInfo, Explanation, make_dispatcher, reset_all
@@ -67,6 +68,9 @@ class CompiledModule(nn.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._orig_mod, _settings(self._magpy))
+
+
+compiled_inside.follow(CompiledModule, "_orig_mod")
 
 
 def _settings(dispatcher: Any) -> dict[str, Any]:
@@ -128,6 +132,7 @@ def compile(
     def compiled(*args: Any, **kwargs: Any) -> Any:
         return dispatcher.call(args, kwargs)
 
+    compiled_inside.follow(compiled, "__wrapped__")
     compiled._magpy_dispatcher = dispatcher  # type: ignore[attr-defined]
     return compiled
 

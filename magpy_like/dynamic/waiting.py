@@ -25,6 +25,7 @@ from magpy_like.dynamic.frame_state import (
     is_resumable,
     pushes_two,
 )
+from magpy_like.monitor import compiled_inside
 from magpy_like.monitor.polyfills import polyfill
 from magpy_like.monitor.split import active
 from magpy_like.native import NULL, lookup_in_type
@@ -105,6 +106,7 @@ def _called(
     callee: FrameState,
 ) -> Suspended | None:
     while True:
+        function = compiled_inside.target(function)
         if function is callee.function:
             return below, Waiting(Then.PUSH)
         kind = type(function)

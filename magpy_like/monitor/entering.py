@@ -18,7 +18,7 @@ import torch
 import torch.utils.weak
 
 from magpy_like.annotation import RelationKind
-from magpy_like.monitor import classes, polyfills, specials
+from magpy_like.monitor import classes, compiled_inside, polyfills, specials
 from magpy_like.monitor.code_facts import first_resume
 from magpy_like.monitor.devices import MODE_CODE
 from magpy_like.monitor.endings import WEAK_CONTAINERS
@@ -57,8 +57,9 @@ weak containers do when objects die, and what a default device does to each oper
 
 
 def _stands_in(run: MonitorRun, frame: types.FrameType) -> bool:
-    """Whether a frame of this package, or the rest of one, stands in for native code."""
-    if frame.f_code in polyfills.CODE:
+    """Whether a frame of this package, or the rest of one, stands in for native code, or for the
+    program's."""
+    if frame.f_code in polyfills.CODE or frame.f_code in compiled_inside.CODE:
         return True
     known = None if run.cut is None else run.cut.stands_for(frame_function(frame))
     return getattr(known, "__code__", None) in polyfills.CODE

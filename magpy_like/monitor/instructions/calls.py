@@ -9,7 +9,16 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from magpy_like.annotation import ValueRead, lookup
-from magpy_like.monitor import calls, classes, formats, locks, loops, reads, specials
+from magpy_like.monitor import (
+    calls,
+    classes,
+    compiled_inside,
+    formats,
+    locks,
+    loops,
+    reads,
+    specials,
+)
 from magpy_like.monitor.arguments import is_followed
 from magpy_like.monitor.containers import goes_own_ways
 from magpy_like.monitor.given import TELLS_OBJECTS
@@ -35,6 +44,8 @@ def call(run: MonitorRun, step: Step) -> Token:
         function, args = stack[-count - 1], stack[len(stack) - count :]
     else:
         function, args = first, stack[len(stack) - count - 1 :]
+    depth = count + (1 if first is NULL else 2)
+    function = _compiled_inside(run, step, depth, function)
     if count == 1 and (function is id or function is hash):
         ask_which(run, step, 1)
     if run.lifted and any(function is told for told in TELLS_OBJECTS):
@@ -52,7 +63,6 @@ def call(run: MonitorRun, step: Step) -> Token:
         return None
     for value in args if loop else ():
         run.recording.operators.look_at(value)
-    depth = count + (1 if first is NULL else 2)
     other = polyfill(function, tuple(args), kwargs)
     if other is not None:
         calls.rely_on(run.recording, function)
@@ -82,6 +92,7 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
     stack = step.stack
     depth = 3 if step.oparg & 1 else 2
     function, args, kwargs = stack[-3:] if depth == 3 else (*stack[-2:], {})
+    function = _compiled_inside(run, step, depth, function)
     plain = isinstance(args, tuple | list) and isinstance(kwargs, dict)
     if not plain or goes_own_ways(args):
         # The instruction itself will go through the iterable; a function in between sees the rest.
@@ -102,6 +113,14 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
         run.recording.visit(given, ValueRead.ELEMENTS)
         specials.look_for_class(run.recording, type(given))
     return _call(run, step, depth, function, tuple(args), dict(kwargs))
+
+
+def _compiled_inside(run: MonitorRun, step: Step, depth: int, function: Any) -> Any:
+    """What is called where this stands for something compiled, which then takes its place."""
+    target = compiled_inside.called(run.recording, function)
+    if target is not function:
+        frame_set_operand(step.frame, depth, target)
+    return target
 
 
 def enter_context(run: MonitorRun, step: Step) -> Token:
