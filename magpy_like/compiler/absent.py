@@ -78,7 +78,7 @@ class Absent:
                 del args[place]
             return call(args)
 
-        run._boxed_call = True  # type: ignore[attr-defined]
+        run._boxed_call = True
         return run
 
     def after(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -129,12 +129,18 @@ def _spare(makers: set[Any]) -> None:
     waiting = list(makers)
     while waiting:
         maker = waiting.pop()
-        own = isinstance(maker, torch.autograd.function.BackwardCFunction)
-        if own and "apply" not in vars(maker):
+        if _is_somebodys_own(maker) and "apply" not in vars(maker):
             maker.apply = _Spared(maker)
         others = {other for other, _ in maker.next_functions if other is not None} - makers
         makers |= others
         waiting += others
+
+
+def _is_somebodys_own(node: Any) -> bool:
+    if not isinstance(node, torch.autograd.function.BackwardCFunction):
+        return False
+    home: str = type(node)._forward_cls.__module__
+    return home.split(".")[0] not in ("magpy_like", "torch")
 
 
 class _Spared:

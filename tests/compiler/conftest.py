@@ -49,8 +49,9 @@ def _default_device(device, request, monkeypatch):
     on_cpu = _is_about_cpu(request.path) or request.node.get_closest_marker("cpu")
     if device.type == "cpu" or on_cpu:
         for name, value in [*vars(request.module).items()]:  # which its other tests share
-            if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-                monkeypatch.setattr(request.module, name, value.detach().cpu())
+            if isinstance(value, torch.Tensor | list | tuple) and device.type != "cpu":
+                there = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu(), value)
+                monkeypatch.setattr(request.module, name, there)
         yield
         return
     # Not as a context: Dynamo follows only the default device into what it captures.
