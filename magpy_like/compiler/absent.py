@@ -78,7 +78,7 @@ class Absent:
                 del args[place]
             return call(args)
 
-        run._boxed_call = True
+        run._boxed_call = True  # type: ignore[attr-defined]
         return run
 
     def after(self, call: Callable[..., Any]) -> Callable[..., Any]:

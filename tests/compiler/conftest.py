@@ -50,7 +50,9 @@ def _default_device(device, request, monkeypatch):
     if device.type == "cpu" or on_cpu:
         for name, value in [*vars(request.module).items()]:  # which its other tests share
             if isinstance(value, torch.Tensor | list | tuple) and device.type != "cpu":
-                there = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu(), value)
+                there = torch.utils._pytree.tree_map_only(
+                    torch.Tensor, lambda t: t.detach().cpu(), value
+                )
                 monkeypatch.setattr(request.module, name, there)
         yield
         return
