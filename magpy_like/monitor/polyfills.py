@@ -52,10 +52,6 @@ def _list(iterable: Iterable[Any], /) -> Any:
     return items
 
 
-def _tuple(iterable: Iterable[Any], /) -> Any:
-    return tuple(_list(iterable))
-
-
 def _prod(iterable: Iterable[Any], /, *, start: Any = 1) -> Any:
     total = start
     for item in iterable:
@@ -125,6 +121,8 @@ def _sorted_by_key(*args: Any, key: Callable[..., Any], **kwargs: Any) -> Any:
     return sorted(*args, key=spread(key), **kwargs)
 
 
+# Two functions, as with `_max`: a branch on what `>` gives is followed further than one on what a
+# function gives.
 def _max_by_key(*args: Any, key: Callable[..., Any], **kwargs: Any) -> Any:
     found, largest, most = False, None, None
     for value in args[0] if len(args) == 1 else args:
@@ -145,10 +143,7 @@ def _min_by_key(*args: Any, key: Callable[..., Any], **kwargs: Any) -> Any:
 
 def _of_list(function: Callable[..., Any]) -> Callable[..., Any]:
     def of_list(iterable: Iterable[Any], /, **kwargs: Any) -> Any:
-        items = []
-        for item in iterable:
-            items.append(item)
-        return function(items, **kwargs)
+        return function(_list(iterable), **kwargs)
 
     return of_list
 
@@ -357,7 +352,6 @@ _ROWS: tuple[tuple[Any, Applies, Callable[..., Any]], ...] = (
     (sum, _consumes_tensors, _sum),
     (math.prod, _consumes_tensors, _prod),
     (list, _is_lazy, _list),
-    (tuple, _is_lazy, _tuple),
     (any, _is_lazy, _any),
     (all, _is_lazy, _all),
     (max, _compares_tensors, _max),
@@ -372,7 +366,7 @@ _ROWS: tuple[tuple[Any, Applies, Callable[..., Any]], ...] = (
     (torch.utils.checkpoint.checkpoint, _plain_checkpoint, _checkpoint),
     (torch.nn.RNNBase.flatten_parameters, _always, _leave_parameters),
     *((chooser, _is_mapping, _of_keys(chooser)) for chooser in (sorted, min, max)),
-    *((chooser, _is_lazy, _of_list(chooser)) for chooser in (sorted, min, max, math.fsum)),
+    *((chooser, _is_lazy, _of_list(chooser)) for chooser in (tuple, sorted, min, max, math.fsum)),
     (sorted, _by_native_key, _sorted_by_key),
     (max, _by_key, _max_by_key),
     (min, _by_key, _min_by_key),

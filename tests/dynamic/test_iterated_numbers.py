@@ -84,3 +84,9 @@ def test_a_dictionary_made_of_pairs_looks_at_its_keys_alone():
         x = torch.tensor(pair)
         assert compiled(x).tolist() == program(x).tolist()
     assert magpy.cache_info(compiled).misses == 1
+
+
+def test_a_tuple_of_an_iterator_refuses_keywords_as_eagers_does():
+    fast = magpy.compile(lambda n: tuple((i for i in (n,)), start=1), backend="eager")
+    with pytest.raises(TypeError, match=r"tuple\(\) takes no keyword arguments"):
+        fast(1.0)
