@@ -33,8 +33,7 @@ _ANY: frozenset[str] = frozenset()
 """For operands of any type."""
 
 _ROWS: tuple[tuple[str, int, frozenset[str], str], ...] = (
-    ("aten::add aten::sub aten::mul", 2, _NUMBERS, "{0} {sign} {1}"),
-    ("aten::div", 2, _NUMBERS, "{0} / {1}"),
+    ("aten::add aten::sub aten::mul aten::div", 2, _NUMBERS, "{0} {sign} {1}"),
     ("aten::pow", 2, _NUMBERS, "math.pow({0}, {1})"),
     ("aten::neg", 1, _NUMBERS, "-{0}"),
     ("aten::floordiv aten::remainder", 2, _INTEGERS, "{0} {sign} {1}"),
@@ -44,8 +43,7 @@ _ROWS: tuple[tuple[str, int, frozenset[str], str], ...] = (
     ("aten::sqrt aten::floor aten::ceil", 1, _NUMBERS, "math.{name}({0})"),
     ("aten::__and__ aten::__or__", 2, frozenset({"BoolType"}), "{0} {sign} {1}"),
     ("aten::__not__", 1, frozenset({"BoolType"}), "not {0}"),
-    ("aten::__is__", 2, _ANY, "{0} is {1}"),
-    ("aten::__isnot__", 2, _ANY, "{0} is not {1}"),
+    ("aten::__is__ aten::__isnot__", 2, _ANY, "{0} {sign} {1}"),
     ("aten::Float aten::Int aten::Bool", 1, _PLAIN, "{lower}({0})"),
     ("prim::NumToTensor", 1, _PLAIN, "torch.tensor({0}, device='cpu')"),
     ("aten::size", 1, _TENSORS, "list({0}.size())"),
@@ -55,7 +53,7 @@ _ROWS: tuple[tuple[str, int, frozenset[str], str], ...] = (
     ("aten::len", 1, _TENSORS | _LISTS, "len({0})"),
     ("aten::__getitem__", 2, _LISTS, "{0}[{1}]"),
     ("aten::slice", 4, _LISTS, "{0}[{1}:{2}:{3}]"),
-    ("aten::add", 2, frozenset({"ListType"}), "{0} + {1}"),
+    ("aten::add", 2, frozenset({"ListType"}), "{0} {sign} {1}"),
     ("prim::TupleIndex", 2, _ANY, "{0}[{1}]"),
     ("prim::unchecked_cast prim::unchecked_unwrap_optional", 1, _ANY, "{0}"),
     ("prim::Uninitialized", 0, _ANY, "None"),
@@ -71,6 +69,7 @@ _SIGNS = {
     "add": "+",
     "sub": "-",
     "mul": "*",
+    "div": "/",
     "floordiv": "//",
     "remainder": "%",
     "eq": "==",
@@ -81,6 +80,8 @@ _SIGNS = {
     "ge": ">=",
     "__and__": "&",
     "__or__": "|",
+    "__is__": "is",
+    "__isnot__": "is not",
 }
 _OVERFLOW = {f"aten::{name}" for name in ("add", "sub", "mul", "Int", "floor", "ceil")}
 """Integers of TorchScript have 64 bits."""
