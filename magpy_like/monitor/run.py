@@ -21,6 +21,7 @@ from magpy_like.monitor.entering import Entering
 from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.flags import Flags
 from magpy_like.monitor.gathered import looked_at
+from magpy_like.monitor.handed_through import is_handed_through
 from magpy_like.monitor.instructions.step import Step, finish_without_result
 from magpy_like.monitor.instructions.table import WHEN, Rules, load_rules
 from magpy_like.monitor.lifted import LiftedNumbers
@@ -442,7 +443,9 @@ class MonitorRun:
         if not self.lifted.any((value,)) or caller is None:
             return
         try:
-            if self._monitor.waits(caller) or calling(caller) not in _PASSES_THROUGH:
+            native = self._monitor.waits(caller) or calling(caller) not in _PASSES_THROUGH
+            _, operands = (native and self.step_of(caller)) or (0, ())
+            if native and not is_handed_through(frame.f_code, caller, operands, value):
                 self.lifted.settle(value)
         except BaseException as error:
             self._fail(frame, error)

@@ -126,3 +126,79 @@ def test_format_that_does_not_suit_the_number_raises():
     compiled = magpy.compile(program, backend="eager")
     for x in INPUTS:
         assert compiled(x) == program(x)
+
+
+class Meter:
+    def __init__(self):
+        self.total, self.count = 0.0, 0
+
+    def update(self, value):
+        self.total += value
+        self.count += 1
+
+    def __float__(self):
+        return self.total / self.count
+
+    def __int__(self):
+        return self.count
+
+    def __str__(self):
+        return f"{float(self):.2f} of {self.count}"
+
+    def __repr__(self):
+        return f"Meter({self.total})"
+
+    def __format__(self, specification):
+        return f"{self.total:.1f}{specification}"
+
+
+class Plain(Meter):
+    __format__ = object.__format__
+
+
+class Represented(Plain):
+    __str__ = object.__str__
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        str, repr, float, int, format, "{0}".format,
+        lambda m: f"{m}", lambda m: f"{m!s}", lambda m: f"{m!r}", lambda m: f"mean {m}, {m.total}",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", [Meter, Plain, Represented])
+def test_what_special_methods_make_of_numbers_varies(looks, kind):
+    _compare_metered(kind, looks, hits=2)
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        lambda m: f"{m!s:>20}", lambda m: f"{m:b}", lambda m: "%s" % m, lambda m: str([m, m]),
+        lambda m: "long" if len(str(m)) > 9 else "short", lambda m: "1" in f"{m}",
+        lambda m: float(m) > 1, lambda m: [0] * int(m),
+    ],
+)  # fmt: skip
+def test_what_looks_at_them_is_right(looks):
+    _compare_metered(Plain, looks)
+
+
+def _compare_metered(kind, looks, hits=0):
+    def program(meter, x):
+        meter.update(x.mean().item())
+        return looks(meter)
+
+    eager, compiled, fast = kind(), kind(), magpy.compile(program, backend="eager")
+    for value in (1.0, 2.5, -3.0, 40.0, 7.0):
+        x = torch.full((2,), value)
+        outcome = [_outcome(run, meter, x) for run, meter in ((program, eager), (fast, compiled))]
+        assert_same((outcome[1], compiled), (outcome[0], eager))
+    assert magpy.cache_info(fast).hits >= hits
+
+
+def _outcome(run, *args):
+    try:
+        return run(*args)
+    except Exception as error:
+        return error
