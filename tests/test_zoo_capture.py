@@ -108,7 +108,7 @@ def test_a_dynamic_model_equals_eager(entry, train, device):
     calls_equal_eager(entry, fast, model, eager, calls=5)
 
 
-@by_name(STATIC)
+@by_name([ZOO["ResNet-18"], ZOO["BERT"], ZOO["LSTM"]])
 def test_explain_shows_one_graph_and_no_split(entry, device):
     model = entry.make(seed=0).to(device)
     args, kwargs = entry.inputs(model, seed=0, batch=2)

@@ -7,7 +7,6 @@ says: files named ``test_cpp_*``, those of ``ON_CPU``, and tests marked ``cpu``.
 import pytest
 import torch
 from torch._dynamo import guards, utils
-from torch.utils import _pytree as pytree
 
 ON_CPU = {
     "test_bad_input.py",

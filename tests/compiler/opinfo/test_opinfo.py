@@ -12,7 +12,7 @@ from tests.compiler.opinfo import coverage, harness
 NAMES = sorted(harness.operators())
 # A part of the sweep that any change is tried on: the same operators every time.
 SOME = [name for name in NAMES if zlib.crc32(name.encode()) % 9 == 0]
-SOME_SAMPLES = 4
+SOME_SAMPLES = 3
 
 
 def check(name, dtypes, *, gradient=False, limit=None):
@@ -62,7 +62,7 @@ def regressions(names):
 
 
 def test_some_operators_run_as_the_list_says():
-    assert regressions(set(SOME[::3])) == []
+    assert regressions(set(SOME[::6])) == []
 
 
 @pytest.mark.full
