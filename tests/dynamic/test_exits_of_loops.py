@@ -79,13 +79,24 @@ def has_two_ways_out(x):
     return y * k, z, i, k
 
 
-def fills_a_list(x):
-    y, found = x * 1, []
-    for _ in range(MOST):
-        y = y - 1
-        found.append(y)
-        if y[0] < 0:
-            break
+def gathers(end):
+    """A program that does ``end`` with what the rounds of its loop have made."""
+
+    def program(x):
+        y, found = x * 1, []
+        for _ in range(MOST):
+            y = y - 1
+            found.append(y)
+            if y[0] < 0:
+                break
+        return end(y, found)
+
+    program.__name__ = end.__name__
+    return program
+
+
+@gathers
+def fills_a_list(y, found):
     return torch.stack(found).sum(0), len(found), found[-1] * 2
 
 
@@ -203,13 +214,9 @@ def returns_nothing(x):
     return None
 
 
-def goes_through_its_list(x):
-    y, found, total = x * 1, [], 0
-    for _ in range(MOST):
-        y = y - 1
-        found.append(y)
-        if y[0] < 0:
-            break
+@gathers
+def goes_through_its_list(y, found):
+    total = 0
     for z in found:
         total = total + z
     return total
@@ -458,23 +465,13 @@ def takes_both_ends(x):
     return found[0] * 3, {"last": found[-1]}, y
 
 
-def asks_which_is_the_last(x):
-    y, found = x * 1, []
-    for _ in range(MOST):
-        y = y - 1
-        found.append(y)
-        if y[0] < 0:
-            break
+@gathers
+def asks_which_is_the_last(y, found):
     return found[-1] is y, found[0] is y
 
 
-def changes_the_last(x):
-    y, found = x * 1, []
-    for _ in range(MOST):
-        y = y - 1
-        found.append(y)
-        if y[0] < 0:
-            break
+@gathers
+def changes_the_last(y, found):
     found[0].add_(3)
     return y, found
 
