@@ -58,6 +58,11 @@ def entry_of(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, 
 
 def number_at(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, Relation, Any]:
     """Where a number is kept that ``value.name`` gives, and the number."""
+    slot = NULL if isinstance(value, type) else lookup_in_type(type(value), name)
+    if type(slot) is types.MemberDescriptorType:
+        found = _slot_value(value, slot)
+        place = rec.node(value), Relation(RelationKind.SLOT, name)
+        return (*place, found) if is_number_or_truth(found) else _NOWHERE
     entries = None if isinstance(value, type) else instance_dict(value)
     found = NULL if entries is None else dict.get(entries, name, NULL)
     if found is not NULL:

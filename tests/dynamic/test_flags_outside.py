@@ -231,7 +231,16 @@ def _of_a_module():
     return module, lambda now: setattr(module, "doubled", now)
 
 
-@pytest.mark.parametrize("place", [_of_a_cell, _of_a_global, _of_a_list, _of_a_module])
+def _of_a_slot():
+    class Slotted:
+        __slots__ = ("doubled",)
+
+    slotted = Slotted()
+    program = lambda x: x * 2 if slotted.doubled else x.sin()
+    return program, lambda now: setattr(slotted, "doubled", now)
+
+
+@pytest.mark.parametrize("place", [_of_a_cell, _of_a_global, _of_a_list, _of_a_module, _of_a_slot])
 def test_flags_are_found_wherever_they_are(place):
     program, change = place()
     compiled = magpy.compile(program, backend="eager")

@@ -226,7 +226,17 @@ def _of_a_module():
     return module, lambda n: setattr(module, "scale", n)
 
 
+class Slotted:
+    __slots__ = ("scale",)
+
+
+def _of_a_slot():
+    slotted = Slotted()
+    return lambda x: x * slotted.scale, lambda n: setattr(slotted, "scale", n)
+
+
 PLACES = {
+    "slot": _of_a_slot,
     "global": lambda: (_of_a_global, lambda n: globals().update(SCALE=n)),
     "entry of a global dictionary": lambda: (
         _of_a_global_table, lambda n: TABLE.__setitem__("scale", n),
