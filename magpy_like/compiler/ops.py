@@ -411,7 +411,7 @@ class Recorder:
             if kind == "welford":
                 value = self.to_dtype(values[0], dtype or values[0].dtype)
                 return value, self.sub(value, value), self.constant(1, value.dtype)
-            return values[-1]  # of argmin and argmax the index
+            return self._only(kind, values[-1])  # of argmin and argmax the index
         if kind in ("argmax", "argmin"):
             dtype = torch.int64
         else:
@@ -424,9 +424,15 @@ class Recorder:
     def scan(self, kind: str, value: Value, *index: Value) -> Value:
         """Running combination along the reduction loops: a value per element."""
         if not self.body.rs:
-            return index[0] if index else value
+            return self._only(kind, index[0] if index else value)
         dtype = index[0].dtype if index else value.dtype
         return self._emit("scan", (kind, value, *index), dtype, False)
+
+    def _only(self, kind: str, value: Value) -> Value:
+        """The result for one element: a sum begins with 0.0, which -0.0 does not change."""
+        if kind in ("sum", "logsumexp") and value.dtype.is_floating_point:
+            return self.add(value, self.constant(0.0, value.dtype))
+        return value
 
     def store(self, buffer: str, index: Any, value: Value, mode: str | None = None) -> None:
         """Write ``value``, converted to the buffer's dtype."""

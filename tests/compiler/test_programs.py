@@ -587,6 +587,15 @@ def test_transposed_access_in_ragged_tiles():
     same(lambda x: x.permute(0, 2, 3, 1).contiguous(), torch.randn(3, 40, 21, 35))
 
 
+def test_sums_of_one_element_begin_with_zero():
+    def function(x):
+        return x.sum(1), x.mean(1), x.cumsum(1), x.logcumsumexp(1), x.cumprod(1), x.amax(1)
+
+    x = torch.full((2, 1), -0.0)
+    for got, wanted in zip(compiled(function)(x), function(x), strict=True):
+        assert got.signbit().tolist() == wanted.signbit().tolist()
+
+
 def test_scans_in_every_layout():
     x = torch.randn(5, 70, 33)
     x[2, 7, 3] = float("nan")
