@@ -40,6 +40,7 @@ def aot_compile(
     autocast = torch._C._is_any_autocast_enabled()
 
     forwards: list[Callable[..., Any]] = []
+    again: Callable[..., Any] | None = gm
 
     def compile_forward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         forwards.append(absent.forward(forward(graph, inputs)))
@@ -57,6 +58,8 @@ def aot_compile(
         return call
 
     def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        nonlocal again
+        again = None if late.has_taps or any(map(_draws, joint.graph.nodes)) else gm
         absent.see_joint(joint)
         late.see_joint(joint, kwargs["num_fwd_outputs"])
         forward, backward = _partition(joint, *args, **kwargs)
@@ -80,7 +83,7 @@ def aot_compile(
         return without_grad(*direct)
     theirs = absent.after(wrapped)
     ours = own_node(
-        theirs, forwards[-1], compile_backward, example_inputs,
+        theirs, forwards[-1], compile_backward, example_inputs, again,
         materialize=absent.materializes, autocast=autocast,
     ) if forwards else None  # fmt: skip
     return theirs if ours is None else ours
@@ -112,6 +115,10 @@ def _check_draws(gm: fx.GraphModule) -> None:
             raise Unsupported(str(node.target), "eager may draw in another order")
 
 
+def _draws(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
 def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     """Min-cut partitioning that leaves random draws of the backward pass where they are.
 
@@ -120,8 +127,7 @@ def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     _check_sizes(joint)
     _check_draws(joint)
     for node in joint.graph.nodes:
-        drawn = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        if drawn and node.meta.get("partitioner_tag") == "is_backward":
+        if _draws(node) and node.meta.get("partitioner_tag") == "is_backward":
             node.meta["partitioner_tag"] = "must_be_in_backward"
     return min_cut_rematerialization_partition(joint, *args, **kwargs)
 

@@ -19,6 +19,7 @@ from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
 from torch._guards import compile_context, tracing
 
 from magpy_like.compiler.absent import spare_behind
+from magpy_like.compiler.second_gradients import again, given, once, say_once
 from magpy_like.compiler.turns import TURNS
 
 Call = Callable[[list[Any]], Any]
@@ -26,23 +27,30 @@ Call = Callable[[list[Any]], Any]
 
 def own_node(
     wrapped: Callable[..., Any], forward: Call, compile_backward: Callable[..., Call],
-    example_inputs: Sequence[Any], *, materialize: bool, autocast: bool,
+    example_inputs: Sequence[Any], program: Callable[..., Any] | None, *, materialize: bool,
+    autocast: bool,
 ) -> Callable[..., Any] | None:  # fmt: skip
     """What ``wrapped``, which AOTAutograd has made around ``forward``, does, by a node of ours.
 
-    None where AOTAutograd's has more to do than to run the passes. ``materialize``: whether
-    gradients that are absent come in as zeros; ``autocast``: whether the graph was traced under
-    autocast, and so must not run under it.
+    None where AOTAutograd's has more to do than to run the passes. ``program`` gives the same
+    results operator by operator, if it may run a second time. ``materialize``: whether gradients
+    that are absent come in as zeros; ``autocast``: whether the graph was traced under autocast, and
+    so must not run under it.
     """
     kinds: list[Any] = torch.autograd.Function.__subclasses__()
     passes = ((kind, getattr(kind, "compiled_fw", None)) for kind in kinds)
     theirs = next((kind for kind, call in passes if _innermost(call) is forward), None)
-    if theirs is None or not _only_runs(theirs, example_inputs):
+    if theirs is None:
+        return None
+    say_once(theirs)
+    if not _only_runs(theirs, example_inputs):
         return None
     backward = _backward(theirs, compile_backward)
     if autocast:
         forward, backward = _uncast(forward), _uncast(backward)
-    apply = _node(theirs, forward, backward, materialize)
+    if autocast or any(info.mutates_data for info in theirs.metadata.input_info):
+        program = None
+    apply = _node(theirs, forward, backward, program, materialize)
     detached = _without_gradient(theirs.metadata, theirs._lazy_backward_info.bw_module)
 
     def run(*args: Any) -> Any:
@@ -164,8 +172,9 @@ def _uncast(call: Call) -> Call:
 
 
 def _node(
-    theirs: Any, run_forward: Call, run_backward: Call, materialize: bool
-) -> Callable[..., Any]:
+    theirs: Any, run_forward: Call, run_backward: Call, program: Callable[..., Any] | None,
+    materialize: bool,
+) -> Callable[..., Any]:  # fmt: skip
     """A function of the inputs that gives a tuple of results, with a node in autograd's graph."""
     known = theirs.metadata
     inputs, count = len(known.input_info), known.num_outputs
@@ -182,6 +191,7 @@ def _node(
     class CompiledFunction(theirs):  # compiled autograd takes both, and what they save, apart
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
+            ctx.given = given(args)
             results = run_forward([*args])
             ctx.save_for_backward(*map(_alone, results[checked]))
             ctx.symints, ctx.opaque_objects = results[numbers], ()
@@ -198,12 +208,20 @@ def _node(
             return returned
 
         @staticmethod
-        def backward(ctx: Any, *given: Any) -> Any:
+        def backward(ctx: Any, *gradients_in: Any) -> Any:
             if torch._C._functorch.peek_interpreter_stack() is not None:
                 raise RuntimeError("a compiled backward pass cannot run under vmap, grad or vjp")
             if not deterministic and torch.are_deterministic_algorithms_enabled():
                 raise RuntimeError(_NOT_DETERMINISTIC)
-            boxed = given[0] if type(given[0]) is list else [*given]
+            boxed = gradients_in[0] if type(gradients_in[0]) is list else [*gradients_in]
+            differentiated = torch.is_grad_enabled()
+            if differentiated or any(map(_is_batch, boxed)):
+                found = again(program, ctx, boxed)
+                if found is not None:
+                    spare_behind(ctx, found)
+                    return found
+                if not differentiated:
+                    raise RuntimeError(_NO_BATCHES)
             args = [*ctx.symints, *ctx.saved_tensors, *ctx._tensors_no_vc_check]
             ctx.maybe_clear_saved_tensors()
             incoming = [_formed(boxed[k], form) for k, form in gradients]
@@ -213,8 +231,8 @@ def _node(
                 return found
             args += incoming
             del incoming
-            if torch.is_grad_enabled():
-                return _Once.apply(run_backward, torch.empty(0, requires_grad=True), *args)
+            if differentiated:
+                return once(run_backward, args, ctx)
             found = tuple(run_backward(args))
             spare_behind(ctx, found)
             return found
@@ -230,18 +248,15 @@ _NOT_DETERMINISTIC = (
 )
 
 
-class _Once(torch.autograd.Function):
-    """The backward pass under ``create_graph``: what it gives has no gradients of its own."""
+_NO_BATCHES = (
+    "a compiled backward pass cannot run for a batch of gradients at once: what the program was "
+    "given is gone or has changed, or it draws random numbers or changes its arguments"
+)
 
-    @staticmethod
-    def forward(ctx: Any, run_backward: Call, connected: Tensor, *args: Any) -> Any:
-        return tuple(run_backward([*args]))
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        raise RuntimeError(
-            "torch.compile with aot_autograd does not currently support double backward"
-        )
+def _is_batch(gradient: Any) -> bool:
+    """Whether ``is_grads_batched`` has made one of many."""
+    return gradient is not None and torch._C._functorch.is_legacy_batchedtensor(gradient)
 
 
 def _alone(saved: Tensor) -> Tensor:

@@ -84,6 +84,10 @@ class Late:
                 self._taps.setdefault(node.meta[TAP_OF], []).append(place)
         self._products: list[_Product] = []
 
+    @property
+    def has_taps(self) -> bool:
+        return bool(self._taps)
+
     def see_joint(self, joint: fx.GraphModule, forward_outputs: int) -> None:
         """Put factors in the place of products in the graph of both passes."""
         output = joint.graph.output_node()

@@ -82,14 +82,39 @@ def test_the_graph_of_the_backward_pass_may_be_kept_whenever():
         result.sum().backward()
 
 
-def test_gradients_to_be_differentiated_say_that_they_cannot_be():
-    x, w = leaf(3), leaf(3, seed=1)
-    result = traced(scaled, x, w)(x, w)
+def test_gradients_may_be_differentiated_again_and_taken_for_many_at_once():
+    x, w = leaf(3, 3), leaf(3, 3, seed=1)
+    hooked = []
+    x.register_hook(hooked.append)
+    found = []
+    for call in (scaled, traced(scaled, x, w)):
+        (slope,) = torch.autograd.grad(call(x, w).sum(), [x], create_graph=True)
+        both = torch.autograd.grad(slope.square().sum(), [x, w])
+        many = torch.eye(9).view(9, 3, 3)
+        rows = torch.autograd.grad(call(x, w), [x, w], many, is_grads_batched=True)
+        found.append((slope, *both, *rows, len(hooked)))
+        hooked.clear()
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize(
+    ("program", "made"),
+    [
+        (lambda x, w, other: scaled(x, w), lambda x: x * 2),
+        (lambda x, w, other: scaled(x, w) + other, lambda x: x),
+        (lambda x, w, other: torch.dropout(scaled(x, w), 0.5, True), lambda x: x),
+        (lambda x, w, other: (scaled(x, w), x.t()), lambda x: x),
+    ],
+    ids=["of what is gone", "of what has changed", "random", "beside a view"],
+)
+def test_gradients_that_cannot_be_differentiated_again_say_so(program, made):
+    x, w, other = leaf(3, 3), leaf(3, 3, seed=1), torch.ones(3, 3)
+    result = compiled(program)(made(x), w, other)
+    result = result[0] if isinstance(result, tuple) else result
+    other.add_(1)
     (gradient,) = torch.autograd.grad(result.sum(), [x], create_graph=True)
-    assert gradient.requires_grad
-    torch.testing.assert_close(gradient, torch.autograd.grad(scaled(x, w).sum(), [x])[0])
     with pytest.raises(RuntimeError, match="double backward"):
-        gradient.sum().backward()
+        torch.autograd.grad(gradient.sum(), [x, w], allow_unused=True)
 
 
 @pytest.mark.parametrize("compile", [compiled, lambda function: traced(function, *given())])
