@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch._dynamo.exc import RestartAnalysis
 from torch._guards import TracingContext
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
@@ -123,7 +124,7 @@ def _compile_captured(
         return compiler
 
     key = None if trace.is_watched() else captured_cache.key(captured, example_inputs)
-    gm = fx.GraphModule(captured, copy.deepcopy(captured.graph))
+    gm = _LazyGraphModule(captured, copy.deepcopy(captured.graph))  # nobody runs its source
     known = build.find_captured(key) if key is not None else None
     if known is not None:
         _, restore = _flat_outputs(gm)
