@@ -70,6 +70,7 @@ class Behind:
         for found, node in zip(loop.lists, self._nodes[at:], strict=True):
             is_made = found.slot == len(loop.state.locals)
             value = frame_stack(frame)[-1] if is_made else frame_locals(frame)[found.slot]
+            value = value if found.shared is None else found.shared
             self._gather(value, found, node, count, self._inner[at])
             at += len(found.added)
         if loop.counter is not None and loop.counter.slot is not None:

@@ -39,7 +39,6 @@ from magpy_like.dynamic.places import (
 )
 from magpy_like.dynamic.rounds import check_twins
 from magpy_like.dynamic.stand_ins import StandIns
-from magpy_like.dynamic.stored import Stored
 from magpy_like.dynamic.while_loops import find_loop
 from magpy_like.dynamic.written import Written
 from magpy_like.logs import topic
@@ -52,7 +51,7 @@ from magpy_like.monitor.expressions import (
     is_number,
     known_at_entry,
 )
-from magpy_like.monitor.filled import NOTHING_FILLED, Filled
+from magpy_like.monitor.filled import Filled
 from magpy_like.monitor.flags import Known
 from magpy_like.monitor.graph_nodes import NUMBER
 from magpy_like.monitor.instructions.step import Step
@@ -313,11 +312,11 @@ class Branches:
         known: Known = None,
         exits: Exits | None = None,
         draws: bool = False,
-        filled: Filled = NOTHING_FILLED,
+        filled: Filled | None = None,
     ) -> End:
         """Run a side beside the program, until it comes to ``until`` or to ``again``.
 
-        It may change what is in ``own``, and put something else at the places that are ``filled``.
+        It may change what is in ``own``, and put something into objects that are ``filled`` then.
         Where ``gradients_differ`` it must not ask what takes part in them. The flag ``known`` has
         one value there. Ways out of a loop are noted in ``exits``.
         Random numbers it ``draws`` only where the program is sure to go through it.
@@ -404,8 +403,6 @@ class Branches:
         erase(rec, nodes)
         if side is not None and side.tensors.refused is not None:
             return Written(reason, side.tensors.refused)
-        if side is not None and side.stores is not None:
-            return Stored(reason, side.stores)
         return Split(reason)
 
     def share_memory(self, one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -38,7 +38,6 @@ from magpy_like.dynamic.places import (
     say,
     unchanged,
 )
-from magpy_like.dynamic.stored import Stored
 from magpy_like.dynamic.written import (
     Row,
     Written,
@@ -49,7 +48,7 @@ from magpy_like.dynamic.written import (
     written_row,
 )
 from magpy_like.monitor.expressions import InGraph, is_number
-from magpy_like.monitor.filled import NOTHING_FILLED, Filled, Holder
+from magpy_like.monitor.filled import Filled, Holder
 from magpy_like.monitor.gathered import Gathered, Growing
 from magpy_like.monitor.graph_nodes import LIST, NUMBER, WRITTEN_FORM
 from magpy_like.monitor.loops import Backwards, Element
@@ -86,7 +85,7 @@ class Explorer(Protocol):
         *,
         exits: Exits | None = None,
         draws: bool = False,
-        filled: Filled = NOTHING_FILLED,
+        filled: Filled | None = None,
     ) -> End:
         """See ``Branches``."""
 
@@ -135,13 +134,14 @@ class Leaf:
 
 @dataclass
 class List:
-    """A list that rounds append to."""
+    """A list that rounds append to: in the local ``slot``, or ``shared`` with other objects."""
 
     slot: int
     begin: list[Any]
     added: list[Any]
     was_there: bool = False
     """Whether a round may add a tensor that it has not made."""
+    shared: list[Any] | None = None
 
 
 class _NotYet(Exception):
@@ -171,6 +171,8 @@ class Loop:
     """Tensors that rounds write into."""
     places: list[Holder] = field(default_factory=list)
     """What rounds put something into beside local variables. They have slots behind these."""
+    shared: list[list[Any]] = field(default_factory=list)
+    """Lists that rounds append to, and that are not in a local variable alone."""
     last: list[Leaf] = field(default_factory=list)
     lists: list[List] = field(default_factory=list)
     _joined: bool = False
@@ -228,8 +230,6 @@ class Loop:
                 continue
             except Written as refused:
                 self._let_write(refused)
-            except Stored as refused:
-                self._let_store(refused.place)
             finally:
                 self.run.account()
         raise Split("each round hands on more than the one before")
@@ -244,14 +244,22 @@ class Loop:
                 return
         raise refused
 
-    def _let_store(self, place: Holder) -> None:
-        """Raises Split: what is there must not be handed on."""
-        value = stored.read(self.run, place)
-        slot = len(self.values)
-        self.values = (*self.values, value)
-        self.places.append(place)
-        self._given |= {slot}
-        self._wanted.append(slot)
+    def _let_fill(self, filled: Filled) -> None:
+        """
+        Raises:
+            _NotYet: a round puts something into other objects, which is known now.
+            Split: what is there must not be handed on.
+        """
+        places, lists = filled.places[len(self.places) :], filled.lists[len(self.shared) :]
+        for place in places:
+            value, slot = stored.read(self.run, place), len(self.values)
+            self.values = (*self.values, value)
+            self.places.append(place)
+            self._given |= {slot}
+            self._wanted.append(slot)
+        self.shared += lists
+        if places or lists:
+            raise _NotYet
 
     def place_of(self, slot: int) -> Holder | None:
         """The one of ``places`` that has a slot; None for a local variable."""
@@ -309,7 +317,8 @@ class Loop:
                 locals=tuple(slots[: len(self.state.locals)]),
                 stack=tuple(stack),
             )
-            own = [slots[slot] for slot in self._own]
+            own = [*(slots[slot] for slot in self._own), *self.shared]
+            lengths = list(map(len, own))
             growing = [Growing(value) for value in own]
             for leaf in self.written:
                 own += [leaf.result, leaf.symbol.meta.get(TWIN)]
@@ -318,21 +327,25 @@ class Loop:
             lists = [slots[slot] for slot in self._own]
             head = replace(self.state, offset=turn.again)
             exits = None if self._meet is None else Exits(head, self._meet, lists)
-            filled = Filled(self.places)
-            with filled.holding(rec, slots[self._first_place :]) as left:
+            filled = Filled(rec, self.shared)
+            in_places = zip(self.places, slots[self._first_place :], strict=True)
+            with filled.holding([*in_places]) as left:
                 end = self.end = self.explorer.explore(
                     run, begun, self.exit, turn.again, own, differ,
                     exits=exits, draws=True, filled=filled,
                 )  # fmt: skip
             end.nodes = made = [*made, *end.nodes]
             self._growing = growing
-            for slot, found in zip(self._own, growing, strict=True):
-                if found.is_looked_at and len(found.value) != len(before[slot]):
+            self._let_fill(filled)
+            ends = [*(slots[slot] for slot in self._own), *left.lists]
+            for found, value, length in zip(growing, ends, lengths, strict=True):
+                if found.is_looked_at and len(value) != length:
                     raise Split("a round looks into a list that it appends to")
-            self._compare(before, slots, begun, end, left)
+            self._add_shared(left.lists)
+            self._compare(before, slots, begun, end, left.places)
             self._check(end)
             if exits is not None and exits.found:
-                if self.places:
+                if self.places or self.shared:
                     raise Split("rounds that may end a loop put something into objects")
                 self._ask_for_two_rounds()
                 nodes, self.exits = exits.record(self, end, slots), exits
@@ -436,6 +449,15 @@ class Loop:
             raise Split("a round leaves one container in two places")
         if any(leaf.symbol and leaf.result is None for leaf in self.carried.values()):
             raise Split("rounds take turns in what they hand on")
+
+    def _add_shared(self, grown: Sequence[list[Any]]) -> None:
+        """Raises Split: a round does something else to a list than to append to it."""
+        for value, after in zip(self.shared, grown, strict=True):
+            begin = list(value)
+            stays = len(after) >= len(begin) and all(map(operator.is_, after, begin))
+            if not stays or any(place.owner is value for place in self.places):
+                raise Split("rounds change elements of a list that is not in a local variable")
+            self.lists.append(List(-1, begin, after[len(begin) :], shared=value))
 
     def _count(self, counter: Counter, end: End) -> None:
         """Find what a round has counted.

@@ -12,16 +12,7 @@ from magpy_like.monitor.attributes import entry_of
 from magpy_like.monitor.filled import Holder
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
-from magpy_like.monitor.split import Split
 from magpy_like.refgraph import Relation, ShadowNode
-
-
-class Stored(Split):
-    """A side or round puts something in the place of what was there before."""
-
-    def __init__(self, reason: str, place: Holder) -> None:
-        super().__init__(reason)
-        self.place = place
 
 
 def read(run: MonitorRun, place: Holder) -> Any:

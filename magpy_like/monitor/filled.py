@@ -7,9 +7,10 @@ program has there is put back behind it. So the record learns nothing of what is
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -95,16 +96,43 @@ _KINDS = frozenset(
 
 
 class Filled:
-    """The places that rounds write to, while one of these runs beside the program."""
+    """Objects that hold something else than the program's, while a round runs beside it."""
 
-    def __init__(self, places: Iterable[Holder] = ()) -> None:
-        self._places = {place.address: place for place in places}
+    def __init__(self, rec: Recording | None = None, lists: Iterable[list[Any]] = ()) -> None:
+        """``lists`` are those to which rounds are known to append."""
+        self._rec = rec
+        self._places: dict[tuple[int, Any], Holder] = {}
+        self._lists: dict[int, list[Any]] = {}
+        self._undo: list[Callable[[], None]] = []
+        """What puts back what the program has, last things first."""
+        for value in lists:
+            self._keep(value)
 
-    def __bool__(self) -> bool:
-        return bool(self._places)
+    def let(self, place: Holder) -> None:
+        """The round may put something into this place."""
+        if place.address not in self._places:
+            self._places[place.address] = place
+            self._undo.append(partial(place.put, place.get()))
 
-    def has(self, place: Holder) -> bool:
-        return place.address in self._places
+    def let_grow(self, value: Any) -> bool:
+        """Whether the round may change this, a list that the program has made."""
+        if type(value) is not list or self._rec is None or self._rec.node(value) is not None:
+            return False
+        self._keep(value)
+        return True
+
+    def _keep(self, value: list[Any]) -> None:
+        if id(value) not in self._lists:
+            self._lists[id(value)] = value
+            self._undo.append(partial(value.__setitem__, slice(None), list(value)))
+
+    @property
+    def places(self) -> list[Holder]:
+        return [*self._places.values()]
+
+    @property
+    def lists(self) -> list[list[Any]]:
+        return [*self._lists.values()]
 
     def covers(self, node: ShadowNode, relation: Relation) -> bool:
         """Whether what is found there is another value than the program's."""
@@ -119,26 +147,32 @@ class Filled:
             Split: it has another value somewhere than the program has there.
         """
         owner = node.variable
-        for place in self._places.values():
-            if owner is place.owner or id(owner) == place.address[0]:
+        for address, place in self._places.items():
+            if owner is place.owner or id(owner) == address[0]:
                 raise Split(f"looks at all of a {node.type.__qualname__} that rounds write to")
 
     @contextmanager
-    def holding(self, rec: Recording, values: Iterable[Any]) -> Iterator[list[Any]]:
-        """Have other values there for a while. What is there in the end is added to the list."""
-        places = [*self._places.values()]
-        before = [place.get() for place in places]
-        left: list[Any] = []
-        outer, rec.filled = rec.filled, self
+    def holding(self, values: Sequence[tuple[Holder, Any]]) -> Iterator[Left]:
+        """Have other values there for a while; tells what is there in the end."""
+        assert self._rec is not None
+        left = Left()
+        outer, self._rec.filled = self._rec.filled, self
         try:
-            for place, value in zip(places, values, strict=True):
+            for place, value in values:
+                self.let(place)
                 place.put(value)
             yield left
         finally:
-            left += [place.get() for place in places]
-            for place, value in zip(places, before, strict=True):
-                place.put(value)
-            rec.filled = outer
+            left.places = [place.get() for place in self.places]
+            left.lists = [list(value) for value in self.lists]
+            for undo in reversed(self._undo):
+                undo()
+            self._rec.filled = outer
 
 
-NOTHING_FILLED = Filled()
+@dataclass
+class Left:
+    """What a round has left in places and lists."""
+
+    places: list[Any] = field(default_factory=list)
+    lists: list[list[Any]] = field(default_factory=list)

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from magpy_like.annotation import Annotation, RelationKind
 from magpy_like.monitor.containers import CONTAINERS
 from magpy_like.monitor.devices import SWITCHES
-from magpy_like.monitor.filled import Filled, Holder, place_of
+from magpy_like.monitor.filled import Filled, place_of
 from magpy_like.monitor.operators import BINARY, IN_PLACE
 from magpy_like.monitor.reads import NOT_GIVEN, inputs_of, way_of
 from magpy_like.monitor.split import Split
@@ -133,10 +133,8 @@ class Side:
         """Why the side cannot be part of a record."""
         self.advanced: set[int] = set()
         """The ids of iterators that have moved."""
-        self.filled = Filled()
-        """The places of other objects that it may write to."""
-        self.stores: Holder | None = None
-        """Where else it would have written to."""
+        self.filled: Filled | None = None
+        """Where it may put something into other objects; None for nowhere."""
         self._own: dict[int, Any] = {}
         self._abandon = abandon
         self.tensors = TensorEffects(fake, self.refuse)
@@ -154,20 +152,23 @@ class Side:
 
     def needs_own(self, value: Any, what: str) -> None:
         if not self.owns(value):
+            if self.filled is not None and self.filled.let_grow(value):
+                self.own(value)
+                return
             raise Split(f"{what} a {type(value).__qualname__} that was there before")
 
     def store(self, owner: Any, kind: RelationKind, key: Any, what: str) -> None:
         """The side is about to put something in the place of what is there.
 
         Raises:
-            Split: it must not, but might if it were to fill the place in ``stores``.
+            Split: it must not.
         """
         if self.owns(owner):
             return
         place = place_of(owner, kind, key)
-        if place is None or not self.filled.has(place):
-            self.stores = place
+        if place is None or self.filled is None:
             raise Split(what)
+        self.filled.let(place)
 
     def consume(self, value: Any) -> None:
         """Something takes the next elements of ``value``, should it be an iterator."""

@@ -1,5 +1,5 @@
 """Rounds that put something into attributes, elements and shared variables hand it on, as they do
-what is in local variables."""
+what is in local variables; and what they append to lists of objects is gathered."""
 
 import pytest
 import torch
@@ -197,11 +197,36 @@ def dropout(state, x):
     return state.h
 
 
+def kept_results(state, x):
+    state.h, state.last = x[0] * 0, []
+    for y in x:
+        state.last.append(state.update(y))
+    return torch.stack(state.last)
+
+
+def lists_in_containers(state, x):
+    named, both = {"a": [], "b": [x[0]]}, ([], [])
+    for y in x:
+        for key in named:
+            named[key].append(y * 2)
+        both[0].append(y)
+        both[1].extend([y * 3, y * 4])
+    return named, both, torch.stack(named["a"])
+
+
+def one_list_twice(state, x):
+    found = state.last = [x[0]]
+    for y in x:
+        found.append(y * 2)
+        state.last.append(y * 3)
+    return found
+
+
 PROGRAMS = [
     attribute, made_first, in_a_method, by_a_property, by_name, elements_of_a_dictionary,
     own_dictionary, elements_of_a_list, a_tuple, handed_from_one_to_the_other, what_was_there,
     only_written, counted, counted_on, slots, set_in_python, variable_of_a_closure, counting_while,
-    dropout,
+    dropout, kept_results, lists_in_containers, one_list_twice,
 ]  # fmt: skip
 
 
@@ -264,8 +289,40 @@ def failing_late(state, x):
     return state.h
 
 
+def taken_out_of_a_list(state, x):
+    state.last, state.named = [x[0]], [x[0]]
+    for y in x:
+        state.last.append(state.last.pop() + y)
+        state.named.clear()
+        state.named.append(y)
+    return state.last
+
+
+def elements_of_a_list_that_grows(state, x):
+    state.last = [x[0]]
+    for y in x:
+        state.last[0] = state.last[0] + y
+        state.last.append(y * 2)
+    return state.last, torch.stack(state.last)
+
+
+def length_of_a_list_that_grows(state, x):
+    state.last = [x[0]]
+    for y in x:
+        state.last.append(y * len(state.last))
+    return state.last
+
+
+def a_list_that_stays(state, x):
+    for y in x:
+        state.states.append(y.detach() * 2)
+    return len(state.states)
+
+
 OTHERS = [
     one_tuple_twice, removed_and_put_there, looked_through, by_the_dictionary, which_it_is,
+    taken_out_of_a_list, elements_of_a_list_that_grows, length_of_a_list_that_grows,
+    a_list_that_stays,
     changed_in_place, left_early, on_one_side, failing_late,
 ]  # fmt: skip
 
