@@ -313,6 +313,7 @@ class Branches:
         exits: Exits | None = None,
         draws: bool = False,
         filled: Filled | None = None,
+        index: fx.Node | None = None,
     ) -> End:
         """Run a side beside the program, until it comes to ``until`` or to ``again``.
 
@@ -341,6 +342,7 @@ class Branches:
         shift = origins[id(function.__code__)].shift
         side = Side(function.__code__, shift, self._fake, run.abandon)
         side.gradients_differ, side.tensors.draws, side.filled = gradients_differ, draws, filled
+        side.index = index
 
         def original(value: Any) -> Any:
             return _MOVED if id(value) in side.advanced else copies.get(id(value), value)

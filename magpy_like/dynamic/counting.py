@@ -14,11 +14,10 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch import fx
 
 from magpy_like.dynamic.code_flow import Instruction, in_order, instructions
 from magpy_like.dynamic.joins import leads_to
-from magpy_like.monitor.loops import computed
+from magpy_like.monitor.loops import added_to, computed
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import Split
 
@@ -113,20 +112,6 @@ def step_of(index: Any, counter: Any) -> int:
     if not step:
         raise Split("a round does not count on by a constant")
     return step
-
-
-def added_to(index: fx.Node, node: Any) -> int | None:
-    """The constant that has been added to ``index`` to make ``node``; None if it is no such sum."""
-    if isinstance(node, fx.Node) and node.target in _SUMS and len(node.args) == 2:
-        left, right = node.args
-        if node.target is operator.add and right is index:
-            left, right = right, left
-        if left is index and type(right) is int:
-            return right if node.target is operator.add else -right
-    return None
-
-
-_SUMS = (operator.add, operator.sub)
 
 
 def bounds_of(

@@ -45,6 +45,7 @@ from magpy_like.dynamic.written import (
     check_writes,
     is_nobody_elses,
     on_a_copy,
+    rows_of_all,
     written_row,
 )
 from magpy_like.monitor.expressions import InGraph, is_number
@@ -86,6 +87,7 @@ class Explorer(Protocol):
         exits: Exits | None = None,
         draws: bool = False,
         filled: Filled | None = None,
+        index: fx.Node | None = None,
     ) -> End:
         """See ``Branches``."""
 
@@ -332,7 +334,7 @@ class Loop:
             with filled.holding([*in_places]) as left:
                 end = self.end = self.explorer.explore(
                     run, begun, self.exit, turn.again, own, differ,
-                    exits=exits, draws=True, filled=filled,
+                    exits=exits, draws=True, filled=filled, index=self.index,
                 )  # fmt: skip
             end.nodes = made = [*made, *end.nodes]
             self._growing = growing
@@ -348,6 +350,7 @@ class Loop:
                 if self.places or self.shared:
                     raise Split("rounds that may end a loop put something into objects")
                 self._ask_for_two_rounds()
+                self._ask_for_windows(end)
                 nodes, self.exits = exits.record(self, end, slots), exits
                 return nodes
             nodes = self._operator(end)
@@ -619,6 +622,12 @@ class Loop:
     def _ask_for_two_rounds(self) -> None:
         self.run.lifted.ask(operator.ge, (rounds_of(self.run, self.bounds), 2))
 
+    def _ask_for_windows(self, end: End) -> None:
+        """Raises Split: not all slices that rounds read lie inside their tensors."""
+        for window in end.side.windows if end.side is not None else ():
+            for at in (window.begin, window.end - 1):
+                rows_of_all(self.run, self.bounds, at, window.size)
+
     def _operator(self, end: End) -> list[fx.Node]:
         rec, operators = self.run.recording, self.run.recording.operators
         few = len(end.nodes) * self.rounds < _FEWEST_OPERATORS
@@ -627,6 +636,7 @@ class Loop:
         if self.rounds < 2:
             raise Split("there is one round at most")
         self._ask_for_two_rounds()
+        self._ask_for_windows(end)
         made = [leaf.result for leaf in (*self.carried.values(), *self.last)]
         made += [tensor for found in self.lists for tensor in found.added]
         check_apart([leaf.result for leaf in self.written], made)
@@ -692,7 +702,7 @@ class Loop:
                 raise Split("rounds write rows of another form")
             if rec.twin is not None:
                 size = self.run.lifted.pair(size, leaf.symbol.meta[TWIN].shape[row.dim])
-            at = row.bounds(self.run, self.bounds, size)
+            at = rows_of_all(self.run, self.bounds, row.offset, size)
             self.written.remove(leaf)
             with writes.graph.inserting_before(writes):  # whatever becomes of it in the round
                 value = writes.graph.call_method("clone", (writes.args[2],))

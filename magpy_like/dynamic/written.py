@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.dynamic.counting import added_to, rounds_of
-from magpy_like.monitor.loops import computed
+from magpy_like.dynamic.counting import rounds_of
+from magpy_like.monitor.loops import added_to, computed
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import Split
@@ -61,23 +61,24 @@ class Row:
     offset: int
     """By how much the index exceeds the round's."""
 
-    def bounds(self, run: MonitorRun, bounds: tuple[int, int, int], size: int) -> slice:
-        """The rows that all rounds write, from the first one up.
 
-        Raises:
-            Split: there is none for the last round.
-        """
-        start, _, step = bounds
-        rounds = rounds_of(run, bounds)
-        steps = computed(run, operator.mul, computed(run, operator.sub, rounds, 1), step)
-        first = _sum(run, start, self.offset)
-        last = computed(run, operator.add, first, steps)
-        low, high = (first, last) if step > 0 else (last, first)
-        if low < 0 or high >= size:
-            raise Split("rounds write rows that are not there, or count them from the end")
-        run.lifted.ask(operator.ge, (low, 0))
-        run.lifted.ask(operator.lt, (high, size))
-        return slice(low, _sum(run, high, 1), abs(step))
+def rows_of_all(run: MonitorRun, bounds: tuple[int, int, int], offset: int, size: int) -> slice:
+    """The indices that exceed those of the rounds by ``offset``, from the lowest one up.
+
+    Raises:
+        Split: one of them is none of the ``size`` that there are.
+    """
+    start, _, step = bounds
+    rounds = rounds_of(run, bounds)
+    steps = computed(run, operator.mul, computed(run, operator.sub, rounds, 1), step)
+    first = _sum(run, start, offset)
+    last = computed(run, operator.add, first, steps)
+    low, high = (first, last) if step > 0 else (last, first)
+    if low < 0 or high >= size:
+        raise Split("rounds ask for rows that are not there, or count them from the end")
+    run.lifted.ask(operator.ge, (low, 0))
+    run.lifted.ask(operator.lt, (high, size))
+    return slice(low, _sum(run, high, 1), abs(step))
 
 
 def _sum(run: MonitorRun, number: int, more: int) -> int:
@@ -99,7 +100,7 @@ def written_row(symbol: fx.Node, index: fx.Node) -> Row | None:
     if len(places) != 1:
         return None
     part = parts[places[0]]
-    offset = 0 if part is index else added_to(index, part)
+    offset = added_to(index, part)
     return None if offset is None else Row(node, places[0], offset)
 
 

@@ -9,6 +9,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 
 from magpy_like.monitor.gathered import Gathered
 from magpy_like.monitor.split import Split
@@ -120,3 +121,19 @@ def _rows(run: MonitorRun, tensor: Any) -> Any:
 
 def _smaller(run: MonitorRun, one: int, other: int) -> int:
     return one if one is other else computed(run, min, one, other)
+
+
+def added_to(index: fx.Node, node: Any) -> int | None:
+    """The constant that has been added to ``index`` to make ``node``; None if it is no such sum."""
+    if node is index:
+        return 0
+    if isinstance(node, fx.Node) and node.target in _SUMS and len(node.args) == 2:
+        left, right = node.args
+        if node.target is operator.add and right is index:
+            left, right = right, left
+        if left is index and type(right) is int:
+            return right if node.target is operator.add else -right
+    return None
+
+
+_SUMS = (operator.add, operator.sub)

@@ -239,6 +239,8 @@ class OperatorGraph(GraphControl):
         """Whether the result has the same sizes whatever the numbers in the arguments are."""
         if operation is torch.select:
             return args[1] not in self._scalars
+        if operation is torch.narrow and len(args) == 4:
+            return args[1] not in self._scalars and args[3] not in self._scalars
         if operation in _READS_ITEM:
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             parts = [part for part in index if not isinstance(part, fx.Node)]

@@ -34,8 +34,11 @@ from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import HEAP_TYPE, is_plain
 
 if TYPE_CHECKING:
+    from torch import fx
+
     from magpy_like.monitor.instructions.step import Step
     from magpy_like.monitor.run import MonitorRun
+    from magpy_like.monitor.windows import Window
 
     Token = tuple[Callable[..., Any], Any] | None
 
@@ -135,6 +138,10 @@ class Side:
         """The ids of iterators that have moved."""
         self.filled: Filled | None = None
         """Where it may put something into other objects; None for nowhere."""
+        self.index: fx.Node | None = None
+        """That of a round of a loop, if it is one that tells what slices it reads."""
+        self.windows: list[Window] = []
+        """These slices."""
         self._own: dict[int, Any] = {}
         self._abandon = abandon
         self.tensors = TensorEffects(fake, self.refuse)

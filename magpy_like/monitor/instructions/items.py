@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from magpy_like.annotation import RelationKind, ValueRead
-from magpy_like.monitor import classes, draws, operators, parted, reads, varying_lists
+from magpy_like.monitor import classes, draws, operators, parted, reads, varying_lists, windows
 from magpy_like.monitor.containers import CONTAINERS, is_told_by_identity
 from magpy_like.monitor.gathered import BACKWARDS, ENDS, Gathered
 from magpy_like.monitor.instructions.step import Step, Token, finish_without_result
@@ -41,7 +41,9 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
     """``source[key]``, by an instruction or on the way of another operation."""
     rec = run.recording
     if isinstance(source, torch.Tensor):
-        return operators.operate(run, operator.getitem, (source, draws.as_index(run, key)))
+        token = operators.operate(run, operator.getitem, (source, draws.as_index(run, key)))
+        windows.narrow(run, token)
+        return token
     given = rec.operators.lists.get(id(source))
     if isinstance(given, Gathered) and given.is_whole() and type(key) is int and key in ENDS:
         if given.by_data:
