@@ -74,13 +74,17 @@ def as_they_read(backward: Call, gradients: Sequence[fx.Node]) -> Call:
 
     def run(args: list[Any]) -> Any:
         for k in places:
-            gradient = args[k]
-            if gradient is not None and (gradient.is_neg() or gradient.is_conj()):
-                args[k] = gradient.resolve_neg().resolve_conj()
+            args[k] = _as_it_reads(args[k])  # nothing else holds it while the pass runs
         return backward(args)
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
+
+
+def _as_it_reads(gradient: Any) -> Any:
+    if gradient is None or not (gradient.is_neg() or gradient.is_conj()):
+        return gradient
+    return gradient.resolve_neg().resolve_conj()
 
 
 # --- what AOTAutograd knows -----------------------------------------------------------------------

@@ -81,8 +81,25 @@ class Scheduler:
         last operation, or as early as its first, may."""
         items = self._items(operations)
         self._fuse(items)
-        orders = [_topological(items, key) for key in (_late, _early)]
+        orders = [self._fills_late(_topological(items, key)) for key in (_late, _early)]
         return min(orders, key=lambda order: max(self._memory(order)))
+
+    def _fills_late(self, order: list[_Item]) -> list[_Item]:
+        """What reads nothing, right before the first that touches what it writes: no memory waits
+        for what is computed elsewhere."""
+        waiting: list[_Item] = []
+        found = []
+        for item in order:
+            own = all(self.graph.buffers[b].kind == "computed" for b in item.work.writes)
+            if own and isinstance(item.work, Group) and not item.work.reads:
+                waiting.append(item)
+                continue
+            touched = {*item.work.reads, *item.work.writes}
+            for fill in [f for f in waiting if not touched.isdisjoint(f.work.writes)]:
+                waiting.remove(fill)
+                found.append(fill)
+            found.append(item)
+        return found + waiting
 
     # --- dependencies --------------------------------------------------------------------------
 

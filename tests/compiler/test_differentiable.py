@@ -1,6 +1,7 @@
 """A compiled graph's place in autograd's: thin, and eager's in all that autograd may ask of it."""
 
 import sys
+import weakref
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import fx
 
 import magpy_like as magpy
 from magpy_like.compiler import compile_fx
+from magpy_like.compiler.differentiable import as_they_read
 from tests.compiler.programs import compiled, seeded
 
 
@@ -305,3 +307,13 @@ def test_compiled_autograd_takes_the_pass_apart():
     with _enable(lambda graph: graph):
         result.sum().backward()
     torch.testing.assert_close(x.grad, torch.autograd.grad(scaled(x, w).sum(), [x])[0])
+
+
+def test_nothing_holds_a_gradient_while_the_pass_runs_that_has_it():
+    def backward(args):
+        held = weakref.ref(args[0])
+        args.clear()
+        return held()
+
+    (node,) = fx.symbolic_trace(lambda tangents: None).graph.find_nodes(op="placeholder")
+    assert as_they_read(backward, [node])([torch.ones(2)]) is None

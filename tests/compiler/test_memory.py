@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from magpy_like.compiler import scheduler
 from tests.compiler.programs import compiled, kernels, same
 from tests.memory import peak_bytes
 
@@ -112,3 +113,15 @@ def test_a_dense_block_takes_few_kernels_and_no_more_memory_than_as_it_is_writte
     assert peak(function, a, *weights) <= 12
     assert len(kernels(function, a, *weights)) <= 11, "one per concatenation, one per relu"
     same(function, a, *weights)
+
+
+def test_zeros_that_something_is_added_to_are_made_when_it_is(monkeypatch):
+    """What is fused runs as late as its last part: zeros wait for nothing, and were made before."""
+    monkeypatch.setattr(scheduler, "_early", scheduler._late)
+
+    def function(a, b, places):
+        p = a @ b
+        q = ((p.relu() @ b) @ b)[:2] * 2
+        return torch.zeros(SIZE, SIZE).index_add(0, places, q).sum(), p.relu().sum()
+
+    assert peak(function, *matrices(2), torch.tensor([3, 5])) < 2.1
