@@ -229,6 +229,7 @@ CHANGES = {
 """What the dynamic function does to a box the one time and the other, and what is then done."""
 SCALE = 2.0
 SQUARE = nn.Parameter(torch.ones(2, 2))
+ONE = Box()
 PLACE = types.ModuleType("place")
 
 
@@ -265,6 +266,14 @@ RETURNS = {
     "an object twice": (
         [([1],) * 2, ([1], [1])],
         lambda given, x: x + 1 if given[0] is given[1] else x,
+    ),
+    "objects that native code compares": (
+        [(Box(), Box()), (ONE, ONE)],
+        lambda given, x: x * len({given[0], given[1]}),
+    ),
+    "a tensor that may be a key": (
+        [(SQUARE, {}), (SQUARE, {SQUARE: 1})],
+        lambda given, x: x + 1 if given[0] in given[1] else x,
     ),
 }
 ROUNDS = [0, 0, 1, 1, 0, 1]
