@@ -435,17 +435,28 @@ class Branches:
         Raises:
             Split: something else differs.
         """
+        tuples: set[tuple[int, int]] = set()
         if until != RETURN:
             for slot in sorted(live_locals(state.code, until) - {*but}):
-                yield from self._pair(Place(True, slot), a.locals[slot], b.locals[slot], a, b, rec)
+                yield from self._pair(
+                    Place(True, slot), a.locals[slot], b.locals[slot], a, b, rec, tuples
+                )
         if len(a.stack) != len(b.stack):
             raise Split("the sides meet with different operands")
         for slot, (left, right) in enumerate(zip(a.stack, b.stack, strict=True)):
-            yield from self._pair(Place(False, slot), left, right, a, b, rec)
+            yield from self._pair(Place(False, slot), left, right, a, b, rec, tuples)
 
     def _pair(
-        self, place: Place, left: Any, right: Any, a: End, b: End, rec: Recording
+        self,
+        place: Place,
+        left: Any,
+        right: Any,
+        a: End,
+        b: End,
+        rec: Recording,
+        tuples: set[tuple[int, int]],
     ) -> Iterator[Output]:
+        """``tuples`` are the ids of those that the sides leave elsewhere."""
         if left is right:
             if left is _MOVED:
                 raise Split("one side moves an iterator that is needed afterwards")
@@ -455,9 +466,14 @@ class Branches:
             sources = [*self._sources(left, a, rec), *self._sources(right, b, rec)]
             yield Output(place, (left, right), sources)
         elif type(left) is tuple and type(right) is tuple and len(left) == len(right):
+            found: list[Output] = []
             for i, (one, other) in enumerate(zip(left, right, strict=True)):
                 inner = replace(place, path=(*place.path, i))
-                yield from self._pair(inner, one, other, a, b, rec)
+                found += self._pair(inner, one, other, a, b, rec, tuples)
+            if found and (id(left), id(right)) in tuples:  # each place would have one of its own
+                raise Split("the sides leave one tuple in two places")
+            tuples.add((id(left), id(right)))
+            yield from found
         elif is_plain(left) and is_plain(right) and same(left, right, rec):
             return
         elif is_number(left) and type(left) is type(right):

@@ -673,3 +673,18 @@ def test_a_side_changes_nothing_of_what_takes_part_in_gradients(program):
     fast = magpy.compile(program, backend="eager")
     for start in (0.3, -1.0, 2.0, -2.0, 0.3):
         assert_same(fast(torch.full((3,), start)), program(torch.full((3,), start)))
+
+
+def one_tuple_twice(x):
+    if x[0] > 0:
+        first = second = (x * 2, 2)
+    else:
+        first = second = (x * 3, 3)
+    return first is second, first, second
+
+
+def test_one_tuple_that_the_sides_leave_in_two_places_stays_one():
+    fast = magpy.compile(one_tuple_twice, backend="eager")
+    for value in (1.0, -1.0, 2.0, -2.0):
+        x = torch.full((3,), value)
+        assert_same(fast(x), one_tuple_twice(x))
