@@ -7,12 +7,14 @@ what it stands for, and the rest of a module's class is followed like the progra
 from __future__ import annotations
 
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from magpy_like.annotation import RelationKind
-from magpy_like.monitor.recording import Recording
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Relation
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.recording import Recording  # which asks for a GPU
 
 _ATTRIBUTES: dict[types.CodeType | type, str] = {}
 """Where what stands for compiled things has them, by the code of a function or the class."""

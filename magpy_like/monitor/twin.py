@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import types
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -22,12 +23,15 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
 )
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     GuardOnDataDependentSymNode,
 )
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from magpy_like.compiler.varying import Origin
 from magpy_like.logs import topic
@@ -67,6 +71,35 @@ def _ask_for_devices() -> None:
 
 
 _ask_for_devices()
+
+
+_NATIVE = (types.BuiltinFunctionType, types.MethodDescriptorType, torch._ops.OpOverload)
+
+
+class _OnTwins(TorchDispatchMode):
+    """Operators run on twins alone: one that is given no fake tensor would run, and write."""
+
+    def __init__(self, fixed: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._fixed = fixed
+        self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        kinds: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        args, kwargs = _pytree.tree_map_only(torch.Tensor, self._twin, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        if id(tensor) not in self._known:
+            self._known[id(tensor)] = tensor, self._fixed(tensor)
+        return self._known[id(tensor)][1]
 
 
 class Twin:
@@ -219,7 +252,7 @@ class Twin:
         try:
             if not repeatable:
                 raise ValueError("an operator does more than to compute")
-            with self._quiet():
+            with self._quiet(), self._of_outside(node):
                 if node.op == "call_method":
                     twin = getattr(args[0], str(node.target))(*args[1:], **kwargs)
                 else:
@@ -235,6 +268,11 @@ class Twin:
         self.note_sources(node, twin)
         node.meta[TWIN] = twin
         return True
+
+    def _of_outside(self, node: fx.Node) -> contextlib.AbstractContextManager[Any]:
+        """Around a node: tensors that the code of a function knows by itself have twins, too."""
+        known = node.op == "call_method" or isinstance(node.target, _NATIVE)
+        return contextlib.nullcontext() if known else _OnTwins(self.fixed)
 
     def join(
         self,

@@ -419,6 +419,23 @@ def _draws_in_many_ways(x):
     return y + torch.normal(x, 1.0) + torch.randperm(x.shape[0])[:, None]
 
 
+def test_symbolic_runs_write_to_no_tensor_of_the_program():
+    """A function that runs as it is knows tensors by itself."""
+
+    def make():
+        norm = torch.nn.BatchNorm1d(3)
+
+        def program(x):
+            y = torch.utils.checkpoint.checkpoint(norm, x, use_reentrant=False)
+            return y * 2, norm.num_batches_tracked.clone(), norm.running_var.clone()
+
+        return program
+
+    twins = Twins(make, dynamic=True)
+    for size in (2, 5, 4):
+        twins.call(lambda size=size: (matrix(size, 3, grad=True),), hit=size != 2)
+
+
 def test_symbolic_runs_leave_generators_to_other_threads(monkeypatch):
     twins = Twins(lambda: _draws_in_many_ways, dynamic=True)
 
