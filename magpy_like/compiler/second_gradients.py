@@ -101,7 +101,9 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         raise RuntimeError(
-            "torch.compile with aot_autograd does not currently support double backward"
+            "no double backward through this compiled pass: what the program was given is gone or "
+            "has changed, or it draws random numbers, or changes or returns its arguments. Keep "
+            "what it is given as it is, or take the gradients inside of what is compiled"
         )
 
 
