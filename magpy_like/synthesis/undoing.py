@@ -12,6 +12,7 @@ from magpy_like.monitor.constants import VARIES
 from magpy_like.monitor.draws import REWINDABLE
 from magpy_like.monitor.modes import SETTERS, Modes
 from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.special_calls import RUNS_AS_IS
 from magpy_like.monitor.split import NotForetold, Place, Split
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ShadowNode
@@ -121,6 +122,11 @@ class Undoing:
         self._undo: list[str] = []
         self._source = source
         nodes = list(rec.operators.graph.nodes)
+        if foretells and any(
+            node.op == "call_function" and node.target in RUNS_AS_IS for node in nodes
+        ):
+            # Of what it writes to nothing is known: a batch norm under a checkpoint counts.
+            raise NotForetold("foretells a value and runs a function as it is")
         setters = {node.target for node in nodes if node.op == "call_function"} & SETTERS
         if setters - {torch._C._set_grad_enabled}:
             source.emit(f"modes = {source.constant(Modes.now, 'modes_now')}()")

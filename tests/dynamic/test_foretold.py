@@ -395,3 +395,21 @@ def test_statistics_that_were_changed_before_a_branch_are_not_changed_twice():
         twins.change(lambda module, training=training: module.train(training))
         for scale in (1.0, 2.0, float("nan"), 3.0):
             twins.call(lambda scale=scale: (torch.ones(4, 3).cumsum(0) * scale,))
+
+
+def test_a_function_that_runs_as_it_is_does_not_run_for_a_value_foretold_wrongly():
+    """What it writes to nobody knows, so nothing would put it back."""
+
+    def make():
+        norm = torch.nn.BatchNorm1d(3)
+
+        def program(x):
+            if x.sum() > 0:
+                x = torch.utils.checkpoint.checkpoint(norm, x, use_reentrant=False)
+            return x * 2, norm.num_batches_tracked.clone()
+
+        return program
+
+    twins = Twins(make)
+    for value in (1, -1, 2, -2):
+        twins.call(lambda value=value: (torch.arange(6.0).view(2, 3) * value + value,), hit=None)
