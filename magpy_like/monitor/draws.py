@@ -84,7 +84,7 @@ def draw(run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[st
         Split: it draws from something else than plain values, or changes what is no list.
     """
     rec, of_a_generator = run.recording, operation not in _MAKERS and operation not in _SEEDS
-    if operation is torch.manual_seed and rec.has_drawn():
+    if operation is torch.manual_seed and rec.drawn_from():
         raise Split("seeds torch's generator after drawing from it")
     given = args[1:] if of_a_generator else args
     kept = tuple(_snapshot(rec, value) for value in given)

@@ -49,8 +49,8 @@ class OperatorGraph(GraphControl):
         """NumPy arrays that tensors share memory with, and copies of what they held."""
         self.sets_modes = False
         """Whether an operator switches modes that `Modes` does not know."""
-        self.effects = False
-        """Whether an operator has an effect beside its result, such as drawing random numbers."""
+        self.drawn_from: list[torch.Generator] = []
+        """Those of torch's own generators that operators have drawn from, or that got a seed."""
 
     def add_operator(
         self,

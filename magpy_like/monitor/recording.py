@@ -112,12 +112,14 @@ class Recording(Changes):
         """What was there before and the program has changed, but for tensors."""
         return [node.variable for node in self.refs if node.existed and node.changed]
 
-    def has_drawn(self) -> bool:
-        """Whether one of torch's generators was drawn from, or given a seed."""
-        seeded = any(drawing.generator is torch.default_generator for drawing in self.lifted.draws)
-        return seeded or not _same_states(self.random_states)
-
-
-def _same_states(before: list[torch.Tensor]) -> bool:
-    now = generator_states()
-    return len(now) == len(before) and all(map(torch.equal, before, now))
+    def drawn_from(self) -> list[torch.Generator]:
+        """Those of torch's own generators that were drawn from since, or given a seed."""
+        before = {id(generator): state for generator, state in self.random_states}
+        seeded = {id(drawing.generator) for drawing in self.lifted.draws}
+        return [
+            generator
+            for generator, state in generator_states()
+            if id(generator) in seeded
+            or id(generator) not in before
+            or not torch.equal(state, before[id(generator)])
+        ]

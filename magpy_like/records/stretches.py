@@ -78,7 +78,7 @@ class Stretch:
             raise Split("another thread compiles meanwhile")
         if rec.looks_behind:
             self.dispatcher.show_nodes()
-        rec.operators.effects = rec.has_drawn()
+        rec.operators.drawn_from = rec.drawn_from()
         specials.look_for_compared(rec)
         self._note_modes(rec)
         return self.dispatcher.synthesise(rec, self.args, self.kwargs, result, self._at_entry)

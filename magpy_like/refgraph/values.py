@@ -173,17 +173,16 @@ def slot_names(cls: type) -> list[str]:
     return names
 
 
-def generator_states() -> list[torch.Tensor]:
-    """The states of torch's generators: the CPU's, and those of the GPUs once they are in use."""
-    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *on_gpus]
+def generator_states() -> list[tuple[torch.Generator, torch.Tensor]]:
+    """Torch's own generators and their states: the CPU's, and those of GPUs that are in use."""
+    on_gpus = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    return [(generator, generator.get_state()) for generator in (torch.default_generator, *on_gpus)]
 
 
-def put_back(states: list[torch.Tensor]) -> None:
-    """Let torch's generators go on from the states that :func:`generator_states` has given."""
-    torch.set_rng_state(states[0])
-    if len(states) > 1:
-        torch.cuda.set_rng_state_all(states[1:])
+def put_back(states: list[tuple[torch.Generator, torch.Tensor]]) -> None:
+    """Let generators go on from the states that :func:`generator_states` has given."""
+    for generator, state in states:
+        generator.set_state(state)
 
 
 def storage_of(tensor: torch.Tensor) -> int:

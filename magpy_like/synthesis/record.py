@@ -628,7 +628,7 @@ def _compile(
     """
     operators = rec.operators
     changed = rec.changed_inputs()
-    noticed = changed or operators.effects
+    noticed = changed or operators.drawn_from
     if rec.changed_arrays():
         raise Split("changes a NumPy array from outside, or one whose memory a tensor shares")
     if not mock.outputs and not (operators.operators and noticed):

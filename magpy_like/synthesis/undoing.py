@@ -8,13 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from magpy_like.monitor.constants import VARIES
 from magpy_like.monitor.draws import REWINDABLE
 from magpy_like.monitor.modes import SETTERS, Modes
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.special_calls import RUNS_AS_IS
 from magpy_like.monitor.split import NotForetold, Place, Split
-from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.values import tensor_version
 from magpy_like.synthesis import failing
@@ -114,11 +112,9 @@ class Undoing:
         are the numbers of that type among its inputs, and their names.
 
         Raises:
-            NotForetold: the mock foretells values, and something could not be put back.
+            NotForetold: the mock foretells values, and runs functions that change who knows what.
             Split: something may fail, and not all can be put back.
         """
-        if foretells and _draws_on_a_device(rec):
-            raise NotForetold("foretells a value and draws random numbers on a device")
         self._undo: list[str] = []
         self._source = source
         nodes = list(rec.operators.graph.nodes)
@@ -164,16 +160,10 @@ class Undoing:
                 self._undo.append(f"before_{i}.put_back()")
 
     def _save_draws(self, rec: Recording) -> None:
-        source = self._source
-        if rec.operators.effects:
-            source.emit(f"drawn = {source.constant(torch.get_rng_state)}()")
-            self._undo.append(f"{source.constant(torch.set_rng_state)}(drawn)")
-        if _draws_on_a_device(rec):
-            get, put = torch.cuda.get_rng_state, torch.cuda.set_rng_state
-            source.emit(f"drawn_on_device = {source.constant(get, 'get_cuda_state')}()")
-            self._undo.append(f"{source.constant(put, 'set_cuda_state')}(drawn_on_device)")
-        generators = [*(d.generator for d in rec.lifted.draws), *rec.operators.generators()]
-        changed = {id(generator): generator for generator in generators if generator is not None}
+        source, operators = self._source, rec.operators
+        given = [d.generator for d in rec.lifted.draws if d.generator is not None]
+        generators = [*operators.drawn_from, *given, *operators.generators()]
+        changed = {id(generator): generator for generator in generators}
         for i, generator in enumerate(changed.values()):
             tell, put_back = REWINDABLE[type(generator)]
             name = source.constant(generator, "generator")
@@ -252,17 +242,6 @@ def _handler(caught: str, lines: Sequence[str]) -> list[str]:
     return [f"except {caught}:", *(f"    {line}" for line in lines)]
 
 
-def _draws_on_a_device(rec: Recording) -> bool:
-    """Whether numbers may be drawn from the generator of a GPU."""
-    inputs = (source for _, source in rec.operators.inputs if isinstance(source, int))
-    tensors: list[Any] = [rec.refs.get_node_by_id(shadow).variable for shadow in inputs]
-    devices = {tensor.device.type for tensor in tensors if isinstance(tensor, torch.Tensor)}
-    nodes = list(rec.operators.graph.nodes)
-    named = {torch.device(n.kwargs["device"]).type for n in nodes if _names_a_device(n)}
-    names = (str(getattr(n.target, "__name__", n.target)) for n in nodes)
-    return "cuda" in devices | named and any(map(VARIES.search, names))
-
-
 def _is_view_that_takes_part_now(node: ShadowNode) -> bool:
     """Whether gradients flow to a view to which none did before: torch detaches no view in place.
 
@@ -271,7 +250,3 @@ def _is_view_that_takes_part_now(node: ShadowNode) -> bool:
     check = node.first.value
     changed = check is not None and check.why(node.variable) == "requires_grad"
     return changed and bool(node.variable._is_view())
-
-
-def _names_a_device(node: fx.Node) -> bool:
-    return isinstance(node.kwargs.get("device"), str | int | torch.device)

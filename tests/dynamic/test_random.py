@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import magpy_like as magpy
 from tests.compare import assert_same
@@ -396,6 +397,55 @@ def test_draws_of_every_generator_are_taken_back_when_a_value_was_foretold_wrong
         twins.call(one(*values, 1.0))
         assert twins.eager.arrays.random() == twins.target.arrays.random()
         assert twins.eager.own.random() == twins.target.own.random()
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_values_behind_dropout_are_foretold_and_what_it_draws_is_taken_back(device, training):
+    def program(x):
+        y = nn.functional.dropout(x, training=training)
+        kept = y[y > 1]
+        return kept * 2 if kept.shape[0] > 1 else y - 1
+
+    fast = magpy.compile(program, backend="eager", fullgraph=True)
+    for seed, scale in enumerate((5.0, 5.0, 0.1, 0.1, 5.0)):
+        x = torch.arange(1.0, 9.0, device=device) * scale
+        results = []
+        for run in (program, fast):
+            torch.manual_seed(seed)
+            results.append((run(x), run(x), torch.rand(2, device=device)))
+        assert_same(*results)
+    assert magpy.cache_info(fast).hits > 3
+
+
+_ELSEWHERE = torch.Generator()
+
+
+@torch.library.custom_op("magpy_like_tests::drawing_elsewhere", mutates_args=())
+def _drawing_elsewhere(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rand((), generator=_ELSEWHERE)
+
+
+@_drawing_elsewhere.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_draws_of_operators_from_the_generator_of_any_device_are_taken_back(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "default_generators", (torch.Generator(), _ELSEWHERE))
+
+    def program(x):
+        y = _drawing_elsewhere(x)
+        kept = y[y > 0]
+        return kept * 2 if kept.shape[0] > 1 else y - 1
+
+    fast = magpy.compile(program, backend="eager", fullgraph=True)
+    for value in (1.0, 1.0, -1.0, 1.0, -1.0):
+        results = []
+        for run in (program, fast):
+            _ELSEWHERE.manual_seed(3)
+            results.append((run(torch.full((2,), value)), torch.rand(2, generator=_ELSEWHERE)))
+        assert_same(*results)
 
 
 def test_generators_of_a_module_are_told_apart_by_identity():
