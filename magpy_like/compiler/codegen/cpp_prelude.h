@@ -713,9 +713,10 @@ template <class T> INLINE void take(T* out, const T* row, const Taking& strip) {
 #endif
     for (i64 k = 0; k < 16; ++k) out[k] = row[strip.from + strip.lane[k]];
 }
-// Ask for n elements to be brought near. The address need not be one that may be read.
+// Ask for n elements to be brought near. The address need not be one that may be read. Near is a
+// core's second cache: the first one can wait for a few lines at a time only, which computing needs.
 template <class T> INLINE void fetch(const T* from, i64 n) {
-    for (i64 k = 0; k < n; k += 64 / sizeof(T)) __builtin_prefetch(from + k, 0, 3);
+    for (i64 k = 0; k < n; k += 64 / sizeof(T)) __builtin_prefetch(from + k, 0, 2);
 }
 // The same for 16 lines that lie a step apart.
 template <class T> INLINE void fetch_tile(const T* from, i64 step) {
