@@ -147,7 +147,7 @@ def _enter(node: Node) -> bool:
         or math.prod(sizes[2:]) < SMALLEST
         or w.shape[2] * w.shape[3] == 1
         or not x.is_contiguous()
-        or x.is_contiguous(memory_format=torch.channels_last)
+        or _is_channels_last(x)
     ):
         return False
     new = insert(
@@ -179,13 +179,12 @@ def _has_entered(node: Node) -> bool:
     if node.target is not aten.convolution.default:
         return False
     x, y = tensor(node.args[0]), tensor(node)
-    last = torch.channels_last
     return (
         x is not None
         and y is not None
         and y.dim() == 4
-        and x.is_contiguous(memory_format=last)
-        and not y.is_contiguous(memory_format=last)
+        and _is_channels_last(x)
+        and not _is_channels_last(y)
     )
 
 
@@ -286,9 +285,14 @@ def _may_vary(node: Node, before: Any, after: Any) -> bool:
 def _are_images(image: torch.Tensor, taken: torch.Tensor) -> bool:
     """Do both have four dimensions, the first its channels last? Then its neighbours stay together
     in what is taken out of it; eager's dimensions would come in the order of the indices."""
-    return image.dim() == taken.dim() == 4 and image.is_contiguous(
-        memory_format=torch.channels_last
-    )
+    return image.dim() == taken.dim() == 4 and _is_channels_last(image)
+
+
+def _is_channels_last(image: torch.Tensor) -> bool:
+    """Torch before 2.13 says no where sizes vary, and strides are products of them."""
+    if image.is_contiguous(memory_format=torch.channels_last):
+        return True
+    return image.dim() == 4 and _order(image) == [0, 2, 3, 1]
 
 
 def _as_before(node: Node, before: Any, user: Node) -> Node:
