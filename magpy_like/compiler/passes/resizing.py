@@ -75,15 +75,20 @@ _BACKWARD = {
 
 def _pixels(image: Tensor, size: Sequence[Any], mode: str, corners: bool, scales: Any) -> Tensor:
     kind, cubic = torch.promote_types(image.dtype, torch.float32), mode == "bicubic"
+    same = [guard_or_false(a == b) for a, b in zip(image.shape[2:], size, strict=True)]
+    if image.device.type == "cuda":  # whose kernels copy all or nothing
+        if all(same):
+            return image.clone(memory_format=_form(image))
+        same = [False] * len(same)
     axes = []
-    for given, wanted, scale in zip(image.shape[2:], size, scales, strict=True):
+    for given, wanted, scale, kept in zip(image.shape[2:], size, scales, same, strict=True):
         step = _compute_scale(given, wanted, corners, scale)
         pixels = torch.arange(wanted, device=image.device)
         place = _compute_source_index(step, pixels.to(kind), corners)
         if cubic:
             axes.append(_cubic(place, given))
         else:
-            axes.append(_linear(place, pixels, given, same=guard_or_false(given == wanted)))
+            axes.append(_linear(place, pixels, given, same=kept))
     if _rounds_weights(image, cubic):
         axes = [_rounded(taps, image.dtype, cubic) for taps in axes]
     result = _sum(image.to(kind), axes).to(image.dtype)

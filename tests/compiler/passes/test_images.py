@@ -4,8 +4,11 @@ floats beside infinities too."""
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from magpy_like.compiler.codegen.common import Kernel
+from magpy_like.compiler.passes import resizing
 from tests.compiler.programs import same, same_gradients, schedule, seeded
 
 IMAGES = seeded(2, 3, 17, 13).sigmoid().mul(256).byte()
@@ -62,12 +65,28 @@ def test_floats_beside_infinities_are_eagers_and_so_are_their_gradients(mode, dt
     image = _beside_infinities((1, 3, *[5] * rank), dtype)
     kernel = getattr(torch._C._nn, f"upsample_{mode}{rank}d")
 
+    def some_sizes(x):
+        return [] if rank == 1 or mode == "bicubic" else [kernel(x, [5] * (rank - 1) + [8], False)]
+
     def resized(x):
         parts = (
             F.interpolate(x, [8] * rank, mode=mode, align_corners=True),
             F.interpolate(x, scale_factor=1.7, mode=mode),
             kernel(x, [5] * rank, False),
+            *some_sizes(x),
         )
         return torch.cat([part.reshape(-1) for part in parts])
 
     same_gradients(resized, image)
+
+
+@pytest.mark.cpu  # without one
+@pytest.mark.parametrize(("size", "loads"), [([5, 5], 0), ([5, 8], 4)])
+def test_a_gpu_copies_an_image_that_keeps_all_its_sizes_and_no_other(size, loads):
+    def program(x):
+        return resizing.resized(x, size, "bilinear", False, None)
+
+    with FakeTensorMode():
+        graph = make_fx(program)(torch.empty(1, 3, 5, 5, device="cuda")).graph
+    index = torch.ops.aten._unsafe_index.Tensor
+    assert len(graph.find_nodes(op="call_function", target=index)) == loads
