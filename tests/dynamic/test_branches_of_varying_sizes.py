@@ -115,3 +115,20 @@ def test_what_leaves_other_sizes_is_no_operator_and_right(program):
     fast = magpy.compile(program, backend="eager", dynamic=True)
     for i, rows in enumerate((4, 4, 5, 6, 3, 4, 7)):
         assert_same(fast(inputs(i, rows)), program(inputs(i, rows)))
+
+
+def test_rounds_that_branch_rely_on_nothing_of_what_stands_in_for_tensors():
+    def program(x, weight):
+        h = x[0]
+        for t in range(x.shape[0]):
+            h = h @ weight
+            h = h - x[t] if x[t].sum() > 0 else h * 0.5
+        return h
+
+    fast, weight = magpy.compile(program, backend="eager"), torch.eye(4)
+    for i, rows in enumerate((5, 7, 9)):
+        x = inputs(i, rows)
+        assert_same(fast(x, weight), program(x, weight))
+    assert magpy.cache_info(fast).records == 1, "the second one serves the first call's size, too"
+    said = str(magpy.explain(fast, inputs(0, 9), weight))
+    assert "FakeTensor" not in said and "default argument" not in said
