@@ -9,7 +9,7 @@ operator's results.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import Any, TypeAlias
@@ -18,42 +18,35 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from magpy_like.dynamic.code_flow import instructions, live_locals
+from magpy_like.dynamic.code_flow import instructions
 from magpy_like.dynamic.continuation import TESTS, resumption
 from magpy_like.dynamic.exits import Exits
 from magpy_like.dynamic.frame_state import FrameState, origins
-from magpy_like.dynamic.joins import RETURN, join
+from magpy_like.dynamic.joins import RETURN, join, leads_to
 from magpy_like.dynamic.layout import NoLayout
 from magpy_like.dynamic.loop_heads import LoopHeads, captured, check_resumable, shift_of
+from magpy_like.dynamic.outcomes import Outcomes, chosen_by
 from magpy_like.dynamic.places import (
+    MOVED,
     End,
     Output,
-    Place,
     begin_side,
     check_like,
     copied,
     erase,
     nodes_after,
-    same,
-    say,
 )
-from magpy_like.dynamic.rounds import check_twins
 from magpy_like.dynamic.stand_ins import StandIns
 from magpy_like.dynamic.while_loops import find_loop
 from magpy_like.dynamic.written import Written
 from magpy_like.logs import topic
 from magpy_like.monitor.expressions import (
-    Computed,
     Expression,
     InGraph,
-    Read,
-    choose,
     is_number,
-    known_at_entry,
 )
 from magpy_like.monitor.filled import Filled
 from magpy_like.monitor.flags import Known
-from magpy_like.monitor.graph_nodes import NUMBER
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.loops import Element
 from magpy_like.monitor.operator_graph import UnknownTensor
@@ -61,7 +54,6 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.sides import Side
 from magpy_like.monitor.split import Split, SplitPoint
-from magpy_like.monitor.twin import TWIN
 from magpy_like.native import (
     frame_locals,
     frame_set_local,
@@ -70,7 +62,7 @@ from magpy_like.native import (
 )
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ShadowNode
-from magpy_like.refgraph.values import OwnReference, Steady, is_plain
+from magpy_like.refgraph.values import OwnReference, Steady
 
 _log = topic("splits")
 _MOST_NESTED = 12
@@ -136,23 +128,69 @@ class Branches:
             raise Split("the tensor has several elements")
         if flag is None and self._leave(run, step, state):
             return
-        place = id(state.code), state.offset
-        self._count(place)
+        self._count(state)
+        until = self._join(state)
+        run.arguments.read_rest(run)
+        found = self._loop(run, state, until) if flag is None else None
+        if found is None:
+            predicate = state.stack[-1] if flag is None else run.flags.condition(flag)
+            rec = run.recording
+            test = functools.partial(rec.operators.truth, rec.graph_value(predicate), predicate)
+            found = self._cond(run, state, until, test, flag)
+        self._go_on(run, step, until, found)
+        if self._depth and flag is None:
+            frame_set_operand(step.frame, 1, self.choose(step))
+
+    def _go_on(
+        self,
+        run: MonitorRun,
+        step: Step,
+        until: int,
+        found: Sequence[tuple[Output, Received]],
+    ) -> None:
+        """The program is about to go to where the sides meet."""
+        self._waiting.append(lambda run, frame: self.receive(run, frame, found))
+        run.skip(step.frame, until if until == RETURN else until + shift_of(step.frame))
+
+    def at_question(
+        self, run: MonitorRun, step: Step, operation: Any, operands: tuple[Any, ...]
+    ) -> bool:
+        """See ``Branching.at_question``."""
+        at, rest = instructions(step.code)[step.offset], step.stack[: -len(operands)]
+        if at.name not in TESTS:
+            at = instructions(step.code)[at.end]
+        if at.name not in TESTS or at.name.endswith("_OR_POP"):
+            return False
+        state = _state(run, replace(step, offset=at.offset, stack=(*rest, None)), nested=True)
+        if self._exits is not None and run.side is not None and run.side.code is step.code:
+            if self._exits.way_out(state) is not None:
+                raise Split("a loop ends by a number")
+        self._count(state)
+        until = self._join(state)
+        for side in (True, False):
+            begin = begin_side(state, side).offset
+            if leads_to(state.code, begin, state.instruction.offset, until):
+                raise Split("a loop goes on by a number of the graph")
+        test = functools.partial(run.recording.operators.question, operation, operands)
+        self._go_on(run, step, until, self._cond(run, state, until, test, None))
+        return True
+
+    def _join(self, state: FrameState) -> int:
+        """Where the ways from a branch meet.
+
+        Raises:
+            Split: they do not, or there are too many branches inside each other.
+        """
         if self._depth >= _MOST_NESTED:
             raise Split(f"more than {_MOST_NESTED} branches lie inside each other")
         until = join(state.code, state.instruction.offset)
         if until is None:
             raise Split("there is no way from here to an end")
-        run.arguments.read_rest(run)
-        found = self._loop(run, state, until) if flag is None else None
-        found = found or self._cond(run, state, until, flag)
-        self._waiting.append(lambda run, frame: self.receive(run, frame, found))
-        run.skip(step.frame, until if until == RETURN else until + shift_of(step.frame))
-        if self._depth and flag is None:
-            frame_set_operand(step.frame, 1, self.choose(step))
+        return until
 
-    def _count(self, place: tuple[int, int]) -> None:
+    def _count(self, state: FrameState) -> None:
         """Raises Split: sides have come to this branch too often."""
+        place = id(state.code), state.offset
         if self._depth:
             self._times[place] = times = self._times.get(place, 0) + 1
             if times > _MOST_TIMES:
@@ -224,16 +262,20 @@ class Branches:
         return self._ways.get((id(origin.code), step.offset - origin.shift), True)
 
     def _cond(
-        self, run: MonitorRun, state: FrameState, until: int, flag: ShadowNode | None
+        self,
+        run: MonitorRun,
+        state: FrameState,
+        until: int,
+        test: Callable[[], fx.Node],
+        flag: ShadowNode | None,
     ) -> Sequence[tuple[Output, Received]]:
-        """Both sides, as the graphs of one ``cond``. With a ``flag``, its value is what steers.
+        """Both sides, as the graphs of one ``cond`` on the ``test`` that this puts on the graph.
+        With a ``flag``, its value is what steers.
 
         Raises:
             Split: there is something about them that no operator can do.
         """
         rec = run.recording
-        predicate = state.stack[-1] if flag is None else run.flags.condition(flag)
-        test = rec.graph_value(predicate)
         holders = {slot for slot, node in run.flags.in_frame(run.at).items() if node is flag}
         ends: list[End] = []
         try:
@@ -244,12 +286,13 @@ class Branches:
                 ends.append(
                     self.explore(run, begun, until, known=None if flag is None else (flag, taken))
                 )
-            outputs = list(self._compare(state, until, ends[0], ends[1], rec, holders))
+            outcomes = Outcomes(run, state, until, ends[0], ends[1], self._may_be)
+            outputs = outcomes.compare(but=holders)
             if flag is not None:
                 for output in outputs:
-                    output.number = _chosen(run, flag, *output.values)
+                    output.number = chosen_by(run, flag, *output.values)
             made = [output for output in outputs if output.number is None]
-            nodes = self._operator(run, test, predicate, ends, made)
+            nodes = outcomes.operator(test, made)
             chosen = [(output, output.number) for output in outputs if output.number is not None]
             return [*zip(made, nodes, strict=True), *chosen]
         finally:
@@ -345,7 +388,7 @@ class Branches:
         side.index = index
 
         def original(value: Any) -> Any:
-            return _MOVED if id(value) in side.advanced else copies.get(id(value), value)
+            return MOVED if id(value) in side.advanced else copies.get(id(value), value)
 
         if exits is not None:
             exits.original = original
@@ -418,120 +461,6 @@ class Branches:
     def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         """What the program has instead of a tensor that is another value of the graph, too."""
         return self._stand_ins.make(tensor)
-
-    # --- comparing them --------------------------------------------------------------------------
-
-    def _compare(
-        self,
-        state: FrameState,
-        until: int,
-        a: End,
-        b: End,
-        rec: Recording,
-        but: Collection[int],
-    ) -> Iterator[Output]:
-        """The tensors that differ where the sides meet, ``but`` for these locals.
-
-        Raises:
-            Split: something else differs.
-        """
-        tuples: set[tuple[int, int]] = set()
-        if until != RETURN:
-            for slot in sorted(live_locals(state.code, until) - {*but}):
-                yield from self._pair(
-                    Place(True, slot), a.locals[slot], b.locals[slot], a, b, rec, tuples
-                )
-        if len(a.stack) != len(b.stack):
-            raise Split("the sides meet with different operands")
-        for slot, (left, right) in enumerate(zip(a.stack, b.stack, strict=True)):
-            yield from self._pair(Place(False, slot), left, right, a, b, rec, tuples)
-
-    def _pair(
-        self,
-        place: Place,
-        left: Any,
-        right: Any,
-        a: End,
-        b: End,
-        rec: Recording,
-        tuples: set[tuple[int, int]],
-    ) -> Iterator[Output]:
-        """``tuples`` are the ids of those that the sides leave elsewhere."""
-        if left is right:
-            if left is _MOVED:
-                raise Split("one side moves an iterator that is needed afterwards")
-            return
-        if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
-            check_like(left, right)
-            sources = [*self._sources(left, a, rec), *self._sources(right, b, rec)]
-            yield Output(place, (left, right), sources)
-        elif type(left) is tuple and type(right) is tuple and len(left) == len(right):
-            found: list[Output] = []
-            for i, (one, other) in enumerate(zip(left, right, strict=True)):
-                inner = replace(place, path=(*place.path, i))
-                found += self._pair(inner, one, other, a, b, rec, tuples)
-            if found and (id(left), id(right)) in tuples:  # each place would have one of its own
-                raise Split("the sides leave one tuple in two places")
-            tuples.add((id(left), id(right)))
-            yield from found
-        elif is_plain(left) and is_plain(right) and same(left, right, rec):
-            return
-        elif is_number(left) and type(left) is type(right):
-            yield Output(place, (left, right))
-        else:
-            raise Split(f"the sides leave {say(left)} and {say(right)}")
-
-    def _sources(self, tensor: torch.Tensor, end: End, rec: Recording) -> list[torch.Tensor]:
-        """What was there before the branch and may be this tensor."""
-        known, references = self._may_be.get(id(tensor), (lambda: None, []))
-        found = [source() for source in references if known() is tensor]
-        sources = [source for source in found if source is not None]
-        if sources or end.made(tensor):
-            return sources
-        if isinstance(tensor, FakeTensor) and rec.operators.node_of(tensor) in end.nodes:
-            raise Split("one side leaves a view of a tensor that was there before")
-        if tensor.is_inference():
-            raise Split("one side leaves an inference tensor that was there before")
-        return [tensor]
-
-    # --- the operator ----------------------------------------------------------------------------
-
-    def _operator(
-        self,
-        run: MonitorRun,
-        test: fx.Node,
-        predicate: torch.Tensor,
-        ends: Sequence[End],
-        outputs: Sequence[Output],
-    ) -> list[fx.Node]:
-        if not outputs:
-            return []
-        rec, operators = run.recording, run.recording.operators
-        results = [
-            [operators.value_node(output.values[i], rec.graph_value) for output in outputs]
-            for i in (0, 1)
-        ]
-        twins = [_twin_of_both(run, *pair) for pair in zip(*results, strict=True)]
-        for end in ends:
-            # A constant tensor becomes an operand.
-            end.nodes = [node for node in end.nodes if not operators.is_constant_tensor(node)]
-        outside: dict[fx.Node, None] = {}
-        for end, given in zip(ends, results, strict=True):
-            inside = set(end.nodes)
-            used = [n for node in end.nodes for n in node.all_input_nodes]
-            used += [n for n in given if isinstance(n, fx.Node)]
-            outside |= {n: None for n in used if n not in inside}
-        graphs = [
-            operators.subgraph(list(outside), end.nodes, given)
-            for end, given in zip(ends, results, strict=True)
-        ]
-        numbers = [is_number(output.values[0]) for output in outputs]
-        before, after = (operators.truth(test, predicate),), (tuple(outside),)
-        found = operators.control(torch.ops.higher_order.cond, before, graphs, after, numbers)
-        for node, twin in zip(found, twins, strict=True):
-            if twin is not None:
-                node.meta[TWIN] = twin
-        return found
 
     # --- what stands for any tensor --------------------------------------------------------------
 
@@ -619,34 +548,6 @@ def _state(run: MonitorRun, step: Step, nested: bool) -> FrameState:
     return state
 
 
-def _twin_of_both(run: MonitorRun, left: Any, right: Any) -> torch.Tensor | None:
-    """The symbolic twin of a tensor that either side may have left; None for a number, and where
-    no sizes vary.
-
-    Raises:
-        Split: their sizes are not the same whatever they are.
-    """
-    if run.recording.twin is None:
-        return None
-    twins = [n.meta.get(TWIN) if isinstance(n, fx.Node) else None for n in (left, right)]
-    if any(isinstance(n, fx.Node) and n.meta.get(NUMBER) for n in (left, right)):
-        return None
-    if not all(isinstance(twin, torch.Tensor) for twin in twins):
-        if any(isinstance(n, fx.Node) for n in (left, right)):
-            raise Split("the sizes of a tensor that a side makes are not known")
-        return None
-    check_twins(run, *twins)
-    return twins[0]
-
-
-def _chosen(run: MonitorRun, flag: ShadowNode, one: Any, other: Any) -> Expression | None:
-    """A number that a flag has decided; None for a tensor, and for a number of the graph."""
-    parts = [run.lifted.expression(value) or value for value in (one, other)]
-    if not is_number(one) or not all(map(known_at_entry, parts)):
-        return None
-    return Computed(choose, (Read(flag), *parts))
-
-
 def _as_is(rec: Recording) -> tuple[str | None, str | None, int]:
     """What of the graph, by now, no backend may be given or given in parts."""
     return rec.runs_as_is, rec.stays_whole, len(rec.operators_as_is)
@@ -655,6 +556,3 @@ def _as_is(rec: Recording) -> tuple[str | None, str | None, int]:
 def _returned(code: Any, offset: int, stack: tuple[Any, ...]) -> Any:
     at = instructions(code)[offset]
     return code.co_consts[at.arg] if at.name == "RETURN_CONST" else stack[-1]
-
-
-_MOVED = object()

@@ -24,7 +24,7 @@ from magpy_like.dynamic.layout import NoLayout
 from magpy_like.dynamic.rounds import FEWEST_ROUNDS, Explorer, Loop
 from magpy_like.logs import topic
 from magpy_like.monitor.instructions.step import Step
-from magpy_like.monitor.lifted import TURNED
+from magpy_like.monitor.least_values import TURNED
 from magpy_like.monitor.loops import Element, computed, over_range
 from magpy_like.monitor.operator_graph import UnknownTensor
 from magpy_like.monitor.run import MonitorRun
@@ -100,11 +100,11 @@ class LoopHeads:
             return False
         if head.wraps is not None:
             bounds, element = _WRAPPERS[head.wraps](run, bounds, element)
-        if self._make_loop(run, step, head, bounds, tensors, element):
+        plain = not tensors and head.wraps is None and head.making is None
+        later = plain and rounds >= 3 and run.lifted.is_known_at_entry(bounds)
+        if self._make_loop(run, step, head, bounds, tensors, element, later=later):
             return True
-        if tensors or rounds < 3 or head.wraps is not None or head.making is not None:
-            return False
-        if not run.lifted.is_known_at_entry(bounds):
+        if not later:
             return False
         state = head.state
         self._begun[id(step.frame), state.offset + shift_of(step.frame)] = _Begun(bounds)
@@ -186,6 +186,7 @@ class LoopHeads:
         tensors: tuple[torch.Tensor, ...],
         element: Element | None,
         counter: Counter | None = None,
+        later: bool = False,
     ) -> bool:
         """Whether the rounds over ``bounds``, before which the program is, are an operator now."""
         nodes, raising = None, len(run.lifted.may_raise)
@@ -196,7 +197,7 @@ class LoopHeads:
                     run.arguments.read_local(run, step.frame, slot)
             loop = Loop(
                 self._branches, run, state, bounds, tensors, element, head.turn,
-                head.making, head.inside, counter,
+                head.making, head.inside, counter, later,
             )  # fmt: skip
             nodes = loop.record()
         except (Split, NoLayout, UnknownTensor) as why:

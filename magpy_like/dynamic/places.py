@@ -173,3 +173,7 @@ def say(value: Any) -> str:
     if value is NULL:
         return "nothing"
     return repr(value) if is_plain(value) else f"a {type(value).__qualname__}"
+
+
+MOVED = object()
+"""Stands for an iterator that a side has taken elements from."""

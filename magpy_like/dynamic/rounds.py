@@ -168,6 +168,8 @@ class Loop:
     inside: bool = False
     """Whether the comprehension is a function of its own, whose frame is gone behind the loop."""
     counter: Counter | None = None
+    may_begin_later: bool = False
+    """Whether the program may go through the first round as it is, where only that one differs."""
     carried: dict[tuple[int, Path], Leaf] = field(default_factory=dict)
     written: list[Leaf] = field(default_factory=list)
     """Tensors that rounds write into."""
@@ -298,7 +300,8 @@ class Loop:
             before = [list(value) if i in self._own else value for i, value in enumerate(slots)]
             counted = InGraph(self.index)
             if not run.lifted.any(self.bounds[:1]) and self.bounds[2] > 0:
-                run.lifted.least[counted] = start
+                later = start + self.bounds[2] if self.may_begin_later else None
+                run.lifted.least.note(counted, start, later)
             index = self._counted = run.lift(start, counted)
             if self.counter is not None and self.counter.slot is not None:
                 slots[self.counter.slot] = before[self.counter.slot] = index

@@ -53,6 +53,13 @@ class GraphControl(GraphNumbers):
             test = self.graph.call_method("to", (test, torch.bool))
         return self.graph.call_method("reshape", (test, ())) if predicate.dim() else test
 
+    def question(self, operation: Callable[..., Any], operands: Sequence[Any]) -> fx.Node:
+        """The truth of what numbers are asked, of which some are the graph's: Python's as well."""
+        parts = tuple(self.value_node(operand, _no_tensor) for operand in operands)
+        node = self.graph.call_function(operation, parts)
+        node.meta[NUMBER] = True
+        return node
+
     def row(self, tensor: fx.Node, index: fx.Node) -> fx.Node:
         """A row of a tensor: its sizes are the same whatever the index is."""
         node = self.graph.call_function(torch.select, (tensor, 0, index))
@@ -107,6 +114,10 @@ class GraphControl(GraphNumbers):
 
 def _turned(elements: Any) -> Any:
     return elements[::-1]
+
+
+def _no_tensor(value: Any) -> fx.Node:
+    raise AssertionError(f"{value} is no number")
 
 
 def _symbol() -> Any:

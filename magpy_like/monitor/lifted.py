@@ -41,6 +41,7 @@ from magpy_like.monitor.expressions import (
     total,
 )
 from magpy_like.monitor.iterators import is_native_iterator
+from magpy_like.monitor.least_values import LeastValues
 from magpy_like.monitor.raising import may_raise
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.repeatable import PLACE, Repeated
@@ -80,8 +81,7 @@ class LiftedNumbers:
         self._read: dict[int, Read] = {}
         self.values: dict[Expression, Any] = {}
         """What the lifted numbers were in this run."""
-        self.least: dict[Expression, int] = {}
-        """The least of the values that a number of the graph may have, where that is known."""
+        self.least = LeastValues()
         self.conditions: list[tuple[Expression, Any]] = []
         """Expressions that must give these values, for the program looked at them."""
         self.may_raise: list[Computed] = []
@@ -196,9 +196,9 @@ class LiftedNumbers:
             node = self.rec.operators.compute(operation, operands, value)
             self.in_python[node] = computed
             found = InGraph(node)
-            least = [self._least(part) for part in parts]
+            least = [self.least.of(part) for part in parts]
             if operation in (operator.add, operator.iadd) and None not in least:
-                self.least[found] = sum(least)
+                self.least.note(found, sum(least))
             return self.lift(value, found, twin)
         return self.lift(value, computed, twin)
 
@@ -238,7 +238,7 @@ class LiftedNumbers:
             Split: only a side of a branch, or a round of a loop, knows what it is given.
         """
         computed = Computed(operation, tuple(map(self._as_python_computes, parts)))
-        if may_raise(operation, operands, parts, self._least):
+        if may_raise(operation, operands, parts, self.least.of):
             if self.beside and not known_before_graph(computed):
                 raise Split(f"{operation.__name__} may raise for other values of a tensor")
             self.may_raise.append(computed)
@@ -248,9 +248,6 @@ class LiftedNumbers:
         """A number that the graph computes of others, as the program does: a compiled graph divides
         by zero without an exception."""
         return self.in_python.get(part.node, part) if isinstance(part, InGraph) else part
-
-    def _least(self, part: Any) -> Any:
-        return part if type(part) in NUMBERS else self.least.get(part)
 
     def _choose(self, operation: Callable[..., Any], operands: tuple[Any, ...]) -> None:
         """One of several numbers of different types: which one it is must not differ."""
@@ -499,7 +496,7 @@ class LiftedNumbers:
         parts = tuple(self.expression(operand) or operand for operand in operands)
         twins = self.twins_of(operands)
         numbers = all(is_liftable(operand) for operand in operands)
-        if self._is_always_so(operation, parts):
+        if self.least.settle(operation, parts):
             return
         if numbers and not all(map(known_at_entry, parts)):
             self.foretell(Computed(operation, parts), operation(*operands))
@@ -511,6 +508,21 @@ class LiftedNumbers:
             self.conditions.append((Computed(operation, parts), operation(*operands)))
         else:
             self.settle(operands)
+
+    def steers(self, operation: Callable[..., Any], operands: tuple[Any, ...]) -> bool:
+        """Whether the answer may differ from round to round of a loop, as an operand does.
+
+        Raises:
+            Split: only that of the first round does, which may go its own way.
+        """
+        parts = tuple(self.expression(operand) or operand for operand in operands)
+        if not any(isinstance(part, InGraph) for part in parts):
+            return False
+        if not all(map(is_number, operands)) or self.least.settle(operation, parts):
+            return False
+        if self.least.settle_later(operation, parts):
+            raise Split("asks whether it is the first round")
+        return True
 
     def rely_on(
         self,
@@ -530,21 +542,6 @@ class LiftedNumbers:
             self.conditions.append((Computed(operation, parts), value))
         else:
             self.foretell(Computed(operation, parts), value)
-
-    def _is_always_so(self, operation: Callable[..., Any], parts: tuple[Any, ...]) -> bool:
-        """Whether a question has one answer for all values from the least one up."""
-        if len(parts) == 2 and isinstance(parts[1], InGraph) and operation in TURNED:
-            operation, parts = TURNED[operation], parts[::-1]
-        least = self.least.get(parts[0]) if isinstance(parts[0], InGraph) else None
-        if least is None:
-            return False
-        if operation is operator.truth:
-            return least > 0
-        if len(parts) != 2 or operation not in TURNED or type(parts[1]) not in NUMBERS:
-            return False
-        # Between the ends only "equal" may have another answer, and there at one value.
-        same = operation(least, parts[1]) == operation(math.inf, parts[1])
-        return same and (operation not in (operator.eq, operator.ne) or parts[1] < least)
 
     def may_foretell(self, reason: str) -> Place:
         """Ask whether the mock could still undo everything when a value is foretold wrongly.
@@ -586,12 +583,6 @@ _DIVISIONS = {
     operator.truediv, operator.floordiv, operator.mod,
     operator.itruediv, operator.ifloordiv, operator.imod,
 }  # fmt: skip
-TURNED: dict[Any, Callable[[Any, Any], Any]] = {
-    operator.lt: operator.gt, operator.le: operator.ge, operator.gt: operator.lt,
-    operator.ge: operator.le, operator.eq: operator.eq, operator.ne: operator.ne,
-}  # fmt: skip
-"""Comparisons, and those that ask the same with the operands in the other order."""
-
 _DATA_SIZE = "reads a size that depends on a tensor's data"
 
 _LENGTH = {len, torch.Tensor.__len__}

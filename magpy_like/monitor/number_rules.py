@@ -77,7 +77,18 @@ def _compare(run: MonitorRun, step: Step) -> Token:
     compared = operators.OPERATORS[dis.cmp_op[index]]
     if run.branching is not None and run.branching.at_comparison(run, step, compared):
         return None
-    return _ask(run, compared, step.stack[-2:])
+    operands = step.stack[-2:]
+    if _becomes_branch(run, step, compared, operands):
+        return None
+    return _ask(run, compared, operands)
+
+
+def _becomes_branch(run: MonitorRun, step: Step, operation: Any, operands: tuple[Any, ...]) -> bool:
+    """Whether a round of a loop, or a side of a branch, goes on by numbers of the graph, and that
+    is an operator now."""
+    if run.side is None or run.branching is None or not run.lifted.steers(operation, operands):
+        return False
+    return run.branching.at_question(run, step, operation, operands)
 
 
 def _contains(run: MonitorRun, step: Step) -> Token:
@@ -108,7 +119,9 @@ def give_back(run: MonitorRun, step: Step, count: int) -> None:
 
 def _branch(run: MonitorRun, step: Step) -> Token:
     value = step.stack[-1]
-    return _ask(run, operator.truth, (value,)) if is_liftable(value) else None
+    if not is_liftable(value) or _becomes_branch(run, step, operator.truth, (value,)):
+        return None
+    return _ask(run, operator.truth, (value,))
 
 
 def _ask(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Token:

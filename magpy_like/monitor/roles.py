@@ -84,6 +84,21 @@ class Branching(Protocol):
         """The program is about to compare numbers of which one varies, maybe to go on with a loop
         that counts; whether it is, and that is an operator now."""
 
+    def at_question(
+        self,
+        run: MonitorRun,
+        step: Step,
+        operation: Callable[..., bool],
+        operands: tuple[Any, ...],
+    ) -> bool:
+        """Beside the program, ``operation`` is about to ask something of numbers of the graph,
+        which are the topmost operands; whether the program branches on that, and the branch is an
+        operator now.
+
+        Raises:
+            Split: no operator does.
+        """
+
     def at_next_round(self, run: MonitorRun, step: Step) -> None:
         """The program is at the head of a loop, maybe for the second time: if the first round has
         kept it from being an operator, the others may be one."""
