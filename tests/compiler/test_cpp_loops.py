@@ -43,6 +43,30 @@ def test_inside_the_border_nothing_is_masked(function, layout):
     assert not masked_loads(inside)
 
 
+def folded(x):
+    """What a gradient of padding is: places near the border get more than one element."""
+    y = x[..., 1:-1] + F.pad(x[..., :2].flip(-1), (1, x.shape[-1] - 5))
+    y = y + F.pad(x[..., -1:], (x.shape[-1] - 4, 1))
+    return y[..., 1:-1, :] + F.pad(y[..., :1, :], (0, 0, y.shape[-2] - 4, 1))
+
+
+def test_what_only_the_border_gets_is_not_looked_for_inside():
+    border, inside = vectors(text(lambda x: x + F.pad(x[..., :1], (2, 37)), IMAGE))
+    assert masked_loads(border)
+    assert len(re.findall(r"\w+\[", inside)) == 2  # an element read, and one written
+    border, inside = vectors(text(lambda x: x + F.pad(x[..., :1, :], (0, 0, 2, 37)), IMAGE))
+    assert masked_loads(border)
+    assert len(re.findall(r"\w+\[", inside)) == 2
+
+
+@pytest.mark.parametrize("size", [(1, 1, 5, 5), (2, 3, 6, 40), (2, 3, 40, 9), (2, 1, 33, 21)])
+def test_a_border_that_gets_more_is_eagers(size):
+    x = torch.randn(size)
+    x[..., 0, 0] = float("inf")
+    x[..., -1, -1] = float("nan")
+    same(folded, x)
+
+
 def test_where_most_is_border_every_load_is_masked():
     (body,) = vectors(text(lambda x: F.pad(x, (8, 8)), torch.randn(2, 3, 5, 4)))
     assert masked_loads(body)

@@ -270,16 +270,14 @@ class Pointwise(CppKernel):
         )
 
     def _vector(self, emitter: CppEmitter) -> None:
-        """The last loop; without masks where all of them hold, as inside the borders of an image.
-
-        Only where they do not hold for all iterations is the loop printed with them, as a lambda.
-        """
+        """The last loop; without masks where it is known what they are, as inside the borders of an
+        image. For the rest of its iterations the loop is printed with them, as a lambda."""
         self._hoist(emitter)
         kernel, line = self.kernel, self.lines.line
         if self._takings:
             self._take_strips(emitter)
             return
-        inside = masks.interior(kernel, kernel.xs[-1], emitter.outside)
+        inside = masks.interior(kernel, kernel.xs[-1], emitter.outside, self.hint)
         if inside is None or kernel.messages:
             self._simd_loop(emitter)
             return
@@ -288,9 +286,9 @@ class Pointwise(CppKernel):
         self._simd_loop(emitter, "begin", "end")
         self.lines.indent(-1)
         line("};")
-        all_hold = " & ".join(emitter.outside[v] for v in inside.uniform) or "true"
+        tests = [f"{'' if so else '!'}{emitter.outside[v]}" for v, so in inside.uniform.items()]
         extent = print_index(kernel.ranges[kernel.xs[-1]])
-        line(f"if ({all_hold}) {{")
+        line(f"if ({' & '.join(tests) or 'true'}) {{")
         self.lines.indent()
         begin, end = str(inside.begin), inside.end or extent
         if not kernel.ranges[kernel.xs[-1]].is_Integer:
@@ -302,7 +300,7 @@ class Pointwise(CppKernel):
             begin, end = "inner", "outer"
         if begin != "0":
             line(f"masked(0, {begin});")
-        self._simd_loop(emitter.given(inside.holding), begin, end)
+        self._simd_loop(emitter.given(inside.known), begin, end)
         if end != extent:
             line(f"masked({end}, {extent});")
         self.lines.indent(-1)

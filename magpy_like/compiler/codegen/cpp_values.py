@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -142,11 +142,11 @@ class CppEmitter(Emitter):
         other.outside, other.masks = dict(self.outside), self.masks
         return other
 
-    def given(self, holding: Collection[Value]) -> CppEmitter:
-        """One that prints the same where the conditions ``holding`` are known to hold."""
+    def given(self, known: Mapping[Value, bool]) -> CppEmitter:
+        """One that prints the same where conditions are ``known`` to hold, or not to."""
         other = CppEmitter(self.printer, self.lane)
         other.outside = {v: name for v, name in self.outside.items() if v.dtype != torch.bool}
-        other.outside |= dict.fromkeys(holding, "true")
+        other.outside |= {v: print_number(holds, torch.bool) for v, holds in known.items()}
         other.masks = self.masks
         return other
 
@@ -184,6 +184,8 @@ class CppEmitter(Emitter):
     def load(self, buffer: str, index: Expr, mask: Any, dtype: torch.dtype) -> str:
         place = self.printer.place(buffer, index, self.lane)
         text = f"widen({place})" if self.kernel.dtypes[buffer] in LOW_PRECISION else place
+        if mask == "false":
+            return print_number(0, dtype)
         if mask not in (None, "true"):
             text = f"{mask} ? {text} : {CTYPE[dtype]}(0)"
         return self._define(text, dtype)
@@ -217,8 +219,10 @@ class CppEmitter(Emitter):
     ) -> Any:
         if op == "logical_and" and "true" in args:
             return args[args[0] == "true"]
-        if op == "where" and args[0] == "true":
-            return args[1]
+        if op == "logical_and" and "false" in args:
+            return "false"
+        if op == "where" and args[0] in ("true", "false"):
+            return args[1] if args[0] == "true" else args[2]
         if op == "where" and self._mask is not None and dtype.itemsize >= 4:
             return self._define(f"blend({self._mask}, {args[1]}, {args[2]})", dtype)
         if op == "constant":

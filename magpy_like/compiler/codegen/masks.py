@@ -1,8 +1,8 @@
-"""Where in a loop all the masks of a kernel's loads are known to hold."""
+"""Where in a loop what the masks of a kernel's loads ask is known."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import sympy
@@ -17,8 +17,8 @@ from magpy_like.compiler.sizes import expr
 
 @dataclass
 class Interior:
-    """Iterations from ``begin`` to ``end`` ("" for the last) of a loop, in which the conditions
-    ``holding`` hold provided that those in ``uniform`` do, which are the same in all iterations.
+    """Iterations from ``begin`` to ``end`` ("" for the last) of a loop, in which conditions are as
+    ``known``, provided that those that are the same in all iterations are as ``uniform`` says.
 
     Of a loop whose length only a call knows, it is the smallest of ``ends`` that counts, and the
     loop may be shorter than ``begin``.
@@ -26,37 +26,57 @@ class Interior:
 
     begin: int
     end: str
-    uniform: list[Value]
-    holding: set[Value]
+    uniform: dict[Value, bool]
+    known: dict[Value, bool]
     ends: list[Expr] = field(default_factory=list)
 
 
-def interior(kernel: Kernel, loop: Symbol, uniform: Collection[Value]) -> Interior | None:
-    """Where the masks of ``kernel`` hold in ``loop``; None when it has none or that is unknown."""
+def interior(
+    kernel: Kernel, loop: Symbol, uniform: Collection[Value], hint: Callable[[Expr], int]
+) -> Interior | None:
+    """The stretch around the middle of ``loop`` in which no mask of ``kernel`` begins or ends to
+    hold; None when it has none or that is unknown.
+
+    Inside an image's border all hold that ask whether a place is in the image, and none that ask
+    whether it is in the border. So it is in the middle of outer loops: what is ``uniform`` is taken
+    to be as it is there.
+    """
     conditions = list(dict.fromkeys(c for mask in _masks(kernel) for c in _conjuncts(mask)))
     extent = kernel.ranges[loop]
-    same = [c for c in conditions if c in uniform]
-    begin, end, ends, holding = 0, extent, dict[Expr, None](), set(same)
+    same = {c: _in_the_middle(c, kernel, hint) for c in conditions if c in uniform}
+    begin, end, ends, known = 0, extent, dict[Expr, None](), dict(same)
+    middle = hint(extent) // 2
     for condition in conditions:
         edge = _edge(condition, loop)
-        if edge is None or condition in holding:
+        if edge is None or condition in known:
             continue
-        if condition.op == "ge" and edge.is_Integer:
+        before = hint(edge) <= middle
+        if before and edge.is_Integer:
             begin = max(begin, int(edge))
-        elif condition.op == "lt" and not extent.is_Integer:
+        elif not before and not extent.is_Integer:
             ends[edge] = None
-        elif condition.op == "lt" and edge.is_Integer:
+        elif not before and edge.is_Integer:
             end = min(end, edge)
         else:
             continue
-        holding.add(condition)
-    if not holding:
+        known[condition] = before == (condition.op == "ge")
+    if not known:
         return None
     if not extent.is_Integer:
-        return Interior(begin, "", same, holding, list(ends))
+        return Interior(begin, "", same, known, list(ends))
     if end - begin < int(extent) // 2:  # mostly border
-        begin, end, holding = 0, extent, set(same)
-    return Interior(begin, "" if end == extent else str(end), same, holding) if holding else None
+        begin, end, known = 0, extent, dict(same)
+    return Interior(begin, "" if end == extent else str(end), same, known) if known else None
+
+
+def _in_the_middle(condition: Value, kernel: Kernel, hint: Callable[[Expr], int]) -> bool:
+    """Does a condition hold in the middle of the loop that it is about? If unknown, it does."""
+    for loop in kernel.xs:
+        edge = _edge(condition, loop)
+        if edge is not None and not edge.free_symbols & set(kernel.xs):
+            before = hint(edge) <= hint(kernel.ranges[loop]) // 2
+            return before == (condition.op == "ge")
+    return True
 
 
 def _masks(kernel: Kernel) -> list[Value]:
