@@ -67,6 +67,31 @@ def test_a_border_that_gets_more_is_eagers(size):
     same(folded, x)
 
 
+def folded_back(grad, x, padding):
+    """The gradient of a reflection."""
+    operator = getattr(torch.ops.aten, f"reflection_pad{len(padding) // 2}d_backward")
+    return operator(grad, x, padding)
+
+
+def test_gradients_of_reflections_read_one_element_for_each_inside():
+    images, padded = torch.randn(2, 3, 40, 40), torch.randn(2, 3, 43, 45)
+    for kernel in kernels(lambda g, x: folded_back(g, x, [2, 3, 1, 2]), padded, images):
+        _, inside = vectors(cpp.print_function(kernel, int))
+        assert len(re.findall(r"\w+\[", inside)) == 2
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("size", "padding"),
+    [((2, 5), [4, 4]), ((2, 3, 4, 9), [8, 1, 3, 0]), ((2, 3, 4, 9), [-1, 2, 1, -2]),
+     ((2, 2, 3, 4, 5), [1, 4, 0, 3, 2, 1])],
+)  # fmt: skip
+def test_gradients_of_reflections_are_eagers(size, padding, dynamic):
+    x = torch.randn(size)
+    grad = torch.randn_like(F.pad(x, padding, mode="reflect"))
+    same(lambda g, x: folded_back(g, x, padding), grad, x, dynamic=dynamic)
+
+
 def test_where_most_is_border_every_load_is_masked():
     (body,) = vectors(text(lambda x: F.pad(x, (8, 8)), torch.randn(2, 3, 5, 4)))
     assert masked_loads(body)

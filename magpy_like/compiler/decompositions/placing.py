@@ -105,5 +105,25 @@ def _reflection_pad(operator: Any) -> None:
         return torchs(operator)(a, padding)
 
 
+def _reflection_pad_backward(grad: Tensor, a: Tensor, padding: Sequence[Any]) -> Tensor:
+    """What was reflected is folded back, dimension by dimension. Torch's own reads all of the nine
+    parts of an image at every place, from computed positions."""
+    if 0 in a.shape or 0 in grad.shape or any(width < 0 for width in padding):
+        return torchs(aten.reflection_pad2d_backward.default)(grad, a, padding)
+    for k in reversed(range(len(padding) // 2)):
+        dim = a.dim() - 1 - k
+        extent, (low, high) = a.shape[dim], padding[2 * k : 2 * k + 2]
+        inner = grad.narrow(dim, low, extent)
+        if low:
+            left = grad.narrow(dim, 0, low).flip(dim)
+            inner = inner + aten.constant_pad_nd(left, [0, 0] * k + [1, extent - 1 - low])
+        if high:
+            right = grad.narrow(dim, low + extent, high).flip(dim)
+            inner = inner + aten.constant_pad_nd(right, [0, 0] * k + [extent - 1 - high, 1])
+        grad = inner
+    return grad
+
+
 for _rank in (1, 2, 3):
     _reflection_pad(getattr(aten, f"reflection_pad{_rank}d").default)
+    means(getattr(aten, f"reflection_pad{_rank}d_backward").default)(_reflection_pad_backward)
