@@ -17,6 +17,7 @@ from torch import fx
 from magpy_like.dynamic import stored
 from magpy_like.dynamic.counting import rounds_of
 from magpy_like.dynamic.places import check_like
+from magpy_like.dynamic.structures import Path, part, put
 from magpy_like.monitor.expressions import InGraph, is_number
 from magpy_like.monitor.gathered import Gathered
 from magpy_like.monitor.loops import computed
@@ -27,7 +28,7 @@ from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import Steady
 
 if TYPE_CHECKING:
-    from magpy_like.dynamic.rounds import Leaf, List, Loop, Path
+    from magpy_like.dynamic.rounds import Leaf, List, Loop
     from magpy_like.monitor.recording import Recording
 
 
@@ -40,7 +41,7 @@ class Behind:
         self._run, self._bounds = loop.run, loop.bounds
         self._known: dict[int, Any] = {}
         """By id, the tensors that are results, with the nodes of what a round leaves."""
-        self._instead: dict[tuple[int, ...], tuple[Any, Any]] = {}
+        self._instead: dict[tuple[Any, ...], tuple[Any, Any]] = {}
         """What takes the place of numbers and tuples that the rounds have left in two places."""
 
     def receive(self, frame: FrameType) -> None:
@@ -80,14 +81,14 @@ class Behind:
     def _received(self, value: Any, path: Path, leaf: Leaf, node: fx.Node, inner: Any) -> Any:
         """``value``, in which the operator has made what is at ``path``."""
         if path:
-            item = value[path[0]]
+            self._run.recording.bear(value)
+            item = part(value, path[:1])
             received = self._received(item, path[1:], leaf, node, inner)
             if received is item:
                 return value
-            if type(value) is list:
-                value[path[0]] = received
+            made = put(value, path[0], received)
+            if made is value:
                 return value
-            made = (*value[: path[0]], received, *value[path[0] + 1 :])
             return self._instead.setdefault((id(value), *path, id(received)), (made, value))[0]
         operators = self._run.recording.operators
         if is_number(leaf.result):

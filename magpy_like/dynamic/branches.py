@@ -9,7 +9,7 @@ operator's results.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import Any, TypeAlias
@@ -357,6 +357,7 @@ class Branches:
         draws: bool = False,
         filled: Filled | None = None,
         index: fx.Node | None = None,
+        stand_ins: Collection[int] = (),
     ) -> End:
         """Run a side beside the program, until it comes to ``until`` or to ``again``.
 
@@ -364,6 +365,7 @@ class Branches:
         Where ``gradients_differ`` it must not ask what takes part in them. The flag ``known`` has
         one value there. Ways out of a loop are noted in ``exits``.
         Random numbers it ``draws`` only where the program is sure to go through it.
+        ``stand_ins`` are the ids of containers of which it must not ask which ones they are.
 
         Raises:
             Split: it has an effect that cannot be taken back, or raises.
@@ -386,6 +388,7 @@ class Branches:
         side = Side(function.__code__, shift, self._fake, run.abandon)
         side.gradients_differ, side.tensors.draws, side.filled = gradients_differ, draws, filled
         side.index = index
+        side.copies = {*stand_ins, *(run.side.copies if run.side is not None else ())}
 
         def original(value: Any) -> Any:
             return MOVED if id(value) in side.advanced else copies.get(id(value), value)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, Protocol
@@ -36,7 +36,16 @@ from magpy_like.dynamic.places import (
     erase,
     nodes_after,
     say,
-    unchanged,
+)
+from magpy_like.dynamic.structures import (
+    Path,
+    check_depth,
+    containers,
+    differences,
+    part,
+    parts,
+    rebuilt,
+    shared,
 )
 from magpy_like.dynamic.written import (
     Row,
@@ -69,8 +78,6 @@ are (21 s for 64 steps of 10 layers, 1 s as an operator)."""
 _MOST_TRIES = 7
 """Rounds that run beside the program until it is known what one hands on to the next."""
 
-Path = tuple[int, ...]
-
 
 class Explorer(Protocol):
     """What runs a part of the program beside it."""
@@ -88,6 +95,7 @@ class Explorer(Protocol):
         draws: bool = False,
         filled: Filled | None = None,
         index: fx.Node | None = None,
+        stand_ins: Collection[int] = (),
     ) -> End:
         """See ``Branches``."""
 
@@ -201,6 +209,9 @@ class Loop:
             and sys.getrefcount(slots[slot]) <= 4
             and rec.node(slots[slot]) is None
         }
+        self._shared: set[int] = set()
+        for slot in self._given:
+            self._shared |= shared(slots[slot], rec, 3)  # the frame's, the state's, and these
         self._writable = [i for i in self._given if is_nobody_elses(rec, slots, i)]
         if self.making is not None:
             slot = len(self.state.locals)
@@ -296,7 +307,7 @@ class Loop:
                 leaf.result = value if leaf.in_place else None
             slots = list(self.values)
             for slot in {*self._own, *given}:
-                slots[slot] = _rebuilt(slots[slot], given.get(slot, {}), ())
+                slots[slot] = rebuilt(slots[slot], given.get(slot, {}))
             before = [list(value) if i in self._own else value for i, value in enumerate(slots)]
             counted = InGraph(self.index)
             if not run.lifted.any(self.bounds[:1]) and self.bounds[2] > 0:
@@ -332,12 +343,19 @@ class Loop:
             lists = [slots[slot] for slot in self._own]
             head = replace(self.state, offset=turn.again)
             exits = None if self._meet is None else Exits(head, self._meet, lists)
+            stand_ins = {
+                id(part(slots[slot], path[:i]))
+                for slot, leaves in given.items()
+                for path in leaves
+                for i in range(len(path))
+            }
             filled = Filled(rec, self.shared)
             in_places = zip(self.places, slots[self._first_place :], strict=True)
             with filled.holding([*in_places]) as left:
                 end = self.end = self.explorer.explore(
                     run, begun, self.exit, turn.again, own, differ,
                     exits=exits, draws=True, filled=filled, index=self.index,
+                    stand_ins=stand_ins,
                 )  # fmt: skip
             end.nodes = made = [*made, *end.nodes]
             self._growing = growing
@@ -429,7 +447,7 @@ class Loop:
             self._count(self.counter, end)
         if not all(map(operator.is_, end.stack[:below], begun.stack[:below])):
             raise Split("a round changes what lies below its iterator")
-        containers: list[int] = []
+        left_there: list[int] = []
         left = (*end.locals, *self._made(end.stack), *in_places)
         for slot in self._wanted:
             after, was = left[slot], before[slot]
@@ -440,7 +458,7 @@ class Loop:
                     begin = list(self.values[slot])
                     self.lists.append(List(slot, begin, after[len(was) :]))
                     after = after[: len(was)]
-                found = list(_differences(was, after, ()))
+                found = list(differences(was, after))
                 for path, result in found:
                     self._carry(slot, path, result)
                 if not found:
@@ -448,10 +466,10 @@ class Loop:
             else:
                 for path, result in self._leaves(after, (), end):
                     self.last.append(Leaf(slot, path, NULL, result=result))
-            containers += map(id, _containers(left[slot]))
+            left_there += map(id, containers(left[slot]))
         if {found.slot for found in self.lists} & {slot for slot, _ in self.carried}:
             raise Split("rounds change elements of a list that they append to")
-        if len(set(containers)) < len(containers):
+        if len(set(left_there)) < len(left_there):
             raise Split("a round leaves one container in two places")
         if any(leaf.symbol and leaf.result is None for leaf in self.carried.values()):
             raise Split("rounds take turns in what they hand on")
@@ -501,8 +519,9 @@ class Loop:
         leaf = self.carried.get((slot, path))
         if leaf is None:
             first = self.values[slot]
-            for position in path:
-                first = first[position]
+            if any(id(part(first, path[:i])) in self._shared for i in range(len(path))):
+                raise Split(f"rounds replace a {type(first).__qualname__} that others may have")
+            first = part(first, path)
             self.carried[slot, path] = Leaf(slot, path, first, _takes_part(first))
         else:
             leaf.result = result
@@ -521,9 +540,10 @@ class Loop:
         elif is_number(value):
             if self.run.lifted.any((value,)):
                 yield path, value
-        elif type(value) in (list, tuple) and rec.node(value) is None:
-            for i, item in enumerate(value):
-                yield from self._leaves(item, (*path, i), end)
+        elif (inside := parts(value)) is not None and rec.node(value) is None:
+            check_depth(path)
+            for key, item in inside.items():
+                yield from self._leaves(item, (*path, key), end)
         elif not (is_plain(value) or is_identity(value) or value is NULL):
             if rec.node(value) is None:
                 raise Split(f"a round leaves {say(value)}")
@@ -741,43 +761,3 @@ def check_twins(run: MonitorRun, left: torch.Tensor, right: torch.Tensor) -> Non
 
 def _takes_part(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def _rebuilt(value: Any, leaves: dict[Path, Any], path: Path) -> Any:
-    """A copy of a list or tuple with other values at some places in it."""
-    if path in leaves:
-        return leaves[path]
-    if type(value) not in (list, tuple):
-        return value
-    items = [_rebuilt(item, leaves, (*path, i)) for i, item in enumerate(value)]
-    if path and all(map(operator.is_, items, value)):
-        return value
-    return items if type(value) is list else tuple(items)
-
-
-def _differences(before: Any, after: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """The tensors and numbers that differ.
-
-    Raises:
-        Split: something else does.
-    """
-    if unchanged(before, after):
-        return
-    same_type = type(before) is type(after)
-    if same_type and type(after) in (list, tuple) and len(before) == len(after):
-        for i, (one, other) in enumerate(zip(before, after, strict=True)):
-            yield from _differences(one, other, (*path, i))
-    elif isinstance(before, torch.Tensor) == isinstance(after, torch.Tensor) and (
-        isinstance(after, torch.Tensor) or (same_type and is_number(after))
-    ):
-        yield path, after
-    else:
-        raise Split(f"a round makes {say(after)} of {say(before)}")
-
-
-def _containers(value: Any) -> Iterator[Any]:
-    if type(value) is list:
-        yield value
-    if type(value) in (list, tuple):
-        for item in value:
-            yield from _containers(item)

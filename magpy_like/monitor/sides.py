@@ -29,7 +29,7 @@ from magpy_like.monitor.filled import Filled, place_of
 from magpy_like.monitor.operators import BINARY, IN_PLACE
 from magpy_like.monitor.reads import NOT_GIVEN, inputs_of, way_of
 from magpy_like.monitor.split import Split
-from magpy_like.native import lookup_in_type
+from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import HEAP_TYPE, is_plain
 
@@ -142,6 +142,8 @@ class Side:
         """That of a round of a loop, if it is one that tells what slices it reads."""
         self.windows: list[Window] = []
         """These slices."""
+        self.copies: set[int] = set()
+        """The ids of containers that stand for any that rounds of a loop hand on."""
         self._own: dict[int, Any] = {}
         self._abandon = abandon
         self.tensors = TensorEffects(fake, self.refuse)
@@ -376,6 +378,25 @@ def _writes_cell(side: Side, run: MonitorRun, step: Step) -> None:
         raise Split("takes away a variable that functions share")
 
 
+def _calls(side: Side, run: MonitorRun, step: Step) -> None:
+    """What a class makes here goes unannounced, later on."""
+    if opcode.opname[step.opcode] == "CALL":
+        first = len(step.stack) - step.oparg - 2
+        called = step.stack[first + 1] if step.stack[first] is NULL else step.stack[first]
+    else:
+        called = step.stack[-3 if step.oparg & 1 else -2]
+    if isinstance(called, type) and isinstance(
+        lookup_in_type(called, "__del__"), types.FunctionType
+    ):
+        raise Split(f"makes a {called.__qualname__}, whose end is noticed")
+
+
+def _asks_which(side: Side, run: MonitorRun, step: Step) -> None:
+    given = [id(operand) in side.copies for operand in step.stack[-2:]]
+    if any(given) and not any(map(is_plain, step.stack[-2:])):
+        raise Split("asks which container it is that rounds of a loop hand on")
+
+
 def _consumes(side: Side, run: MonitorRun, step: Step) -> None:
     side.consume(step.stack[-1])
 
@@ -410,6 +431,9 @@ def _rules() -> dict[int, Callable[[Side, MonitorRun, Step], None]]:
         "STORE_GLOBAL": _stores_global,
         "DELETE_GLOBAL": _never("changes a global variable"),
         "LOAD_BUILD_CLASS": _never("makes a class"),
+        "CALL": _calls,
+        "CALL_FUNCTION_EX": _calls,
+        "IS_OP": _asks_which,
         "SEND": _never("hands values to a generator"),
     }
     return {opcode.opmap[name]: rule for name, rule in table.items() if name in opcode.opmap}

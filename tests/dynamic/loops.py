@@ -20,12 +20,15 @@ def name(value: Any) -> str:
 
 def check(program: Callable[..., Any], sizes: Iterable[int], training: bool) -> None:
     """Each number of rounds gives what it gives in eager mode, and leaves the same argument."""
-    _compare(
-        magpy.compile(program, backend="eager", options={"record_limit": 20}),
-        program,
-        sizes,
-        gradient if training else outcome,
-    )
+    fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
+    check_calls(fast, program, sizes, training)
+
+
+def check_calls(
+    fast: Callable[..., Any], program: Callable[..., Any], sizes: Iterable[int], training: bool
+) -> None:
+    """The same of a program that is compiled already."""
+    _compare(fast, program, sizes, gradient if training else outcome)
 
 
 def check_one_record(program: Callable[..., Any]) -> None:
