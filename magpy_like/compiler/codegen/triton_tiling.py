@@ -176,7 +176,7 @@ def _reduction(kernel: Kernel, hint: Hint) -> Tiling:
     split, blocks = 1, -(-x_size // x_block)
     # Rows that are written over: *measured*, sharing the 64 and more of U-Net's gradients of batch
     # norms took a step from 1.04 to .88 of eager's speed; few rows leave a GPU idle.
-    alone = FULL // 8 if updated_in_place(kernel) and not columns else FULL
+    alone = FULL // 8 if _updates_rows(kernel) and not columns else FULL
     if shared and blocks < alone:
         while split < MAX_SPLIT and blocks * split < 4 * FULL and r_size > 2 * r_block * split:
             split *= 2
@@ -206,6 +206,18 @@ def updated_in_place(kernel: Kernel) -> set[str]:
         read |= node.reads
         updated |= node.writes & read
     return updated
+
+
+def _updates_rows(kernel: Kernel) -> bool:
+    """Is a row's memory written over, and not only what there is one of for each row?"""
+    stored = {
+        store.args[0]
+        for node in kernel.nodes()
+        if node.inner
+        for store in node.body.of("store")
+        if not store.outer
+    }
+    return bool(stored & updated_in_place(kernel))
 
 
 def keeps_old_values(kernel: Kernel) -> bool:

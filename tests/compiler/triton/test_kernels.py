@@ -97,6 +97,22 @@ def test_many_rows_that_are_written_over_are_not_shared_and_columns_are_taken_to
         assert tiling.outer[0].block == block
 
 
+def test_programs_share_many_rows_that_are_read_where_a_number_for_each_is_written_over():
+    """As in a batch norm that trains, which updates its running mean."""
+
+    def function(x, a, b):
+        running, mean = (a @ b).reshape(-1), x.mean((0, 2), keepdim=True)
+        return x - mean, running * 0.9 + mean.reshape(-1) * 0.1
+
+    graph = lowered(function, (50, 64, 2_000), (8, 3), (3, 8))
+    steps = plan_memory(graph, Scheduler(graph).run())
+    (kernel,) = (step.work for step in steps if isinstance(step.work, Kernel))
+    assert updated_in_place(kernel)
+    assert tile(kernel, graph.hint).split > 1
+    x = torch.randn(17, 4, 2_000)
+    same(function, x, torch.randn(2, 3), torch.randn(3, 2), rtol=1e-3, atol=1e-3)
+
+
 def test_reductions_across_rows():
     for shape in ((5, 40), (1100, 70), (33, 300), (2, 90, 13)):
         same(lambda x: (x.amax(-2), x.argmin(-2), x - x.mean(-2, keepdim=True)), torch.randn(shape))
