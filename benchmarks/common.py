@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +100,16 @@ def time_call(
         return (clock() - start) / repeats
     finally:
         gc.enable()
+
+
+def differs(actual: Any, expected: Any, *, equal_nan: bool = False) -> bool:
+    """Whether a tensor of a model's results is another one than in eager mode."""
+    pairs = zip(pytree.tree_leaves(actual), pytree.tree_leaves(expected), strict=True)
+    return not all(
+        torch.allclose(a, e, rtol=1e-2, atol=1e-3, equal_nan=equal_nan)
+        for a, e in pairs
+        if isinstance(e, torch.Tensor)
+    )
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -13,10 +13,9 @@ from typing import Any
 
 import click
 import torch
-from torch.utils import _pytree as pytree
 
 import magpy_like as magpy
-from benchmarks.common import geometric_mean, machine, measure, seconds, table
+from benchmarks.common import differs, geometric_mean, machine, measure, seconds, table
 from tests.models import ZOO, language
 
 COMPILERS: dict[str, Callable[..., Any]] = {
@@ -48,13 +47,6 @@ def inputs_of(model: Any, name: str, varies: str, size: str, count: int) -> list
         found.append((args, kwargs))
     language.LENGTH[size] = usual
     return found
-
-
-def differs(actual: Any, expected: Any) -> bool:
-    pairs = zip(pytree.tree_leaves(actual), pytree.tree_leaves(expected), strict=True)
-    return not all(
-        torch.allclose(a, e, rtol=1e-2, atol=1e-3) for a, e in pairs if isinstance(e, torch.Tensor)
-    )
 
 
 def prepared(
