@@ -159,7 +159,7 @@ def _twin_of_both(run: MonitorRun, left: Any, right: Any) -> torch.Tensor | None
 
 def chosen_by(run: MonitorRun, flag: ShadowNode, one: Any, other: Any) -> Expression | None:
     """A number that a flag has decided; None for a tensor, and for a number of the graph."""
-    parts = [run.lifted.expression(value) or value for value in (one, other)]
+    parts = run.lifted.parts((one, other))
     if not is_number(one) or not all(map(known_at_entry, parts)):
         return None
     return Computed(choose, (Read(flag), *parts))

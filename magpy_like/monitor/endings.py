@@ -45,9 +45,14 @@ def has_cleanup(value: Any) -> bool:
 
 
 def has_destructor(value: Any) -> bool:
-    if not type(value).__flags__ & HEAP_TYPE:
+    return gives_destructor(type(value))
+
+
+def gives_destructor(kind: type) -> bool:
+    """Whether the end of a class's instances is Python code."""
+    if not kind.__flags__ & HEAP_TYPE:
         return False
-    return isinstance(lookup_in_type(type(value), "__del__"), types.FunctionType)
+    return isinstance(lookup_in_type(kind, "__del__"), types.FunctionType)
 
 
 def _is_programs(reference: Any) -> bool:

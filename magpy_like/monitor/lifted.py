@@ -13,7 +13,7 @@ import gc
 import math
 import operator
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
 from typing import Any
 
@@ -98,6 +98,10 @@ class LiftedNumbers:
     def expression(self, value: Any) -> Expression | None:
         known = self._known.get(id(value))
         return known[1] if known is not None else None
+
+    def parts(self, values: Iterable[Any]) -> tuple[Any, ...]:
+        """The expressions of lifted numbers, and other values as they are."""
+        return tuple(self.expression(value) or value for value in values)
 
     def is_read_of(self, value: Any, node: ShadowNode) -> bool:
         """Whether a value is the object of the lifted number at a place outside."""
@@ -189,7 +193,7 @@ class LiftedNumbers:
         twin = self._compute_twin(operation, operands, value)
         if twin is not None and not isinstance(twin, torch.SymInt | torch.SymFloat):
             return None  # it is the same whatever the operands are
-        parts = tuple(self.expression(operand) or operand for operand in operands)
+        parts = self.parts(operands)
         computed = self._note_raising(operation, operands, parts)
         in_graph = is_number(value) and any(isinstance(part, InGraph) for part in parts)
         if in_graph and not any(map(is_left_to_python, parts)):
@@ -206,7 +210,7 @@ class LiftedNumbers:
         self, operation: Callable[..., Any], operands: tuple[Any, ...], values: Any
     ) -> Any:
         """``operation`` has made several numbers, of one type each: gives them, lifted."""
-        parts = tuple(self.expression(operand) or operand for operand in operands)
+        parts = self.parts(operands)
         whole = self._note_raising(operation, operands, parts)
         return type(values)(
             [
@@ -493,7 +497,7 @@ class LiftedNumbers:
         Raises:
             Split: an operand is only known when the region runs, and cannot be foretold.
         """
-        parts = tuple(self.expression(operand) or operand for operand in operands)
+        parts = self.parts(operands)
         twins = self.twins_of(operands)
         numbers = all(is_liftable(operand) for operand in operands)
         if self.least.settle(operation, parts):
@@ -515,7 +519,7 @@ class LiftedNumbers:
         Raises:
             Split: only that of the first round does, which may go its own way.
         """
-        parts = tuple(self.expression(operand) or operand for operand in operands)
+        parts = self.parts(operands)
         if not any(isinstance(part, InGraph) for part in parts):
             return False
         if not all(map(is_number, operands)) or self.least.settle(operation, parts):
@@ -537,7 +541,7 @@ class LiftedNumbers:
             Split: an operand is only known when the region runs, and cannot be foretold.
         """
         if parts is None:
-            parts = tuple(self.expression(operand) or operand for operand in operands)
+            parts = self.parts(operands)
         if all(map(known_at_entry, parts)):
             self.conditions.append((Computed(operation, parts), value))
         else:

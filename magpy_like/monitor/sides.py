@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from magpy_like.annotation import Annotation, RelationKind
 from magpy_like.monitor.containers import CONTAINERS
 from magpy_like.monitor.devices import SWITCHES
+from magpy_like.monitor.endings import gives_destructor
 from magpy_like.monitor.filled import Filled, place_of
 from magpy_like.monitor.operators import BINARY, IN_PLACE
 from magpy_like.monitor.reads import NOT_GIVEN, inputs_of, way_of
@@ -385,9 +386,7 @@ def _calls(side: Side, run: MonitorRun, step: Step) -> None:
         called = step.stack[first + 1] if step.stack[first] is NULL else step.stack[first]
     else:
         called = step.stack[-3 if step.oparg & 1 else -2]
-    if isinstance(called, type) and isinstance(
-        lookup_in_type(called, "__del__"), types.FunctionType
-    ):
+    if isinstance(called, type) and gives_destructor(called):
         raise Split(f"makes a {called.__qualname__}, whose end is noticed")
 
 

@@ -149,7 +149,7 @@ def note_change(rec: Recording, node: ShadowNode, operation: Any, args: tuple[An
 
 
 def _after(rec: Recording, operation: Any, contents: Expression, *args: Any) -> Computed:
-    parts = (contents, *(rec.lifted.expression(arg) or arg for arg in args))
+    parts = (contents, *rec.lifted.parts(args))
     return Computed(Changed(operation), parts)  # which never raises
 
 
