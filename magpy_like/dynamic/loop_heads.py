@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from magpy_like.dynamic.at_once import hand_rounds_over
 from magpy_like.dynamic.code_flow import Instruction, in_order, instructions, live_locals
 from magpy_like.dynamic.counting import Comparison, Counter, Turn, turn_at, turn_of
 from magpy_like.dynamic.frame_state import FrameState, capture, is_resumable, origins, restores
@@ -23,13 +24,15 @@ from magpy_like.dynamic.joins import RETURN
 from magpy_like.dynamic.layout import NoLayout
 from magpy_like.dynamic.rounds import FEWEST_ROUNDS, Explorer, Loop
 from magpy_like.logs import topic
+from magpy_like.monitor import parted
+from magpy_like.monitor.gathered import Gathered
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.least_values import TURNED
-from magpy_like.monitor.loops import Element, computed, over_range
+from magpy_like.monitor.loops import Element, computed
 from magpy_like.monitor.operator_graph import UnknownTensor
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import Split, SplitPoint
-from magpy_like.native import NULL, frame_function
+from magpy_like.native import NULL, frame_function, frame_set_operand
 
 _log = topic("splits")
 
@@ -46,9 +49,24 @@ class _Begun:
     """A loop of which the rounds behind the first one may become an operator."""
 
     bounds: tuple[int, int, int]
-    """Not settled yet: the program has made a ``range`` of them."""
+    """Not settled yet: the program has made a ``range`` of them, or goes through ``rows``."""
+    tensors: tuple[Any, ...]
+    element: Element
+    rows: list[Gathered]
     heads: int = 0
     """How often the program has come to its head."""
+
+    def are_rows_there(self, run: MonitorRun) -> bool:
+        """Whether nobody has looked into them since."""
+        lists = run.recording.operators.lists
+        return all(lists.get(id(given.value)) is given for given in self.rows)
+
+    def settle(self, run: MonitorRun) -> None:
+        """The number of rounds must not vary."""
+        for given in self.rows:
+            run.recording.operators.look_at(given.value)
+        if not self.rows:
+            run.lifted.settle(self.bounds)
 
 
 @dataclass(frozen=True)
@@ -89,8 +107,11 @@ class LoopHeads:
         rounds = len(range(*bounds))
         if rounds < 2 or run.lifted.any(bounds[2:]):
             return False
-        if rounds < FEWEST_ROUNDS and not run.has_varied(bounds):
+        varies = run.has_varied(bounds)
+        if rounds < FEWEST_ROUNDS and not varies:
             return False
+        if varies and hand_rounds_over(run, step, bounds):
+            return True
         try:
             head = _at_head(run, step)
         except (Split, NoLayout) as why:
@@ -100,14 +121,17 @@ class LoopHeads:
             return False
         if head.wraps is not None:
             bounds, element = _WRAPPERS[head.wraps](run, bounds, element)
-        plain = not tensors and head.wraps is None and head.making is None
+        plain = head.wraps is None and head.making is None
         later = plain and rounds >= 3 and run.lifted.is_known_at_entry(bounds)
         if self._make_loop(run, step, head, bounds, tensors, element, later=later):
             return True
-        if not later:
+        rows = _with_first(run, step) if later and tensors else []
+        if not later or rows is None:
             return False
-        state = head.state
-        self._begun[id(step.frame), state.offset + shift_of(step.frame)] = _Begun(bounds)
+        key = id(step.frame), head.state.offset + shift_of(step.frame)
+        if key in self._begun:  # it has been left in its first round, and begins once more
+            self._begun.pop(key).settle(run)
+        self._begun[key] = _Begun(bounds, tensors, element, rows)
         run.watch_iterators()
         return True
 
@@ -124,6 +148,8 @@ class LoopHeads:
         start, stop, by = begun.bounds
         rest = computed(run, operator.add, start, by), stop, by
         try:
+            if not begun.are_rows_there(run):
+                raise Split("the first round has looked at all rows")
             state = captured(run, step)
             at = instructions(state.code)[state.offset]
             stack = (*state.stack[:-1], iter(range(1)))
@@ -131,12 +157,12 @@ class LoopHeads:
             check_resumable(state)
             at = state.instruction
             head = Head(state, at.exhausted + shift_of(step.frame), turn_of(at))
-            made = self._make_loop(run, step, head, rest, (), over_range)
+            made = self._make_loop(run, step, head, rest, begun.tensors, begun.element)
         except (Split, NoLayout) as why:
             _say_why_not(step, why)
             made = False
         if not made:
-            run.lifted.settle(begun.bounds)
+            begun.settle(run)
 
     def counts(self, run: MonitorRun, step: Step, compared: Comparison) -> bool:
         """See ``Branching.at_comparison``."""
@@ -175,7 +201,7 @@ class LoopHeads:
     def settle(self, run: MonitorRun, frame: FrameType | None = None) -> None:
         """See ``Branching.settle``."""
         for key in [key for key in self._begun if frame is None or key[0] == id(frame)]:
-            run.lifted.settle(self._begun.pop(key).bounds)
+            self._begun.pop(key).settle(run)
 
     def _make_loop(
         self,
@@ -211,6 +237,36 @@ class LoopHeads:
         return True
 
 
+def _with_first(run: MonitorRun, step: Step) -> list[Gathered] | None:
+    """Let the program go through the rows of tensors as lists of the graph, of which it knows the
+    first ones; None where it cannot."""
+    table, count = instructions(step.code), 1
+    if table[step.offset].name != "GET_ITER":
+        count = step.oparg
+        called = step.stack[-count - 1]
+        if table[step.offset].name != "CALL" or (called is not enumerate and called is not zip):
+            return None
+    lists, found, instead = run.recording.operators.lists, [], {}
+    for depth, value in enumerate(reversed(step.stack[-count:]), start=1):
+        if type(value) is int:  # what `enumerate` begins with
+            continue
+        if isinstance(value, torch.Tensor):
+            tensor, value = value, value.unbind(0)
+            run.account()
+            if not parted.take_apart(run, torch.unbind, (tensor,), {}, value):
+                return None
+            instead[depth] = value
+        given = lists.get(id(value))
+        if not isinstance(given, Gathered) or not (given.are_new and given.has_ends):
+            return None
+        found.append(given)
+    for given in found:
+        given.know(run.recording.operators, 0)
+    for depth, value in instead.items():
+        frame_set_operand(step.frame, depth, value)
+    return found
+
+
 def _at_head(run: MonitorRun, step: Step) -> Head | None:
     """The head of the loop over what is about to be made, or gone through; None when that is for
     something else.
@@ -227,6 +283,8 @@ def _at_head(run: MonitorRun, step: Step) -> Head | None:
             wraps = next((known for known in _WRAPPERS if known is stack[-1]), None)
             if wraps is not None:
                 stack, at = stack[:-2], table[after.end]
+    elif at.name == "CALL_FUNCTION_EX":
+        stack, at = stack[: -3 - (at.arg & 1)], table[at.end]
     else:
         stack = stack[:-1]
     if at.name != "GET_ITER":

@@ -7,6 +7,7 @@ number of rounds of this run. Until then another call may have another number.
 
 from __future__ import annotations
 
+import functools
 import opcode
 import operator
 import types
@@ -73,8 +74,8 @@ class Gathered:
     """Whether there is an element, however many rounds there are."""
     is_left: bool = False
     """Whether the recording ends here, and leaves it as a whole."""
-    allowed = frozenset({len, *JOINS, list, tuple, zip, enumerate, reversed})
-    """A loop may begin over what the last three give; otherwise they look into it."""
+    allowed = frozenset({len, *JOINS, list, tuple, sum, functools.reduce, zip, enumerate, reversed})
+    """A loop of the graph may go through it for the last five; otherwise they look into it."""
 
     def __post_init__(self) -> None:
         self._items = [id(item) for item in self.value]
@@ -144,10 +145,9 @@ def looked_at(step: Step, lists: Lists, follows: Callable[[Any], bool]) -> Itera
         function = getattr(list, step.name, None)
     elif name == "GET_ITER" and isinstance(lists.get(id(taken[0])), Gathered):
         return  # a loop may begin
-    elif name == "BINARY_SUBSCR" and type(taken[1]) is slice:
-        found = lists.get(id(taken[0]))
-        if isinstance(found, Gathered) and not found.by_data and taken[1] == BACKWARDS:
-            return
+    elif name == "BINARY_SLICE" or (name == "BINARY_SUBSCR" and type(taken[1]) is slice):
+        if isinstance(lists.get(id(taken[0])), Gathered):
+            return  # it may be a list of the graph again
     elif name == "BINARY_SUBSCR" and type(taken[1]) is int and taken[1] in ENDS:
         found = lists.get(id(taken[0]))
         if isinstance(found, Gathered) and found.are_new and found.has_ends:
@@ -162,7 +162,6 @@ def looked_at(step: Step, lists: Lists, follows: Callable[[Any], bool]) -> Itera
 
 
 _IN_PLACE_ADD = [name for name, _ in opcode._nb_ops].index("NB_INPLACE_ADD")  # type: ignore[attr-defined]
-BACKWARDS = slice(None, None, -1)
 ENDS = (0, -1)
 """The elements that there are whatever the number of rounds is."""
 _DEPTHS = {

@@ -7,6 +7,8 @@ another way relies on the size.
 
 from __future__ import annotations
 
+import operator
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +17,13 @@ from torch import fx
 
 from magpy_like.monitor.gathered import Gathered
 from magpy_like.monitor.graph_nodes import LIST
+from magpy_like.monitor.loops import computed
 from magpy_like.native.kinds import isinstance
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., Any], Any]
 
 
 def take_apart(
@@ -70,10 +75,45 @@ def _is_size(run: MonitorRun, number: int, size: torch.SymInt) -> bool:
     return isinstance(twin, torch.SymInt) and run.lifted.hold(twin == size)
 
 
-def turned(run: MonitorRun, given: Gathered, result: Any) -> None:
+def take_slice(run: MonitorRun, given: Gathered, key: slice) -> Token | None:
+    """``rows[::-1]``, ``rows[1:]`` and the like of a list of the graph, if that is one again."""
+    ends = key.start, key.stop, key.step
+    plain = all(type(end) in (int, types.NoneType) for end in ends) and not run.lifted.any(ends)
+    if not plain or not given.is_whole() or given.by_data:
+        return None
+    if key == _BACKWARDS:
+        return _turned, given
+    if key == _FIRST and given.are_new and given.has_ends:
+        given.know(run.recording.operators, 0)
+        return _finish_first, None
+    left_out = key.start or 0, -(key.stop or 0)
+    if min(left_out) < 0 or key.step is not None or run.side is not None:
+        return None
+    fewest = sum(left_out) + 1  # none at all is told from others by more than its length
+    if len(given.value) < fewest:
+        return None
+    run.lifted.ask(operator.ge, (given.count, fewest))
+    return _finish_slice, (given, key, computed(run, operator.sub, given.count, fewest - 1))
+
+
+_BACKWARDS, _FIRST = slice(None, None, -1), slice(None, 1, None)
+
+
+def _turned(run: MonitorRun, given: Gathered, result: Any) -> None:
     """``result`` has the elements of a list of the graph, the last one first."""
     operators = run.recording.operators
-    _derived(run, given, operators.turned(given.node), result)
+    _derived(run, given, operators.turned(given.node), given.count, result)
+
+
+def _finish_first(run: MonitorRun, _: None, result: Any) -> None:
+    """A list of one tensor is like any other."""
+
+
+def _finish_slice(run: MonitorRun, taken: tuple[Gathered, slice, Any], result: Any) -> None:
+    given, key, count = taken
+    node = run.recording.operators.graph.call_function(operator.getitem, (given.node, key))
+    node.meta[LIST] = True
+    _derived(run, given, node, count, result)
 
 
 def copied(run: MonitorRun, made: tuple[Gathered, type], result: Any) -> None:
@@ -81,11 +121,11 @@ def copied(run: MonitorRun, made: tuple[Gathered, type], result: Any) -> None:
     given, kind = made
     node = run.recording.operators.graph.call_function(kind, (given.node,))
     node.meta[LIST] = True
-    _derived(run, given, node, result)
+    _derived(run, given, node, given.count, result)
 
 
-def _derived(run: MonitorRun, given: Gathered, node: fx.Node, result: Any) -> None:
+def _derived(run: MonitorRun, given: Gathered, node: fx.Node, count: Any, result: Any) -> None:
     if result is not given.value:  # a tuple of a tuple
         run.recording.operators.lists[id(result)] = Gathered(
-            result, node, given.count, given.twin, given.settle, given.are_new
+            result, node, count, given.twin, given.settle, given.are_new
         )

@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 import torch.utils.checkpoint
 
-from magpy_like.monitor import torchscript
+from magpy_like.monitor import consumers, torchscript
 from magpy_like.monitor.addresses import TELLS
 from magpy_like.monitor.containers import CONTAINERS, elements
 from magpy_like.monitor.local_uses import LOOK_AROUND
@@ -30,19 +30,19 @@ from magpy_like.refgraph.values import is_plain
 
 
 def _sum(iterable: Iterable[Any], /, start: Any = 0) -> Any:
-    items = iter(iterable)
-    numbers = []
-    for item in items:
-        if isinstance(item, torch.Tensor):
-            break
-        numbers.append(item)
-    else:
-        return sum(numbers) if type(start) is int and start == 0 else sum(numbers, start)
     # Native code adds plain numbers in its own way: from Python 3.12 on it makes up for rounding.
-    total = sum(numbers, start) + item
-    for item in items:
-        total = total + item
-    return total
+    total: Any = None
+    numbers: list[Any] = []
+    for item in iterable:
+        if total is not None:
+            total = total + item
+        elif isinstance(item, torch.Tensor):
+            total = sum(numbers, start) + item
+        else:
+            numbers.append(item)
+    if total is not None:
+        return total
+    return sum(numbers) if type(start) is int and start == 0 else sum(numbers, start)
 
 
 def _list(iterable: Iterable[Any], /) -> Any:
@@ -407,7 +407,7 @@ def may_yield_tensors(iterable: Any) -> bool:
 
 
 CODE = (
-    {_running.__code__}
+    {_running.__code__, *consumers.CODE}
     | {function.__code__ for _, _, function in _ROWS if isinstance(function, types.FunctionType)}
     | {
         constant

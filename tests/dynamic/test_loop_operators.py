@@ -617,8 +617,39 @@ def _holds_a_loop(x):
     return total
 
 
+def _first_row_has_no_other_before_it(x):
+    h, found = None, []
+    for row in x:
+        h = torch.tanh(row) if h is None else torch.tanh(row + h @ WEIGHT)
+        found.append(h)
+    return torch.stack(found), h
+
+
+def _first_of_rows_that_are_numbered(x):
+    h = None
+    for i, row in enumerate(x, 2):
+        h = row * i if h is None else torch.tanh(h @ WEIGHT + row * i)
+    return h, i, row
+
+
+def _first_of_two_rows(x):
+    total = 0
+    for row, other in zip(x, x * 2):
+        total = total + (row * other).sum(0)
+    return total
+
+
+def _first_element_has_no_other_before_it(x):
+    h = None
+    for y in x.unbind(0):
+        h = y if h is None else h @ WEIGHT + y
+    return h
+
+
 FIRST_DIFFERS = [
     _first_state_is_none, _asks_for_the_first_round, _starts_behind_the_first, _holds_a_loop,
+    _first_row_has_no_other_before_it, _first_of_rows_that_are_numbered, _first_of_two_rows,
+    _first_element_has_no_other_before_it,
 ]  # fmt: skip
 
 
@@ -689,6 +720,16 @@ def _splits_in_the_first_round(x):
     return h
 
 
+def _splits_in_the_first_row(x):
+    h = None
+    for row in x:
+        if h is None:
+            with open("/dev/null", "w") as log:
+                log.write("first")
+        h = row if h is None else torch.tanh(h + row)
+    return h
+
+
 def _raises_in_the_first_round(x):
     h = None
     for t in range(x.shape[0]):
@@ -699,11 +740,59 @@ def _raises_in_the_first_round(x):
     return h
 
 
+def _leaves_in_the_first_row(x):
+    h = None
+    for i, row in enumerate(x):
+        if h is not None:
+            h = h * i
+        elif x.shape[1] == 4:
+            return row
+        else:
+            h = row
+    return h
+
+
+def _breaks_in_first_rows(x):
+    h, ends = None, []
+    for _ in range(2):
+        for row, other in zip(x, x * 2):
+            h = row if h is None else h * 2 + other
+            if len(ends) == 0:
+                ends.append(h)
+                break
+    return h, ends
+
+
+def _changes_what_it_goes_through(x):
+    found, h = [row * 2 for row in x], None
+    for y in found:
+        h = y if h is None else torch.tanh(h + y)
+        if len(found) == x.shape[0]:
+            found.append(x[0])
+    return h, found
+
+
+def _changes_rows_in_the_first_round(x):
+    y, h = x * 2, None
+    for row in y:
+        h = row.add_(1) if h is None else torch.tanh(h + row)
+    return h, y
+
+
+def _looks_at_all_in_the_first_round(x):
+    found, h = [row * 2 for row in x], None
+    for y in found:
+        h = torch.stack([*found]).sum(0) if h is None else torch.tanh(h + y)
+    return h
+
+
 @pytest.mark.parametrize(
     "program",
     [
+        _leaves_in_the_first_row, _breaks_in_first_rows, _changes_what_it_goes_through,
+        _changes_rows_in_the_first_round, _looks_at_all_in_the_first_round,
         _asks_for_the_second_round, _leaves_in_the_first_round, _breaks_in_the_first_round,
-        _splits_in_the_first_round, _raises_in_the_first_round,
+        _splits_in_the_first_round, _splits_in_the_first_row, _raises_in_the_first_round,
     ],
 )  # fmt: skip
 def test_loop_that_ends_otherwise_behind_its_first_round_is_what_it_is_in_eager(program):

@@ -103,6 +103,12 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
         if not is_followed(function):
             frame_set_operand(step.frame, depth, spread(function))
         return None
+    loop = any(function is head for head in loops.HEADS)
+    if loop and loops.begins(run, step, function, tuple(args), kwargs):
+        return None
+    if not is_followed(function):
+        for value in (*args[1:], *kwargs.values()):
+            run.recording.operators.look_at(value)
     other = polyfill(function, tuple(args), kwargs)
     if other is not None:
         calls.rely_on(run.recording, function)

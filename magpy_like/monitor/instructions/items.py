@@ -16,7 +16,7 @@ import torch
 from magpy_like.annotation import RelationKind, ValueRead
 from magpy_like.monitor import classes, draws, operators, parted, reads, varying_lists, windows
 from magpy_like.monitor.containers import CONTAINERS, is_told_by_identity
-from magpy_like.monitor.gathered import BACKWARDS, ENDS, Gathered
+from magpy_like.monitor.gathered import ENDS, Gathered
 from magpy_like.monitor.instructions.step import Step, Token, finish_without_result
 from magpy_like.monitor.instructions.truth import ask_which
 from magpy_like.monitor.split import Split
@@ -50,9 +50,11 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
             return _finish_element, (given, key)
         given.know(rec.operators, key)
         return None
-    if isinstance(given, Gathered) and given.is_whole() and type(key) is slice:
-        if key == BACKWARDS and not given.by_data:
-            return parted.turned, given
+    if isinstance(given, Gathered) and type(key) is slice:
+        token = parted.take_slice(run, given, key)
+        if token is not None:
+            return token
+        rec.operators.look_at(source)
     if type(source) is np.ndarray and draws.has_element(source, key):
         if (derived := draws.derives(run, operator.getitem, (source, key), {})) is not None:
             return derived

@@ -1,0 +1,77 @@
+"""Functions that take all elements of something at once, in Python: a round for each of them.
+
+A generator expression is not handed to them, but what makes it: made for one element, it gives what
+the round for that element would. So a round here is one of the generator's, which has no other
+state than the variables that it shares.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+
+import torch
+
+Rounds: TypeAlias = tuple[
+    Callable[[Iterator[Any]], Iterable[Any]], Callable[..., Iterable[Any]], tuple[Any, ...]
+]
+"""``(make, head, args)`` for the generator ``make(iter(head(*args)))``."""
+
+
+def hand_over(rounds: Rounds, elements: Iterator[Any]) -> Rounds:
+    """Is called in place of ``make``; nobody goes through ``elements``."""
+    return rounds
+
+
+def _list(rounds: Rounds, /) -> list[Any]:
+    make, head, args = rounds
+    found = []
+    for element in head(*args):
+        for item in make(iter((element,))):
+            found.append(item)
+    return found
+
+
+def _tuple(rounds: Rounds, /) -> tuple[Any, ...]:
+    return tuple(_list(rounds))
+
+
+def _sum(rounds: Rounds, /, start: Any = 0) -> Any:
+    make, head, args = rounds
+    total: Any = None
+    numbers: list[Any] = []
+    if head is iter:
+        (rows,) = args
+        for row in rows:
+            total = _added(make, row, total, numbers, start)
+    else:
+        for element in head(*args):
+            total = _added(make, element, total, numbers, start)
+    return sum(numbers, start) if total is None else total
+
+
+def _added(make: Any, element: Any, total: Any, numbers: list[Any], start: Any) -> Any:
+    for item in make(iter((element,))):
+        if total is not None:
+            total = total + item
+        elif isinstance(item, torch.Tensor):
+            total = sum(numbers, start) + item
+        else:
+            numbers.append(item)
+    return total
+
+
+OF_GENERATORS: dict[Any, Callable[..., Any]] = {list: _list, tuple: _tuple, sum: _sum}
+"""By what a program gives a generator to."""
+
+
+CODE = {
+    function.__code__
+    for function in (
+        hand_over,
+        _added,
+        *OF_GENERATORS.values(),
+    )
+    if isinstance(function, types.FunctionType)
+}
