@@ -9,6 +9,7 @@ operator's results.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from types import FrameType
@@ -17,6 +18,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from magpy_like.dynamic.code_flow import instructions
 from magpy_like.dynamic.continuation import TESTS, resumption
@@ -47,6 +49,7 @@ from magpy_like.monitor.expressions import (
 )
 from magpy_like.monitor.filled import Filled
 from magpy_like.monitor.flags import Known
+from magpy_like.monitor.gathered import Gathered
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.loops import Element
 from magpy_like.monitor.operator_graph import UnknownTensor
@@ -54,6 +57,8 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.sides import Side
 from magpy_like.monitor.split import Split, SplitPoint
+from magpy_like.monitor.twin import TWIN
+from magpy_like.monitor.windows import Reads
 from magpy_like.native import (
     frame_locals,
     frame_set_local,
@@ -356,7 +361,7 @@ class Branches:
         exits: Exits | None = None,
         draws: bool = False,
         filled: Filled | None = None,
-        index: fx.Node | None = None,
+        reads: Reads | None = None,
         stand_ins: Collection[int] = (),
     ) -> End:
         """Run a side beside the program, until it comes to ``until`` or to ``again``.
@@ -365,6 +370,7 @@ class Branches:
         Where ``gradients_differ`` it must not ask what takes part in them. The flag ``known`` has
         one value there. Ways out of a loop are noted in ``exits``.
         Random numbers it ``draws`` only where the program is sure to go through it.
+        What it reads by the index of a round is noted in ``reads``.
         ``stand_ins`` are the ids of containers of which it must not ask which ones they are.
 
         Raises:
@@ -387,7 +393,7 @@ class Branches:
         shift = origins[id(function.__code__)].shift
         side = Side(function.__code__, shift, self._fake, run.abandon)
         side.gradients_differ, side.tensors.draws, side.filled = gradients_differ, draws, filled
-        side.index = index
+        side.reads = reads if run.side is None else run.side.reads
         side.copies = {*stand_ins, *(run.side.copies if run.side is not None else ())}
 
         def original(value: Any) -> Any:
@@ -471,12 +477,28 @@ class Branches:
         self, run: MonitorRun, like: torch.Tensor, symbol: fx.Node, gradients: bool
     ) -> torch.Tensor:
         """A tensor without data, known as ``symbol``, for any that rounds of a loop hand on."""
-        with self._fake:
+        # It is none of those that the side has made in which the program may be.
+        with _disable_current_modes(), self._fake:
             made = torch.empty_strided(
                 like.shape, like.stride(), dtype=like.dtype, device=like.device,
                 requires_grad=gradients,
             )  # fmt: skip
         return self._known(run, made, symbol)
+
+    def element(self, run: MonitorRun, given: Gathered, at: Any) -> torch.Tensor:
+        """See ``Branching.element``."""
+        rec, (first, *others) = run.recording, given.value
+        for item in given.value:
+            if type(item) is not torch.Tensor:
+                raise Split("a list has elements that are no plain tensors")
+        for other in others:
+            check_like(other, first)
+        if rec.twin is not None and given.twin is None:
+            raise Split("the sizes of a list's elements are not known")
+        node = rec.operators.graph.call_function(operator.getitem, (given.node, at))
+        if given.twin is not None:
+            node.meta[TWIN] = given.twin
+        return self.any_tensor(run, first, node, first.requires_grad)
 
     def _known(self, run: MonitorRun, made: torch.Tensor, node: fx.Node) -> torch.Tensor:
         self._any.append(OwnReference(made))

@@ -61,10 +61,11 @@ from magpy_like.monitor.expressions import InGraph, is_number
 from magpy_like.monitor.filled import Filled, Holder
 from magpy_like.monitor.gathered import Gathered, Growing
 from magpy_like.monitor.graph_nodes import LIST, NUMBER, WRITTEN_FORM
-from magpy_like.monitor.loops import Backwards, Element
+from magpy_like.monitor.loops import Backwards, Element, computed
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import Split
 from magpy_like.monitor.twin import TWIN
+from magpy_like.monitor.windows import Reads
 from magpy_like.native import NULL
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import is_identity, is_plain
@@ -94,7 +95,7 @@ class Explorer(Protocol):
         exits: Exits | None = None,
         draws: bool = False,
         filled: Filled | None = None,
-        index: fx.Node | None = None,
+        reads: Reads | None = None,
         stand_ins: Collection[int] = (),
     ) -> End:
         """See ``Branches``."""
@@ -103,6 +104,9 @@ class Explorer(Protocol):
         self, run: MonitorRun, like: torch.Tensor, symbol: fx.Node, gradients: bool
     ) -> torch.Tensor:
         """See ``Branches``."""
+
+    def element(self, run: MonitorRun, given: Gathered, at: Any) -> torch.Tensor:
+        """See ``Branching.element``."""
 
     def row(self, run: MonitorRun, tensor: torch.Tensor, node: fx.Node) -> torch.Tensor:
         """See ``Branches``."""
@@ -188,8 +192,6 @@ class Loop:
     last: list[Leaf] = field(default_factory=list)
     lists: list[List] = field(default_factory=list)
     _joined: bool = False
-    _elements: list[fx.Node] = field(default_factory=list)
-    """What stands for elements of lists that rounds are given."""
 
     def __post_init__(self) -> None:
         code, turn = self.state.code, self.turn
@@ -206,6 +208,7 @@ class Loop:
             slot
             for slot in self._given
             if type(slots[slot]) is list
+            and id(slots[slot]) not in rec.operators.lists
             and sys.getrefcount(slots[slot]) <= 4
             and rec.node(slots[slot]) is None
         }
@@ -292,13 +295,14 @@ class Loop:
         end: End | None = None
         made: list[fx.Node] = []
         growing: list[Growing] = []
-        self.last, self.lists, self._elements = [], [], []
+        self.last, self.lists = [], []
         for leaf in (*self.carried.values(), *self.written):
             leaf.symbol = leaf.result = None
         try:
             twin = run.lifted.twin(self.bounds[0])
             self.index = rec.operators.symbol(number=True, twin=start if twin is None else twin)
             symbols.append(self.index)
+            self._reads = Reads(self.index)
             given: dict[int, dict[Path, Any]] = {}
             for leaf in (*self.carried.values(), *self.written):
                 value = self._any_like(leaf)
@@ -354,7 +358,7 @@ class Loop:
             with filled.holding([*in_places]) as left:
                 end = self.end = self.explorer.explore(
                     run, begun, self.exit, turn.again, own, differ,
-                    exits=exits, draws=True, filled=filled, index=self.index,
+                    exits=exits, draws=True, filled=filled, reads=self._reads,
                     stand_ins=stand_ins,
                 )  # fmt: skip
             end.nodes = made = [*made, *end.nodes]
@@ -371,7 +375,7 @@ class Loop:
                 if self.places or self.shared:
                     raise Split("rounds that may end a loop put something into objects")
                 self._ask_for_two_rounds()
-                self._ask_for_windows(end)
+                self._ask_for_windows()
                 nodes, self.exits = exits.record(self, end, slots), exits
                 return nodes
             nodes = self._operator(end)
@@ -398,24 +402,20 @@ class Loop:
         return self.explorer.row(self.run, tensor, made[-1])
 
     def _element_of(self, rows: Any, made: list[fx.Node]) -> torch.Tensor:
-        rec, operators = self.run.recording, self.run.recording.operators
+        operators = self.run.recording.operators
         found = operators.lists[id(rows.rows if isinstance(rows, Backwards) else rows)]
         assert isinstance(found, Gathered)
-        first, *others = found.value
-        for other in others:
-            check_like(other, first)
-        if rec.twin is not None and found.twin is None:
-            raise Split("the sizes of a list's elements are not known")
         at = self.index
         if isinstance(rows, Backwards):
             at = operators.graph.call_function(operator.invert, (at,))
             at.meta[NUMBER] = True
             made.append(at)
-        made.append(operators.graph.call_function(operator.getitem, (found.node, at)))
-        if found.twin is not None:
-            made[-1].meta[TWIN] = found.twin
-        self._elements.append(made[-1])
-        return self.explorer.any_tensor(self.run, first, made[-1], first.requires_grad)
+        element = self.explorer.element(self.run, found, at)
+        self._reads.elements = True
+        node = operators.node_of(element)
+        assert node is not None
+        made.append(node)
+        return element
 
     def _any_like(self, leaf: Leaf) -> Any:
         """What stands for the value that any round is given, known as the leaf's symbol."""
@@ -623,7 +623,7 @@ class Loop:
         if self.run.recording.operators.has_data_shape(value):
             raise Split("the sizes of a tensor that a round makes depend on data")
         was_there = not end.made(value)
-        if was_there and self._elements:
+        if was_there and self._reads.elements:
             raise Split("rounds over a list hand on what they have not made")
         if was_there and value.is_inference():
             raise Split("a round hands on an inference tensor that it has not made")
@@ -645,11 +645,12 @@ class Loop:
     def _ask_for_two_rounds(self) -> None:
         self.run.lifted.ask(operator.ge, (rounds_of(self.run, self.bounds), 2))
 
-    def _ask_for_windows(self, end: End) -> None:
-        """Raises Split: not all slices that rounds read lie inside their tensors."""
-        for window in end.side.windows if end.side is not None else ():
-            for at in (window.begin, window.end - 1):
-                rows_of_all(self.run, self.bounds, at, window.size)
+    def _ask_for_windows(self) -> None:
+        """Raises Split: not all that rounds read by their index is there."""
+        for window in self._reads.windows:
+            last = computed(self.run, operator.sub, window.end, 1)
+            for at in (window.begin, last):
+                rows_of_all(self.run, self.bounds, at, window.size, window.times)
 
     def _operator(self, end: End) -> list[fx.Node]:
         rec, operators = self.run.recording, self.run.recording.operators
@@ -659,7 +660,7 @@ class Loop:
         if self.rounds < 2:
             raise Split("there is one round at most")
         self._ask_for_two_rounds()
-        self._ask_for_windows(end)
+        self._ask_for_windows()
         made = [leaf.result for leaf in (*self.carried.values(), *self.last)]
         made += [tensor for found in self.lists for tensor in found.added]
         check_apart([leaf.result for leaf in self.written], made)

@@ -62,18 +62,22 @@ class Row:
     """By how much the index exceeds the round's."""
 
 
-def rows_of_all(run: MonitorRun, bounds: tuple[int, int, int], offset: int, size: int) -> slice:
-    """The indices that exceed those of the rounds by ``offset``, from the lowest one up.
+def rows_of_all(
+    run: MonitorRun, bounds: tuple[int, int, int], offset: int, size: int, times: int = 1
+) -> slice:
+    """The indices that exceed so many ``times`` those of the rounds by ``offset``, from the lowest
+    one up.
 
     Raises:
         Split: one of them is none of the ``size`` that there are.
     """
     start, _, step = bounds
     rounds = rounds_of(run, bounds)
-    steps = computed(run, operator.mul, computed(run, operator.sub, rounds, 1), step)
-    first = _sum(run, start, offset)
+    by = step * times
+    steps = computed(run, operator.mul, computed(run, operator.sub, rounds, 1), by)
+    first = _sum(run, computed(run, operator.mul, start, times) if times != 1 else start, offset)
     last = computed(run, operator.add, first, steps)
-    low, high = (first, last) if step > 0 else (last, first)
+    low, high = (first, last) if by > 0 else (last, first)
     if low < 0 or high >= size:
         raise Split("rounds ask for rows that are not there, or count them from the end")
     run.lifted.ask(operator.ge, (low, 0))
@@ -82,7 +86,7 @@ def rows_of_all(run: MonitorRun, bounds: tuple[int, int, int], offset: int, size
 
 
 def _sum(run: MonitorRun, number: int, more: int) -> int:
-    return computed(run, operator.add, number, more) if more else number
+    return computed(run, operator.add, number, more) if more or run.lifted.any((more,)) else number
 
 
 def written_row(symbol: fx.Node, index: fx.Node) -> Row | None:

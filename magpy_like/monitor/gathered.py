@@ -145,13 +145,11 @@ def looked_at(step: Step, lists: Lists, follows: Callable[[Any], bool]) -> Itera
         function = getattr(list, step.name, None)
     elif name == "GET_ITER" and isinstance(lists.get(id(taken[0])), Gathered):
         return  # a loop may begin
-    elif name == "BINARY_SLICE" or (name == "BINARY_SUBSCR" and type(taken[1]) is slice):
+    elif name == "STORE_DEREF" and isinstance(lists.get(id(taken[-1])), Gathered):
+        return  # a comprehension may have it
+    elif name in ("BINARY_SUBSCR", "BINARY_SLICE"):
         if isinstance(lists.get(id(taken[0])), Gathered):
-            return  # it may be a list of the graph again
-    elif name == "BINARY_SUBSCR" and type(taken[1]) is int and taken[1] in ENDS:
-        found = lists.get(id(taken[0]))
-        if isinstance(found, Gathered) and found.are_new and found.has_ends:
-            return
+            return  # it depends on the key
     elif name == "BINARY_OP" and step.oparg == _IN_PLACE_ADD:
         if isinstance(lists.get(id(taken[0])), Growing):
             taken = taken[1:]
@@ -170,8 +168,8 @@ _DEPTHS = {
          "LOAD_FAST_CHECK", "LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"), 0
     ),
     **dict.fromkeys(
-        ("LOAD_ATTR", "LOAD_METHOD", "GET_ITER", "FORMAT_VALUE", "UNPACK_SEQUENCE", "UNARY_NOT",
-         "LIST_APPEND", "MAKE_FUNCTION"), 1
+        ("LOAD_ATTR", "LOAD_METHOD", "GET_ITER", "FORMAT_VALUE", "UNPACK_SEQUENCE", "LIST_APPEND",
+         "MAKE_FUNCTION", *(n for n in opcode.opmap if n.startswith(("UNARY_", "POP_JUMP_")))), 1
     ),
     **dict.fromkeys(("BINARY_SUBSCR", "BINARY_OP", "COMPARE_OP", "CONTAINS_OP", "IS_OP"), 2),
 }  # fmt: skip

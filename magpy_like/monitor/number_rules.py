@@ -16,6 +16,7 @@ import torch
 from magpy_like.annotation import ValueRead
 from magpy_like.monitor import draws, operators, varying_lists
 from magpy_like.monitor.expressions import is_liftable, is_number
+from magpy_like.monitor.gathered import Gathered
 from magpy_like.monitor.given import offer
 from magpy_like.monitor.lifted import ARITHMETIC
 from magpy_like.monitor.repeatable import Function, repeated
@@ -165,6 +166,8 @@ def _index(container: int, *keys: int) -> Callable[[MonitorRun, Step], Token]:
 def _take(run: MonitorRun, step: Step) -> Token:
     """An item at a key that varies: a number of a list or tuple varies with it."""
     container, key = step.stack[-2:]
+    if isinstance(run.recording.operators.lists.get(id(container)), Gathered):
+        return None
     if type(container) is np.ndarray and draws.has_element(container, key):
         derived = draws.derives(run, operator.getitem, (container, key), {})
         if derived is not None:

@@ -52,6 +52,14 @@ def _list(iterable: Iterable[Any], /) -> Any:
     return items
 
 
+def _rows(tensor: torch.Tensor, /) -> Any:
+    return list(tensor.unbind())
+
+
+def _tuple_of_rows(tensor: torch.Tensor, /) -> Any:
+    return tuple(tensor.unbind())
+
+
 def _prod(iterable: Iterable[Any], /, *, start: Any = 1) -> Any:
     total = start
     for item in iterable:
@@ -251,6 +259,11 @@ def _consumes_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return bool(args) and may_yield_tensors(args[0])
 
 
+def _has_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    tensor = len(args) == 1 and not kwargs and type(args[0]) in (torch.Tensor, torch.nn.Parameter)
+    return tensor and args[0].dim() > 0
+
+
 def _is_lazy(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """What Python code makes one by one may be lifted numbers, at which native code would look."""
     if len(args) != 1 or "key" in kwargs:
@@ -352,6 +365,8 @@ _ROWS: tuple[tuple[Any, Applies, Callable[..., Any]], ...] = (
     (sum, _consumes_tensors, _sum),
     (math.prod, _consumes_tensors, _prod),
     (list, _is_lazy, _list),
+    (list, _has_rows, _rows),
+    (tuple, _has_rows, _tuple_of_rows),
     (any, _is_lazy, _any),
     (all, _is_lazy, _all),
     (max, _compares_tensors, _max),

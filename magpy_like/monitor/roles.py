@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
+    from magpy_like.monitor.gathered import Gathered
     from magpy_like.monitor.instructions.step import Step
     from magpy_like.monitor.run import MonitorRun
     from magpy_like.monitor.split import Place
@@ -97,6 +98,13 @@ class Branching(Protocol):
 
         Raises:
             Split: no operator does.
+        """
+
+    def element(self, run: MonitorRun, given: Gathered, at: Any) -> torch.Tensor:
+        """What stands for the element of a list of the graph at an index: a plain one, or a node.
+
+        Raises:
+            Split: the elements are not alike.
         """
 
     def at_next_round(self, run: MonitorRun, step: Step) -> None:

@@ -35,11 +35,9 @@ from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import HEAP_TYPE, is_plain
 
 if TYPE_CHECKING:
-    from torch import fx
-
     from magpy_like.monitor.instructions.step import Step
     from magpy_like.monitor.run import MonitorRun
-    from magpy_like.monitor.windows import Window
+    from magpy_like.monitor.windows import Reads
 
     Token = tuple[Callable[..., Any], Any] | None
 
@@ -139,10 +137,8 @@ class Side:
         """The ids of iterators that have moved."""
         self.filled: Filled | None = None
         """Where it may put something into other objects; None for nowhere."""
-        self.index: fx.Node | None = None
-        """That of a round of a loop, if it is one that tells what slices it reads."""
-        self.windows: list[Window] = []
-        """These slices."""
+        self.reads: Reads | None = None
+        """What the round of a loop reads by its index that this is, or that it is part of."""
         self.copies: set[int] = set()
         """The ids of containers that stand for any that rounds of a loop hand on."""
         self._own: dict[int, Any] = {}

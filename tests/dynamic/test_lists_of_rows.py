@@ -99,7 +99,69 @@ def gives_the_rows(x):
     return x.unbind(0), (x * 2).split(1), [row * 2 for row in x.unbind()]
 
 
+def reads_at_an_index(x):
+    rows, h = x.unbind(0), x[0] * 0
+    for i in range(len(rows)):
+        h = torch.tanh(h + rows[i])
+    return h, rows[-1] * 2, rows[0] + 1
+
+
+def reads_at_an_index_of_a_list(x):
+    rows, h, found = list(x), x[0] * 0, []
+    for i in range(len(rows)):
+        h = torch.tanh(h * 0.5 + rows[i])
+        found += [h]
+    return torch.stack(found), tuple(x)
+
+
+def reads_from_behind(x):
+    rows, h, n = torch.unbind(x * 2), x[0] * 0, x.size(0)
+    for i in range(n):
+        h = torch.tanh(h * 0.5 + rows[n - 1 - i] - rows[-i - 1] * i)
+    return h
+
+
+def reads_what_a_loop_has_made(x):
+    made, h, back = [], x[0] * 0, []
+    for i in range(x.shape[0]):
+        h = torch.tanh(x[i] + h)
+        made.append(h)
+    for i in reversed(range(x.shape[0])):
+        h = torch.tanh(made[i] * 2 - h)
+        back.append(h)
+    return torch.stack(back[::-1]), h
+
+
+def reads_neighbours(x):
+    rows, h = x.unbind(0), x[0] * 0
+    for i in range(1, len(rows) - 1):
+        h = h + rows[i + 1] * rows[i - 1] - rows[-1] * rows[0]
+    return h
+
+
+def reads_in_a_branch(x):
+    rows, h = x.unbind(0), x[0] * 0
+    for i in range(len(rows)):
+        if i % 2 == 0:
+            h = h + rows[i]
+        else:
+            h = h * rows[i - len(rows)]
+        if h.sum() > 0:
+            h = h - rows[i] * 2
+    return h
+
+
+def counts_to_the_last_row(x):
+    rows, h, i = x.unbind(0), x[0] * 0, 0
+    while i < len(rows):
+        h = torch.tanh(h * 0.5 + rows[i])
+        i += 1
+    return h, i
+
+
 OPERATORS = [
+    reads_at_an_index, reads_at_an_index_of_a_list, reads_from_behind, reads_what_a_loop_has_made,
+    reads_in_a_branch, counts_to_the_last_row,
     keeps_unbound_rows, unbinds_columns, splits, splits_columns, takes_chunks,
     goes_through_what_a_loop_made, goes_through_a_comprehension, goes_through_two_lists,
     goes_backwards, turns_twice, makes_lists_of_lists, gives_the_rows,
@@ -110,11 +172,58 @@ def splits_unevenly(x):
     return [part * 2 for part in x.split(2)], [part.sum() for part in x.chunk(3)]
 
 
-def reads_at_an_index(x):
+def reads_beyond_the_first(x):
     rows, h = x.unbind(0), x[0] * 0
     for i in range(len(rows)):
-        h = torch.tanh(h + rows[i])
-    return h, rows[-1] * 2, rows[0] + 1
+        h = torch.tanh(h * 0.5 + rows[i - 1])
+    return h
+
+
+def reads_beyond_the_last(x):
+    rows, h = x[1:].unbind(0), x[0] * 0
+    for i in range(x.shape[0] - 1 + x.shape[0] // 9):
+        h = torch.tanh(h * 0.5 + rows[i])
+    return h
+
+
+def reads_every_other(x):
+    rows, h = x.unbind(0), x[0] * 0
+    for i in range(len(rows) // 2):
+        h = torch.tanh(h * 0.5 + rows[2 * i])
+    return h
+
+
+def changes_elements(x):
+    rows, h = [y * 2 for y in x], x[0] * 0
+    for i in range(len(rows)):
+        rows[i].mul_(3)
+        h = h + rows[i]
+    return h, rows
+
+
+def hands_elements_on(x):
+    rows, found = [y * 2 for y in x], []
+    last = rows[0]
+    for i in range(len(rows)):
+        found.append(last + rows[i])
+        last = rows[i]
+    return found, last, last is rows[-1]
+
+
+def asks_which_element(x):
+    rows, found = [y * 2 for y in x], 0
+    kept = rows[1] if len(rows) > 1 else None
+    for i in range(len(rows)):
+        if rows[i] is kept:
+            found += 1 + i
+    return found
+
+
+def appends_what_it_reads(x):
+    rows, found = [y * 2 for y in x], []
+    for i in range(len(rows)):
+        found.append(rows[i])
+    return found, [a is b for a, b in zip(found, rows, strict=True)]
 
 
 def changes_rows(x):
@@ -226,7 +335,9 @@ def looks_in_a_branch(x):
 
 
 OTHERS = [
-    splits_unevenly, reads_at_an_index, changes_rows, changes_a_row_behind,
+    splits_unevenly, reads_beyond_the_first, reads_beyond_the_last, reads_every_other,
+    changes_elements, hands_elements_on, asks_which_element, appends_what_it_reads,
+    reads_neighbours, changes_rows, changes_a_row_behind,
     changes_what_it_takes_apart, hands_rows_on, hands_on_the_last, changes_the_list_meanwhile,
     changes_the_list_behind, has_rows_of_other_forms, unpacks, asks_which_row, keeps_an_iterator,
     zips_strictly, looks_in_a_branch,
@@ -243,6 +354,47 @@ def test_one_record_serves_every_number_of_rows(program):
     (graph,) = magpy.explain(fast, torch.ones(8, 3)).graphs
     loop = any(node.target is for_loop for node in graph.graph.nodes)
     assert loop and not magpy.explain(fast, torch.ones(8, 3)).split_points
+
+
+def reads_pairs(x):
+    rows = x.unbind(0)
+    return torch.stack([rows[i] * rows[i - 1] for i in range(1, len(rows))])
+
+
+def reads_up_to_a_break(x):
+    rows, h = x.unbind(0), x[0] * 0
+    for i in range(len(rows)):
+        h = torch.tanh(h * 0.5 + rows[i])
+        if h.sum() > 1.5:
+            break
+    return h
+
+
+@pytest.mark.parametrize("program", [reads_neighbours, reads_pairs, reads_up_to_a_break])
+def test_rows_at_a_distance_from_the_index_are_read_in_one_record(program):
+    fast = magpy.compile(program, backend="eager", fullgraph=True)
+    for size in (9, 12, 30, 11, 8):
+        x = torch.randn(size, 3)
+        assert_same(fast(x), program(x))
+    assert magpy.cache_info(fast) == (3, 2, 1, 1)
+
+
+def reads_as_many_as_another_has(x, y):
+    rows, h = x.unbind(0), x[0] * 0
+    for i in range(y.size(0)):
+        h = torch.tanh(h * 0.5 + rows[i] + y[i])
+    return h
+
+
+def test_rows_that_are_not_there_miss():
+    program = reads_as_many_as_another_has
+    fast = magpy.compile(program, backend="eager")
+    for more, fewer in ((9, 5), (12, 7), (8, 8)):
+        x, y = torch.randn(more, 3), torch.randn(fewer, 3)
+        assert_same(fast(x, y), program(x, y))
+    assert magpy.cache_info(fast) == (1, 2, 1, 1)
+    with pytest.raises(IndexError, match="tuple index out of range"):
+        fast(torch.randn(4, 3), torch.randn(5, 3))
 
 
 @pytest.mark.filterwarnings("ignore:magpy_like. a record of")

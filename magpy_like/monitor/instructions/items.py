@@ -45,16 +45,10 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
         windows.narrow(run, token)
         return token
     given = rec.operators.lists.get(id(source))
-    if isinstance(given, Gathered) and given.is_whole() and type(key) is int and key in ENDS:
-        if given.by_data:
-            return _finish_element, (given, key)
-        given.know(rec.operators, key)
-        return None
-    if isinstance(given, Gathered) and type(key) is slice:
-        token = parted.take_slice(run, given, key)
-        if token is not None:
+    if isinstance(given, Gathered):
+        token = _get_from_list(run, given, key)
+        if token is not NotImplemented:
             return token
-        rec.operators.look_at(source)
     if type(source) is np.ndarray and draws.has_element(source, key):
         if (derived := draws.derives(run, operator.getitem, (source, key), {})) is not None:
             return derived
@@ -100,6 +94,24 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
         ):
             rec.visit(source, ValueRead.ALL)
     return None
+
+
+def _get_from_list(run: MonitorRun, given: Gathered, key: Any) -> Any:
+    """What is read of a list of the graph, unless that is looked into."""
+    operators = run.recording.operators
+    if given.is_whole() and type(key) is int and (token := windows.take(run, given, key)):
+        return token
+    run.lifted.settle(key)
+    if given.is_whole() and type(key) is int and key in ENDS:
+        if given.are_new and given.has_ends:
+            if given.by_data:
+                return _finish_element, (given, key)
+            given.know(operators, key)
+            return None
+    if type(key) is slice and (token := parted.take_slice(run, given, key)):
+        return token
+    operators.look_at(given.value)
+    return NotImplemented
 
 
 def _finish_element(
