@@ -17,7 +17,7 @@ import torch
 import torch.utils.checkpoint
 from torch.utils import _pytree as pytree
 
-from magpy_like.annotation import Annotation, RelationKind, ValueRead
+from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
 from magpy_like.monitor import addresses, attributes, autograd_nodes, draws, specials
 from magpy_like.monitor.arguments import (
     describe,
@@ -26,7 +26,7 @@ from magpy_like.monitor.arguments import (
     is_number_like,
     tensors_in,
 )
-from magpy_like.monitor.containers import hashes_in_python
+from magpy_like.monitor.containers import any_hashes_in_python, hashes_in_python
 from magpy_like.monitor.failing import may_succeed
 from magpy_like.monitor.given import (
     COMPARES,
@@ -134,6 +134,10 @@ def native(
     """An annotated operation is about to run (section 5.3.1)."""
     rec = run.recording
     if run.side is not None:
+        if _leaves_a_set(rec, operation, args):
+            asks = lookup(set.__contains__)
+            assert asks is not None
+            return native(run, asks, set.__contains__, args, {})
         run.side.check_call(annotation, operation, args, kwargs)
     on_graph = annotation.as_op_node and not rec.inside
     call = NativeCall(annotation, operation, args, kwargs, on_graph)
@@ -162,6 +166,20 @@ def native(
     if on_graph and operation in _CALLS_LATER:
         look_at_functions(rec, args)
     return _begin_operator(run, call) if annotation.as_op_node else _begin(run, call)
+
+
+def _leaves_a_set(rec: Recording, operation: Any, args: tuple[Any, ...]) -> bool:
+    """Whether what adds to a set from outside or takes out of it does nothing, as for the name of a
+    buffer whenever a module gets another tensor for it: that is a question whether it is in it."""
+    if operation not in _IN_SET or len(args) != 2 or type(args[1]) is not str:
+        return False
+    if type(args[0]) is not set or rec.node(args[0]) is None or any_hashes_in_python(args[0]):
+        return False
+    return (args[1] in args[0]) is _IN_SET[operation]
+
+
+_IN_SET = {set.add: True, set.discard: False}
+"""Where these do nothing: for what is in it, or is not."""
 
 
 def _allow(

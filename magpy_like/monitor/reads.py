@@ -179,6 +179,8 @@ def look_for(rec: Recording, source: Any, key: Any) -> None:
         return
     if isinstance(source, dict):
         relation = Relation(RelationKind.MEMBERSHIP, rec.key_in(node, key))
+        if Relation(RelationKind.KEY, relation.key) in node.written and not node.rewritten:
+            return  # the program has put it there, or taken it away
         if node.contents is not None:
             rec.open(node)
         elif dict.__contains__(source, key):

@@ -21,6 +21,7 @@ class State:
         self.h, self.last, self.steps = torch.zeros(3), None, 0
         self.states = [torch.zeros(3), torch.ones(3)]
         self.named = {"h": torch.zeros(3), "c": torch.ones(3)}
+        self.names = {"h"}
 
     @property
     def scaled(self):
@@ -108,6 +109,39 @@ def a_tuple(state, x):
     for y in x:
         h, (c, n) = state.h
         state.h = (h * 0.5 + y, (c + h, n + 1))
+    return state.h
+
+
+def asks_a_set(state, x):
+    state.h = state.h.detach()
+    for y in x:
+        state.names.add("h")
+        state.names.discard("c")
+        state.h = torch.tanh(state.h + y)
+    return state.h
+
+
+def asks_for_what_it_has_put_there(state, x):
+    state.named["h"] = x[0] * 0
+    for y in x:
+        if "h" in state.named:
+            state.named["h"] = torch.tanh(state.named["h"] + y)
+    return state.named["h"]
+
+
+def adds_to_a_set(state, x):
+    state.h = state.h.detach()
+    for y in x:
+        state.names.add("c")
+        state.h = torch.tanh(state.h + y)
+    return len(state.names)
+
+
+def takes_out_of_a_set(state, x):
+    state.h = state.h.detach()
+    for y in x:
+        state.h = torch.tanh(state.h + y) * len(state.names)
+        state.names.discard("h")
     return state.h
 
 
@@ -224,6 +258,7 @@ def one_list_twice(state, x):
 
 
 PROGRAMS = [
+    asks_a_set, asks_for_what_it_has_put_there,
     attribute, made_first, in_a_method, by_a_property, by_name, elements_of_a_dictionary,
     own_dictionary, elements_of_a_list, a_tuple, handed_from_one_to_the_other, what_was_there,
     only_written, counted, counted_on, slots, set_in_python, variable_of_a_closure, counting_while,
@@ -321,6 +356,7 @@ def a_list_that_stays(state, x):
 
 
 OTHERS = [
+    adds_to_a_set, takes_out_of_a_set,
     one_tuple_twice, removed_and_put_there, looked_through, by_the_dictionary, which_it_is,
     taken_out_of_a_list, elements_of_a_list_that_grows, length_of_a_list_that_grows,
     a_list_that_stays,
@@ -393,3 +429,63 @@ def test_a_module_that_keeps_its_state_is_one_operator():
             found.append((module.state, [p.grad for p in module.parameters()]))
         assert_same(*found)
     assert magpy.cache_info(fast) == (2, 2, 1, 1)
+
+
+class Neuron(nn.Module):
+    def __init__(self, persistent):
+        super().__init__()
+        self.register_buffer("membrane", torch.zeros(3), persistent=persistent)
+
+    def forward(self, x):
+        self.membrane = torch.sigmoid(self.membrane * 0.9 + x)
+        spikes = (self.membrane > 0.5).float()
+        self.membrane = self.membrane - spikes * 0.5
+        return spikes + self.membrane
+
+
+class Spiking(nn.Module):
+    def __init__(self, begins_anew):
+        super().__init__()
+        self.linear, self.begins_anew = nn.Linear(3, 3), begins_anew
+        self.neurons = nn.ModuleList([Neuron(True), Neuron(False)])
+
+    def forward(self, x):
+        for neuron in self.neurons if self.begins_anew else ():
+            neuron.membrane = torch.zeros_like(x[0])
+        found = []
+        for y in x:
+            for neuron in self.neurons:
+                y = neuron(self.linear(y))
+            found.append(y)
+        return torch.stack(found)
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("begins_anew", [False, True])
+def test_buffers_of_modules_are_handed_on(begins_anew, trains):
+    seed(0)
+    mine, theirs = Spiking(begins_anew), Spiking(begins_anew)
+    theirs.load_state_dict(mine.state_dict())
+    fast = magpy.compile(mine, backend="eager", fullgraph=True)
+
+    def check(size):
+        x = torch.randn(size, 3, generator=torch.Generator().manual_seed(size))
+        found = []
+        for run, module in ((fast, mine), (theirs, theirs)):
+            with torch.set_grad_enabled(trains):
+                result = run(x)
+            if trains:
+                result.square().sum().backward()
+            found.append((result, dict(module.named_buffers()), list(module.state_dict())))
+            found[-1] += ([p.grad for p in module.parameters()],)
+            for neuron in module.neurons:
+                neuron.membrane = neuron.membrane.detach().clone()
+        assert_same(*found)
+
+    for size in (5, 7, 9, 6, 12):
+        check(size)
+    assert magpy.cache_info(fast) == (3, 2, 1, 1)
+    for module in (mine, theirs):
+        module.neurons[0].register_buffer("membrane", torch.ones(3), persistent=False)
+    check(8)
+    assert magpy.cache_info(fast).misses == 3
