@@ -1,4 +1,5 @@
-"""Generator expressions that native code goes through at once: ``tuple(f(t) for t in range(n))``.
+"""Generator expressions that native code goes through at once: ``tuple(f(t) for t in range(n))``,
+and ``tuple(map(f, rows))``.
 
 At the head of one, before there is a generator, the bytecode tells who is given it. If that is a
 function which takes all elements and has no other reference to it, the program calls what stands in
@@ -9,10 +10,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from types import CodeType, FunctionType
+from typing import Any
 
 from magpy_like.dynamic.code_flow import Instruction, instructions
-from magpy_like.monitor.consumers import OF_GENERATORS, hand_over
+from magpy_like.monitor.consumers import OF_GENERATORS, apply_to_each, hand_over
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.local_uses import LOOK_AROUND
 from magpy_like.monitor.run import MonitorRun
@@ -20,41 +23,59 @@ from magpy_like.native import NULL, frame_set_operand
 
 
 def hand_rounds_over(run: MonitorRun, step: Step, bounds: tuple[int, int, int]) -> bool:
-    """Whether what is about to be made, or gone through, is for a generator expression alone, and
-    the program goes on with what stands in for whoever takes all that it gives.
+    """Whether what is about to be made, or gone through, is for a generator expression or a ``map``
+    alone, and the program goes on with what stands in for whoever takes all that this gives.
 
     ``bounds`` are those of the loop in it.
     """
     table, stack = instructions(step.code), step.stack
-    at, head, count, below = table[step.offset], iter, 1, stack[:-1]
-    if at.name == "CALL":
-        count, at = at.arg, table[at.end]
+    made_by, head, count, below = table[step.offset], iter, 1, stack[:-1]
+    if made_by.name == "CALL":
+        count = made_by.arg
         head, below = stack[-count - 1], stack[: -count - 2]
         if stack[-count - 2] is not NULL or not any(head is known for known in _HEADS):
             return False
-    if at.name != "GET_ITER" or len(below) < 3 or below[-3] is not NULL:
+    if head is not map:
+        begin = made_by if made_by.name == "GET_ITER" else table[made_by.end]
+        call = _call_at(table, table[begin.end])
+        if begin.name != "GET_ITER" or call is None or call.arg:
+            return False
+        if not below or not _is_expression(below[-1]):
+            return False
+        made_by, below = call, below[:-1]
+    stand_in = _stand_in(step.code, made_by, below)
+    if stand_in is None:
         return False
-    consumer, make = below[-2:]
-    stand_in = next((found for f, found in OF_GENERATORS.items() if f is consumer), None)
-    if stand_in is None or not _is_expression(make):
-        return False
-    others = 1 if consumer is sum else 0
-    if not _is_given_at_once(step.code, at, others):
-        return False
-    args = stack[len(stack) - count :]
-    if head is range:
-        args = bounds
-    for depth, value in enumerate(reversed(stack[len(stack) - count :]), start=1):
-        if type(value) is not int:
-            frame_set_operand(step.frame, depth, ())  # the stand-in goes through it
-    depth = len(stack) - len(below)
-    handed = functools.partial(hand_over, (make, head, args))
-    frame_set_operand(step.frame, depth + 1, handed)
-    frame_set_operand(step.frame, depth + 2, stand_in)
+    operands, depth = stack[len(stack) - count :], len(stack) - len(below)
+    if head is map:
+        if _looks_around(operands[0]):
+            return False
+        frame_set_operand(step.frame, count + 1, apply_to_each)
+    else:
+        rounds = stack[-depth], head, bounds if head is range else operands
+        frame_set_operand(step.frame, depth, functools.partial(hand_over, rounds))
+        for place, value in enumerate(reversed(operands), start=1):
+            if type(value) is not int:
+                frame_set_operand(step.frame, place, ())  # the stand-in goes through it
+    frame_set_operand(step.frame, depth + 1, stand_in)
     return True
 
 
-_HEADS = (range, iter, enumerate, zip, reversed)
+_HEADS = (range, iter, enumerate, zip, reversed, map)
+
+
+def _stand_in(
+    code: CodeType, made_by: Instruction, below: tuple[Any, ...]
+) -> Callable[..., Any] | None:
+    """That of the function that what is ``made_by`` an instruction is given to; None if there is
+    none. ``below`` are the operands below it."""
+    if len(below) < 2 or below[-2] is not NULL:
+        return None
+    consumer = below[-1]
+    most = 1 if consumer is sum else 0
+    if not _is_given_at_once(code, made_by, most):
+        return None
+    return next((found for known, found in OF_GENERATORS.items() if known is consumer), None)
 
 
 def _is_expression(function: object) -> bool:
@@ -62,19 +83,22 @@ def _is_expression(function: object) -> bool:
     than variables from outside: functions that they make would share theirs."""
     if type(function) is not FunctionType or function.__code__.co_name != "<genexpr>":
         return False
-    code = function.__code__
-    plain = code.co_flags & inspect.CO_GENERATOR and not code.co_cellvars
-    return bool(plain) and LOOK_AROUND.isdisjoint(code.co_names)
+    is_generator = function.__code__.co_flags & inspect.CO_GENERATOR
+    return bool(is_generator) and not (function.__code__.co_cellvars or _looks_around(function))
 
 
-def _is_given_at_once(code: CodeType, head: Instruction, most: int) -> bool:
-    """Whether the generator is made behind ``head``, and is the first argument of a call then of
-    which the others, ``most`` at most, are there already."""
-    table = instructions(code)
-    call, others = _call_at(table, table[head.end]), 0
-    if call is None or call.arg:
+def _looks_around(function: object) -> bool:
+    """Whether a function looks at frames, of which there are others than in the program."""
+    if type(function) is not FunctionType:
         return False
-    at = table[call.end]
+    return not LOOK_AROUND.isdisjoint(function.__code__.co_names)
+
+
+def _is_given_at_once(code: CodeType, made_by: Instruction, most: int) -> bool:
+    """Whether what an instruction makes is the first argument of a call then, of which the others,
+    ``most`` at most, are there already."""
+    table = instructions(code)
+    at, others = table[made_by.end], 0
     while at.name in _LOADS and not (at.name == "LOAD_GLOBAL" and at.arg & 1):
         at, others = table[at.end], others + 1
     if at.name == "KW_NAMES":

@@ -236,7 +236,7 @@ class Branches:
         step: Step,
         bounds: tuple[int, int, int],
         tensors: tuple[torch.Tensor, ...],
-        element: Element,
+        element: Element | None,
     ) -> bool:
         if self._depth and run.has_varied(bounds):
             raise Split("a loop whose number of rounds varies lies in it")  # see to that one alone

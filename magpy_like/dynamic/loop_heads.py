@@ -101,7 +101,7 @@ class LoopHeads:
         step: Step,
         bounds: tuple[int, int, int],
         tensors: tuple[torch.Tensor, ...],
-        element: Element,
+        element: Element | None,
     ) -> bool:
         """See ``Branching.at_loop``."""
         rounds = len(range(*bounds))
@@ -112,6 +112,8 @@ class LoopHeads:
             return False
         if varies and hand_rounds_over(run, step, bounds):
             return True
+        if element is None:
+            return False
         try:
             head = _at_head(run, step)
         except (Split, NoLayout) as why:
@@ -240,29 +242,31 @@ class LoopHeads:
 def _with_first(run: MonitorRun, step: Step) -> list[Gathered] | None:
     """Let the program go through the rows of tensors as lists of the graph, of which it knows the
     first ones; None where it cannot."""
-    table, count = instructions(step.code), 1
-    if table[step.offset].name != "GET_ITER":
-        count = step.oparg
-        called = step.stack[-count - 1]
-        if table[step.offset].name != "CALL" or (called is not enumerate and called is not zip):
-            return None
-    lists, found, instead = run.recording.operators.lists, [], {}
-    for depth, value in enumerate(reversed(step.stack[-count:]), start=1):
+    at, stack = instructions(step.code)[step.offset], step.stack
+    spread = at.name == "CALL_FUNCTION_EX" and not at.arg & 1
+    operands, called = list(stack[-1:]), iter
+    if at.name != "GET_ITER":
+        operands = list(stack[-1] if spread else stack[len(stack) - at.arg :])
+        called = stack[-2 if spread else -at.arg - 1]
+    if not any(called is known for known in (iter, enumerate, zip)):
+        return None
+    lists, found = run.recording.operators.lists, []
+    for i, value in enumerate(operands):
         if type(value) is int:  # what `enumerate` begins with
             continue
         if isinstance(value, torch.Tensor):
-            tensor, value = value, value.unbind(0)
+            operands[i] = value.unbind(0)
             run.account()
-            if not parted.take_apart(run, torch.unbind, (tensor,), {}, value):
+            if not parted.take_apart(run, torch.unbind, (value,), {}, operands[i]):
                 return None
-            instead[depth] = value
-        given = lists.get(id(value))
+        given = lists.get(id(operands[i]))
         if not isinstance(given, Gathered) or not (given.are_new and given.has_ends):
             return None
         found.append(given)
     for given in found:
         given.know(run.recording.operators, 0)
-    for depth, value in instead.items():
+    instead = [tuple(operands)] if spread else operands
+    for depth, value in enumerate(reversed(instead), start=1):
         frame_set_operand(step.frame, depth, value)
     return found
 

@@ -24,12 +24,25 @@ def hand_over(rounds: Rounds, elements: Iterator[Any]) -> Rounds:
     return rounds
 
 
+def apply_to_each(function: Callable[..., Any], /, *iterables: Iterable[Any]) -> Rounds:
+    """Is called in place of ``map``."""
+
+    def make(elements: Iterator[Any]) -> Iterable[Any]:
+        (element,) = elements
+        return (function(*element),)
+
+    return make, zip, iterables
+
+
 def _list(rounds: Rounds, /) -> list[Any]:
     make, head, args = rounds
     found = []
-    for element in head(*args):
-        for item in make(iter((element,))):
-            found.append(item)
+    try:
+        for element in head(*args):
+            for item in make(iter((element,))):
+                found.append(item)
+    except StopIteration:  # by which a `map` ends, too
+        pass
     return found
 
 
@@ -41,13 +54,11 @@ def _sum(rounds: Rounds, /, start: Any = 0) -> Any:
     make, head, args = rounds
     total: Any = None
     numbers: list[Any] = []
-    if head is iter:
-        (rows,) = args
-        for row in rows:
-            total = _added(make, row, total, numbers, start)
-    else:
+    try:
         for element in head(*args):
             total = _added(make, element, total, numbers, start)
+    except StopIteration:
+        pass
     return sum(numbers, start) if total is None else total
 
 
@@ -68,10 +79,7 @@ OF_GENERATORS: dict[Any, Callable[..., Any]] = {list: _list, tuple: _tuple, sum:
 
 CODE = {
     function.__code__
-    for function in (
-        hand_over,
-        _added,
-        *OF_GENERATORS.values(),
-    )
+    for function in (hand_over, apply_to_each, _added, *OF_GENERATORS.values())
     if isinstance(function, types.FunctionType)
 }
+CODE |= {part for part in apply_to_each.__code__.co_consts if isinstance(part, types.CodeType)}

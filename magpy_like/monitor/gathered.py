@@ -74,8 +74,10 @@ class Gathered:
     """Whether there is an element, however many rounds there are."""
     is_left: bool = False
     """Whether the recording ends here, and leaves it as a whole."""
-    allowed = frozenset({len, *JOINS, list, tuple, sum, functools.reduce, zip, enumerate, reversed})
-    """A loop of the graph may go through it for the last five; otherwise they look into it."""
+    allowed = frozenset(
+        {len, *JOINS, list, tuple, sum, functools.reduce, map, zip, enumerate, reversed}
+    )
+    """A loop of the graph may go through it for the last six; otherwise they look into it."""
 
     def __post_init__(self) -> None:
         self._items = [id(item) for item in self.value]

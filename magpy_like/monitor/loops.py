@@ -31,7 +31,7 @@ OVER_ROWS: dict[Any, Element] = {
     reversed: lambda index, rows: rows[0],
 }
 """What a loop is given by the iterators of these."""
-HEADS = (range, *OVER_ROWS)
+HEADS = (range, map, *OVER_ROWS)
 
 
 def over_range(index: Any, rows: list[torch.Tensor]) -> Any:
@@ -50,7 +50,11 @@ def begins(
             return False
         start, stop, by = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
         return by != 0 and run.branching.at_loop(run, step, (start, stop, by), (), over_range)
-    element = OVER_ROWS[head]
+    element: Element | None
+    if head is map:
+        head, args, element = zip, args[1:], None
+    else:
+        element = OVER_ROWS[head]
     if head is not zip and len(args) > 1:
         extra, args = args[1], args[:1] + args[2:]
         if len(args) > 1 or type(extra) is not int:
@@ -61,7 +65,7 @@ def begins(
             return False
     if head is reversed and id(args[0]) not in run.recording.operators.lists:
         return False
-    if not all(_has_rows(run, arg) for arg in args):
+    if not args or not all(_has_rows(run, arg) for arg in args):
         return False
     try:
         count = reduce(lambda a, b: _smaller(run, a, b), [_rows(run, arg) for arg in args])

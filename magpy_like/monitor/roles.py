@@ -75,11 +75,12 @@ class Branching(Protocol):
         step: Step,
         bounds: tuple[int, int, int],
         tensors: tuple[torch.Tensor, ...],
-        element: Callable[[int, list[torch.Tensor]], Any],
+        element: Callable[[int, list[torch.Tensor]], Any] | None,
     ) -> bool:
         """The program may be about to begin a loop over ``range(*bounds)``, which takes
-        ``element(index, rows)`` of its iterator, the rows being those of ``tensors``; whether it
-        does, and is an operator now, or may be one from its second round on."""
+        ``element(index, rows)`` of its iterator, the rows being those of ``tensors``, or what a
+        function makes of these; whether it does, and is an operator now, or may be one from its
+        second round on, or from when all elements are taken at once."""
 
     def at_comparison(self, run: MonitorRun, step: Step, compared: Callable[..., bool]) -> bool:
         """The program is about to compare numbers of which one varies, maybe to go on with a loop

@@ -110,11 +110,25 @@ def over_a_spread_range(x):
     return h
 
 
+def maps(x):
+    found = [torch.tanh(row) for row in x]
+    return (
+        list(map(torch.tanh, x)),
+        torch.stack(tuple(map(lambda a, b: a @ WEIGHT - b, x * 2, found))),
+        torch.cat(list(map(torch.nn.Tanh(), (x + 1).split(1)))),
+    )
+
+
+def sums_what_it_maps(x):
+    y = x * 2
+    return sum(map(torch.dot, x, y)), sum(a * b for a, b in zip(x, y))
+
+
 OPERATORS = [
     a_list, a_stack_of_a_tuple, a_stack_of_rows, of_several_things, a_sum, a_sum_of_rows,
     a_sum_with_a_beginning, a_sum_of_a_list, with_inner_loops, conditions_that_stay,
     in_a_method_of_a_module, sums_rows, sums_what_a_loop_made, begins_with_the_first, reduces,
-    over_a_spread_range, handed_on_by_a_walrus,
+    maps, sums_what_it_maps, over_a_spread_range, handed_on_by_a_walrus,
 ]  # fmt: skip
 
 
@@ -145,6 +159,24 @@ def always_the_same(x):
 def rows_changed_in_place(x):
     y = x * 2
     return functools.reduce(lambda a, b: a.add_(b), y), y
+
+
+def ends_by_stop_iteration(x):
+    calls = []
+
+    def f(row):
+        calls.append(row.sum())
+        return row * 2 if len(calls) < 4 else next(iter(()))
+
+    return list(map(f, x)), sum(map(f, x)), calls
+
+
+def maps_in_other_ways(x):
+    h = x[0] * 0
+    for y in map(torch.tanh, x):
+        h = h * 0.5 + y
+    made = map(torch.tanh, x)
+    return h, next(made), list(made), [*map(torch.exp, x)], list(map(torch.add, x, range(3)))
 
 
 def of_numbers(x):
@@ -210,7 +242,8 @@ def spread_over(x):
 ROUND_BY_ROUND = [
     by_a_condition, by_a_condition_on_rows, functions_that_share_a_variable,
     one_tensor_changed_in_place, always_the_same, rows_changed_in_place,
-    of_numbers, numbers_before_tensors, raises_amid, raises_stop_iteration, raises_before,
+    ends_by_stop_iteration, maps_in_other_ways, of_numbers, numbers_before_tensors,
+    raises_amid, raises_stop_iteration, raises_before,
     broader_and_broader, given_a_name_first, taken_in_part, other_slices,
     adds_to_what_it_has_summed, spread_over,
 ]  # fmt: skip
