@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
-from magpy_like.dynamic.code_flow import Instruction, instructions
+from magpy_like.dynamic.code_flow import Instruction, instructions, stack_kinds
 from magpy_like.monitor.consumers import OF_GENERATORS, apply_to_each, hand_over
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.local_uses import LOOK_AROUND
@@ -43,7 +43,7 @@ def hand_rounds_over(run: MonitorRun, step: Step, bounds: tuple[int, int, int]) 
         if not below or not _is_expression(below[-1]):
             return False
         made_by, below = call, below[:-1]
-    stand_in = _stand_in(step.code, made_by, below)
+    stand_in = _stand_in(step.code, made_by, below, simple=head is not range)
     if stand_in is None:
         return False
     operands, depth = stack[len(stack) - count :], len(stack) - len(below)
@@ -65,15 +65,15 @@ _HEADS = (range, iter, enumerate, zip, reversed, map)
 
 
 def _stand_in(
-    code: CodeType, made_by: Instruction, below: tuple[Any, ...]
+    code: CodeType, made_by: Instruction, below: tuple[Any, ...], simple: bool
 ) -> Callable[..., Any] | None:
     """That of the function that what is ``made_by`` an instruction is given to; None if there is
-    none. ``below`` are the operands below it."""
+    none. ``below`` are the operands below it, and other arguments may have to be ``simple``."""
     if len(below) < 2 or below[-2] is not NULL:
         return None
     consumer = below[-1]
     most = 1 if consumer is sum else 0
-    if not _is_given_at_once(code, made_by, most):
+    if not _is_given_at_once(code, made_by, most, simple):
         return None
     return next((found for known, found in OF_GENERATORS.items() if known is consumer), None)
 
@@ -94,19 +94,23 @@ def _looks_around(function: object) -> bool:
     return not LOOK_AROUND.isdisjoint(function.__code__.co_names)
 
 
-def _is_given_at_once(code: CodeType, made_by: Instruction, most: int) -> bool:
-    """Whether what an instruction makes is the first argument of a call then, of which the others,
-    ``most`` at most, are there already."""
-    table = instructions(code)
-    at, others = table[made_by.end], 0
-    while at.name in _LOADS and not (at.name == "LOAD_GLOBAL" and at.arg & 1):
-        at, others = table[at.end], others + 1
-    if at.name == "KW_NAMES":
-        if code.co_consts[at.arg] != ("start",):
+def _is_given_at_once(code: CodeType, made_by: Instruction, most: int, simple: bool) -> bool:
+    """Whether what an instruction makes is the first argument of a call, which has ``most`` others
+    at most. Only where those are not as ``simple`` as a variable, something happens before."""
+    table, kinds = instructions(code), stack_kinds(code)
+    at, names = table[made_by.end], ()
+    below = len(kinds.get(at.offset, ())) - 3  # an empty slot, what is called, and what is made
+    while at.name in _TAKES:
+        taken = _TAKES[at.name] + (at.arg if at.name in ("CALL", "BUILD_TUPLE") else 0)
+        left = len(kinds[at.offset]) - taken
+        if at.name == "CALL" and left == below:
+            return at.arg - 1 <= most and names in ((), ("start",))
+        if left < below + 3 or (simple and taken):
             return False
+        if at.name in ("KW_NAMES", "CALL"):
+            names = code.co_consts[at.arg] if at.name == "KW_NAMES" else ()
         at = table[at.end]
-    call = _call_at(table, at)
-    return call is not None and call.arg == others + 1 and others <= most
+    return False
 
 
 def _call_at(table: dict[int, Instruction], at: Instruction) -> Instruction | None:
@@ -114,4 +118,9 @@ def _call_at(table: dict[int, Instruction], at: Instruction) -> Instruction | No
     return at if at.name == "CALL" else None
 
 
-_LOADS = ("LOAD_CONST", "LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_GLOBAL")
+_TAKES = {
+    "LOAD_CONST": 0, "LOAD_FAST": 0, "LOAD_FAST_CHECK": 0, "LOAD_DEREF": 0, "LOAD_GLOBAL": 0,
+    "LOAD_ATTR": 1, "LOAD_METHOD": 1, "UNARY_NEGATIVE": 1, "BINARY_OP": 2, "BINARY_SUBSCR": 2,
+    "PUSH_NULL": 0, "KW_NAMES": 0, "PRECALL": 0, "CALL": 2, "BUILD_TUPLE": 0,
+}  # fmt: skip
+"""How many operands instructions take; calls and tuples take as many more as they say."""

@@ -200,6 +200,21 @@ def raises_stop_iteration(x):
     return tuple(x[t] if t < 3 else next(iter(())) for t in range(x.shape[0]))
 
 
+def changes_rows_before(x):
+    y = x * 2
+    return sum((row * 2 for row in y), y.add_(1)[0]), sum((y[t] for t in range(2)), y.mul_(2)[0])
+
+
+def asks_the_generator_itself(x):
+    return (
+        list((x[t] * 2 for t in range(x.shape[0])).__iter__()),
+        list((x[t] * 2 for t in range(x.shape[0])) or ()),
+        list(iter(x[t] * 2 for t in range(x.shape[0]))),
+        list(zip((x[t] * 2 for t in range(x.shape[0])), x)),
+        [*(x[t] * 2 for t in range(x.shape[0]))],
+    )
+
+
 def raises_before(x):
     if x.shape[0] > 100:
         start = 1
@@ -243,7 +258,8 @@ ROUND_BY_ROUND = [
     by_a_condition, by_a_condition_on_rows, functions_that_share_a_variable,
     one_tensor_changed_in_place, always_the_same, rows_changed_in_place,
     ends_by_stop_iteration, maps_in_other_ways, of_numbers, numbers_before_tensors,
-    raises_amid, raises_stop_iteration, raises_before,
+    raises_amid, raises_stop_iteration, changes_rows_before, asks_the_generator_itself,
+    raises_before,
     broader_and_broader, given_a_name_first, taken_in_part, other_slices,
     adds_to_what_it_has_summed, spread_over,
 ]  # fmt: skip
