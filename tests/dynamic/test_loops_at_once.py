@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import magpy_like as magpy
+from tests.compare import assert_same
 from tests.dynamic import loops
 
 WEIGHT = torch.eye(3) * 0.5 + 0.1
@@ -289,3 +290,31 @@ def test_rounds_that_are_not_alike_stay_unrolled(program):
     fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
     loops.check_calls(fast, program, (5, 7, 9), training=False)
     assert not loops.has_loop(fast, torch.ones(8, 3))
+
+
+def test_numbers_that_are_spread_from_outside_are_those_of_each_call():
+    def program(x, bounds):
+        h = x[0] * 0
+        for t in range(*bounds):
+            h = torch.tanh(h + x[t])
+        return h
+
+    fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
+    x = torch.randn(12, 3)
+    for bounds in ((0, 5, 1), (0, 7, 1), (0, 12, 1), (1, 9, 2), (0, 1, 1), [3, 11]):
+        assert_same(fast(x, bounds), program(x, bounds))
+
+
+def test_what_a_sum_begins_with_may_split_the_program():
+    @magpy.disable
+    def opaque(value):
+        return value * 1.0
+
+    def program(x):
+        y = x * 2
+        return sum((torch.tanh(y[t]) for t in range(x.shape[0])), opaque(y[0])) * 2
+
+    fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
+    for size in (5, 7, 9, 4, 12, 2, 3, 1, 6):
+        x = torch.randn(size, 3)
+        assert_same(fast(x), program(x))

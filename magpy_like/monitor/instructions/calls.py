@@ -103,6 +103,10 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
         if not is_followed(function):
             frame_set_operand(step.frame, depth, spread(function))
         return None
+    for given in (args, kwargs):
+        run.lend(given)
+        run.recording.visit(given, ValueRead.ELEMENTS)
+        specials.look_for_class(run.recording, type(given))
     loop = any(function is head for head in loops.HEADS)
     if loop and loops.begins(run, step, function, tuple(args), kwargs):
         return None
@@ -114,10 +118,6 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
         calls.rely_on(run.recording, function)
         frame_set_operand(step.frame, depth, other)
         return None
-    for given in (args, kwargs):
-        run.lend(given)
-        run.recording.visit(given, ValueRead.ELEMENTS)
-        specials.look_for_class(run.recording, type(given))
     return _call(run, step, depth, function, tuple(args), dict(kwargs))
 
 
