@@ -56,6 +56,8 @@ class Behind:
             steady = [leaf.first for leaf in leaves if isinstance(leaf.first, torch.Tensor)]
             rec.unchanged += map(Steady, steady)
         for leaf, node, inner in zip(leaves, self._nodes, self._inner, strict=False):
+            if leaf.is_last:
+                continue  # the list itself is a result
             place = loop.place_of(leaf.slot)
             value = frame_locals(frame)[leaf.slot] if place is None else place.get()
             received = self._received(value, leaf.path, leaf, node, inner)

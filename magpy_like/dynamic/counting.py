@@ -50,6 +50,8 @@ class Counter:
     """Where the counter is among the two operands; the other one is where it ends."""
     slot: int | None = None
     """The local that it is kept in, once that is known."""
+    is_length: bool = False
+    """Whether it is how long a list is to which rounds append, and so kept nowhere."""
 
 
 def turn_of(head: Instruction) -> Turn:

@@ -141,7 +141,8 @@ class Exits:
         body = [node for node in end.nodes if node not in inner]
         end.nodes += [node for node in tail.nodes if node not in end.nodes]  # to be erased
         for found, added in zip(loop.growing(), self.added(), strict=True):
-            if added and found.is_looked_at:
+            loop.check_look_ups(found, added)
+            if added and (found.wanted > found.handed_on or found.was_thought_to_stay):
                 raise Split("what follows a loop looks into a list that it appends to")
         self.outputs = list(self._outputs(loop, given))
         # A constant tensor becomes an operand.
@@ -259,7 +260,8 @@ class Exits:
                 was = _NOTHING if parts is None else parts[i]
                 yield from self._differing(loop, inner, was, [v[i] for v in values], given, seen)
         elif any(first is value for value in self.lists) and is_one:
-            if any(given[slot] is first for slot, _ in loop.carried):
+            changed = (leaf.slot for leaf in loop.carried.values() if not leaf.is_last)
+            if any(given[slot] is first for slot in changed):
                 raise Split("rounds that may end a loop change elements of a list")
         elif all(is_plain(value) and same(value, first, rec) for value in values):
             return

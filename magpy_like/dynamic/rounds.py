@@ -61,7 +61,7 @@ from magpy_like.monitor.expressions import InGraph, is_number
 from magpy_like.monitor.filled import Filled, Holder
 from magpy_like.monitor.gathered import Gathered, Growing
 from magpy_like.monitor.graph_nodes import LIST, NUMBER, WRITTEN_FORM
-from magpy_like.monitor.loops import Backwards, Element, computed
+from magpy_like.monitor.loops import Backwards, Element, added_to, computed
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import Split
 from magpy_like.monitor.twin import TWIN
@@ -139,6 +139,9 @@ class Leaf:
     """Whether rounds change the very tensor."""
     was_there: bool = False
     """Whether a round may leave a tensor there that it has not made."""
+    is_last: bool = False
+    """Whether it is one of the last elements of a list to which rounds append, and so another one
+    behind each."""
 
     @property
     def takes_part(self) -> bool:
@@ -191,6 +194,8 @@ class Loop:
     """Lists that rounds append to, and that are not in a local variable alone."""
     last: list[Leaf] = field(default_factory=list)
     lists: list[List] = field(default_factory=list)
+    _grow: set[int] = field(default_factory=set)
+    """The slots of lists that are known to grow, and of which a round asks how long they are."""
     _joined: bool = False
 
     def __post_init__(self) -> None:
@@ -309,6 +314,7 @@ class Loop:
                 symbols.append(leaf.symbol)
                 given.setdefault(leaf.slot, {})[leaf.path] = value
                 leaf.result = value if leaf.in_place else None
+            of_shared = [given.pop(-1 - i, {}) for i in range(len(self.shared))]
             slots = list(self.values)
             for slot in {*self._own, *given}:
                 slots[slot] = rebuilt(slots[slot], given.get(slot, {}))
@@ -338,8 +344,13 @@ class Loop:
                 stack=tuple(stack),
             )
             own = [*(slots[slot] for slot in self._own), *self.shared]
-            lengths = list(map(len, own))
-            growing = [Growing(value) for value in own]
+            slots_of_own = (*self._own, *self._slots_of_shared())
+            begins = [*(list(self.values[slot]) for slot in self._own), *map(list, self.shared)]
+            self._growing = {
+                slot: Growing(value, begin, index, self._handed_on_of(slot), slot in self._grow)
+                for slot, value, begin in zip(slots_of_own, own, begins, strict=True)
+            }
+            growing = [*self._growing.values()]
             for leaf in self.written:
                 own += [leaf.result, leaf.symbol.meta.get(TWIN)]
             rec.operators.lists |= {id(found.value): found for found in growing}
@@ -356,19 +367,25 @@ class Loop:
             filled = Filled(rec, self.shared)
             in_places = zip(self.places, slots[self._first_place :], strict=True)
             with filled.holding([*in_places]) as left:
+                for value, items in zip(self.shared, of_shared, strict=True):
+                    for (at,), item in items.items():
+                        value[at] = item
+                given_lists = [*map(list, self.shared)]
                 end = self.end = self.explorer.explore(
                     run, begun, self.exit, turn.again, own, differ,
                     exits=exits, draws=True, filled=filled, reads=self._reads,
                     stand_ins=stand_ins,
                 )  # fmt: skip
             end.nodes = made = [*made, *end.nodes]
-            self._growing = growing
             self._let_fill(filled)
             ends = [*(slots[slot] for slot in self._own), *left.lists]
-            for found, value, length in zip(growing, ends, lengths, strict=True):
-                if found.is_looked_at and len(value) != length:
-                    raise Split("a round looks into a list that it appends to")
-            self._add_shared(left.lists)
+            for (slot, found), value in zip(self._growing.items(), ends, strict=True):
+                added = len(value) - len(found.begin)
+                if added and found.was_thought_to_stay:
+                    self._grow.add(slot)
+                    raise _NotYet
+                self.check_look_ups(found, added)
+            self._add_shared(given_lists, left.lists)
             self._compare(before, slots, begun, end, left.places)
             self._check(end)
             if exits is not None and exits.found:
@@ -457,6 +474,7 @@ class Loop:
                 if slot in self._own and after is given[slot] and len(after) > len(was):
                     begin = list(self.values[slot])
                     self.lists.append(List(slot, begin, after[len(was) :]))
+                    self._hand_on_last(slot, begin, after)
                     after = after[: len(was)]
                 found = list(differences(was, after))
                 for path, result in found:
@@ -467,21 +485,62 @@ class Loop:
                 for path, result in self._leaves(after, (), end):
                     self.last.append(Leaf(slot, path, NULL, result=result))
             left_there += map(id, containers(left[slot]))
-        if {found.slot for found in self.lists} & {slot for slot, _ in self.carried}:
+        changed = {leaf.slot for leaf in self.carried.values() if not leaf.is_last}
+        if changed & {found.slot for found in self.lists}:
             raise Split("rounds change elements of a list that they append to")
         if len(set(left_there)) < len(left_there):
             raise Split("a round leaves one container in two places")
         if any(leaf.symbol and leaf.result is None for leaf in self.carried.values()):
             raise Split("rounds take turns in what they hand on")
 
-    def _add_shared(self, grown: Sequence[list[Any]]) -> None:
+    def _add_shared(self, given: Sequence[list[Any]], grown: Sequence[list[Any]]) -> None:
         """Raises Split: a round does something else to a list than to append to it."""
-        for value, after in zip(self.shared, grown, strict=True):
-            begin = list(value)
-            stays = len(after) >= len(begin) and all(map(operator.is_, after, begin))
+        slots = self._slots_of_shared()
+        for slot, value, was, after in zip(slots, self.shared, given, grown, strict=True):
+            stays = len(after) >= len(was) and all(map(operator.is_, after, was))
             if not stays or any(place.owner is value for place in self.places):
                 raise Split("rounds change elements of a list that is not in a local variable")
-            self.lists.append(List(-1, begin, after[len(begin) :], shared=value))
+            begin = list(value)
+            self.lists.append(List(slot, begin, after[len(begin) :], shared=value))
+            self._hand_on_last(slot, begin, after)
+
+    def _slots_of_shared(self) -> range:
+        """What stands for slots of the lists that are not in a local variable alone."""
+        return range(-1, -1 - len(self.shared), -1)
+
+    def _handed_on_of(self, slot: int) -> int:
+        """How many of a list's last elements rounds hand on."""
+        return sum(leaf.is_last and leaf.slot == slot for leaf in self.carried.values())
+
+    def check_look_ups(self, found: Growing, added: int) -> None:
+        """Raises Split: a round that has ``added`` elements to a list looks into it otherwise than
+        any round may."""
+        if found.is_looked_at and added:
+            raise Split("a round looks into a list that it appends to")
+        if found.per_index:
+            if added != self.bounds[2]:
+                raise Split("a list grows otherwise than the index by which a round looks into it")
+            self.run.lifted.settle(self.bounds[:1])  # how far from its end the elements are
+
+    def _hand_on_last(self, slot: int, begin: Sequence[Any], after: Sequence[Any]) -> None:
+        """Each round finds elements at the end of a list that it appends to, as the one before has
+        left them.
+
+        Raises:
+            Split: they are not of one kind.
+        """
+        found = self._growing[slot]
+        for distance in range(1, max(found.wanted, found.handed_on) + 1):
+            path = (len(begin) - distance,)
+            leaf = self.carried.get((slot, path))
+            if leaf is None:
+                first = begin[-distance]
+                if not isinstance(first, torch.Tensor):
+                    raise Split(f"a round looks up {say(first)} in a list that it appends to")
+                takes_part = _takes_part(first)
+                self.carried[slot, path] = Leaf(slot, path, first, takes_part, is_last=True)
+            else:
+                leaf.result = after[-distance]
 
     def _count(self, counter: Counter, end: End) -> None:
         """Find what a round has counted.
@@ -495,10 +554,11 @@ class Loop:
         found, stop = operands[counter.at], first[1 - counter.at]
         if not is_one_number(run, operands[1 - counter.at], stop):
             raise Split("rounds change what their counter goes up to")
-        if counter.slot is not None:
-            if end.locals[counter.slot] is not found:
+        node = run.recording.operators.value_node(found, run.recording.graph_value)
+        counter.is_length = counter.slot is None and bool(added_to(self.index, node))
+        if counter.slot is not None or counter.is_length:
+            if counter.slot is not None and end.locals[counter.slot] is not found:
                 raise Split("rounds compare something else than what they count")
-            node = run.recording.operators.value_node(found, run.recording.graph_value)
             step = step_of(self.index, node)
             bounds = bounds_of(run, counter.holds, first[counter.at], stop, step)
             if step != self.bounds[2] or int(bounds[1]) != int(self.bounds[1]):
@@ -554,7 +614,7 @@ class Loop:
 
     def growing(self) -> list[Growing]:
         """The lists of the round that runs."""
-        return self._growing
+        return [*self._growing.values()]
 
     @property
     def until(self) -> int:
@@ -573,7 +633,8 @@ class Loop:
         """
         if any(leaf.symbol is None for leaf in self.carried.values()):
             raise _NotYet
-        if self.counter is not None and self.counter.slot is None:
+        counter = self.counter
+        if counter is not None and counter.slot is None and not counter.is_length:
             raise Split("nothing counts the rounds")
         self._let_go_of_unread()
         for leaf in (*self.carried.values(), *self.last):

@@ -11,7 +11,7 @@ import functools
 import opcode
 import operator
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from magpy_like.monitor.instructions.step import Step
     from magpy_like.monitor.operator_graph import OperatorGraph
     from magpy_like.monitor.recording import Recording
+    from magpy_like.monitor.run import MonitorRun
 
 JOINS = frozenset({torch.stack, torch.cat, torch.concat, torch.concatenate})
 """Operators that take such a list as it is."""
@@ -35,15 +36,59 @@ JOINS = frozenset({torch.stack, torch.cat, torch.concat, torch.concatenate})
 
 @dataclass
 class Growing:
-    """A list in a round that runs beside the program."""
+    """A list in a round that runs beside the program.
+
+    Of what earlier rounds have put there, a round knows the elements by how far they are from the
+    end: any round finds others at the same distance, which rounds hand on to each other.
+    """
 
     value: list[Any]
+    begin: Sequence[Any] = ()
+    """What the program has in it before the loop."""
+    index: int = 0
+    """The lifted number that the round is given."""
+    handed_on: int = 0
+    """How many of the last elements stand for those of any round."""
+    grows: bool = False
+    """Whether it is known to grow."""
+    wanted: int = 0
+    """How many of them a round has asked for."""
+    per_index: bool = False
+    """Whether it must grow as the index does, for a round looks up what is there by that."""
+    is_measured: bool = False
+    """Whether a round has asked how long it is."""
     is_looked_at: bool = False
-    allowed = frozenset({list.append, list.extend})
+    allowed = frozenset({list.append, list.extend, len})
     """What takes it as its first argument without looking into it."""
 
     def look(self, operators: OperatorGraph) -> None:
         self.is_looked_at = True
+
+    def look_up(self, key: int, follows_index: bool) -> bool:
+        """A round reads the element at ``key``, which is as much more than the index in any round,
+        or the same number in all of them. Whether it is what ``begin`` has there, in any round."""
+        distance = len(self.begin) - (key if key >= 0 else len(self.value) + key)
+        if key >= 0 and not follows_index:
+            self.is_looked_at |= distance <= 0
+            return distance > 0
+        self.per_index |= follows_index
+        self.wanted = max(self.wanted, distance)
+        return False
+
+    @property
+    def was_thought_to_stay(self) -> bool:
+        """Whether a round was told that it is as long as at first."""
+        return self.is_measured and not self.grows
+
+    def length(self, run: MonitorRun) -> int:
+        """How long it is in any round: lifted, if it grows."""
+        self.is_measured = True
+        if not self.grows:
+            return len(self.value)
+        self.per_index = True
+        more = len(self.value) - self.index
+        length: int = run.lifted.compute(operator.add, (self.index, more), len(self.value))
+        return length
 
     @staticmethod
     def takes(rec: Recording, elements: Any) -> bool:
@@ -150,8 +195,12 @@ def looked_at(step: Step, lists: Lists, follows: Callable[[Any], bool]) -> Itera
     elif name == "STORE_DEREF" and isinstance(lists.get(id(taken[-1])), Gathered):
         return  # a comprehension may have it
     elif name in ("BINARY_SUBSCR", "BINARY_SLICE"):
-        if isinstance(lists.get(id(taken[0])), Gathered):
+        found = lists.get(id(taken[0]))
+        is_number = name == "BINARY_SUBSCR" and type(taken[1]) is int
+        if isinstance(found, Gathered) or (found is not None and is_number):
             return  # it depends on the key
+    elif name in _TRUTHS and isinstance(lists.get(id(taken[-1])), Growing):
+        return  # the rule knows whether any round finds the same
     elif name == "BINARY_OP" and step.oparg == _IN_PLACE_ADD:
         if isinstance(lists.get(id(taken[0])), Growing):
             taken = taken[1:]
@@ -162,6 +211,7 @@ def looked_at(step: Step, lists: Lists, follows: Callable[[Any], bool]) -> Itera
 
 
 _IN_PLACE_ADD = [name for name, _ in opcode._nb_ops].index("NB_INPLACE_ADD")  # type: ignore[attr-defined]
+_TRUTHS = frozenset(name for name in opcode.opmap if "_IF_" in name or name == "UNARY_NOT")
 ENDS = (0, -1)
 """The elements that there are whatever the number of rounds is."""
 _DEPTHS = {

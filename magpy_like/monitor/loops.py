@@ -133,10 +133,11 @@ def added_to(index: fx.Node, node: Any) -> int | None:
         return 0
     if isinstance(node, fx.Node) and node.target in _SUMS and len(node.args) == 2:
         left, right = node.args
-        if node.target is operator.add and right is index:
+        if node.target is operator.add and type(left) is int:
             left, right = right, left
-        if left is index and type(right) is int:
-            return right if node.target is operator.add else -right
+        before = added_to(index, left) if type(right) is int else None
+        if before is not None:
+            return before + (right if node.target is operator.add else -right)
     return None
 
 

@@ -166,8 +166,9 @@ def _index(container: int, *keys: int) -> Callable[[MonitorRun, Step], Token]:
 def _take(run: MonitorRun, step: Step) -> Token:
     """An item at a key that varies: a number of a list or tuple varies with it."""
     container, key = step.stack[-2:]
-    if isinstance(run.recording.operators.lists.get(id(container)), Gathered):
-        return None
+    rows = run.recording.operators.lists.get(id(container))
+    if isinstance(rows, Gathered) or (rows is not None and type(key) is int):
+        return None  # whoever reads it asks which element that is in any round
     if type(container) is np.ndarray and draws.has_element(container, key):
         derived = draws.derives(run, operator.getitem, (container, key), {})
         if derived is not None:

@@ -197,6 +197,8 @@ def _of_list(run: MonitorRun, call: NativeCall) -> Token | None:
     if isinstance(given, Growing) and operation in (list.append, list.extend):
         if operation is list.append or (len(rest) == 1 and given.takes(rec, rest[0])):
             return finish_pure, call
+    if isinstance(given, Growing) and operation is len and not rest:
+        return _finish_length, given
     if isinstance(given, Gathered) and operation is len and not rest:
         return _finish_count, given
     if isinstance(given, Gathered) and operation in (list, tuple) and not rest:
@@ -213,6 +215,10 @@ def _of_list(run: MonitorRun, call: NativeCall) -> Token | None:
     run.suspended += 1
     call.on_graph = True
     return finish_operator_suspended, call
+
+
+def _finish_length(run: MonitorRun, given: Growing, result: Any) -> Any:
+    return given.length(run)
 
 
 def _finish_count(run: MonitorRun, given: Gathered, result: Any) -> Any:

@@ -16,9 +16,11 @@ import torch
 from magpy_like.annotation import RelationKind, ValueRead
 from magpy_like.monitor import classes, draws, operators, parted, reads, varying_lists, windows
 from magpy_like.monitor.containers import CONTAINERS, is_told_by_identity
-from magpy_like.monitor.gathered import ENDS, Gathered
+from magpy_like.monitor.expressions import InGraph
+from magpy_like.monitor.gathered import ENDS, Gathered, Growing
 from magpy_like.monitor.instructions.step import Step, Token, finish_without_result
 from magpy_like.monitor.instructions.truth import ask_which
+from magpy_like.monitor.loops import added_to
 from magpy_like.monitor.split import Split
 from magpy_like.native import lookup_in_type
 from magpy_like.native.kinds import isinstance
@@ -45,6 +47,9 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
         windows.narrow(run, token)
         return token
     given = rec.operators.lists.get(id(source))
+    if isinstance(given, Growing) and type(key) is int:
+        is_first = given.look_up(key, _follows_index(run, given, key))
+        return (_finish_first, given.begin[key]) if is_first else None
     if isinstance(given, Gathered):
         token = _get_from_list(run, given, key)
         if token is not NotImplemented:
@@ -112,6 +117,25 @@ def _get_from_list(run: MonitorRun, given: Gathered, key: Any) -> Any:
         return token
     operators.look_at(given.value)
     return NotImplemented
+
+
+def _follows_index(run: MonitorRun, given: Growing, key: int) -> bool:
+    """Whether a key is as much more than a round's index in any round; otherwise it must not vary.
+
+    Raises:
+        Split: it does, from round to round.
+    """
+    number, index = run.lifted.expression(key), run.lifted.expression(given.index)
+    if isinstance(number, InGraph) and isinstance(index, InGraph) and key >= 0:
+        if added_to(index.node, number.node) is not None:
+            return True
+    run.lifted.settle((key,))
+    return False
+
+
+def _finish_first(run: MonitorRun, first: Any, item: Any) -> Any:
+    """An element was read that was there before the rounds which append to its list."""
+    return first
 
 
 def _finish_element(

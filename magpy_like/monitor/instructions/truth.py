@@ -14,6 +14,7 @@ from magpy_like.annotation import ValueRead
 from magpy_like.monitor import classes, native_results, specials
 from magpy_like.monitor.containers import CONTAINERS
 from magpy_like.monitor.foretold import foretell_branch
+from magpy_like.monitor.gathered import Growing
 from magpy_like.monitor.instructions.step import Step, Token, finish_without_result
 from magpy_like.monitor.split import Split
 from magpy_like.native.kinds import isinstance
@@ -37,6 +38,9 @@ def truth(run: MonitorRun, step: Step) -> Token:
         if rec.constants.hold(value):
             return finish_without_result, native_results.tensor_operation((value,))
         return _branch(run, step, value)
+    growing = rec.operators.lists.get(id(value))
+    if isinstance(growing, Growing) and value:
+        return None  # in any round, for it does not become shorter
     if isinstance(value, CONTAINERS):
         rec.look_at_truth(value)
         specials.look_for_all(rec, value)
