@@ -47,6 +47,7 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.repeatable import PLACE, Repeated
 from magpy_like.monitor.replacing import FoundNumbers
 from magpy_like.monitor.split import Look, Place, Split
+from magpy_like.monitor.twin import varies
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.refgraph.values import behind_proxy, bind, is_plain
@@ -364,7 +365,7 @@ class LiftedNumbers:
             return self._data_shape(operation, tensor, rest, value)
         twin = self.rec.twin_of(tensor)
         assert self.rec.twin is not None
-        if twin is None or not any(isinstance(size, torch.SymInt) for size in twin.shape):
+        if twin is None or not varies(twin):
             return None
         try:
             if operation in _LENGTH:

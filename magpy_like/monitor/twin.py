@@ -471,9 +471,15 @@ def _new_symbol(number: Any) -> sympy.Symbol | None:
     return None
 
 
+def varies(tensor: torch.Tensor) -> bool:
+    """Whether the form of a twin is not the same in all calls: its sizes, or, of a row of a larger
+    tensor, its strides alone."""
+    return any(True for _ in _numbers_in(tensor))
+
+
 def _numbers_in(value: Any) -> Iterator[Any]:
     if isinstance(value, torch.Tensor):
-        yield from _numbers_in(tuple(value.shape))
+        yield from _numbers_in((*value.shape, *value.stride(), value.storage_offset()))
     elif isinstance(value, SYMBOLIC):
         yield value
     elif isinstance(value, tuple | list):

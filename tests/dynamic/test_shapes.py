@@ -464,3 +464,23 @@ def test_a_state_that_is_replaced_when_the_batch_changes():
     for i, rows in enumerate([4, 4, 4, 3, 3, 4, 2, 2, 5, 5, 4, 3, 4]):
         twins.call(lambda rows=rows: (matrix(rows, 2),), hit=True if i > 5 else None)
     assert not magpy.api._dispatcher(twins.compiled).split_points
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda row: row.stride(0),
+        lambda row: sum(row.stride()),
+        lambda row: row.is_contiguous(),
+        lambda row: row.storage_offset(),
+    ],
+    ids=["stride", "strides", "contiguous", "offset"],
+)
+def test_how_a_row_of_fixed_size_lies_follows_from_the_size_of_its_tensor(look):
+    def program(x):
+        return x[:, 0] + look(x[:, -1])
+
+    fast = magpy.compile(program, backend="eager")
+    for size in (12, 15, 9, 5, 1, 2):
+        x = torch.ones(2, size, 3)
+        assert torch.equal(fast(x), program(x))
