@@ -70,7 +70,7 @@ class Growing:
         distance = len(self.begin) - (key if key >= 0 else len(self.value) + key)
         if key >= 0 and not follows_index:
             self.is_looked_at |= distance <= 0
-            return distance > 0
+            return 0 < distance <= self.handed_on
         self.per_index |= follows_index
         self.wanted = max(self.wanted, distance)
         return False
