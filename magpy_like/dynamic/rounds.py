@@ -48,6 +48,7 @@ from magpy_like.dynamic.structures import (
     shared,
 )
 from magpy_like.dynamic.written import (
+    Past,
     Row,
     Written,
     check_apart,
@@ -197,6 +198,7 @@ class Loop:
     _grow: set[int] = field(default_factory=set)
     """The slots of lists that are known to grow, and of which a round asks how long they are."""
     _joined: bool = False
+    _pasts: list[Past] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         code, turn = self.state.code, self.turn
@@ -300,7 +302,7 @@ class Loop:
         end: End | None = None
         made: list[fx.Node] = []
         growing: list[Growing] = []
-        self.last, self.lists = [], []
+        self.last, self.lists, self._pasts = [], [], []
         for leaf in (*self.carried.values(), *self.written):
             leaf.symbol = leaf.result = None
         try:
@@ -403,7 +405,7 @@ class Loop:
             for found in growing:
                 rec.operators.lists.pop(id(found.value), None)
             erase(rec, made if end is None else end.nodes)
-            erase(rec, symbols)
+            erase(rec, [*symbols, *(past.symbol for past in self._pasts)])
 
     def _row(self, tensor: Any, made: list[fx.Node]) -> torch.Tensor:
         """What stands for the row of a tensor, or the element of a list, that any round is given.
@@ -726,6 +728,7 @@ class Loop:
         made += [tensor for found in self.lists for tensor in found.added]
         check_apart([leaf.result for leaf in self.written], made)
         filled = self._filled(end)
+        pasts = self._pasts
         handed_on = [*self.carried.values(), *self.written]
         leaves = [*handed_on, *self.last]
         if self.inside and any(leaf.slot < self._first_place for leaf in leaves):
@@ -735,25 +738,28 @@ class Loop:
         given += [row.node for _, row, _ in filled]
         self._inner = given
         end.nodes = [node for node in end.nodes if not operators.is_constant_tensor(node)]
-        symbols = self.symbols()
+        given = [*(past.result for past in pasts), *given]
+        index, *others = self.symbols()
+        symbols = [index, *(past.symbol for past in pasts), *others]
         inside = {*end.nodes, *symbols}
         used = [n for node in end.nodes for n in node.all_input_nodes]
         used += [n for n in given if isinstance(n, fx.Node)]
         outside = list(dict.fromkeys(n for n in used if n not in inside))
         body = operators.subgraph([*symbols, *outside], end.nodes, given)
-        on_a_copy(body, range(1 + len(self.carried), len(symbols)))
+        on_a_copy(body, range(1 + len(pasts) + len(self.carried), len(symbols)))
 
         def node_of(value: Any) -> Any:
             return operators.value_node(value, rec.graph_value)
 
         bounds = tuple(map(node_of, self.bounds))
-        carried = tuple(node_of(leaf.first) for leaf in handed_on)
+        carried = (*(past.first for past in pasts), *(node_of(leaf.first) for leaf in handed_on))
         gathered = [(tuple(map(node_of, s.begin)), len(s.added)) for s in self.lists]
         gathered += [((), 1)] * len(filled)
-        numbers = [is_number(leaf.result) for leaf in leaves] + [False] * len(gathered)
+        numbers = [False] * len(pasts) + [is_number(leaf.result) for leaf in leaves]
+        numbers += [False] * len(gathered)
         after = (bounds, carried, tuple(gathered), tuple(outside))
-        nodes = operators.control(for_loop, (), [body], after, numbers)
-        for node, twin in zip(nodes[: len(leaves)], map(twin_of, given), strict=False):
+        nodes = operators.control(for_loop, (), [body], after, numbers)[len(pasts) :]
+        for node, twin in zip(nodes[: len(leaves)], map(twin_of, self._inner), strict=False):
             if twin is not None and not node.meta[NUMBER]:
                 node.meta[TWIN] = twin
         for node in nodes[len(leaves) :]:
@@ -788,14 +794,57 @@ class Loop:
             if rec.twin is not None:
                 size = self.run.lifted.pair(size, leaf.symbol.meta[TWIN].shape[row.dim])
             at = rows_of_all(self.run, self.bounds, row.offset, size)
+            self._check_reads(leaf, row, size, end)
             self.written.remove(leaf)
             with writes.graph.inserting_before(writes):  # whatever becomes of it in the round
                 value = writes.graph.call_method("clone", (writes.args[2],))
             found.append((leaf, replace(row, node=value), at))
             end.nodes[end.nodes.index(writes)] = value
             erase(rec, [writes])
+            self._hand_on_rows(leaf, row, value, end)
         check_writes([leaf.symbol for leaf in self.written], end.nodes)
         return found
+
+    def _check_reads(self, leaf: Leaf, row: Row, size: int, end: End) -> None:
+        """
+        Raises:
+            Split: a round does not only read rows that stay as they are while it runs, or gradients
+                go through them, which eager mode may refuse.
+        """
+        if row.reads and leaf.result.requires_grad:
+            raise Split("rounds read what they write into and what takes part in gradients")
+        check_writes([leaf.symbol], [node for node in end.nodes if node is not row.node])
+        for _, offset in row.reads:
+            rows_of_all(self.run, self.bounds, offset, size)
+            if row.rounds_ago(offset, self.bounds[2]) == 0:
+                raise Split("rounds read a row that they write into themselves")
+
+    def _hand_on_rows(self, leaf: Leaf, row: Row, value: fx.Node, end: End) -> None:
+        """Let rounds have the rows of a tensor that they read from those which have written them,
+        of which the round that runs writes ``value``, or from before the loop."""
+        run, operators = self.run, self.run.recording.operators
+        graph, first, step = operators.graph, leaf.first, self.bounds[2]
+        tensor = operators.value_node(first, run.recording.graph_value)
+        ago = {node: row.rounds_ago(offset, step) for node, offset in row.reads}
+        pasts: list[Past] = []
+        for rounds in range(1, max(ago.values(), default=0) + 1):
+            at = computed(run, operator.add, self.bounds[0], row.offset - rounds * step)
+            number = operators.value_node(at, run.recording.graph_value)
+            begin = graph.call_function(torch.select, (tensor, row.dim, number))
+            pasts.append(Past(_dense(graph, begin), operators.symbol(number=False)))
+        if pasts:
+            written = graph.call_method("to", (value, first.device, first.dtype))
+            end.nodes += [written, _dense(graph, written)]
+        for past, result in zip(pasts, [end.nodes[-1], *(p.symbol for p in pasts)], strict=False):
+            past.result = result
+        for node, rounds in ago.items():
+            if rounds > 0:
+                node.replace_all_uses_with(pasts[rounds - 1].symbol)
+                end.nodes.remove(node)
+                erase(run.recording, [node])
+            else:
+                node.update_arg(0, tensor)
+        self._pasts += pasts
 
     # --- behind the loop -------------------------------------------------------------------------
 
@@ -819,6 +868,11 @@ def check_twins(run: MonitorRun, left: torch.Tensor, right: torch.Tensor) -> Non
     ):
         if not run.lifted.hold(one == other):
             raise Split("a tensor differs in its sizes")
+
+
+def _dense(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """A copy of a tensor of which the elements lie as those of a new one."""
+    return graph.call_method("clone", (node,), {"memory_format": torch.contiguous_format})
 
 
 def _takes_part(value: Any) -> bool:

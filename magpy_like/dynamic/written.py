@@ -60,6 +60,23 @@ class Row:
     dim: int
     offset: int
     """By how much the index exceeds the round's."""
+    reads: tuple[tuple[fx.Node, int], ...] = ()
+    """The operators that read such rows of it, and by how much their indices exceed the round's."""
+
+    def rounds_ago(self, offset: int, step: int) -> int:
+        """How many rounds ago the row at an index was written; -1 for none that was before."""
+        ago, rest = divmod(self.offset - offset, step)
+        return -1 if rest else max(ago, -1)
+
+
+@dataclass
+class Past:
+    """A row that an earlier round has written, and that rounds hand on to each other: as it is in
+    the first round, as any round is given it, and as it leaves it."""
+
+    first: fx.Node
+    symbol: fx.Node
+    result: Any = None
 
 
 def rows_of_all(
@@ -90,22 +107,36 @@ def _sum(run: MonitorRun, number: int, more: int) -> int:
 
 
 def written_row(symbol: fx.Node, index: fx.Node) -> Row | None:
-    """The one thing that a round does to the tensor that ``symbol`` stands for, when that is to
-    write a row at its own ``index``, or so far from it."""
-    users = list(symbol.users)
-    if len(users) != 1 or getattr(users[0].target, "__name__", "") != "setitem":
+    """The one row that a round writes of the tensor that ``symbol`` stands for, at its own
+    ``index``, or so far from it, when it does nothing else to it but read such rows."""
+    places: dict[fx.Node, tuple[int, int] | None] = {}
+    for user in symbol.users:
+        if getattr(user.target, "__name__", "") not in ("getitem", "setitem"):
+            return None
+        tensor, key, *value = user.args
+        if tensor is not symbol or any(not isinstance(v, fx.Node) or v is symbol for v in value):
+            return None
+        places[user] = _place(key, index)
+    writes = [user for user in places if len(user.args) == 3]
+    if len(writes) != 1 or None in places.values():
         return None
-    (node,) = users
-    tensor, key, value = node.args
-    if tensor is not symbol or not isinstance(value, fx.Node) or value is symbol:
+    (node,) = writes
+    found = {user: place for user, place in places.items() if place is not None}
+    dim, offset = found.pop(node)
+    if any(other != dim for other, _ in found.values()):
         return None
+    return Row(node, dim, offset, tuple((user, at) for user, (_, at) in found.items()))
+
+
+def _place(key: Any, index: fx.Node) -> tuple[int, int] | None:
+    """The dimension of which a key takes what is at ``index``, or so far from it; None where it
+    takes something else."""
     parts = key if isinstance(key, tuple) else (key,)
     places = [i for i, part in enumerate(parts) if part != slice(None)]
     if len(places) != 1:
         return None
-    part = parts[places[0]]
-    offset = added_to(index, part)
-    return None if offset is None else Row(node, places[0], offset)
+    offset = added_to(index, parts[places[0]])
+    return None if offset is None else (places[0], offset)
 
 
 def check_writes(symbols: Collection[fx.Node], nodes: Iterable[fx.Node]) -> None:
