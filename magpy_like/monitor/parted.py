@@ -87,7 +87,7 @@ def take_slice(run: MonitorRun, given: Gathered, key: slice) -> Token | None:
         given.know(run.recording.operators, 0)
         return _finish_first, None
     left_out = key.start or 0, -(key.stop or 0)
-    if min(left_out) < 0 or key.step is not None or run.side is not None:
+    if min(left_out) < 0 or key.stop == 0 or key.step is not None or run.side is not None:
         return None
     fewest = sum(left_out) + 1  # none at all is told from others by more than its length
     if len(given.value) < fewest:

@@ -239,7 +239,22 @@ def taken_in_part(x):
 def other_slices(x):
     found = [torch.tanh(row) for row in x]
     rest = found[2:]
-    return found[1:3], found[::2], found[-2:], rest, rest[:1], found[:1], found[5:]
+    return (
+        found[:0],
+        found[0:0],
+        found[1:3],
+        found[::2],
+        found[-2:],
+        rest,
+        rest[:1],
+        found[:1],
+        found[5:],
+    )
+
+
+def slices_of_nothing(x):
+    found = [torch.tanh(row) for row in x]
+    return len(found[:0]), torch.stack(found)
 
 
 def adds_to_what_it_has_summed(x):
@@ -261,7 +276,7 @@ ROUND_BY_ROUND = [
     ends_by_stop_iteration, maps_in_other_ways, of_numbers, numbers_before_tensors,
     raises_amid, raises_stop_iteration, changes_rows_before, asks_the_generator_itself,
     raises_before,
-    broader_and_broader, given_a_name_first, taken_in_part, other_slices,
+    broader_and_broader, given_a_name_first, taken_in_part, other_slices, slices_of_nothing,
     adds_to_what_it_has_summed, spread_over,
 ]  # fmt: skip
 
