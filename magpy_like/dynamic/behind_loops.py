@@ -15,12 +15,11 @@ import torch
 from torch import fx
 
 from magpy_like.dynamic import stored
-from magpy_like.dynamic.counting import rounds_of
 from magpy_like.dynamic.places import check_like
 from magpy_like.dynamic.structures import Path, part, put
 from magpy_like.monitor.expressions import InGraph, is_number
 from magpy_like.monitor.gathered import Gathered
-from magpy_like.monitor.loops import computed
+from magpy_like.monitor.loops import computed, rounds_of
 from magpy_like.monitor.split import Split
 from magpy_like.monitor.twin import TWIN
 from magpy_like.native import frame_locals, frame_set_local, frame_stack

@@ -26,7 +26,13 @@ from magpy_like.dynamic.exits import Exits
 from magpy_like.dynamic.frame_state import FrameState, origins
 from magpy_like.dynamic.joins import RETURN, join, leads_to
 from magpy_like.dynamic.layout import NoLayout
-from magpy_like.dynamic.loop_heads import LoopHeads, captured, check_resumable, shift_of
+from magpy_like.dynamic.loop_heads import (
+    LoopHeads,
+    captured,
+    check_resumable,
+    is_given,
+    shift_of,
+)
 from magpy_like.dynamic.outcomes import Outcomes, chosen_by
 from magpy_like.dynamic.places import (
     MOVED,
@@ -243,6 +249,9 @@ class Branches:
         if self._depth or not self._merges():
             return False
         return self._heads.begins(run, step, bounds, tensors, element)
+
+    def is_given(self, step: Step, functions: Collection[Any]) -> bool:
+        return is_given(step, functions)
 
     def at_comparison(self, run: MonitorRun, step: Step, compared: Callable[..., bool]) -> bool:
         if self._depth or not self._merges():

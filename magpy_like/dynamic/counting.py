@@ -141,17 +141,6 @@ _RANGES: dict[tuple[Comparison, bool], tuple[bool, int]] = {
 """By comparison and whether the step is positive, what is added to its end to be a range's."""
 
 
-def rounds_of(run: MonitorRun, bounds: tuple[int, int, int]) -> int:
-    """How many rounds there are, lifted if a bound is."""
-    start, stop, step = bounds
-    if start == 0 and step == 1 and not run.lifted.any((start,)):
-        return stop
-    if step == 1:
-        return computed(run, operator.sub, stop, start)
-    distance = computed(run, operator.sub, start, stop)
-    return computed(run, operator.neg, computed(run, operator.floordiv, distance, step))
-
-
 def is_one_number(run: MonitorRun, one: Any, other: Any) -> bool:
     """Whether two integers are the same in any call: both are known before it."""
     if type(one) is not int or type(other) is not int or one != other:

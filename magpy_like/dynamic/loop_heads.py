@@ -6,10 +6,11 @@ through that one as it is, and the rounds behind it may be an operator.
 
 from __future__ import annotations
 
+import dis
 import operator
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from types import FrameType, FunctionType
 from typing import Any, Protocol
@@ -25,10 +26,10 @@ from magpy_like.dynamic.layout import NoLayout
 from magpy_like.dynamic.rounds import FEWEST_ROUNDS, Explorer, Loop
 from magpy_like.logs import topic
 from magpy_like.monitor import parted
-from magpy_like.monitor.gathered import Gathered
+from magpy_like.monitor.gathered import Gathered, Numbered
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.least_values import TURNED
-from magpy_like.monitor.loops import Element, computed
+from magpy_like.monitor.loops import Element, computed, over_range, turned
 from magpy_like.monitor.operator_graph import UnknownTensor
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import Split, SplitPoint
@@ -52,7 +53,7 @@ class _Begun:
     """Not settled yet: the program has made a ``range`` of them, or goes through ``rows``."""
     tensors: tuple[Any, ...]
     element: Element
-    rows: list[Gathered]
+    rows: list[Gathered | Numbered]
     heads: int = 0
     """How often the program has come to its head."""
 
@@ -127,7 +128,7 @@ class LoopHeads:
         later = plain and rounds >= 3 and run.lifted.is_known_at_entry(bounds)
         if self._make_loop(run, step, head, bounds, tensors, element, later=later):
             return True
-        rows = _with_first(run, step) if later and tensors else []
+        rows = _with_first(run, step) if later and element is not over_range else []
         if not later or rows is None:
             return False
         key = id(step.frame), head.state.offset + shift_of(step.frame)
@@ -239,7 +240,46 @@ class LoopHeads:
         return True
 
 
-def _with_first(run: MonitorRun, step: Step) -> list[Gathered] | None:
+def is_given(step: Step, functions: Collection[Any]) -> bool:
+    """Whether one of these functions is given what a call is about to make, before anybody else
+    has it: it lies on the stack already, and what lies between is computed on top of that."""
+    table, stack = instructions(step.code), step.stack
+    at = table[step.offset]
+    place = len(stack) - at.arg - 2
+    depth = place + 1
+    while True:
+        at = table[at.end]
+        if at.name in ("PRECALL", "KW_NAMES"):
+            continue
+        takes = at.arg + _TAKES_MORE[at.name] if at.name in _TAKES_MORE else _TAKES.get(at.name)
+        if takes is None:
+            return False
+        first = depth - takes
+        if first > place:
+            argument = at.arg if dis.opmap[at.name] >= dis.HAVE_ARGUMENT else None
+            effect = dis.stack_effect(dis.opmap[at.name], argument)
+            depth = first + 1 if at.name == "CALL" else depth + effect
+        else:
+            is_call = at.name == "CALL" and first >= 0 and stack[first] is NULL
+            return is_call and any(stack[first + 1] is known for known in functions)
+
+
+_TAKES = {
+    **dict.fromkeys(
+        ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_DEREF", "PUSH_NULL"), 0
+    ),
+    **dict.fromkeys(
+        ("LOAD_ATTR", "LOAD_METHOD", *(n for n in dis.opmap if n.startswith("UNARY_"))), 1
+    ),
+    **dict.fromkeys(("BINARY_OP", "BINARY_SUBSCR"), 2),
+    "BINARY_SLICE": 3,
+}
+"""How many operands instructions take that do no more than to compute something."""
+_TAKES_MORE = {"CALL": 2, "BUILD_SLICE": 0}
+"""And how many beside those that their arguments count."""
+
+
+def _with_first(run: MonitorRun, step: Step) -> list[Gathered | Numbered] | None:
     """Let the program go through the rows of tensors as lists of the graph, of which it knows the
     first ones; None where it cannot."""
     at, stack = instructions(step.code)[step.offset], step.stack
@@ -250,7 +290,8 @@ def _with_first(run: MonitorRun, step: Step) -> list[Gathered] | None:
         called = stack[-2 if spread else -at.arg - 1]
     if not any(called is known for known in (iter, enumerate, zip)):
         return None
-    lists, found = run.recording.operators.lists, []
+    lists = run.recording.operators.lists
+    found: list[Gathered | Numbered] = []
     for i, value in enumerate(operands):
         if type(value) is int:  # what `enumerate` begins with
             continue
@@ -260,11 +301,15 @@ def _with_first(run: MonitorRun, step: Step) -> list[Gathered] | None:
             if not parted.take_apart(run, torch.unbind, (value,), {}, operands[i]):
                 return None
         given = lists.get(id(operands[i]))
+        if isinstance(given, Numbered) and not run.lifted.any(given.bounds[:1]):
+            found.append(given)
+            continue
         if not isinstance(given, Gathered) or not (given.are_new and given.has_ends):
             return None
         found.append(given)
     for given in found:
-        given.know(run.recording.operators, 0)
+        if isinstance(given, Gathered):
+            given.know(run.recording.operators, 0)
     instead = [tuple(operands)] if spread else operands
     for depth, value in enumerate(reversed(instead), start=1):
         frame_set_operand(step.frame, depth, value)
@@ -349,12 +394,7 @@ _OF_COMPREHENSIONS = ("LOAD_FAST_AND_CLEAR", "SWAP", "BUILD_LIST")
 def _turned(
     run: MonitorRun, bounds: tuple[int, int, int], element: Element
 ) -> tuple[tuple[int, int, int], Element]:
-    start, stop, _ = bounds
-    return (
-        computed(run, operator.sub, stop, 1),
-        computed(run, operator.sub, start, 1),
-        -1,
-    ), element
+    return turned(run, bounds), element
 
 
 def _numbered(

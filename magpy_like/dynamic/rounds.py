@@ -25,7 +25,7 @@ from magpy_like.compiler.control import for_loop
 from magpy_like.dynamic import stored
 from magpy_like.dynamic.behind_loops import Behind, twin_of
 from magpy_like.dynamic.code_flow import live_locals
-from magpy_like.dynamic.counting import Counter, Turn, bounds_of, is_one_number, rounds_of, step_of
+from magpy_like.dynamic.counting import Counter, Turn, bounds_of, is_one_number, step_of
 from magpy_like.dynamic.exits import Exits
 from magpy_like.dynamic.frame_state import FrameState
 from magpy_like.dynamic.joins import join
@@ -62,7 +62,7 @@ from magpy_like.monitor.expressions import InGraph, is_number
 from magpy_like.monitor.filled import Filled, Holder
 from magpy_like.monitor.gathered import Gathered, Growing
 from magpy_like.monitor.graph_nodes import LIST, NUMBER, WRITTEN_FORM
-from magpy_like.monitor.loops import Backwards, Element, added_to, computed
+from magpy_like.monitor.loops import Backwards, Element, added_to, computed, rounds_of
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import Split
 from magpy_like.monitor.twin import TWIN

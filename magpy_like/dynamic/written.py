@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.dynamic.counting import rounds_of
-from magpy_like.monitor.loops import added_to, computed
+from magpy_like.monitor.loops import added_to, computed, rounds_of
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import Split

@@ -174,7 +174,23 @@ class Gathered:
         return node
 
 
-Lists = Mapping[int, Growing | Gathered]
+@dataclass
+class Numbered:
+    """A range of as many numbers, or what goes through it from its end, on the way to a loop over
+    several things at once."""
+
+    value: Any
+    bounds: tuple[int, int, int]
+    settle: Callable[[], None]
+    """The numbers must not vary."""
+    allowed = frozenset({zip, reversed})
+
+    def look(self, operators: OperatorGraph) -> None:
+        operators.lists.pop(id(self.value), None)
+        self.settle()
+
+
+Lists = Mapping[int, Growing | Gathered | Numbered]
 
 
 def looked_at(step: Step, lists: Lists, follows: Callable[[Any], bool]) -> Iterator[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from magpy_like.monitor.gathered import Gathered
+from magpy_like.monitor.gathered import Gathered, Numbered
 from magpy_like.monitor.split import Split
 from magpy_like.native.kinds import isinstance
 
@@ -19,19 +19,20 @@ if TYPE_CHECKING:
     from magpy_like.monitor.instructions.step import Step
     from magpy_like.monitor.run import MonitorRun
 
+    Token = tuple[Callable[..., Any], Any]
+
 Element = Callable[[Any, list[torch.Tensor]], Any]
 """From a round's index and the rows of tensors to what a loop takes from its iterator."""
 
 OVER_ROWS: dict[Any, Element] = {
     iter: lambda index, rows: rows[0],
     enumerate: lambda index, rows: (index, rows[0]),
-    zip: lambda index, rows: tuple(rows),
     torch.Tensor.unbind: lambda index, rows: rows[0],
     torch.unbind: lambda index, rows: rows[0],
     reversed: lambda index, rows: rows[0],
 }
 """What a loop is given by the iterators of these."""
-HEADS = (range, map, *OVER_ROWS)
+HEADS = (range, map, zip, *OVER_ROWS)
 
 
 def over_range(index: Any, rows: list[torch.Tensor]) -> Any:
@@ -46,13 +47,13 @@ def begins(
     if run.branching is None or kwargs or not args:
         return False
     if head is range:
-        if any(type(arg) is not int for arg in args):
-            return False
-        start, stop, by = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
-        return by != 0 and run.branching.at_loop(run, step, (start, stop, by), (), over_range)
+        bounds = _bounds(args)
+        return bounds is not None and run.branching.at_loop(run, step, bounds, (), over_range)
     element: Element | None
     if head is map:
         head, args, element = zip, args[1:], None
+    elif head is zip:
+        element = _element_of_several(run, args)
     else:
         element = OVER_ROWS[head]
     if head is not zip and len(args) > 1:
@@ -65,7 +66,7 @@ def begins(
             return False
     if head is reversed and id(args[0]) not in run.recording.operators.lists:
         return False
-    if not args or not all(_has_rows(run, arg) for arg in args):
+    if not args or not all(_has_rows(run, a) or (head is zip and _numbered(run, a)) for a in args):
         return False
     try:
         count = reduce(lambda a, b: _smaller(run, a, b), [_rows(run, arg) for arg in args])
@@ -73,7 +74,77 @@ def begins(
         return False
     if head is reversed:
         args = (Backwards(args[0]),)
-    return run.branching.at_loop(run, step, (0, count, 1), tuple(args), element)
+    rows = tuple(arg for arg in args if _numbered(run, arg) is None)
+    return run.branching.at_loop(run, step, (0, count, 1), rows, element)
+
+
+def _bounds(args: Sequence[Any]) -> tuple[int, int, int] | None:
+    """Those of the ``range`` of these arguments."""
+    if not 0 < len(args) < 4 or any(type(arg) is not int for arg in args):
+        return None
+    start, stop, by = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
+    return (start, stop, by) if by != 0 else None
+
+
+def _numbered(run: MonitorRun, value: Any) -> Numbered | None:
+    found = run.recording.operators.lists.get(id(value))
+    return found if isinstance(found, Numbered) else None
+
+
+def _element_of_several(run: MonitorRun, args: Sequence[Any]) -> Element:
+    """What the iterator of ``zip(*args)`` gives."""
+    numbers = [_numbered(run, arg) for arg in args]
+
+    def element(index: Any, rows: list[torch.Tensor]) -> Any:
+        given = iter(rows)
+        return tuple(
+            next(given) if found is None else _number_at(run, found.bounds, index)
+            for found in numbers
+        )
+
+    return element
+
+
+def _number_at(run: MonitorRun, bounds: tuple[int, int, int], index: Any) -> Any:
+    start, _, by = bounds
+    steps = index if by == 1 else computed(run, operator.mul, index, by)
+    return steps if _is_zero(run, start) else computed(run, operator.add, start, steps)
+
+
+def _is_zero(run: MonitorRun, number: int) -> bool:
+    return number == 0 and not run.lifted.any((number,))
+
+
+def number(
+    run: MonitorRun, step: Step, head: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Token | None:
+    """Whether ``head(*args)`` is a range, or goes through one, that only ``zip`` is given: what to
+    do when it is made."""
+    if run.branching is None or run.side is not None or kwargs or head not in (range, reversed):
+        return None
+    if head is range:
+        bounds = _bounds(args)
+    else:
+        found = _numbered(run, args[0]) if len(args) == 1 else None
+        bounds = None if found is None or found.bounds[2] != 1 else turned(run, found.bounds)
+    if bounds is None or run.lifted.any(bounds[2:]) or not run.lifted.any(bounds):
+        return None
+    if not run.lifted.is_known_at_entry(bounds):
+        return None
+    if not run.branching.is_given(step, (zip,) if head is reversed else (zip, reversed)):
+        return None
+    return _finish_numbers, bounds
+
+
+def _finish_numbers(run: MonitorRun, bounds: tuple[int, int, int], result: Any) -> None:
+    lists = run.recording.operators.lists
+    lists[id(result)] = Numbered(result, bounds, lambda: run.lifted.settle(bounds))
+
+
+def turned(run: MonitorRun, bounds: tuple[int, int, int]) -> tuple[int, int, int]:
+    """What goes through a range of step 1 from its end."""
+    start, stop, _ = bounds
+    return computed(run, operator.sub, stop, 1), computed(run, operator.sub, start, 1), -1
 
 
 def _counted_from(run: MonitorRun, start: int) -> Element:
@@ -87,6 +158,17 @@ def computed(run: MonitorRun, operation: Callable[..., Any], *operands: Any) -> 
         return value
     found = run.lifted.compute(operation, operands, value)
     return value if found is None else found
+
+
+def rounds_of(run: MonitorRun, bounds: tuple[int, int, int]) -> int:
+    """How many rounds there are, lifted if a bound is."""
+    start, stop, step = bounds
+    if start == 0 and step == 1 and not run.lifted.any((start,)):
+        return stop
+    if step == 1:
+        return computed(run, operator.sub, stop, start)
+    distance = computed(run, operator.sub, start, stop)
+    return computed(run, operator.neg, computed(run, operator.floordiv, distance, step))
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -116,6 +198,8 @@ def _rows(run: MonitorRun, tensor: Any) -> Any:
     found = run.recording.operators.lists.get(id(tensor))
     if isinstance(found, Gathered):
         return found.count
+    if isinstance(found, Numbered):
+        return rounds_of(run, found.bounds)
     if run.recording.operators.has_data_shape(tensor):
         raise Split("data decides how many rows there are")
     twin = run.recording.twin_of(tensor)

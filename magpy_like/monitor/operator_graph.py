@@ -18,7 +18,7 @@ from torch import fx
 from magpy_like.annotation.schema import DataShape
 from magpy_like.monitor.data_shapes import depends_on_data
 from magpy_like.monitor.expressions import is_liftable, is_number
-from magpy_like.monitor.gathered import Gathered, Growing
+from magpy_like.monitor.gathered import Gathered, Growing, Numbered
 from magpy_like.monitor.graph_control import GraphControl
 from magpy_like.monitor.graph_functions import graph_function
 from magpy_like.monitor.graph_nodes import WRITTEN_FORM
@@ -40,8 +40,8 @@ class OperatorGraph(GraphControl):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lists: dict[int, Growing | Gathered] = {}
-        """By id, lists of tensors whose length is a loop's number of rounds."""
+        self.lists: dict[int, Growing | Gathered | Numbered] = {}
+        """By id, lists of tensors whose length is a loop's number of rounds, and such ranges."""
         self.beside = False
         """Whether what is recorded is that of a run beside the program."""
         self._data_shapes: set[fx.Node] = set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -81,6 +81,9 @@ class Branching(Protocol):
         ``element(index, rows)`` of its iterator, the rows being those of ``tensors``, or what a
         function makes of these; whether it does, and is an operator now, or may be one from its
         second round on, or from when all elements are taken at once."""
+
+    def is_given(self, step: Step, functions: Collection[Any]) -> bool:
+        """Whether what a call is about to make goes to one of these functions at once."""
 
     def at_comparison(self, run: MonitorRun, step: Step, compared: Callable[..., bool]) -> bool:
         """The program is about to compare numbers of which one varies, maybe to go on with a loop

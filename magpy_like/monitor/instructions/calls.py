@@ -61,6 +61,8 @@ def call(run: MonitorRun, step: Step) -> Token:
     loop = any(function is head for head in loops.HEADS)
     if loop and loops.begins(run, step, function, args, kwargs):
         return None
+    if loop and (token := loops.number(run, step, function, args, kwargs)) is not None:
+        return token
     for value in args if loop else ():
         run.recording.operators.look_at(value)
     other = polyfill(function, tuple(args), kwargs)
