@@ -35,12 +35,14 @@ def hand_rounds_over(run: MonitorRun, step: Step, bounds: tuple[int, int, int]) 
         head, below = stack[-count - 1], stack[: -count - 2]
         if stack[-count - 2] is not NULL or not any(head is known for known in _HEADS):
             return False
+    elif made_by.name != "GET_ITER":
+        return False
     if head is not map:
         begin = made_by if made_by.name == "GET_ITER" else table[made_by.end]
-        call = _call_at(table, table[begin.end])
-        if begin.name != "GET_ITER" or call is None or call.arg:
+        if begin.name != "GET_ITER" or not below or not _is_expression(below[-1]):
             return False
-        if not below or not _is_expression(below[-1]):
+        call = _call_at(table, table[begin.end])
+        if call is None or call.arg:
             return False
         made_by, below = call, below[:-1]
     stand_in = _stand_in(step.code, made_by, below, simple=head is not range)

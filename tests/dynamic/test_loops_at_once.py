@@ -133,6 +133,21 @@ OPERATORS = [
 ]  # fmt: skip
 
 
+def gives_what_is_to_be_gone_through(x):
+    def indices():
+        return range(x.shape[0])
+
+    def rows(*given):
+        return zip(*given)
+
+    h = x[0] * 0
+    for t in indices():
+        h = torch.tanh(h + x[t])
+    for a, b in rows(x, x * 2):
+        h = h * 0.5 + a * b
+    return h, [*map(torch.tanh, x)], list(map(len, x)), sum(map(len, x))
+
+
 def by_a_condition(x):
     return list(x[t] * 2 for t in range(x.shape[0]) if t % 2)
 
@@ -271,6 +286,7 @@ def spread_over(x):
 
 
 ROUND_BY_ROUND = [
+    gives_what_is_to_be_gone_through,
     by_a_condition, by_a_condition_on_rows, functions_that_share_a_variable,
     one_tensor_changed_in_place, always_the_same, rows_changed_in_place,
     ends_by_stop_iteration, maps_in_other_ways, of_numbers, numbers_before_tensors,
@@ -333,3 +349,10 @@ def test_what_a_sum_begins_with_may_split_the_program():
     for size in (5, 7, 9, 4, 12, 2, 3, 1, 6):
         x = torch.randn(size, 3)
         assert_same(fast(x), program(x))
+
+
+def test_what_goes_through_something_elsewhere_is_recorded():
+    program = gives_what_is_to_be_gone_through
+    fast = magpy.compile(program, backend="eager", fullgraph=True, options={"record_limit": 20})
+    loops.check_calls(fast, program, (5, 7, 9, 7), training=False)
+    assert magpy.cache_info(fast).hits == 1
