@@ -689,6 +689,12 @@ PyObject *state_check_new(PyTypeObject *type, PyObject *args, PyObject *) {
   return (PyObject *)self;
 }
 
+PyObject *state_check_modes(PyObject *self, PyObject *) {
+  const TorchState &s = ((StateCheck *)self)->expected;
+  return Py_BuildValue("lKKLL", s.modes, (unsigned long long)s.included, (unsigned long long)s.excluded,
+                       (long long)s.function_modes, (long long)s.casts);
+}
+
 int state_check_traverse(PyObject *self, visitproc visit, void *arg) {
   for (Namespace &n : *((StateCheck *)self)->classes) {
     Py_VISIT(n.entries);
@@ -788,6 +794,10 @@ PyTypeObject watch_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 PyTypeObject tensor_check_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 PyTypeObject state_check_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
+PyMethodDef state_check_methods[] = {
+    {"modes", state_check_modes, METH_NOARGS, "The modes that it expects, to be compared with another's."},
+    {nullptr, nullptr, 0, nullptr}};
+
 PyMethodDef module_methods[] = {
     {"attribute", (PyCFunction)(void *)attribute, METH_FASTCALL,
      "(instance, name): what it holds itself. Raises AttributeError when that is nothing."},
@@ -822,7 +832,7 @@ PyMODINIT_FUNC PyInit__magpy_guards(void) {
   ready(tensor_check_type, "_magpy_guards.TensorCheck", sizeof(TensorCheck), tensor_check_new,
         tensor_check_dealloc, offsetof(TensorCheck, call), tensor_check_methods);
   ready(state_check_type, "_magpy_guards.StateCheck", sizeof(StateCheck), state_check_new, state_check_dealloc,
-        offsetof(StateCheck, call), nullptr);
+        offsetof(StateCheck, call), state_check_methods);
   state_check_type.tp_flags |= Py_TPFLAGS_HAVE_GC;
   state_check_type.tp_traverse = state_check_traverse;
   state_check_type.tp_clear = state_check_clear;

@@ -6,6 +6,7 @@ variable has one name: that of the place where the guard has fetched it, or of a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,9 @@ from magpy_like.synthesis.places import Places, expression
 from magpy_like.synthesis.sizes import LARGEST, Bounds
 from magpy_like.synthesis.source import Source, literal
 
+_IS = re.compile(r"\bis (\w+)")
+"""The names of what conditions ask for by identity."""
+
 
 class GuardText:
     """A guard in the making."""
@@ -32,6 +36,10 @@ class GuardText:
         self.watch = Watch()
         self.reasons: list[str] = []
         self.readable: list[str] = []
+        self.modes: tuple[int, ...] = ()
+        """Torch's modes in which the record serves calls."""
+        self.objects: set[tuple[str, int]] = set()
+        """The objects that checks ask for, by what these say in words, and the objects' ids."""
         self.variables: dict[int, str] = {}
         """Names of the fetched variables, by node id."""
         self._labels: dict[int, str] = {}
@@ -41,6 +49,9 @@ class GuardText:
         self.source.emit(f"if not ({condition}): return {len(self.reasons)}")
         self.reasons.append(reason)
         self.readable.append(reason)
+        names = self.source.names
+        objects = (names[name] for name in _IS.findall(condition) if name in names)
+        self.objects |= {(reason, id(value)) for value in objects if not is_plain(value)}
 
     def _call(self, check: Callable[[], bool], reason: str) -> None:
         self.watch.place(check, reason, True, False)

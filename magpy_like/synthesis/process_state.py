@@ -29,7 +29,8 @@ class ProcessState(GuardText):
     def _modes(self) -> None:
         """Torch's modes, the classes of tensors and the default device are what they were."""
         self.source.emit(f"if not state(): return {len(self.reasons)}")
-        self.source.names["state"] = self._state()
+        state = self.source.names["state"] = self._state()
+        self.modes = state.modes()
         self.reasons.append(
             "torch's global modes (grad, inference, autocast, dtype) and the classes of tensors "
             "are as they were"

@@ -67,6 +67,10 @@ class Record:
     """Ids of the objects that a call must bring with it: a module that a loop has come to."""
     lifted: list[str]
     """Sizes and numbers that may differ from call to call, in words."""
+    modes: tuple[int, ...]
+    """Torch's modes in which it serves calls."""
+    objects: frozenset[tuple[str, int]]
+    """The objects that its guard asks for, in words and by their ids."""
     number: int
     """Counts the records of the process, in the order in which they were made."""
     layout: Any = None
@@ -89,6 +93,8 @@ class Record:
             bool(self.lifted)
             and self.layout == other.layout
             and self.bound == other.bound
+            and self.modes == other.modes
+            and {found for found in self.objects if found[0] in said} <= other.objects
             and said <= set(other.guards)
             and self.expected.admits(other.expected)
         )
@@ -539,6 +545,8 @@ def _assemble(
         expected=guard.expected,
         rewritten=rewritten,
         bound=frozenset(guard.bound),
+        modes=guard.modes,
+        objects=frozenset(guard.objects),
         number=next(_numbers_of_records),
         lifted=guard.lifted,
         watch=guard.watch,

@@ -418,3 +418,28 @@ def test_a_module_that_keeps_a_result_does_not_fix_its_sizes():
     for i, rows in enumerate((4, 5, 9, 7)):
         twins.call(sized((rows, 3)), hit=i > 1)
     twins.call(sized((4, 2)), hit=False)
+
+
+def _in_turns(compiled, sizes, others):
+    """Calls with one of ``others``, then with the next one, and so on."""
+    for i, size in enumerate(sizes):
+        x = torch.full((size, 3), 0.5)
+        other = others[i % len(others)]
+        with torch.set_grad_enabled(other is not others[0]):
+            yield compiled(x, other), other
+
+
+@pytest.mark.parametrize(
+    "others",
+    [(lambda x: x + 1, lambda x: x * 2), (torch.sin, torch.cos), (0, 1)],
+    ids=["functions", "builtins", "modes"],
+)
+def test_a_record_for_all_sizes_leaves_those_for_other_objects_and_modes(others):
+    def program(x, other):
+        return other(x) * 2 if callable(other) else x * 2
+
+    fast = magpy.compile(program, backend="eager")
+    for result, other in _in_turns(fast, range(3, 13), others):
+        size = result.shape[0]
+        assert torch.equal(result, program(torch.full((size, 3), 0.5), other))
+    assert magpy.cache_info(fast).hits == 7, "the first, and then one of each for all sizes"
