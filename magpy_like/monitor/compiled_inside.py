@@ -9,6 +9,8 @@ from __future__ import annotations
 import types
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from magpy_like.annotation import RelationKind
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import Relation
@@ -50,3 +52,8 @@ def called(rec: Recording, function: Any) -> Any:
 def _attribute(function: Any) -> str | None:
     kind = type(function)
     return _ATTRIBUTES.get(function.__code__ if kind is types.FunctionType else kind)
+
+
+# What torch's other tracer is to leave alone is a function around the program's own. Once that
+# tracer has been used, torch's optimizers are such functions.
+follow(torch.compiler.disable(lambda: None), "_torchdynamo_orig_callable")

@@ -85,3 +85,27 @@ def test_what_was_compiled_is_a_part_of_what_calls_it(make, capsys):
         assert (magpy.cache_info(fast).hits > before.hits) == hit
         if hit:
             scaled.factor = torch.tensor([3.0, 4.0])
+
+
+def test_a_split_in_what_torch_compile_is_to_leave_alone_lies_between_two_graphs():
+    said = []
+
+    @magpy.disable
+    def say(x):
+        said.append(len(said))
+
+    @torch.compiler.disable
+    def inner(x):
+        y = x * 2
+        say(y)
+        return y + 1
+
+    def program(x):
+        return inner(x) * 3
+
+    fast, x = compiled(program), torch.ones(2)
+    for _ in range(3):
+        assert_same(fast(x), program(x))
+    assert said == [*range(6)]
+    info = magpy.cache_info(fast)
+    assert (info.hits, info.graphs) == (2, 2)
