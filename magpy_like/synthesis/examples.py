@@ -45,19 +45,25 @@ def example_inputs(rec: Recording, changes_inputs: bool) -> list[Any]:
     return examples
 
 
-def _at_entry(rec: Recording, source: int) -> torch.Tensor:
-    """The tensor of the recorded run, or one like it where ``x.unsqueeze_(0)`` or the like has
-    given that another form since the region was entered: the form that the guard asks for."""
-    tensor: torch.Tensor = rec.refs.get_node_by_id(source).variable
-    form = rec.layouts.get(source)
-    if form is None or (tuple(tensor.shape), tuple(tensor.stride())) == form:
+def _at_entry(rec: Recording, source: int) -> Any:
+    """What the recorded run was given, or for a tensor one like it that is as the guard asks for:
+    operators in place may have given that another form since the region was entered, or gradients
+    a way to it. Other objects are those that a custom autograd function reads."""
+    node = rec.refs.get_node_by_id(source)
+    tensor, form, before = node.variable, rec.layouts.get(source), node.first.value
+    if not isinstance(tensor, torch.Tensor):
         return tensor
-    plain = tensor.detach()
-    try:
-        same = plain.as_strided(*form)
-    except RuntimeError:  # where it began has moved, too
-        same = plain.as_strided(*form, 0)
-    return same.detach().requires_grad_(tensor.requires_grad)
+    takes_part, same = tensor.requires_grad, tensor
+    if form is not None and (tuple(tensor.shape), tuple(tensor.stride())) != form:
+        plain = tensor.detach()
+        try:
+            same = plain.as_strided(*form)
+        except RuntimeError:  # where it began has moved, too
+            same = plain.as_strided(*form, 0)
+        same = same.detach().requires_grad_(takes_part)
+    if before is not None and before.why(same) == "requires_grad":
+        same = same.detach().requires_grad_(not takes_part)
+    return same
 
 
 def _is_tensor(value: Any) -> bool:

@@ -138,3 +138,29 @@ def test_parameters_are_told_apart_where_the_backend_sees_them():
         assert torch.equal(compiled(x, which), model(x, which))
     assert magpy.cache_info(compiled).graphs == 1
     assert len(seen) == 2 and seen[0] != seen[1]
+
+
+def test_a_backend_is_shown_what_takes_part_in_gradients_before_the_program_changes_it():
+    weight, seen = torch.ones(3, requires_grad=True), []
+
+    def parts(values):
+        return [value.requires_grad for value in values if isinstance(value, torch.Tensor)]
+
+    def backend(graph, inputs):
+        shown = parts(inputs)
+
+        def run(*args):
+            seen.append(shown == parts(args))
+            return graph.forward(*args)
+
+        return run
+
+    def program(x):
+        x.mul_(weight)
+        return x + 1
+
+    fast = magpy.compile(program, backend=backend)
+    for rows in (2, 2, 3, 4):
+        fast(torch.ones(rows, 3))
+    assert magpy.cache_info(fast).hits == 2
+    assert seen == [True, True], "of one size, and of sizes that vary"
