@@ -45,6 +45,30 @@ def test_a_row_has_no_accumulator_that_goes_through_memory():
     assert text.count("Sum<") == 1 and "Largest<" in text
 
 
+def test_powers_that_are_only_added_up_are_computed_by_what_adds_them():
+    (kernel,) = kernels(lambda x: x.log_softmax(-1), X)
+    text = cpp.print_function(kernel, int)
+    assert "PowerSum" in text and "m_exp" not in text
+    (kernel,) = kernels(lambda x: x.softmax(-1), X)
+    text = cpp.print_function(kernel, int)
+    assert "PowerSum" not in text and "m_exp" in text
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_powers_in_rows_of_any_length_are_added_up_as_eager_does(dtype, length):
+    x = (20 * X[:, :length]).to(dtype)
+    x[0, length // 2] = -float("inf")
+    for function in (
+        lambda x: x.log_softmax(-1),
+        lambda x: F.cross_entropy(x, torch.tensor([0, 7, 30]), reduction="none"),
+        lambda x: (x.log_softmax(-1), x.softmax(-1)),
+    ):
+        exact = {"rtol": 2e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {}
+        same(function, x, **exact)
+        same(function, x, dynamic=True, **exact)
+
+
 def test_short_rows_take_no_strips():
     (kernel,) = kernels(lambda x: x.sum(-1), X[:, :20].contiguous())
     assert "Sum<" not in cpp.print_function(kernel, int)

@@ -337,6 +337,51 @@ template <class T, class Take> struct Folded {
     MEMBER T result() const { return lanes.template folded<Take>(); }
 };
 template <class T> struct Sum : Folded<T, Add> { MEMBER Sum() : Folded<T, Add>(0) {} };
+#if defined(__AVX512DQ__) && defined(__GNUC__) && !defined(__clang__)
+#define POWERS_512
+typedef Strip<f32>::Lanes Floats;
+INLINE Floats fused(const Floats& x, const Floats& y, const Floats& z) {
+    return __builtin_ia32_vfmaddps512_mask(x, y, z, -1, 4);
+}
+// sum + e^x. Of t = x log2(e) = k / 32 + f an instruction takes f, the last bits of k find a power of
+// 2 in a table, another instruction multiplies that by 2^floor(t), and the polynomial in f multiplies
+// the product as it is added. Infinity is no exception: of it f is 0. The fit's error is a unit in the
+// last place of 1/2, and so much larger than 2^(i / 32) is the table. As t is rounded, the error grows
+// with -x; but where one power is 1, n more count as much only if -x is no larger than log(n).
+INLINE Floats add_powers(const Floats& sum, const Floats& x) {
+    alignas(64) static const f32 powers[32] = {
+        0x1p+0f, 0x1.059b0ep+0f, 0x1.0b5588p+0f, 0x1.11301ep+0f, 0x1.172b84p+0f,
+        0x1.1d4874p+0f, 0x1.2387a8p+0f, 0x1.29e9ep+0f, 0x1.306fe2p+0f, 0x1.371a74p+0f,
+        0x1.3dea66p+0f, 0x1.44e088p+0f, 0x1.4bfdaep+0f, 0x1.5342b6p+0f, 0x1.5ab08p+0f,
+        0x1.6247ecp+0f, 0x1.6a09e8p+0f, 0x1.71f76p+0f, 0x1.7a1148p+0f, 0x1.82589ap+0f,
+        0x1.8ace56p+0f, 0x1.93737cp+0f, 0x1.9c491ap+0f, 0x1.a5503cp+0f, 0x1.ae89fcp+0f,
+        0x1.b7f77p+0f, 0x1.c199cp+0f, 0x1.cb721p+0f, 0x1.d5819p+0f, 0x1.dfc974p+0f,
+        0x1.ea4afcp+0f, 0x1.f50768p+0f};
+    const Floats zero = {}, t = x * 0x1.715476p+0f;
+    const int all = -1, to_32nds_down = 0x51, down = 9, as_set = 4;
+    const Floats f = __builtin_ia32_reduceps512_mask(t, to_32nds_down, zero, all);
+    // The last bit of so large a float is 1 / 32.
+    const Floats k = __builtin_ia32_addps512_mask(t, zero + 0x1.8p18f, zero, all, down);
+    const Floats part = __builtin_shuffle(
+        *(const Floats*)powers, *(const Floats*)(powers + 16), (Strip<i32>::Lanes)k);
+    const Floats power = __builtin_ia32_scalefps512_mask(part, t, zero, all, as_set);
+    const Floats p = fused(zero + 0x1.f15848p-3f, f, zero + 0x1.62e028p-1f);
+    return fused(fused(p, f, zero + 1), power, sum);
+}
+#endif
+// The sum of powers, from their exponents, where m_exp_addend is exact enough.
+struct PowerSum : Sum<f32> {
+    MEMBER void add(const f32* exponents) {
+#if defined(POWERS_512)
+        lanes.a = add_powers(lanes.a, *(const Floats*)exponents);
+#else
+        alignas(64) f32 powers[16];
+#pragma omp simd
+        for (int lane = 0; lane < 16; ++lane) powers[lane] = m_exp_addend(exponents[lane]);
+        Sum<f32>::add(powers);
+#endif
+    }
+};
 template <class T> struct Product : Folded<T, Times> {
     MEMBER Product(T start) : Folded<T, Times>(start) {}
 };

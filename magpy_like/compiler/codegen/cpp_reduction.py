@@ -38,6 +38,7 @@ class Reduction(CppKernel):
     def __init__(self, kernel: Kernel, hint: Callable[[Expr], int]) -> None:
         super().__init__(kernel, hint)
         self.nans: dict[Value, str] = {}  # extremum in the loop being printed -> NaN seen
+        self.implied: set[Value] = set()  # what accumulators compute themselves
 
     def accumulators(self, phase: Phase, suffix: str) -> dict[Value, Parts]:
         """Declare them: reduction -> [(variable, dtype, kind)], two for kinds with an index."""
@@ -106,7 +107,7 @@ class Reduction(CppKernel):
         emitter = CppEmitter(self, lane)
         for node in phase.inner:
             values, reductions, _ = split_levels(node.body)
-            emitter.run(node.body, values)
+            emitter.run(node.body, (v for v in values if v not in self.implied))
             for v in reductions:
                 self.accumulate(v, accumulators[v], emitter, inner.get(v), lane)
 

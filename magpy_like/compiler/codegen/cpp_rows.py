@@ -9,7 +9,7 @@ import sympy
 import torch
 
 from magpy_like.compiler import indexing
-from magpy_like.compiler.codegen.common import Kernel, Node, Phase, split_levels
+from magpy_like.compiler.codegen.common import Kernel, Node, Phase, dependencies, split_levels
 from magpy_like.compiler.codegen.cpp_kernel import MEMORY, STRIP, WIDE
 from magpy_like.compiler.codegen.cpp_reduction import Parts, Reduction
 from magpy_like.compiler.codegen.cpp_values import (
@@ -27,6 +27,7 @@ from magpy_like.compiler.ops import EXPENSIVE, Value
 UNROLL = 2  # strips at a time, each with accumulators of its own: an addition waits for the last
 BY_LANE = {
     "sum": "Sum<{}>",
+    "powers": "PowerSum",
     "prod": "Product<{}>",
     "welford": "Spread",
     "max": "Extremum<{}, true>",
@@ -52,6 +53,7 @@ class Rows(Reduction):
         self._kept: dict[Value, str] = {}  # reduction of strips -> where its element goes
         self._next: dict[Value, Parts] = {}  # reduction of the first phase -> the next row's
         self._next_lanes: dict[Value, list[str]] = {}
+        self._exponents: dict[Value, Value] = {}  # sum that computes powers itself -> exponent
 
     def body(self) -> None:
         kernel, line = self.kernel, self.lines.line
@@ -121,6 +123,9 @@ class Rows(Reduction):
         last = rs[-1]
         wide = self.widened(phase.inner, last)
         strips = self._takes_strips(phase)
+        if strips:
+            self._exponents.update(_added_powers(phase))
+            self.implied.update(v.args[1][0] for v in self._exponents)
         flags: dict[Value, str] = {}
         for v, parts in accumulators.items():
             _, dtype, kind = parts[0]
@@ -295,6 +300,8 @@ class Rows(Reduction):
                 total, _, count = (name for name, *_ in parts)
                 start = f"({inner[v]}_from)"
                 line(f"const f32 {inner[v]}_from = {count} > 0 ? f32({total} / {count}) : 0;")
+            if v in self._exponents:
+                kind = "powers"
             declared = ", ".join(f"{name}{start}" for name in lanes[v])
             line(f"{BY_LANE[kind].format(CTYPE[dtype])} {declared};")
         computes = self._looks_ahead and phase is self.kernel.phases[1]
@@ -376,7 +383,7 @@ class Rows(Reduction):
             else:
                 line(f"alignas(64) {ctype} {row}[{STRIP}];")
             if count is not None:
-                start = f"{inner[v]}_from" if kind == "welford" else identity(kind, dtype)
+                start = f"{inner[v]}_from" if kind == "welford" else self._nothing(v)
                 line(f"for (i64 l = 0; l < {STRIP}; ++l) {rows[v]}[l] = {start};")
         lane = self.fresh("lane")
         self._kept = {v: f"{row}[{lane}]" for v, row in rows.items()}
@@ -478,14 +485,30 @@ class Rows(Reduction):
         if v not in self._kept:
             super().accumulate(v, parts, emitter, part, lane)
             return
-        value = emitter.names[v.args[1][0]]
+        value = emitter.names[self._exponents.get(v, v.args[1][0])]
         if self._seen:
-            value = f"{self._seen} ? {identity(v.args[0], v.dtype)} : {value}"
+            value = f"{self._seen} ? {self._nothing(v)} : {value}"
         self.lines.line(f"{self._kept[v]} = {value};")
+
+    def _nothing(self, v: Value) -> str:
+        """What a lane is given that is no element."""
+        return identity("max" if v in self._exponents else v.args[0], v.args[1][0].dtype)
 
     def collect(self, part: str | None, value: str, dtype: torch.dtype, lane: str | None) -> None:
         self.lines.line(f"{part} = {part} + {value};")
         self.lines.line(f"{part}_kept[{self.kernel.rs[-1].name} - {self._block}] = {value};")
+
+
+def _added_powers(phase: Phase) -> dict[Value, Value]:
+    """The sums of powers that are wanted for nothing else: reduction -> exponent."""
+    found: dict[Value, Value] = {}
+    for node in phase.inner:
+        for v in node.body.of("reduction"):
+            power = v.args[1][0]
+            users = [u for u in node.body.values if power in dependencies(u, node.body)]
+            if v.args[0] == "sum" and power.op == "exp_addend" and users == [v]:
+                found[v] = power.args[0]
+    return found
 
 
 class SplitRows(Rows):
