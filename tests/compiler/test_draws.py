@@ -84,3 +84,15 @@ def test_what_is_drawn_into_transposed_memory_lies_where_eager_puts_it(of, gradi
     torch.testing.assert_close(*drawn)
     assert drawn[0][0].stride() == drawn[1][0].stride()
     assert magpy.cache_info(fast).hits == 1
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda s: torch.normal(0.0, s), lambda s: torch.normal(s, s)], ids=["number", "tensor"]
+)
+def test_a_negative_deviation_raises(draw):
+    fast = magpy.compile(lambda s: draw(s) + 1, fullgraph=True)
+    for _ in range(2):
+        fast(torch.ones(3))
+    assert magpy.cache_info(fast).hits == 1
+    with pytest.raises(RuntimeError, match="std >= 0"):
+        fast(-torch.ones(3))

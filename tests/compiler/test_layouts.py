@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+import magpy_like as magpy
 from magpy_like.compiler.compile_fx import compile_fx
 from magpy_like.compiler.runtime import captured_cache
 from tests.compiler.programs import same, seeded, tensors
@@ -210,3 +211,19 @@ def test_what_is_laid_out_anew_holds_eagers_values():
         return torch.copysign(x, y), F.one_hot(y.long(), 5), F.max_pool1d(x, 2, 1), x[y.long()]
 
     same(program, seeded(4, 5, 3).transpose(1, 2), laid_out((4, 3, 1), (1, 2, 0)))
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1, -3])
+@pytest.mark.parametrize("unique", [torch.unique, torch.unique_consecutive])
+def test_what_is_unique_along_a_dimension(unique, dim):
+    def program(x):
+        return unique(x, return_inverse=True, return_counts=True, dim=dim)
+
+    x = torch.arange(3).repeat_interleave(2).reshape(6, 1, 1) + torch.tensor([[1, 2, 2, 1]])
+    x = x.to(torch.get_default_device())
+    fast = magpy.compile(program, fullgraph=True, options={"strict": True})
+    for got in (fast(x), fast(x)):
+        for mine, theirs in zip(got, program(x), strict=True):
+            assert mine.stride() == theirs.stride()
+            torch.testing.assert_close(mine, theirs)
+    assert magpy.cache_info(fast).hits == 1

@@ -92,13 +92,6 @@ def _random_from(a: Tensor, low: Any, high: Any = None, *, generator: Any = None
     return aten.randint_like.low_dtype(a, low, high)
 
 
-@means(aten.huber_loss.default)
-def _huber_loss(a: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
-    """Eager's has the first argument's dtype, whatever the target's is."""
-    loss = torchs(aten.huber_loss.default)(a, target, 0, delta).to(a.dtype)
-    return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
-
-
 @means(aten.linalg_cross.default)
 def _cross(a: Tensor, b: Tensor, *, dim: int = -1) -> Tensor:
     """Of low precision, eager on a CPU rounds the products before it subtracts them."""

@@ -229,16 +229,49 @@ def _as_product(result: Tensor, grad: Tensor, *args: Any) -> Tensor:
     return _as_loop(result, grad, *args) if loop else result
 
 
-for _operator in (
-    aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor,
-    aten.take.default, aten.pow.Scalar,
-):  # fmt: skip
-    laid_out(_operator, lambda result, *args: result.contiguous())
+def _in_rows(result: Tensor, *args: Any) -> Tensor:
+    return result.contiguous()
 
 
-@functools.partial(laid_out, aten.binary_cross_entropy.default)
+for _operator in (aten.take.default, aten.pow.Scalar):
+    laid_out(_operator, _in_rows)
+for _operator in (aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor):
+    laid_out(_operator, _in_rows, _operator)  # which looks at deviations, as no formula does
+
+
 def _as_first(result: Tensor, a: Tensor, *args: Any) -> Tensor:
     return _in_order(result, [a.stride()]) if result.dim() == a.dim() else result
+
+
+def _cross_entropy_of_two(a: Tensor, *args: Any) -> Tensor:
+    if a.device.type == "cpu":  # a GPU gives up altogether
+        a = torch.ops.magpy_like.probabilities(a)
+    return torchs(aten.binary_cross_entropy.default)(a, *args)
+
+
+laid_out(aten.binary_cross_entropy.default, _as_first, _cross_entropy_of_two)
+
+
+def _along(a: Tensor, dim: int, unique: Callable[[Tensor], Sequence[Tensor]]) -> Sequence[Tensor]:
+    """What is unique along a dimension comes as rows that are turned."""
+    first, *rest = unique(a.movedim(dim, 0))
+    return first.movedim(0, dim), *rest
+
+
+def _unique_dim(a: Tensor, dim: int, *args: Any) -> Sequence[Tensor]:
+    return _along(a, dim, lambda a: aten.unique_dim(a, 0, *args))
+
+
+def _unique_consecutive(
+    a: Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None
+) -> Sequence[Tensor]:
+    if dim is None:
+        return aten.unique_consecutive(a, inverse, counts)
+    return _along(a, dim, lambda a: aten.unique_consecutive(a, inverse, counts, 0))
+
+
+laid_out(aten.unique_dim.default, lambda results, *args: results, _unique_dim)
+laid_out(aten.unique_consecutive.default, lambda results, *args: results, _unique_consecutive)
 
 
 def _first_in_rows(results: Sequence[Tensor], *args: Any) -> Sequence[Tensor]:

@@ -1,7 +1,7 @@
 """Lowerings: the table from ATen operators to loop IR, one module per family."""
 
 from magpy_like.compiler.lowering import (
-    classes,
+    admitted,
     complexes,
     concat,
     counting,
@@ -20,6 +20,6 @@ from magpy_like.compiler.lowering import (
 from magpy_like.compiler.lowering.registry import LOWERINGS
 
 __all__ = [
-    "LOWERINGS", "classes", "complexes", "concat", "counting", "fractional", "grid", "indexing",
+    "LOWERINGS", "admitted", "complexes", "concat", "counting", "fractional", "grid", "indexing",
     "pointwise", "pooling", "random", "reduction", "scan", "search", "special", "view",
 ]  # fmt: skip

@@ -1,0 +1,73 @@
+"""Operators of our own that look whether values are among those that another one admits.
+
+Each gives a copy of its argument, and raises where a value is not admitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from magpy_like.compiler import ir
+from magpy_like.compiler.graph import Graph
+from magpy_like.compiler.ir import Box, Index
+from magpy_like.compiler.lowering.registry import lower
+from magpy_like.compiler.ops import Value, ops
+
+_OUTSIDE = "Target is out of bounds."
+_NO_PROBABILITY = "all elements of input should be between 0 and 1"
+
+_library = torch.library.Library("magpy_like", "FRAGMENT")
+
+
+def _define(schema: str, function: Callable[..., Tensor]) -> None:
+    name, _ = schema.split("(", 1)
+    _library.define(schema)
+    _library.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"magpy_like::{name}", lambda a, *_: a.clone(), lib=_library)
+
+
+def _classes(target: Tensor, count: int, ignored: int) -> Tensor:
+    """Raises IndexError where ``target`` is neither of ``count`` classes nor ``ignored``."""
+    known = (target == ignored) | ((target >= 0) & (target < count))
+    if not known.all():
+        raise IndexError(_OUTSIDE)
+    return target.clone()
+
+
+def _probabilities(a: Tensor) -> Tensor:
+    """Raises RuntimeError where ``a`` is not from 0 to 1, or NaN."""
+    if not ((a >= 0) & (a <= 1)).all():
+        raise RuntimeError(_NO_PROBABILITY)
+    return a.clone()
+
+
+_define("classes(Tensor target, SymInt count, int ignored) -> Tensor", _classes)
+_define("probabilities(Tensor a) -> Tensor", _probabilities)
+
+
+@lower(torch.ops.magpy_like.classes.default)
+def classes(graph: Graph, target: Box, count: Any, ignored: int) -> Box:
+    def inner(index: Index) -> Value:
+        at = ops.to_dtype(target.load(index), torch.int64)
+        zero, extent = ops.constant(0, torch.int64), ops.index_expr(count, torch.int64)
+        known = ops.logical_and(ops.ge(at, zero), ops.lt(at, extent))
+        ops.check(ops.logical_or(known, ops.eq(at, ops.constant(ignored, at.dtype))), _OUTSIDE)
+        return ops.to_dtype(at, target.dtype)
+
+    return ir.pointwise(graph, target.device, target.dtype, target.size, inner, [target])
+
+
+@lower(torch.ops.magpy_like.probabilities.default)
+def probabilities(graph: Graph, a: Box) -> Box:
+    def inner(index: Index) -> Value:
+        x = a.load(index)
+        zero, one = ops.constant(0, x.dtype), ops.constant(1, x.dtype)
+        within = ops.logical_and(ops.ge(x, zero), ops.le(x, one))
+        ops.check(within, _NO_PROBABILITY, "RuntimeError")
+        return x
+
+    return ir.pointwise(graph, a.device, a.dtype, a.size, inner, [a])
