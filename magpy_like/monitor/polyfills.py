@@ -20,6 +20,8 @@ from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch.utils import _pytree as pytree
 
 from magpy_like.monitor import consumers, torchscript
 from magpy_like.monitor.addresses import TELLS
@@ -192,6 +194,15 @@ def _checkpoint(
     return function(*args, **kwargs)
 
 
+def _scan(
+    combine: Callable[..., Any], xs: Any, dim: int, reverse: bool = False,
+    combine_mode: str = "pointwise",
+) -> Any:  # fmt: skip
+    """One that takes a function of elements has torch's other tracer make a kernel of it; what any
+    function will do gives the same in tensor operators."""
+    return associative_scan(combine, xs, dim, reverse, "generic")
+
+
 def _attrgetter(getter: operator.attrgetter[Any]) -> Callable[[Any], Any]:
     paths = [name.split(".") for name in getter.__reduce__()[1]]
 
@@ -355,6 +366,13 @@ def _plain_checkpoint(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return not torch.is_grad_enabled() and "context_fn" not in kwargs
 
 
+def _is_of_elements(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    mode = kwargs.get("combine_mode", args[4] if len(args) > 4 else "pointwise")
+    xs = kwargs.get("xs", args[1] if len(args) > 1 else None)
+    tensors = (isinstance(x, torch.Tensor) and x.is_cuda for x in pytree.tree_leaves(xs))
+    return mode == "pointwise" and all(tensors)
+
+
 def _always(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return True
 
@@ -379,6 +397,7 @@ _ROWS: tuple[tuple[Any, Applies, Callable[..., Any]], ...] = (
     (itertools.starmap, _runs_native, _starmap),
     (itertools.accumulate, _adds_up, _accumulate),
     (torch.utils.checkpoint.checkpoint, _plain_checkpoint, _checkpoint),
+    (associative_scan, _is_of_elements, _scan),
     (torch.nn.RNNBase.flatten_parameters, _always, _leave_parameters),
     *((chooser, _is_mapping, _of_keys(chooser)) for chooser in (sorted, min, max)),
     *((chooser, _is_lazy, _of_list(chooser)) for chooser in (tuple, sorted, min, max, math.fsum)),
