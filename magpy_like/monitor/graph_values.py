@@ -51,8 +51,8 @@ class GraphValues(Variables):
         """Which dimensions of a tensor at a place outside may vary."""
         self.inside = 0
         """How many operators are running: what runs inside one is not on the graph itself."""
-        self.given: set[int] = set()
-        """The ids of the tensors that the running operator was given."""
+        self.given: dict[int, torch.Tensor] = {}
+        """The tensors that the running operator was given, by id."""
         self.dynamic_inside = False
         """Whether the running operator does something that is dynamic, so that running it a second
         time would be more than to compute."""
@@ -233,6 +233,10 @@ class GraphValues(Variables):
         if node is not None and node.node_id in self.twin.inputs:
             return self.twin.inputs[node.node_id]
         return self.operators.twin_of(tensor)
+
+    def is_made_inside(self, tensor: torch.Tensor) -> bool:
+        """Whether a running operator has made a tensor: there is nothing on the graph for it."""
+        return self.node(tensor) is None and self.operators.node_of(tensor) is None
 
     def varying_dims(self, tensor: torch.Tensor) -> list[int]:
         """The dimensions of a tensor whose sizes are made of varying ones, or decided by data.

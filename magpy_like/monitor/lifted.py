@@ -410,9 +410,18 @@ class LiftedNumbers:
     def fix_sizes(self, tensor: torch.Tensor) -> None:
         """Native code looks at the sizes of a tensor in a way that is not recorded.
 
+        What a running operator has made of the tensors that it was given tells of theirs.
+
         Raises:
             Split: they depend on data.
         """
+        if self.rec.inside and self.rec.is_made_inside(tensor):
+            for given in self.rec.given.values():
+                self._fix_sizes(given)
+        else:
+            self._fix_sizes(tensor)
+
+    def _fix_sizes(self, tensor: torch.Tensor) -> None:
         twin = self.rec.twin_of(tensor)
         if self.rec.operators.has_data_shape(tensor):
             self._foretell_sizes(tensor)

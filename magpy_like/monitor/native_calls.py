@@ -328,7 +328,7 @@ def _begin_operator(run: MonitorRun, call: NativeCall) -> Token:
             keep_objects(rec, call.args)
             if torch._C._len_torch_function_stack():
                 rec.running_as_is = f"{describe(operation)} goes backward under a default device"
-        rec.given = {id(tensor) for tensor in tensors_in((call.args, call.kwargs))}
+        rec.given = {id(tensor): tensor for tensor in tensors_in((call.args, call.kwargs))}
         rec.dynamic_inside = False
     if operation in _FOLLOWED:
         return finish_operator, call

@@ -92,8 +92,14 @@ def look_at_tensors(
             name = getattr(operation, "__name__", "")
             if name in metadata.UNCHECKED:
                 metadata.look_at(run, metadata.getter(operation), value)
-            if name not in SHAPELESS:
+            if name not in SHAPELESS and not _is_repeated(run):
                 run.lifted.fix_sizes(value)
+
+
+def _is_repeated(run: MonitorRun) -> bool:
+    """Whether `torch.vmap` itself looks how many there are, which it does at every later call."""
+    frame = run.at if run.recording.inside else None
+    return frame is not None and frame.f_globals.get("__name__") == "torch._functorch.vmap"
 
 
 _ORDERS = {sorted, min, max, list.sort}

@@ -122,6 +122,8 @@ def tensor_operation(args: tuple[Any, ...]) -> Token:
 def finish_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
     run.recording.inside -= 1
     _record_operator(run, done, result)
+    if not run.recording.inside:
+        run.recording.given = {}
     run.account()  # recording one may itself copy a constant tensor
 
 

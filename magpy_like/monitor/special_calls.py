@@ -210,7 +210,7 @@ def _of_list(run: MonitorRun, call: NativeCall) -> Token | None:
         operators.look_at(given.value)
         return None
     rec.inside += 1
-    rec.given = {id(tensor) for tensor in given.value}
+    rec.given = {id(tensor): tensor for tensor in given.value}
     rec.dynamic_inside = False
     run.suspended += 1
     call.on_graph = True

@@ -5,8 +5,10 @@ import types
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.associative_scan import associative_scan
 from torch.func import functional_call, grad, grad_and_value, vmap
 
+import magpy_like as magpy
 from tests.programs import Twins, check, check_made, one, tensor
 
 TRANSFORMS = {
@@ -120,3 +122,61 @@ def test_tensors_as_keys_of_a_dictionary_of_the_region():
     apart = lambda: (tensor(1, 2), tensor(1, 2))
     check(program, apart, other=[shared])
     check(program, shared, other=[apart])
+
+
+def calls_of_sizes(function):
+    """Misses of calls with six sizes, and whether all give what eager does."""
+    fast, misses = magpy.compile(function, dynamic=True, fullgraph=True), []
+    for rows in (2, 3, 5, 7, 4, 12):
+        x = torch.linspace(-1, 1, rows * 12).reshape(rows, 3, 4)
+        torch.testing.assert_close(fast(x), function(x))
+        misses.append(magpy.cache_info(fast).misses)
+    return misses[-1]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: vmap(lambda r: r * 2 + r.sum())(x),
+        lambda x: vmap(lambda r: r @ r.t())(x),
+        lambda x: vmap(lambda r: r.sum() * 2, in_dims=1)(x),
+        lambda x: vmap(lambda r: vmap(lambda q: q * q)(r), in_dims=2, out_dims=1)(x),
+        lambda x: vmap(lambda r: torch.stack(list(r)).sum(0))(x),
+    ],
+    ids=["elements", "product", "number", "nested", "rows"],
+)
+def test_vmap_takes_any_number_at_one_record(function):
+    assert calls_of_sizes(function) == 1
+
+
+NUMBERS = {2: 1.0, 12: 2.0}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: vmap(lambda r: r * r.shape[1], in_dims=1)(x),
+        lambda x: vmap(lambda r: r * (r + 1).shape[0], in_dims=1)(x),
+        lambda x: vmap(lambda r: r * (r + 1).size(0), in_dims=1)(x),
+        lambda x: vmap(lambda r: r * len(r), in_dims=1)(x),
+        lambda x: vmap(lambda r: r * (r + 1).numel())(x),
+        lambda x: vmap(lambda r: torch.stack([r[i] for i in range(len(r))]), in_dims=1)(x),
+        lambda x: vmap(lambda r: r.view((r * 2).shape), in_dims=1)(x),
+        lambda x: vmap(lambda r: r * NUMBERS.get(r.shape[0], 3.0), in_dims=1)(x),
+        lambda x: vmap(lambda r: r * (2 if (r - 1).shape[0] > 4 else 3), in_dims=1)(x),
+        lambda x: vmap(lambda r: r * 2, chunk_size=2)(x),
+    ],
+    ids=range(10),
+)
+def test_sizes_that_a_mapped_function_looks_at_are_those_of_its_arguments(function):
+    calls_of_sizes(function)
+
+
+def test_a_scan_is_one_record_for_any_number_beside_it():
+    def combine(left, right):
+        return left[0] * right[0], right[0] * left[1] + right[1]
+
+    def program(x):
+        return associative_scan(combine, (x, x + 1), dim=1, combine_mode="generic")[1]
+
+    assert calls_of_sizes(program) == 1

@@ -440,9 +440,11 @@ def convert_element_type(graph: Graph, a: Box, dtype: torch.dtype) -> Box:
 
 @lower(aten._to_copy.default)
 def _to_copy(
-    graph: Graph, a: Box, *, dtype: Any = None, layout: Any = None, device: Any = None,
+    graph: Graph, a: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
     pin_memory: Any = None, non_blocking: bool = False, memory_format: Any = None,
 ) -> Box:  # fmt: skip
+    if is_number(a):  # as `vmap` traces one that meets its tensors
+        return scalar_tensor(graph, a)
     if device is not None and torch.device(device) != a.device:
         raise Unsupported("aten._to_copy", "moves between devices")
     if pin_memory:
