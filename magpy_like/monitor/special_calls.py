@@ -71,6 +71,19 @@ if TYPE_CHECKING:
 RUNS_AS_IS = {torch.utils.checkpoint.checkpoint: "runs its function again in the backward pass"}
 """Operators that no graph compiler takes as they are meant; what lies between is compiled."""
 
+
+def _takes_part_already(run: MonitorRun, call: NativeCall) -> Any:
+    """A tensor that the graph has made, and that takes part in gradients, is to do so."""
+    if call.operation is not torch.Tensor.requires_grad_:
+        return NotImplemented
+    (tensor, *wanted), rec = (*call.args, *call.kwargs.values()), run.recording
+    if any(value is not True for value in wanted):
+        return NotImplemented
+    if rec.node(tensor) is None and rec.operators.node_of(tensor) and tensor.requires_grad:
+        return judged(call.operation, call.args, call.kwargs)
+    return NotImplemented
+
+
 _RESIZES = {torch.Tensor.resize_, torch.Tensor.resize_as_, torch.resize_as_}
 
 
@@ -544,6 +557,7 @@ SPECIAL: tuple[Callable[[MonitorRun, NativeCall], Any], ...] = (
     _asks_whether_compiling,
     _tells_address,
     _leaves_quietly,
+    _takes_part_already,
     _under_torch_functions,
     _with_strangers,
     _resizes,

@@ -193,3 +193,23 @@ def test_each_size_has_a_record_of_its_own():
         return (Rounded.apply(x.sin()) * x.shape[0]).cos()
 
     assert compare(program, *(torch.randn(n) for n in (3, 4, 5, 6, 4, 3))).hits == 2
+
+
+def test_a_tensor_that_takes_part_in_gradients_is_told_so_again():
+    """As transformers do with embeddings under gradient checkpointing."""
+
+    def program(x):
+        y = x.sin().requires_grad_(True).cos()
+        return y.exp().requires_grad_()
+
+    backend = Counting()
+    run = magpy.compile(program, backend=backend)
+    for needed in (True, True, False, False):
+        pairs = []
+        for call in (run, program):
+            x = torch.ones(3, requires_grad=needed)
+            result = call(x)
+            result.sum().backward()
+            pairs.append((result, x.grad, result.is_leaf))
+        assert_same(*pairs)
+    assert len(backend.graphs) == 1
