@@ -52,6 +52,17 @@ def keep_objects(rec: Recording, args: tuple[Any, ...]) -> None:
             rec.operators.add_object(value, node.node_id)
 
 
+def look_for_containers(args: Sequence[Any]) -> None:
+    """A function that an operator calls may change a container, of which a graph makes another one.
+
+    Raises:
+        Split: the operator is given one.
+    """
+    found = next((v for v in args if isinstance(v, CONTAINERS) and type(v) is not tuple), None)
+    if found is not None:
+        raise Split(f"gives a {type(found).__qualname__} to a function that runs as it is")
+
+
 def look_at_functions(rec: Recording, args: Sequence[Any]) -> None:
     """Functions that an operator calls at every later call must not keep this run's values.
 

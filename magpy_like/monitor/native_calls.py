@@ -36,7 +36,7 @@ from magpy_like.monitor.given import (
     offer,
     settle,
 )
-from magpy_like.monitor.inside import keep_objects, look_at_functions
+from magpy_like.monitor.inside import keep_objects, look_at_functions, look_for_containers
 from magpy_like.monitor.native_looks import (
     LOOKS_INSIDE,
     is_by_key,
@@ -165,6 +165,8 @@ def native(
         follow(run, annotation, args, kwargs)
     if on_graph and operation in _CALLS_LATER:
         look_at_functions(rec, args)
+    if on_graph and operation in RUNS_AS_IS:
+        look_for_containers((*args, *kwargs.values()))
     return _begin_operator(run, call) if annotation.as_op_node else _begin(run, call)
 
 

@@ -195,6 +195,26 @@ def test_each_size_has_a_record_of_its_own():
     assert compare(program, *(torch.randn(n) for n in (3, 4, 5, 6, 4, 3))).hits == 2
 
 
+def test_a_function_under_a_checkpoint_fills_the_program_s_own_list():
+    """Once more in the backward pass."""
+
+    def program(x):
+        seen = []
+
+        def inner(y, found):
+            found.append(len(found))
+            return y.sin()
+
+        return checkpoint(inner, x, seen, use_reentrant=True).exp(), seen
+
+    run = magpy.compile(program)
+    for _ in range(3):
+        pairs = [call(torch.ones(3, requires_grad=True)) for call in (run, program)]
+        for result, _ in pairs:
+            result.sum().backward()
+        assert_same(*pairs)
+
+
 def test_a_tensor_that_takes_part_in_gradients_is_told_so_again():
     """As transformers do with embeddings under gradient checkpointing."""
 
