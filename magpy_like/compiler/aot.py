@@ -126,8 +126,10 @@ def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     """
     _check_sizes(joint)
     _check_draws(joint)
-    for node in joint.graph.nodes:
-        if _draws(node) and node.meta.get("partitioner_tag") == "is_backward":
+    for node in filter(_draws, joint.graph.nodes):
+        for result in (node, *node.users):  # a checkpointed function draws the same again
+            result.meta.pop("recompute", None)
+        if node.meta.get("partitioner_tag") == "is_backward":
             node.meta["partitioner_tag"] = "must_be_in_backward"
     return min_cut_rematerialization_partition(joint, *args, **kwargs)
 

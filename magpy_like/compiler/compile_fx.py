@@ -25,6 +25,7 @@ from magpy_like.compiler.control import has_parts, in_parts
 from magpy_like.compiler.errors import CompileError, Unsupported, warn_fallback
 from magpy_like.compiler.graph import Graph, assumptions, find_shape_env
 from magpy_like.compiler.memory import plan_memory
+from magpy_like.compiler.recomputed import unfolded
 from magpy_like.compiler.runtime import captured_cache, code_cache
 from magpy_like.compiler.scheduler import Scheduler
 from magpy_like.compiler.trace import Trace, open_trace
@@ -124,7 +125,8 @@ def _compile_captured(
         return compiler
 
     key = None if trace.is_watched() else captured_cache.key(captured, example_inputs)
-    gm = _LazyGraphModule(captured, copy.deepcopy(captured.graph))  # nobody runs its source
+    whole = unfolded(captured)
+    gm = _LazyGraphModule(whole, copy.deepcopy(whole.graph))  # nobody runs its source
     known = build.find_captured(key) if key is not None else None
     if known is not None:
         _, restore = _flat_outputs(gm)

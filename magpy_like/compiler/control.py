@@ -197,7 +197,7 @@ class _Parts:
         for source in node.all_input_nodes:
             if source.op == "get_attr" and source not in self._copies:
                 value = self._attribute(source)
-                if isinstance(value, fx.GraphModule):
+                if isinstance(value, fx.GraphModule) and is_control(node):
                     varying = self._varying_operands(node, source)
                     rounds = source is _body(node)
                     inside = in_parts(value, self._backend, varying, rounds=rounds)

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from magpy_like.annotation import RelationKind, ValueRead, lookup, resolve
 from magpy_like.annotation.lookup import NULL as NO_RECEIVER
-from magpy_like.monitor import attributes, autograd_nodes, classes
+from magpy_like.monitor import attributes, autograd_nodes, checkpoints, classes
 from magpy_like.monitor.arguments import describe
 from magpy_like.monitor.given import look_at_all
 from magpy_like.monitor.native_calls import native
@@ -60,6 +60,8 @@ def call(
         if function is torch.nn.Module.__getattr__ and len(args) == 2:
             attributes.read_submodule(rec, *args)
             return None
+        if function in checkpoints.STEPS:
+            return checkpoints.STEPS[function](run, *args)
         if function is RemovableHandle.remove and (done := autograd_nodes.remove(run, *args)):
             return done
         annotation = lookup(function)

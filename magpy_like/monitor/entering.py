@@ -159,8 +159,8 @@ class Entering:
             rec.bear(frame_locals(frame)[making])
         if function.__name__ == "__init__" and rec.node(receiver) is None:
             rec.bear(receiver)  # the program may be cut before the call has given it
-            if run.side is not None and frame.f_back is not None:
-                run.side.own_if_new(receiver, _called(run, frame.f_back))
+            if (confined := run.confined()) is not None and frame.f_back is not None:
+                confined.own_if_new(receiver, _called(run, frame.f_back))
         if lookup_in_type(type(receiver), function.__name__) is function:
             classes.read_class(rec, type(receiver), function.__name__)
 

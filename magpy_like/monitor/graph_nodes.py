@@ -6,12 +6,13 @@ in which the program met what they stand for.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from magpy_like.compiler.recomputed import fold
 from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.twin import TWIN, Twin
 from magpy_like.native.kinds import isinstance
@@ -50,6 +51,11 @@ class GraphNodes:
         """The graph's node for a tensor that is alive, or None."""
         found = self._known.get(id(tensor))
         return found[1] if found is not None and found[0]() is tensor else None
+
+    def known(self) -> Iterator[tuple[torch.Tensor, fx.Node]]:
+        """The tensors of the graph that are alive, with their nodes."""
+        alive = [(held(), node) for held, node in self._known.values()]
+        return ((tensor, node) for tensor, node in alive if tensor is not None)
 
     def know(self, tensor: torch.Tensor, node: fx.Node) -> None:
         self._known[id(tensor)] = (OwnReference(tensor), node)
@@ -141,4 +147,6 @@ class GraphNodes:
                 root.register_buffer(name, value)
             else:
                 setattr(root, name, value)
-        return fx.GraphModule(root, self.graph, class_name="OperatorGraph")
+        graph = fx.GraphModule(root, self.graph, class_name="OperatorGraph")
+        fold(graph)
+        return graph

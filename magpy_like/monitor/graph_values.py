@@ -7,6 +7,8 @@ operator runs inside of which others run: that one is the node.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -32,6 +34,13 @@ from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.values import storage_of, tensor_version
 
 
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+_UNSEEN = functools.partial(torch.autograd.graph.saved_tensors_hooks, _same, _same)
+
+
 def _none_dynamic(path: Path, tensor: torch.Tensor) -> Collection[int]:
     return ()
 
@@ -49,6 +58,8 @@ class GraphValues(Variables):
         """The run on symbolic sizes beside this one, while there are dynamic dimensions."""
         self.dynamic_dims: Callable[[Path, torch.Tensor], Collection[int]] = _none_dynamic
         """Which dimensions of a tensor at a place outside may vary."""
+        self.checkpointed: Any = None
+        """The innermost call of a function under a checkpoint that is running."""
         self.inside = 0
         """How many operators are running: what runs inside one is not on the graph itself."""
         self.given: dict[int, torch.Tensor] = {}
@@ -99,9 +110,12 @@ class GraphValues(Variables):
         """
         kwargs = with_device(operation, dict(kwargs))
         try:
-            node = self.operators.add_operator(
-                operation, args, kwargs, result, self.graph_value, shape, not self.dynamic_inside
-            )
+            # A checkpoint counts what the program saves, and not what a symbolic run does.
+            with _UNSEEN() if self.checkpointed else contextlib.nullcontext():
+                node = self.operators.add_operator(
+                    operation, args, kwargs, result, self.graph_value, shape,
+                    not self.dynamic_inside,
+                )  # fmt: skip
         except UnknownTensor as problem:
             raise Split(str(problem)) from None
         if self.running_as_is:
@@ -202,6 +216,8 @@ class GraphValues(Variables):
             last = next(iter(reversed(self.operators.graph.nodes)), None)
             self.written_memory.setdefault(memory, last)
             self.counters.note_write(memory)
+            if self.checkpointed is not None:
+                self.checkpointed.note_write(self, tensor)
             self.constants.note_write(tensor)
 
     def changed_inputs(self) -> list[ShadowNode]:

@@ -18,7 +18,14 @@ import torch.utils.checkpoint
 from torch.utils import _pytree as pytree
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
-from magpy_like.monitor import addresses, attributes, autograd_nodes, draws, specials
+from magpy_like.monitor import (
+    addresses,
+    attributes,
+    autograd_nodes,
+    checkpoints,
+    draws,
+    specials,
+)
 from magpy_like.monitor.arguments import (
     describe,
     is_followed,
@@ -133,12 +140,12 @@ def native(
 ) -> Token | None:
     """An annotated operation is about to run (section 5.3.1)."""
     rec = run.recording
-    if run.side is not None:
+    if (confined := run.confined()) is not None:
         if _leaves_a_set(rec, operation, args):
             asks = lookup(set.__contains__)
             assert asks is not None
             return native(run, asks, set.__contains__, args, {})
-        run.side.check_call(annotation, operation, args, kwargs)
+        confined.check_call(annotation, operation, args, kwargs)
     on_graph = annotation.as_op_node and not rec.inside
     call = NativeCall(annotation, operation, args, kwargs, on_graph)
     for rule in SPECIAL:
@@ -387,6 +394,7 @@ _SUSPENDED = (
     finish_operator_suspended,
     finish_length,
     autograd_nodes.finish_registered,
+    *checkpoints.FINISHERS,
     *draws.FINISHERS,
 )
 

@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from magpy_like.monitor import consumers, torchscript
 from magpy_like.monitor.addresses import TELLS
+from magpy_like.monitor.checkpoints import begin, end, fail, is_followed
 from magpy_like.monitor.containers import CONTAINERS, elements
 from magpy_like.monitor.local_uses import LOOK_AROUND
 from magpy_like.native import NULL, lookup_in_type
@@ -201,6 +202,24 @@ def _scan(
     """One that takes a function of elements has torch's other tracer make a kernel of it; what any
     function will do gives the same in tensor operators."""
     return associative_scan(combine, xs, dim, reverse, "generic")
+
+
+def _checkpoint_followed(
+    function: Callable[..., Any],
+    *args: Any,
+    use_reentrant: Any = None,
+    preserve_rng_state: Any = None,
+    early_stop: Any = None,
+    **kwargs: Any,
+) -> Any:
+    call = begin(function, args, kwargs)
+    try:
+        result = function(*args, **kwargs)
+    except BaseException as error:
+        fail(call, error)
+        raise
+    end(call, result)
+    return result
 
 
 def _attrgetter(getter: operator.attrgetter[Any]) -> Callable[[Any], Any]:
@@ -398,6 +417,7 @@ _ROWS: tuple[tuple[Any, Applies, Callable[..., Any]], ...] = (
     (itertools.accumulate, _adds_up, _accumulate),
     (torch.utils.checkpoint.checkpoint, _plain_checkpoint, _checkpoint),
     (associative_scan, _is_of_elements, _scan),
+    (torch.utils.checkpoint.checkpoint, is_followed, _checkpoint_followed),
     (torch.nn.RNNBase.flatten_parameters, _always, _leave_parameters),
     *((chooser, _is_mapping, _of_keys(chooser)) for chooser in (sorted, min, max)),
     *((chooser, _is_lazy, _of_list(chooser)) for chooser in (tuple, sorted, min, max, math.fsum)),
@@ -417,7 +437,7 @@ def polyfill(
     """The function to call instead, or None when native code does nothing that must be seen."""
     if type(function) is torch._C.ScriptFunction:
         return torchscript.in_python(function, args, kwargs)
-    if type(function) is functools.partial and type(function.func) is torch._C.ScriptFunction:
+    if type(function) is functools.partial and _is_replaced_as_part(function, args, kwargs):
         return _partial(function)
     getter = _GETTERS.get(type(function))
     if getter is not None:
@@ -427,6 +447,17 @@ def polyfill(
     except TypeError:  # not hashable
         return None
     return next((instead for applies, instead in rows if applies(args, kwargs)), None)
+
+
+def _is_replaced_as_part(
+    partial: functools.partial[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bool:
+    """Whether what a partial calls is replaced, and nobody would look at its own call."""
+    if type(partial.func) is torch._C.ScriptFunction:
+        return True
+    checkpoints = partial.func is torch.utils.checkpoint.checkpoint
+    given, named = (*partial.args, *args), {**partial.keywords, **kwargs}
+    return checkpoints and polyfill(partial.func, given, named) is not None
 
 
 def may_yield_tensors(iterable: Any) -> bool:

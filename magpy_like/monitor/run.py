@@ -14,8 +14,9 @@ import torch
 import torch.utils.weak
 
 from magpy_like.logs import topic
-from magpy_like.monitor import native_calls, tensor_attributes, varying_reads
+from magpy_like.monitor import native_calls, repeated_calls, tensor_attributes, varying_reads
 from magpy_like.monitor.arguments import is_followed
+from magpy_like.monitor.checkpoints import Call
 from magpy_like.monitor.code_facts import calling, keyword_names
 from magpy_like.monitor.entering import Entering
 from magpy_like.monitor.expressions import Expression
@@ -28,12 +29,13 @@ from magpy_like.monitor.lifted import LiftedNumbers
 from magpy_like.monitor.number_rules import SETTLED_BY
 from magpy_like.monitor.own_arguments import OwnArguments
 from magpy_like.monitor.own_tensors import OwnTensors
+from magpy_like.monitor.recomputed import Checkpointed
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.region import Compiling, ask_for_instructions, seen_entry
-from magpy_like.monitor.repeated_calls import Call, outward
+from magpy_like.monitor.repeated_calls import outward
 from magpy_like.monitor.replacing import FoundNumbers
 from magpy_like.monitor.roles import Branching, Cut
-from magpy_like.monitor.sides import MAKES, Side, finish_in_side, side_filter
+from magpy_like.monitor.sides import MAKES, Confined, Side, finish_in_side, side_filter
 from magpy_like.monitor.split import Effect, Look, Place, Split, SplitPoint, active, place_of
 from magpy_like.monitor.variation import NOTHING_VARIES, Variation
 from magpy_like.native import (
@@ -105,8 +107,10 @@ class MonitorRun:
         """Where the program was last seen."""
         self._collects = False
         """Whether the garbage collector is at work."""
-        self.called_instead: Call | None = None
+        self.called_instead: repeated_calls.Call | None = None
         """The call to make in place of the one that is about to run."""
+        self.refrained: str | None = None
+        """Why a checkpointed function could not be followed, which the next run will not do."""
         self.suspended = 0
         """How many calls are running whose Python code is not followed."""
         self._rules = _rules()
@@ -258,6 +262,9 @@ class MonitorRun:
         if self.side is not None:
             self.side.refuse(reason)
             return
+        if self.recording.checkpointed is not None:
+            self.recording.checkpointed.refuse()
+            self.refrained = reason
         if not stands and self.branching is not None:
             self.branching.on_entry(frame)
         self.end(frame if stands else None)
@@ -303,8 +310,8 @@ class MonitorRun:
                 for value in looked_at(step, operators.lists, is_followed):
                     operators.look_at(value)
             step = self.flags.at(self, step)
-            if self.side is not None:
-                return self._on_side_instruction(self.side, step)
+            if (confined := self.confined()) is not None:
+                return self._on_confined_instruction(confined, step)
             if self.lifted and number in SETTLED_BY:
                 done = SETTLED_BY[number](self, step)
                 if done is not None:
@@ -316,17 +323,32 @@ class MonitorRun:
             self._fail(frame, error, stands=True)
             return None
 
-    def _on_side_instruction(self, side: Side, step: Step) -> Any:
-        if side.is_restored_by(step):
+    def confined(self) -> Confined | None:
+        """The part of the program that may change nothing but what is its own."""
+        return self.recording.checkpointed if self.side is None else self.side
+
+    def choose_filter(self) -> None:
+        """Let those instructions be announced that somebody has rules for."""
+        ordinary = self._rules.filter
+        confined = self.confined() is not None
+        self._monitor.set_filter(side_filter(ordinary, WHEN) if confined else ordinary)
+
+    def enter_checkpoint(self, call: Call) -> None:
+        """A function under a checkpoint begins."""
+        self.recording.checkpointed = Checkpointed(call, self.recording)
+        self.choose_filter()
+
+    def _on_confined_instruction(self, confined: Confined, step: Step) -> Any:
+        if confined.is_restored_by(step):
             return None
-        side.check(self, step)
+        confined.check(self, step)
         token = None
         if self.lifted and step.opcode in SETTLED_BY:
             token = SETTLED_BY[step.opcode](self, step)
         rule = self._rules.rules.get(step.opcode)
         if token is None and rule is not None:
             token = rule(self, step)
-        return (finish_in_side, (side, token)) if step.opcode in MAKES else token
+        return (finish_in_side, (confined, token)) if step.opcode in MAKES else token
 
     def _on_join(self, frame: types.FrameType | None) -> None:
         self.skipping = False
@@ -363,6 +385,8 @@ class MonitorRun:
         """Whether the program is cut at the instruction it stands at, and watched beyond that."""
         rec = self.recording
         if self.cut is None or self.side is not None or rec.inside or self.suspended or rec.split:
+            return False
+        if rec.checkpointed is not None:
             return False
         if self.branching is not None:
             self.branching.settle(self)
@@ -472,14 +496,14 @@ class MonitorRun:
         at = self.at
         self.side, self.skipping, self.lifted.beside = side, False, True
         rec.operators.beside = True
-        self._monitor.set_filter(side_filter(self._rules.filter, WHEN))
+        self.choose_filter()
         try:
             return self._monitor.explore(function, until, again)
         finally:
             self.side, rec.inside, self.suspended, self.skipping = before
             self.at = at
             if self.side is None:
-                self._monitor.set_filter(self._rules.filter)
+                self.choose_filter()
                 self.lifted.beside = rec.operators.beside = False
 
     def lift(self, value: Any, expression: Expression) -> Any:

@@ -116,41 +116,35 @@ _WRITES_UNDECLARED = {
 whether they train, is true."""
 
 
-class Side:
-    """The run of one side. Its rules come before those of the monitor."""
+class Confined:
+    """A part of the program that may change those objects alone that it has made itself. Its rules
+    come before those of the monitor."""
 
-    def __init__(
-        self,
-        code: types.CodeType,
-        begin: int,
-        fake: FakeTensorMode,
-        abandon: Callable[[], None],
-    ) -> None:
-        self.code, self._begin = code, begin
-        """The code that restores the branching frame, whose cells are the program's own, and the
-        offset at which that is done."""
+    code: types.CodeType | None = None
+    """What restores the branching frame of a side, whose cells are the program's own."""
+    beside = False
+    """Whether it runs beside the program, on fake tensors."""
+
+    def __init__(self) -> None:
         self.gradients_differ = False
         """Whether tensors take part in gradients in some rounds of a loop only."""
-        self.refused: str | None = None
-        """Why the side cannot be part of a record."""
         self.advanced: set[int] = set()
         """The ids of iterators that have moved."""
         self.filled: Filled | None = None
         """Where it may put something into other objects; None for nowhere."""
-        self.reads: Reads | None = None
-        """What the round of a loop reads by its index that this is, or that it is part of."""
         self.copies: set[int] = set()
         """The ids of containers that stand for any that rounds of a loop hand on."""
         self._own: dict[int, Any] = {}
-        self._abandon = abandon
-        self.tensors = TensorEffects(fake, self.refuse)
 
-    def refuse(self, reason: str) -> None:
-        self.refused = self.refused or reason
-        self._abandon()
+    def is_restored_by(self, step: Step) -> bool:
+        """Whether an instruction is none of the program's, but brings the state about."""
+        return False
+
+    def owns_tensor(self, tensor: torch.Tensor) -> bool:
+        return False
 
     def own(self, value: Any) -> None:
-        """The side has made ``value``, and nobody else has it."""
+        """It has made ``value``, and nobody else has it."""
         self._own[id(value)] = value
 
     def owns(self, value: Any) -> bool:
@@ -164,7 +158,7 @@ class Side:
             raise Split(f"{what} a {type(value).__qualname__} that was there before")
 
     def store(self, owner: Any, kind: RelationKind, key: Any, what: str) -> None:
-        """The side is about to put something in the place of what is there.
+        """It is about to put something in the place of what is there.
 
         Raises:
             Split: it must not.
@@ -183,15 +177,11 @@ class Side:
             self.advanced.add(id(value))
 
     def own_if_new(self, value: Any, calls: Any) -> None:
-        """The ``__init__`` of ``value`` begins, in a call of ``calls``: the side owns what this has
-        just made."""
+        """The ``__init__`` of ``value`` begins, in a call of ``calls``: what this has just made is
+        its own."""
         is_new = calls is type(value) and lookup_in_type(calls, "__new__") is object.__new__
         if is_new and lookup_in_type(type(calls), "__call__") is _TYPE_CALL:
             self.own(value)
-
-    def is_restored_by(self, step: Step) -> bool:
-        """Whether an instruction is none of the program's, but brings the side's state about."""
-        return step.code is self.code and step.offset < self._begin
 
     # --- rules -----------------------------------------------------------------------------------
 
@@ -238,9 +228,11 @@ class Side:
             if is_plain(value):
                 continue
             if isinstance(value, torch.Tensor):
-                if operation in _TELLS_FAKE or (position == written and operation not in _PUTS):
+                if (self.beside and operation in _TELLS_FAKE) or (
+                    position == written and operation not in _PUTS
+                ):
                     raise Split(f"{name} looks at or changes a tensor's object")
-                if operation in _CHANGES_OBJECTS and not self.tensors.owns(value):
+                if operation in _CHANGES_OBJECTS and not self.owns_tensor(value):
                     raise Split(f"{name} changes a tensor that was there before")
                 continue
             if position == written and relation is not None:
@@ -277,7 +269,40 @@ class Side:
         return instead
 
 
-def finish_in_side(run: MonitorRun, payload: tuple[Side, Token], stack: tuple[Any, ...]) -> Any:
+class Side(Confined):
+    """The run of one side."""
+
+    beside = True
+
+    def __init__(
+        self,
+        code: types.CodeType,
+        begin: int,
+        fake: FakeTensorMode,
+        abandon: Callable[[], None],
+    ) -> None:
+        """``begin`` is the offset at which ``code`` has restored the branching frame."""
+        super().__init__()
+        self.code, self._begin = code, begin
+        self.refused: str | None = None
+        """Why the side cannot be part of a record."""
+        self.reads: Reads | None = None
+        """What the round of a loop reads by its index that this is, or that it is part of."""
+        self._abandon = abandon
+        self.tensors = TensorEffects(fake, self.refuse)
+
+    def refuse(self, reason: str) -> None:
+        self.refused = self.refused or reason
+        self._abandon()
+
+    def is_restored_by(self, step: Step) -> bool:
+        return step.code is self.code and step.offset < self._begin
+
+    def owns_tensor(self, tensor: torch.Tensor) -> bool:
+        return self.tensors.owns(tensor)
+
+
+def finish_in_side(run: MonitorRun, payload: tuple[Confined, Token], stack: tuple[Any, ...]) -> Any:
     side, token = payload
     return side.finish(run, token, stack)
 
@@ -305,8 +330,8 @@ def is_iterator(value: Any) -> bool:
     return hasattr(type(value), "__next__")
 
 
-def _changes(place: int) -> Callable[[Side, MonitorRun, Step], None]:
-    def rule(side: Side, run: MonitorRun, step: Step) -> None:
+def _changes(place: int) -> Callable[[Confined, MonitorRun, Step], None]:
+    def rule(side: Confined, run: MonitorRun, step: Step) -> None:
         target = step.stack[place]
         if isinstance(target, torch.Tensor) and opcode.opname[step.opcode] in _ON_TENSORS:
             return  # an operator, which `TensorEffects` sees
@@ -315,7 +340,7 @@ def _changes(place: int) -> Callable[[Side, MonitorRun, Step], None]:
     return rule
 
 
-def _stores_attribute(side: Side, run: MonitorRun, step: Step) -> None:
+def _stores_attribute(side: Confined, run: MonitorRun, step: Step) -> None:
     target = step.stack[-1]
     found = lookup_in_type(type(target), step.name)
     setter = found.fset if isinstance(found, property) else None
@@ -326,7 +351,7 @@ def _stores_attribute(side: Side, run: MonitorRun, step: Step) -> None:
     side.store(target, RelationKind.ATTRIBUTE, step.name, what)
 
 
-def _stores_item(side: Side, run: MonitorRun, step: Step) -> None:
+def _stores_item(side: Confined, run: MonitorRun, step: Step) -> None:
     target, key = step.stack[-2:]
     if isinstance(target, torch.Tensor):
         return  # an operator, which `TensorEffects` sees
@@ -334,7 +359,7 @@ def _stores_item(side: Side, run: MonitorRun, step: Step) -> None:
     side.store(target, RelationKind.KEY, key, what)
 
 
-def _stores_global(side: Side, run: MonitorRun, step: Step) -> None:
+def _stores_global(side: Confined, run: MonitorRun, step: Step) -> None:
     what = "changes a global variable"
     side.store(step.frame.f_globals, RelationKind.GLOBAL, step.name, what)
 
@@ -342,8 +367,8 @@ def _stores_global(side: Side, run: MonitorRun, step: Step) -> None:
 _ON_TENSORS = {"STORE_SLICE"}
 
 
-def _adds(below: int) -> Callable[[Side, MonitorRun, Step], None]:
-    def rule(side: Side, run: MonitorRun, step: Step) -> None:
+def _adds(below: int) -> Callable[[Confined, MonitorRun, Step], None]:
+    def rule(side: Confined, run: MonitorRun, step: Step) -> None:
         side.needs_own(step.stack[-step.oparg - below], "changes")
         if opcode.opname[step.opcode] in _ITERATES:
             side.consume(step.stack[-1])
@@ -351,7 +376,7 @@ def _adds(below: int) -> Callable[[Side, MonitorRun, Step], None]:
     return rule
 
 
-def _operates(side: Side, run: MonitorRun, step: Step) -> None:
+def _operates(side: Confined, run: MonitorRun, step: Step) -> None:
     if BINARY[step.oparg].__name__ not in IN_PLACE:
         return
     left = step.stack[-2]
@@ -361,7 +386,7 @@ def _operates(side: Side, run: MonitorRun, step: Step) -> None:
     side.consume(step.stack[-1])
 
 
-def _writes_cell(side: Side, run: MonitorRun, step: Step) -> None:
+def _writes_cell(side: Confined, run: MonitorRun, step: Step) -> None:
     cell = run.cell(step.frame, step.oparg)
     if cell is None or side.owns(cell):
         return
@@ -375,7 +400,7 @@ def _writes_cell(side: Side, run: MonitorRun, step: Step) -> None:
         raise Split("takes away a variable that functions share")
 
 
-def _calls(side: Side, run: MonitorRun, step: Step) -> None:
+def _calls(side: Confined, run: MonitorRun, step: Step) -> None:
     """What a class makes here goes unannounced, later on."""
     if opcode.opname[step.opcode] == "CALL":
         first = len(step.stack) - step.oparg - 2
@@ -386,24 +411,24 @@ def _calls(side: Side, run: MonitorRun, step: Step) -> None:
         raise Split(f"makes a {called.__qualname__}, whose end is noticed")
 
 
-def _asks_which(side: Side, run: MonitorRun, step: Step) -> None:
+def _asks_which(side: Confined, run: MonitorRun, step: Step) -> None:
     given = [id(operand) in side.copies for operand in step.stack[-2:]]
     if any(given) and not any(map(is_plain, step.stack[-2:])):
         raise Split("asks which container it is that rounds of a loop hand on")
 
 
-def _consumes(side: Side, run: MonitorRun, step: Step) -> None:
+def _consumes(side: Confined, run: MonitorRun, step: Step) -> None:
     side.consume(step.stack[-1])
 
 
-def _never(what: str) -> Callable[[Side, MonitorRun, Step], None]:
-    def rule(side: Side, run: MonitorRun, step: Step) -> None:
+def _never(what: str) -> Callable[[Confined, MonitorRun, Step], None]:
+    def rule(side: Confined, run: MonitorRun, step: Step) -> None:
         raise Split(what)
 
     return rule
 
 
-def _rules() -> dict[int, Callable[[Side, MonitorRun, Step], None]]:
+def _rules() -> dict[int, Callable[[Confined, MonitorRun, Step], None]]:
     table = {
         "STORE_ATTR": _stores_attribute,
         "DELETE_ATTR": _changes(-1),

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 
 from magpy_like.compiler.control import has_parts, in_parts, interpreted
+from magpy_like.compiler.recomputed import keep_checkpoints
 from magpy_like.compiler.turns import TURNS
 from magpy_like.compiler.varying import is_symbolic
 from magpy_like.dynamic.branches import Branches
@@ -297,7 +298,9 @@ class Dispatcher:
     def _finish(self, run: MonitorRun, cut: StretchCut, branches: Branches, result: Any) -> Any:
         """The program has come to its end, and what was not recorded before is now."""
         last, changed = cut.stretch.dispatcher, run.recording.changed_objects()
-        if run.recording.split is not None:
+        if run.refrained is not None:
+            last.learnt.append(run.refrained)
+        elif run.recording.split is not None:
             cut.no_record(run.recording.split, "")
         elif not cut.stretch.recorded:
             try:
@@ -352,6 +355,7 @@ class Dispatcher:
         may_fail = self.backend not in RELIABLE
         if self._stretches.shows_nodes:
             return CompiledGraph(graph, interpreted(graph))
+        keep_checkpoints(graph, unfolds=self.backend == "magpy")
         if has_parts(graph):
             varying = [is_symbolic(given) for given in inputs]
             return CompiledGraph(graph, in_parts(graph, self._compile_graph, varying), may_fail)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from magpy_like.compiler.recomputed import checkpointed
 from magpy_like.monitor.draws import REWINDABLE
 from magpy_like.monitor.modes import SETTERS, Modes
 from magpy_like.monitor.recording import Recording
@@ -17,6 +18,8 @@ from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.values import tensor_version
 from magpy_like.synthesis import failing
 from magpy_like.synthesis.source import Source
+
+_RUN_AS_IS = {*RUNS_AS_IS, checkpointed}
 
 
 class Mistaken(NamedTuple):
@@ -119,7 +122,8 @@ class Undoing:
         self._source = source
         nodes = list(rec.operators.graph.nodes)
         if foretells and any(
-            node.op == "call_function" and node.target in RUNS_AS_IS for node in nodes
+            node.op == "call_function" and node.target in {*RUNS_AS_IS, checkpointed}
+            for node in nodes
         ):
             # Of what it writes to nothing is known: a batch norm under a checkpoint counts.
             raise NotForetold("foretells a value and runs a function as it is")

@@ -1,0 +1,164 @@
+"""Checkpointed functions: parts of a graph whose operators run again in the backward pass.
+
+In a captured graph such a part is one node, :func:`checkpointed` with a graph of its own: whatever
+runs the graph operator by operator keeps as much for the backward pass, and does as much again, as
+eager mode. This project's compiler takes the operators themselves, marked by the
+keys that torch's partitioner of forward and backward pass goes by.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from magpy_like.compiler.control import may_write
+
+RECOMPUTED = "recomputed"
+"""The key of the :class:`Function` that a node is part of."""
+WRITES = "writes"
+"""The key of whether a node that writes to a tensor from outside does so again in the backward
+pass."""
+LEADS_BACK = "leads_back"
+"""The key of a result whose gradient has the function run again, if it writes to statistics."""
+_FORM = ("number", "list", "val")
+"""What is known of a result, under other keys."""
+
+
+class Function:
+    """A checkpointed function in a graph that is being captured."""
+
+    def __init__(self, given: Collection[fx.Node]) -> None:
+        """``given`` are its arguments, which must not change before it runs again."""
+        self.given = given
+
+
+def checkpointed(part: Callable[..., Any], given: int, *operands: Any) -> Any:
+    """``part(*operands)`` under a checkpoint, of which the first ``given`` ones are arguments, and
+    the others what the function finds elsewhere whenever it runs."""
+    found = operands[given:]
+    return torch.utils.checkpoint.checkpoint(
+        lambda *args: part(*args, *found), *operands[:given], use_reentrant=False
+    )
+
+
+def is_checkpoint(node: fx.Node) -> bool:
+    return node.target is checkpointed
+
+
+def fold(gm: fx.GraphModule) -> None:
+    """Make one node of the nodes of each checkpointed function."""
+    parts: dict[Function, list[fx.Node]] = {}
+    for node in gm.graph.nodes:
+        if RECOMPUTED in node.meta:
+            parts.setdefault(node.meta.pop(RECOMPUTED), []).append(node)
+    # The last one first: those before it are to be found by the nodes of their results.
+    for number, (function, nodes) in reversed([*enumerate(parts.items())]):
+        _fold(gm, f"checkpointed_{number}", function, nodes)
+    if parts:
+        gm.recompile()
+
+
+def _fold(gm: fx.GraphModule, name: str, function: Function, nodes: Sequence[fx.Node]) -> None:
+    inside = set(nodes)
+    sources = dict.fromkeys(s for node in nodes for s in node.all_input_nodes if s not in inside)
+    sources = dict.fromkeys(sorted(sources, key=lambda source: source not in function.given))
+    given = sum(source in function.given for source in sources)
+    results = [node for node in nodes if any(user not in inside for user in node.users)]
+    part, root = fx.Graph(), torch.nn.Module()
+    copies = {source: part.placeholder(f"operand_{i}") for i, source in enumerate(sources)}
+    for node in nodes:
+        copies[node] = _copy(gm, node, part, root, copies)
+    part.output(tuple(copies[node] for node in results))
+    setattr(gm, name, fx.GraphModule(root, part, class_name="Checkpointed"))
+    with gm.graph.inserting_before(nodes[0]):
+        call = gm.graph.call_function(checkpointed, (gm.graph.get_attr(name), given, *sources))
+        for i, node in enumerate(results):
+            result = gm.graph.call_function(operator.getitem, (call, i))
+            result.meta |= {key: node.meta[key] for key in _FORM if key in node.meta}
+            node.replace_all_uses_with(result, lambda user: user not in inside)
+    for node in reversed(nodes):
+        gm.graph.erase_node(node)
+
+
+def keep_checkpoints(gm: fx.GraphModule, unfolds: bool) -> None:
+    """Let checkpointed functions run as they are, but for those that a backend which ``unfolds``
+    them may have."""
+    for node in filter(is_checkpoint, gm.graph.nodes):
+        if not (unfolds and _can_unfold(gm, node)):
+            node.meta["as_is"] = "is computed again in the backward pass"
+
+
+def _can_unfold(gm: fx.GraphModule, call: fx.Node) -> bool:
+    """Whether the operators of a checkpointed function may join those around it: in the backward
+    pass it finds what it has found before, and writes to nothing from outside."""
+    held, given, *operands = call.args
+    found = set(operands[given:])
+    if any(may_write(node) and node.args[0] in found for node in gm.graph.nodes if node.args):
+        return False
+    inside = _attribute(gm, held).graph.nodes
+    return not any(WRITES in node.meta or "as_is" in node.meta for node in inside)
+
+
+def unfolded(gm: fx.GraphModule) -> fx.GraphModule:
+    """The graph with the operators of checkpointed functions, marked to be computed again."""
+    if not any(map(is_checkpoint, gm.graph.nodes)):
+        return gm
+    graph, root = fx.Graph(), torch.nn.Module()
+    copies: dict[fx.Node, fx.Node] = {}
+    results: dict[fx.Node, list[fx.Node]] = {}
+    for node in gm.graph.nodes:
+        if is_checkpoint(node):
+            results[node] = _unfold(gm, node, len(results), graph, root, copies)
+        elif node.target is operator.getitem and node.args[0] in results:
+            copies[node] = results[node.args[0]][node.args[1]]
+        elif node.op != "get_attr" or not all(map(is_checkpoint, node.users)):
+            copies[node] = _copy(gm, node, graph, root, copies)
+    return fx.GraphModule(root, graph, class_name=type(gm).__name__)
+
+
+def _unfold(
+    gm: fx.GraphModule, call: fx.Node, number: int, graph: fx.Graph, root: torch.nn.Module,
+    copies: dict[fx.Node, fx.Node],
+) -> list[fx.Node]:  # fmt: skip
+    """The results of a checkpointed function, whose operators join ``graph``."""
+    held, _, *operands = call.args
+    part = _attribute(gm, held)
+    inner = dict(
+        zip(part.graph.find_nodes(op="placeholder"), map(copies.get, operands), strict=True)
+    )
+    for node in part.graph.nodes:
+        if node.op not in ("placeholder", "output"):
+            inner[node] = _copy(part, node, graph, root, inner)
+            # Results are the outer graph's: whether they are kept depends on who takes them.
+            if part.graph.output_node() not in node.users:
+                inner[node].meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+                inner[node].meta["ac_graph_id"] = number
+    return [inner[node] for node in part.graph.output_node().args[0]]
+
+
+def _copy(
+    gm: fx.GraphModule, node: fx.Node, graph: fx.Graph, root: torch.nn.Module,
+    copies: dict[fx.Node, fx.Node],
+) -> fx.Node:  # fmt: skip
+    """A node of ``gm`` as one of ``graph``, with the attribute that it stands for in ``root``."""
+    if node.op != "get_attr":
+        return graph.node_copy(node, copies.__getitem__)
+    name = f"attribute_{len(graph.nodes)}"
+    value = _attribute(gm, node)
+    if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+        root.register_buffer(name, value)
+    else:
+        setattr(root, name, value)
+    copy = graph.get_attr(name)
+    copy.meta |= node.meta
+    return copy
+
+
+def _attribute(gm: fx.GraphModule, node: Any) -> Any:
+    return operator.attrgetter(str(node.target))(gm)

@@ -1,0 +1,137 @@
+"""What a function under ``torch.utils.checkpoint`` does, of which the backward pass does all again.
+
+It may do nothing but apply operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from magpy_like.annotation import Annotation
+from magpy_like.compiler.control import is_control
+from magpy_like.compiler.recomputed import LEADS_BACK, RECOMPUTED, WRITES, Function
+from magpy_like.monitor.graph_nodes import AS_IS, NUMBER
+from magpy_like.monitor.sides import Confined
+from magpy_like.monitor.split import Split
+from magpy_like.refgraph.values import storage_of
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.checkpoints import Call
+    from magpy_like.monitor.recording import Recording
+
+
+class Checkpointed(Confined):
+    """One call of a function under a checkpoint, while it runs."""
+
+    def __init__(self, call: Call, rec: Recording) -> None:
+        super().__init__()
+        self._call, self._outer = call, rec.checkpointed
+        self._last = _last(rec)
+        """Where the operator graph ended when the function began."""
+        self._first = torch.autograd._get_sequence_nr()
+        """The number of the first node of the autograd graph that the function makes."""
+        self._writes: list[tuple[fx.Node | None, int]] = []
+        """Where the operator graph ended when something from outside was written to, and how many
+        tensors were saved for the backward pass by then."""
+
+    def refuse(self) -> None:
+        """Not to be followed again, nor is what calls it under another checkpoint."""
+        self._call.refuse()
+        if self._outer is not None:
+            self._outer.refuse()
+
+    def check_call(
+        self,
+        annotation: Annotation,
+        operation: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        super().check_call(annotation, operation, args, kwargs)
+        if operation in _NOT_INSIDE:
+            raise Split("takes gradients or runs a custom function under a checkpoint")
+
+    def note_write(self, rec: Recording, tensor: torch.Tensor) -> None:
+        """An operator, which is not on the graph yet, has written to a tensor.
+
+        Raises:
+            Split: a checkpoint inside this one has done so: who knows how often it will again.
+        """
+        memory, own = storage_of(tensor), set(self._nodes(rec))
+        known = ((t, node) for t, node in rec.operators.known() if node not in own)
+        if rec.node(tensor) is None and all(storage_of(t) != memory for t, _ in known):
+            return
+        if self._outer is not None:
+            raise Split("writes to a tensor from outside under two checkpoints")
+        self._writes.append((_last(rec), self._call.saved()))
+
+    def leave(self, rec: Recording, result: Any) -> None:
+        """The function has returned ``result``.
+
+        Raises:
+            Split: it has done what cannot be part of a graph.
+        """
+        nodes = self._nodes(rec)
+        if not torch.is_grad_enabled() or any(map(_is_pythons, nodes)):
+            raise Split("does more than to compute under a checkpoint")
+        rec.checkpointed = self._outer
+        if self._outer is not None or not self._call.saved():
+            return
+        given = {rec.operators.node_of(tensor) for tensor in self._call.given}
+        function = Function({node for node in given if node is not None})
+        for node in nodes:
+            node.meta[RECOMPUTED] = function
+        for last, saved in self._writes:
+            begin = 0 if last is self._last else nodes.index(last) + 1
+            # The backward pass computes up to what is saved last.
+            next(filter(_may_write, nodes[begin:])).meta[WRITES] = saved < self._call.saved()
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and self._leads_to_statistics(tensor.grad_fn):
+                rec.graph_value(tensor).meta[LEADS_BACK] = True
+
+    def _leads_to_statistics(self, node: Any) -> bool:
+        """Whether the gradient of a tensor leads to a batch norm of this function, so that the
+        backward pass runs the function again."""
+        waiting, seen = [node], {None}
+        while waiting:
+            node = waiting.pop()
+            if node in seen or node._sequence_nr() < self._first:
+                continue
+            if "BatchNorm" in node.name():
+                return True
+            seen.add(node)
+            waiting += [other for other, _ in node.next_functions]
+        return False
+
+    def _nodes(self, rec: Recording) -> list[fx.Node]:
+        """What the function has put on the graph, but for tensors that are found there."""
+        found: list[fx.Node] = []
+        for node in reversed(rec.operators.graph.nodes):
+            if node is self._last or node.op == "placeholder":
+                break
+            found.append(node)
+        return found[::-1]
+
+
+_NOT_INSIDE = {
+    torch.autograd.grad,
+    torch.autograd.Function.apply.__func__,
+    torch._C._FunctionBase.__dict__["apply"],
+}
+
+
+def _last(rec: Recording) -> fx.Node | None:
+    return next(iter(reversed(rec.operators.graph.nodes)), None)
+
+
+def _may_write(node: fx.Node) -> bool:
+    return node.op in ("call_function", "call_method") and NUMBER not in node.meta
+
+
+def _is_pythons(node: fx.Node) -> bool:
+    return AS_IS in node.meta or is_control(node)
