@@ -65,6 +65,33 @@ def test_every_thread_waits_for_what_it_has_stored_past_the_caches(no_caches):
     same(lambda x: x.softmax(-1), x)
 
 
+def test_the_tiles_of_a_block_ask_for_all_rows_of_the_next_one(no_caches):
+    """Each for some of them, as wide as the block, in both inputs."""
+    text = source(crossed, torch.randn(200, 300), torch.randn(300, 200))
+    fetches = re.findall(r"fetch_rows<(\d+), (\d+)>\(&(p\d)\[(.*?)\], (\d+)\);", text)
+    count, width = map(int, fetches[0][:2])
+    assert [fetch[2:] for fetch in fetches] == [
+        ("p0", "(64 + x1_block + (300 * row) + (300 * x0_block))", "300"),
+        ("p1", "(12800 + x0_block + (200 * row) + (200 * x1_block))", "200"),
+    ]
+    (row,) = re.findall(r"const i64 row = (.*);", text)
+    at = {"x0_block": 0, "x1_block": 64}
+    rows = []
+    for x0_tile in range(0, 64, 16):
+        for x1_tile in range(64, 128, 16):
+            first = eval(row.replace("/", "//"), at | {"x0_tile": x0_tile, "x1_tile": x1_tile})
+            rows += range(first, first + count)
+    assert rows == list(range(64)) and width == 64
+
+
+def test_a_row_of_tiles_is_transposed_before_it_is_used(no_caches):
+    """Memory is written in pieces as wide as a block."""
+    text = source(crossed, torch.randn(200, 300), torch.randn(300, 200))
+    loops = re.findall(r"for \(i64 (\w+) = \w+; \w+ < [^;]+; (?:\w+ \+= 16|\+\+\w+)\)", text)
+    assert loops[:4] == ["x0_tile", "x1_tile", "x0", "x1_tile"]
+    assert text.index("transpose(") < text.index("for (i64 x0 =") < text.index("stream(")
+
+
 @pytest.mark.parametrize("size", [(128, 256), (127, 300)], ids=str)
 def test_tiles_are_stored_past_the_caches(no_caches, size):
     x, y = torch.randn(size), torch.randn(size[::-1])

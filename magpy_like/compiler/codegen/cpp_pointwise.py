@@ -16,6 +16,8 @@ from magpy_like.compiler.indexing import Expr, Symbol
 
 BLOCK = 64  # elements along each side of a block of tiles
 
+Piece = tuple[str, Expr, Expr]
+
 
 class Pointwise(CppKernel):
     """A vector along the last loop, in square tiles where one buffer is contiguous along another
@@ -23,7 +25,7 @@ class Pointwise(CppKernel):
 
     def __init__(self, kernel: Kernel, hint: Callable[[Expr], int]) -> None:
         super().__init__(kernel, hint)
-        self._tiles: dict[tuple[str, Expr], str] = {}  # transposed load -> array
+        self._tiles: dict[tuple[str, Expr], str] = {}  # transposed load -> array of tiles
         self._tile_loops = "", ""
         self._takings: dict[Taking, str] = {}  # load at positions of a table -> what was found out
 
@@ -97,30 +99,29 @@ class Pointwise(CppKernel):
     # --- where a buffer is contiguous along another loop ---------------------------------------
 
     def _blocks(self, emitter: CppEmitter, strided: Symbol, last: Symbol) -> None:
-        """Tiles of a cache line each way, in blocks.
+        """Blocks of tiles, a tile being a cache line each way.
 
         What jumps along the vector is transposed in registers, a tile at a time, rather than
-        gathered. A block touches few enough pages for their addresses to stay known; the next one
-        is fetched meanwhile, since the processor foresees no such jumps.
+        gathered; and a row of tiles before it is used, so that memory is read and written in pieces
+        as long as a block. A block touches few enough pages for their addresses to stay known; the
+        next one is fetched meanwhile, since the processor foresees no such jumps.
         """
-        line, edge = self.lines.line, BLOCK
+        line = self.lines.line
+        self._tile_loops = strided.name, last.name
         for v in (strided, last):
             extent, start = print_index(self.kernel.ranges[v]), f"{v.name}_block"
-            line(f"for (i64 {start} = 0; {start} < {extent}; {start} += {edge})")
+            line(f"for (i64 {start} = 0; {start} < {extent}; {start} += {BLOCK})")
         line("{")
         self.lines.indent()
         for v in (strided, last):
             extent, start = print_index(self.kernel.ranges[v]), f"{v.name}_block"
-            end = f"m_minimum<i64>({start} + {edge}, {extent})"
-            line(f"for (i64 {v.name}_tile = {start}; {v.name}_tile < {end};")
-            line(f"     {v.name}_tile += {STRIP}) {{")
-            self.lines.indent()
-            line(f"const i64 {v.name}_n = m_minimum<i64>({end} - {v.name}_tile, {STRIP});")
-        self._fetch_block(strided, last)
+            line(f"const i64 {v.name}_end = m_minimum<i64>({start} + {BLOCK}, {extent});")
+        self._open_tiles(strided)
         self._transpose(strided, last)
         begin = f"{strided.name}_tile"
         self.open_loop(strided, begin, f"{begin} + {strided.name}_n")
         self._hoist(emitter)
+        self._open_tiles(last)
         begin = f"{last.name}_tile"
         line(f"if ({last.name}_n == {STRIP}) {{")  # a vector, and no loop
         self.lines.indent()
@@ -133,57 +134,74 @@ class Pointwise(CppKernel):
         self._simd_loop(emitter, begin, f"{begin} + {last.name}_n")
         self.close(5)
 
-    def _fetch_block(self, strided: Symbol, last: Symbol) -> None:
-        """Ask for this tile of the next block along ``last``, of all that is read by rows of it."""
-        if not self.fetches:
-            return
-        start = {v: sympy.Symbol(f"{v.name}_tile", integer=True) for v in (strided, last)}
-        start[last] += BLOCK
-        done = set()
+    def _open_tiles(self, v: Symbol) -> None:
+        """A loop over the tiles of a block along ``v``."""
+        line, tile, end = self.lines.line, f"{v.name}_tile", f"{v.name}_end"
+        line(f"for (i64 {tile} = {v.name}_block; {tile} < {end}; {tile} += {STRIP}) {{")
+        self.lines.indent()
+        line(f"const i64 {v.name}_n = m_minimum<i64>({end} - {tile}, {STRIP});")
+
+    def _contiguous(self, strided: Symbol, last: Symbol, along: Symbol) -> list[Piece]:
+        """What is read of inputs that are contiguous ``along`` one of two loops and jump along the
+        other: (buffer, index, step of the jump)."""
+        found: dict[Piece, None] = {}
+        (other,) = {strided, last} - {along}
         for node in self.kernel.nodes():
             for v in node.body.of("load"):
                 buffer, index, mask = v.args
                 form = indexing.coefficients(index, self.kernel.xs)
-                steps = [] if form is None else [form[0].get(v, 0) for v in (strided, last)]
                 if (
                     buffer in self.kernel.inputs
                     and mask is None
-                    and steps.count(1) == 1
-                    and 0 not in steps
+                    and form is not None
+                    and form[0].get(along) == 1
+                    and form[0].get(other, 0) not in (0, 1)
                     and not index.free_symbols & set(node.body.indirect)
-                    and (buffer, index) not in done
                 ):
-                    done.add((buffer, index))
-                    (step,) = (s for s in steps if s != 1)
-                    place = f"{buffer}[{print_index(index.xreplace(start))}]"
-                    self.lines.line(f"fetch_tile(&{place}, {print_index(step)});")
+                    found[buffer, index, form[0][other]] = None
+        return list(found)
+
+    def _fetch_block(self, strided: Symbol, last: Symbol) -> None:
+        """Ask for rows of the next block along ``last``, of all that is read by rows of it: as
+        many as this tile is a part of its block."""
+        if not self.fetches:
+            return
+        start = {v: sympy.Symbol(f"{v.name}_block", integer=True) for v in (strided, last)}
+        tiles = [f"({v.name}_tile - {v.name}_block)" for v in (strided, last)]
+        rows = BLOCK // (BLOCK // STRIP) ** 2
+        first = sympy.Symbol("row", integer=True)
+        self.lines.line(
+            f"const i64 row = ({BLOCK // STRIP} * {tiles[0]} + {tiles[1]}) / {STRIP} * {rows};"
+        )
+        for along, other in ((last, strided), (strided, last)):
+            place = {**start, last: start[last] + BLOCK}
+            place[other] += first
+            for buffer, index, step in self._contiguous(strided, last, along):
+                at = print_index(index.xreplace(place))
+                shape = f"<{rows}, {BLOCK}>"
+                self.lines.line(f"fetch_rows{shape}(&{buffer}[{at}], {print_index(step)});")
 
     def _transpose(self, strided: Symbol, last: Symbol) -> None:
-        """Copy into tiles what is contiguous along ``strided``."""
-        self._tile_loops = strided.name, last.name
+        """Copy into a row of tiles what is contiguous along ``strided``."""
+        line = self.lines.line
         start = {v: sympy.Symbol(f"{v.name}_tile", integer=True) for v in (strided, last)}
-        for node in self.kernel.nodes():
-            for v in node.body.of("load"):
-                buffer, index, mask = v.args
-                form = indexing.coefficients(index, self.kernel.xs)
-                if (
-                    buffer not in self.kernel.inputs
-                    or mask is not None
-                    or form is None
-                    or form[0].get(strided) != 1
-                    or form[0].get(last, 0) in (0, 1)
-                    or index.free_symbols & set(node.body.indirect)
-                    or (buffer, index) in self._tiles
-                ):
-                    continue
-                name = self._tiles[buffer, index] = self.fresh("tile")
-                self.lines.line(
-                    f"alignas(64) {CTYPE[self.kernel.dtypes[buffer]]} {name}[{STRIP * STRIP}];"
-                )
-                self.lines.line(
-                    f"transpose({name}, &{buffer}[{print_index(index.xreplace(start))}], "
-                    f"{print_index(form[0][last])}, {strided.name}_n, {last.name}_n);"
-                )
+        transposed = self._contiguous(strided, last, strided)
+        if not transposed and not self.fetches:
+            return
+        for buffer, index, _ in transposed:
+            name = self._tiles[buffer, index] = self.fresh("tiles")
+            ctype = CTYPE[self.kernel.dtypes[buffer]]
+            line(f"alignas(64) {ctype} {name}[{STRIP * BLOCK}];")
+        self._open_tiles(last)
+        self._fetch_block(strided, last)
+        for buffer, index, step in transposed:
+            name, at = self._tiles[buffer, index], print_index(index.xreplace(start))
+            line(
+                f"transpose({name} + {STRIP} * ({last.name}_tile - {last.name}_block), "
+                f"&{buffer}[{at}], "
+                f"{print_index(step)}, {strided.name}_n, {last.name}_n);"
+            )
+        self.close()
 
     def place(self, buffer: str, index: Expr, lane: str | None) -> str:
         """As for every kernel; or the element of a tile."""
@@ -191,7 +209,8 @@ class Pointwise(CppKernel):
         if name is None:
             return super().place(buffer, index, lane)
         strided, last = self._tile_loops
-        return f"{name}[{STRIP} * ({strided} - {strided}_tile) + {last} - {last}_tile]"
+        tile = f"{last}_tile - {last}_block + {strided} - {strided}_tile"
+        return f"{name}[{STRIP} * ({tile}) + {last} - {last}_tile]"
 
     # --- where rows are taken from at the same positions -----------------------------------------
 

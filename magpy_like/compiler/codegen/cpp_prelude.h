@@ -763,10 +763,12 @@ template <class T> INLINE void take(T* out, const T* row, const Taking& strip) {
 template <class T> INLINE void fetch(const T* from, i64 n) {
     for (i64 k = 0; k < n; k += 64 / sizeof(T)) __builtin_prefetch(from + k, 0, 2);
 }
-// The same for 16 lines that lie a step apart.
-template <class T> INLINE void fetch_tile(const T* from, i64 step) {
-#pragma GCC unroll 16
-    for (i64 k = 0; k < 16; ++k) __builtin_prefetch(from + k * step, 0, 2);
+// The same for rows of n elements that lie a step apart.
+template <int rows, int n, class T> INLINE void fetch_rows(const T* from, i64 step) {
+#pragma GCC unroll 4
+    for (i64 k = 0; k < rows; ++k)
+#pragma GCC unroll 8
+        for (i64 l = 0; l < n; l += 64 / sizeof(T)) __builtin_prefetch(from + k * step + l, 0, 2);
 }
 // Store 16 elements past the caches, where the address allows. (clang names no such instruction.)
 #if defined(__AVX512F__) && __has_builtin(__builtin_ia32_movntps512)
