@@ -106,6 +106,18 @@ class Aliases:
                 for argument in node.all_input_nodes:
                     self.escaping |= self.roots[argument]
 
+    def succeed(self, node: Node, new: Node) -> None:
+        """``new``, which the graph may just have got, stands where ``node`` stood."""
+        if new in self.position:
+            return
+        self.position[new] = self.position[node]
+        self.roots[new] = self._roots(new)
+        if new in self.roots[new]:  # its own memory, as the other one's was
+            if node in self.written:
+                self.written[new] = self.written[node]
+            if node in self.escaping:
+                self.escaping.add(new)
+
     def _roots(self, node: Node) -> frozenset[Node]:
         target = node.target
         if node.op != "call_function":

@@ -167,9 +167,11 @@ def remove_noops(gm: GraphModule) -> bool:
                 node.replace_all_uses_with(source)
                 gm.graph.erase_node(node)
                 changed = True
-        elif _join_views(gm, node) or _join_casts(gm, node):
-            changed = True
-            aliases = Aliases(gm.graph)
+        else:
+            joined = _join_views(gm, node) or _join_casts(gm, node)
+            if joined is not None and replace(node, joined):
+                aliases.succeed(node, joined)
+                changed = True
     return changed
 
 
@@ -212,44 +214,42 @@ def _order(node: Node) -> list[int] | None:
 _RESHAPES = {aten.view.default, aten._unsafe_view.default}
 
 
-def _join_views(gm: GraphModule, node: Node) -> bool:
+def _join_views(gm: GraphModule, node: Node) -> Node | None:
     """``permute(permute(x))`` and ``view(view(x))`` are one view of ``x``."""
     inner = node.args[0] if node.args else None
     if not isinstance(inner, Node) or inner.op != "call_function":
-        return False
+        return None
     base = inner.args[0] if inner.args else None
     if not isinstance(base, Node) or tensor(base) is None:
-        return False
+        return None
     outer_order, inner_order = _order(node), _order(inner)
     if outer_order is not None and inner_order is not None:
         order = [inner_order[d] for d in outer_order]
         if order == sorted(order) and not any(u.op == "output" for u in node.users):
-            return replace(node, base)
-        return replace(node, insert(gm.graph, aten.permute.default, base, order, like=node))
+            return base
+        return insert(gm.graph, aten.permute.default, base, order, like=node)
     if node.target in _RESHAPES and inner.target in _RESHAPES:
         source, result = tensor(base), tensor(node)
         assert source is not None
         if result is None or not source.is_contiguous():
-            return False  # two steps may succeed where one is refused
-        size = node.args[1]
-        return replace(node, insert(gm.graph, aten.view.default, base, size, like=node))
-    return False
+            return None  # two steps may succeed where one is refused
+        return insert(gm.graph, aten.view.default, base, node.args[1], like=node)
+    return None
 
 
-def _join_casts(gm: GraphModule, node: Node) -> bool:
+def _join_casts(gm: GraphModule, node: Node) -> Node | None:
     """``x.to(wider).to(dtype)`` is ``x.to(dtype)`` when the wider type holds every ``x``."""
     inner = node.args[0] if node.args else None
     if node.target not in _CASTS or not isinstance(inner, Node) or inner.target not in _CASTS:
-        return False
+        return None
     base = inner.args[0]
     source, middle, result = tensor(base), tensor(inner), tensor(node)
     if source is None or middle is None or result is None:
-        return False
+        return None
     if not (source.device == middle.device == result.device):
-        return False
+        return None
     if (source.dtype, middle.dtype) not in _EXACT or not middle.dtype.is_floating_point:
-        return False
+        return None
     if not source.dtype.is_floating_point or not same_sizes(source.stride(), result.stride()):
-        return False
-    cast = insert(gm.graph, aten._to_copy.default, base, dtype=result.dtype, like=node)
-    return replace(node, cast)
+        return None
+    return insert(gm.graph, aten._to_copy.default, base, dtype=result.dtype, like=node)
