@@ -17,6 +17,7 @@ from magpy_like.compiler.ops import Value
 STRIP = 16  # elements that are stored past the caches together: a cache line of float32
 STREAM = 24 * 2**20  # bytes that a kernel moves from which its results would push all else out
 MEMORY = 2**20  # bytes that a kernel moves from which they do not come from a core's own caches
+NEAR = 2**18  # bytes that are still all there when a kernel comes to them again
 AHEAD = 8192  # bytes between what is fetched and what is computed, where memory is read in pieces
 PIECES = 512, 16384  # bytes in a row: below, fetching costs more than it saves; above, none is due
 WIDE = 256  # elements of float16 that are converted at once: few enough to be passed on by the core
@@ -219,11 +220,14 @@ class CppKernel:
 
     def vector_loop(
         self, nodes: Sequence[Node], loop: Symbol, begin: str, end: str,
-        element: Callable[[], None], share: str = "",
+        element: Callable[[], None], share: str = "", pieces: bool = False,
     ) -> None:  # fmt: skip
         """``loop`` as a vector; ``element`` prints an iteration, each time with names of its own.
-        ``share`` are clauses that share it among threads."""
+        ``share`` are clauses that share it among threads. Of a loop that runs over ``pieces`` of
+        memory, the next ones are asked for."""
         streamed, line = self.streamed(nodes, loop), self.lines.line
+        if pieces and not streamed:
+            self.fetch_ahead(nodes, loop, begin)
         if self.widened(nodes, loop):
             block, stop = f"{loop.name}_block", f"{loop.name}_end"
             if share:
@@ -250,6 +254,8 @@ class CppKernel:
             line(f"#pragma omp for{share}")
         line(f"for (i64 {strip} = {begin}; {strip} < {end}; {strip} += {STRIP}) {{")
         self.lines.indent()
+        if pieces:
+            self.fetch_ahead(nodes, loop, strip, STRIP)
         extent = self.kernel.ranges[loop]
         if extent.is_Integer and (begin, end) == ("0", str(extent)) and int(extent) % STRIP == 0:
             self.stream(streamed, loop, strip, element)
@@ -346,7 +352,7 @@ class CppKernel:
                 form = indexing.coefficients(index, self.kernel.ranges)
                 width = self.kernel.dtypes[buffer].itemsize
                 row = self.hint(extent) * width
-                again = self.hint(self.kernel.size(self.kernel.rs)) * width > MEMORY
+                again = self.hint(self.kernel.size(self.kernel.rs)) * width > NEAR
                 if (
                     form is None
                     or form[0].get(loop) != 1

@@ -185,9 +185,8 @@ class Rows(Reduction):
             whole = bounds is None or len(rs) > 1
             self._strip_loop(phase, accumulators, inner, begin, end, whole)
         elif not accumulators and not scans and not wide and not self.is_serial():
-            if opened and len(rs) > 1:
-                self.fetch_ahead(phase.inner, last, begin)
-            self.vector_loop(phase.inner, last, begin, end, element)
+            pieces = bool(opened) and len(rs) > 1
+            self.vector_loop(phase.inner, last, begin, end, element, pieces=pieces)
         else:
             if not indexed and not scans and not self.is_serial():
                 line(self.simd(clauses))
