@@ -28,10 +28,37 @@ def test_classes_named_for_a_single_row():
     same_gradients(loss, seeded(4))
 
 
-def test_a_margin_that_is_no_number_does_not_count():
+@pytest.mark.parametrize(
+    ("loss", "target"),
+    [(F.multilabel_margin_loss, NAMED), (F.multi_margin_loss, NAMED[3])],
+    ids=["several classes", "one class"],
+)
+def test_a_margin_that_is_no_number_does_not_count(loss, target):
     x = seeded(4, 4)
     x[0, 2], x[2, 0] = torch.nan, torch.inf
-    same(lambda x, named: F.multilabel_margin_loss(x, named), x, NAMED)
+    same(lambda x, target: loss(x, target), x, target)
+
+
+@REDUCTIONS
+@pytest.mark.parametrize("p", [1, 2])
+def test_margins_of_one_class(p, reduction):
+    weight = seeded(4, seed=1).abs()
+
+    def loss(x):
+        target = NAMED[3].to(x.device)
+        plain = F.multi_margin_loss(x, target, p=p, margin=0.3, reduction=reduction)
+        return plain, F.multi_margin_loss(x, target, p=p, weight=weight, reduction=reduction)
+
+    same(loss, seeded(4, 4))
+    same_gradients(lambda x: loss(x)[1], seeded(4, 4))
+
+
+@pytest.mark.cpu  # a GPU gives up altogether
+def test_a_class_that_there_is_not_raises():
+    fast = compiled(lambda x, target: F.multi_margin_loss(x, target))
+    fast(seeded(4, 4), NAMED[3].to(torch.get_default_device()))
+    with pytest.raises((IndexError, RuntimeError), match="out of"):
+        fast(seeded(4, 4), NAMED[2].to(torch.get_default_device()))
 
 
 def test_what_may_be_named_is_told_apart():

@@ -7,14 +7,14 @@ of our own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import DispatchKey
 
-from magpy_like.compiler.decompositions.table import means, torchs
+from magpy_like.compiler.decompositions.table import Function, means, torchs
 
 aten = torch.ops.aten
 
@@ -43,26 +43,47 @@ _nll_loss(aten.nll_loss_forward.default)
 _nll_loss(aten.nll_loss2d_forward.default)
 
 
-@means(aten.multilabel_margin_loss_forward.default)
+def _instead_of_torchs(operator: Any) -> Callable[[Function], Function]:
+    """Torch has its formula of some operators run wherever it traces what Autograd records, before
+    any table is asked."""
+
+    def register(function: Function) -> Function:
+        operator.py_kernels[DispatchKey.Autograd] = function
+        return means(operator)(function)
+
+    return register
+
+
+@_instead_of_torchs(aten.multi_margin_loss.default)
+def _multi_margin_loss(
+    a: Tensor, target: Tensor, p: Any = 1, margin: Any = 1, weight: Tensor | None = None,
+    reduction: int = 1,
+) -> Tensor:  # fmt: skip
+    """What is no number does not count."""
+    classes = a.shape[-1]
+    rows, own = a.reshape(-1, classes), target.reshape(-1, 1)
+    own = torch.ops.magpy_like.classes(own, classes, 0)
+    missing = margin - rows.gather(1, own) + rows
+    counts = (missing > 0) & (torch.arange(classes, device=a.device) != own)
+    each = missing.where(counts, 0) ** p
+    if weight is not None:
+        each = each * weight[own]
+    return _reduced((each.sum(1) / classes).reshape(target.shape), reduction)
+
+
+@_instead_of_torchs(aten.multilabel_margin_loss_forward.default)
 def _multilabel_margin_loss(a: Tensor, target: Tensor, reduction: int) -> Sequence[Tensor]:
     """A row of ``target`` names classes up to its first -1. Torch's formula counts margins of what
-    follows, too."""
+    follows, too. What is no number does not count."""
     classes = a.shape[-1]
     rows, named = a.reshape(-1, classes), target.reshape(-1, classes)
     named = torch.ops.magpy_like.classes(named, classes, -1)
-    counts = (named == -1).cumsum(-1) == 0
-    named = named.where(counts, 0)
+    names = (named == -1).cumsum(-1) == 0
+    named = named.where(names, 0)
     each = torch.arange(classes, device=a.device)
-    is_named = (counts[:, :, None] & (named[:, :, None] == each)).any(1)
-    margin = 1 - rows.gather(1, named)[:, :, None] + rows[:, None, :]
-    margin = margin.where(counts[:, :, None] & ~is_named[:, None, :] & (margin > 0), 0)
-    loss = margin.sum((1, 2)) / classes
-    return _reduced(loss.reshape(a.shape[:-1]), reduction), is_named.to(a.dtype).reshape(
-        target.shape
-    )
-
-
-# Torch has its formula run wherever it traces what Autograd records, before any table is asked.
-aten.multilabel_margin_loss_forward.default.py_kernels[DispatchKey.Autograd] = (
-    _multilabel_margin_loss
-)
+    is_named = (names[:, :, None] & (named[:, :, None] == each)).any(1)
+    missing = 1 - rows.gather(1, named)[:, :, None] + rows[:, None, :]
+    counts = names[:, :, None] & ~is_named[:, None, :] & (missing > 0)
+    loss = missing.where(counts, 0).sum((1, 2)) / classes
+    told = is_named.to(a.dtype).reshape(target.shape)
+    return _reduced(loss.reshape(a.shape[:-1]), reduction), told
