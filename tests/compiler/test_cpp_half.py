@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.compiler.programs import compiled, same
+from tests.compiler.programs import compiled, same, seeded
 
 
 def every_half():
@@ -64,3 +64,16 @@ def test_numbers_of_two_widths_meet():
 def test_a_variance_of_long_rows():
     x = torch.randn(4, 9000, dtype=torch.float16)
     same(lambda x: torch.var_mean(x, 1), x)
+
+
+@pytest.mark.parametrize("towards", [-torch.inf, torch.inf])
+def test_the_next_number_is_one_of_the_same_precision(towards):
+    x = torch.cat([seeded(90), torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 1.0, 256.0])])
+    x = x.to(torch.bfloat16)
+    step = compiled(lambda x, y: torch.nextafter(x, y))
+    exactly = {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(
+        step(x, torch.full_like(x, towards)),
+        torch.nextafter(x, torch.full_like(x, towards)),
+        **exactly,
+    )

@@ -54,7 +54,7 @@ DIRECT: dict[Any, tuple[str, Kind]] = {
     aten.acosh: ("acosh", _FLOAT), aten.atanh: ("atanh", _FLOAT), aten.erf: ("erf", _FLOAT),
     aten.erfc: ("erfc", _FLOAT), aten.lgamma: ("lgamma", _FLOAT),
     aten.sigmoid: ("sigmoid", _FLOAT),
-    aten.hypot: ("hypot", _DEFAULT), aten.nextafter: ("nextafter", _DEFAULT),
+    aten.hypot: ("hypot", _DEFAULT),
     aten.copysign: ("copysign", _FLOAT),
     aten.maximum: ("maximum", _DEFAULT), aten.minimum: ("minimum", _DEFAULT),
     aten.fmax: ("fmax", _DEFAULT), aten.fmin: ("fmin", _DEFAULT),
@@ -79,6 +79,13 @@ def _direct(packet: Any, name: str, kind: Kind) -> None:
 
 for _packet, (_name, _kind) in DIRECT.items():
     _direct(_packet, _name, _kind)
+
+
+@lower(aten.nextafter.default)
+def nextafter(graph: Graph, a: Box, b: Box) -> Box:
+    if a.dtype in LOW_PRECISION:
+        raise Unsupported("aten.nextafter", "the next number of another precision")
+    return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.nextafter(x, y))
 
 
 def _is_integral(graph: Graph, *args: Any) -> bool:
