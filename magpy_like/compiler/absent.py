@@ -24,6 +24,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from magpy_like.compiler.passes.graphs import aten, insert, interchangeable, value
 from magpy_like.compiler.turns import TURNS
+from magpy_like.compiler.written_again import written_again
 
 Call = Callable[[list[Any]], Any]
 
@@ -171,7 +172,7 @@ def _is_given_zeros(node: fx.Node) -> bool:
     where some of them have no gradient, and may make anything of them."""
     target = node.target
     owner = getattr(target, "__self__", None)
-    if node.op != "call_function" or target is operator.getitem:
+    if node.op != "call_function" or target in (operator.getitem, written_again):
         return False
     if isinstance(target, torch._ops.OperatorBase | torch._ops.OpOverloadPacket):
         known = str(target).startswith(("aten.", "prims."))

@@ -19,6 +19,7 @@ from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.late_products import Late
 from magpy_like.compiler.lowering.random import is_in_order
 from magpy_like.compiler.passes.graphs import insert
+from magpy_like.compiler.written_again import Again, NotWritten, with_taps
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -34,7 +35,8 @@ def aot_compile(
     aliased outputs, and has a backward when an input or parameter requires grad.
     """
     direct: list[Callable[..., Any]] = []
-    absent, late = Absent(gm), Late(gm)
+    absent, late, written = Absent(gm), Late(gm), Again(gm, example_inputs)
+    example_inputs = [*example_inputs, *written.examples()]
     # AOTAutograd turns autocast off while it compiles a graph, and in its wrapper: the graph has
     # all casts, and its operators must not cast again.
     autocast = torch._C._is_any_autocast_enabled()
@@ -62,6 +64,7 @@ def aot_compile(
         again = None if late.has_taps or any(map(_draws, joint.graph.nodes)) else gm
         absent.see_joint(joint)
         late.see_joint(joint, kwargs["num_fwd_outputs"])
+        written.see_joint(joint, kwargs["num_fwd_outputs"])
         forward, backward = _partition(joint, *args, **kwargs)
         returned = len(gm.graph.output_node().args[0])
         _save_before_writing(forward, kwargs["num_fwd_outputs"], returned)
@@ -84,9 +87,13 @@ def aot_compile(
     theirs = absent.after(wrapped)
     ours = own_node(
         theirs, forwards[-1], compile_backward, example_inputs, again,
-        materialize=absent.materializes, autocast=autocast,
+        written, materialize=absent.materializes, autocast=autocast,
     ) if forwards else None  # fmt: skip
-    return theirs if ours is None else ours
+    if not written.taps:
+        return theirs if ours is None else ours
+    if ours is None:
+        raise NotWritten
+    return with_taps(ours, written.taps)
 
 
 _aten = torch.ops.aten
@@ -119,6 +126,24 @@ def _draws(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
+def _is_tuple(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), tuple | list)
+
+
+def _is_small(node: fx.Node) -> bool:
+    """Whether the results of a node have few elements beside what it is made of, such as the
+    statistics of a batch norm."""
+    given = [n.meta.get("val") for n in node.all_input_nodes]
+    made = node.meta.get("val")
+    made = made if isinstance(made, tuple | list) else [made]
+    if not all(isinstance(v, torch.Tensor) for v in (*given, *made)) or not given:
+        return False
+    sizes = [v.numel() for v in (*given, *made)]
+    if not all(type(size) is int for size in sizes):
+        return False
+    return sum(v.numel() for v in made) * 64 <= max(v.numel() for v in given)
+
+
 def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     """Min-cut partitioning that leaves random draws of the backward pass where they are.
 
@@ -126,9 +151,13 @@ def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     """
     _check_sizes(joint)
     _check_draws(joint)
+    for node in joint.graph.nodes:
+        small = _is_small(node)
+        if small or _draws(node):  # what a checkpointed function draws is the same again
+            parts = node.users if not small or _is_tuple(node) else ()
+            for result in (node, *parts):
+                result.meta.pop("recompute", None)
     for node in filter(_draws, joint.graph.nodes):
-        for result in (node, *node.users):  # a checkpointed function draws the same again
-            result.meta.pop("recompute", None)
         if node.meta.get("partitioner_tag") == "is_backward":
             node.meta["partitioner_tag"] = "must_be_in_backward"
     return min_cut_rematerialization_partition(joint, *args, **kwargs)

@@ -25,13 +25,14 @@ from magpy_like.compiler.control import has_parts, in_parts
 from magpy_like.compiler.errors import CompileError, Unsupported, warn_fallback
 from magpy_like.compiler.graph import Graph, assumptions, find_shape_env
 from magpy_like.compiler.memory import plan_memory
-from magpy_like.compiler.recomputed import unfolded
+from magpy_like.compiler.recomputed import keep_checkpoints, unfolded
 from magpy_like.compiler.runtime import captured_cache, code_cache
 from magpy_like.compiler.scheduler import Scheduler
 from magpy_like.compiler.trace import Trace, open_trace
 from magpy_like.compiler.turns import TURNS
 from magpy_like.compiler.unknown import NOT_KNOWN, with_symbols
 from magpy_like.compiler.varying import is_symbolic
+from magpy_like.compiler.written_again import NotWritten
 
 _OPTIONS = {"strict", "trace"}
 
@@ -78,6 +79,9 @@ def compile_fx(
                 return _compile_captured(*symbolic, strict, trace)
     except CompileError:
         raise
+    except NotWritten:
+        keep_checkpoints(gm, unfolds=False)
+        return compile_fx(gm, example_inputs, mode=mode, options=options)
     except Exception as error:
         floats = {k: e for k, e in enumerate(example_inputs) if isinstance(e, torch.SymFloat)}
         if isinstance(error, RestartAnalysis) and TracingContext.try_get() is not None:
@@ -243,7 +247,8 @@ def _compile(gm: fx.GraphModule, kind: str, trace: Trace) -> Callable[[list[Any]
         graph.assumed = assumptions(graph.shape_env)
     trace.write("ir", f"{kind}.txt", lambda: describe.graph(graph))
     with trace.timing("scheduling"):
-        schedule = Scheduler(graph).run()
+        frees = kind == "backward" and any("recompute" in node.meta for node in gm.graph.nodes)
+        schedule = Scheduler(graph, frees_inputs=frees).run()
         for work in schedule.steps:
             if isinstance(work, Kernel):
                 build.settle(work, graph)

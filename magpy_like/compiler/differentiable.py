@@ -21,14 +21,15 @@ from torch._guards import compile_context, tracing
 from magpy_like.compiler.absent import spare_behind
 from magpy_like.compiler.second_gradients import again, given, once, say_once
 from magpy_like.compiler.turns import TURNS
+from magpy_like.compiler.written_again import Again, wanted
 
 Call = Callable[[list[Any]], Any]
 
 
 def own_node(
     wrapped: Callable[..., Any], forward: Call, compile_backward: Callable[..., Call],
-    example_inputs: Sequence[Any], program: Callable[..., Any] | None, *, materialize: bool,
-    autocast: bool,
+    example_inputs: Sequence[Any], program: Callable[..., Any] | None, written: Again, *,
+    materialize: bool, autocast: bool,
 ) -> Callable[..., Any] | None:  # fmt: skip
     """What ``wrapped``, which AOTAutograd has made around ``forward``, does, by a node of ours.
 
@@ -50,7 +51,7 @@ def own_node(
         forward, backward = _uncast(forward), _uncast(backward)
     if autocast or any(info.mutates_data for info in theirs.metadata.input_info):
         program = None
-    apply = _node(theirs, forward, backward, program, materialize)
+    apply = _node(theirs, forward, backward, program, written, materialize)
     detached = _without_gradient(theirs.metadata, theirs._lazy_backward_info.bw_module)
 
     def run(*args: Any) -> Any:
@@ -177,7 +178,7 @@ def _uncast(call: Call) -> Call:
 
 def _node(
     theirs: Any, run_forward: Call, run_backward: Call, program: Callable[..., Any] | None,
-    materialize: bool,
+    written: Again, materialize: bool,
 ) -> Callable[..., Any]:  # fmt: skip
     """A function of the inputs that gives a tuple of results, with a node in autograd's graph."""
     known = theirs.metadata
@@ -196,6 +197,7 @@ def _node(
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
             ctx.given = given(args)
+            ctx.targets = written.targets(args)
             results = run_forward([*args])
             ctx.save_for_backward(*map(_alone, results[checked]))
             ctx.symints, ctx.opaque_objects = results[numbers], ()
@@ -235,15 +237,23 @@ def _node(
                 return found
             args += incoming
             del incoming
+            run = run_backward
+            if written.taps:
+                run = _writing(run_backward, written, ctx)
             if differentiated:
-                return once(run_backward, args, ctx)
-            found = tuple(run_backward(args))
+                return once(run, args, ctx)
+            found = tuple(run(args))
             spare_behind(ctx, found)
             return found
 
     # `Function.apply` itself looks for functorch's transforms first, which the caller has done.
     apply: Callable[..., Any] = super(torch.autograd.Function, CompiledFunction).apply
     return apply
+
+
+def _writing(backward: Call, written: Again, ctx: Any) -> Call:
+    """``backward``, which writes to statistics as well."""
+    return lambda args: written.write(ctx.targets, backward(args), wanted(ctx))
 
 
 _NOT_DETERMINISTIC = (

@@ -9,7 +9,7 @@ keys that torch's partitioner of forward and backward pass goes by.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from magpy_like.compiler.control import may_write
+from magpy_like.compiler.written_again import Update, written_again
 
 RECOMPUTED = "recomputed"
 """The key of the :class:`Function` that a node is part of."""
@@ -102,7 +103,37 @@ def _can_unfold(gm: fx.GraphModule, call: fx.Node) -> bool:
     if any(may_write(node) and node.args[0] in found for node in gm.graph.nodes if node.args):
         return False
     inside = _attribute(gm, held).graph.nodes
-    return not any(WRITES in node.meta or "as_is" in node.meta for node in inside)
+    if any("as_is" in node.meta for node in inside):
+        return False
+    writers = [node for node in inside if WRITES in node.meta]
+    return not writers or _are_written_again(writers)
+
+
+def _are_written_again(writers: Sequence[fx.Node]) -> bool:
+    """Whether it is known what these nodes of a function write when that runs again, which is when
+    the gradient of its only result arrives."""
+    results = writers[0].graph.output_node().args[0]
+    if len(results) != 1 or LEADS_BACK not in results[0].meta:
+        return False
+    return all(node.meta[WRITES] and (_is_batch_norm(node) or _counts(node)) for node in writers)
+
+
+def _is_batch_norm(node: fx.Node) -> bool:
+    """Whether a node writes to running statistics, and to nothing else."""
+    if node.target is not torch.batch_norm or node.kwargs or len(node.args) != 9:
+        return False
+    statistics: Any = node.args[3:5]
+    return node.args[5] is True and type(node.args[6]) is float and all(map(_is_found, statistics))
+
+
+def _counts(node: fx.Node) -> bool:
+    """Whether a node adds a number to a tensor that the function has found."""
+    adds = node.target == "add_" and len(node.args) == 2 and not node.kwargs
+    return adds and _is_found(node.args[0]) and type(node.args[1]) in (int, float)
+
+
+def _is_found(node: Any) -> bool:
+    return isinstance(node, fx.Node) and node.op == "placeholder"
 
 
 def unfolded(gm: fx.GraphModule) -> fx.GraphModule:
@@ -139,7 +170,30 @@ def _unfold(
             if part.graph.output_node() not in node.users:
                 inner[node].meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
                 inner[node].meta["ac_graph_id"] = number
-    return [inner[node] for node in part.graph.output_node().args[0]]
+    results = [inner[node] for node in part.graph.output_node().args[0]]
+    writers = [node for node in part.graph.nodes if WRITES in node.meta]
+    if writers:
+        updates = [update for node in writers for update in _updates(graph, node, inner, number)]
+        results = [graph.call_function(written_again, (results[0], updates))]
+    return results
+
+
+def _updates(
+    graph: fx.Graph, writer: fx.Node, inner: Mapping[fx.Node, fx.Node], number: int
+) -> list[Update]:
+    """What a node of a checkpointed function writes when that runs again."""
+    if not _is_batch_norm(writer):
+        target, change = writer.args
+        return [(inner[target], 1, change)]
+    given, _, _, *statistics = writer.args[:5]
+    targets = [inner[node] for node in statistics]
+    changes = [graph.call_function(torch.zeros_like, (target,)) for target in targets]
+    detached = graph.call_method("detach", (inner[given],))
+    norm = graph.call_function(torch.batch_norm, (detached, None, None, *changes, *writer.args[5:]))
+    for node in (detached, norm):
+        node.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": number}
+    scale = 1 - writer.args[6]
+    return [(target, scale, change) for target, change in zip(targets, changes, strict=True)]
 
 
 def _copy(

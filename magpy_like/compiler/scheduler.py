@@ -54,8 +54,11 @@ class _Item:
 class Scheduler:
     """Schedules the operations of one graph."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, *, frees_inputs: bool = False) -> None:
+        """``frees_inputs``: whether the memory of inputs counts, which is free behind their last
+        use, as that of what is saved for a backward pass."""
         self.graph = graph
+        self._frees_inputs = frees_inputs
         self.decisions: list[Decision] = []
         self._kept = {w.buffer for w in returned_windows(graph)} | graph.mutated_inputs
         self._held: list[int] | None = None  # while memory counts: bytes at each place
@@ -286,6 +289,8 @@ class Scheduler:
             others = [self._at[k] for k in users if k not in (a, b)] + self._calls.get(name, [])
             if name in self._kept:
                 others.append(end)
+            if self.graph.buffers[name].kind == "input":
+                others.append(0)
             before = others + [self._at[k] for k in (a, b) if k in users]
             after = [*others, place] if others else []  # what only these two touch goes
             was = range(min(before), max(before) + 1)
@@ -306,7 +311,8 @@ class Scheduler:
 
     def _own_bytes(self, name: str) -> int:
         """What the graph allocates for a buffer."""
-        own = self.graph.buffers[name].kind in ("computed", "extern")
+        kind = self.graph.buffers[name].kind
+        own = kind in ("computed", "extern") or (kind == "input" and self._frees_inputs)
         return self.graph.bytes_of(name) if own else 0
 
     def _memory(self, order: list[_Item]) -> list[int]:
@@ -317,7 +323,7 @@ class Scheduler:
         last: dict[str, int] = {}
         for k, names in enumerate(touched):
             for b in names:
-                first.setdefault(b, k)
+                first.setdefault(b, 0 if self.graph.buffers[b].kind == "input" else k)
                 last[b] = len(order) if b in self._kept else k
         change = [0] * (len(order) + 2)
         for b, k in first.items():

@@ -386,3 +386,11 @@ def test_options_without_a_meaning_for_graphs_run_as_they_are():
                 result.sum().backward()
                 found.append((result, x.grad, weight.grad, torch.get_rng_state()))
             assert_same(*found)
+
+
+def test_batch_norms_are_compiled_with_what_is_around_them():
+    model = Block(nn.BatchNorm1d(12))
+    run = magpy.compile(model)
+    run(torch.randn(8, 6))
+    behind = run(torch.randn(8, 6)).grad_fn.next_functions
+    assert {node.name() for node, _ in behind if node} == {"torch::autograd::AccumulateGrad"}
