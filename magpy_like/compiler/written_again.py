@@ -96,9 +96,10 @@ class Again:
     def see_joint(self, joint: fx.GraphModule, forward_outputs: int) -> None:
         """Learn from the graph of both passes where gradients of functions lead to."""
         (outputs,) = joint.graph.output_node().args
-        gradients = outputs[forward_outputs:]
+        gradients, taps = self._parted(outputs[forward_outputs:])
+        before = len(gradients) - self._first  # constants of the graph, which torch puts in front
         self._leaves = []
-        for tap in gradients[self._first :]:
+        for tap in taps:
             source = tap
             while source.target is not aten.slice.Tensor:
                 source = source.all_input_nodes[-1]
@@ -106,7 +107,12 @@ class Again:
             for node in joint.graph.nodes:
                 if not reached.isdisjoint(node.all_input_nodes):
                     reached.add(node)
-            self._leaves.append([k for k, g in enumerate(gradients[: self._first]) if g in reached])
+            self._leaves.append([k for k, g in enumerate(gradients[before:]) if g in reached])
+
+    def _parted(self, gradients: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Those of inputs, and those of taps, which come last."""
+        first = len(gradients) - len(self.taps)
+        return gradients[:first], gradients[first:]
 
     def targets(self, args: Sequence[Any]) -> dict[int, Tensor]:
         """What is to be written to after a call with these arguments."""
@@ -120,14 +126,14 @@ class Again:
         ``wanted`` are the places of inputs whose gradients go on. Returns the gradients without
         those for taps.
         """
-        changes = gradients[self._first :]
+        gradients, changes = self._parted(gradients)
         for updates, change, leaves in reversed(
             [*zip(self._updates, changes, self._leaves, strict=True)]
         ):
             if change is not None and not wanted.isdisjoint(leaves):
                 for place, scale, part in updates:
                     _update(targets[place], scale, change[part] if type(part) is slice else part)
-        return (*gradients[: self._first], *[None] * len(changes))
+        return (*gradients, *[None] * len(changes))
 
 
 def _update(target: Tensor, scale: float, change: Any) -> None:

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from torch import fx
 
 from tests.compiler.programs import compile_fx, compiled, same_gradients
 
@@ -119,3 +120,15 @@ def test_a_gradient_that_counts_what_is_different():
         (result if isinstance(result, torch.Tensor) else result[0]).sum().backward()
         gradients.append(given.grad)
     assert gradients[0] == gradients[1] == 45
+
+
+def test_a_graph_with_a_constant_of_its_own_trains():
+    graph, root = fx.Graph(), torch.nn.Module()
+    root.register_buffer("constant", torch.arange(3.0, device=torch.get_default_device()))
+    x, mask = graph.placeholder("x"), graph.placeholder("mask")
+    product = graph.call_function(torch.mul, (x, graph.get_attr("constant")))
+    graph.output((graph.call_function(torch.where, (mask, product, 0.0)),))
+    args = torch.ones(3, requires_grad=True), torch.tensor([True, False, True])
+    call = compile_fx(fx.GraphModule(root, graph), args, options={"strict": True})
+    call(*args)[0].sum().backward()
+    assert args[0].grad.tolist() == [0.0, 0.0, 2.0]
