@@ -252,14 +252,21 @@ def _cross_entropy_of_two(a: Tensor, *args: Any) -> Tensor:
 laid_out(aten.binary_cross_entropy.default, _as_first, _cross_entropy_of_two)
 
 
-def _along(a: Tensor, dim: int, unique: Callable[[Tensor], Sequence[Tensor]]) -> Sequence[Tensor]:
-    """What is unique along a dimension comes as rows that are turned."""
-    first, *rest = unique(a.movedim(dim, 0))
+Unique = Callable[[Tensor, int], Sequence[Tensor]]
+
+
+def _along(a: Tensor, dim: int, unique: Unique) -> Sequence[Tensor]:
+    """On a CPU, what is unique along a dimension comes as rows that are turned."""
+    if a.device.type != "cpu":
+        return unique(
+            a, dim % max(a.dim(), 1)
+        )  # whose sizes torch foretells wrongly for negative ones
+    first, *rest = unique(a.movedim(dim, 0), 0)
     return first.movedim(0, dim), *rest
 
 
 def _unique_dim(a: Tensor, dim: int, *args: Any) -> Sequence[Tensor]:
-    return _along(a, dim, lambda a: aten.unique_dim(a, 0, *args))
+    return _along(a, dim, lambda a, dim: aten.unique_dim(a, dim, *args))
 
 
 def _unique_consecutive(
@@ -267,7 +274,7 @@ def _unique_consecutive(
 ) -> Sequence[Tensor]:
     if dim is None:
         return aten.unique_consecutive(a, inverse, counts)
-    return _along(a, dim, lambda a: aten.unique_consecutive(a, inverse, counts, 0))
+    return _along(a, dim, lambda a, dim: aten.unique_consecutive(a, inverse, counts, dim))
 
 
 laid_out(aten.unique_dim.default, lambda results, *args: results, _unique_dim)
