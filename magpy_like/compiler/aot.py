@@ -151,16 +151,23 @@ def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     """
     _check_sizes(joint)
     _check_draws(joint)
-    for node in joint.graph.nodes:
-        small = _is_small(node)
-        if small or _draws(node):  # what a checkpointed function draws is the same again
-            parts = node.users if not small or _is_tuple(node) else ()
-            for result in (node, *parts):
-                result.meta.pop("recompute", None)
+    if any("recompute" in node.meta for node in joint.graph.nodes):
+        _keep_results(joint)
     for node in filter(_draws, joint.graph.nodes):
         if node.meta.get("partitioner_tag") == "is_backward":
             node.meta["partitioner_tag"] = "must_be_in_backward"
     return min_cut_rematerialization_partition(joint, *args, **kwargs)
+
+
+def _keep_results(joint: fx.GraphModule) -> None:
+    """Have small results of checkpointed functions kept, and what they draw, which is the same
+    again."""
+    for node in joint.graph.nodes:
+        small = _is_small(node)
+        if small or _draws(node):
+            parts = node.users if not small or _is_tuple(node) else ()
+            for result in (node, *parts):
+                result.meta.pop("recompute", None)
 
 
 def _save_before_writing(forward: fx.GraphModule, count: int, returned: int) -> None:

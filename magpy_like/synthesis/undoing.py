@@ -122,8 +122,7 @@ class Undoing:
         self._source = source
         nodes = list(rec.operators.graph.nodes)
         if foretells and any(
-            node.op == "call_function" and node.target in {*RUNS_AS_IS, checkpointed}
-            for node in nodes
+            node.op == "call_function" and node.target in _RUN_AS_IS for node in nodes
         ):
             # Of what it writes to nothing is known: a batch norm under a checkpoint counts.
             raise NotForetold("foretells a value and runs a function as it is")
