@@ -27,9 +27,10 @@ def first_error() -> str:
 @torch.no_grad()
 def kernels(scale: int, rounds: int, compilers: list[str]) -> None:
     rows, shares = [], []
-    for name, (function, inputs) in suite(scale, "cuda").items():
+    for name, (function, make) in suite(scale, "cuda").items():
         torch.compiler.reset()
         magpy.reset()
+        inputs = make()
         expected = function(*inputs)
         size = moved(inputs, expected)
         source = torch.ones(size // 8, device="cuda")

@@ -14,6 +14,7 @@ def peak_bytes(call: Callable[[], Any], device: torch.device | str = "cpu") -> i
     """The most bytes of tensor memory that `call` held at one time, beyond those held before it."""
     device = torch.device(device)
     if device.type == "cuda":
+        gc.collect()  # garbage given back during the call would hide as much of what it takes
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
