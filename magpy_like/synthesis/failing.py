@@ -7,6 +7,7 @@ may (an index that is out of bounds, a matrix without an inverse, an operator of
 from __future__ import annotations
 
 import math
+import re
 import types
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -39,10 +40,22 @@ NEVER_RAISE = frozenset(
         "prod", "amax", "amin", "max", "min", "argmax", "argmin", "all", "any", "vector_norm",
         "cumsum", "cumprod", "logsumexp", "softmax", "log_softmax", "softmin", "cosine_similarity",
         "dist", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div",
-        "binary_cross_entropy_with_logits",
+        "binary_cross_entropy_with_logits", "floor", "deg2rad", "rad2deg", "angle", "conj",
+        "conj_physical", "resolve_conj", "resolve_neg", "real", "imag", "lgamma", "digamma",
+        "polygamma", "mvlgamma", "i0", "i0e", "i1", "i1e", "entr", "erfcx", "logit", "log_ndtr",
+        "ndtr", "ndtri", "xlog1py", "zeta", "nextafter", "heaviside", "isclose", "isreal",
+        "signbit", "frexp", "ldexp", "float_power", "bitwise_left_shift", "bitwise_right_shift",
+        "gcd", "lcm", "rrelu", "aminmax", "count_nonzero", "cummax", "cummin", "logcumsumexp",
+        "nansum", "nanmean", "normalize", "renorm", "diff", "trapz", "trapezoid",
+        "cumulative_trapezoid", "sort", "msort", "argsort", "topk", "kthvalue", "median",
+        "nanmedian", "mode", "isin", "bucketize", "pairwise_distance", "cdist", "pdist",
+        "hinge_embedding_loss", "margin_ranking_loss", "soft_margin_loss",
+        "multilabel_soft_margin_loss", "triplet_margin_loss", "cosine_embedding_loss",
         # Products and layers.
         "matmul", "mm", "bmm", "mv", "dot", "inner", "outer", "addmm", "addmv", "addbmm",
-        "baddbmm", "linear", "bilinear", "einsum", "tensordot", "conv1d", "conv2d", "conv3d",
+        "baddbmm", "addr", "vdot", "vecdot", "cross", "kron", "trace", "linear", "bilinear",
+        "einsum", "tensordot", "fft", "ifft", "fft2", "ifft2", "fftn", "ifftn", "rfft", "irfft",
+        "rfft2", "irfft2", "rfftn", "irfftn", "fftshift", "ifftshift", "conv1d", "conv2d", "conv3d",
         "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution", "batch_norm",
         "layer_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm",
         "scaled_dot_product_attention", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
@@ -57,7 +70,9 @@ NEVER_RAISE = frozenset(
         # Forms, copies, and tensors out of nothing.
         "view", "view_as", "reshape", "reshape_as", "permute", "transpose", "t", "swapaxes",
         "swapdims", "movedim", "moveaxis", "flatten", "unflatten", "squeeze", "unsqueeze",
-        "expand", "expand_as", "broadcast_to", "contiguous", "select", "chunk", "split",
+        "expand", "expand_as", "broadcast_to", "contiguous", "select", "slice", "ravel",
+        "column_stack", "block_diag", "cartesian_prod", "channel_shuffle", "slice_scatter",
+        "select_scatter", "diagonal_scatter", "view_as_real", "chunk", "split",
         "split_with_sizes", "unbind", "cat", "concat", "concatenate", "stack", "hstack", "vstack",
         "dstack", "repeat", "tile", "flip", "fliplr", "flipud", "roll", "rot90", "diagonal",
         "diag", "diag_embed", "tril", "triu", "clone", "detach", "alias", "copy", "to", "type",
@@ -154,7 +169,11 @@ def _name_in_torch(node: fx.Node) -> str | None:
         own = str(operation.__module__).startswith(("torch.", "magpy_like."))
     else:
         own = isinstance(operation, _NATIVE) and _module_of(operation) in _MODULES
-    return str(operation.__name__).strip("_").removeprefix("foreach_") if own else None
+    return _FAMILY.sub("", str(operation.__name__).strip("_")) if own else None
+
+
+_FAMILY = re.compile("^(foreach|fft|linalg|special)_")
+"""What a name begins with that is its module's in Python."""
 
 
 def _module_of(operation: Any) -> str:

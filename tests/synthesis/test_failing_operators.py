@@ -219,6 +219,27 @@ def test_an_operator_whose_result_nobody_takes_raises_too(function, gradient):
     assert magpy.cache_info(fast)[:3] == (4, 1, 1)
 
 
+@pytest.mark.parametrize(
+    "operator",
+    [lambda x: torch.ops.aten.slice(x, 0, 0, 1), torch.sort, torch.fft.fft, torch.median],
+)
+def test_a_result_that_nobody_takes_of_what_never_raises_is_not_kept(operator):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    def function(x):
+        operator(x.exp())
+        return x + 1
+
+    fast = magpy.compile(function, backend=backend)
+    assert_same(fast(torch.ones(2)), torch.full((2,), 2.0))
+    (graph,) = graphs
+    assert len(graph.graph.output_node().args[0]) == 1
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "magpy"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_exception_and_the_effects_before_it_are_eagers(program, backend):
