@@ -72,16 +72,17 @@ def test_what_may_be_named_is_told_apart():
 @pytest.mark.cpu  # a GPU gives up altogether
 @REDUCTIONS
 @pytest.mark.parametrize("number", [-0.1, 1.1, torch.nan, torch.inf])
-def test_the_cross_entropy_of_what_is_no_probability_raises(number, reduction):
+@pytest.mark.parametrize("which", ["input", "target"])
+def test_the_cross_entropy_of_what_is_no_probability_raises(which, number, reduction):
     def loss(x, target):
         return F.binary_cross_entropy(x, target, reduction=reduction)
 
     x, target = torch.tensor([0.0, 1.0, 0.5]), torch.tensor([0.0, 1.0, 1.0])
     fast = compiled(loss)
     torch.testing.assert_close(fast(x, target), loss(x, target))
-    x[1] = number
+    (x if which == "input" else target)[1] = number
     for call in (loss, fast):
-        with pytest.raises(RuntimeError, match="should be between 0 and 1"):
+        with pytest.raises(RuntimeError, match=f"of {which} should be between 0 and 1"):
             call(x, target)
 
 

@@ -210,3 +210,21 @@ def test_a_huber_loss_has_its_first_arguments_dtype(reduction):
 def test_cross_products_of_low_precision_are_rounded_step_by_step(dtype):
     x, y = seeded(3, 50).to(dtype), seeded(3, 1, seed=1).to(dtype)
     same(lambda x, y: torch.linalg.cross(x, y, dim=0), x, y, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("steps", [torch.linspace, torch.logspace])
+@pytest.mark.parametrize(("first", "last", "count"), [(-3.3, 9.1, 7), (0.0, 1.1, 101)])
+def test_steps_between_two_numbers_are_eagers_bit_by_bit(first, last, count, steps, dtype):
+    same(lambda: steps(first, last, count, dtype=dtype), rtol=0, atol=0)
+    same(
+        lambda a, b: steps(a, b, count, dtype=dtype),
+        torch.tensor(first),
+        torch.tensor(last),
+        rtol=0,
+        atol=0,
+    )
+
+
+def test_the_step_in_the_middle_is_counted_from_the_end():
+    same(lambda: torch.linspace(0, torch.inf, 3))

@@ -48,6 +48,8 @@ KEEP = [
     aten.rrelu_with_noise, aten.exponential,
     # The decomposition computes the result only, not the log-sum-exp that its backward reads.
     aten._scaled_dot_product_flash_attention_for_cpu,
+    # No other arithmetic comes out alike: eager counts from both ends, vector by vector.
+    aten.linspace, aten.logspace,
 ]  # fmt: skip
 
 
@@ -67,21 +69,6 @@ def decompositions() -> dict[Any, Function]:
 def _core() -> dict[Any, Function]:
     """Torch's core set, which takes torch long to put together."""
     return dict(core_aten_decompositions())
-
-
-def _steps(operator: Any) -> None:
-    @means(operator)
-    def steps(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
-        """Of low precision eager rounds every step, and of integers both ends; on a GPU it cuts off
-        fused sums of float32. No other arithmetic comes out alike."""
-        if dtype in LOW_PRECISION or (dtype is not None and not dtype.is_floating_point):
-            return NotImplemented
-        return _core()[operator](*args, dtype=dtype, **kwargs)
-
-
-for _packet in (aten.linspace, aten.logspace):
-    for _overload in ("default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"):
-        _steps(getattr(_packet, _overload))
 
 
 @means(getattr(aten.random, "from"))

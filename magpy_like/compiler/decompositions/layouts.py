@@ -243,10 +243,11 @@ def _as_first(result: Tensor, a: Tensor, *args: Any) -> Tensor:
     return _in_order(result, [a.stride()]) if result.dim() == a.dim() else result
 
 
-def _cross_entropy_of_two(a: Tensor, *args: Any) -> Tensor:
+def _cross_entropy_of_two(a: Tensor, target: Tensor, *args: Any) -> Tensor:
     if a.device.type == "cpu":  # a GPU gives up altogether
-        a = torch.ops.magpy_like.probabilities(a)
-    return torchs(aten.binary_cross_entropy.default)(a, *args)
+        a = torch.ops.magpy_like.probabilities(a, "input")
+        target = torch.ops.magpy_like.probabilities(target, "target")
+    return torchs(aten.binary_cross_entropy.default)(a, target, *args)
 
 
 laid_out(aten.binary_cross_entropy.default, _as_first, _cross_entropy_of_two)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import core_aten_decompositions
 from torch._prims_common import suggest_memory_format
 
 from magpy_like.compiler.decompositions.table import means, torchs
@@ -69,10 +68,21 @@ def _nonzero_static(a: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     return torch.stack(columns[::-1], 1)
 
 
+def _unpooled(operator: Any, a: Tensor, index: Tensor, size: Sequence[Any], *args: Any) -> Tensor:
+    """By torch's own, which counts an index below zero from the end."""
+    index = torch.ops.magpy_like.indices(index, math.prod(size))
+    return torchs(operator)(a, index, size, *args)
+
+
+@means(aten.max_unpool3d.default)
+def _max_unpool3d(a: Tensor, index: Tensor, size: Sequence[Any], *args: Any) -> Tensor:
+    return _unpooled(aten.max_unpool3d.default, a, index, size, *args)
+
+
 @means(aten.max_unpool2d.default)
 def _max_unpool2d(a: Tensor, index: Tensor, size: Sequence[Any]) -> Tensor:
-    """torch's own, laid out as eager's kernel for the CPU does it."""
-    result = core_aten_decompositions()[aten.max_unpool2d.default](a, index, size)
+    """Laid out as eager's kernel for the CPU does it."""
+    result = _unpooled(aten.max_unpool2d.default, a, index, size)
     kept = suggest_memory_format(a) if a.device.type == "cpu" else torch.contiguous_format
     return result.contiguous(memory_format=kept)
 

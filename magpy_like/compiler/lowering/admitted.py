@@ -17,8 +17,8 @@ from magpy_like.compiler.ir import Box, Index
 from magpy_like.compiler.lowering.registry import lower
 from magpy_like.compiler.ops import Value, ops
 
-_OUTSIDE = "Target is out of bounds."
-_NO_PROBABILITY = "all elements of input should be between 0 and 1"
+_OUTSIDE = "index out of bounds"
+_NO_PROBABILITY = "all elements of {} should be between 0 and 1"
 
 _library = torch.library.Library("magpy_like", "FRAGMENT")
 
@@ -30,44 +30,44 @@ def _define(schema: str, function: Callable[..., Tensor]) -> None:
     torch.library.register_fake(f"magpy_like::{name}", lambda a, *_: a.clone(), lib=_library)
 
 
-def _classes(target: Tensor, count: int, ignored: int) -> Tensor:
-    """Raises IndexError where ``target`` is neither of ``count`` classes nor ``ignored``."""
-    known = (target == ignored) | ((target >= 0) & (target < count))
+def _indices(a: Tensor, count: int, besides: int = 0) -> Tensor:
+    """Raises IndexError where ``a`` is neither from 0 to less than ``count`` nor ``besides``."""
+    known = (a == besides) | ((a >= 0) & (a < count))
     if not known.all():
         raise IndexError(_OUTSIDE)
-    return target.clone()
-
-
-def _probabilities(a: Tensor) -> Tensor:
-    """Raises RuntimeError where ``a`` is not from 0 to 1, or NaN."""
-    if not ((a >= 0) & (a <= 1)).all():
-        raise RuntimeError(_NO_PROBABILITY)
     return a.clone()
 
 
-_define("classes(Tensor target, SymInt count, int ignored) -> Tensor", _classes)
-_define("probabilities(Tensor a) -> Tensor", _probabilities)
+def _probabilities(a: Tensor, what: str) -> Tensor:
+    """Raises RuntimeError, which names ``what``, where ``a`` is not from 0 to 1, or NaN."""
+    if not ((a >= 0) & (a <= 1)).all():
+        raise RuntimeError(_NO_PROBABILITY.format(what))
+    return a.clone()
 
 
-@lower(torch.ops.magpy_like.classes.default)
-def classes(graph: Graph, target: Box, count: Any, ignored: int) -> Box:
+_define("indices(Tensor a, SymInt count, int besides=0) -> Tensor", _indices)
+_define("probabilities(Tensor a, str what) -> Tensor", _probabilities)
+
+
+@lower(torch.ops.magpy_like.indices.default)
+def indices(graph: Graph, a: Box, count: Any, besides: int = 0) -> Box:
     def inner(index: Index) -> Value:
-        at = ops.to_dtype(target.load(index), torch.int64)
+        at = ops.to_dtype(a.load(index), torch.int64)
         zero, extent = ops.constant(0, torch.int64), ops.index_expr(count, torch.int64)
         known = ops.logical_and(ops.ge(at, zero), ops.lt(at, extent))
-        ops.check(ops.logical_or(known, ops.eq(at, ops.constant(ignored, at.dtype))), _OUTSIDE)
-        return ops.to_dtype(at, target.dtype)
+        ops.check(ops.logical_or(known, ops.eq(at, ops.constant(besides, at.dtype))), _OUTSIDE)
+        return ops.to_dtype(at, a.dtype)
 
-    return ir.pointwise(graph, target.device, target.dtype, target.size, inner, [target])
+    return ir.pointwise(graph, a.device, a.dtype, a.size, inner, [a])
 
 
 @lower(torch.ops.magpy_like.probabilities.default)
-def probabilities(graph: Graph, a: Box) -> Box:
+def probabilities(graph: Graph, a: Box, what: str) -> Box:
     def inner(index: Index) -> Value:
         x = a.load(index)
         zero, one = ops.constant(0, x.dtype), ops.constant(1, x.dtype)
         within = ops.logical_and(ops.ge(x, zero), ops.le(x, one))
-        ops.check(within, _NO_PROBABILITY, "RuntimeError")
+        ops.check(within, _NO_PROBABILITY.format(what), "RuntimeError")
         return x
 
     return ir.pointwise(graph, a.device, a.dtype, a.size, inner, [a])

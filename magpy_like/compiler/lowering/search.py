@@ -12,6 +12,7 @@ from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.graph import Graph
 from magpy_like.compiler.indexing import flatten, product
 from magpy_like.compiler.ir import Box, Index
+from magpy_like.compiler.lowering.admitted import indices
 from magpy_like.compiler.lowering.pointwise import full, to_dtype
 from magpy_like.compiler.lowering.registry import (
     aten,
@@ -38,6 +39,7 @@ def searchsorted(
     if n == 0 or 0 in values.size:
         return full(graph, values.size, 0, result, values.device)
     from_right = right or side == "right"
+    sorter = sorter and indices(graph, sorter, n)
     boxes = [b for b in (sequence, values, sorter) if b is not None]
     common_device(boxes)
     for box in boxes:
