@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 import magpy_like as magpy
 from tests.models import ZOO, Size
@@ -38,3 +39,26 @@ def prepared(
         zoo.loss(compiled(*args, **kwargs)).backward()
 
     return (infer if mode == "inference" else train), compiled
+
+
+def inferred_exactly(name: str, batch: int, size: Size = "real") -> Any:
+    """What the model infers in float64 on the CPU."""
+    zoo = ZOO[name]
+    model = zoo.make(seed=0, size=size)
+    args, kwargs = pytree.tree_map_only(
+        torch.Tensor,
+        lambda t: t.double() if t.is_floating_point() else t,
+        zoo.inputs(model, seed=1, batch=batch),
+    )
+    with torch.no_grad():
+        return model.double()(*args, **kwargs)
+
+
+def is_further_off(actual: Any, eager: Any, exact: Any) -> bool:
+    """Whether a tensor of results is more than twice as far from the exact one as eager's is.
+
+    A deep model may make much of what a convolution rounds: then eager's results are no nearer to
+    the truth than others that are not close to them."""
+    trees = (pytree.tree_leaves(tree) for tree in (actual, eager, exact))
+    triples = [three for three in zip(*trees, strict=True) if isinstance(three[2], torch.Tensor)]
+    return any((a - true).norm() > 2 * (e - true).norm() for a, e, true in triples)
