@@ -27,6 +27,7 @@ from magpy_like.dynamic.behind_loops import Behind, twin_of
 from magpy_like.dynamic.code_flow import live_locals
 from magpy_like.dynamic.counting import Counter, Turn, bounds_of, is_one_number, step_of
 from magpy_like.dynamic.exits import Exits
+from magpy_like.dynamic.filled_rows import filled_rows
 from magpy_like.dynamic.frame_state import FrameState
 from magpy_like.dynamic.joins import join
 from magpy_like.dynamic.places import (
@@ -49,19 +50,16 @@ from magpy_like.dynamic.structures import (
 )
 from magpy_like.dynamic.written import (
     Past,
-    Row,
     Written,
     check_apart,
-    check_writes,
     is_nobody_elses,
     on_a_copy,
     rows_of_all,
-    written_row,
 )
 from magpy_like.monitor.expressions import InGraph, is_number
 from magpy_like.monitor.filled import Filled, Holder
 from magpy_like.monitor.gathered import Gathered, Growing
-from magpy_like.monitor.graph_nodes import LIST, NUMBER, WRITTEN_FORM
+from magpy_like.monitor.graph_nodes import LIST, NUMBER
 from magpy_like.monitor.loops import Backwards, Element, added_to, computed, rounds_of
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import Split
@@ -195,10 +193,11 @@ class Loop:
     """Lists that rounds append to, and that are not in a local variable alone."""
     last: list[Leaf] = field(default_factory=list)
     lists: list[List] = field(default_factory=list)
+    pasts: list[Past] = field(default_factory=list)
+    """Rows that rounds hand on before anything else."""
     _grow: set[int] = field(default_factory=set)
     """The slots of lists that are known to grow, and of which a round asks how long they are."""
     _joined: bool = False
-    _pasts: list[Past] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         code, turn = self.state.code, self.turn
@@ -302,7 +301,7 @@ class Loop:
         end: End | None = None
         made: list[fx.Node] = []
         growing: list[Growing] = []
-        self.last, self.lists, self._pasts = [], [], []
+        self.last, self.lists, self.pasts = [], [], []
         for leaf in (*self.carried.values(), *self.written):
             leaf.symbol = leaf.result = None
         try:
@@ -405,7 +404,7 @@ class Loop:
             for found in growing:
                 rec.operators.lists.pop(id(found.value), None)
             erase(rec, made if end is None else end.nodes)
-            erase(rec, [*symbols, *(past.symbol for past in self._pasts)])
+            erase(rec, [*symbols, *(past.symbol for past in self.pasts)])
 
     def _row(self, tensor: Any, made: list[fx.Node]) -> torch.Tensor:
         """What stands for the row of a tensor, or the element of a list, that any round is given.
@@ -727,8 +726,7 @@ class Loop:
         made = [leaf.result for leaf in (*self.carried.values(), *self.last)]
         made += [tensor for found in self.lists for tensor in found.added]
         check_apart([leaf.result for leaf in self.written], made)
-        filled = self._filled(end)
-        pasts = self._pasts
+        filled, pasts = filled_rows(self, end), self.pasts
         handed_on = [*self.carried.values(), *self.written]
         leaves = [*handed_on, *self.last]
         if self.inside and any(leaf.slot < self._first_place for leaf in leaves):
@@ -772,80 +770,6 @@ class Loop:
             operators.fill(node_of(leaf.first), row.dim, key, found)
         return nodes[: len(nodes) - len(filled)]
 
-    def _filled(self, end: End) -> list[tuple[Leaf, Row, slice]]:
-        """The tensors of which each round does but write one row, that row, and which ones all
-        rounds write; no round is handed these.
-
-        Raises:
-            Split: rounds write into a tensor otherwise than as a whole.
-        """
-        found: list[tuple[Leaf, Row, slice]] = []
-        rec = self.run.recording
-        for leaf in list(self.written):
-            row = written_row(leaf.symbol, self.index)
-            if row is None:
-                if leaf.result.requires_grad:
-                    raise Split("rounds change in place what takes part in gradients")
-                continue
-            sizes, writes = list(leaf.first.shape), row.node
-            size = sizes.pop(row.dim)
-            if writes.meta.get(WRITTEN_FORM) != torch.Size(sizes):
-                raise Split("rounds write rows of another form")
-            if rec.twin is not None:
-                size = self.run.lifted.pair(size, leaf.symbol.meta[TWIN].shape[row.dim])
-            at = rows_of_all(self.run, self.bounds, row.offset, size)
-            self._check_reads(leaf, row, size, end)
-            self.written.remove(leaf)
-            with writes.graph.inserting_before(writes):  # whatever becomes of it in the round
-                value = writes.graph.call_method("clone", (writes.args[2],))
-            found.append((leaf, replace(row, node=value), at))
-            end.nodes[end.nodes.index(writes)] = value
-            erase(rec, [writes])
-            self._hand_on_rows(leaf, row, value, end)
-        check_writes([leaf.symbol for leaf in self.written], end.nodes)
-        return found
-
-    def _check_reads(self, leaf: Leaf, row: Row, size: int, end: End) -> None:
-        """
-        Raises:
-            Split: a round does not only read rows that stay as they are while it runs, or gradients
-                go through them, which eager mode may refuse.
-        """
-        if row.reads and leaf.result.requires_grad:
-            raise Split("rounds read what they write into and what takes part in gradients")
-        check_writes([leaf.symbol], [node for node in end.nodes if node is not row.node])
-        for _, offset in row.reads:
-            rows_of_all(self.run, self.bounds, offset, size)
-            if row.rounds_ago(offset, self.bounds[2]) == 0:
-                raise Split("rounds read a row that they write into themselves")
-
-    def _hand_on_rows(self, leaf: Leaf, row: Row, value: fx.Node, end: End) -> None:
-        """Let rounds have the rows of a tensor that they read from those which have written them,
-        of which the round that runs writes ``value``, or from before the loop."""
-        run, operators = self.run, self.run.recording.operators
-        graph, first, step = operators.graph, leaf.first, self.bounds[2]
-        tensor = operators.value_node(first, run.recording.graph_value)
-        ago = {node: row.rounds_ago(offset, step) for node, offset in row.reads}
-        pasts: list[Past] = []
-        for rounds in range(1, max(ago.values(), default=0) + 1):
-            at = computed(run, operator.add, self.bounds[0], row.offset - rounds * step)
-            number = operators.value_node(at, run.recording.graph_value)
-            begin = graph.call_function(torch.select, (tensor, row.dim, number))
-            pasts.append(Past(_dense(graph, begin), operators.symbol(number=False)))
-        if pasts:
-            written = graph.call_method("to", (value, first.device, first.dtype))
-            end.nodes += [written, _dense(graph, written)]
-        for past, result in zip(pasts, [end.nodes[-1], *(p.symbol for p in pasts)], strict=False):
-            past.result = result
-        for node, rounds in ago.items():
-            if rounds > 0:
-                node.replace_all_uses_with(pasts[rounds - 1].symbol)
-                end.nodes.remove(node)
-                erase(run.recording, [node])
-            else:
-                node.update_arg(0, tensor)
-        self._pasts += pasts
-
     # --- behind the loop -------------------------------------------------------------------------
 
     def receive(self, nodes: Sequence[fx.Node], frame: FrameType) -> None:
@@ -868,11 +792,6 @@ def check_twins(run: MonitorRun, left: torch.Tensor, right: torch.Tensor) -> Non
     ):
         if not run.lifted.hold(one == other):
             raise Split("a tensor differs in its sizes")
-
-
-def _dense(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """A copy of a tensor of which the elements lie as those of a new one."""
-    return graph.call_method("clone", (node,), {"memory_format": torch.contiguous_format})
 
 
 def _takes_part(value: Any) -> bool:
