@@ -26,6 +26,7 @@ from magpy_like.compiler.passes.layout import use_channels_last
 from magpy_like.compiler.passes.masks import drop_idle_masks
 from magpy_like.compiler.passes.noops import remove_noops
 from magpy_like.compiler.passes.overlaps import leave_overlaps
+from magpy_like.compiler.passes.parts import join_sums
 from magpy_like.compiler.passes.positions import keep_positions
 from magpy_like.compiler.passes.products import place_products
 from magpy_like.compiler.passes.recurrent import keep_recurrent_layers
@@ -62,6 +63,7 @@ def run(gm: GraphModule, *, inference: bool) -> GraphModule:
         gm: every tensor node carries its fake tensor in ``meta["val"]``, as AOTAutograd leaves it.
         inference: no gradient will be taken through the graph.
     """
+    join_sums(gm)
     for _ in range(_ROUNDS):
         changed = remove_noops(gm)
         changed |= eliminate_common_subexpressions(gm)
