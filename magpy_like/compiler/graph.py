@@ -23,6 +23,7 @@ from magpy_like.compiler.indexing import Expr, contiguous_strides
 from magpy_like.compiler.ir import Box, Buffer, Computed, Cost, ExternOp, LoopOp, Strided, View
 from magpy_like.compiler.ops import LOW_PRECISION, Value, compute_dtype, ops, record
 from magpy_like.compiler.passes.constants import FOLDED
+from magpy_like.compiler.passes.graphs import is_view, known_equal
 from magpy_like.compiler.sizes import Names, expr, naming
 
 #: Operators that have complex tensors and no complex arithmetic: loops see pairs of reals.
@@ -416,7 +417,7 @@ class Graph:
     # --- laziness ------------------------------------------------------------------------------
 
     def _maybe_realize(self, node: fx.Node) -> None:
-        """Store what would be recomputed too often or grows too large."""
+        """Store what would be recomputed too often or grows too large, and what is returned."""
         result = self._env[node]
         for box in result if isinstance(result, list) else [result]:
             if not isinstance(box, Box) or isinstance(box.data, Strided):
@@ -428,10 +429,12 @@ class Graph:
             # Who takes apart what is in pieces reads each of its elements once.
             shared = len(node.users) > 1 and not isinstance(result, list)
             large = cost.operations > MAX_INLINE_OPERATIONS or len(cost.reads) > MAX_INLINE_READS
-            if large or (shared and self._without_small(cost, box).is_dear):
-                source = box
-                while isinstance(source.data, View):
-                    source = source.data.base
+            source = box
+            while isinstance(source.data, View):
+                source = source.data.base
+            # For the caller, too: what it is made of is in a cache now, and not kept to the end.
+            returned = source.stride_hint is not None and _is_returned(node)
+            if large or returned or (shared and self._without_small(cost, box).is_dear):
                 source.realize()
 
     def _without_small(self, cost: Cost, box: Box) -> Cost:
@@ -562,6 +565,20 @@ def find_shape_env(gm: fx.GraphModule) -> Any:
         if isinstance(value, torch.SymInt):
             return value.node.shape_env
     return None
+
+
+def _is_returned(node: fx.Node) -> bool:
+    """Whether the caller gets the elements of a result, in one view of it or another."""
+    return any(
+        user.op == "output" or (is_view(user) and _as_many(node, user) and _is_returned(user))
+        for user in node.users
+    )
+
+
+def _as_many(node: fx.Node, view: fx.Node) -> bool:
+    sizes = [n.meta["val"].numel() if isinstance(n.meta["val"], torch.Tensor) else None
+             for n in (node, view)]  # fmt: skip
+    return known_equal(*sizes)
 
 
 def _is_marked(value: torch.Tensor) -> bool:

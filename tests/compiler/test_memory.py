@@ -115,6 +115,26 @@ def test_a_dense_block_takes_few_kernels_and_no_more_memory_than_as_it_is_writte
     same(function, a, *weights)
 
 
+def test_what_is_returned_is_made_when_it_is_computed():
+    """Rather than in the end, with all that it is made of held until then."""
+
+    def function(a):
+        first, q = (a @ a) * (a @ a.t()), a
+        for _ in range(3):
+            q = q @ a
+        return first.t(), q
+
+    assert peak(function, *matrices(1)) == 3  # the first result, and the last before and after
+
+    def later(a):
+        first, q = a.sum(0) * 2, a
+        for _ in range(scheduler.MAX_DISTANCE + 1):
+            q = q @ a
+        return first.view(1, -1), q
+
+    assert len(kernels(later, *matrices(1))) == 1
+
+
 def test_zeros_that_something_is_added_to_are_made_when_it_is(monkeypatch):
     """What is fused runs as late as its last part: zeros wait for nothing, and were made before."""
     monkeypatch.setattr(scheduler, "_early", scheduler._late)
