@@ -241,14 +241,13 @@ def _compile(gm: fx.GraphModule, kind: str, trace: Trace) -> Callable[[list[Any]
         gm = passes.run(gm, inference=kind == "inference")
     trace.write("passes", f"{kind}.py", lambda: gm.print_readable(print_output=False))
     with trace.timing("lowering"):
-        graph = Graph(gm).run()
+        graph = Graph(gm, backward=kind == "backward").run()
         graph.results = results
     if kind == "backward":  # the forward pass has looked
         graph.assumed = assumptions(graph.shape_env)
     trace.write("ir", f"{kind}.txt", lambda: describe.graph(graph))
     with trace.timing("scheduling"):
-        frees = kind == "backward" and any("recompute" in node.meta for node in gm.graph.nodes)
-        schedule = Scheduler(graph, frees_inputs=frees).run()
+        schedule = Scheduler(graph).run()
         for work in schedule.steps:
             if isinstance(work, Kernel):
                 build.settle(work, graph)

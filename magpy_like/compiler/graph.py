@@ -47,8 +47,10 @@ class Graph:
     (unused, or not a tensor). ``outputs`` has a Strided, an expression, a constant or None each.
     """
 
-    def __init__(self, gm: fx.GraphModule) -> None:
+    def __init__(self, gm: fx.GraphModule, *, backward: bool = False) -> None:
         self.gm = gm
+        self.backward = backward
+        self.freed: set[str] = set()  # inputs whose memory is free behind their last use
         self.buffers: dict[str, Buffer] = {}
         self.operations: list[ir.Operation] = []
         self.inputs: list[str | Expr | None] = []
@@ -131,7 +133,9 @@ class Graph:
             if store.args[3] is not None:
                 check_accumulating(self.buffers[store.args[0]], store.args[3])
         name = f"op{len(self.operations)}"
-        self.operations.append(LoopOp(name, body, self._origins()))
+        node = self._origin if self.backward else None
+        again = None if node is None else function_of(node)
+        self.operations.append(LoopOp(name, body, self._origins(), again))
 
     def store_computed(self, box: Box) -> str:
         """Write a lazy box to a new buffer; its name."""
@@ -182,6 +186,11 @@ class Graph:
             found = self._bytes[name] = self.hint(buffer.numel()) * buffer.dtype.itemsize
         return found
 
+    def own_bytes(self, name: str) -> int:
+        """What the graph allocates for a buffer, or frees of it."""
+        own = name in self.freed or self.buffers[name].kind in ("computed", "extern")
+        return self.bytes_of(name) if own else 0
+
     def known(self, relation: Any) -> bool:
         """Does a relation between sizes hold for all sizes that the guards admit?"""
         if not isinstance(relation, sympy.Basic):
@@ -223,6 +232,8 @@ class Graph:
         if isinstance(value, torch.Tensor):
             buffer = self._leaf_buffer(value, "input")
             self.inputs.append(buffer.name)
+            if self.backward and not is_lent(node):
+                self.freed.add(buffer.name)
             return self.box(buffer)
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             number = expr(value) if isinstance(value, torch.SymInt) else value.node.expr
@@ -565,6 +576,16 @@ def find_shape_env(gm: fx.GraphModule) -> Any:
         if isinstance(value, torch.SymInt):
             return value.node.shape_env
     return None
+
+
+def function_of(node: fx.Node) -> int | None:
+    """The number of the checkpointed function that a node is part of, and computed again with."""
+    return node.meta.get("ac_graph_id") if "recompute" in node.meta else None
+
+
+def is_lent(node: fx.Node) -> bool:
+    """Whether an input is one of the program's, not a gradient or what was saved for this pass."""
+    return node.name.startswith("primals")
 
 
 def _is_returned(node: fx.Node) -> bool:

@@ -59,11 +59,13 @@ class Buffer:
 
 @dataclass(eq=False)
 class LoopOp:
-    """A loop nest that writes one buffer or several. ``origins`` names the ATen nodes in it."""
+    """A loop nest that writes one buffer or several. ``origins`` names the ATen nodes in it, and
+    ``function`` is the number of the checkpointed function of which it computes a part again."""
 
     name: str
     body: Body
     origins: list[str] = field(default_factory=list)
+    function: int | None = None
 
     @property
     def writes(self) -> list[str]:

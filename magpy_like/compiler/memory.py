@@ -13,6 +13,7 @@ a tensor.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -172,17 +173,18 @@ def _held(
     graph: Graph, steps: list[Step], last: Mapping[str, int], in_place: Mapping[str, str]
 ) -> list[int]:
     """Bytes that are held while each step runs, when everything is freed after its last use."""
-    held = [0] * len(steps)
+    change = [0] * (len(steps) + 1)
     born: set[str] = set()
     for new, old in in_place.items():
-        held[last[old]] -= graph.bytes_of(new)
+        change[last[old]] -= graph.bytes_of(new)
+        change[last[old] + 1] += graph.bytes_of(new)
     for k, step in enumerate(steps):
         for b in _touched(step.work):
-            if b not in born and graph.buffers[b].kind in ("computed", "extern"):
+            if b not in born:
                 born.add(b)
-                for j in range(k, last[b] + 1):
-                    held[j] += graph.bytes_of(b)
-    return held
+                change[0 if graph.buffers[b].kind == "input" else k] += graph.own_bytes(b)
+                change[last[b] + 1] -= graph.own_bytes(b)
+    return list(itertools.accumulate(change[:-1]))
 
 
 def _take(

@@ -49,16 +49,14 @@ class _Item:
     position: int  # in the program, of its last operation
     first: int  # of its first one
     before: int = 0  # mask of items that must run earlier, directly
+    functions: frozenset[int] = frozenset()  # that are computed again, and of which it has parts
 
 
 class Scheduler:
     """Schedules the operations of one graph."""
 
-    def __init__(self, graph: Graph, *, frees_inputs: bool = False) -> None:
-        """``frees_inputs``: whether the memory of inputs counts, which is free behind their last
-        use, as that of what is saved for a backward pass."""
+    def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._frees_inputs = frees_inputs
         self.decisions: list[Decision] = []
         self._kept = {w.buffer for w in returned_windows(graph)} | graph.mutated_inputs
         self._held: list[int] | None = None  # while memory counts: bytes at each place
@@ -145,8 +143,10 @@ class Scheduler:
             if isinstance(operation, ExternOp) and operation.ordered:
                 before |= ordered
                 ordered = 1 << k
+            functions: frozenset[int] = frozenset()
             if isinstance(operation, LoopOp):
                 device = self.graph.buffers[operation.writes[0]].device
+                functions = frozenset(() if operation.function is None else (operation.function,))
                 work: Group | ExternOp = fusion.group_of(operation, k, device)
             else:
                 work = operation
@@ -154,7 +154,7 @@ class Scheduler:
                     writers.setdefault(symbol, 1 << k)
             for symbol in _symbols_used(operation, self.graph):
                 before |= writers.get(symbol, 0)
-            items[k] = _Item(work, k, k, before & ~(1 << k))
+            items[k] = _Item(work, k, k, before & ~(1 << k), functions)
             for b in operation.reads:
                 b = alias.get(b, b)
                 readers[b] = readers.get(b, 0) | 1 << k
@@ -239,6 +239,8 @@ class Scheduler:
         category = 0 if bool(a.work.rs) == bool(b.work.rs) else 1
         if not (a.work.writes & b.work.reads or b.work.writes & a.work.reads):
             category += 2  # horizontal: saves a read, not a write
+            if a.functions and b.functions and a.functions.isdisjoint(b.functions):
+                return None  # one would be computed again, and held, long before it is needed
         return (category, -saved, abs(a.position - b.position))
 
     def _attempt(
@@ -295,7 +297,7 @@ class Scheduler:
             after = [*others, place] if others else []  # what only these two touch goes
             was = range(min(before), max(before) + 1)
             becomes = range(min(after), max(after) + 1) if after else range(0)
-            bytes_ = self._own_bytes(name)
+            bytes_ = self.graph.own_bytes(name)
             if was != becomes and bytes_:
                 changes += [(was, -bytes_), (becomes, bytes_)]
         held = self._held.copy()
@@ -308,12 +310,6 @@ class Scheduler:
         self._held = held
         self._at[a] = place
         return True
-
-    def _own_bytes(self, name: str) -> int:
-        """What the graph allocates for a buffer."""
-        kind = self.graph.buffers[name].kind
-        own = kind in ("computed", "extern") or (kind == "input" and self._frees_inputs)
-        return self.graph.bytes_of(name) if own else 0
 
     def _memory(self, order: list[_Item]) -> list[int]:
         """Bytes held at each place, buffers within one item not counted."""
@@ -328,8 +324,8 @@ class Scheduler:
         change = [0] * (len(order) + 2)
         for b, k in first.items():
             if last[b] > k or isinstance(order[k].work, ExternOp):
-                change[k] += self._own_bytes(b)
-                change[last[b] + 1] -= self._own_bytes(b)
+                change[k] += self.graph.own_bytes(b)
+                change[last[b] + 1] -= self.graph.own_bytes(b)
         return list(itertools.accumulate(change))
 
     # --- kernels -------------------------------------------------------------------------------
@@ -447,7 +443,7 @@ def _absorb(items: dict[int, _Item], earlier: dict[int, int], a: int, b: int, fu
     position = max(items[a].position, items[b].position)
     first = min(items[a].first, items[b].first)
     before = (items[a].before | items[b].before) & ~(1 << a | 1 << b)
-    items[a] = _Item(fused, position, first, before)
+    items[a] = _Item(fused, position, first, before, items[a].functions | items[b].functions)
     del items[b]
     mask = (earlier[a] | earlier[b]) & ~(1 << a | 1 << b)
     earlier[a] = mask

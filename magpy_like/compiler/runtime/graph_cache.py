@@ -24,7 +24,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from magpy_like.compiler.graph import find_shape_env
+from magpy_like.compiler.graph import find_shape_env, function_of, is_lent
 from magpy_like.compiler.runtime import code_cache
 
 
@@ -55,13 +55,16 @@ def _node(node: fx.Node, gm: fx.GraphModule, nodes: Mapping[fx.Node, int]) -> An
     elif node.op == "get_attr":
         held = functools.reduce(getattr, str(target).split("."), gm)
         described = value(held) if isinstance(held, torch.Tensor) else literal(held, nodes)
-    elif node.op in ("placeholder", "output"):
+    elif node.op == "placeholder":
+        described = is_lent(node)
+    elif node.op == "output":
         described = None
     else:
         raise NoKey(node.op)
     unbacked = sorted(str(s) for s in node.meta.get("unbacked_bindings") or ())
     arguments = literal((node.args, node.kwargs), nodes)
-    return node.op, described, arguments, value(node.meta.get("val")), unbacked
+    val = value(node.meta.get("val"))
+    return node.op, described, arguments, val, unbacked, function_of(node)
 
 
 def literal(tree: Any, nodes: Mapping[fx.Node, int]) -> Any:
