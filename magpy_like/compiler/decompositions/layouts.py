@@ -164,6 +164,25 @@ def loop_order(steps: Sequence[Sequence[int]], shape: Sequence[int]) -> list[int
 _traced = threading.local()
 
 
+def by_itself(operator: Any) -> Callable[[Function], Function]:
+    """Register what an operator means in terms of itself, which stays what it is in there."""
+
+    def register(function: Function) -> Function:
+        @means(operator)
+        def outermost(*args: Any, **kwargs: Any) -> Any:
+            if operator in (inside := _traced.__dict__.setdefault("operators", set())):
+                return NotImplemented
+            inside.add(operator)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                inside.remove(operator)
+
+        return function
+
+    return register
+
+
 def laid_out(operator: Any, lay: Callable[..., Any], meant: Function | None = None) -> None:
     """Eager's results lie as what ``lay`` makes of an operator's results and arguments.
 
@@ -172,16 +191,9 @@ def laid_out(operator: Any, lay: Callable[..., Any], meant: Function | None = No
         known = {} if operator in LOWERINGS else get_decompositions([operator])
         meant = known.get(operator, operator)
 
-    @means(operator)
+    @by_itself(operator)
     def relaid(*args: Any, **kwargs: Any) -> Any:
-        if operator in (inside := _traced.__dict__.setdefault("operators", set())):
-            return NotImplemented  # it stays what it is
-        inside.add(operator)
-        try:
-            result = meant(*args, **kwargs)
-        finally:
-            inside.remove(operator)
-        return lay(result, *args)
+        return lay(meant(*args, **kwargs), *args)
 
 
 def _as_loop(result: Tensor, *args: Any) -> Tensor:
@@ -258,18 +270,18 @@ Unique = Callable[[Tensor, int], Sequence[Tensor]]
 
 def _along(a: Tensor, dim: int, unique: Unique) -> Sequence[Tensor]:
     """On a CPU, what is unique along a dimension comes as rows that are turned."""
-    if a.device.type != "cpu":
-        return unique(
-            a, dim % max(a.dim(), 1)
-        )  # whose sizes torch foretells wrongly for negative ones
+    if a.device.type != "cpu":  # torch foretells sizes wrongly for negative dimensions
+        return unique(a, dim % max(a.dim(), 1))
     first, *rest = unique(a.movedim(dim, 0), 0)
     return first.movedim(0, dim), *rest
 
 
+@by_itself(aten.unique_dim.default)
 def _unique_dim(a: Tensor, dim: int, *args: Any) -> Sequence[Tensor]:
     return _along(a, dim, lambda a, dim: aten.unique_dim(a, dim, *args))
 
 
+@by_itself(aten.unique_consecutive.default)
 def _unique_consecutive(
     a: Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None
 ) -> Sequence[Tensor]:
@@ -278,15 +290,12 @@ def _unique_consecutive(
     return _along(a, dim, lambda a, dim: aten.unique_consecutive(a, inverse, counts, dim))
 
 
-laid_out(aten.unique_dim.default, lambda results, *args: results, _unique_dim)
-laid_out(aten.unique_consecutive.default, lambda results, *args: results, _unique_consecutive)
-
-
 def _first_in_rows(results: Sequence[Tensor], *args: Any) -> Sequence[Tensor]:
     first, *rest = results
     return first.contiguous(), *rest
 
 
+@by_itself(aten.rrelu_with_noise_functional.default)
 def _rrelu(
     a: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
     generator: Any = None,
@@ -297,9 +306,6 @@ def _rrelu(
         return aten.leaky_relu(a, (lower + upper) / 2).contiguous(), noise.clone()
     drawn = aten.rrelu_with_noise_functional(a, noise, lower, upper, True, generator)
     return [result.contiguous() for result in drawn]
-
-
-laid_out(aten.rrelu_with_noise_functional.default, lambda results, *args: results, _rrelu)
 
 
 @means(aten.log_sigmoid_forward.default)
