@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import sympy
@@ -19,6 +19,7 @@ from magpy_like.compiler.codegen.common import Kernel, plan
 from magpy_like.compiler.fusion import Conflict, Group, try_fuse
 from magpy_like.compiler.graph import Graph
 from magpy_like.compiler.ir import ExternOp, LoopOp, Operation, Strided, strided_leaves
+from magpy_like.compiler.order import Order
 
 MAX_DISTANCE = 256  # operations apart: farther pairs are not considered, to stay near linear
 
@@ -43,12 +44,12 @@ class Schedule:
 
 @dataclass(eq=False)
 class _Item:
-    """A schedulable unit: a group of loop nests, or one ATen call. Sets of items are bit masks."""
+    """A schedulable unit: a group of loop nests, or one ATen call."""
 
     work: Group | ExternOp
     position: int  # in the program, of its last operation
     first: int  # of its first one
-    before: int = 0  # mask of items that must run earlier, directly
+    before: set[int]  # items that must run earlier, directly
     functions: frozenset[int] = frozenset()  # that are computed again, and of which it has parts
 
 
@@ -61,6 +62,10 @@ class Scheduler:
         self._kept = {w.buffer for w in returned_windows(graph)} | graph.mutated_inputs
         self._held: list[int] | None = None  # while memory counts: bytes at each place
         self._budget = 0
+        # Only a run tells some numbers, which few graphs read out of tensors.
+        self._reads_numbers = any(
+            _symbols_defined(o, graph) for o in graph.operations if isinstance(o, ExternOp)
+        )
 
     def run(self) -> Schedule:
         operations = self._live(self.graph.operations)
@@ -122,7 +127,7 @@ class Scheduler:
             if effect or needed & set(operation.writes) or _can_raise(operation):
                 live.append(operation)
                 needed |= set(operation.reads)
-                sizes |= _symbols_used(operation, self.graph)
+                sizes |= self._symbols_used(operation)
         return live[::-1]
 
     def _items(self, operations: list[Operation]) -> dict[int, _Item]:
@@ -152,9 +157,9 @@ class Scheduler:
                 work = operation
                 for symbol in _symbols_defined(operation, self.graph):
                     writers.setdefault(symbol, 1 << k)
-            for symbol in _symbols_used(operation, self.graph):
+            for symbol in self._symbols_used(operation):
                 before |= writers.get(symbol, 0)
-            items[k] = _Item(work, k, k, before & ~(1 << k), functions)
+            items[k] = _Item(work, k, k, set(_bits(before & ~(1 << k))), functions)
             for b in operation.reads:
                 b = alias.get(b, b)
                 readers[b] = readers.get(b, 0) | 1 << k
@@ -162,6 +167,9 @@ class Scheduler:
                 b = alias.get(b, b)
                 writers[b] = writers.get(b, 0) | 1 << k
         return items
+
+    def _symbols_used(self, operation: Operation) -> set[str]:
+        return _symbols_used(operation, self.graph) if self._reads_numbers else set()
 
     def _disjoint_parts(self, buffer: str, operation: Operation) -> bool:
         """Do the writers of ``buffer`` write parts that do not overlap (a concatenation)?"""
@@ -171,7 +179,7 @@ class Scheduler:
 
     def _fuse(self, items: dict[int, _Item]) -> None:
         """Fuse the best pair until none is left. ``items`` maps bit position to item."""
-        earlier = _closure(items)
+        order = Order({k: item.before for k, item in items.items()})
         refused: dict[int, set[int]] = {k: set() for k in items}  # both ways
         queue: list[tuple[tuple[int, int, int], int, int]] = []
 
@@ -200,14 +208,15 @@ class Scheduler:
                 continue
             if self._score(items[a], items[b]) != score:
                 continue  # out of date: one of them has grown, and was offered again
-            if earlier[a] >> b & 1:
+            if order.needs(a, b):
                 a, b = b, a
-            fused = self._attempt(items, earlier, a, b)
+            fused = self._attempt(items, order, a, b)
             if fused is None:
                 refused[a].add(b)
                 refused[b].add(a)
                 continue
-            _absorb(items, earlier, a, b, fused)
+            order.join(a, b)
+            items[a] = _joined(items[a], items.pop(b), fused)
             for name in fused.reads | fused.writes:
                 users = self._users.setdefault(name, set())
                 users.discard(b)
@@ -243,19 +252,10 @@ class Scheduler:
                 return None  # one would be computed again, and held, long before it is needed
         return (category, -saved, abs(a.position - b.position))
 
-    def _attempt(
-        self, items: dict[int, _Item], earlier: dict[int, int], a: int, b: int
-    ) -> Group | None:
+    def _attempt(self, items: dict[int, _Item], order: Order, a: int, b: int) -> Group | None:
         first, second = items[a].work, items[b].work
         assert isinstance(first, Group) and isinstance(second, Group)
-        between: int | None = None
-        if earlier[b] >> a & 1:
-            candidates = earlier[b] & ~(1 << a)
-            while candidates and between is None:
-                low = candidates & -candidates
-                k = low.bit_length() - 1
-                between = k if earlier[k] >> a & 1 else None
-                candidates ^= low
+        between = order.between(a, b)
         if between is not None:
             result: Group | Conflict | str = f"{_names(items[between].work)} must run between"
         else:
@@ -267,13 +267,13 @@ class Scheduler:
         shared = (first.reads | first.writes) & (second.reads | second.writes)
         saved = sum(self.graph.bytes_of(s) for s in shared)
         why = f"share {', '.join(sorted(shared))}: {saved} bytes less traffic"
-        if self._held is not None and not self._affords(items, earlier, a, b):
+        if self._held is not None and not self._affords(items, a, b):
             self.decisions.append(Decision(*names, False, "would hold too much memory"))
             return None
         self.decisions.append(Decision(*names, True, why))
         return result
 
-    def _affords(self, items: dict[int, _Item], earlier: dict[int, int], a: int, b: int) -> bool:
+    def _affords(self, items: dict[int, _Item], a: int, b: int) -> bool:
         """May both run together without more memory than the program as it is written takes? If
         so, what they hold is noted.
 
@@ -282,8 +282,8 @@ class Scheduler:
         """
         assert self._held is not None
         first, second = items[a].work, items[b].work
-        needed = (earlier[a] | earlier[b]) & ~(1 << a | 1 << b)
-        place = max(min(self._at[a], self._at[b]), needed.bit_length() - 1)
+        needed = (items[a].before | items[b].before) - {a, b}
+        place = max(min(self._at[a], self._at[b]), *(self._at[k] for k in needed), 0)
         end = len(self._held) - 1
         changes: list[tuple[range, int]] = []
         for name in {*first.reads, *first.writes, *second.reads, *second.writes}:
@@ -424,36 +424,17 @@ def _alias_classes(graph: Graph, operations: list[Operation]) -> dict[str, str]:
     return alias
 
 
-def _closure(items: dict[int, _Item]) -> dict[int, int]:
-    """For each item, the mask of all items that must run earlier."""
-    earlier: dict[int, int] = {}
-    for k in sorted(items):
-        mask, direct = 0, items[k].before
-        while direct:
-            low = direct & -direct
-            j = low.bit_length() - 1
-            mask |= low | earlier[j]
-            direct ^= low
-        earlier[k] = mask
-    return earlier
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
 
 
-def _absorb(items: dict[int, _Item], earlier: dict[int, int], a: int, b: int, fused: Group) -> None:
-    """Replace items a and b by one at a."""
-    position = max(items[a].position, items[b].position)
-    first = min(items[a].first, items[b].first)
-    before = (items[a].before | items[b].before) & ~(1 << a | 1 << b)
-    items[a] = _Item(fused, position, first, before, items[a].functions | items[b].functions)
-    del items[b]
-    mask = (earlier[a] | earlier[b]) & ~(1 << a | 1 << b)
-    earlier[a] = mask
-    del earlier[b]
-    both = 1 << a | 1 << b
-    for k in items:
-        if items[k].before >> b & 1:
-            items[k].before = items[k].before & ~(1 << b) | 1 << a
-        if k != a and earlier[k] & both:
-            earlier[k] = (earlier[k] | mask | 1 << a) & ~(1 << b)
+def _joined(a: _Item, b: _Item, fused: Group) -> _Item:
+    """Two items, of which the first already has what both need, as one."""
+    position, first = max(a.position, b.position), min(a.first, b.first)
+    return _Item(fused, position, first, a.before, a.functions | b.functions)
 
 
 def _late(item: _Item) -> int:
@@ -466,21 +447,19 @@ def _early(item: _Item) -> int:
 
 def _topological(items: dict[int, _Item], key: Callable[[_Item], int]) -> list[_Item]:
     """In order of ``key``, a place in the program, as far as dependencies allow."""
-    waiting = {k: item.before for k, item in items.items()}
+    waiting = {k: len(item.before) for k, item in items.items()}
     later: dict[int, list[int]] = {}
-    for k, mask in waiting.items():
-        while mask:
-            low = mask & -mask
-            later.setdefault(low.bit_length() - 1, []).append(k)
-            mask ^= low
-    ready = [(key(items[k]), k) for k, mask in waiting.items() if not mask]
+    for k, item in items.items():
+        for needed in item.before:
+            later.setdefault(needed, []).append(k)
+    ready = [(key(items[k]), k) for k, count in waiting.items() if not count]
     heapq.heapify(ready)
     order = []
     while ready:
         _, k = heapq.heappop(ready)
         order.append(items[k])
         for j in later.get(k, []):
-            waiting[j] &= ~(1 << k)
+            waiting[j] -= 1
             if not waiting[j]:
                 heapq.heappush(ready, (key(items[j]), j))
     assert len(order) == len(items), "the schedule has a cycle"
