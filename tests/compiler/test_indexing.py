@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magpy_like.compiler import indexing
+from magpy_like.compiler.codegen import cpp_values, triton_values
 from magpy_like.compiler.indexing import Div, Mod
 from magpy_like.compiler.ops import loop_symbol
 
@@ -53,3 +54,14 @@ def test_strides_survive_a_reshape_exactly_when_memory_allows():
     i = sympy.Integer
     assert indexing.reshape_strides([i(2), i(12)], [i(12), i(1)], [i(2), i(3), i(4)]) == [12, 4, 1]
     assert indexing.reshape_strides([i(2), i(12)], [i(1), i(2)], [i(24)]) is None
+
+
+def test_a_size_of_halves_is_divided_as_a_whole():
+    """As torch writes what it knows to leave nothing over."""
+    n, m = sympy.symbols("n m", integer=True, positive=True)
+    half = n / 2 + sympy.Rational(1, 2)
+    for size in (half, 3 * m * half**2, m * half + m / 4 + half):
+        expected = value(size, {n: 7, m: 8})
+        in_cpp, in_triton = cpp_values.print_index(size), triton_values.print_index(size)
+        assert eval(in_triton, {"n": 7, "m": 8}) == expected
+        assert eval(in_cpp.replace("/", "//"), {"n": 7, "m": 8}) == expected
