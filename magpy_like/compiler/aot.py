@@ -36,7 +36,7 @@ def aot_compile(
     """
     direct: list[Callable[..., Any]] = []
     absent, late, written = Absent(gm), Late(gm), Again(gm, example_inputs)
-    example_inputs = [*example_inputs, *written.examples()]
+    example_inputs = [*example_inputs, *written.examples(example_inputs)]
     # AOTAutograd turns autocast off while it compiles a graph, and in its wrapper: the graph has
     # all casts, and its operators must not cast again.
     autocast = torch._C._is_any_autocast_enabled()

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._guards import detect_fake_mode
 
 from magpy_like.compiler.passes.graphs import aten
 
@@ -89,9 +90,12 @@ class Again:
         if self.taps:
             gm.recompile()
 
-    def examples(self) -> list[Tensor]:
-        """The taps, as the graph is traced with them."""
-        return [torch.zeros_like(tap, requires_grad=True) for tap in self.taps]
+    def examples(self, beside: Sequence[Any]) -> list[Tensor]:
+        """The taps, as the graph is traced with them and the inputs ``beside`` them. Where sizes of
+        those vary, AOTAutograd would take the sizes of taps to vary, too, which nobody guards."""
+        made = [torch.zeros_like(tap, requires_grad=True) for tap in self.taps]
+        mode = detect_fake_mode(list(beside))
+        return made if mode is None else [mode.from_tensor(tap, static_shapes=True) for tap in made]
 
     def see_joint(self, joint: fx.GraphModule, forward_outputs: int) -> None:
         """Learn from the graph of both passes where gradients of functions lead to."""

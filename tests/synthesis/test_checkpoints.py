@@ -398,3 +398,17 @@ def test_batch_norms_are_compiled_with_what_is_around_them():
     run = magpy.compile(model)
     run(torch.randn(8, 6))
     assert goes_backward_at_once(run(torch.randn(8, 6)))
+
+
+def test_batch_norms_of_all_sizes_have_one_record():
+    torch.manual_seed(0)
+    model = Block(nn.BatchNorm1d(12)).double()
+    twin = copy.deepcopy(model)
+    run = magpy.compile(model, dynamic=True, fullgraph=True)
+    for count in (8, 5, 12, 7):
+        x = torch.randn(count, 6, dtype=torch.float64)
+        for call in (run, twin):
+            call(x).sum().backward()
+        assert_same([*model.buffers()], [*twin.buffers()])
+    assert_same([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
+    assert magpy.cache_info(run)[:3] == (3, 1, 1)
