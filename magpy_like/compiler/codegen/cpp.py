@@ -1,7 +1,8 @@
 """The C++ printer: one function per kernel, vectorised by ``omp simd``, parallel by OpenMP.
 
 The code of one element is scalar; which loop becomes the vector is chosen here, by the class that
-prints the kernel's loops: :class:`Pointwise`, :class:`Rows`, :class:`SplitRows`, :class:`Columns`.
+prints the kernel's loops: :class:`Pointwise`, :class:`Rows`, :class:`SplitRows`, :class:`Columns`,
+:class:`SplitColumns`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from magpy_like.compiler.codegen.cpp_kernel import GRAIN, CppKernel
 from magpy_like.compiler.codegen.cpp_pointwise import Pointwise
 from magpy_like.compiler.codegen.cpp_rows import Rows, SplitRows
 from magpy_like.compiler.codegen.cpp_scatter import Scatter
+from magpy_like.compiler.codegen.cpp_split_columns import SplitColumns, splits
 from magpy_like.compiler.codegen.cpp_values import CTYPE
 from magpy_like.compiler.indexing import Expr
 
@@ -38,21 +40,23 @@ def printer_of(kernel: Kernel, hint: Callable[[Expr], int]) -> CppKernel:
     if not kernel.rs and not any(n.inner for n in kernel.nodes()):
         pointwise = Pointwise(kernel, hint)
         return Scatter(kernel, hint) if pointwise.is_serial() else pointwise
-    if _runs_across_rows(kernel, hint):
-        return Columns(kernel, hint)
+    if _runs_across_rows(kernel):
+        if splits(kernel, hint):
+            return SplitColumns(kernel, hint)
+        if not (kernel.scratch_rows() and hint(kernel.size(kernel.rs)) > MAX_SCRATCH):
+            return Columns(kernel, hint)
     few = hint(kernel.size(kernel.xs)) < 4 and hint(kernel.size(kernel.rs)) > 4 * GRAIN
     in_order = kernel.messages or any(n.body.of("scan") for n in kernel.nodes())
     return SplitRows(kernel, hint) if kernel.rs and few and not in_order else Rows(kernel, hint)
 
 
-def _runs_across_rows(kernel: Kernel, hint: Callable[[Expr], int]) -> bool:
+def _runs_across_rows(kernel: Kernel) -> bool:
     """Is the last outer loop contiguous where the reduction loops are not?"""
     if not kernel.rs or not kernel.xs:
         return False
     nodes = [node for phase in kernel.phases for node in phase.inner]
     votes = across(nodes, kernel.xs, kernel.rs, (kernel.xs[-1], kernel.rs[-1]))
-    rows = hint(kernel.size(kernel.rs))
-    return votes > 0 and not (kernel.scratch_rows() and rows > MAX_SCRATCH)
+    return votes > 0
 
 
 def _print_loops(kernel: Kernel, hint: Callable[[Expr], int]) -> str:

@@ -29,9 +29,9 @@ class Columns(Reduction):
 
     def __init__(self, kernel: Kernel, hint: Callable[[Expr], int]) -> None:
         super().__init__(kernel, hint)
-        self.tile = NARROW if kernel.scratch_rows() else self._width()
+        self.tile = NARROW if kernel.scratch_rows() else self.width()
 
-    def _width(self) -> int:
+    def width(self) -> int:
         """So many columns that memory is read in long pieces, while what is kept for each of them
         stays in the first cache."""
         kept = [v for node in self.kernel.nodes() for v in node.body.values
@@ -70,7 +70,7 @@ class Columns(Reduction):
         self.report_flags()
         self.close()
 
-    def _open_lanes(self, x: Symbol) -> None:
+    def open_lanes(self, x: Symbol) -> None:
         self.lines.line(self.simd())
         self.lines.line("for (i64 l = 0; l < width; ++l) {")
         self.lines.indent()
@@ -81,18 +81,29 @@ class Columns(Reduction):
         if phase.inner:
             accumulators = self.accumulators(phase, f"[{self.tile}]")
             self.declare_scans(phase, f"[{self.tile}]")
-            self._column_loops(phase, x, accumulators)
+            self.column_loops(phase, x, accumulators)
+        self.after_columns(phase, x, accumulators)
+
+    def after_columns(self, phase: Phase, x: Symbol, accumulators: dict[Value, Parts]) -> None:
+        """What follows from the reductions of a tile, column by column."""
         if phase.outer or any(split_levels(n.body)[2] for n in phase.inner):
-            self._open_lanes(x)
+            self.open_lanes(x)
             emitter = CppEmitter(self, "l")
             self.after(phase, emitter, accumulators, "l")
             for node in phase.outer:
                 emitter.run(node.body, node.body.values)
             self.close()
 
-    def _column_loops(self, phase: Phase, x: Symbol, accumulators: dict[Value, Parts]) -> None:
-        """The reduction loops around one tile; long sums go block by block, as in rows."""
+    def column_loops(
+        self, phase: Phase, x: Symbol, accumulators: dict[Value, Parts],
+        limits: tuple[Symbol, str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """The reduction loops around one tile; long sums go block by block, as in rows. One of the
+        loops may have ``limits``: from where and to where it goes."""
         rs, ranges, line = self.kernel.rs, self.kernel.ranges, self.lines.line
+        bounds = {r: ("0", print_index(ranges[r])) for r in rs}
+        if limits is not None:
+            bounds[limits[0]] = limits[1:]
         sums = {
             v: (self.fresh("part"), v.args[1][0].dtype)
             for v, parts in accumulators.items()
@@ -109,11 +120,11 @@ class Columns(Reduction):
         if spreads:
             block = min(max(block, 16), 64)  # rounding errors grow with the rows of a block
         for r in rs[:-1]:
-            self.open_loop(r)
-        last, end = rs[-1], print_index(ranges[rs[-1]])
-        begin = "0"
+            self.open_loop(r, *bounds[r])
+        last, (begin, end) = rs[-1], bounds[rs[-1]]
+        whole = begin == "0"
         if blocked:
-            line(f"for (i64 block = 0; block < {end}; block += {block}) {{")
+            line(f"for (i64 block = {begin}; block < {end}; block += {block}) {{")
             self.lines.indent()
             for part, dtype in sums.values():
                 line(f"{CTYPE[dtype]} {part}[{self.tile}] = {{}};")
@@ -130,7 +141,7 @@ class Columns(Reduction):
             line(f"i64 {at} = {begin};")
             line(f"for (; {at} + {ROWS} <= {end}; {at} += {ROWS}) {{")
             self.lines.indent()
-            self._open_lanes(x)
+            self.open_lanes(x)
             for k in range(ROWS):
                 line("{")
                 self.lines.indent()
@@ -139,14 +150,15 @@ class Columns(Reduction):
                 self.close()
             self.close(2)
         step = block if blocked else ROWS
-        even = ranges[last].is_Integer and int(ranges[last]) % ROWS == step % ROWS == 0
+        extent = ranges[last]
+        even = whole and extent.is_Integer and int(extent) % ROWS == step % ROWS == 0
         if at == begin or not even:
             self.open_loop(last, at, end)
-            self._open_lanes(x)
+            self.open_lanes(x)
             self.element(phase, accumulators, inner, "l")
             self.close(2)
         if blocked:
-            self._open_lanes(x)
+            self.open_lanes(x)
             for v, (part, _) in sums.items():
                 line(f"{accumulators[v][0][0]}[l] += {part}[l];")
             for v, (part, _) in spreads.items():

@@ -9,6 +9,7 @@ import sympy
 import torch
 
 from magpy_like.compiler import indexing
+from magpy_like.compiler.codegen.again import Producers
 from magpy_like.compiler.codegen.common import Kernel, Lines, Node
 from magpy_like.compiler.codegen.cpp_values import CTYPE, print_index
 from magpy_like.compiler.indexing import Expr, Symbol
@@ -37,6 +38,7 @@ class CppKernel:
         self._count = 0
         self.locals: dict[str, str] = {}  # forwarded buffer -> C variable or array
         self._scratch: set[str] = set()
+        self.again: Producers = {}  # what later phases compute again instead
         self.scans: dict[Value, list[str]] = {}  # scan -> its accumulators
         self._strips: dict[tuple[str, Expr], str] = {}  # store past the caches -> array
         self._strip = ""  # where in it the element being printed is

@@ -42,6 +42,12 @@ class Reduction(CppKernel):
 
     def accumulators(self, phase: Phase, suffix: str) -> dict[Value, Parts]:
         """Declare them: reduction -> [(variable, dtype, kind)], two for kinds with an index."""
+        found = self.name_accumulators(phase)
+        for parts in found.values():
+            self.declare_accumulator(parts, suffix)
+        return found
+
+    def name_accumulators(self, phase: Phase) -> dict[Value, Parts]:
         found: dict[Value, Parts] = {}
         for node in phase.inner:
             for v in node.body.of("reduction"):
@@ -56,7 +62,6 @@ class Reduction(CppKernel):
                 elif kind == "welford":
                     parts = [(name + end, torch.float64, kind) for end in ("", "_m2", "_count")]
                 found[v] = parts
-                self.declare_accumulator(parts, suffix)
         return found
 
     def declare_accumulator(self, parts: Parts, suffix: str) -> None:
@@ -69,6 +74,22 @@ class Reduction(CppKernel):
                 self.lines.line(f"for (i64 l = 0; l < {self.tile}; ++l) {name}[l] = {start};")
             else:
                 self.lines.line(f"{CTYPE[dtype]} {name} = {start};")
+
+    def merge(self, parts: Parts, own: str, other: str) -> None:
+        """Take into an accumulator (at index ``own``) that of another part of the elements, which
+        is kept at index ``other`` of arrays."""
+        line, (_, _, kind) = self.lines.line, parts[0]
+        names = [f"{n}{own}" for n, *_ in parts]
+        others = [f"all_{n}[{other}]" for n, *_ in parts]
+        if kind == "welford":
+            line(f"merge_spread({', '.join([*names, *others])});")
+        elif len(parts) == 1:
+            line(f"{names[0]} = {combine(kind, names[0], others[0])};")
+        else:
+            better = "greater_first" if kind == "argmax" else "less_first"
+            line(f"if ({better}({others[0]}, {others[1]}, {names[0]}, {names[1]})) {{")
+            line(f"    {names[0]} = {others[0]}; {names[1]} = {others[1]};")
+            line("}")
 
     def _position_dtype(self) -> torch.dtype:
         """Beside the elements of a vector, positions of their width are cheaper."""

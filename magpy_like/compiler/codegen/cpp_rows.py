@@ -16,7 +16,6 @@ from magpy_like.compiler.codegen.cpp_values import (
     CTYPE,
     CppEmitter,
     clause,
-    combine,
     identity,
     print_index,
     print_number,
@@ -542,18 +541,5 @@ class SplitRows(Rows):
         line(f"for (i64 thread = 0; thread < {threads}; ++thread) {{")
         self.lines.indent()
         for parts in accumulators.values():
-            name, dtype, kind = parts[0]
-            new = f"all_{name}[thread]"
-            if kind == "welford":
-                names = [n for n, *_ in parts]
-                line(f"merge_spread({', '.join([*names, *(f'all_{n}[thread]' for n in names)])});")
-                continue
-            if len(parts) == 1:
-                line(f"{name} = {combine(kind, name, new)};")
-                continue
-            at = parts[1][0]
-            better = "greater_first" if kind == "argmax" else "less_first"
-            line(f"if ({better}({new}, all_{at}[thread], {name}, {at})) {{")
-            line(f"    {name} = {new}; {at} = all_{at}[thread];")
-            line("}")
+            self.merge(parts, "", "thread")
         self.close()

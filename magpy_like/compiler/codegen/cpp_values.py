@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magpy_like.compiler.codegen.again import compute_again
 from magpy_like.compiler.codegen.common import Emitter, IndexPrinter
 from magpy_like.compiler.indexing import Expr
 from magpy_like.compiler.ops import LOW_PRECISION, Body, Value
@@ -182,8 +183,11 @@ class CppEmitter(Emitter):
         return self._define(f"({CTYPE[dtype]}){names[0]}", value.dtype)
 
     def load(self, buffer: str, index: Expr, mask: Any, dtype: torch.dtype) -> str:
-        place = self.printer.place(buffer, index, self.lane)
-        text = f"widen({place})" if self.kernel.dtypes[buffer] in LOW_PRECISION else place
+        if buffer in self.printer.again:
+            text = self._stored[buffer] = compute_again(self, self.printer.again[buffer])
+        else:
+            place = self.printer.place(buffer, index, self.lane)
+            text = f"widen({place})" if self.kernel.dtypes[buffer] in LOW_PRECISION else place
         if mask == "false":
             return print_number(0, dtype)
         if mask not in (None, "true"):

@@ -17,15 +17,15 @@ import sympy
 import torch
 
 from magpy_like.compiler import indexing
+from magpy_like.compiler.codegen.again import loads_again, producers
 from magpy_like.compiler.codegen.common import (
     Kernel,
     Lines,
-    Node,
     Phase,
     is_integral,
     split_levels,
 )
-from magpy_like.compiler.codegen.triton_emitter import TritonEmitter, closure
+from magpy_like.compiler.codegen.triton_emitter import TritonEmitter
 from magpy_like.compiler.codegen.triton_tiling import (
     Axis,
     Hint,
@@ -73,7 +73,7 @@ class TritonKernel:
         for axis in self.tiling.axes:
             for v in axis.loops:
                 self.axes_of[v.name] = frozenset(axis.name)
-        self.producer = _producers(kernel)
+        self.producer = producers(kernel)
         self.only: Name | None = None  # a condition on storing, beside the masks
         self.silent = False  # nothing is stored: an earlier stage has done it
         self._workspace: list[tuple[torch.dtype, Value, int]] = []
@@ -442,16 +442,6 @@ def _starts(kind: str, dtype: torch.dtype) -> list[str]:
     return [identity(kind, dtype)]
 
 
-def _producers(kernel: Kernel) -> dict[str, tuple[Node, Value]]:
-    """For each buffer stored per element: the node and the store."""
-    return {
-        store.args[0]: (node, store)
-        for node in kernel.nodes()
-        for store in node.body.of("store")
-        if node.inner and not store.outer
-    }
-
-
 def settle(kernel: Kernel, hint: Hint) -> None:
     """Before memory is planned: let a looped kernel store what it could not compute again.
 
@@ -461,25 +451,12 @@ def settle(kernel: Kernel, hint: Hint) -> None:
     if not any(n.inner for n in kernel.nodes()) or tile(kernel, hint).persistent:
         return
     updated = updated_in_place(kernel)
-    producer = _producers(kernel)
+    producer = producers(kernel)
     for buffer, way in kernel.forward.items():
-        if way == "row" and buffer in kernel.removed and _reads(buffer, producer, kernel) & updated:
+        kept = way != "row" or buffer not in kernel.removed
+        if not kept and loads_again(buffer, producer, kernel) & updated:
             kernel.removed.discard(buffer)
             kernel.outputs.append(buffer)
-
-
-def _reads(buffer: str, producer: Mapping[str, tuple[Node, Value]], kernel: Kernel) -> set[str]:
-    """The memory that computing ``buffer`` again would read."""
-    node, store = producer[buffer]
-    found: set[str] = set()
-    for v in closure(store.args[2], node):
-        if v.op == "load":
-            b = v.args[0]
-            if b in kernel.removed and b in producer:
-                found |= _reads(b, producer, kernel)
-            else:
-                found.add(b)
-    return found
 
 
 def print_function(kernel: Kernel, graph: Graph) -> TritonSource:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magpy_like.compiler.codegen.common import Emitter, Node, dependencies
+from magpy_like.compiler.codegen.again import compute_again
+from magpy_like.compiler.codegen.common import Emitter
 from magpy_like.compiler.codegen.triton_values import (
     INFIX,
     LIBDEVICE,
@@ -19,7 +20,7 @@ from magpy_like.compiler.codegen.triton_values import (
 )
 from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.indexing import Expr
-from magpy_like.compiler.ops import LOW_PRECISION, Value
+from magpy_like.compiler.ops import LOW_PRECISION
 
 if TYPE_CHECKING:
     from magpy_like.compiler.codegen.triton import TritonKernel
@@ -60,10 +61,7 @@ class TritonEmitter(Emitter):
 
     def _recompute(self, buffer: str) -> Name:
         """What an earlier phase computed per element and did not store."""
-        node, store = self.printer.producer[buffer]
-        wanted = closure(store.args[2], node)
-        self.run(node.body, [v for v in node.body.values if v in wanted])
-        name = self.names[store.args[2]]
+        name: Name = compute_again(self, self.printer.producer[buffer])
         self._stored[buffer] = name
         return name
 
@@ -239,15 +237,3 @@ def _cut_off(value: str, source: torch.dtype, target: torch.dtype) -> str:
 
 def _ones(rank: int) -> str:
     return f"tl.full({[1] * rank}, 1.0, tl.float32)"
-
-
-def closure(root: Value, node: Node) -> set[Value]:
-    """The values of a node that ``root`` is computed from, itself included."""
-    found: set[Value] = set()
-    pending = [root]
-    while pending:
-        value = pending.pop()
-        if value not in found:
-            found.add(value)
-            pending += dependencies(value, node.body)
-    return found
