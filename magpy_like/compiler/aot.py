@@ -19,6 +19,7 @@ from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.late_products import Late
 from magpy_like.compiler.lowering.random import is_in_order
 from magpy_like.compiler.passes.graphs import insert
+from magpy_like.compiler.passes.layout import use_channels_last
 from magpy_like.compiler.written_again import Again, NotWritten, with_taps
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -61,6 +62,7 @@ def aot_compile(
 
     def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         nonlocal again
+        use_channels_last(joint)
         again = None if late.has_taps or any(map(_draws, joint.graph.nodes)) else gm
         absent.see_joint(joint)
         late.see_joint(joint, kwargs["num_fwd_outputs"])

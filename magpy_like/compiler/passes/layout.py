@@ -20,9 +20,10 @@ and its result takes the order of dimensions that it has there: *measured*, ResN
 took a tenth less than on fake tensors of sizes that vary. Only what must lie as before, and a view,
 has to be known to lie so, whatever the sizes are.
 
-Graphs without gradients only: a backward graph was traced for the strides that the forward has, and
-there is less to win (*measured*, forward and backward together: 0.96 to 1.27 where the weights are
-few, 0.6 where they are many).
+With gradients, the graph of both passes is laid out before it is parted, and a convolution's
+gradients get the image that it got. *Measured*, steps of training on two cores of two processors
+with AVX-512: ResNet-18 1.01, TridentNet 1.04, U-Net 1.10, MonoDepth 1.11 to 1.13 and DenseNet-121
+1.15 to 1.6 times as fast.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from magpy_like.compiler.passes.graphs import (
-    Aliases,
     aten,
     insert,
     is_pure,
@@ -66,7 +66,8 @@ def use_channels_last(gm: GraphModule) -> bool:
     """Lay images out for convolutions; whether anything changed. Outputs keep their strides."""
     if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
         return False
-    if _shares_outputs(gm):
+    convolves = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    if not convolves or _shares_outputs(gm):
         return False
     with _as_in_example(gm):
         return _lay_out_all(gm)
@@ -126,10 +127,9 @@ def _varies(tree: Any) -> bool:
 
 def _shares_outputs(gm: GraphModule) -> bool:
     """Do two results share memory? Each by itself would be copied back to its strides."""
-    roots = Aliases(gm.graph).roots
     (output,) = (n for n in gm.graph.nodes if n.op == "output")
-    shared = [root for result in output.all_input_nodes for root in roots[result]]
-    return len(shared) > len(set(shared))
+    results = [t for node in output.all_input_nodes if (t := tensor(node)) is not None]
+    return len({t.untyped_storage()._cdata for t in results}) < len(results)
 
 
 def _enter(node: Node) -> bool:
@@ -153,8 +153,20 @@ def _enter(node: Node) -> bool:
     new = insert(
         node.graph, aten.clone.default, image, like=node, memory_format=torch.channels_last
     )
-    node.replace_input_with(image, new)
+    _give_image(node, new)
     return True
+
+
+def _give_image(node: Node, new: Node) -> None:
+    """Have a convolution and its gradients, if the graph has both passes, take another image."""
+    image, weight = node.args[:2]
+    backward = [
+        user
+        for user in image.users
+        if user.target is aten.convolution_backward.default and user.args[1:3] == (image, weight)
+    ]
+    for user in (node, *backward):
+        user.replace_input_with(image, new)
 
 
 def _has_few_weights(node: Node) -> bool:
@@ -171,7 +183,7 @@ def _leave(node: Node, changed: dict[Node, Any]) -> None:
     """Give a convolution its image as it was traced, if that has become another one."""
     image = node.args[0]
     if image in changed:
-        node.replace_input_with(image, _as_before(image, changed[image], node))
+        _give_image(node, _as_before(image, changed[image], node))
 
 
 def _has_entered(node: Node) -> bool:
@@ -296,7 +308,9 @@ def _is_channels_last(image: torch.Tensor) -> bool:
 
 
 def _as_before(node: Node, before: Any, user: Node) -> Node:
-    """The node's value in the layout it was traced with."""
+    """The node's value in the layout it was traced with, for a user of it."""
+    if user.op == "output":
+        user = node.next  # till the end both would take memory
     order = _order(before)
     if order is None:
         with before.fake_mode:

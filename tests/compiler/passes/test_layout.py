@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from magpy_like.compiler import passes
+from magpy_like.compiler import aot, passes
 from magpy_like.compiler.passes.layout import use_channels_last
 from tests.compiler.passes.graphs import aten_graph, names, optimised
-from tests.compiler.programs import compiled, same, same_gradients, tensors
+from tests.compiler.programs import compiled, same, tensors
 from tests.seeding import seed
 
 IMAGE = torch.randn(2, 5, 66, 70)
@@ -157,37 +157,38 @@ def test_images_of_any_size_give_eagers_result(after):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "after",
-    [
-        lambda y: y.flatten(1),
-        lambda y: y.view(2, -1).sum(1),
-        lambda y: y.permute(0, 2, 3, 1),
-        lambda y: y.permute(0, 2, 3, 1).reshape(2, -1, 3),
-        lambda y: y.as_strided((3, 4), (7, 2), 1),
-        lambda y: y.permute(0, 2, 3, 1).as_strided((3, 4), (7, 2), 1),
-        lambda y: (y, y[:, 1:], y.view(-1)[::2]),
-        lambda y: y[:, 1:, ::2],
-        lambda y: (y, y),
-        lambda y: F.max_pool2d(y, 2, return_indices=True),
-        lambda y: torch.cat([y, y.relu() * 2], 1),
-        lambda y: F.interpolate(y, scale_factor=2.0, mode="bilinear"),
-        lambda y: y.softmax(1).argmax(1),
-        lambda y: y.mT @ y,
-        lambda y: torch.empty_like(y).fill_(1),
-        lambda y: y.cumsum(1),
-        lambda y: F.batch_norm(y, y.mean((0, 2, 3)), y.var((0, 2, 3))).sum((2, 3)),
-        lambda y: F.conv_transpose2d(y, WEIGHT, stride=2),
-        lambda y: F.pixel_shuffle(y[:, :4], 2),
-        lambda y: y.unfold(2, 3, 2).amax(-1),
-        lambda y: F.pad(y, (3, 1, 2, 2), mode="circular"),
-        lambda y: y[:, torch.tensor([2, 0])],
-        lambda y: y[torch.tensor([1]), :, torch.tensor([[0], [3], [5]])],
-        lambda y: y[:, torch.tensor([1, 0]), torch.tensor([3, 3])],
-        lambda y: y[:, :, torch.tensor([[0], [3], [5]]), torch.tensor([7, 2])].view(2, 6, 6),
-    ],
-    ids=range(25),
-)
+AFTERS = [
+    lambda y: y.flatten(1),
+    lambda y: y.view(2, -1).sum(1),
+    lambda y: y.permute(0, 2, 3, 1),
+    lambda y: y.permute(0, 2, 3, 1).reshape(2, -1, 3),
+    lambda y: y.as_strided((3, 4), (7, 2), 1),
+    lambda y: y.permute(0, 2, 3, 1).as_strided((3, 4), (7, 2), 1),
+    lambda y: (y, y[:, 1:], y.view(-1)[::2]),
+    lambda y: y[:, 1:, ::2],
+    lambda y: (y, y),
+    lambda y: F.max_pool2d(y, 2, return_indices=True),
+    lambda y: torch.cat([y, y.relu() * 2], 1),
+    lambda y: F.interpolate(y, scale_factor=2.0, mode="bilinear"),
+    lambda y: y.softmax(1).argmax(1),
+    lambda y: y.mT @ y,
+    lambda y: torch.empty_like(y).fill_(1),
+    lambda y: y.cumsum(1),
+    lambda y: F.batch_norm(y, *(s.detach() for s in (y.mean((0, 2, 3)), y.var((0, 2, 3))))).sum(
+        (2, 3)
+    ),
+    lambda y: F.conv_transpose2d(y, WEIGHT, stride=2),
+    lambda y: F.pixel_shuffle(y[:, :4], 2),
+    lambda y: y.unfold(2, 3, 2).amax(-1),
+    lambda y: F.pad(y, (3, 1, 2, 2), mode="circular"),
+    lambda y: y[:, torch.tensor([2, 0])],
+    lambda y: y[torch.tensor([1]), :, torch.tensor([[0], [3], [5]])],
+    lambda y: y[:, torch.tensor([1, 0]), torch.tensor([3, 3])],
+    lambda y: y[:, :, torch.tensor([[0], [3], [5]]), torch.tensor([7, 2])].view(2, 6, 6),
+]
+
+
+@pytest.mark.parametrize("after", AFTERS, ids=range(len(AFTERS)))
 def test_whatever_follows_gives_eagers_result(after):
     def function(x, w):
         return after(F.conv2d(x, w))
@@ -222,6 +223,108 @@ def test_random_numbers_are_drawn_in_the_order_of_the_traced_layout():
     assert strides(gm, "rand")[1] != 1
 
 
-def test_with_gradients_layouts_stay():
-    x, w = IMAGE.clone().requires_grad_(), WEIGHT.clone().requires_grad_()
-    same_gradients(lambda x, w: F.conv2d(x, w).relu(), x, w)
+def backward(results, at):
+    """The gradients of all results that have one, with a gradient of its own for each element."""
+    parts = [y for y in tensors(results) if y.requires_grad]
+    seed(1)
+    return torch.autograd.grad(parts, at, [torch.randn(y.shape) for y in parts])
+
+
+def assert_alike(got, wanted):
+    for a, b in zip(tensors(got), tensors(wanted), strict=True):
+        assert (a.stride(), a.dtype) == (b.stride(), b.dtype)
+        assert (a.double() - b.double()).norm() <= 1e-5 * b.double().norm()
+
+
+def with_gradients(after):
+    def function(x, w):
+        y = F.conv2d(F.pad(x, [1] * 4).relu(), w)
+        return after(y), y.mean()  # one of the two has a gradient in any case
+
+    return function
+
+
+@pytest.mark.parametrize("after", AFTERS, ids=range(len(AFTERS)))
+def test_whatever_follows_gives_eagers_gradients(after):
+    function = with_gradients(after)
+    given = IMAGE.clone().requires_grad_(), WEIGHT.clone().requires_grad_()
+    got, wanted = compiled(function)(*given), function(*given)
+    assert_alike(got, wanted)
+    assert_alike(backward(got, given), backward(wanted, given))
+
+
+def test_images_of_any_size_give_eagers_gradients():
+    function = with_gradients(lambda y: F.max_pool2d(torch.cat([y, y.relu() * 2], 1), 2))
+    fast, weight = compiled(function, dynamic=True), WEIGHT.clone().requires_grad_()
+    for image in (IMAGE, torch.randn(3, 5, 8, 9)):
+        given = image.clone().requires_grad_(), weight
+        got, wanted = fast(*given), function(*given)
+        assert_alike(got, wanted)
+        assert_alike(backward(got, given), backward(wanted, given))
+
+
+def joint_graphs(monkeypatch):
+    """The graphs of both passes that are laid out from now on."""
+    found = []
+
+    def lay_out(gm):
+        found.append(gm)
+        return use_channels_last(gm)
+
+    monkeypatch.setattr(aot, "use_channels_last", lay_out)
+    return found
+
+
+def test_both_passes_have_the_same_layout(monkeypatch):
+    found = joint_graphs(monkeypatch)
+    compiled(block)(*(t.clone().requires_grad_() for t in (IMAGE, WEIGHT, NEXT)))
+    (gm,) = found
+    convolutions = [n for n in gm.graph.nodes if "convolution" in str(n.target)]
+    assert names(gm).count("convolution_backward") == 2 and len(convolutions) == 4
+    for node in convolutions:
+        image = node.args["backward" in str(node.target)]
+        assert image.meta["val"].stride(1) == 1
+    images = {n.args["backward" in str(n.target)] for n in convolutions}
+    assert len(images) == 2  # a copy serves both passes
+
+
+def test_gradients_get_the_image_that_the_convolution_got(monkeypatch):
+    def function(x, w, v):
+        return F.conv2d(F.max_pool2d(F.conv2d(x, w, padding=1), 16), v)
+
+    found = joint_graphs(monkeypatch)
+    many = torch.randn(64, 6, 3, 3)
+    compiled(function)(*(t.clone().requires_grad_() for t in (IMAGE, WEIGHT, many)))
+    (gm,) = found
+    forward, backward = (
+        {n.args[at + 1]: n.args[at] for n in gm.graph.nodes if n.target is target}
+        for at, target in (
+            (0, torch.ops.aten.convolution.default),
+            (1, torch.ops.aten.convolution_backward.default),
+        )
+    )
+    assert forward == backward and len(forward) == 2  # by weight
+    layouts = [image.meta["val"].stride(1) == 1 for image in forward.values()]
+    assert layouts == [True, False]
+
+
+def test_gradients_of_gradients_of_images_that_have_become_channels_last():
+    def function(x, w, v):
+        return block(x, w, v).square().sum()
+
+    penalties = []
+    for call in (compiled(function), function):
+        x, w, v = (t.clone().requires_grad_() for t in (IMAGE, WEIGHT, NEXT))
+        (slope,) = torch.autograd.grad(call(x, w, v), x, create_graph=True)
+        slope.norm().backward()
+        penalties.append([slope.detach(), w.grad, v.grad])
+    assert_alike(*penalties)
+
+
+def test_results_with_gradients_that_share_memory_share_it():
+    def function(x, w):
+        y = F.conv2d(x, w)
+        return y, y[:, 1:]
+
+    whole, part = compiled(function)(IMAGE, WEIGHT.clone().requires_grad_())
+    assert part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
