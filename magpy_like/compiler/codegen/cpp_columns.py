@@ -84,9 +84,13 @@ class Columns(Reduction):
             self.column_loops(phase, x, accumulators)
         self.after_columns(phase, x, accumulators)
 
+    def follows(self, phase: Phase) -> bool:
+        """Is anything computed once for each column, behind the rows?"""
+        return bool(phase.outer) or any(split_levels(n.body)[2] for n in phase.inner)
+
     def after_columns(self, phase: Phase, x: Symbol, accumulators: dict[Value, Parts]) -> None:
         """What follows from the reductions of a tile, column by column."""
-        if phase.outer or any(split_levels(n.body)[2] for n in phase.inner):
+        if self.follows(phase):
             self.open_lanes(x)
             emitter = CppEmitter(self, "l")
             self.after(phase, emitter, accumulators, "l")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from magpy_like.compiler.codegen.again import loads_again, producers, values_again
 from magpy_like.compiler.codegen.common import Kernel, Phase
 from magpy_like.compiler.codegen.cpp_columns import Columns
-from magpy_like.compiler.codegen.cpp_kernel import GRAIN
+from magpy_like.compiler.codegen.cpp_kernel import GRAIN, CppKernel
 from magpy_like.compiler.codegen.cpp_reduction import Parts
 from magpy_like.compiler.codegen.cpp_values import CTYPE, print_index
 from magpy_like.compiler.indexing import Expr, Symbol
@@ -24,6 +24,7 @@ def splits(kernel: Kernel, hint: Callable[[Expr], int]) -> bool:
     return (
         len(kernel.xs) == 1
         and not kernel.messages
+        and not CppKernel(kernel, hint).is_serial()
         and all(v.op != "scan" for v in values)
         and hint(kernel.ranges[_longest(kernel, hint)]) >= LEAST
         and hint(kernel.size(kernel.xs)) <= MOST
@@ -41,6 +42,7 @@ def _is_there_again(kernel: Kernel, buffer: str) -> bool:
     (made,) = (k for k, phase in enumerate(kernel.phases) if source[buffer][0] in phase.inner)
     read = max(k for k, p in enumerate(kernel.phases) for n in p.inner if buffer in n.reads)
     written = {b for p in kernel.phases[:read] for n in (*p.inner, *p.outer) for b in n.writes}
+    written -= {b for b, kind in kernel.forward.items() if kind == "outer"}  # is kept
     return (
         made < read
         and not any(v.op in EXPENSIVE for v in values_again(buffer, source, kernel))
@@ -83,7 +85,7 @@ class SplitColumns(Columns):
             self._allocate(f"all_{name}", ctype, "threads * columns")
         if phase.inner:
             self._parts(phase, x, accumulators)
-        if accumulators or phase.outer:
+        if self.follows(phase):
             self._join(phase, x, accumulators)
         for name, _ in kept:
             self.lines.line(f"free(all_{name});")
