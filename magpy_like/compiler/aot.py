@@ -19,7 +19,7 @@ from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.late_products import Late
 from magpy_like.compiler.lowering.random import is_in_order
 from magpy_like.compiler.passes.graphs import insert
-from magpy_like.compiler.passes.layout import use_channels_last
+from magpy_like.compiler.passes.layout import save_once, use_channels_last
 from magpy_like.compiler.written_again import Again, NotWritten, with_taps
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -68,6 +68,7 @@ def aot_compile(
         late.see_joint(joint, kwargs["num_fwd_outputs"])
         written.see_joint(joint, kwargs["num_fwd_outputs"])
         forward, backward = _partition(joint, *args, **kwargs)
+        save_once(forward, backward, kwargs["num_fwd_outputs"])
         returned = len(gm.graph.output_node().args[0])
         _save_before_writing(forward, kwargs["num_fwd_outputs"], returned)
         return forward, backward

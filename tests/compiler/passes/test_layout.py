@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from magpy_like.compiler import aot, passes
-from magpy_like.compiler.passes.layout import use_channels_last
+from magpy_like.compiler.passes.layout import save_once, use_channels_last
 from tests.compiler.passes.graphs import aten_graph, names, optimised
 from tests.compiler.programs import compiled, same, tensors
 from tests.seeding import seed
@@ -306,6 +306,39 @@ def test_gradients_get_the_image_that_the_convolution_got(monkeypatch):
     assert forward == backward and len(forward) == 2  # by weight
     layouts = [image.meta["val"].stride(1) == 1 for image in forward.values()]
     assert layouts == [True, False]
+
+
+def test_no_copy_of_an_argument_is_kept_for_the_backward_pass():
+    fast, w = compiled(lambda x, w: F.conv2d(x, w).sum()), WEIGHT.clone().requires_grad_()
+    fast(IMAGE, w).backward()
+    kept = []
+    pack = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
+    with pack:
+        fast(IMAGE, w)
+    assert {t.untyped_storage().data_ptr() for t in kept} <= {
+        t.untyped_storage().data_ptr() for t in (IMAGE, w)
+    }
+
+
+def test_what_is_saved_is_not_saved_in_two_layouts(monkeypatch):
+    def function(x, w, v):
+        y = F.max_pool2d(F.conv2d(x, w, padding=1), 16).relu()
+        return F.conv2d(y, v)
+
+    saved = []
+
+    def save(forward, backward, count):
+        before = forward.graph.output_node().args[0][count:]
+        save_once(forward, backward, count)
+        saved.extend([before, forward.graph.output_node().args[0][count:]])
+
+    monkeypatch.setattr(aot, "save_once", save)
+    given = [t.clone().requires_grad_() for t in (IMAGE, WEIGHT, torch.randn(64, 6, 3, 3))]
+    fast = compiled(function)
+    assert_alike(backward(fast(*given), given), backward(function(*given), given))
+    before, after = ([n.target for n in nodes] for nodes in saved)
+    assert before.count(torch.ops.aten.clone.default) == 2  # the image, and what relu has made
+    assert torch.ops.aten.clone.default not in after
 
 
 def test_gradients_of_gradients_of_images_that_have_become_channels_last():
