@@ -104,7 +104,7 @@ def test_inference_takes_no_more_memory_than_eager(entry, device):
     assert mine <= eager
 
 
-@zoo([m for m in STATIC if m.trains], fast={"BERT"})
+@zoo([m for m in STATIC if m.trains], fast={"BERT", "ResNet-18"})
 def test_training_takes_no_more_memory_than_eager(entry, device):
     model = entry.make(seed=0).to(device).train()
     fast = compiled(model)
