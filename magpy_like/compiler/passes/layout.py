@@ -23,9 +23,9 @@ has to be known to lie so, whatever the sizes are.
 With gradients, the graph of both passes is laid out before it is parted, and a convolution's
 gradients get the image that it got. The library then holds three more copies of the weights for a
 while, which takes more memory than eager mode (*measured*, ResNet-18: 3 %) unless there are half as
-many as pixels at most. *Measured*, steps of training on two cores of two processors
-with AVX-512: ResNet-18 1.01, TridentNet 1.04, U-Net 1.10, MonoDepth 1.11 to 1.13 and DenseNet-121
-1.15 to 1.6 times as fast.
+many as pixels at most. *Measured*, steps of training on two cores of two processors with AVX-512:
+ResNet-18 0.99 and MonoDepth 1.12 times as fast; before that limit, ResNet-18 1.01, TridentNet 1.04,
+U-Net 1.10, MonoDepth 1.11 to 1.13 and DenseNet-121 1.15 to 1.6.
 """
 
 from __future__ import annotations
