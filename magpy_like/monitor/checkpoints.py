@@ -18,6 +18,7 @@ import torch
 import torch.utils.checkpoint
 from torch.utils.checkpoint import noop_context_fn
 
+from magpy_like.monitor.devices import are_all_modes
 from magpy_like.monitor.split import Split
 from magpy_like.native.kinds import isinstance
 
@@ -38,7 +39,7 @@ def is_followed(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call of ``checkpoint`` with these arguments is followed."""
     if not torch.is_grad_enabled() or "use_reentrant" not in kwargs or not args:
         return False
-    if any(name in kwargs for name in _OTHERS) or torch._C._len_torch_function_stack():
+    if any(name in kwargs for name in _OTHERS) or not are_all_modes():
         return False
     if any(kwargs.get(name, value) is not value for name, value in _PLAIN.items()):
         return False

@@ -367,6 +367,37 @@ def test_one_record_is_for_all_sizes():
     assert magpy.cache_info(run).hits == 2
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_models_train_under_a_default_device(name):
+    with torch.device("cpu"):
+        test_models_do_what_they_do_in_eager_mode(name, "magpy")
+
+
+def test_functions_under_a_default_device_are_compiled_with_what_is_around_them():
+    model = Block(nn.BatchNorm1d(12), nn.Dropout(0.5))
+    run = magpy.compile(model, fullgraph=True)
+    with torch.device("cpu"):
+        run(torch.randn(8, 6))
+        assert goes_backward_at_once(run(torch.randn(8, 6)))
+
+
+def test_what_a_function_makes_is_made_on_the_default_device_of_the_call_going_backward_too():
+    def function(x):
+        return (x * torch.full((6,), 2.0)).sin()
+
+    run = magpy.compile(lambda x: under_checkpoint(function, x).exp(), fullgraph=True)
+    x = torch.ones(2, 6)
+    expected = torch.func.grad(lambda x: function(x).exp().sum())(x)
+    for _ in range(3):
+        given = x.clone().requires_grad_()
+        with torch.device("cpu"):
+            result = run(given).sum()
+        with torch.device("meta"):
+            result.backward()
+        assert_same(given.grad, expected)
+    assert magpy.cache_info(run).hits == 2
+
+
 def test_options_without_a_meaning_for_graphs_run_as_they_are():
     weight = torch.ones(6, requires_grad=True)
     options = [
