@@ -21,12 +21,12 @@ def producers(kernel: Kernel) -> Producers:
     }
 
 
-def compute_again(emitter: Emitter, source: tuple[Node, Value]) -> Any:
+def compute_again(emitter: Emitter, buffer: str, producer: Producers) -> Any:
     """Print what a buffer's producer stores; its name."""
-    node, store = source
+    node, store = producer[buffer]
     wanted = _closure(store.args[2], node)
     emitter.run(node.body, [v for v in node.body.values if v in wanted])
-    return emitter.names[store.args[2]]
+    return emitter.remember(buffer, emitter.names[store.args[2]])
 
 
 def values_again(buffer: str, producer: Producers, kernel: Kernel) -> list[Value]:

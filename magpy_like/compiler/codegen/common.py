@@ -463,7 +463,7 @@ class Emitter:
             buffer, index, name, mode = args
             self.store(buffer, index, name, value.args[2].dtype, mode)
             if mode is None:
-                self._stored[buffer] = self.as_loaded(buffer, name, value.args[2].dtype)
+                self.remember(buffer, self.as_loaded(buffer, name, value.args[2].dtype))
             return None
         if value.op == "load" and args[0] in self._stored:
             return self._stored[args[0]]
@@ -478,6 +478,11 @@ class Emitter:
                 dtypes = [a.dtype for a in value.args if isinstance(a, Value)]
                 name = self.operation(value.op, args, value.dtype, dtypes)
             self._known[key] = name
+        return name
+
+    def remember(self, buffer: str, name: Any) -> Any:
+        """What is loaded from the buffer from here on; the name."""
+        self._stored[buffer] = name
         return name
 
     def _arg(self, arg: Any, rename: Mapping[Symbol, Expr]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from magpy_like.compiler.codegen.again import loads_again, producers, values_again
+from magpy_like.compiler.codegen.again import Producers, loads_again, producers, values_again
 from magpy_like.compiler.codegen.common import Kernel, Phase
 from magpy_like.compiler.codegen.cpp_columns import Columns
 from magpy_like.compiler.codegen.cpp_kernel import GRAIN, CppKernel
@@ -21,6 +21,7 @@ def splits(kernel: Kernel, hint: Callable[[Expr], int]) -> bool:
     """Are the rows to be shared among threads? There have to be many, and what an earlier phase
     has computed for each element has to be there, or be cheap to compute, once more."""
     values = [v for node in kernel.nodes() for v in node.body.values]
+    producer = producers(kernel)
     return (
         len(kernel.xs) == 1
         and not kernel.messages
@@ -29,7 +30,7 @@ def splits(kernel: Kernel, hint: Callable[[Expr], int]) -> bool:
         and hint(kernel.ranges[_longest(kernel, hint)]) >= LEAST
         and hint(kernel.size(kernel.xs)) <= MOST
         and hint(kernel.size((*kernel.xs, *kernel.rs))) >= 4 * GRAIN
-        and all(_is_there_again(kernel, buffer) for buffer in kernel.scratch_rows())
+        and all(_is_there_again(kernel, buffer, producer) for buffer in kernel.scratch_rows())
     )
 
 
@@ -37,16 +38,16 @@ def _longest(kernel: Kernel, hint: Callable[[Expr], int]) -> Symbol:
     return max(kernel.rs, key=lambda r: hint(kernel.ranges[r]))
 
 
-def _is_there_again(kernel: Kernel, buffer: str) -> bool:
-    source = producers(kernel)
-    (made,) = (k for k, phase in enumerate(kernel.phases) if source[buffer][0] in phase.inner)
+def _is_there_again(kernel: Kernel, buffer: str, producer: Producers) -> bool:
+    node, _ = producer[buffer]
+    (made,) = (k for k, phase in enumerate(kernel.phases) if node in phase.inner)
     read = max(k for k, p in enumerate(kernel.phases) for n in p.inner if buffer in n.reads)
     written = {b for p in kernel.phases[:read] for n in (*p.inner, *p.outer) for b in n.writes}
     written -= {b for b, kind in kernel.forward.items() if kind == "outer"}  # is kept
     return (
         made < read
-        and not any(v.op in EXPENSIVE for v in values_again(buffer, source, kernel))
-        and not loads_again(buffer, source, kernel) & written - kernel.removed
+        and not any(v.op in EXPENSIVE for v in values_again(buffer, producer, kernel))
+        and not loads_again(buffer, producer, kernel) & written - kernel.removed
     )
 
 

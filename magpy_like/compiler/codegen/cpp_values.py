@@ -184,7 +184,7 @@ class CppEmitter(Emitter):
 
     def load(self, buffer: str, index: Expr, mask: Any, dtype: torch.dtype) -> str:
         if buffer in self.printer.again:
-            text = self._stored[buffer] = compute_again(self, self.printer.again[buffer])
+            text = compute_again(self, buffer, self.printer.again)
         else:
             place = self.printer.place(buffer, index, self.lane)
             text = f"widen({place})" if self.kernel.dtypes[buffer] in LOW_PRECISION else place

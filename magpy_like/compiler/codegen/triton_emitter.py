@@ -48,7 +48,8 @@ class TritonEmitter(Emitter):
         if here is not None:
             return here
         if buffer in self.kernel.removed:
-            return self._recompute(buffer)
+            again: Name = compute_again(self, buffer, self.printer.producer)
+            return again
         axes = self.printer.varies(index)
         wanted = axes | (mask.axes if isinstance(mask, Name) else frozenset())
         guard = self.printer.mask(wanted, mask)
@@ -58,12 +59,6 @@ class TritonEmitter(Emitter):
         if self.kernel.dtypes[buffer] in LOW_PRECISION:
             text += ".to(tl.float32)"
         return self.define(text, wanted)
-
-    def _recompute(self, buffer: str) -> Name:
-        """What an earlier phase computed per element and did not store."""
-        name: Name = compute_again(self, self.printer.producer[buffer])
-        self._stored[buffer] = name
-        return name
 
     def store(self, buffer: str, index: Expr, name: Any, dtype: torch.dtype, mode: Any) -> None:
         if self.level == "outer" or self.printer.tiling.persistent:

@@ -63,7 +63,6 @@ _BY_STRIDES = {
     aten.as_strided_scatter.default,
 }
 _BY_SIZES = {aten.view.default, aten._unsafe_view.default, aten.view.dtype}
-_COPY = aten.clone.default
 _LAID_OUT = "laid_out"  # the copies that are made here
 _BY_INDEX = {aten.index.Tensor, aten._unsafe_index.Tensor}
 
@@ -98,7 +97,8 @@ def save_once(forward: GraphModule, backward: GraphModule, count: int) -> None:
         if source is not None and source not in written:
             results[place], saved = source, inputs[node.name]
             saved.meta["val"] = value(source)
-            new = insert(backward.graph, _COPY, saved, like=next(iter(saved.users)), **node.kwargs)
+            user = next(iter(saved.users))
+            new = insert(backward.graph, aten.clone.default, saved, like=user, **node.kwargs)
             saved.replace_all_uses_with(new, delete_user_cb=lambda user, new=new: user is not new)
     output.args = (tuple(results),)
 
@@ -192,7 +192,7 @@ def _enter(node: Node) -> bool:
 
 
 def _copy(image: Node, user: Node, form: torch.memory_format) -> Node:
-    new = insert(user.graph, _COPY, image, like=user, memory_format=form)
+    new = insert(user.graph, aten.clone.default, image, like=user, memory_format=form)
     new.meta[_LAID_OUT] = True
     return new
 
