@@ -161,8 +161,11 @@ def test_generated_branches(text, gradients):
     check(text, gradients)
 
 
+# Several tests, which processes share.
 @pytest.mark.full
-@settings(max_examples=3000, **SETTINGS)
-@given(programs(), st.booleans(), st.sampled_from(("eager", "aot_eager")))
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("gradients", [False, True])
+@settings(max_examples=750, **SETTINGS)
+@given(text=programs())
 def test_many_generated_branches(text, gradients, backend):
     check(text, gradients, backend)
