@@ -14,7 +14,7 @@ from pathlib import Path
 from magpy_like.compiler.codegen import special
 from magpy_like.compiler.codegen.common import Kernel, Lines, across, is_integral
 from magpy_like.compiler.codegen.cpp_columns import Columns
-from magpy_like.compiler.codegen.cpp_kernel import GRAIN, CppKernel
+from magpy_like.compiler.codegen.cpp_kernel import GRAIN, CppKernel, is_serial
 from magpy_like.compiler.codegen.cpp_pointwise import Pointwise
 from magpy_like.compiler.codegen.cpp_rows import Rows, SplitRows
 from magpy_like.compiler.codegen.cpp_scatter import Scatter
@@ -38,8 +38,7 @@ FLAGS = (
 def printer_of(kernel: Kernel, hint: Callable[[Expr], int]) -> CppKernel:
     """The printer of a kernel's loops."""
     if not kernel.rs and not any(n.inner for n in kernel.nodes()):
-        pointwise = Pointwise(kernel, hint)
-        return Scatter(kernel, hint) if pointwise.is_serial() else pointwise
+        return (Scatter if is_serial(kernel) else Pointwise)(kernel, hint)
     if _runs_across_rows(kernel):
         if splits(kernel, hint):
             return SplitColumns(kernel, hint)

@@ -25,6 +25,15 @@ WIDE = 256  # elements of float16 that are converted at once: few enough to be p
 GRAIN = 16384  # elements of work below which a second thread costs more than it brings
 
 
+def is_serial(kernel: Kernel) -> bool:
+    """A scatter may write one place from two iterations."""
+    return any(
+        store.args[3] is not None or not store.args[1].free_symbols.isdisjoint(node.body.indirect)
+        for node in kernel.nodes()
+        for store in node.body.of("store")
+    )
+
+
 class CppKernel:
     """Prints the loops of one kernel. ``hint`` gives sizes for the example inputs."""
 
@@ -130,16 +139,6 @@ class CppKernel:
             return "" if int(work) >= GRAIN else " if(0)"
         return f" if({print_index(work)} >= {GRAIN})"
 
-    def is_serial(self) -> bool:
-        """A scatter may write one place from two iterations."""
-        for node in self.kernel.nodes():
-            for store in node.body.of("store"):
-                if store.args[3] is not None or store.args[1].free_symbols & set(
-                    node.body.indirect
-                ):
-                    return True
-        return False
-
     def open_loop(self, v: Symbol, begin: str = "0", end: str | None = None) -> None:
         end = end if end is not None else print_index(self.kernel.ranges[v])
         self.lines.line(f"for (i64 {v.name} = {begin}; {v.name} < {end}; ++{v.name}) {{")
@@ -179,7 +178,7 @@ class CppKernel:
 
         Such a store does not read the line that it overwrites, and leaves the caches to others.
         """
-        if self.traffic < STREAM or self.kernel.messages or self.is_serial():
+        if self.traffic < STREAM or self.kernel.messages or is_serial(self.kernel):
             return []
         forward = self.kernel.forward
         read = {b for n in self.kernel.nodes() for b in n.reads if forward.get(b) != "value"}
@@ -279,7 +278,7 @@ class CppKernel:
     def widened(self, nodes: Sequence[Node], loop: Symbol) -> list[tuple[str, str, Expr]]:
         """The loads and stores of float16, one after another in ``loop``, that are converted a row
         at a time: (operation, buffer, index). By itself the compiler finds no instruction."""
-        if self.kernel.messages or self.is_serial():
+        if self.kernel.messages or is_serial(self.kernel):
             return []
         found: dict[tuple[str, str, Expr], None] = {}
         for node in nodes:

@@ -10,7 +10,7 @@ import torch
 
 from magpy_like.compiler import indexing
 from magpy_like.compiler.codegen.common import Kernel, Node, Phase, dependencies, split_levels
-from magpy_like.compiler.codegen.cpp_kernel import MEMORY, STRIP, WIDE
+from magpy_like.compiler.codegen.cpp_kernel import MEMORY, STRIP, WIDE, is_serial
 from magpy_like.compiler.codegen.cpp_reduction import Parts, Reduction
 from magpy_like.compiler.codegen.cpp_values import (
     CTYPE,
@@ -183,11 +183,11 @@ class Rows(Reduction):
         if strips:
             whole = bounds is None or len(rs) > 1
             self._strip_loop(phase, accumulators, inner, begin, end, whole)
-        elif not accumulators and not scans and not wide and not self.is_serial():
+        elif not accumulators and not scans and not wide and not is_serial(self.kernel):
             pieces = bool(opened) and len(rs) > 1
             self.vector_loop(phase.inner, last, begin, end, element, pieces=pieces)
         else:
-            if not indexed and not scans and not self.is_serial():
+            if not indexed and not scans and not is_serial(self.kernel):
                 line(self.simd(clauses))
             self.open_loop(last, begin, end)
             element()
@@ -221,7 +221,7 @@ class Rows(Reduction):
             and not checks
             and not any(body.of("scan") for body in bodies)
             and not self.widened(phase.inner, loop)
-            and not self.is_serial()
+            and not is_serial(self.kernel)
             and self.hint(self.kernel.ranges[loop]) >= UNROLL * STRIP
             and all(v.args[0] in BY_LANE and v.args[1][0].dtype.itemsize == 4 for v in reductions)
             and all(len(v.args[1]) == 1 or self.in_order(v) for v in reductions)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from magpy_like.compiler.codegen.again import Producers, loads_again, producers, values_again
 from magpy_like.compiler.codegen.common import Kernel, Phase
 from magpy_like.compiler.codegen.cpp_columns import Columns
-from magpy_like.compiler.codegen.cpp_kernel import GRAIN, CppKernel
+from magpy_like.compiler.codegen.cpp_kernel import GRAIN, is_serial
 from magpy_like.compiler.codegen.cpp_reduction import Parts
 from magpy_like.compiler.codegen.cpp_values import CTYPE, print_index
 from magpy_like.compiler.indexing import Expr, Symbol
@@ -21,21 +21,25 @@ def splits(kernel: Kernel, hint: Callable[[Expr], int]) -> bool:
     """Are the rows to be shared among threads? There have to be many, and what an earlier phase
     has computed for each element has to be there, or be cheap to compute, once more."""
     values = [v for node in kernel.nodes() for v in node.body.values]
-    producer = producers(kernel)
     return (
         len(kernel.xs) == 1
         and not kernel.messages
-        and not CppKernel(kernel, hint).is_serial()
+        and not is_serial(kernel)
         and all(v.op != "scan" for v in values)
         and hint(kernel.ranges[_longest(kernel, hint)]) >= LEAST
         and hint(kernel.size(kernel.xs)) <= MOST
         and hint(kernel.size((*kernel.xs, *kernel.rs))) >= 4 * GRAIN
-        and all(_is_there_again(kernel, buffer, producer) for buffer in kernel.scratch_rows())
+        and _is_all_there_again(kernel)
     )
 
 
 def _longest(kernel: Kernel, hint: Callable[[Expr], int]) -> Symbol:
     return max(kernel.rs, key=lambda r: hint(kernel.ranges[r]))
+
+
+def _is_all_there_again(kernel: Kernel) -> bool:
+    producer = producers(kernel)
+    return all(_is_there_again(kernel, buffer, producer) for buffer in kernel.scratch_rows())
 
 
 def _is_there_again(kernel: Kernel, buffer: str, producer: Producers) -> bool:

@@ -41,7 +41,7 @@ def test_a_large_tensor_asks_for_huge_pages_and_is_an_ordinary_tensor(size):
 def test_a_smaller_tensor_does_not(monkeypatch):
     """Its memory may have been a larger one's before, and what was asked for then stays."""
     asked = []
-    monkeypatch.setattr(pages, "_advise", lambda: lambda *range_: asked.append(range_))
+    monkeypatch.setattr(pages, "_advise", lambda: lambda *given: asked.append(given))
     tensors = [pages.empty_large((n, 1024), (1024, 1), torch.float32) for n in (ROWS // 2, ROWS)]
     ((start, size, _),) = asked
     assert tensors[1].data_ptr() <= start < start + size <= tensors[1].data_ptr() + pages.LARGE
