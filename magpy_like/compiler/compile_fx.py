@@ -21,10 +21,12 @@ from magpy_like.compiler import build, describe, numbers, passes
 from magpy_like.compiler.aot import aot_compile, interpret, without_grad
 from magpy_like.compiler.codegen.common import Kernel
 from magpy_like.compiler.codegen.launcher import Launcher
-from magpy_like.compiler.control import has_parts, in_parts
+from magpy_like.compiler.control import has_parts
 from magpy_like.compiler.errors import CompileError, Unsupported, warn_fallback
 from magpy_like.compiler.graph import Graph, assumptions, find_shape_env
 from magpy_like.compiler.memory import plan_memory
+from magpy_like.compiler.overwritten import overwrites_saved
+from magpy_like.compiler.parts import in_parts
 from magpy_like.compiler.recomputed import keep_checkpoints, unfolded
 from magpy_like.compiler.runtime import captured_cache, code_cache
 from magpy_like.compiler.scheduler import Scheduler
@@ -56,7 +58,8 @@ def compile_fx(
     """
     if has_parts(gm):
         varying = [is_symbolic(given) for given in example_inputs]
-        return in_parts(gm, functools.partial(compile_fx, mode=mode, options=options), varying)
+        compile_part = functools.partial(compile_fx, mode=mode, options=options)
+        return in_parts(gm, compile_part, varying, exact=overwrites_saved(gm))
     settings = dict(options or {})
     unknown = set(settings) - _OPTIONS
     if unknown:

@@ -13,7 +13,9 @@ from typing import Any, cast
 
 import torch
 
-from magpy_like.compiler.control import has_parts, in_parts, interpreted
+from magpy_like.compiler.control import has_parts
+from magpy_like.compiler.overwritten import overwrites_saved, writes_to_given
+from magpy_like.compiler.parts import exactly, in_parts, interpreted
 from magpy_like.compiler.recomputed import keep_checkpoints
 from magpy_like.compiler.turns import TURNS
 from magpy_like.compiler.varying import is_symbolic
@@ -355,15 +357,24 @@ class Dispatcher:
         may_fail = self.backend not in RELIABLE
         if self._stretches.shows_nodes:
             return CompiledGraph(graph, interpreted(graph))
+        if self.backend != "eager" and (
+            overwrites_saved(graph) or (not self._is_program and writes_to_given(graph, inputs))
+        ):
+            self._stretches.be_exact()
+        exact = self._stretches.is_exact
         keep_checkpoints(graph, unfolds=self.backend == "magpy")
         if has_parts(graph):
             varying = [is_symbolic(given) for given in inputs]
-            return CompiledGraph(graph, in_parts(graph, self._compile_graph, varying), may_fail)
-        return self._stretches.graphs.compiled(
+            run = in_parts(graph, self._compile_graph, varying, exact=exact)
+            return CompiledGraph(graph, run, may_fail)
+        compiled = self._stretches.graphs.compiled(
             graph,
             () if self.backend == "eager" else relied_on(inputs),
             lambda: CompiledGraph(graph, self._compile_graph(graph, inputs), may_fail),
         )
+        if not exact:
+            return compiled
+        return CompiledGraph(compiled.graph, exactly(compiled.graph, compiled.run), may_fail)
 
     def _compile_graph(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         try:

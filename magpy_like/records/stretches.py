@@ -318,6 +318,9 @@ class Stretches:
         self.shows_nodes = False
         """Whether the program looks at the autograd graph of what an earlier stretch has made, so
         that each runs operator by operator."""
+        self.is_exact = False
+        """Whether a stretch writes to what an earlier one may have saved for the backward pass, so
+        that each runs operator by operator when gradients are recorded."""
         self._crossings: dict[int, Crossing] = {}
 
     def following(self, layout: Layout) -> Dispatcher:
@@ -330,6 +333,11 @@ class Stretches:
     def show_nodes(self) -> None:
         if not self.shows_nodes:
             self.shows_nodes = True
+            self._forget()
+
+    def be_exact(self) -> None:
+        if not self.is_exact:
+            self.is_exact = True
             self._forget()
 
     def cross(self, layout: Layout, values: Sequence[Any]) -> tuple[Dispatcher | None, Any]:

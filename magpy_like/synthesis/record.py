@@ -14,7 +14,8 @@ import torch
 from torch import fx
 
 from magpy_like.annotation import RelationKind
-from magpy_like.compiler.control import has_parts, interpreted
+from magpy_like.compiler.control import has_parts
+from magpy_like.compiler.parts import interpreted
 from magpy_like.dynamic.tracebacks import raised_in_caller
 from magpy_like.monitor.containers import elements, items_of, length_of
 from magpy_like.monitor.devices import switch, without_default_device

@@ -7,7 +7,8 @@ import torch
 from torch import fx, nn
 
 from magpy_like.compiler import compile_fx
-from magpy_like.compiler.control import NUMBER, for_loop, in_parts
+from magpy_like.compiler.control import NUMBER, for_loop
+from magpy_like.compiler.parts import in_parts
 from tests.compare import assert_same
 from tests.compiler.programs import seeded
 

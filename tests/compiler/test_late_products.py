@@ -9,7 +9,8 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from magpy_like.compiler import compile_fx, late_products
-from magpy_like.compiler.control import NUMBER, for_loop, in_parts
+from magpy_like.compiler.control import NUMBER, for_loop
+from magpy_like.compiler.parts import in_parts
 from tests.compare import assert_same
 from tests.compiler.programs import seeded
 
