@@ -146,7 +146,7 @@ def is_between(node: fx.Node) -> bool:
         return True
     if node.op != "call_function":
         return False
-    if node.target in CONTROL or getattr(node.target, "__name__", "").startswith(_MODES):
+    if node.target in CONTROL or name_of(node).startswith(_MODES):
         return True
     if node.target is not operator.getitem or not takes:
         return False

@@ -10,17 +10,24 @@ hold whose memory, as far as the names of operators tell.
 from __future__ import annotations
 
 import enum
-import functools
 import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from magpy_like.compiler.control import body_of, is_between, is_control, may_write, name_of
+from magpy_like.compiler.control import (
+    body_of,
+    has_parts,
+    is_between,
+    is_control,
+    may_write,
+    name_of,
+)
+from magpy_like.compiler.passes.positions import in_place, schemas_of
 
 _SAVES_NO_RESULT = frozenset(
     (
@@ -60,14 +67,20 @@ class _Place(NamedTuple):
     loops: tuple[fx.Node, ...]
 
 
+_BEFORE = _Place(-1, ())
 _Held = frozenset[_Memory]
 _NOTHING: _Held = frozenset()
 
 
-def overwrites_saved(gm: fx.GraphModule) -> bool:
-    """Whether a part of a graph that runs in parts may write to what another part, or the same one
-    in another round of a loop, may have saved."""
-    walk = _Walk()
+def overwrites_saved(gm: fx.GraphModule, saved: Collection[fx.Node] = ()) -> bool:
+    """Whether a part of a graph may write to what another part, or the same one in another round of
+    a loop, may have saved. A graph that is not cut is one part. ``saved`` are inputs that what ran
+    before the graph may have saved."""
+    if not saved and not has_parts(gm):
+        return False
+    walk = _Walk(is_cut=has_parts(gm))
+    for node in saved:
+        walk.uses[node].add(_BEFORE)
     walk.graph(gm, itertools.repeat(_NOTHING), ())
     return any(
         _may_follow(write, use, memory)
@@ -76,17 +89,12 @@ def overwrites_saved(gm: fx.GraphModule) -> bool:
     )
 
 
-def writes_to_given(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    """Whether a graph may write to an input that operators have made of what needs a gradient, by
-    examples of the inputs. (To parameters an optimizer writes, behind the backward pass.)"""
-    walk = _Walk()
-    walk.graph(gm, itertools.repeat(_NOTHING), ())
-    written = {memory.maker for memory, _ in walk.writes}
+def made_before(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[fx.Node]:
+    """The inputs of a graph that operators have made of what needs a gradient, by examples. (To
+    parameters an optimizer writes, behind the backward pass.)"""
     nodes = gm.graph.find_nodes(op="placeholder")
-    return any(
-        isinstance(given, torch.Tensor) and not given.is_leaf and node in written
-        for node, given in zip(nodes, inputs, strict=False)
-    )
+    pairs = zip(nodes, inputs, strict=False)
+    return [n for n, given in pairs if isinstance(given, torch.Tensor) and not given.is_leaf]
 
 
 def _may_follow(write: _Place, use: _Place, memory: _Memory) -> bool:
@@ -100,7 +108,8 @@ def _may_follow(write: _Place, use: _Place, memory: _Memory) -> bool:
 class _Walk:
     """What the operators of a graph, and of those that it holds, do to memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_cut: bool) -> None:
+        self._is_cut = is_cut
         self.uses: dict[Any, set[_Place]] = defaultdict(set)
         """Where a part may save memory, by its maker."""
         self.writes: set[tuple[_Memory, _Place]] = set()
@@ -137,9 +146,10 @@ class _Walk:
             else:
                 if node.target is torch._C._set_grad_enabled:
                     self._records_gradients = node.args[0] is not False
-                saves = self._records_gradients and not is_between(node)
-                if is_between(node):
+                is_outside = self._is_cut and is_between(node)
+                if is_outside:
                     number = self._number(within, node)
+                saves = self._records_gradients and not is_outside
                 held[node] = self._operator(node, held, _Place(number, loops), saves)
         raise AssertionError("a graph without an output")
 
@@ -240,45 +250,38 @@ class _Kind(enum.Enum):
     VIEW = enum.auto()
     """What it gives has the memory of what it is given, or is a copy of that."""
     COPY = enum.auto()
+    """What it gives is a copy, which a compiler may take for needless."""
     MIXED = enum.auto()
     """It computes, and what it gives may yet have that memory."""
     NEW = enum.auto()
 
 
 def _kind(node: fx.Node) -> _Kind:
-    if may_write(node):
+    name = name_of(node).strip("_")
+    if may_write(node) or in_place(node):
         return _Kind.WRITES
     if getattr(node.target, "__module__", "") in ("_operator", "operator"):
         return _Kind.VIEW if node.target in (operator.getitem, operator.pos) else _Kind.NEW
-    name = name_of(node).strip("_")
-    return _Kind.COPY if name == "clone" else _kind_of(name)
-
-
-@functools.cache
-def _kind_of(name: str) -> _Kind:
-    """That of an operator that does not write, by the name of torch's function or method."""
+    if name == "clone":
+        return _Kind.COPY
     if name in _NEW:
         return _Kind.NEW
-    packet = getattr(torch.ops.aten, name, None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
-        return _Kind.MIXED
-    overloads = [getattr(packet, overload) for overload in packet.overloads()]
-    overloads = [each for each in overloads if _gives_tensors(each._schema)]
-    if any(given.alias_info for each in overloads for given in each._schema.returns):
+    schemas = [schema for schema in schemas_of(node) if _gives_tensors(schema)]
+    if any(given.alias_info for schema in schemas for given in schema.returns):
         return _Kind.VIEW
-    return _Kind.MIXED if any(map(_is_composite, overloads)) else _Kind.NEW
+    return _Kind.MIXED if not schemas or any(map(_is_composite, schemas)) else _Kind.NEW
 
 
 def _gives_tensors(schema: Any) -> bool:
-    """Whether an operator without effects makes tensors of tensors."""
+    """Whether an operator makes tensors of tensors: TorchScript has more of the same name."""
     takes, gives = ([str(each.type) for each in s] for s in (schema.arguments, schema.returns))
-    return not schema.is_mutable and "Tensor" in "".join(takes) and "Tensor" in "".join(gives)
+    return "Tensor" in "".join(takes) and "Tensor" in "".join(gives)
 
 
-def _is_composite(overload: Any) -> bool:
+def _is_composite(schema: Any) -> bool:
     """Whether an operator is made of others, of which some arguments need none."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    name = f"{schema.name}.{schema.overload_name}".rstrip(".")
     try:
-        return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key)
+        return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
     except RuntimeError:  # an operator of TorchScript alone
         return True

@@ -85,9 +85,8 @@ class _Parts:
         exact: bool,
         rounds: bool = False,
     ) -> None:
-        """With ``exact``, parts run :func:`exactly`. If ``gm`` is
-        what ``rounds`` of a loop repeat, the callable's first argument is a :class:`Rounds`, made
-        for one call of the loop."""
+        """With ``exact``, parts run :func:`exactly`. If ``gm`` is what ``rounds`` of a loop repeat,
+        the callable's first argument is a :class:`Rounds`, made for one call of the loop."""
         self._gm, self._backend, self._exact = gm, backend, exact
         inputs = gm.graph.find_nodes(op="placeholder")
         self._varying = {node for node, varies in zip(inputs, varying, strict=False) if varies}

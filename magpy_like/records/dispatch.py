@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 
 from magpy_like.compiler.control import has_parts
-from magpy_like.compiler.overwritten import overwrites_saved, writes_to_given
+from magpy_like.compiler.overwritten import made_before, overwrites_saved
 from magpy_like.compiler.parts import exactly, in_parts, interpreted
 from magpy_like.compiler.recomputed import keep_checkpoints
 from magpy_like.compiler.turns import TURNS
@@ -357,9 +357,8 @@ class Dispatcher:
         may_fail = self.backend not in RELIABLE
         if self._stretches.shows_nodes:
             return CompiledGraph(graph, interpreted(graph))
-        if self.backend != "eager" and (
-            overwrites_saved(graph) or (not self._is_program and writes_to_given(graph, inputs))
-        ):
+        before = [] if self._is_program else made_before(graph, inputs)
+        if self.backend != "eager" and overwrites_saved(graph, before):
             self._stretches.be_exact()
         exact = self._stretches.is_exact
         keep_checkpoints(graph, unfolds=self.backend == "magpy")

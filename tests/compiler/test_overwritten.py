@@ -51,6 +51,22 @@ def test_a_write_before_another_part_saves_is_none():
     assert not overwrites(used_behind_the_write, (3,), (3,))
 
 
+def test_a_graph_that_is_not_cut_is_one_part():
+    """Whatever it writes: a running average without gradients, say, of what it has used."""
+
+    def program(a, average):
+        near = a * average
+        with torch.no_grad():
+            average.mul_(0.9).add_(a.mean(0), alpha=0.1)
+        return near.sin()
+
+    given = torch.ones(3, 4, requires_grad=True) * 1, torch.ones(4)
+    (graph,) = magpy.explain(program, *given).graphs
+    assert not has_parts(graph) and not overwrites_saved(graph)
+    _, average = graph.graph.find_nodes(op="placeholder")
+    assert overwrites_saved(graph, [average]), "what ran before may have used it, too"
+
+
 def saves_and_writes(i, a, b):
     a.sin()
     return (a.add_(b),)

@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from magpy_like.compiler.control import name_of
 from magpy_like.compiler.passes.attention import layout_is_hidden
 from magpy_like.compiler.passes.graphs import argument
 from magpy_like.compiler.passes.positions import makes_new, schemas_of, writes_nothing
@@ -107,7 +108,7 @@ def _is_constant(node: Node) -> bool:
     symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
     if any(isinstance(a, symbolic) for a in pytree.tree_leaves((node.args, node.kwargs))):
         return False
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = name_of(node)
     packet = getattr(torch.ops.aten, name, None)
     overloads = packet.overloads() if schemas_of(node) and packet is not None else []
     random = torch.Tag.nondeterministic_seeded

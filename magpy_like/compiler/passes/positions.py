@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from magpy_like.compiler.control import name_of
+
 
 def keep_positions(gm: GraphModule) -> bool:
     """Have subscripts by tensors traced as operators; whether there are any."""
@@ -75,7 +77,7 @@ def writes_nothing(node: Node) -> bool:
 
 def schemas_of(node: Node) -> list[Any]:
     """Of the ATen operator that a function or method of a captured graph is named after."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = name_of(node)
     packet = getattr(torch.ops.aten, _NAMES.get(name, name), None)
     called = node.op == "call_method" or (node.op == "call_function" and _is_torchs(node.target))
     if not called or packet is None or in_place(node):
