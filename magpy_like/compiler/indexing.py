@@ -129,13 +129,16 @@ def divides(d: Expr, e: Expr) -> Expr | None:
     if d.is_Integer and e.is_Integer:
         return sympy.Integer(int(e) // int(d)) if int(e) % int(d) == 0 else None
     quotient = e / d
-    coefficient, rest = quotient.as_coeff_Mul()
-    if not coefficient.is_Integer:
-        return None
-    for factor in sympy.Mul.make_args(rest):
-        if factor.is_Pow and factor.exp.is_negative:
-            return None
-    return quotient
+    return quotient if _is_whole(quotient) else None
+
+
+def _is_whole(e: Expr) -> bool:
+    """Is no part of the expression a fraction? ``(s + 1)/2`` is ``s/2 + 1/2`` to SymPy."""
+    if e.is_Number:
+        return bool(e.is_Integer)
+    if e.is_Add or e.is_Mul:
+        return all(map(_is_whole, e.args))
+    return not e.is_Pow or (bool(e.exp.is_nonnegative) and _is_whole(e.base))
 
 
 def simplify(e: Expr, ranges: Mapping[Symbol, Expr]) -> Expr:

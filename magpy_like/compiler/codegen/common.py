@@ -374,14 +374,6 @@ class Lines:
         return "\n".join(self._lines) + "\n"
 
 
-def _has_fraction(e: Expr) -> bool:
-    """Whether sums, products and powers of an expression have a number that is no integer: torch
-    writes ``(s + 1) // 2`` as ``s / 2 + 1 / 2`` where nothing is left over."""
-    if e.is_Rational:
-        return not e.is_Integer
-    return (e.is_Add or e.is_Mul or e.is_Pow) and any(map(_has_fraction, e.args))
-
-
 @dataclass(frozen=True)
 class IndexPrinter:
     """Prints size and index expressions, in 64-bit integers.
@@ -403,9 +395,6 @@ class IndexPrinter:
             return self.number(int(e))
         if e.is_Symbol:
             return str(e.name)
-        if _has_fraction(e) and not e.is_Rational:  # an integer all the same, as every size is
-            above, below = e.as_numer_denom()
-            return f"({self.divide.format(self(above), self(below))})"
         if e.is_Pow and e.exp.is_Integer and e.exp > 0:
             return "(" + " * ".join([self(e.base)] * int(e.exp)) + ")"
         name = type(e).__name__
