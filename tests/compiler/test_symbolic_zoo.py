@@ -4,15 +4,17 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 import magpy_like as magpy
-from tests.models import ZOO
+from tests.models import ZOO, doubled
 
 STATIC = [m for m in ZOO.values() if not m.dynamic]
 pytestmark = pytest.mark.full
-SIZES = [(2, 11), (3, 16), (5, 7)]  # batch, tokens
+SIZES = [(2, 11, (0, 0)), (3, 16, (1, 2)), (5, 7, (3, 1))]  # batch, tokens, steps in an image
 ONE_LENGTH = {"Mamba"}  # its scan is a different program for every length
+STEP = {"MonoDepth": 32}  # pixels that its images may grow by; others take any image
 
 
 def zoo(models):
@@ -29,11 +31,15 @@ def was_compiled_once(fast):
     return (info.misses, info.records, info.graphs) == (1, 1, 1)
 
 
-def inputs(entry, model, seed, batch, length):
-    """Arguments of the given sizes: token sequences are cut, an LSTM's steps come first."""
+def inputs(entry, model, seed, batch, length, steps):
+    """Arguments of the given sizes: token sequences are cut, an LSTM's steps come first; images
+    grow."""
     length = 16 if entry.name in ONE_LENGTH else length
 
     def cut(t):
+        if entry.vision:
+            down, right = (STEP.get(entry.name, 1) * n for n in steps)
+            return F.pad(t, (0, right, 0, down), mode="replicate")
         if entry.name == "LSTM":
             return t[:length].clone()
         return t[:, :length].contiguous() if t.dim() == 2 and not t.is_floating_point() else t
@@ -49,8 +55,8 @@ def tensors(tree):
 def test_inference_at_several_sizes_is_one_compilation(entry):
     model = entry.make(seed=0)
     fast = compiled(model)
-    for seed, (batch, length) in enumerate(SIZES):
-        args, kwargs = inputs(entry, model, seed, batch, length)
+    for seed, size in enumerate(SIZES):
+        args, kwargs = inputs(entry, model, seed, *size)
         with torch.no_grad():
             got, wanted = tensors(fast(*args, **kwargs)), tensors(model(*args, **kwargs))
         for a, b in zip(got, wanted, strict=True):
@@ -65,15 +71,10 @@ def test_training_at_several_sizes_is_one_compilation(entry):
     model = entry.make(seed=0).double().train()
     eager = copy.deepcopy(model)
     fast = compiled(model)
-    for seed, (batch, length) in enumerate(SIZES):
+    for seed, size in enumerate(SIZES):
         results = []
         for call, owner in ((fast, model), (eager, eager)):
-            args, kwargs = inputs(entry, owner, seed, batch, length)
-            args, kwargs = pytree.tree_map_only(
-                torch.Tensor,
-                lambda t: t.double() if t.is_floating_point() else t,
-                (args, kwargs),
-            )
+            args, kwargs = doubled(inputs(entry, owner, seed, *size))
             owner.zero_grad()
             loss = entry.loss(call(*args, **kwargs))
             loss.backward()

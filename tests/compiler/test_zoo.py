@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 
 import magpy_like as magpy
 from tests.memory import peak_bytes
-from tests.models import ZOO
+from tests.models import ZOO, doubled
 
 pytestmark = pytest.mark.usefixtures("forget_everything")
 
@@ -16,6 +16,8 @@ STATIC = [m for m in ZOO.values() if not m.dynamic]
 # One of each kind compiles in seconds; the others are in the full run.
 FAST = {"ResNet-18", "LSTM", "BERT", "GPT-2"}
 STEPS = 3
+# Before torch 2.13 nothing that a backward pass is handed is freed before it has ended.
+KEEPS_INCOMING = torch.__version__ < "2.13"
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +37,6 @@ def zoo(models, fast=FAST):
 
 def tensors(tree):
     return [t for t in pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
-
-
-def doubled(tree):
-    """The same values, of twice the precision."""
-    return pytree.tree_map_only(
-        torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, tree
-    )
 
 
 def compiled(model):
@@ -117,4 +112,5 @@ def test_training_takes_no_more_memory_than_eager(entry, device):
     for call in (model, fast, fast):
         step(call)  # what is allocated once
     eager, mine = (peak_bytes(lambda c=c: step(c), device) for c in (model, fast))
-    assert mine <= eager
+    outputs = tensors(model(*args, **kwargs)) if KEEPS_INCOMING else []
+    assert mine <= eager + sum(t.nbytes for t in outputs if t.requires_grad)

@@ -93,6 +93,11 @@ def _calibrate(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         module.momentum = momentum
 
 
+def doubled(tree: Any) -> Any:
+    """The same values, of twice the precision: what is left of rounding tells nothing wrong."""
+    return pytree.tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, tree)
+
+
 def _images(**heights: tuple[int, int]) -> Callable[[Size, int], Inputs]:
     return lambda size, batch: ((torch.randn(batch, 3, *heights[size]),), {})
 
