@@ -44,14 +44,10 @@ def prepared(
 def inferred_exactly(name: str, batch: int, size: Size = "real") -> Any:
     """What the model infers in float64 on the CPU."""
     zoo = ZOO[name]
-    model = zoo.make(seed=0, size=size)
-    args, kwargs = pytree.tree_map_only(
-        torch.Tensor,
-        lambda t: t.double() if t.is_floating_point() else t,
-        zoo.inputs(model, seed=1, batch=batch),
-    )
+    model = zoo.make(seed=0, size=size).double()
+    args, kwargs = zoo.inputs(model, seed=1, batch=batch)
     with torch.no_grad():
-        return model.double()(*args, **kwargs)
+        return model(*args, **kwargs)
 
 
 def is_further_off(actual: Any, eager: Any, exact: Any) -> bool:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 import magpy_like as magpy
-from tests.models import ZOO, doubled
+from tests.models import ZOO
 
 STATIC = [m for m in ZOO.values() if not m.dynamic]
 pytestmark = pytest.mark.full
@@ -76,7 +76,7 @@ def test_training_at_several_sizes_is_one_compilation(entry):
     for seed, size in enumerate(SIZES):
         results = []
         for call, owner in ((fast, model), (eager, eager)):
-            args, kwargs = doubled(inputs(entry, owner, seed, *size))
+            args, kwargs = inputs(entry, owner, seed, *size)
             owner.zero_grad()
             loss = entry.loss(call(*args, **kwargs))
             loss.backward()

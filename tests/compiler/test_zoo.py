@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 
 import magpy_like as magpy
 from tests.memory import peak_bytes
-from tests.models import ZOO, doubled
+from tests.models import ZOO
 
 pytestmark = pytest.mark.usefixtures("forget_everything")
 
@@ -71,7 +71,7 @@ def test_training_equals_eager(entry, device):
         optimizer = torch.optim.SGD(owner.parameters(), lr=0.01, momentum=0.9)
         outputs, gradients = [], []
         for seed in range(STEPS):
-            args, kwargs = doubled(entry.inputs(owner, seed, batch=2))
+            args, kwargs = entry.inputs(owner, seed, batch=2)
             optimizer.zero_grad()
             output = call(*args, **kwargs)
             entry.loss(output).backward()

@@ -69,12 +69,14 @@ class ZooModel:
         return model.eval()
 
     def inputs(self, model: nn.Module, seed: int, batch: int) -> Inputs:
-        """Random arguments of the model's size, `batch` samples, on the model's device."""
-        device = next(model.parameters()).device
+        """Random arguments of the model's size, device and precision, `batch` samples."""
+        like = next(model.parameters())
         with torch.random.fork_rng(devices=[]):
             seeding.seed(seed)
             example = self.example(model.zoo_size, batch)
-        return pytree.tree_map_only(Tensor, lambda t: t.to(device), example)
+        return pytree.tree_map_only(
+            Tensor, lambda t: t.to(like) if t.is_floating_point() else t.to(like.device), example
+        )
 
 
 def _calibrate(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -91,11 +93,6 @@ def _calibrate(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         model.train()(*args, **kwargs)
     for module, momentum in kept.items():
         module.momentum = momentum
-
-
-def doubled(tree: Any) -> Any:
-    """The same values, of twice the precision: what is left of rounding tells nothing wrong."""
-    return pytree.tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, tree)
 
 
 def _images(**heights: tuple[int, int]) -> Callable[[Size, int], Inputs]:
