@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch import config
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensor
@@ -154,12 +155,16 @@ def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     """
     _check_sizes(joint)
     _check_draws(joint)
-    if any("recompute" in node.meta for node in joint.graph.nodes):
+    saves_memory = any("recompute" in node.meta for node in joint.graph.nodes)
+    if saves_memory:
         _keep_results(joint)
     for node in filter(_draws, joint.graph.nodes):
         if node.meta.get("partitioner_tag") == "is_backward":
             node.meta["partitioner_tag"] = "must_be_in_backward"
-    return min_cut_rematerialization_partition(joint, *args, **kwargs)
+    # Whoever checkpoints functions would rather have what a kept result leads to computed again
+    # than kept beside it, even where the backward pass has to store it.
+    with config.patch(ban_recompute_materialized_backward=not saves_memory):
+        return min_cut_rematerialization_partition(joint, *args, **kwargs)
 
 
 def _keep_results(joint: fx.GraphModule) -> None:
