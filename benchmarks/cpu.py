@@ -9,6 +9,7 @@ steady state, at most half of its time in the first calls.
 """
 
 import contextlib
+import functools
 import os
 import statistics
 import subprocess
@@ -23,8 +24,8 @@ import click
 import torch
 
 import magpy_like as magpy
-from benchmarks.common import differs, geometric_mean, machine, measure, seconds, table
-from benchmarks.zoo import COMPILERS, inferred_exactly, is_further_off, prepared
+from benchmarks.common import geometric_mean, machine, measure, seconds, table
+from benchmarks.zoo import COMPILERS, inferred_exactly, is_wrong, prepared
 from tests.models import ZOO, Size
 
 MODES = ("inference", "training")
@@ -93,17 +94,14 @@ def steady(
     magpy.reset()
     calls, errors = {}, {}
     eager, _ = prepared(name, mode, "eager", batch, size)
+    exact = functools.partial(inferred_exactly, name, batch, size)
     for compiler in compilers:
         try:
             call, compiled = prepared(name, mode, compiler, batch, size)
             call()
             if compiler == "magpy" and not magpy.cache_info(compiled).records:
                 errors[compiler] = "nothing was compiled"
-            elif (
-                mode == "inference"
-                and differs(call(), eager(), equal_nan=True)
-                and is_further_off(call(), eager(), inferred_exactly(name, batch, size))
-            ):
+            elif mode == "inference" and is_wrong(call(), eager(), exact):
                 errors[compiler] = "wrong result"
             else:
                 calls[compiler] = call

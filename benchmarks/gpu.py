@@ -12,12 +12,11 @@ from typing import Any
 
 import click
 import torch
-from torch.utils import _pytree as pytree
 
 import magpy_like as magpy
 from benchmarks.common import geometric_mean, machine, measure, seconds, table
 from benchmarks.kernels import GOAL, moved, suite
-from benchmarks.zoo import COMPILERS, prepared
+from benchmarks.zoo import COMPILERS, inferred_exactly, is_wrong, prepared
 
 
 def first_error() -> str:
@@ -59,17 +58,6 @@ def on_gpu(name: str, mode: str, compiler: str, batch: int) -> Callable[[], Any]
     return prepared(name, mode, compiler, batch, device="cuda")[0]
 
 
-def close(actual: Any, expected: Any) -> bool:
-    """Within 2 % of each tensor's largest value: convolutions round to TF32, in eager, too."""
-    pairs = zip(pytree.tree_leaves(actual), pytree.tree_leaves(expected), strict=True)
-    tensors = [(a, e) for a, e in pairs if isinstance(e, torch.Tensor)]
-    return all(
-        torch.allclose(a, e, rtol=0, atol=0.02 * e.abs().max().item(), equal_nan=True)
-        for a, e in tensors
-        if e.numel()
-    )
-
-
 def models(names: list[str], modes: list[str], batch: int, rounds: int, wanted: list[str]) -> None:
     rows = []
     for mode in modes:
@@ -77,12 +65,13 @@ def models(names: list[str], modes: list[str], batch: int, rounds: int, wanted: 
             torch.compiler.reset()
             magpy.reset()
             calls = {}
-            expected = on_gpu(name, mode, "eager", batch)() if mode == "inference" else None
+            eager = on_gpu(name, mode, "eager", batch)
+            exact = functools.partial(inferred_exactly, name, batch, device="cuda")
             for label in wanted:
                 try:
                     call = on_gpu(name, mode, label, batch)
-                    result = call()
-                    if mode == "inference" and not close(result, expected):
+                    call()  # natively, where `magpy.compile` has captured it
+                    if mode == "inference" and is_wrong(call(), eager(), exact):
                         raise ValueError("wrong result")
                     calls[label] = call
                 except Exception:

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from magpy_like.compiler import build, compile_fx
 from magpy_like.compiler.codegen import cpp
 from tests.compare import assert_same
+from tests.compiler.programs import tensors
 from tests.seeding import seed
 
 pytestmark = pytest.mark.filterwarnings("error::magpy_like.compiler.errors.MagpyWarning")
@@ -70,10 +71,6 @@ def fresh(args):
         a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a
         for a in args
     ]
-
-
-def tensors(tree):
-    return [t for t in pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
 
 def one_graph_for(function, *calls):

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 import magpy_like as magpy
+from tests.compiler.programs import tensors
 from tests.models import ZOO
 
 STATIC = [m for m in ZOO.values() if not m.dynamic]
@@ -47,10 +48,6 @@ def inputs(entry, model, seed, batch, length, steps):
         return t[:, :length].contiguous() if t.dim() == 2 and not t.is_floating_point() else t
 
     return pytree.tree_map_only(torch.Tensor, cut, entry.inputs(model, seed, batch=batch))
-
-
-def tensors(tree):
-    return [t for t in pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
 
 @zoo(STATIC)

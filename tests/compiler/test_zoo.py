@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from torch.utils import _pytree as pytree
 
 import magpy_like as magpy
+from tests.compiler.programs import tensors
 from tests.memory import peak_bytes
 from tests.models import ZOO
 
@@ -33,10 +33,6 @@ def zoo(models, fast=FAST):
             for m in models
         ],
     )
-
-
-def tensors(tree):
-    return [t for t in pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
 
 def compiled(model):
