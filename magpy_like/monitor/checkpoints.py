@@ -46,21 +46,21 @@ def is_followed(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     set_for_all = ("_enable_checkpoint_early_stop", "_checkpoint_debug_enabled")
     if any(getattr(torch.utils.checkpoint, name, None) is not None for name in set_for_all):
         return False
-    owner = _owner(args[0])
-    return owner is not None and owner not in _refused
+    found = owner(args[0])
+    return found is not None and found not in _refused
 
 
-def _owner(function: Any) -> Any:
+def owner(function: Any) -> Any:
     """Whom it says something of that a function does more than to compute; None for nobody."""
     if isinstance(function, functools.partial):
-        return _owner(function.func)
+        return owner(function.func)
     if isinstance(function, types.MethodType):
         receiver = function.__self__
-        return _owner(receiver if isinstance(receiver, torch.nn.Module) else function.__func__)
+        return owner(receiver if isinstance(receiver, torch.nn.Module) else function.__func__)
     if isinstance(function, torch.nn.Module):
         # What torch's own containers do is what their parts do.
         is_own = not type(function).__module__.startswith("torch.")
-        return _owner(type(function).forward) if is_own else function
+        return owner(type(function).forward) if is_own else function
     return function.__code__ if isinstance(function, types.FunctionType) else None
 
 
@@ -68,7 +68,7 @@ class Call:
     """One call of ``checkpoint``, which torch's own generator goes through."""
 
     def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._owner = _owner(function)
+        self._owner = owner(function)
         self.given = [value for value in args if isinstance(value, torch.Tensor)]
         self.steps = torch.utils.checkpoint._checkpoint_without_reentrant_generator(
             function, True, noop_context_fn, "default", False, True, *args, **kwargs

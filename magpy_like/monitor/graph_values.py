@@ -64,6 +64,8 @@ class GraphValues(Variables):
         """How many operators are running: what runs inside one is not on the graph itself."""
         self.given: dict[int, torch.Tensor] = {}
         """The tensors that the running operator was given, by id."""
+        self.called: list[Any] = []
+        """The modules, classes and code of functions that the running operator calls."""
         self.dynamic_inside = False
         """Whether the running operator does something that is dynamic, so that running it a second
         time would be more than to compute."""
@@ -84,6 +86,12 @@ class GraphValues(Variables):
         the graph ended with before the first time."""
         self.tensor_versions: dict[int, int] = {}
         """torch's own version counters of the tensors from outside, when they were met."""
+
+    def keep_as_is(self, reason: str) -> None:
+        """The running operator does something that is dynamic: it stays on the graph as a whole,
+        but runs as it is."""
+        self.running_as_is = reason
+        self.dynamic_inside = True
 
     def graph_value(self, tensor: torch.Tensor) -> fx.Node:
         known = self.operators.node_of(tensor)

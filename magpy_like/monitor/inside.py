@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from magpy_like.monitor.arguments import tensors_in
+from magpy_like.monitor.closures import Closure
 from magpy_like.monitor.containers import CONTAINERS, elements
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.split import Effect, Split
@@ -41,7 +41,7 @@ def keep_objects(rec: Recording, args: tuple[Any, ...]) -> None:
     compiled, which would fix what the object holds now.
     """
     for value in args[1:]:
-        if isinstance(value, torch.Tensor) or is_plain(value) or is_identity(value):
+        if isinstance(value, torch.Tensor | Closure) or is_plain(value) or is_identity(value):
             continue
         if isinstance(value, CONTAINERS):
             keep_objects(rec, (None, *elements(value)))
@@ -61,25 +61,3 @@ def look_for_containers(args: Sequence[Any]) -> None:
     found = next((v for v in args if isinstance(v, CONTAINERS) and type(v) is not tuple), None)
     if found is not None:
         raise Split(f"gives a {type(found).__qualname__} to a function that runs as it is")
-
-
-def look_at_functions(rec: Recording, args: Sequence[Any]) -> None:
-    """Functions that an operator calls at every later call must not keep this run's values.
-
-    Raises:
-        Split: one was made in the region and refers to something else that was.
-    """
-    for function in args:
-        if isinstance(function, types.FunctionType) and rec.is_born(function):
-            own = (cell for cell in function.__closure__ or () if rec.node(cell) is None)
-            kept = [cell.cell_contents for cell in own]
-            kept += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-            look_at_functions(rec, [value for value in kept if value is not function])
-            for value in kept:
-                if isinstance(value, types.FunctionType) and rec.is_born(value):
-                    continue
-                plain = is_plain(value) or is_identity(value)
-                if not plain and rec.node(value) is None:
-                    raise Split(
-                        "gives an operator a function that refers to the region's own values"
-                    )

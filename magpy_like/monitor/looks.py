@@ -78,6 +78,7 @@ class Looks(Meetings):
         return mapping
 
     def look_at_length(self, node: ShadowNode) -> None:
+        self.look_from_inside(node)
         if not self._has_first_length(node):
             self.open(node)
         elif isinstance(node.variable, CONTAINERS) or not isinstance(
@@ -93,7 +94,10 @@ class Looks(Meetings):
     def look_at_truth(self, value: Any) -> None:
         """The program asked whether a container holds anything."""
         node = self.node(value)
-        if node is None or self.is_added(node, -1):
+        if node is None:
+            return
+        self.look_from_inside(node)
+        if self.is_added(node, -1):
             return
         if self._has_first_length(node):
             node.facts.add(Fact.TRUTH if elements(value) else Fact.LENGTH)
@@ -117,6 +121,7 @@ class Looks(Meetings):
 
     def is_added(self, node: ShadowNode, key: int) -> bool:
         """Whether the program itself has put there what a list has at a negative index."""
+        self.look_from_inside(node)
         known = self.list_values.get(node.node_id)
         return known is not None and -known.added <= key < 0
 
@@ -128,6 +133,7 @@ class Looks(Meetings):
         return node is not None and self.path(node) in self.varying_lengths
 
     def look_at_keys(self, node: ShadowNode) -> None:
+        self.look_from_inside(node)
         if node.contents is not None or not isinstance(node.variable, dict):
             self.open(node)
         else:

@@ -21,7 +21,7 @@ from magpy_like.annotation.schema import RelationKind
 from magpy_like.monitor.containers import SCALARS, elements, items_of, plain_key, transparent
 from magpy_like.monitor.filled import Filled
 from magpy_like.monitor.graph_values import GraphValues
-from magpy_like.monitor.split import Split, unknown
+from magpy_like.monitor.split import Effect, Split, unknown
 from magpy_like.native import TensorCheck
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
@@ -106,9 +106,26 @@ class Meetings(GraphValues):
         if node.existed:
             self._paths.setdefault(node.node_id, (*self.path(source), relation))
             self._expect(node, value, plain)
+        if self.inside:
+            self.look_from_inside(source, relation)
+            if isinstance(value, torch.Tensor):
+                self.keep_as_is("uses a tensor from outside that is none of its arguments")
         return node
 
+    def look_from_inside(self, node: ShadowNode, relation: Relation | None = None) -> None:
+        """Where an operator is running, its own Python code looks at what a variable holds, or
+        follows a relation, and will again whenever the graph runs: before all changes that the
+        program makes outside.
+
+        Raises:
+            Effect: the program has changed that.
+        """
+        written = node.written if relation is None else relation in node.written
+        if self.inside and (written or node.rewritten or node.replays):
+            raise Effect("looks inside an operator at what the program has changed")
+
     def absent(self, source: ShadowNode, relation: Relation) -> None:
+        self.look_from_inside(source, relation)
         if source.replays:
             self.settle(source)
         if source.node_id in self.dictionaries:
@@ -210,6 +227,7 @@ class Meetings(GraphValues):
             Split: the variable has contents that a guard cannot check.
         """
         self.filled.check(node)
+        self.look_from_inside(node)
         if node.replays:
             self.settle(node)
         if node.node_id in self.dictionaries:

@@ -9,7 +9,7 @@ import inspect
 import itertools
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from magpy_like.monitor.arguments import (
     is_number_like,
     tensors_in,
 )
+from magpy_like.monitor.closures import Closure, close_over
 from magpy_like.monitor.containers import any_hashes_in_python, hashes_in_python
 from magpy_like.monitor.failing import may_succeed
 from magpy_like.monitor.given import (
@@ -43,7 +44,7 @@ from magpy_like.monitor.given import (
     offer,
     settle,
 )
-from magpy_like.monitor.inside import keep_objects, look_at_functions, look_for_containers
+from magpy_like.monitor.inside import keep_objects, look_for_containers
 from magpy_like.monitor.native_looks import (
     LOOKS_INSIDE,
     is_by_key,
@@ -118,7 +119,7 @@ _KEEPS_ALL_AS_IS = {
 """Operators that ask of the ones before them what no compiled graph has; the graph runs one by one
 then."""
 
-_CALLS_LATER = {torch.autograd.grad, *_KEEPS_ALL_AS_IS, *RUNS_AS_IS, *_TRANSFORMS}
+_CALLS_LATER = {torch.autograd.grad, *_KEEPS_ALL_AS_IS, *RUNS_AS_IS, *_FOLLOWED}
 """Operators that may call what they are given at every later call."""
 
 _DEPENDS_ON_NOTHING = {
@@ -171,7 +172,9 @@ def native(
     if relation is not None and relation.access == "read":
         follow(run, annotation, args, kwargs)
     if on_graph and operation in _CALLS_LATER:
-        look_at_functions(rec, args)
+        rec.called = []
+        call.args = tuple(close_over(rec, value) for value in args)
+        call.kwargs = {name: close_over(rec, value) for name, value in kwargs.items()}
     if on_graph and operation in RUNS_AS_IS:
         look_for_containers((*args, *kwargs.values()))
     return _begin_operator(run, call) if annotation.as_op_node else _begin(run, call)
@@ -337,12 +340,21 @@ def _begin_operator(run: MonitorRun, call: NativeCall) -> Token:
             keep_objects(rec, call.args)
             if torch._C._len_torch_function_stack():
                 rec.running_as_is = f"{describe(operation)} goes backward under a default device"
-        rec.given = {id(tensor): tensor for tensor in tensors_in((call.args, call.kwargs))}
+        rec.given = {id(tensor): tensor for tensor in _given_to(call)}
         rec.dynamic_inside = False
     if operation in _FOLLOWED:
         return finish_operator, call
     run.suspended += 1
     return finish_operator_suspended, call
+
+
+def _given_to(call: NativeCall) -> Iterator[torch.Tensor]:
+    """The tensors that an operator is given, those that functions among its arguments refer to
+    included."""
+    yield from tensors_in((call.args, call.kwargs))
+    for value in (*call.args, *call.kwargs.values()):
+        if isinstance(value, Closure):
+            yield from value.tensors
 
 
 def _begin(run: MonitorRun, call: NativeCall) -> Token:

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from magpy_like.annotation.schema import DataShape
+from magpy_like.monitor.closures import with_operands
 from magpy_like.monitor.data_shapes import depends_on_data
 from magpy_like.monitor.expressions import is_liftable, is_number
 from magpy_like.monitor.gathered import Gathered, Growing, Numbered
@@ -81,6 +82,7 @@ class OperatorGraph(GraphControl):
         if operation in _OF_NUMBER and len(args) == 1 and is_number(args[0]):
             if self._number(args[0]) is not None:
                 operation, kwargs = torch.scalar_tensor, _scalar_tensor_kwargs(args[0], kwargs)
+        operation, args, kwargs = with_operands(operation, args, kwargs)
         given = self.lists.get(id(args[0])) if args else None
         if isinstance(given, Gathered):
             return self._join(operation, given, args[1:], kwargs, result)

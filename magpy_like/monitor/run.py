@@ -17,6 +17,7 @@ from magpy_like.logs import topic
 from magpy_like.monitor import native_calls, repeated_calls, tensor_attributes, varying_reads
 from magpy_like.monitor.arguments import is_followed
 from magpy_like.monitor.checkpoints import Call
+from magpy_like.monitor.closures import refuse
 from magpy_like.monitor.code_facts import calling, keyword_names
 from magpy_like.monitor.entering import Entering
 from magpy_like.monitor.expressions import Expression
@@ -277,10 +278,10 @@ class MonitorRun:
             raise error
         ends = isinstance(error, Effect) or self.side is not None
         if isinstance(error, Split) and self.recording.inside and not ends:
-            # The operator as a whole stays on the graph, but has to run as it is.
-            self.recording.running_as_is = f"{frame.f_code.co_qualname} {error}"
-            self.recording.dynamic_inside = True
+            self.recording.keep_as_is(f"{frame.f_code.co_qualname} {error}")
         elif isinstance(error, Split):
+            if self.recording.inside:
+                refuse(self.recording)
             self._split(frame, str(error), stands)
         else:
             log.debug("the monitor failed", exc_info=error)

@@ -37,10 +37,11 @@ def read_global(run: MonitorRun, step: Step) -> Token:
 
 def _read_name(run: MonitorRun, name: str, names: dict[str, Any], builtins: dict[str, Any]) -> None:
     known = (id(names), name)
-    if known in run.globals_read and not is_number_or_truth(names.get(name)):
+    rec = run.recording
+    known_before = known in run.globals_read and not rec.inside
+    if known_before and not is_number_or_truth(names.get(name)):
         return
     run.globals_read.add(known)
-    rec = run.recording
     node = rec.constant(names)
     relation = Relation(RelationKind.GLOBAL, name)
     if name in names:
