@@ -19,8 +19,8 @@ from magpy_like.compiler.differentiable import as_they_read, own_node
 from magpy_like.compiler.errors import Unsupported
 from magpy_like.compiler.late_products import Late
 from magpy_like.compiler.lowering.random import is_in_order
-from magpy_like.compiler.passes.graphs import insert
 from magpy_like.compiler.passes.layout import save_once, use_channels_last
+from magpy_like.compiler.saved import save_before_writing
 from magpy_like.compiler.written_again import Again, NotWritten, with_taps
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -70,8 +70,7 @@ def aot_compile(
         written.see_joint(joint, kwargs["num_fwd_outputs"])
         forward, backward = _partition(joint, *args, **kwargs)
         save_once(forward, backward, kwargs["num_fwd_outputs"])
-        returned = len(gm.graph.output_node().args[0])
-        _save_before_writing(forward, kwargs["num_fwd_outputs"], returned)
+        save_before_writing(forward, backward)
         return forward, backward
 
     # Nobody runs the graphs in between: their Python source would be written ten times for nothing.
@@ -176,33 +175,6 @@ def _keep_results(joint: fx.GraphModule) -> None:
             parts = node.users if not small or _is_tuple(node) else ()
             for result in (node, *parts):
                 result.meta.pop("recompute", None)
-
-
-def _save_before_writing(forward: fx.GraphModule, count: int, returned: int) -> None:
-    """Have copies kept for the backward pass of arguments that AOTAutograd may write to when the
-    forward graph has run.
-
-    What they are to hold comes before the graph's own results among its ``count`` first ones: all
-    but ``returned`` of these, some of which are something else.
-    """
-    graph, output = forward.graph, forward.graph.output_node()
-    results = list(output.args[0])
-    new = [_form(node) for node in results[: count - returned]]
-    copies: dict[fx.Node, fx.Node] = {}
-    for place, node in enumerate(results[count:], count):
-        if isinstance(node, fx.Node) and node.op == "placeholder" and _form(node) in new:
-            if node not in copies:
-                copies[node] = insert(graph, _aten.clone.default, node, like=output)
-            results[place] = copies[node]
-    if copies:
-        output.args = (tuple(results),)
-        forward.recompile()
-
-
-def _form(node: Any) -> Any:
-    """Rank and dtype of a tensor (sizes that vary are not to be compared); None for others."""
-    val = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return (val.dim(), val.dtype) if isinstance(val, torch.Tensor) else None
 
 
 def _needs_no_wrapper(

@@ -29,6 +29,7 @@ from magpy_like.compiler.overwritten import overwrites_saved
 from magpy_like.compiler.parts import in_parts
 from magpy_like.compiler.recomputed import keep_checkpoints, unfolded
 from magpy_like.compiler.runtime import captured_cache, code_cache
+from magpy_like.compiler.saved import saved_places
 from magpy_like.compiler.scheduler import Scheduler
 from magpy_like.compiler.trace import Trace, open_trace
 from magpy_like.compiler.turns import TURNS
@@ -239,13 +240,14 @@ def _compile(gm: fx.GraphModule, kind: str, trace: Trace) -> Callable[[list[Any]
         return found
     stage = "aten_backward" if kind == "backward" else "aten_forward"
     trace.write(stage, f"{kind}.py", lambda: gm.print_readable(print_output=False))
-    results = list(gm.graph.output_node().args[0])
+    output = gm.graph.output_node()
+    results, saved = list(output.args[0]), {*saved_places(output)}
     with trace.timing("passes"):
         gm = passes.run(gm, inference=kind == "inference")
     trace.write("passes", f"{kind}.py", lambda: gm.print_readable(print_output=False))
     with trace.timing("lowering"):
         graph = Graph(gm, backward=kind == "backward").run()
-        graph.results = results
+        graph.results, graph.saved = results, saved
     if kind == "backward":  # the forward pass has looked
         graph.assumed = assumptions(graph.shape_env)
     trace.write("ir", f"{kind}.txt", lambda: describe.graph(graph))

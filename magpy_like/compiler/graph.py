@@ -56,6 +56,7 @@ class Graph:
         self.inputs: list[str | Expr | None] = []
         self.outputs: list[Any] = []
         self.results: list[Any] = []  # what stood in the place of each output before any pass
+        self.saved: set[int] = set()  # places of outputs that only the backward pass gets
         self.constants: dict[str, torch.Tensor] = {}
         self.attributes: dict[str, str | None] = {}  # of ``gm``: constants not made by compiling
         self.fallbacks: dict[str, int] = {}  # operator -> calls that run through ATen

@@ -46,6 +46,11 @@ def relayout(t: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     return copy.copy_(t)
 
 
+def view_of(t: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> Any:
+    """A window of ``t`` that counts writes together with it, as autograd's views do."""
+    return t.as_strided(size, stride, t.storage_offset() + offset)
+
+
 def for_backward(operator: Callable[..., Any]) -> Callable[..., Any]:
     """``operator`` as it runs where gradients are taken, without anything that takes them."""
 
@@ -79,6 +84,7 @@ COMMON: dict[str, Any] = {
     "empty_large": pages.empty_large,
     "empty_on": torch.empty_strided,
     "window": torch._C._dynamo.guards._reinterpret_tensor,
+    "view_of": view_of,
     "relayout": relayout,
     "for_backward": for_backward,
     "product": narrow.product,
@@ -306,9 +312,9 @@ class Launcher:
         whole = window.size == buffer.size and window.stride == buffer.stride and window.offset == 0
         return buffer.name if whole else self._new_window(window)
 
-    def _new_window(self, window: Strided) -> str:
+    def _new_window(self, window: Strided, maker: str = "window") -> str:
         return (
-            f"window({window.buffer}, {self._sizes(window.size)}, {self._sizes(window.stride)}, "
+            f"{maker}({window.buffer}, {self._sizes(window.size)}, {self._sizes(window.stride)}, "
             f"{self._size(window.offset)})"
         )
 
@@ -347,9 +353,21 @@ class Launcher:
         """What was more than one tensor is no single one, if all of them show the same memory."""
         texts: list[str] = []
         shown: dict[str, Any] = {}
-        for value, result in itertools.zip_longest(self.graph.outputs, self.graph.results):
+        given = self._given_away()
+        for place, (value, result) in enumerate(
+            itertools.zip_longest(self.graph.outputs, self.graph.results)
+        ):
             text = self._argument(value)
-            if isinstance(value, Strided) and shown.setdefault(text, result) is not result:
+            if place in self.graph.saved:
+                if isinstance(value, Strided) and value.buffer in given and text != value.buffer:
+                    text = self._new_window(value, "view_of")
+            elif isinstance(value, Strided) and shown.setdefault(text, result) is not result:
                 text = self._new_window(value)
             texts.append(text)
         return texts
+
+    def _given_away(self) -> set[str]:
+        """The buffers that the caller has, too: others may write to them."""
+        outputs = [value for k, value in enumerate(self.graph.outputs) if k not in self.graph.saved]
+        inputs = {name for name in self.graph.inputs if isinstance(name, str)}
+        return inputs | {window.buffer for window in outputs if isinstance(window, Strided)}

@@ -171,6 +171,17 @@ class Aliases:
             self.escaping |= self.roots[source]
         return True
 
+    def share(self, node: Node, source: Node) -> None:
+        """``source`` stands for ``node``: what was a view of the one is a view of the other."""
+        gone, there = self.roots[node] - self.roots[source], self.roots[source]
+        waiting = [node]
+        while waiting:
+            for user in waiting.pop().users:
+                roots = self.roots.get(user, frozenset())
+                if not gone.isdisjoint(roots):
+                    self.roots[user] = (roots - gone) | there
+                    waiting.append(user)
+
 
 def _written_arguments(node: Node) -> list[Node]:
     target = node.target

@@ -164,6 +164,7 @@ def remove_noops(gm: GraphModule) -> bool:
         source = _same_as(node)
         if source is not None and interchangeable(node, source):
             if aliases.can_share(node, source):
+                aliases.share(node, source)
                 node.replace_all_uses_with(source)
                 gm.graph.erase_node(node)
                 changed = True

@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from magpy_like.compiler.graph import find_shape_env, function_of, is_lent
 from magpy_like.compiler.runtime import code_cache
+from magpy_like.compiler.saved import saved_places
 
 
 class NoKey(Exception):
@@ -58,7 +59,7 @@ def _node(node: fx.Node, gm: fx.GraphModule, nodes: Mapping[fx.Node, int]) -> An
     elif node.op == "placeholder":
         described = is_lent(node)
     elif node.op == "output":
-        described = None
+        described = saved_places(node)
     else:
         raise NoKey(node.op)
     unbacked = sorted(str(s) for s in node.meta.get("unbacked_bindings") or ())
