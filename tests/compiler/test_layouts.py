@@ -206,6 +206,18 @@ def test_maxima_of_lines_with_gradients_lie_as_their_argument():
     same(program, seeded(2, 5, 3).requires_grad_())
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: torch.copysign(x.mT[0], x[0, 0, :1]),
+        lambda x: torch.copysign(x.permute(2, 0, 1), x[0, 0, :1]),
+        lambda x: torch.floor_divide(x.mT, x[0, :1, :1]),
+    ],
+)
+def test_loops_over_sizes_that_vary_where_all_sizes_have_one_order(program):
+    same(program, seeded(6, 4, 5), dynamic=True)
+
+
 def test_what_is_laid_out_anew_holds_eagers_values():
     def program(x, y):
         return torch.copysign(x, y), F.one_hot(y.long(), 5), F.max_pool1d(x, 2, 1), x[y.long()]

@@ -4,7 +4,7 @@ import pytest
 import sympy
 import torch
 import torch.nn.functional as F
-from torch.utils._sympy.functions import FloorDiv
+from torch.utils._sympy.functions import CeilToInt, FloatTrueDiv, FloorDiv, Max, ToFloat, TruncToInt
 
 from magpy_like.compiler.graph import Graph
 from magpy_like.compiler.sizes import Names
@@ -85,3 +85,32 @@ def test_gradients_at_any_size_are_eagers():
             for loss in (fast, lambda x: pooled(x, weight).square().sum())
         )
         torch.testing.assert_close(got, wanted)
+
+
+GROWN = TruncToInt(1.3 * ToFloat(A))
+
+
+def test_a_rounded_float_has_a_name_wherever_it_is_part_of_a_size():
+    names = knowing(GROWN >= 1)
+    size = names.named(GROWN)
+    assert size.is_Symbol and size.is_positive
+    assert names.named(B * Max(1, GROWN)) == B * size
+    assert names.meaning(size) == GROWN
+    steps = CeilToInt(FloatTrueDiv(ToFloat(A), sympy.Float(0.3)))
+    assert names.named(steps).is_Symbol and not names.named(steps).is_positive
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: F.interpolate(x[None, None], scale_factor=1.3) + 1,
+        lambda x: torch.ones(round(x.shape[0] * 0.7)) * x[0],
+        lambda x: torch.full_like(torch.arange(0, x.shape[0], 0.3), 2.0) + x[0],
+        lambda x: x.new_zeros(int(x.shape[0] / 0.7), x.shape[0]) + x,
+    ],
+)
+def test_kernels_take_sizes_that_are_rounded_floats(program):
+    fast = compiled(program, dynamic=True)
+    for n in (10, 23, 99, 100):  # 100 / 0.7 and 10 * 0.7 are whole but for rounding
+        x = torch.arange(1.0, n + 1)
+        torch.testing.assert_close(fast(x), program(x))

@@ -2,13 +2,12 @@
 
 Some kernels for the CPU keep only the layout where channels are last, and write any other result
 row by row. Loops over several arguments take the order of dimensions from them, the first one
-first; where sizes vary, results are left as torch traces them.
+first; where that depends on how large sizes that vary are, results are left as torch traces them.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -131,6 +130,19 @@ LOOPS = [
 ]  # fmt: skip
 
 
+class _Varies(Exception):
+    """How sizes compare is not the same for all that the guards admit."""
+
+
+def _holds(relation: Any) -> bool:
+    """Whether a relation holds between sizes, which no guard has to tell."""
+    if statically_known_true(relation):
+        return True
+    if statically_known_true(torch.sym_not(relation)):
+        return False
+    raise _Varies
+
+
 def loop_order(steps: Sequence[Sequence[int]], shape: Sequence[int]) -> list[int]:
     """The dimensions of what eager's loop makes, the one with the largest step first.
 
@@ -141,11 +153,11 @@ def loop_order(steps: Sequence[Sequence[int]], shape: Sequence[int]) -> list[int
     def compare(one: int, other: int) -> int:
         for step in steps:
             a, b = step[one], step[other]
-            if 0 in (a, b):
+            if _holds(a == 0) or _holds(b == 0):
                 continue
-            if a != b:
-                return a - b
-            if shape[one] > shape[other]:
+            if _holds(a != b):
+                return 1 if _holds(a > b) else -1
+            if _holds(shape[one] > shape[other]):
                 return 1
         return 0
 
@@ -211,10 +223,11 @@ def _steps(tensor: Tensor, shape: Sequence[int]) -> list[int]:
 
 def _in_order(result: Tensor, steps: Sequence[Sequence[int]], alike: bool = False) -> Tensor:
     """A loop's result in eager's order of dimensions; ``alike``: its arguments lie alike."""
-    if any(type(n) is not int for n in (*result.shape, *itertools.chain(*steps))):
-        return result
-    order = loop_order(steps, result.shape)
-    if _is_in_order(result, order, alike):
+    try:
+        order = loop_order(steps, result.shape)
+        if _is_in_order(result, order, alike):
+            return result
+    except _Varies:
         return result
     back = [order.index(d) for d in range(result.dim())]
     return result.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
@@ -223,7 +236,7 @@ def _in_order(result: Tensor, steps: Sequence[Sequence[int]], alike: bool = Fals
 def _is_in_order(tensor: Tensor, order: Sequence[int], of_alike: bool) -> bool:
     step = 1
     for d in reversed(order):
-        if not (of_alike and tensor.shape[d] == 1) and tensor.stride(d) != step:
+        if not (of_alike and _holds(tensor.shape[d] == 1)) and _holds(tensor.stride(d) != step):
             return False
         step *= tensor.shape[d]
     return True

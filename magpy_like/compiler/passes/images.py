@@ -3,7 +3,7 @@
 Of images of bytes, eager's kernels for the CPU compute in fixed point. What torch makes of them is
 arithmetic of float32: a pixel in six came out as its neighbour. So the operator is called where the
 graph was captured, past what takes it apart, and stays one. Images of floats are summed as eager
-sums them.
+sums them, and pixels copied from where eager copies them.
 
 Images without pixels eager refuses. Where only a run tells how many there are, it has to look.
 """
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from magpy_like.compiler.passes import nearest
 from magpy_like.compiler.passes.graphs import argument, aten
 from magpy_like.compiler.passes.resizing import resized
 
@@ -28,6 +29,8 @@ _RESIZES = {F.interpolate, F.upsample} | {
 }
 _MODES = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2}
 """How many dimensions an image has for each."""
+_NEAREST = {"nearest": "upsample_nearest", "nearest-exact": "_upsample_nearest_exact"}
+"""What the functions for images of some number of dimensions are called."""
 _IN_FIXED_POINT = {
     "bilinear": aten.upsample_bilinear2d.default,
     "bicubic": aten.upsample_bicubic2d.default,
@@ -56,7 +59,7 @@ def _with_pixels(result: Tensor, image: Tensor) -> Tensor:
 def compute_as_eager(gm: GraphModule) -> None:
     """Put what eager's kernels compute in the place of what torch makes of them."""
     for node in gm.graph.nodes:
-        if node.target is F.interpolate and argument(node, 3, "mode") in _MODES:
+        if node.target is F.interpolate and _is_resize(argument(node, 3, "mode", "nearest")):
             node.target = _interpolate
         elif node.op == "call_function" and node.target in _KERNELS:
             node.target = _KERNELS[node.target]
@@ -65,8 +68,16 @@ def compute_as_eager(gm: GraphModule) -> None:
         gm.recompile()
 
 
+def _is_resize(mode: str) -> bool:
+    return mode in _MODES or mode in _NEAREST
+
+
 def _as_eager(image: Tensor, like: Tensor, mode: str, corners: Any, scales: Any) -> Tensor:
     """The image resized, given what torch makes of it."""
+    if mode in _NEAREST:
+        if not image.is_floating_point() and image.dtype != torch.uint8:
+            return like
+        return nearest.resized(image, like.shape[2:], mode == "nearest-exact", scales)
     refuses = image.device.type == "cuda" and torch.are_deterministic_algorithms_enabled()
     if image.is_floating_point() and not refuses:
         return resized(image, like.shape[2:], mode, bool(corners), scales)
@@ -90,7 +101,7 @@ def _interpolate(
         return result  # stays one operator
     scales = None if recompute_scale_factor else scale_factor
     if scales is not None and not isinstance(scales, (list, tuple)):
-        scales = [scales] * _MODES[mode]
+        scales = [scales] * (input.dim() - 2)
     return _as_eager(input, result, mode, align_corners, scales)
 
 
@@ -111,4 +122,25 @@ def _kernel(mode: str) -> tuple[Any, Any]:
     return called, upsample
 
 
+_FACTORS = {1: ["scales"], 2: ["scales_h", "scales_w"], 3: ["scales_d", "scales_h", "scales_w"]}
+
+
+def _nearest_kernels(mode: str, rank: int) -> dict[Any, Any]:
+    """What calls one of these kernels, and what is called instead."""
+    name = f"{_NEAREST[mode]}{rank}d"
+    called, operator = getattr(torch._C._nn, name), getattr(aten, name)
+
+    def upsample(input: Tensor, output_size: Any, *scales: Any, **named: Any) -> Tensor:
+        result = called(input, output_size, *scales, **named)
+        factors = named.get("scale_factors", scales[0] if scales else None)
+        if not isinstance(factors, (list, tuple)):
+            factors = [*scales, *map(named.get, _FACTORS[rank][len(scales) :])]
+        return _as_eager(input, result, mode, None, factors)
+
+    return dict.fromkeys((called, operator, operator.vec, operator.default), upsample)
+
+
 _KERNELS = dict(map(_kernel, _MODES))
+for _mode in _NEAREST:
+    for _rank in _FACTORS:
+        _KERNELS |= _nearest_kernels(_mode, _rank)

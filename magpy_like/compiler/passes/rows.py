@@ -12,16 +12,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import GraphModule, Node
-
-from magpy_like.compiler.passes.graphs import argument
-
-_NEAREST = ("nearest", "nearest-exact")
+from torch.fx import GraphModule
 
 
 def lay_rows(gm: GraphModule) -> bool:
     """Lay the results of such functions out as eager does; whether there are any."""
-    found = [node for node in gm.graph.nodes if node.target in _ROWS and _has_rows(node)]
+    found = [node for node in gm.graph.nodes if node.target in _ROWS]
     for node in found:
         with gm.graph.inserting_after(node):
             new = gm.graph.call_function(_ROWS[node.target], (node,))
@@ -31,19 +27,8 @@ def lay_rows(gm: GraphModule) -> bool:
     return bool(found)
 
 
-def _has_rows(node: Node) -> bool:
-    if node.target is not F.interpolate:
-        return True
-    return argument(node, 3, "mode", "nearest") in _NEAREST
-
-
 def _in_rows(result: Any) -> Any:
     return result.contiguous() if isinstance(result, Tensor) else result
-
-
-def _lines_in_rows(result: Any) -> Any:
-    """Of lines, not of images."""
-    return result.contiguous() if isinstance(result, Tensor) and result.dim() == 3 else result
 
 
 def _pooled(result: Any) -> Any:
@@ -55,9 +40,6 @@ def _pooled(result: Any) -> Any:
 
 _ROWS = {
     F.one_hot: _in_rows,
-    F.interpolate: _lines_in_rows,
-    torch._C._nn.upsample_nearest1d: _in_rows,
-    torch._C._nn._upsample_nearest_exact1d: _in_rows,
     F.max_pool1d: _pooled,
     torch.max_pool1d: _pooled,
 }
