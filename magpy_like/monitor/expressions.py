@@ -238,6 +238,8 @@ def from_sympy(expression: Any, symbol: Callable[[sympy.Symbol], Any]) -> Any:
         return symbol(expression)
     if isinstance(expression, sympy.Integer):
         return int(expression)
+    if isinstance(expression, sympy.Float):
+        return float(expression)
     if expression in (sympy.true, sympy.false):
         return bool(expression)
     build = _TRANSLATION.get(expression.func)

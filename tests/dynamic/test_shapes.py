@@ -226,6 +226,16 @@ def test_one_record_serves_all_sizes_at_which_the_program_does_the_same(name):
             twins.call(sized(*again), why=f"{name}: {again} again")
 
 
+def test_a_guard_of_the_compilers_may_multiply_a_size_by_a_fraction():
+    """It asks whether an image that grows by 1.07 has more rows than before."""
+    function = lambda x: F.interpolate(x, scale_factor=1.07, mode="bilinear")
+    fast = magpy.compile(function, dynamic=True)
+    for rows in (20, 33, 41):
+        (x,) = sized((1, 2, rows, rows + 5))()
+        torch.testing.assert_close(fast(x), function(x), rtol=1e-4, atol=1e-4)
+    assert magpy.cache_info(fast).records == 1
+
+
 @pytest.mark.parametrize("backend", ["eager", "magpy"])
 @pytest.mark.parametrize("kernel", [1, 3])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
