@@ -109,6 +109,30 @@ def test_mantissas_and_exponents(dtype):
     assert not through_aten(torch.frexp, x)
 
 
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numbers_are_scaled_by_powers_of_two_that_they_could_not_hold(dtype):
+    x = torch.cat([SPECIAL, torch.tensor([1e-30, 6e-5])]).to(dtype)[:, None]
+    whole = torch.tensor([200, 150, -150, -200, 1000, 3, 0])
+    same(torch.ldexp, x, whole, rtol=0, atol=0)
+    same(torch.ldexp, x, whole.to(torch.int32), rtol=0, atol=0)
+    same(torch.ldexp, x, whole.to(torch.int8), rtol=0, atol=0)
+    same(torch.ldexp, x, whole.to(dtype))
+    same_gradients(lambda a: torch.ldexp(a, torch.tensor([3, -2])), torch.randn(4, 1, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("exponent", [0.5, -0.5])
+def test_powers_of_a_half_are_eagers_where_they_are_not_roots(exponent, dtype):
+    x = SPECIAL.to(dtype).repeat(3)
+    same(lambda x: x**exponent, x)
+    same(lambda x: x ** torch.full_like(x, exponent), x)
+    same(lambda x: x ** torch.tensor(exponent, dtype=dtype), x)
+    same(lambda x, y: x**y, x, torch.full_like(x, exponent))
+
+
 def test_bins_of_equal_width():
     x = torch.cat([SPECIAL.to(torch.get_default_device()), seeded(500), torch.linspace(-3, 3, 61)])
     limits = ((3, 0, 10), (10, -1, 1), (1, 0, 1), (7, -2.5, 2))

@@ -34,7 +34,7 @@ EXTRA = [
     aten.elu_backward, aten.softplus_backward, aten.native_dropout_backward, aten.stack,
     aten.std_mean, aten.mse_loss_backward, aten.smooth_l1_loss_backward, aten.huber_loss_backward,
     aten.baddbmm, aten.diagonal_backward, aten.trace,
-    aten.elu, aten.hardtanh, aten.leaky_relu, aten.ldexp,
+    aten.elu, aten.hardtanh, aten.leaky_relu,
     aten.dist, aten.tril_indices, aten.triu_indices, aten.rrelu_with_noise_backward,
     aten.as_strided_copy, aten.narrow_copy, aten.permute_copy, aten.unbind_copy, aten.view_copy,
 ]  # fmt: skip

@@ -204,13 +204,22 @@ def pow_(graph: Graph, a: Any, b: Any) -> Box:
         if promote([a, b], _DEFAULT)[0] == torch.bool or (is_number(b) and not b >= 0):
             raise Unsupported("aten.pow", "of bools, or to a negative power")
     if isinstance(b, (int, float)) and isinstance(a, Box):
-        if b == 0.5:
-            return elementwise(graph, [a], _FLOAT, lambda x: ops.sqrt(x))
-        if b == -0.5:
-            return elementwise(graph, [a], _FLOAT, lambda x: ops.rsqrt(x))
+        # Of -inf and -0.0 roots are not the powers, and eager's CPU has the powers of float16.
+        if abs(b) == 0.5 and (a.dtype != torch.float16 or a.device.type != "cpu"):
+            root = "sqrt" if b > 0 else "rsqrt"
+            return elementwise(graph, [a], _FLOAT, lambda x: getattr(ops, root)(x))
         if b in (1, 2, 3, -1, -2):
             return _small_power(graph, a, int(b), promote([a, b], _DEFAULT)[1])
-    return elementwise(graph, [a, b], _DEFAULT, lambda x, y: ops.pow(x, y), expensive=True)
+    return elementwise(graph, [a, b], _DEFAULT, _power, expensive=True)
+
+
+def _power(x: Value, y: Value) -> Value:
+    """C compilers make a root of a power that is known, and so lose those of -inf and -0.0."""
+    if y.op != "constant" or y.args[0] not in (0.5, -0.5):
+        return ops.pow(x, y)
+    infinite = ops.eq(x, _c(-math.inf, x))
+    root = ops.abs(ops.sqrt(ops.where(infinite, _c(math.inf, x), x)))
+    return root if y.args[0] > 0 else ops.truediv(_c(1, x), root)
 
 
 def _small_power(graph: Graph, a: Box, n: int, dtype: torch.dtype | None = None) -> Box:

@@ -308,6 +308,7 @@ def variance(
         return reduce(graph, wide, axes, keepdim, [dtype] * len(want), one_pass)
 
     def average(value: Value, flat: Expr) -> Sequence[Value]:
+        # Where this is beyond float32, eager's float32 moments are NaN or not by the row's length.
         total = ops.reduction("sum", value)
         return [without_mean(ops.truediv(total, ops.constant(count, total.dtype)), value, flat)]
 

@@ -51,7 +51,7 @@ def run_captured(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
     look_for_pixels(gm)
     compute_as_eager(gm)
     gm = rewrite_attention(gm, example_inputs)
-    drop_idle_masks(gm)
+    drop_idle_masks(gm, example_inputs)
     leave_overlaps(gm)
     return gm
 

@@ -6,8 +6,9 @@ tables below say which of them are the same thing. What is looked for is
 
     softmax(q @ kT [* scale] [+ bias] [+ mask]) @ v
 
-where the mask may be added or filled in. Anything else between the two products (dropout that is
-switched on, a second reader of the probabilities) leaves the program as it is.
+where the mask may be added or, on a CPU, filled in (``filled`` says how that is the library's).
+Anything else between the two products (dropout that is switched on, a second reader of the
+probabilities) leaves the program as it is.
 
 Rows in which every position is masked need care: the library returns zeros where the formula
 gives NaN (fill of -inf) or the plain mean of ``v`` (finite fill). Such rows are unmasked for the
@@ -31,6 +32,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
+from magpy_like.compiler.passes.filled import FILLED_ATTENTION
 from magpy_like.compiler.passes.graphs import same_sizes
 from magpy_like.logs import topic
 
@@ -65,14 +67,15 @@ def rewrite_attention(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphMo
     softmaxes = [node for node in gm.graph.nodes if _name(node) in _SOFTMAX]
     if not softmaxes:
         return gm
-    vals = _values(gm, example_inputs)
+    vals = values(gm, example_inputs)
     if vals is None:
         return gm
     changed = _erase_idle(gm, vals)
     for softmax in softmaxes:
         found = _match(softmax, vals)
-        if found is not None and _nothing_is_written(gm, found):
-            _emit(gm, found, vals)
+        chain = found and found.chain()
+        if found and chain and _nothing_is_written(gm, chain):
+            _emit(gm, found, chain, vals)
             changed = True
     if changed:
         gm.graph.lint()
@@ -124,7 +127,8 @@ class _Recorder(FakeTensorProp):
         return result
 
 
-def _values(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[Node, Any] | None:
+def values(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[Node, Any] | None:
+    """Each node's fake value; None where fake tensors cannot run the graph."""
     mode = detect_fake_mode(list(example_inputs))
     if mode is None:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -162,11 +166,10 @@ class _Attention:
     fill: float
     product: Node  # of the probabilities and v: its value is the attention's
 
-    def chain(self) -> list[Node]:
-        """The nodes from the product back to the scores' own product, last first."""
-        path = self._path(self.product)
-        assert path is not None
-        return path
+    def chain(self) -> list[Node] | None:
+        """The nodes from the product back to the scores' own product, last first; None where that
+        one is its own mask or bias."""
+        return self._path(self.product)
 
     def _path(self, node: Node) -> list[Node] | None:
         if _name(node) in _MATMUL and _operands(node) == (self.q, self.k_transposed):
@@ -353,6 +356,10 @@ def _fits(found: _Attention, vals: dict[Node, Any]) -> bool:
         return False  # by its alignment the library chooses the kernel, so it would be fixed
     if found.mask is None:
         return True
+    if found.mask_kind != "add" and (
+        q.device.type != "cpu" or q.dtype != vals[found.product].dtype  # autocast's
+    ):
+        return False
     if found.mask_kind == "add" and vals[found.product].requires_grad:
         # The library's backward starts from log(sum(exp(scores))). In a row where all scores are
         # as large as a mask's, the logarithm is lost to rounding, and with it the gradient.
@@ -360,13 +367,15 @@ def _fits(found: _Attention, vals: dict[Node, Any]) -> bool:
     scores = [*q.shape[:-1], k.shape[-1]]
     masks = [found.mask] if found.bias is None else [found.mask, found.bias]
     dtype = q.dtype if found.mask_kind == "add" else torch.bool
-    return all(_is_mask(vals.get(m), scores, dtype, q.device) for m in masks)
+    return all(
+        is_mask(vals.get(m), scores) and (vals[m].dtype, vals[m].device) == (dtype, q.device)
+        for m in masks
+    )
 
 
-def _is_mask(mask: Any, scores: list[Any], dtype: torch.dtype, device: torch.device) -> bool:
+def is_mask(mask: Any, scores: list[Any]) -> bool:
+    """Whether it can be expanded to scores of these sizes, and no gradient of it is wanted."""
     if not isinstance(mask, torch.Tensor) or mask.requires_grad:
-        return False
-    if mask.dtype != dtype or mask.device != device:
         return False
     return 2 <= mask.dim() <= len(scores) and all(
         same_sizes([m], [1]) or same_sizes([m], [s])
@@ -374,9 +383,8 @@ def _is_mask(mask: Any, scores: list[Any], dtype: torch.dtype, device: torch.dev
     )
 
 
-def _nothing_is_written(gm: GraphModule, found: _Attention) -> bool:
+def _nothing_is_written(gm: GraphModule, chain: list[Node]) -> bool:
     """Whether the first product may move to the second: no node in between writes anything."""
-    chain = found.chain()
     nodes = list(gm.graph.nodes)
     between = nodes[nodes.index(chain[-1]) : nodes.index(chain[0])]
     return not any(_may_write(node) for node in between if node not in chain)
@@ -394,8 +402,7 @@ def _may_write(node: Node) -> bool:
 # --- writing the graph -------------------------------------------------------------------------
 
 
-def _emit(gm: GraphModule, found: _Attention, vals: dict[Node, Any]) -> None:
-    chain = found.chain()
+def _emit(gm: GraphModule, found: _Attention, chain: list[Node], vals: dict[Node, Any]) -> None:
     result = found.product
     with gm.graph.inserting_before(result):
 
@@ -405,13 +412,17 @@ def _emit(gm: GraphModule, found: _Attention, vals: dict[Node, Any]) -> None:
         rank = vals[found.q].dim()
         q, v = found.q, found.v
         k = call(torch.transpose, found.k_transposed, -2, -1)
-        mask, repair = _mask_and_repair(call, found, vals[found.q])
+        mask, keep, repair = _mask_and_repair(call, found, vals[found.q])
         if rank == 3:  # the fast kernels want batch and head
             q, k, v = (call(torch.unsqueeze, t, 0) for t in (q, k, v))
-        options: dict[str, Any] = {"scale": found.scale}
-        if mask is not None:
-            options["attn_mask"] = mask
-        new = call(F.scaled_dot_product_attention, q, k, v, **options)
+        if keep is not None:
+            if vals[found.mask].dim() == 3:
+                mask, keep = (call(torch.unsqueeze, m, 0) for m in (mask, keep))
+            both = call(FILLED_ATTENTION, q, k, v, keep, mask, found.fill, found.scale)
+            new = call(operator.getitem, both, 0)
+        else:
+            options = {"scale": found.scale} | ({} if mask is None else {"attn_mask": mask})
+            new = call(F.scaled_dot_product_attention, q, k, v, **options)
         if rank == 3:
             new = call(torch.squeeze, new, 0)
         new = repair(new)
@@ -440,10 +451,12 @@ def layout_is_hidden(result: Node) -> bool:
 
 def _mask_and_repair(
     call: Callable[..., Node], found: _Attention, q: torch.Tensor
-) -> tuple[Node | None, Callable[[Node], Node]]:
-    """Mask and bias as the library wants them, and what sets fully masked rows right after it."""
+) -> tuple[Node | None, Node | None, Callable[[Node], Node]]:
+    """Mask and bias as the library wants them; what a fill keeps; and what sets fully masked rows
+    right afterwards."""
+    keep = None
     if found.mask is None:
-        return None, lambda new: new
+        return None, None, lambda new: new
     if found.mask_kind == "add":
         given = found.mask
         if found.bias is not None:
@@ -461,7 +474,9 @@ def _mask_and_repair(
         if found.mask_kind == "drop":
             keep = call(torch.logical_not, found.mask)
         rows = call(torch.logical_not, call(torch.any, keep, -1, keepdim=True))
-        mask = call(torch.logical_or, keep, rows)
+        seen = call(torch.logical_or, keep, rows)
+        zero = call(torch.zeros, (), dtype=q.dtype, device=q.device)
+        mask = call(torch.where, seen, zero, -math.inf)
 
     def repair(new: Node) -> Node:
         # Computed from v, so that v's gradient too is what the formula gives: the mean's, or NaN
@@ -472,4 +487,4 @@ def _mask_and_repair(
             instead = call(torch.mul, instead, call(torch.Tensor.to, factor, new))
         return call(torch.where, rows, instead, new)
 
-    return mask, repair
+    return mask, keep, repair

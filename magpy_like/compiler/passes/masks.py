@@ -7,10 +7,15 @@ all of the scores in memory. This runs on the graph as captured, before autograd
 
 Kernels lay their results out in memory in ways of their own, and draw what they drop in ways of
 their own: a mask stays where the program could see either.
+
+What is not finite may differ: the library adds -inf to the scores beneath a mask of truths, and so
+a NaN in a key that is masked goes to all queries, but with the flag, whether it computes, replaces
+or adds to these scores depends on the kernel that it takes, in eager as well.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +24,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from magpy_like.compiler.control import name_of
-from magpy_like.compiler.passes.attention import layout_is_hidden
+from magpy_like.compiler.passes.attention import is_mask, layout_is_hidden, values
+from magpy_like.compiler.passes.filled import FILLED_ATTENTION
 from magpy_like.compiler.passes.graphs import argument
 from magpy_like.compiler.passes.positions import makes_new, schemas_of, writes_nothing
 from magpy_like.logs import topic
@@ -29,12 +35,18 @@ _log = topic("fusion")
 LARGEST = 2**24  # elements of a mask that is worth looking at
 _ATTENTION = (torch.nn.functional.scaled_dot_product_attention,)
 _MASK, _DROPOUT, _CAUSAL = 3, 4, 5  # places among the arguments
+_KEEP, _BIAS = 3, 4  # and among those of attention that is filled
 
 
-def drop_idle_masks(gm: GraphModule) -> bool:
+def drop_idle_masks(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
     """Leave out constant masks, in place; whether any was."""
     changed = False
+    vals: dict[Node, Any] | None = None
     for node in gm.graph.nodes:
+        if node.target is FILLED_ATTENTION and _meaning(node.args[_KEEP]) == "causal":
+            node.update_arg(_KEEP, None)
+            node.update_arg(_BIAS, None)
+            changed = True
         mask = argument(node, _MASK, "attn_mask")
         if node.op != "call_function" or node.target not in _ATTENTION:
             continue
@@ -44,6 +56,9 @@ def drop_idle_masks(gm: GraphModule) -> bool:
             continue
         meaning = _meaning(mask)
         if meaning is None:
+            continue
+        vals = values(gm, example_inputs) if vals is None else vals
+        if vals is None or not _broadcasts(mask, node, vals):
             continue
         if len(node.args) > _MASK:
             node.update_arg(_MASK, None)
@@ -60,9 +75,17 @@ def drop_idle_masks(gm: GraphModule) -> bool:
     return changed
 
 
-def _meaning(mask: Node) -> str | None:
+def _broadcasts(mask: Node, attention: Node, vals: dict[Node, Any]) -> bool:
+    """Whether all scores have the mask's sizes, which eager checks, or gives the result."""
+    q, k = (vals.get(argument(attention, i, name)) for i, name in enumerate(("query", "key")))
+    if not isinstance(q, torch.Tensor) or not isinstance(k, torch.Tensor):
+        return False
+    return is_mask(vals.get(mask), [*q.shape[:-1], k.shape[-2]])
+
+
+def _meaning(mask: Any) -> str | None:
     """ "nothing" for a mask that keeps all, "causal" for one that keeps what is not later."""
-    steps = _steps(mask)
+    steps = _steps(mask) if isinstance(mask, Node) else None
     if steps is None or not all(map(_stays, steps)):
         return None
     try:

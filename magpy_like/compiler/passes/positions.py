@@ -76,7 +76,10 @@ def writes_nothing(node: Node) -> bool:
 
 
 def schemas_of(node: Node) -> list[Any]:
-    """Of the ATen operator that a function or method of a captured graph is named after."""
+    """Of the ATen operator that a function or method of a captured graph is named after, or that
+    of an operator of our own."""
+    if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "magpy_like":
+        return [node.target._schema]
     name = name_of(node)
     packet = getattr(torch.ops.aten, _NAMES.get(name, name), None)
     called = node.op == "call_method" or (node.op == "call_function" and _is_torchs(node.target))

@@ -1,7 +1,8 @@
 """Rewrites of an ATen graph by pattern, as a table: operator at the root -> rewriting functions.
 
 A rewriting function looks at a node and either returns the node to put in its place or None. All
-compute what eager computes up to rounding, NaN and infinite inputs included.
+compute what eager computes up to rounding, NaN and infinite inputs included, but for what a rule
+says itself.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from magpy_like.compiler.passes.graphs import (
     consumers,
     insert,
     is_pure,
+    is_view,
     replace,
     same_sizes,
     tensor,
@@ -182,6 +184,11 @@ def channel_arithmetic_into_convolution(node: Node) -> Node | None:
     they are at each call: an optimizer may have written them in between, in ways no version
     counter shows. Scaling them costs little beside the convolution. As with matrix products, what
     a compiled loop reads anyway it may as well scale.
+
+    Both are the same up to rounding where ``w * s`` and ``b * s + t`` are within the dtype's range,
+    whatever ``x`` is. A normalisation's ``s`` is at most a parameter times ``eps ** -0.5``, and
+    numbers of which that is not true no network has; an ``s`` that a program is given or computes
+    in another way may be anything, 0 for what overflows, say, and stays where it is.
     """
     if not (_needs_own_kernel(node) and _is_wide(node)):
         return None
@@ -194,6 +201,9 @@ def channel_arithmetic_into_convolution(node: Node) -> Node | None:
         steps.append((conv.target, operands[1]))
         conv = operands[0]
     if not _only_user(conv, aten.convolution.default):
+        return None
+    factors = [vector for target, vector in steps if target is aten.mul.Tensor]
+    if factors and not any(map(_normalises, factors)):
         return None
     x, weight, bias, *_, transposed, _, _ = conv.args
     kernel, result = tensor(weight), tensor(node)
@@ -243,6 +253,28 @@ def _value_and_channels(node: Node) -> tuple[Node, Node] | None:
             subtracted_from = node.target is aten.sub.Tensor and value is not operands[0]
             return None if subtracted_from else (value, vector)
     return None
+
+
+def _normalises(factor: Node) -> bool:
+    """Whether it is one over ``sqrt(variance + eps)``, perhaps times something."""
+    while is_view(factor) or factor.target in (aten._to_copy.default, aten.clone.default):
+        factor = factor.all_input_nodes[0]
+    target, operands = factor.target, factor.all_input_nodes
+    if target is aten.mul.Tensor:
+        return any(map(_normalises, operands))
+    if target in (aten.reciprocal.default, aten.div.Tensor):
+        root = factor.args[-1]
+        if not isinstance(root, Node) or root.target is not _SQRT:
+            return target is aten.div.Tensor and any(map(_normalises, operands[:1]))
+        return _is_above_zero(root.args[0])
+    return target is aten.rsqrt.default and _is_above_zero(factor.args[0])
+
+
+def _is_above_zero(variance: Any) -> bool:
+    if not isinstance(variance, Node) or variance.target is not aten.add.Tensor:
+        return False
+    eps = uniform_value(variance.args[1])
+    return isinstance(eps, (int, float)) and eps > 0
 
 
 def _few(kernel: torch.Tensor, result: torch.Tensor) -> bool:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from magpy_like.compiler import passes
+from magpy_like.compiler.passes.filled import FILLED_ATTENTION
 from tests.compare import assert_same
 
 INF = math.inf
@@ -20,7 +21,8 @@ def qkv(length=6, keys=7, dim=8, shape=(2, 3), dtype=torch.float32, grad=False):
 
 
 def fused(gm):
-    return sum(F.scaled_dot_product_attention is node.target for node in gm.graph.nodes)
+    attention = F.scaled_dot_product_attention, FILLED_ATTENTION
+    return sum(node.target in attention for node in gm.graph.nodes)
 
 
 def clones(inputs):
@@ -181,7 +183,103 @@ MASKED = {
 @pytest.mark.parametrize("spelling", MASKED)
 def test_filled_masks(spelling, mask, grad):
     """Also with a row that sees nothing: NaN or the mean of the values, as in eager."""
-    check(MASKED[spelling], *qkv(grad=grad), mask)
+    check(MASKED[spelling], *qkv(grad=grad), mask, fires=mask.device.type == "cpu")
+
+
+def set_(*places, value):
+    def change(q, k, v, grad):
+        for place in places:
+            {"q": q, "k": k, "v": v, "grad": grad}[place[0]][place[1:]] = value
+
+    return change
+
+
+def overflow(q, k, v, grad):
+    q[0] = 1e20
+    k[0, :, 5] = 1e30
+
+
+NOT_FINITE = {
+    "NaN key": set_(("k", 0, 0, 5), value=math.nan),
+    "infinite key": set_(("k", 0, 0, 5), value=INF),
+    "NaN key, seen by nobody": set_(("k", 0, 0, 6), value=math.nan),
+    "NaN query": set_(("q", 0, 0, 3), value=math.nan),
+    "NaN value": set_(("v", 0, 0, 5), value=math.nan),
+    "overflow": overflow,
+    "all that one sees is -inf": set_(("k", 0, 0, 0), value=-INF),
+    "infinite gradient": set_(("grad", 0, 0, 2), value=INF),
+    "NaN gradient": set_(("grad", 0, 0, 2), value=math.nan),
+}
+
+
+def through_dynamo(function, found):
+    """``function`` by its rewritten graph, which is added to ``found``."""
+
+    def backend(gm, inputs):
+        found.append(passes.run_captured(gm, inputs))
+        return gm.forward
+
+    torch._dynamo.reset()
+    return torch.compile(function, backend=backend, fullgraph=True)
+
+
+def constant_triangle(q, k, v, mask):
+    later = torch.ones(7, 7, dtype=torch.bool, device=q.device).triu(1)
+    return (q @ k.mT).masked_fill(later, -INF).softmax(-1) @ v
+
+
+def fill_infinite(q, k, v, mask):
+    return (q @ k.mT).masked_fill(~mask, -INF).softmax(-1) @ v
+
+
+def fill_lowest(q, k, v, mask):
+    return (q @ k.mT).masked_fill(~mask, torch.finfo(torch.float32).min).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("function", [fill_infinite, fill_lowest, constant_triangle])
+@pytest.mark.parametrize("name", NOT_FINITE)
+def test_a_fill_hides_what_is_not_finite(name, function, grad):
+    """The library adds its mask: to NaN, say, and then to no avail."""
+    q, k, v = qkv(length=7)
+    q, cotangent = q.abs(), torch.randn(q.shape)
+    NOT_FINITE[name](q, k, v, cotangent)
+    mask = torch.ones(7, 7, dtype=torch.bool).tril()
+    mask[:, 6] = False
+    ours, eager = (clones([x.requires_grad_(grad) for x in (q, k, v)]) for _ in range(2))
+    found = []
+    call = through_dynamo(function, found)
+    actual, expected = call(*ours, mask), function(*eager, mask)
+    assert fused(found[0]) == (q.device.type == "cpu")
+    assert_same(actual, expected, rtol=1e-4, atol=1e-5)
+    if grad:
+        actual.backward(cotangent)
+        expected.backward(cotangent)
+        for a, e in zip(ours, eager):
+            assert_same(a.grad, e.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_scores_lower_than_what_is_filled_in_do_not_hide_it():
+    q, k, v = qkv(length=7)
+    function = MASKED["fill -1e9"]
+    mask = torch.ones(7, 7, dtype=torch.bool).tril()
+    check(function, q.abs() * 1e5, -k.abs() * 1e5, v, mask, fires=q.device.type == "cpu")
+
+
+@pytest.mark.cpu  # on a GPU to look for NaN would be to wait
+def test_a_constant_triangle_is_filled_by_the_librarys_flag():
+    found = []
+    through_dynamo(constant_triangle, found)(*qkv(length=7), CAUSAL)
+    (node,) = found[0].graph.find_nodes(op="call_function", target=FILLED_ATTENTION)
+    assert node.args[3:5] == (None, None)
+
+
+def test_autocast_leaves_fills_where_they_are():
+    def function(q, k, v, m):
+        return (q @ k.mT).masked_fill(~m, -INF).softmax(-1, dtype=torch.float32) @ v
+
+    with torch.autocast(torch.get_default_device().type, torch.bfloat16):
+        check(function, *qkv(), CAUSAL, fires=False)
 
 
 @pytest.mark.parametrize("fill", [-INF, -1e4, torch.finfo(torch.float32).min])
@@ -248,6 +346,14 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_only_looks_like_attention_stays(name):
     check(OTHERS[name], *qkv(), fires=False)
+
+
+def test_scores_that_are_their_own_mask_stay():
+    def function(q, k, v):
+        scores = q @ q.mT
+        return (scores + scores).softmax(-1) @ v
+
+    check(function, *qkv(keys=6), fires=False)
 
 
 def test_dropout_that_is_on_stays():

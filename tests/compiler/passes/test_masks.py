@@ -132,3 +132,18 @@ def test_a_causal_mask_of_fewer_queries_than_keys_stays():
     node, call = rewritten(function, inputs)
     assert node.args[3] is not None
     compare(call, function, inputs)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, LENGTH, LENGTH), (1, 2, LENGTH, LENGTH), (LENGTH, 1, 2)])
+def test_a_mask_that_scores_do_not_have_the_sizes_of_stays(shape):
+    """Eager raises, or takes the sizes of the result from it."""
+    graph = torch.fx.Graph()
+    q, k, v = map(graph.placeholder, "qkv")
+    mask = graph.call_function(torch.ones, (shape,), {"dtype": torch.bool})
+    attention = F.scaled_dot_product_attention
+    node = graph.call_function(attention, (q, k, v), {"attn_mask": mask})
+    swapped = graph.call_method("transpose", (node, 1, 2))
+    graph.output(graph.call_method("contiguous", (swapped,)))
+    gm = torch.fx.GraphModule(torch.nn.Module(), graph)
+    passes.run_captured(gm, [x[:1].detach() for x in qkv()])
+    assert node.kwargs["attn_mask"] is mask

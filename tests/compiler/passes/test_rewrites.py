@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from magpy_like.compiler import passes
 from magpy_like.compiler.passes import rewrites
 from tests.compare import assert_same
-from tests.compiler.passes.graphs import names, optimised
+from tests.compiler.passes.graphs import aten_graph, names, optimised
 from tests.compiler.programs import compiled, kernels
 
 EAGERS_NORMS = [torch.ops.aten.native_batch_norm, torch.ops.aten.cudnn_batch_norm]
@@ -268,6 +268,39 @@ def test_other_arithmetic_stays(module, x, function):
     gm = passes.run(gm, inference=True)
     assert arithmetic(gm)
     assert_same(gm(x, *state.values()), run(x, state))
+
+
+@pytest.mark.parametrize("scale", [1e30, float("inf"), 0.0])
+def test_a_scale_that_may_be_anything_stays_outside_the_weights(scale):
+    """Nobody knows that it does not take them out of range, or what overflows back into it."""
+    x = torch.full((2, 1, 8, 8), 1e30 if scale == 0 else 1e-35)
+    w = torch.full((4, 1, 1, 1), 1e10)
+    w[1] = 0
+    s = torch.full((4, 1, 1), scale)
+    gm = optimised(lambda x, w, s: F.conv2d(x, w) * s, x, w, s)
+    assert names(gm) == ["convolution", "mul"]
+
+
+@pytest.mark.cpu  # as above
+@pytest.mark.parametrize(
+    "scale",
+    [
+        lambda v, g: (v + 1e-5).rsqrt() * g,
+        lambda v, g: g / (v + 1e-5).sqrt(),
+        lambda v, g: 1 / torch.sqrt(v + 1e-5),
+        lambda v, g: g * (1 / (v + 1e-5).sqrt()),
+    ],
+    ids=range(4),
+)
+def test_a_frozen_batch_norm_in_any_spelling_goes_into_the_weights(scale):
+    v, g = torch.rand(4), torch.randn(4)
+    w = torch.randn(4, 3, 1, 1)
+    gm = aten_graph(lambda x, w, v, g: F.conv2d(x, w) * scale(v, g).reshape(1, 4, 1, 1), X, w, v, g)
+    gm = passes.run(gm, inference=True)
+    assert not arithmetic(gm)
+    assert_same(
+        gm(X, w, v, g), F.conv2d(X, w) * scale(v, g).reshape(1, 4, 1, 1), atol=1e-5, rtol=1e-5
+    )
 
 
 def test_a_graph_that_gradients_flow_through_keeps_its_batch_norm():
