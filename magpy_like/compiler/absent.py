@@ -24,6 +24,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from magpy_like.compiler.passes.graphs import aten, insert, interchangeable, value
 from magpy_like.compiler.turns import TURNS
+from magpy_like.compiler.untraced import untraced
 from magpy_like.compiler.written_again import written_again
 
 Call = Callable[[list[Any]], Any]
@@ -108,6 +109,7 @@ class Absent:
         return type(node) is self._kind
 
 
+@untraced
 def _spare_behind(node: Any, gradients: Sequence[Any], _: Any) -> None:
     makers = (maker for maker, _ in node().next_functions)
     _spare({m for m, g in zip(makers, gradients, strict=True) if g is None and m is not None})
@@ -151,10 +153,12 @@ class _Spared:
         self._node, self._reached = weakref.ref(node), True
         node.register_prehook(self._look)
 
+    @untraced
     def _look(self, gradients: Sequence[Any]) -> None:
         """Before autograd puts zeros in the places of absent ones."""
         self._reached = any(g is not None for g in gradients)
 
+    @untraced
     def __call__(self, *gradients: Any) -> Any:
         node: Any = self._node()
         if self._reached:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import operator
@@ -12,6 +13,7 @@ import torch
 from torch import fx
 from torch._dynamo.exc import RestartAnalysis
 from torch._guards import TracingContext
+from torch.autograd import forward_ad
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
@@ -26,7 +28,7 @@ from magpy_like.compiler.errors import CompileError, Unsupported, warn_fallback
 from magpy_like.compiler.graph import Graph, assumptions, find_shape_env
 from magpy_like.compiler.memory import plan_memory
 from magpy_like.compiler.overwritten import overwrites_saved
-from magpy_like.compiler.parts import in_parts
+from magpy_like.compiler.parts import in_parts, interpreted
 from magpy_like.compiler.recomputed import keep_checkpoints, unfolded
 from magpy_like.compiler.runtime import captured_cache, code_cache
 from magpy_like.compiler.saved import saved_places
@@ -57,9 +59,47 @@ def compile_fx(
     What cannot be compiled runs through ATen, with one warning. Raises CompileError under
     ``strict``, and for unknown options. Source: PyTorch 2 (ASPLOS 2024), section 4.
     """
+    call = compile_untransformed(gm, example_inputs, mode=mode, options=options)
+    return _or_transformed(call, interpreted(gm))
+
+
+def _or_transformed(call: Callable[..., Any], captured: Callable[..., Any]) -> Callable[..., Any]:
+    """``call``, or eager while a level of forward-mode AD is open or a transform of functorch's is
+    active: kernels see neither the tangent of a tensor nor what a transform has wrapped."""
+    transforms_active = torch._C._are_functorch_transforms_active
+
+    def run(*args: Any) -> Any:
+        if forward_ad._current_level >= 0 or transforms_active():
+            return captured(*args)
+        return call(*args)
+
+    return run
+
+
+@contextlib.contextmanager
+def _no_hooks() -> Iterator[None]:
+    """Hooks on saved tensors are given none of what runs to compile: `torch.utils.checkpoint`
+    counts them, and a call that compiles would have more than the one that runs again."""
+    before = torch._C._autograd._saved_tensors_hooks_set_tracing(True)
+    try:
+        yield
+    finally:
+        torch._C._autograd._saved_tensors_hooks_set_tracing(before)
+
+
+@_no_hooks()
+def compile_untransformed(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """:func:`compile_fx` for who does not call the result under functorch's transforms, nor in a
+    level of forward-mode AD, and so needs nobody to look."""
     if has_parts(gm):
         varying = [is_symbolic(given) for given in example_inputs]
-        compile_part = functools.partial(compile_fx, mode=mode, options=options)
+        compile_part = functools.partial(compile_untransformed, mode=mode, options=options)
         return in_parts(gm, compile_part, varying, exact=overwrites_saved(gm))
     settings = dict(options or {})
     unknown = set(settings) - _OPTIONS
@@ -85,7 +125,7 @@ def compile_fx(
         raise
     except NotWritten:
         keep_checkpoints(gm, unfolds=False)
-        return compile_fx(gm, example_inputs, mode=mode, options=options)
+        return compile_untransformed(gm, example_inputs, mode=mode, options=options)
     except Exception as error:
         floats = {k: e for k, e in enumerate(example_inputs) if isinstance(e, torch.SymFloat)}
         if isinstance(error, RestartAnalysis) and TracingContext.try_get() is not None:
@@ -94,7 +134,8 @@ def compile_fx(
             known = {k: e.node.hint for k, e in floats.items()}
             if None not in known.values():
                 baked = [known.get(k, e) for k, e in enumerate(example_inputs)]
-                return numbers.only_for(known, compile_fx(gm, baked, options=options), gm)
+                call = compile_untransformed(gm, baked, options=options)
+                return numbers.only_for(known, call, gm)
         # A program that eager refuses is refused by eager, with eager's message, when it runs.
         warn_fallback("a graph", _first_line(error), strict=strict)
         return cast(Callable[..., Any], gm.forward)  # calling it prints what it raises

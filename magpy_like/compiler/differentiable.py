@@ -19,8 +19,9 @@ from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
 from torch._guards import compile_context, tracing
 
 from magpy_like.compiler.absent import spare_behind
-from magpy_like.compiler.second_gradients import again, given, once, say_once
+from magpy_like.compiler.second_gradients import again, given, has_tangents, once, say_once
 from magpy_like.compiler.turns import TURNS
+from magpy_like.compiler.untraced import untraced
 from magpy_like.compiler.written_again import Again, wanted
 
 Call = Callable[[list[Any]], Any]
@@ -55,7 +56,7 @@ def own_node(
     detached = _without_gradient(theirs.metadata, theirs._lazy_backward_info.bw_module)
 
     def run(*args: Any) -> Any:
-        if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        if not torch.is_grad_enabled():
             return wrapped(*args)
         # That arguments are written to, the passes tell autograd themselves.
         if detached:
@@ -127,8 +128,9 @@ def _only_runs(theirs: Any, example_inputs: Sequence[Any]) -> bool:
         return False
     if any(info.mutates_metadata or info.mutates_storage_metadata for info in known.input_info):
         return False
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-        return False
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is not None and all(isinstance(hook, fx.GraphModule) for hook in hooks):
+        return False  # which AOTAutograd has put into the passes
     origins = (getattr(d, "output", None) for d in known.traced_tangents_descs)
     return all(isinstance(origin, PlainAOTOutput) for origin in origins)
 
@@ -214,6 +216,7 @@ def _node(
             return returned
 
         @staticmethod
+        @untraced
         def backward(ctx: Any, *gradients_in: Any) -> Any:
             if torch._C._functorch.peek_interpreter_stack() is not None:
                 raise RuntimeError("a compiled backward pass cannot run under vmap, grad or vjp")
@@ -221,13 +224,13 @@ def _node(
                 raise RuntimeError(_NOT_DETERMINISTIC)
             boxed = gradients_in[0] if type(gradients_in[0]) is list else [*gradients_in]
             differentiated = torch.is_grad_enabled()
-            if differentiated or any(map(_is_batch, boxed)):
+            if differentiated or any(map(_is_batch, boxed)) or has_tangents(boxed):
                 found = again(program, ctx, boxed)
                 if found is not None:
                     spare_behind(ctx, found)
                     return found
-                if not differentiated:
-                    raise RuntimeError(_NO_BATCHES)
+                if not differentiated or has_tangents(boxed):
+                    raise RuntimeError(_NOT_AT_ONCE)
             args = [*ctx.symints, *ctx.saved_tensors, *ctx._tensors_no_vc_check]
             ctx.maybe_clear_saved_tensors()
             incoming = [_formed(boxed[k], form) for k, form in gradients]
@@ -262,9 +265,10 @@ _NOT_DETERMINISTIC = (
 )
 
 
-_NO_BATCHES = (
-    "a compiled backward pass cannot run for a batch of gradients at once: what the program was "
-    "given is gone or has changed, or it draws random numbers or changes its arguments"
+_NOT_AT_ONCE = (
+    "a compiled backward pass cannot run for a batch of gradients at once, nor for gradients with "
+    "tangents: what the program was given is gone or has changed, or it draws random numbers or "
+    "changes its arguments"
 )
 
 

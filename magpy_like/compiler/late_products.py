@@ -27,6 +27,7 @@ from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 
 from magpy_like.compiler.passes.graphs import aten, is_view, tensor
+from magpy_like.compiler.untraced import untraced
 
 TAP_OF = "tap_of"
 """The key by which ``torch.fx`` keeps of which input, by number, an input is a tap."""
@@ -254,6 +255,7 @@ class _Token(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @untraced
     def backward(ctx: Any, _: Tensor | None) -> Any:
         found = ctx.sums.gradients()
         return None, None, *map(found.get, ctx.numbers)
@@ -270,6 +272,7 @@ class _Tap(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @untraced
     def backward(ctx: Any, carrier: Tensor | None) -> tuple[None, None]:
         if carrier is not None:
             ctx.sums.add(carrier.factors)

@@ -1,8 +1,9 @@
 """Gradients of compiled passes that are differentiated once more, or taken for many at once.
 
-A compiled backward pass has no gradients of its own. Under ``create_graph``, and for a batch of
-gradients, autograd runs the program operator by operator instead, once more, from what it was given
-then: nothing else is kept for it, so all of that must still be there, unchanged.
+A compiled backward pass has no gradients of its own. Under ``create_graph``, for a batch of
+gradients and for those with tangents, autograd runs the program operator by operator instead, once
+more, from what it was given then: nothing else is kept for it, so all of that must still be there,
+unchanged.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+
+from magpy_like.compiler.untraced import untraced
 
 Given = list[Any] | None
 """What a program was given: numbers, and tensors as long as somebody else keeps them, with their
@@ -70,6 +74,14 @@ def again(
     return tuple(found)
 
 
+def has_tangents(gradients: Sequence[Any]) -> bool:
+    """Whether some of them are to be differentiated forwards, which compiled passes do not do."""
+    if forward_ad._current_level < 0:
+        return False
+    tensors = (g for g in gradients if isinstance(g, Tensor))
+    return any(forward_ad.unpack_dual(g).tangent is not None for g in tensors)
+
+
 def once(backward: Callable[[list[Any]], Any], args: Sequence[Any], ctx: Any) -> Any:
     """What a backward pass gives that cannot be differentiated again, and that says so, whatever it
     is differentiated by."""
@@ -81,7 +93,10 @@ def say_once(function: Any) -> None:
     if they came of arguments that the pass has saved as they are."""
     backward = function.backward
 
+    @untraced
     def run(ctx: Any, *given: Any) -> Any:
+        if has_tangents(given[0] if type(given[0]) is list else given):
+            raise RuntimeError("no gradients with tangents through this compiled pass")
         if not torch.is_grad_enabled():
             return backward(ctx, *given)
         if type(given[0]) is list:

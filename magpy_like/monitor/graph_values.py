@@ -38,6 +38,7 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _UNSEEN = functools.partial(torch.autograd.graph.saved_tensors_hooks, _same, _same)
 
 
@@ -118,8 +119,9 @@ class GraphValues(Variables):
         """
         kwargs = with_device(operation, dict(kwargs))
         try:
-            # A checkpoint counts what the program saves, and not what a symbolic run does.
-            with _UNSEEN() if self.checkpointed else contextlib.nullcontext():
+            # Hooks, such as a checkpoint's, get what the program saves, and not a symbolic run.
+            watched = _saved_tensors_hooks(True) is not None
+            with _UNSEEN() if watched else contextlib.nullcontext():
                 node = self.operators.add_operator(
                     operation, args, kwargs, result, self.graph_value, shape,
                     not self.dynamic_inside,

@@ -33,9 +33,9 @@ def resolve_backend(
     if backend == "eager":
         return lambda graph, inputs: graph.forward
     if backend == "magpy":
-        from magpy_like.compiler import compile_fx
+        from magpy_like.compiler.compile_fx import compile_untransformed
 
-        return functools.partial(compile_fx, mode=mode, options=options)
+        return functools.partial(compile_untransformed, mode=mode, options=options)
     import torch._dynamo
 
     names = torch._dynamo.list_backends(None)

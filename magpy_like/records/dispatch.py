@@ -12,12 +12,14 @@ from collections.abc import Callable, Collection
 from typing import Any, cast
 
 import torch
+from torch.autograd import forward_ad
 
 from magpy_like.compiler.control import has_parts
 from magpy_like.compiler.overwritten import made_before, overwrites_saved
 from magpy_like.compiler.parts import exactly, in_parts, interpreted
 from magpy_like.compiler.recomputed import keep_checkpoints
 from magpy_like.compiler.turns import TURNS
+from magpy_like.compiler.untraced import untraced
 from magpy_like.compiler.varying import is_symbolic
 from magpy_like.dynamic.branches import Branches
 from magpy_like.dynamic.layout import Layout
@@ -101,6 +103,7 @@ class Dispatcher:
         """The positions of a continuation's arguments that nobody but the program holds."""
         _all.add(self)
 
+    @untraced
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the program on these arguments, by a record if one matches."""
         if _is_traced():
@@ -126,6 +129,8 @@ class Dispatcher:
             if following is None:
                 return args
             del given
+            if _is_traced():  # by the program itself, where it was split
+                return call_as_caller(following.target, args, kwargs)
             dispatcher = following
             match = dispatcher._match(args, kwargs)
         return dispatcher._miss(args, kwargs)
@@ -376,6 +381,8 @@ class Dispatcher:
         return CompiledGraph(compiled.graph, exactly(compiled.graph, compiled.run), may_fail)
 
     def _compile_graph(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        if any(node.target in _OF_TANGENTS for node in graph.graph.nodes):
+            return cast(Callable[..., Any], graph.forward)  # in a level that it has not opened
         try:
             return computed_too(graph, lambda whole: self._compile(whole, inputs))
         except Exception as error:
@@ -526,14 +533,18 @@ class Dispatcher:
             self._eager = None
 
 
+_OF_TANGENTS = {torch._VF._make_dual, torch._VF._unpack_dual}
+
 _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_transforms_active = torch._C._are_functorch_transforms_active
 
 
 def _is_traced() -> bool:
     """Whether somebody else watches the program's operators: then it runs as it is written.
 
     Hooks on saved tensors are given those of each operator; `torch.utils.checkpoint` counts them,
-    and raises from one of them when it has seen enough.
+    and raises from one of them when it has seen enough. While a level of forward-mode AD is open,
+    each operator makes tangents; under `vmap`, `grad` and the like tensors are not what they seem.
     """
     return (
         is_monitoring()
@@ -541,6 +552,8 @@ def _is_traced() -> bool:
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._get_tracing_state() is not None
         or (torch.is_grad_enabled() and _saved_tensors_hooks(True) is not None)
+        or forward_ad._current_level >= 0
+        or _transforms_active()
     )
 
 

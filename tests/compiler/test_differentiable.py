@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 from torch import fx
+from torch.utils.checkpoint import checkpoint
 
 import magpy_like as magpy
 from magpy_like.compiler import compile_fx
@@ -307,6 +308,36 @@ def test_compiled_autograd_takes_the_pass_apart():
     with _enable(lambda graph: graph):
         result.sum().backward()
     torch.testing.assert_close(x.grad, torch.autograd.grad(scaled(x, w).sum(), [x])[0])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_graph_is_compiled_by_its_first_call(reentrant):
+    def program(x, w):
+        return (torch.tanh(x @ w) * x.sum(1, keepdim=True)).softmax(1)
+
+    fast, found = compiled(program), []
+    for call in (program, fast):
+        x, w = leaf(4, 4), leaf(4, 4, seed=1)
+        checkpoint(call, x, w, use_reentrant=reentrant).pow(2).sum().backward()
+        found.append([x.grad, w.grad])
+    torch.testing.assert_close(*found)
+
+
+def test_hooks_on_saved_tensors_see_nothing_of_compiling_and_do_not_keep_the_node_from_being_ours():
+    x, w = leaf(3), leaf(3, seed=1)
+    seen = []
+
+    def pack(tensor):
+        seen.append(type(tensor))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        fast = traced(scaled, x, w)
+        assert not seen
+        fast(x, w).sum().backward()
+    assert set(seen) <= {torch.Tensor, torch.nn.Parameter}
+    ran = python_functions(lambda: fast(x, w).backward(torch.ones(3)))
+    assert not [file for file in ran if "_functorch" in file]
 
 
 def test_nothing_holds_a_gradient_while_the_pass_runs_that_has_it():

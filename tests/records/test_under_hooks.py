@@ -53,3 +53,27 @@ def test_hooks_are_given_what_eager_gives_them():
             called(inputs()).sum().backward()
         found.append(shapes)
     assert found[1] == found[0]
+
+
+def test_hooks_that_the_program_sets_itself_are_given_what_eager_gives_them():
+    """It is split there; a compiled graph in between would save other things."""
+
+    def program(x, packed):
+        def pack(tensor):
+            packed.append(tuple(tensor.shape))
+            return tensor
+
+        y = x.exp()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor * 2):
+            z = (y.sin() * y.cos()).sum()
+        return z * 2
+
+    fast = magpy.compile(program)
+    for _ in range(3):
+        seen = []
+        for call in (fast, program):
+            x, packed = torch.linspace(-1, 1, 4, requires_grad=True), []
+            call(x, packed).backward()
+            seen.append((x.grad, packed))
+        torch.testing.assert_close(*(gradient for gradient, _ in seen))
+        assert seen[0][1] == seen[1][1]

@@ -1,0 +1,73 @@
+"""Dynamo compiles programs, and nothing of the compiler that it hands them to."""
+
+import warnings
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+import magpy_like as magpy
+
+
+def trains(x):
+    w = torch.ones(5, requires_grad=True)
+    (x * w).sin().sum().backward()
+    return w.grad * 2
+
+
+def trains_with_a_view(x):
+    w = torch.ones(5, requires_grad=True)
+    products, view = together(x, w)
+    (products.sum() + view.sum()).backward()
+    return w.grad * 2
+
+
+def together(x, w):
+    return (x * w).sin(), w.view(-1)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        return x * 2, y * 2
+
+    @staticmethod
+    def backward(ctx, gx, gy):
+        return gx * 2, gy * 2
+
+
+def trains_through_somebodys_function(x):
+    w = torch.ones(5, requires_grad=True)
+    doubled, _ = Doubled.apply(w, w * 3)
+    (x * doubled).sin().sum().backward()
+    return w.grad * 2
+
+
+def frames_traced(program, calls=3):
+    """How many functions Dynamo traces for ``program`` in some calls, each of which gives eager's
+    results without a warning."""
+    torch._dynamo.reset()
+    counters.clear()
+    fast = torch.compile(program, backend="magpy")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for k in range(calls):
+            x = torch.arange(20.0).reshape(4, 5) + k
+            torch.testing.assert_close(fast(x), program(x))
+    return counters["frames"]["total"]
+
+
+@pytest.mark.parametrize("program", [trains, trains_with_a_view, trains_through_somebodys_function])
+def test_a_backward_pass_inside_of_a_program_is_not_traced(program):
+    assert frames_traced(program) < 10  # the program itself, in pieces
+
+
+def test_what_magpy_has_compiled_is_not_traced():
+    inner = magpy.compile(together)
+
+    def program(x):
+        products, view = inner(x + 1, torch.ones(5))
+        return products.sum() + view.sum()
+
+    assert frames_traced(program) < 10
+    assert magpy.cache_info(inner).hits >= 4  # eager's calls and three of Dynamo's, but for one
