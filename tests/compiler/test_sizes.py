@@ -105,7 +105,7 @@ def test_a_rounded_float_has_a_name_wherever_it_is_part_of_a_size():
     [
         lambda x: F.interpolate(x[None, None], scale_factor=1.3) + 1,
         lambda x: torch.ones(round(x.shape[0] * 0.7)) * x[0],
-        lambda x: torch.full_like(torch.arange(0, x.shape[0], 0.3), 2.0) + x[0],
+        lambda x: torch.full_like(torch.arange(0, x.shape[0], 0.3, device=x.device), 2.0) + x[0],
         lambda x: x.new_zeros(int(x.shape[0] / 0.7), x.shape[0]) + x,
     ],
 )

@@ -5,7 +5,7 @@ import torch
 from torch import func, fx
 from torch.autograd import forward_ad
 
-from magpy_like.compiler import compile_fx
+from magpy_like.compiler import compile_fx, dynamo_backend
 from tests.compiler.programs import seeded
 
 
@@ -23,7 +23,7 @@ def traced(function, *inputs):
 
 def captured(function, *inputs):
     torch._dynamo.reset()
-    return torch.compile(function, backend="magpy")
+    return torch.compile(function, backend=dynamo_backend)
 
 
 def with_tangent(function, x, w, tangent):

@@ -7,6 +7,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import magpy_like as magpy
+from magpy_like.compiler import dynamo_backend
 
 
 def trains(x):
@@ -48,7 +49,7 @@ def frames_traced(program, calls=3):
     results without a warning."""
     torch._dynamo.reset()
     counters.clear()
-    fast = torch.compile(program, backend="magpy")
+    fast = torch.compile(program, backend=dynamo_backend)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         for k in range(calls):
