@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
+from magpy_like.compiler.untraced import untraced
 from magpy_like.errors import MagpyError
 from magpy_like.monitor import compiled_inside
 from magpy_like.monitor.marks import mark
@@ -129,6 +130,7 @@ def compile(
         return CompiledModule(target, dispatcher)
 
     @functools.wraps(target, updated=())
+    @untraced
     def compiled(*args: Any, **kwargs: Any) -> Any:
         return dispatcher.call(args, kwargs)
 
