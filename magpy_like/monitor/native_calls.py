@@ -171,10 +171,11 @@ def native(
     _have_effects(run, call, changed)
     if relation is not None and relation.access == "read":
         follow(run, annotation, args, kwargs)
-    if on_graph and operation in _CALLS_LATER:
+    if on_graph:
         rec.called = []
-        call.args = tuple(close_over(rec, value) for value in args)
-        call.kwargs = {name: close_over(rec, value) for name, value in kwargs.items()}
+        if operation in _CALLS_LATER:
+            call.args = tuple(close_over(rec, value) for value in args)
+            call.kwargs = {name: close_over(rec, value) for name, value in kwargs.items()}
     if on_graph and operation in RUNS_AS_IS:
         look_for_containers((*args, *kwargs.values()))
     return _begin_operator(run, call) if annotation.as_op_node else _begin(run, call)
