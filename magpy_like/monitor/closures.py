@@ -18,6 +18,7 @@ import torch
 
 from magpy_like.annotation import RelationKind
 from magpy_like.monitor.checkpoints import owner
+from magpy_like.monitor.containers import CONTAINERS
 from magpy_like.monitor.graph_functions import REPLAYED
 from magpy_like.monitor.split import Split
 from magpy_like.native.kinds import isinstance
@@ -27,37 +28,34 @@ from magpy_like.refgraph.values import is_identity, is_plain
 if TYPE_CHECKING:
     from magpy_like.monitor.recording import Recording
 
-CALLABLES = types.FunctionType | types.MethodType | functools.partial
-"""Kinds of callable arguments that refer to other objects."""
-
 Made = dict[int, Any]
 """What was made for one run of the graph, by number: each function and cell is made once."""
-Maker = Callable[[Sequence[torch.Tensor], Made], Any]
+Maker = Callable[[Sequence[Any], Made], Any]
 """Makes a value of the operands, for one run of the graph."""
 
 
 class Closure:
-    """A callable argument of an operator, and the tensors that it refers to."""
+    """A callable argument of an operator, and the tensors and lifted numbers that it refers to."""
 
     def __init__(self, rec: Recording, function: Any) -> None:
         """
         Raises:
             Split: it refers to something that only this run has, or that another call may not find.
         """
-        self.tensors: list[torch.Tensor] = []
-        makers = _Makers(rec, self.tensors)
+        self.operands: list[Any] = []
+        makers = _Makers(rec, self.operands)
         self._make = makers.of(function)
         self.code = next(iter(makers.codes), None)
         """That of the program's outermost function, which torch may have wrapped."""
 
-    def made_of(self, operands: Sequence[torch.Tensor]) -> Any:
-        """The callable, with ``operands`` in place of the tensors."""
+    def made_of(self, operands: Sequence[Any]) -> Any:
+        """The callable, with ``operands`` in place of its own."""
         return self._make(operands, {})
 
-    def take(self) -> tuple[torch.Tensor, ...]:
-        """The tensors, which it does not hold from here on."""
-        tensors, self.tensors = tuple(self.tensors), []
-        return tensors
+    def take(self) -> tuple[Any, ...]:
+        """The operands, which it does not hold from here on."""
+        operands, self.operands = tuple(self.operands), []
+        return operands
 
 
 _refused: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -70,18 +68,27 @@ def close_over(rec: Recording, value: Any) -> Any:
     Raises:
         Split: see :class:`Closure`; or it has had effects inside an operator.
     """
-    if isinstance(value, CALLABLES):
-        found = Closure(rec, value)
-        called, value = found.code, found
-    elif isinstance(value, torch.nn.Module):
+    called = None
+    if isinstance(value, torch.nn.Module):
         called = owner(value)
-    else:
-        called = value if isinstance(value, torch.autograd.function.FunctionMeta) else None
+    elif isinstance(value, torch.autograd.function.FunctionMeta):
+        called = value
+    elif _refers(value):
+        value = Closure(rec, value)
+        called = value.code
     if called is not None:
         if called in _refused:
             raise Split("gives an operator a function that does more than to compute")
         rec.called.append(called)
     return value
+
+
+def _refers(value: Any) -> bool:
+    """Whether an argument is, or holds, an object by which an operator may find others."""
+    if type(value) is tuple:
+        return any(map(_refers, value))
+    known = isinstance(value, (torch.Tensor, torch.nn.Module, *CONTAINERS))
+    return not (known or is_plain(value) or is_identity(value)) and callable(value)
 
 
 def refuse(rec: Recording) -> None:
@@ -93,8 +100,8 @@ def refuse(rec: Recording) -> None:
 def with_operands(
     operation: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
-    """``operation`` as a function that is given, where it takes a closure, the tensors of that; and
-    its arguments."""
+    """``operation`` as a function that is given, where it takes a closure, the operands of that;
+    and its arguments."""
     given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     closures = {place: value for place, value in given if isinstance(value, Closure)}
     if not closures:
@@ -121,8 +128,8 @@ class _Makers:
     What a maker knows must not keep alive what the region has made.
     """
 
-    def __init__(self, rec: Recording, tensors: list[torch.Tensor]) -> None:
-        self._rec, self._tensors = rec, tensors
+    def __init__(self, rec: Recording, operands: list[Any]) -> None:
+        self._rec, self._operands = rec, operands
         self.codes: list[types.CodeType] = []
         self._known: dict[int, Maker] = {}
         self._numbers = itertools.count()
@@ -133,6 +140,10 @@ class _Makers:
 
     def _new(self, value: Any) -> Maker:
         if isinstance(value, torch.Tensor):
+            if self._rec.node(value) is None and self._rec.operators.node_of(value) is None:
+                raise Split("gives an operator a function that refers to an unknown tensor")
+            return self._operand(value)
+        if self._rec.operators.expression(value) is not None:
             return self._operand(value)
         if is_plain(value) or is_identity(value):
             return lambda operands, made: value
@@ -154,8 +165,7 @@ class _Makers:
         if kind is tuple and is_own:
             items = self._all(value)
             return lambda *run: tuple(_all(items, run))
-        self._rely_on(value)
-        return lambda operands, made: value
+        return self._same(value)
 
     def _all(self, values: Iterable[Any]) -> list[Maker]:
         return [self.of(value) for value in values]
@@ -163,28 +173,29 @@ class _Makers:
     def _each(self, values: Mapping[str, Any] | None) -> dict[str, Maker]:
         return {name: self.of(value) for name, value in (values or {}).items()}
 
-    def _operand(self, tensor: torch.Tensor) -> Maker:
-        if self._rec.node(tensor) is None and self._rec.operators.node_of(tensor) is None:
-            raise Split("gives an operator a function that refers to a tensor of unknown origin")
-        place = len(self._tensors)
-        self._tensors.append(tensor)
-        self._known[id(tensor)] = lambda operands, made: operands[place]
-        return self._known[id(tensor)]
+    def _operand(self, value: Any) -> Maker:
+        place = len(self._operands)
+        self._operands.append(value)
+        self._known[id(value)] = lambda operands, made: operands[place]
+        return self._known[id(value)]
 
-    def _rely_on(self, value: Any) -> None:
-        """
+    def _same(self, value: Any) -> Maker:
+        """The very object.
+
         Raises:
-            Split: another call may find another object.
+            Split: another call may find another one.
         """
         node = self._rec.node(value)
         if node is None:
             if type(value) is types.FunctionType and (value.__module__ or "").startswith("torch."):
-                return  # made by what the monitor takes for one operator
+                # Made by what the monitor takes for one operator.
+                return lambda operands, made: value
             raise Split("gives an operator a function that refers to the region's own values")
         path, is_one = self._rec.path(node), isinstance(value, types.FunctionType | torch.nn.Module)
         if path and path[0].kind is RelationKind.LOCAL and not is_one:
             raise Split("gives an operator a function that refers to an argument")
         node.facts.add(Fact.IDENTITY)
+        return lambda operands, made: value
 
     def _function(self, function: types.FunctionType) -> Maker:
         code, names, name = function.__code__, function.__globals__, function.__name__

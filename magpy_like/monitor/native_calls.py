@@ -355,7 +355,7 @@ def _given_to(call: NativeCall) -> Iterator[torch.Tensor]:
     yield from tensors_in((call.args, call.kwargs))
     for value in (*call.args, *call.kwargs.values()):
         if isinstance(value, Closure):
-            yield from value.tensors
+            yield from tensors_in(value.operands)
 
 
 def _begin(run: MonitorRun, call: NativeCall) -> Token:

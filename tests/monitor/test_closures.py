@@ -122,6 +122,49 @@ def test_a_variable_that_changes_between_two_transforms():
     calls(lambda: program)
 
 
+class Scaling:
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, row):
+        return row * self.weight
+
+
+class Applied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, function):
+        return (function[0] if isinstance(function, tuple) else function)(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def number_of_data(x):
+    n = float(x.sum())
+    return vmap(lambda row: row * n)(x), vmap(lambda row, k=x.mean().item(): row * k)(x)
+
+
+def size(x):
+    n = x.shape[0]
+    return vmap(lambda row: row * n)(x)
+
+
+OTHERS = {
+    "numbers that data decide": number_of_data,
+    "a size": size,
+    "an instance that is called": lambda x: vmap(Scaling(x))(x),
+    "an instance for a custom function": lambda x: Applied.apply(x, Scaling(x)),
+    "a function for a custom function": lambda x: Applied.apply(x, lambda t: t * x),
+    "a function in a tuple": lambda x: Applied.apply(x, (lambda t: t * x,)),
+}
+
+
+@pytest.mark.parametrize("program", OTHERS.values(), ids=OTHERS)
+def test_what_else_an_operator_finds_other_values_by(program):
+    calls(lambda: program)
+
+
 HOLDERS = {
     "an attribute": (
         lambda x, held: vmap(lambda row: row * held.weight)(x),
