@@ -42,6 +42,8 @@ def _attention(
     ``keep`` is false where scores are filled, ``bias`` then -inf, but for rows that would have
     nothing else: these are the caller's to set right. Without both, what is later is filled.
     """
+    if not (q.numel() and k.numel()):
+        return _laid_out(_formula(q, k, v, keep, fill, scale)), _sizes(q)[1].fill_(math.nan)
     out, sums = _aten._scaled_dot_product_flash_attention_for_cpu(
         _dense(q), _dense(k), _dense(v), 0.0, bias is None, attn_mask=bias, scale=scale
     )
@@ -64,7 +66,7 @@ def _is_the_formulas(out: Tensor, sums: Tensor, fill: float) -> bool:
 
 def _is_finite(t: Tensor) -> bool:
     """Whether a sum says so; of keys and values that causal attention does not even read."""
-    return math.isfinite(float(t.sum()))
+    return math.isfinite(float(t.detach().sum()))
 
 
 def _formula(
@@ -80,7 +82,7 @@ def _attention_backward(
     grad: Tensor, out: Tensor, sums: Tensor, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None,
     bias: Tensor | None, fill: float, scale: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    if not sums[0, 0, 0].isnan():
+    if sums.numel() and not sums[0, 0, 0].isnan():
         grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
             _dense(grad), _dense(q), _dense(k), _dense(v), out, sums, 0.0, bias is None,
             attn_mask=bias, scale=scale,
@@ -114,7 +116,8 @@ def _new(like: Tensor) -> Tensor:
 
 def _sizes(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     b, h, n, _dim = q.shape
-    return _new(q), q.new_empty(b, n, h).transpose(1, 2)
+    kind = torch.promote_types(q.dtype, torch.float32)
+    return _new(q), q.new_empty(b, n, h, dtype=kind).transpose(1, 2)
 
 
 def _gradient_sizes(
@@ -130,9 +133,16 @@ def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 
 
 def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-    grads = torch.ops.magpy_like.filled_attention_backward(
-        grad, *ctx.saved_tensors, ctx.fill, ctx.scale
-    )
+    out, sums, q, k, v, keep, bias = ctx.saved_tensors
+    if torch.is_grad_enabled():  # to be differentiated once more, which the operator's is not
+        given = [t for t in (q, k, v) if t.requires_grad]
+        result = _formula(q, k, v, keep, ctx.fill, ctx.scale)
+        found = iter(torch.autograd.grad(result, given, grad, create_graph=True))
+        grads = tuple(next(found) if t.requires_grad else None for t in (q, k, v))
+    else:
+        grads = torch.ops.magpy_like.filled_attention_backward(
+            grad, out, sums, q, k, v, keep, bias, ctx.fill, ctx.scale
+        )
     return (*grads, None, None, None, None)
 
 

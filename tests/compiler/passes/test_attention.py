@@ -394,3 +394,33 @@ def test_a_write_nobody_reads_survives_the_rewrite():
 
 def test_empty_sequences_stay():
     check(SPELLINGS["no scale"], *qkv(keys=0), fires=False)
+
+
+@pytest.mark.parametrize("hidden", [0.0, math.inf])
+def test_a_fill_may_be_differentiated_twice(hidden):
+    """The library's gradient may not, nor the operator's that may do without it."""
+
+    def operator_(q, k, v, keep):
+        bias = torch.where(keep, 0.0, -math.inf)
+        return FILLED_ATTENTION(q, k, v, keep, bias, -math.inf, 0.5)[0]
+
+    def formula(q, k, v, keep):
+        return (q @ k.mT * 0.5).masked_fill(~keep, -math.inf).softmax(-1) @ v
+
+    keep = torch.ones(6, 7, dtype=torch.bool).tril()
+    found = []
+    for call in (operator_, formula):
+        torch.manual_seed(0)
+        q, k, v = qkv()
+        k[:, :, 6] += hidden
+        given = [t.requires_grad_() for t in (q, k, v)]
+        *_, first = torch.autograd.grad(call(*given, keep).pow(2).sum(), given, create_graph=True)
+        found.append(torch.autograd.grad(first.pow(2).sum(), v))
+    torch.testing.assert_close(*found)
+
+
+def test_a_fill_of_nothing():
+    q, k, v = (t[:0] for t in qkv())
+    keep = torch.ones(6, 7, dtype=torch.bool)
+    out, sums = FILLED_ATTENTION(q, k, v, keep, torch.zeros(6, 7), -math.inf, 0.5)
+    assert (out.shape, sums.shape) == ((0, 3, 6, 8), (0, 3, 6))
