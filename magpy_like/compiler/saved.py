@@ -17,7 +17,7 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 
 from magpy_like.compiler.errors import Unsupported
-from magpy_like.compiler.passes.graphs import Aliases, insert, value
+from magpy_like.compiler.passes.graphs import Aliases, insert, same_sizes, value
 
 _aten = torch.ops.aten
 
@@ -44,8 +44,13 @@ def save_before_writing(forward: fx.GraphModule, backward: fx.GraphModule) -> No
         node = results[place]
         if not isinstance(node, fx.Node):
             continue
-        roots = aliases.roots[node]
-        writes = [at for root in roots for at in aliases.written.get(root, ())]
+        roots = {root for root in aliases.roots[node] if root.op == "placeholder"}
+        writes = [
+            at
+            for root in roots
+            for at in aliases.written.get(root, ())
+            if at > aliases.position[node]
+        ]
         if not writes and later.isdisjoint(roots):
             continue
         if node not in copies:
@@ -68,7 +73,7 @@ def _written_later(graph: fx.Graph) -> Iterator[fx.Node]:
 
 def _lies_as(saved: fx.Node, copy: fx.Node) -> None:
     """The backward pass gets a copy, which has no gaps where the argument had some."""
-    if value(saved).stride() == value(copy).stride():
+    if same_sizes(value(saved).stride(), value(copy).stride()):
         return
     if any(user.target is _aten.as_strided.default for user in saved.users):
         raise Unsupported("a graph", "reads memory of an argument beside what it was given")

@@ -59,6 +59,16 @@ def test_a_copy_of_what_the_program_writes_to_later(function, trains, layout):
     torch.testing.assert_close(*seen)
 
 
+def test_operators_that_check_for_errors_write_to_nothing():
+    """They are told to run in order, by an operator of which nothing is known."""
+    x = seeded(4, 4).requires_grad_()
+    (got,), (wanted,) = (
+        torch.autograd.grad(call(x).sum(), x)
+        for call in (compiled(torch.linalg.inv), torch.inverse)
+    )
+    torch.testing.assert_close(got, wanted)
+
+
 @layouts
 def test_an_argument_that_nobody_writes_to_is_saved_itself(layout):
     """A result of which others are views has a base, which is no new value of an argument."""

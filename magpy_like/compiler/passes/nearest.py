@@ -63,7 +63,9 @@ class _Nearest(torch.autograd.Function):
         else:
             places = _places(gradient, old, size, exact, scales, LOOP)
         found = torch.ops.aten._unsafe_index_put(empty, [None, None, *places], added, True)
-        return _laid_out(found.to(gradient.dtype), gradient), None, None, None
+        found = found.to(gradient.dtype)
+        rows = gradient.dim() != 4  # of volumes as of lines
+        return found.contiguous() if rows else _laid_out(found, gradient), None, None, None
 
 
 def _pixels(image: Tensor, size: Sequence[Any], exact: bool, scales: Sequence[Any]) -> Tensor:

@@ -187,8 +187,8 @@ def channel_arithmetic_into_convolution(node: Node) -> Node | None:
 
     Both are the same up to rounding where ``w * s`` and ``b * s + t`` are within the dtype's range,
     whatever ``x`` is. A normalisation's ``s`` is at most a parameter times ``eps ** -0.5``, and
-    numbers of which that is not true no network has; an ``s`` that a program is given or computes
-    in another way may be anything, 0 for what overflows, say, and stays where it is.
+    numbers of which that is not true no network has. Where no factor is one, an ``s`` that a
+    program is given or computes may be anything, 0 for what overflows, say, and stays where it is.
     """
     if not (_needs_own_kernel(node) and _is_wide(node)):
         return None
