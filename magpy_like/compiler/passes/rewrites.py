@@ -187,8 +187,8 @@ def channel_arithmetic_into_convolution(node: Node) -> Node | None:
 
     Both are the same up to rounding where ``w * s`` and ``b * s + t`` are within the dtype's range,
     whatever ``x`` is. A normalisation's ``s`` is at most a parameter times ``eps ** -0.5``, and
-    numbers of which that is not true no network has. Where no factor is one, an ``s`` that a
-    program is given or computes may be anything, 0 for what overflows, say, and stays where it is.
+    numbers of which that is not true no network has. Any other ``s`` that a program is given or
+    computes may be anything, 0 for what overflows, say, and stays where it is, with all before it.
     """
     if not (_needs_own_kernel(node) and _is_wide(node)):
         return None
@@ -203,7 +203,7 @@ def channel_arithmetic_into_convolution(node: Node) -> Node | None:
     if not _only_user(conv, aten.convolution.default):
         return None
     factors = [vector for target, vector in steps if target is aten.mul.Tensor]
-    if factors and not any(map(_normalises, factors)):
+    if factors and not (_normalises(factors[0]) or any(map(_is_inverse_root, factors[1:2]))):
         return None
     x, weight, bias, *_, transposed, _, _ = conv.args
     kernel, result = tensor(weight), tensor(node)
@@ -256,18 +256,32 @@ def _value_and_channels(node: Node) -> tuple[Node, Node] | None:
 
 
 def _normalises(factor: Node) -> bool:
-    """Whether it is one over ``sqrt(variance + eps)``, perhaps times something."""
-    while is_view(factor) or factor.target in (aten._to_copy.default, aten.clone.default):
-        factor = factor.all_input_nodes[0]
-    target, operands = factor.target, factor.all_input_nodes
-    if target is aten.mul.Tensor:
-        return any(map(_normalises, operands))
-    if target in (aten.reciprocal.default, aten.div.Tensor):
-        root = factor.args[-1]
-        if not isinstance(root, Node) or root.target is not _SQRT:
-            return target is aten.div.Tensor and any(map(_normalises, operands[:1]))
-        return _is_above_zero(root.args[0])
-    return target is aten.rsqrt.default and _is_above_zero(factor.args[0])
+    """Whether it is one over ``sqrt(variance + eps)``, perhaps times a parameter."""
+    factor = _origin(factor)
+    if factor.target is aten.mul.Tensor:
+        return any(map(_is_inverse_root, factor.all_input_nodes))
+    if factor.target is aten.div.Tensor:
+        return _is_root(factor.args[1])
+    return _is_inverse_root(factor)
+
+
+def _is_inverse_root(factor: Node) -> bool:
+    factor = _origin(factor)
+    if factor.target is aten.rsqrt.default:
+        return _is_above_zero(factor.args[0])
+    if factor.target is aten.div.Tensor and uniform_value(factor.args[0]) != 1:
+        return False
+    return factor.target in (aten.reciprocal.default, aten.div.Tensor) and _is_root(factor.args[-1])
+
+
+def _is_root(value: Any) -> bool:
+    return isinstance(value, Node) and value.target is _SQRT and _is_above_zero(value.args[0])
+
+
+def _origin(node: Node) -> Node:
+    while is_view(node) or node.target in (aten._to_copy.default, aten.clone.default):
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _is_above_zero(variance: Any) -> bool:

@@ -281,6 +281,25 @@ def test_a_scale_that_may_be_anything_stays_outside_the_weights(scale):
     assert names(gm) == ["convolution", "mul"]
 
 
+@pytest.mark.parametrize(
+    "scaled",
+    [
+        lambda y, root, g, s: y * (1 / root) * g * s,
+        lambda y, root, g, s: y * (g / root) * s,
+        lambda y, root, g, s: y * ((1 / root) * g * s),
+    ],
+    ids=range(3),
+)
+def test_a_scale_behind_a_normalisation_stays_outside_the_weights(scaled):
+    x, w = torch.full((2, 1, 8, 8), 1e-35), torch.full((4, 1, 1, 1), 1e10)
+    v, g, s = torch.rand(4, 1, 1) + 1, torch.rand(4, 1, 1), torch.full((4, 1, 1), 3e38)
+
+    def program(x, w, v, g, s):
+        return scaled(F.conv2d(x, w), (v + 1e-5).sqrt(), g, s)
+
+    torch.testing.assert_close(compiled(program)(x, w, v, g, s), program(x, w, v, g, s))
+
+
 @pytest.mark.cpu  # as above
 @pytest.mark.parametrize(
     "scale",
