@@ -1,8 +1,9 @@
 """Functions that an operator is given, and calls again whenever the graph runs.
 
 What such a function refers to beside its arguments must not be what this run has found: tensors
-are operands of the operator, and of the rest a later call must find the same objects. A function
-that the region has made is made anew for each run of the graph, as it was when the operator began.
+and lifted numbers are operands of the operator, and of the rest a later call must find the same
+objects. A function that the region has made is made anew for each run of the graph, as it was when
+the operator began.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class _Makers:
             function, receiver = self.of(value.__func__), self.of(value.__self__)
             return lambda *run: types.MethodType(function(*run), receiver(*run))
         if kind is types.FunctionType:
-            if not (value.__module__ or "").startswith("torch."):
+            if not _is_torchs(value):
                 self.codes.append(value.__code__)
             if self._rec.is_born(value):
                 return self._function(value)
@@ -187,7 +188,7 @@ class _Makers:
         """
         node = self._rec.node(value)
         if node is None:
-            if type(value) is types.FunctionType and (value.__module__ or "").startswith("torch."):
+            if type(value) is types.FunctionType and _is_torchs(value):
                 # Made by what the monitor takes for one operator.
                 return lambda operands, made: value
             raise Split("gives an operator a function that refers to the region's own values")
@@ -201,7 +202,7 @@ class _Makers:
         code, names, name = function.__code__, function.__globals__, function.__name__
         number = next(self._numbers)
 
-        def make(operands: Sequence[torch.Tensor], made: Made) -> Any:
+        def make(operands: Sequence[Any], made: Made) -> Any:
             held = tuple(cell(operands, made) for cell in cells)
             if number not in made:  # a cell may hold the function itself
                 found = types.FunctionType(code, names, name, None, held)
@@ -230,7 +231,7 @@ class _Makers:
             return lambda operands, made: cell
         number = next(self._numbers)
 
-        def make(operands: Sequence[torch.Tensor], made: Made) -> Any:
+        def make(operands: Sequence[Any], made: Made) -> Any:
             if number not in made:
                 made[number] = types.CellType()
                 if content is not None:
@@ -247,7 +248,11 @@ class _Makers:
         return make
 
 
-Run = tuple[Sequence[torch.Tensor], Made]
+def _is_torchs(function: types.FunctionType) -> bool:
+    return (function.__module__ or "").startswith("torch.")
+
+
+Run = tuple[Sequence[Any], Made]
 
 
 def _all(makers: Iterable[Maker], run: Run) -> list[Any]:

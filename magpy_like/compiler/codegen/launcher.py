@@ -72,7 +72,7 @@ _BINDINGS = {
     torch.ops.aten.bmm.default: "torch.bmm",
     torch.ops.aten.convolution.default: "torch.convolution",
     torch.ops.aten.mm.default: "torch.mm",
-    torch.ops.magpy_like.product.default: "product",
+    narrow.PRODUCT: "product",
 }
 
 #: What every launcher's source may name.

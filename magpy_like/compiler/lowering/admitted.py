@@ -5,7 +5,6 @@ Each gives a copy of its argument, and raises where a value is not admitted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,19 +14,11 @@ from magpy_like.compiler import ir
 from magpy_like.compiler.graph import Graph
 from magpy_like.compiler.ir import Box, Index
 from magpy_like.compiler.lowering.registry import lower
+from magpy_like.compiler.operators import define
 from magpy_like.compiler.ops import Value, ops
 
 _OUTSIDE = "index out of bounds"
 _NO_PROBABILITY = "all elements of {} should be between 0 and 1"
-
-_library = torch.library.Library("magpy_like", "FRAGMENT")
-
-
-def _define(schema: str, function: Callable[..., Tensor]) -> None:
-    name, _ = schema.split("(", 1)
-    _library.define(schema)
-    _library.impl(name, function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"magpy_like::{name}", lambda a, *_: a.clone(), lib=_library)
 
 
 def _indices(a: Tensor, count: int, besides: int = 0) -> Tensor:
@@ -45,11 +36,15 @@ def _probabilities(a: Tensor, what: str) -> Tensor:
     return a.clone()
 
 
-_define("indices(Tensor a, SymInt count, int besides=0) -> Tensor", _indices)
-_define("probabilities(Tensor a, str what) -> Tensor", _probabilities)
+def _copy(a: Tensor, *_: Any) -> Tensor:
+    return a.clone()
 
 
-@lower(torch.ops.magpy_like.indices.default)
+INDICES = define("indices(Tensor a, SymInt count, int besides=0) -> Tensor", _indices, _copy)
+PROBABILITIES = define("probabilities(Tensor a, str what) -> Tensor", _probabilities, _copy)
+
+
+@lower(INDICES)
 def indices(graph: Graph, a: Box, count: Any, besides: int = 0) -> Box:
     def inner(index: Index) -> Value:
         at = ops.to_dtype(a.load(index), torch.int64)
@@ -61,7 +56,7 @@ def indices(graph: Graph, a: Box, count: Any, besides: int = 0) -> Box:
     return ir.pointwise(graph, a.device, a.dtype, a.size, inner, [a])
 
 
-@lower(torch.ops.magpy_like.probabilities.default)
+@lower(PROBABILITIES)
 def probabilities(graph: Graph, a: Box, what: str) -> Box:
     def inner(index: Index) -> Value:
         x = a.load(index)

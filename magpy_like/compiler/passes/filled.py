@@ -19,17 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from magpy_like.compiler.operators import autograd, define, differentiate
+
 # Below the logarithm of the sum by more than this, a power is zero, in float64 too.
 VANISHING = 1000.0
 
 _aten = torch.ops.aten
-_library = torch.library.Library("magpy_like", "FRAGMENT")
-_ARGUMENTS = "Tensor q, Tensor k, Tensor v, Tensor? keep, Tensor? bias, float fill, float scale"
-_library.define(f"filled_attention({_ARGUMENTS}) -> (Tensor, Tensor)")
-_library.define(
-    f"filled_attention_backward(Tensor grad, Tensor out, Tensor sums, {_ARGUMENTS}) "
-    "-> (Tensor, Tensor, Tensor)"
-)
 
 
 def _attention(
@@ -90,11 +85,7 @@ def _attention_backward(
         # The gradient of what is filled over is zero, not zero times what comes in.
         if _is_finite(grads[0]):
             return tuple(map(_laid_out, grads))
-    # The dispatcher has switched autograd off for what an operator does inside.
-    autograd = torch._C._SetExcludeDispatchKeyGuard(
-        torch._C.DispatchKey.AutogradFunctionality, False
-    )
-    with torch.enable_grad(), autograd:
+    with autograd():
         q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
         grads = torch.autograd.grad(_formula(q, k, v, keep, fill, scale), (q, k, v), grad)
         return tuple(map(_laid_out, grads))
@@ -140,20 +131,18 @@ def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
         found = iter(torch.autograd.grad(result, given, grad, create_graph=True))
         grads = tuple(next(found) if t.requires_grad else None for t in (q, k, v))
     else:
-        grads = torch.ops.magpy_like.filled_attention_backward(
+        grads = _FILLED_ATTENTION_BACKWARD(
             grad, out, sums, q, k, v, keep, bias, ctx.fill, ctx.scale
         )
     return (*grads, None, None, None, None)
 
 
-for _name, _function, _fake in (
-    ("filled_attention", _attention, _sizes),
-    ("filled_attention_backward", _attention_backward, _gradient_sizes),
-):
-    _library.impl(_name, _function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"magpy_like::{_name}", _fake, lib=_library)
-torch.library.register_autograd(
-    "magpy_like::filled_attention", _backward, setup_context=_keep_inputs, lib=_library
+_ARGUMENTS = "Tensor q, Tensor k, Tensor v, Tensor? keep, Tensor? bias, float fill, float scale"
+_FILLED_ATTENTION_BACKWARD = define(
+    f"filled_attention_backward(Tensor grad, Tensor out, Tensor sums, {_ARGUMENTS}) "
+    "-> (Tensor, Tensor, Tensor)",
+    _attention_backward,
+    _gradient_sizes,
 )
-
-FILLED_ATTENTION = torch.ops.magpy_like.filled_attention.default
+FILLED_ATTENTION = define(f"filled_attention({_ARGUMENTS}) -> (Tensor, Tensor)", _attention, _sizes)
+differentiate(FILLED_ATTENTION, _backward, _keep_inputs)

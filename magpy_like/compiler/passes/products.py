@@ -56,7 +56,7 @@ def _placed(node: Node) -> Node | None:
     onednn = _onednn_takes(left, right)
     inside = bias if bias is not None and _one_per_column(bias, right) else None
     if _is_narrow(left, right):
-        target = torch.ops.magpy_like.product.default
+        target = narrow.PRODUCT
         product = insert(node.graph, target, a, b, inside, onednn, like=node)
     elif onednn and _is_large(left, right):
         # The library's operator multiplies by the transpose of what it is given.

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from magpy_like.compiler.errors import Unsupported
+from magpy_like.compiler.operators import autograd, define, differentiate
 
-_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 _LAYERS: dict[str, Callable[..., Any]] = {
     layer.__name__: layer for layer in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 }
@@ -48,7 +48,7 @@ def _whole(layer: Callable[..., Any]) -> Callable[..., Any]:
         if drops and input.device.type != "cpu":
             raise Unsupported("a recurrent layer", "dropout between its layers")
         swapped = bool(batch_first and batch_first[0])
-        output, *states = torch.ops.magpy_like.recurrent(
+        output, *states = _RECURRENT(
             layer.__name__, input.transpose(0, 1) if swapped else input, sizes,
             [states] if isinstance(states, Tensor) else list(states), list(parameters),
             biases, layers, drops, train, bidirectional,
@@ -69,15 +69,6 @@ def _onednn_takes(input: Tensor, states: Sequence[Tensor]) -> bool:
 
 
 _INSTEAD: dict[Any, Callable[..., Any]] = {layer: _whole(layer) for layer in _LAYERS.values()}
-
-
-_library = torch.library.Library("magpy_like", "DEF")
-_ARGUMENTS = (
-    "str layer, Tensor input, Tensor? batch_sizes, Tensor[] states, Tensor[] parameters, "
-    "bool biases, int layers, float dropout, bool train, bool bidirectional"
-)
-_library.define(f"recurrent({_ARGUMENTS}) -> Tensor[]", tags=(torch.Tag.nondeterministic_seeded,))
-_library.define(f"recurrent_backward(Tensor[] grads, Tensor random, {_ARGUMENTS}) -> Tensor[]")
 
 
 def _recurrent(*args: Any) -> list[Tensor]:
@@ -118,9 +109,7 @@ def _recurrent_backward(
     """The gradients of the input, the states and the parameters."""
     last = 1 + len(states)
     drops = random.numel() > 0
-    # The dispatcher has switched autograd off for what an operator does inside.
-    autograd = torch._C._SetExcludeDispatchKeyGuard(_AUTOGRAD, False)
-    with torch.random.fork_rng(devices=[], enabled=drops), torch.enable_grad(), autograd:
+    with torch.random.fork_rng(devices=[], enabled=drops), autograd():
         if drops:
             torch.set_rng_state(random)
         leaves = [t.detach().requires_grad_() for t in (input, *states, *parameters)]
@@ -145,18 +134,25 @@ def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
     layer, count, numbers = ctx.given
     random, input, batch_sizes, *tensors = ctx.saved_tensors
-    found = torch.ops.magpy_like.recurrent_backward(
+    found = _RECURRENT_BACKWARD(
         grads[:-1], random, layer, input, batch_sizes, tensors[:count], tensors[count:], *numbers
     )
     return None, found[0], None, found[1 : 1 + count], found[1 + count :], *[None] * len(numbers)
 
 
-for _name, _function, _sizes in (
-    ("recurrent", _recurrent, _recurrent_sizes),
-    ("recurrent_backward", _recurrent_backward, _gradient_sizes),
-):
-    _library.impl(_name, _function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"magpy_like::{_name}", _sizes, lib=_library)
-torch.library.register_autograd(
-    "magpy_like::recurrent", _backward, setup_context=_keep_inputs, lib=_library
+_ARGUMENTS = (
+    "str layer, Tensor input, Tensor? batch_sizes, Tensor[] states, Tensor[] parameters, "
+    "bool biases, int layers, float dropout, bool train, bool bidirectional"
 )
+_RECURRENT = define(
+    f"recurrent({_ARGUMENTS}) -> Tensor[]",
+    _recurrent,
+    _recurrent_sizes,
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+_RECURRENT_BACKWARD = define(
+    f"recurrent_backward(Tensor[] grads, Tensor random, {_ARGUMENTS}) -> Tensor[]",
+    _recurrent_backward,
+    _gradient_sizes,
+)
+differentiate(_RECURRENT, _backward, _keep_inputs)

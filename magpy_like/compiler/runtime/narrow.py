@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from magpy_like.compiler.errors import warn_fallback
+from magpy_like.compiler.operators import define
 from magpy_like.compiler.runtime import code_cache
 
 MOST = 8  # of rows, or of columns times rows: beyond that the registers are not enough
@@ -30,9 +31,6 @@ _FLAGS = (
     "-fwrapv", "-fno-strict-aliasing", "-fopenmp",
 )  # fmt: skip
 _empty = torch._C._dynamo.guards._empty_strided_cpu
-
-_library = torch.library.Library("magpy_like", "FRAGMENT")
-_library.define("product(Tensor a, Tensor b, Tensor? bias, bool onednn) -> Tensor")
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None, onednn: bool) -> Tensor:
@@ -89,5 +87,6 @@ def _sizes(a: Tensor, b: Tensor, bias: Tensor | None, onednn: bool) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
 
-_library.impl("product", product, "CompositeExplicitAutograd")
-torch.library.register_fake("magpy_like::product", _sizes, lib=_library)
+PRODUCT = define(
+    "product(Tensor a, Tensor b, Tensor? bias, bool onednn) -> Tensor", product, _sizes
+)

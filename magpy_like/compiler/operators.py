@@ -1,0 +1,45 @@
+"""This project's own operators, which other passes and autograd take for one step each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+_library = torch.library.Library("magpy_like", "DEF")
+
+
+def define(
+    schema: str,
+    function: Callable[..., Any],
+    sizes: Callable[..., Any],
+    tags: Sequence[torch.Tag] = (),
+) -> Any:
+    """The operator that ``schema`` describes and ``function`` computes.
+
+    Args:
+        schema: begins with the operator's name, without a namespace.
+        sizes: gives results that are right in shape, strides, dtype and device, for fake tensors.
+    """
+    name, _ = schema.split("(", 1)
+    _library.define(schema, tags=tags)
+    _library.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"magpy_like::{name}", sizes, lib=_library)
+    return getattr(torch.ops.magpy_like, name).default
+
+
+def differentiate(
+    operator: Any, backward: Callable[..., Any], keep: Callable[[Any, Any, Any], None]
+) -> None:
+    """Have autograd go backward through ``operator`` by ``backward``, for which ``keep`` saves."""
+    torch.library.register_autograd(operator, backward, setup_context=keep, lib=_library)
+
+
+@contextlib.contextmanager
+def autograd() -> Iterator[None]:
+    """Inside an operator, for which the dispatcher has switched autograd off."""
+    key = torch._C.DispatchKey.AutogradFunctionality
+    with torch._C._SetExcludeDispatchKeyGuard(key, False), torch.enable_grad():
+        yield
