@@ -160,6 +160,27 @@ def test_rows_that_several_threads_take_have_their_own_largest_element():
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("size", [(66, 4000), (523, 515), (8195, 33)], ids=str)
+def test_rows_that_a_thread_takes_from_two_places_in_turn_have_their_own_largest_element(size):
+    x = unlike_rows(*size)
+    (kernel, *_) = kernels(lambda x: x.softmax(-1), x)
+    assert "Turns" in cpp.print_function(kernel, int)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 3, 70):
+            torch.set_num_threads(count)
+            same(lambda x: (x.softmax(-1), x.log_softmax(-1)), x, rtol=1e-5, atol=1e-5)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_turns_are_taken_among_as_many_rows_as_there_are_at_a_call():
+    x = unlike_rows(523, 515)
+    fast = compiled(lambda x: x.softmax(-1), dynamic=True)
+    for rows in (523, 1, 2, 3, 4, 5, 522):
+        torch.testing.assert_close(fast(x[:rows]), x[:rows].softmax(-1), equal_nan=True)
+
+
 def test_what_a_row_writes_is_not_read_for_the_next():
     """The program writes the tensor whose largest elements it then asks for."""
 

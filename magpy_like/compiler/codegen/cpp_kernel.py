@@ -52,7 +52,7 @@ class CppKernel:
         self._strips: dict[tuple[str, Expr], str] = {}  # store past the caches -> array
         self._strip = ""  # where in it the element being printed is
         self._wide: dict[tuple[str, str, Expr], str] = {}  # float16 load or store -> its element
-        self._fetched: set[tuple[str, Expr]] = set()  # what was asked for ahead: (buffer, index)
+        self.fetched: set[tuple[str, Expr]] = set()  # what was asked for ahead: (buffer, index)
 
     @property
     def work(self) -> int:
@@ -349,21 +349,13 @@ class CppKernel:
         outer = loops[loops.index(loop) - 1] if loops.index(loop) > 0 else None
         for node in dict.fromkeys((*nodes, *rows_of)):
             for v in node.body.of("load"):
-                buffer, index, mask = v.args
-                form = indexing.coefficients(index, self.kernel.ranges)
+                buffer, index, _ = v.args
+                steps = self.steps_of_fetched(node, v, loop)
+                if steps is None:
+                    continue
                 width = self.kernel.dtypes[buffer].itemsize
                 row = self.hint(extent) * width
-                again = self.hint(self.kernel.size(self.kernel.rs)) * width > NEAR
-                if (
-                    form is None
-                    or form[0].get(loop) != 1
-                    or mask is not None
-                    or buffer not in (*self.kernel.inputs, *self.kernel.outputs)
-                    or index.free_symbols & set(node.body.indirect)
-                    or ((buffer, index) in self._fetched and not again)
-                ):
-                    continue
-                step = 0 if outer is None else form[0].get(outer, 0)
+                step = 0 if outer is None else steps.get(outer, 0)
                 jumps = step not in (0, extent) and PIECES[0] <= row <= PIECES[1]
                 place: dict[Symbol, Expr] = {loop: start}
                 if step != 0 and outer is not None and row < 2 * AHEAD:
@@ -376,9 +368,27 @@ class CppKernel:
                     continue
                 if not jumps and (count is None or (row < AHEAD and outer not in place)):
                     continue
-                self._fetched.add((buffer, index))
+                self.fetched.add((buffer, index))
                 ahead = print_index(index.xreplace(place))
                 self.lines.line(f"fetch(&{buffer}[{ahead}], {count or print_index(extent)});")
+
+    def steps_of_fetched(self, node: Node, load: Value, loop: Symbol) -> dict[Symbol, Expr] | None:
+        """By how many elements each loop moves what ``load`` reads, if that can be asked for ahead
+        and has not been."""
+        buffer, index, mask = load.args
+        form = indexing.coefficients(index, self.kernel.ranges)
+        width = self.kernel.dtypes[buffer].itemsize
+        again = self.hint(self.kernel.size(self.kernel.rs)) * width > NEAR
+        if (
+            form is None
+            or form[0].get(loop) != 1
+            or mask is not None
+            or buffer not in (*self.kernel.inputs, *self.kernel.outputs)
+            or index.free_symbols & set(node.body.indirect)
+            or ((buffer, index) in self.fetched and not again)
+        ):
+            return None
+        return form[0]
 
     # --- checks that failed --------------------------------------------------------------------
 

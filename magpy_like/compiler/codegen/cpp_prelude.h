@@ -770,6 +770,17 @@ template <int rows, int n, class T> INLINE void fetch_rows(const T* from, i64 st
 #pragma GCC unroll 8
         for (i64 l = 0; l < n; l += 64 / sizeof(T)) __builtin_prefetch(from + k * step + l, 0, 2);
 }
+// The rows that a thread of a team takes, from both halves of its part of all in turn.
+struct Turns {
+    i64 first, count, half;
+    MEMBER Turns(i64 rows) {
+        const i64 team = omp_get_num_threads(), own = omp_get_thread_num();
+        first = rows * own / team;
+        count = rows * (own + 1) / team - first;
+        half = (count + 1) / 2;
+    }
+    MEMBER i64 row(i64 turn) const { return first + turn / 2 + turn % 2 * half; }
+};
 // Store 16 elements past the caches, where the address allows. (clang names no such instruction.)
 #if defined(__AVX512F__) && __has_builtin(__builtin_ia32_movntps512)
 #define STREAM_512

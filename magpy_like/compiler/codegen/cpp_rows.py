@@ -10,7 +10,7 @@ import torch
 
 from magpy_like.compiler import indexing
 from magpy_like.compiler.codegen.common import Kernel, Node, Phase, dependencies, split_levels
-from magpy_like.compiler.codegen.cpp_kernel import MEMORY, STRIP, WIDE, is_serial
+from magpy_like.compiler.codegen.cpp_kernel import AHEAD, MEMORY, STRIP, WIDE, is_serial
 from magpy_like.compiler.codegen.cpp_reduction import Parts, Reduction
 from magpy_like.compiler.codegen.cpp_values import (
     CTYPE,
@@ -23,6 +23,7 @@ from magpy_like.compiler.codegen.cpp_values import (
 from magpy_like.compiler.indexing import Expr
 from magpy_like.compiler.ops import EXPENSIVE, Value
 
+LATER = 3  # rows of each half of a thread's between what is fetched and what is computed
 UNROLL = 2  # strips at a time, each with accumulators of its own: an addition waits for the last
 BY_LANE = {
     "sum": "Sum<{}>",
@@ -66,14 +67,19 @@ class Rows(Reduction):
         if self._looks_ahead:
             self._next = self.accumulators(kernel.phases[0], "")
             line("i64 ready = -1;  // the row that these are of")
-        if shared and xs:
+        if self._takes_turns:
+            line(f"const Turns turns({print_index(kernel.ranges[xs[0]])});")
+            line("for (i64 turn = 0; turn < turns.count; ++turn) {")
+            self.lines.indent()
+            line(f"const i64 {xs[0].name} = turns.row(turn);")
+        elif shared and xs:
             many = f" collapse({len(xs)})" if len(xs) > 1 else ""
             line(f"#pragma omp for{many} schedule(static)")
         elif shared:
             line("#pragma omp single")
             line("{")
             self.lines.indent()
-        for v in xs:
+        for v in xs if not self._takes_turns else ():
             self.open_loop(v)
         outer = CppEmitter(self)
         self.declare_locals(scalar=True)
@@ -265,7 +271,9 @@ class Rows(Reduction):
         loop, count = self.kernel.rs[-1], UNROLL * STRIP
         if self._looks_ahead and phase is first:
             return  # but for one row, another phase does this
-        if self._looks_ahead and phase is self.kernel.phases[1]:
+        if self._takes_turns and phase is self.kernel.phases[1]:
+            self._fetch_of_both(first, strip)
+        elif self._looks_ahead and phase is self.kernel.phases[1]:
             self._open_next()
             self.fetch_ahead(first.inner, loop, strip, count, first.inner, late=1)
             self.close()
@@ -273,6 +281,27 @@ class Rows(Reduction):
         if phase is self._busiest:
             rows_of = [node for other in self.kernel.phases for node in other.inner]
         self.fetch_ahead(phase.inner, loop, strip, count, rows_of, late=int(phase is not first))
+
+    def _fetch_of_both(self, phase: Phase, strip: str) -> None:
+        """Ask for what ``phase`` will read in rows of both halves; for half of each, as the next
+        turn asks for the other."""
+        line, (x,), loop = self.lines.line, self.kernel.xs, self.kernel.rs[-1]
+        line(f"const i64 later = turns.first + turn / 2 + {LATER};")
+        line(
+            f"const i64 part = (turn % 2 * {print_index(self.kernel.ranges[loop])} + {strip}) / 2;"
+        )
+        later, half, part = (
+            sympy.Symbol(name, integer=True) for name in ("later", "turns.half", "part")
+        )
+        for node in phase.inner:
+            for v in node.body.of("load"):
+                buffer, index, _ = v.args
+                if not (self.steps_of_fetched(node, v, loop) or {}).get(x):
+                    continue
+                self.fetched.add((buffer, index))
+                for row in (later, later + half):
+                    place = print_index(index.xreplace({x: row, loop: part}))
+                    line(f"fetch(&{buffer}[{place}], {UNROLL * STRIP // 2});")
 
     def _strip_loop(
         self, phase: Phase, accumulators: dict[Value, Parts], inner: dict[Value, str],
@@ -422,6 +451,17 @@ class Rows(Reduction):
             and 4 * row * len(first.inner) <= MEMORY // 4
         )  # fmt: skip
 
+    @functools.cached_property
+    def _takes_turns(self) -> bool:
+        """Does a thread take its rows from two places in turn? Then both are waited for at once.
+
+        *Measured* on two cores of an Intel processor: reading 28 MiB took 1.17 ms from one place
+        at a time in each thread, and 1.09 ms from two; cross entropy of it 1.38 ms and 1.23 ms.
+        """
+        xs, loop = self.kernel.xs, self.kernel.rs[-1:]
+        row = 4 * self.hint(self.kernel.size(loop))
+        return self._looks_ahead and self.fetches and len(xs) == 1 and row < 2 * AHEAD
+
     def _row(self) -> Expr:
         """Which row of all it is."""
         xs, ranges = self.kernel.xs, self.kernel.ranges
@@ -442,9 +482,14 @@ class Rows(Reduction):
     def _begin_next(self) -> None:
         """The row that comes next, if it is one of the same outer loops; else this one again."""
         line, x = self.lines.line, self.kernel.xs[-1]
-        line(f"const bool follows = {x.name} + 1 < {print_index(self.kernel.ranges[x])};")
-        line(f"const i64 next = {x.name} + follows;")
-        line(f"ready = follows ? {print_index(self._row())} + 1 : -1;")
+        if self._takes_turns:
+            line("const bool follows = turn + 1 < turns.count;")
+            line("const i64 next = turns.row(turn + follows);")
+            line("ready = follows ? next : -1;")
+        else:
+            line(f"const bool follows = {x.name} + 1 < {print_index(self.kernel.ranges[x])};")
+            line(f"const i64 next = {x.name} + follows;")
+            line(f"ready = follows ? {print_index(self._row())} + 1 : -1;")
         for v, parts in self._next.items():
             _, dtype, kind = parts[0]
             names = self._next_lanes[v] = [self.fresh("lanes") for _ in range(UNROLL)]
