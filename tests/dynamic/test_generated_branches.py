@@ -2,6 +2,7 @@
 
 import textwrap
 
+import hypothesis
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -149,13 +150,10 @@ def check(text, gradients, backend="eager"):
     return fast
 
 
-SETTINGS = {
-    "deadline": None, "derandomize": True, "database": None,
-    "suppress_health_check": list(HealthCheck),
-}  # fmt: skip
+SETTINGS = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 
 
-@settings(max_examples=25, **SETTINGS)
+@settings(max_examples=25, derandomize=True, **SETTINGS)
 @given(programs(), st.booleans())
 def test_generated_branches(text, gradients):
     check(text, gradients)
@@ -163,9 +161,14 @@ def test_generated_branches(text, gradients):
 
 # Several tests, which processes share.
 @pytest.mark.full
+@pytest.mark.parametrize("share", range(3))
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("gradients", [False, True])
-@settings(max_examples=750, **SETTINGS)
-@given(text=programs())
-def test_many_generated_branches(text, gradients, backend):
-    check(text, gradients, backend)
+def test_many_generated_branches(gradients, backend, share):
+    @hypothesis.seed(share)
+    @settings(max_examples=250, **SETTINGS)
+    @given(programs())
+    def checked(text):
+        check(text, gradients, backend)
+
+    checked()

@@ -396,6 +396,7 @@ def test_empty_sequences_stay():
     check(SPELLINGS["no scale"], *qkv(keys=0), fires=False)
 
 
+@pytest.mark.cpu  # as the operator is
 @pytest.mark.parametrize("hidden", [0.0, math.inf])
 def test_a_fill_may_be_differentiated_twice(hidden):
     """The library's gradient may not, nor the operator's that may do without it."""
