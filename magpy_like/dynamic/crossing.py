@@ -207,14 +207,13 @@ def _callers(layout: Layout) -> Iterator[tuple[int, CodeType]]:
 
 
 @functools.lru_cache(256)
-def _calling(code: CodeType, behind: int, identity: int) -> CodeType:
+def _calling(code: CodeType, offset: int, identity: int) -> CodeType:
     """Code objects compare equal across files."""
-    ends = (at.offset for at in instructions(code).values() if at.end == behind)
     return _CALLING.replace(
         co_filename=code.co_filename,
         co_name=code.co_name,
         co_qualname=code.co_qualname,
-        co_firstlineno=line_of(code, next(ends, behind)),
+        co_firstlineno=line_of(code, offset),
     )
 
 

@@ -583,3 +583,31 @@ def test_a_dynamic_function_sees_who_has_called_it():
         assert_same(compiled(torch.full((2,), scale)), program(torch.full((2,), scale)))
     assert seen == seen[:3] * 6
     assert magpy.cache_info(compiled).hits
+
+
+def test_a_dynamic_function_sees_the_line_of_an_operation_that_has_called_it():
+    seen = []
+
+    @magpy.disable
+    def look():
+        seen.append(sys._getframe(3).f_lineno)
+
+    class Factor:
+        def __mul__(self, other):
+            look()
+            return 2.0
+
+    first, second = Factor(), Factor()
+
+    def program(x):
+        y = x + 1
+        return y * (
+            first
+            * second
+        )  # fmt: skip
+
+    compiled = magpy.compile(program, backend="eager")
+    for _ in range(3):
+        assert_same(compiled(torch.ones(2)), program(torch.ones(2)))
+    assert seen == seen[:1] * 6
+    assert magpy.cache_info(compiled).hits
