@@ -7,7 +7,7 @@ says itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -187,8 +187,8 @@ def channel_arithmetic_into_convolution(node: Node) -> Node | None:
 
     Both are the same up to rounding where ``w * s`` and ``b * s + t`` are within the dtype's range,
     whatever ``x`` is. A normalisation's ``s`` is at most a parameter times ``eps ** -0.5``, and
-    numbers of which that is not true no network has. Any other ``s`` that a program is given or
-    computes may be anything, 0 for what overflows, say, and stays where it is, with all before it.
+    numbers of which that is not true no network has. Any further ``s`` that a program is given or
+    computes may be anything, 0 for what overflows, say: then all stays where it is.
     """
     if not (_needs_own_kernel(node) and _is_wide(node)):
         return None
@@ -202,8 +202,7 @@ def channel_arithmetic_into_convolution(node: Node) -> Node | None:
         conv = operands[0]
     if not _only_user(conv, aten.convolution.default):
         return None
-    factors = [vector for target, vector in steps if target is aten.mul.Tensor]
-    if factors and not (_normalises(factors[0]) or any(map(_is_inverse_root, factors[1:2]))):
+    if not _normalise([vector for target, vector in steps if target is aten.mul.Tensor]):
         return None
     x, weight, bias, *_, transposed, _, _ = conv.args
     kernel, result = tensor(weight), tensor(node)
@@ -255,33 +254,30 @@ def _value_and_channels(node: Node) -> tuple[Node, Node] | None:
     return None
 
 
-def _normalises(factor: Node) -> bool:
-    """Whether it is one over ``sqrt(variance + eps)``, perhaps times a parameter."""
-    factor = _origin(factor)
-    if factor.target is aten.mul.Tensor:
-        return any(map(_is_inverse_root, factor.all_input_nodes))
-    if factor.target is aten.div.Tensor:
-        return _is_root(factor.args[1])
-    return _is_inverse_root(factor)
-
-
-def _is_inverse_root(factor: Node) -> bool:
-    factor = _origin(factor)
-    if factor.target is aten.rsqrt.default:
-        return _is_above_zero(factor.args[0])
-    if factor.target is aten.div.Tensor and uniform_value(factor.args[0]) != 1:
-        return False
-    return factor.target in (aten.reciprocal.default, aten.div.Tensor) and _is_root(factor.args[-1])
+def _normalise(factors: Sequence[Any]) -> bool:
+    """Whether they are one over ``sqrt(variance + eps)``, with at most one other for each."""
+    roots = others = 0
+    pending = list(factors)
+    while pending:
+        factor = pending.pop()
+        if isinstance(factor, Node):
+            while is_view(factor) or factor.target in (aten._to_copy.default, aten.clone.default):
+                factor = factor.all_input_nodes[0]
+        target = factor.target if isinstance(factor, Node) else None
+        if target is aten.mul.Tensor:
+            pending += factor.args
+        elif target is aten.rsqrt.default and _is_above_zero(factor.args[0]):
+            roots += 1
+        elif target in (aten.reciprocal.default, aten.div.Tensor) and _is_root(factor.args[-1]):
+            roots += 1
+            pending += [a for a in factor.args[:-1] if uniform_value(a) != 1]
+        else:
+            others += 1
+    return others <= roots
 
 
 def _is_root(value: Any) -> bool:
     return isinstance(value, Node) and value.target is _SQRT and _is_above_zero(value.args[0])
-
-
-def _origin(node: Node) -> Node:
-    while is_view(node) or node.target in (aten._to_copy.default, aten.clone.default):
-        node = node.all_input_nodes[0]
-    return node
 
 
 def _is_above_zero(variance: Any) -> bool:

@@ -287,10 +287,15 @@ def test_a_scale_that_may_be_anything_stays_outside_the_weights(scale):
         lambda y, root, g, s: y * (1 / root) * g * s,
         lambda y, root, g, s: y * (g / root) * s,
         lambda y, root, g, s: y * ((1 / root) * g * s),
+        lambda y, root, g, s: y * ((1 / root) * (g * s)),
+        lambda y, root, g, s: y * ((g * s) / root),
+        lambda y, root, g, s: y * s * (1 / root) * g,
+        lambda y, root, g, s: y * s * ((1 / root) * g),
+        lambda y, root, g, s: (y * s + g) * (1 / root) * g,
     ],
-    ids=range(3),
+    ids=range(8),
 )
-def test_a_scale_behind_a_normalisation_stays_outside_the_weights(scaled):
+def test_a_scale_beside_a_normalisation_stays_outside_the_weights(scaled):
     x, w = torch.full((2, 1, 8, 8), 1e-35), torch.full((4, 1, 1, 1), 1e10)
     v, g, s = torch.rand(4, 1, 1) + 1, torch.rand(4, 1, 1), torch.full((4, 1, 1), 3e38)
 
