@@ -164,7 +164,7 @@ def test_rows_that_several_threads_take_have_their_own_largest_element():
 def test_rows_that_a_thread_takes_from_two_places_in_turn_have_their_own_largest_element(size):
     x = unlike_rows(*size)
     (kernel, *_) = kernels(lambda x: x.softmax(-1), x)
-    assert "Turns" in cpp.print_function(kernel, int)
+    assert "Halves" in cpp.print_function(kernel, int)
     threads = torch.get_num_threads()
     try:
         for count in (1, 2, 3, 70):
@@ -174,14 +174,20 @@ def test_rows_that_a_thread_takes_from_two_places_in_turn_have_their_own_largest
         torch.set_num_threads(threads)
 
 
-def test_turns_are_taken_among_as_many_rows_as_there_are_at_a_call():
+def test_turns_are_taken_among_as_many_rows_as_there_are_at_a_call(tmp_path):
     x = unlike_rows(523, 515)
-    fast = compiled(lambda x: x.softmax(-1), dynamic=True)
+    fast = torch.compile(
+        lambda x: x.softmax(-1), backend="magpy", dynamic=True, options={"trace": str(tmp_path)}
+    )
+    fast(x)
+    (source,) = tmp_path.rglob("*.cpp")
+    assert "Halves halves(s" in source.read_text()
     for rows in (523, 1, 2, 3, 4, 5, 522):
         torch.testing.assert_close(fast(x[:rows]), x[:rows].softmax(-1), equal_nan=True)
 
 
-def test_what_a_row_writes_is_not_read_for_the_next():
+@pytest.mark.parametrize("size", [(9, 96), (523, 515)], ids=str)
+def test_what_a_row_writes_is_not_read_for_the_next(size):
     """The program writes the tensor whose largest elements it then asks for."""
 
     def program(x):
@@ -190,7 +196,7 @@ def test_what_a_row_writes_is_not_read_for_the_next():
         x.sub_(x.amax(-1, True)).exp_()
         return y, x.sum(-1)
 
-    same(program, unlike_rows(9, 96), rtol=1e-5, atol=1e-5)
+    same(program, unlike_rows(*size), rtol=1e-5, atol=1e-5)
 
 
 # --- processors with narrower vectors -------------------------------------------------------------

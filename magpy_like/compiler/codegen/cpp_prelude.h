@@ -771,9 +771,9 @@ template <int rows, int n, class T> INLINE void fetch_rows(const T* from, i64 st
         for (i64 l = 0; l < n; l += 64 / sizeof(T)) __builtin_prefetch(from + k * step + l, 0, 2);
 }
 // The rows that a thread of a team takes, from both halves of its part of all in turn.
-struct Turns {
+struct Halves {
     i64 first, count, half;
-    MEMBER Turns(i64 rows) {
+    MEMBER Halves(i64 rows) {
         const i64 team = omp_get_num_threads(), own = omp_get_thread_num();
         first = rows * own / team;
         count = rows * (own + 1) / team - first;

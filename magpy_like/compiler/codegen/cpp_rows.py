@@ -23,7 +23,7 @@ from magpy_like.compiler.codegen.cpp_values import (
 from magpy_like.compiler.indexing import Expr
 from magpy_like.compiler.ops import EXPENSIVE, Value
 
-LATER = 3  # rows of each half of a thread's between what is fetched and what is computed
+LATER = 3  # rows of each half, at least, between what is fetched and what is computed
 UNROLL = 2  # strips at a time, each with accumulators of its own: an addition waits for the last
 BY_LANE = {
     "sum": "Sum<{}>",
@@ -68,10 +68,10 @@ class Rows(Reduction):
             self._next = self.accumulators(kernel.phases[0], "")
             line("i64 ready = -1;  // the row that these are of")
         if self._takes_turns:
-            line(f"const Turns turns({print_index(kernel.ranges[xs[0]])});")
-            line("for (i64 turn = 0; turn < turns.count; ++turn) {")
+            line(f"const Halves halves({print_index(kernel.ranges[xs[0]])});")
+            line("for (i64 turn = 0; turn < halves.count; ++turn) {")
             self.lines.indent()
-            line(f"const i64 {xs[0].name} = turns.row(turn);")
+            line(f"const i64 {xs[0].name} = halves.row(turn);")
         elif shared and xs:
             many = f" collapse({len(xs)})" if len(xs) > 1 else ""
             line(f"#pragma omp for{many} schedule(static)")
@@ -286,12 +286,13 @@ class Rows(Reduction):
         """Ask for what ``phase`` will read in rows of both halves; for half of each, as the next
         turn asks for the other."""
         line, (x,), loop = self.lines.line, self.kernel.xs, self.kernel.rs[-1]
-        line(f"const i64 later = turns.first + turn / 2 + {LATER};")
+        ahead = max(LATER, AHEAD // (2 * self._row_bytes) + 1)
+        line(f"const i64 later = halves.first + turn / 2 + {ahead};")
         line(
             f"const i64 part = (turn % 2 * {print_index(self.kernel.ranges[loop])} + {strip}) / 2;"
         )
         later, half, part = (
-            sympy.Symbol(name, integer=True) for name in ("later", "turns.half", "part")
+            sympy.Symbol(name, integer=True) for name in ("later", "halves.half", "part")
         )
         for node in phase.inner:
             for v in node.body.of("load"):
@@ -458,9 +459,12 @@ class Rows(Reduction):
         *Measured* on two cores of an Intel processor: reading 28 MiB took 1.17 ms from one place
         at a time in each thread, and 1.09 ms from two; cross entropy of it 1.38 ms and 1.23 ms.
         """
-        xs, loop = self.kernel.xs, self.kernel.rs[-1:]
-        row = 4 * self.hint(self.kernel.size(loop))
-        return self._looks_ahead and self.fetches and len(xs) == 1 and row < 2 * AHEAD
+        is_one, fits = len(self.kernel.xs) == 1, self._row_bytes < 2 * AHEAD
+        return self._looks_ahead and self.fetches and is_one and fits
+
+    @property
+    def _row_bytes(self) -> int:
+        return 4 * self.hint(self.kernel.size(self.kernel.rs[-1:]))
 
     def _row(self) -> Expr:
         """Which row of all it is."""
@@ -483,8 +487,8 @@ class Rows(Reduction):
         """The row that comes next, if it is one of the same outer loops; else this one again."""
         line, x = self.lines.line, self.kernel.xs[-1]
         if self._takes_turns:
-            line("const bool follows = turn + 1 < turns.count;")
-            line("const i64 next = turns.row(turn + follows);")
+            line("const bool follows = turn + 1 < halves.count;")
+            line("const i64 next = halves.row(turn + follows);")
             line("ready = follows ? next : -1;")
         else:
             line(f"const bool follows = {x.name} + 1 < {print_index(self.kernel.ranges[x])};")
