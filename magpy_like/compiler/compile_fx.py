@@ -24,6 +24,7 @@ from magpy_like.compiler.aot import aot_compile, interpret, without_grad
 from magpy_like.compiler.codegen.common import Kernel
 from magpy_like.compiler.codegen.launcher import Launcher
 from magpy_like.compiler.control import has_parts
+from magpy_like.compiler.current_gpu import name_current_gpu
 from magpy_like.compiler.errors import CompileError, Unsupported, warn_fallback
 from magpy_like.compiler.graph import Graph, assumptions, find_shape_env
 from magpy_like.compiler.memory import plan_memory
@@ -97,6 +98,7 @@ def compile_untransformed(
 ) -> Callable[..., Any]:
     """:func:`compile_fx` for who does not call the result under functorch's transforms, nor in a
     level of forward-mode AD, and so needs nobody to look."""
+    name_current_gpu(gm)
     if has_parts(gm):
         varying = [is_symbolic(given) for given in example_inputs]
         compile_part = functools.partial(compile_untransformed, mode=mode, options=options)

@@ -19,6 +19,11 @@ import torch.utils.checkpoint
 from torch._subclasses.fake_tensor import FakeTensor
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead
+from magpy_like.compiler.current_gpu import (
+    current_gpu,
+    is_for_current_gpu,
+    is_for_current_gpu_by_type,
+)
 from magpy_like.monitor import (
     addresses,
     autograd_nodes,
@@ -157,6 +162,21 @@ def _look_at_default_device(rec: Recording, operation: Any, on_graph: bool) -> N
         if devices.default_device() != rec.default_device:
             raise (Effect if makes else Split)(reason)
         rec.runs_as_is = reason
+
+
+def _goes_to_current_gpu(run: MonitorRun, call: NativeCall) -> Any:
+    """The guard insists on the current GPU where a call leaves its device to that. Graphs name it,
+    but not inside an operator, nor where a type of tensors stands for it."""
+    rec, operation = run.recording, call.operation
+    if not (call.on_graph or rec.inside):
+        return NotImplemented
+    args, kwargs = call.args, devices.with_device(operation, call.kwargs)
+    if is_for_current_gpu(operation, args, kwargs):
+        rec.state_reads.append((current_gpu, (), {}, current_gpu()))
+        unnamed = rec.inside or is_for_current_gpu_by_type(operation, args, kwargs)
+        if unnamed and torch.cuda.device_count() > 1:
+            rec.runs_as_is = f"{describe(operation)} goes to the current GPU, which has no number"
+    return NotImplemented
 
 
 def _with_strangers(run: MonitorRun, call: NativeCall) -> Any:
@@ -559,6 +579,7 @@ SPECIAL: tuple[Callable[[MonitorRun, NativeCall], Any], ...] = (
     _leaves_quietly,
     _takes_part_already,
     _under_torch_functions,
+    _goes_to_current_gpu,
     _with_strangers,
     _resizes,
     _answers_in_python,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from magpy_like.compiler.current_gpu import current_gpu
 from magpy_like.monitor.graph_nodes import NUMBER
 from magpy_like.native.kinds import isinstance
 
@@ -151,6 +152,7 @@ _MODES: tuple[Callable[[], Any], ...] = (
     torch.is_inference_mode_enabled,
     torch.get_default_dtype,
     torch.are_deterministic_algorithms_enabled,
+    current_gpu,
     *(
         (lambda kind=kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)))
         for kind in ("cpu", "cuda")
