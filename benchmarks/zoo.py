@@ -8,6 +8,7 @@ from torch.utils import _pytree as pytree
 
 import magpy_like as magpy
 from benchmarks.common import differs
+from magpy_like.compiler import dynamo_backend
 from tests.models import ZOO, Size
 
 COMPILERS: dict[str, Callable[..., Any]] = {
@@ -15,7 +16,7 @@ COMPILERS: dict[str, Callable[..., Any]] = {
     "inductor": torch.compile,
     "magpy": magpy.compile,
     # Our compiler behind Dynamo's capture, to tell the two halves apart.
-    "magpy-backend": lambda target: torch.compile(target, backend="magpy"),
+    "magpy-backend": lambda target: torch.compile(target, backend=dynamo_backend),
 }
 
 

@@ -166,7 +166,7 @@ def test_generated_branches(text, gradients):
 @pytest.mark.parametrize("gradients", [False, True])
 def test_many_generated_branches(gradients, backend, share):
     @hypothesis.seed(share)
-    @settings(max_examples=250, **SETTINGS)
+    @settings(max_examples=80, **SETTINGS)
     @given(programs())
     def checked(text):
         check(text, gradients, backend)
