@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import sympy
 import torch
@@ -23,6 +23,8 @@ AHEAD = 8192  # bytes between what is fetched and what is computed, where memory
 PIECES = 512, 16384  # bytes in a row: below, fetching costs more than it saves; above, none is due
 WIDE = 256  # elements of float16 that are converted at once: few enough to be passed on by the core
 GRAIN = 16384  # elements of work below which a second thread costs more than it brings
+
+Place = dict[Symbol, Expr]  # loop -> where in it
 
 
 def is_serial(kernel: Kernel) -> bool:
@@ -52,7 +54,7 @@ class CppKernel:
         self._strips: dict[tuple[str, Expr], str] = {}  # store past the caches -> array
         self._strip = ""  # where in it the element being printed is
         self._wide: dict[tuple[str, str, Expr], str] = {}  # float16 load or store -> its element
-        self.fetched: set[tuple[str, Expr]] = set()  # what was asked for ahead: (buffer, index)
+        self._fetched: set[tuple[str, Expr]] = set()  # what was asked for ahead: (buffer, index)
 
     @property
     def work(self) -> int:
@@ -347,32 +349,46 @@ class CppKernel:
         extent = self.kernel.ranges[loop]
         loops = (*self.kernel.xs, *self.kernel.rs)
         outer = loops[loops.index(loop) - 1] if loops.index(loop) > 0 else None
-        for node in dict.fromkeys((*nodes, *rows_of)):
+
+        def places(node: Node, width: int, steps: Place) -> list[Place]:
+            row = self.hint(extent) * width
+            step = 0 if outer is None else steps.get(outer, 0)
+            jumps = step not in (0, extent) and PIECES[0] <= row <= PIECES[1]
+            place: Place = {loop: start}
+            if step != 0 and outer is not None and row < 2 * AHEAD:
+                another = outer in self.kernel.xs  # not one that this iteration reads, too
+                place[outer] = outer + (max(1, AHEAD // row) + (late if another else 0))
+            else:
+                another = False
+                place[loop] = start + AHEAD // width
+            if node not in (rows_of if another else nodes):
+                return []
+            if not jumps and (count is None or (row < AHEAD and outer not in place)):
+                return []
+            return [place]
+
+        asked = dict.fromkeys((*nodes, *rows_of))
+        self.fetch_places(asked, loop, places, str(count or print_index(extent)))
+
+    def fetch_places(
+        self, nodes: Iterable[Node], loop: Symbol,
+        places: Callable[[Node, int, Place], list[Place]], count: str,
+    ) -> None:  # fmt: skip
+        """Ask for ``count`` elements from each of the ``places`` of a load: what they are follows
+        from its node, the size of its elements in bytes, and by how many of them each loop moves
+        it."""
+        for node in nodes:
             for v in node.body.of("load"):
                 buffer, index, _ = v.args
-                steps = self.steps_of_fetched(node, v, loop)
+                steps = self._steps_of_fetched(node, v, loop)
                 if steps is None:
                     continue
-                width = self.kernel.dtypes[buffer].itemsize
-                row = self.hint(extent) * width
-                step = 0 if outer is None else steps.get(outer, 0)
-                jumps = step not in (0, extent) and PIECES[0] <= row <= PIECES[1]
-                place: dict[Symbol, Expr] = {loop: start}
-                if step != 0 and outer is not None and row < 2 * AHEAD:
-                    another = outer in self.kernel.xs  # not one that this iteration reads, too
-                    place[outer] = outer + (max(1, AHEAD // row) + (late if another else 0))
-                else:
-                    another = False
-                    place[loop] = start + AHEAD // width
-                if node not in (rows_of if another else nodes):
-                    continue
-                if not jumps and (count is None or (row < AHEAD and outer not in place)):
-                    continue
-                self.fetched.add((buffer, index))
-                ahead = print_index(index.xreplace(place))
-                self.lines.line(f"fetch(&{buffer}[{ahead}], {count or print_index(extent)});")
+                for place in places(node, self.kernel.dtypes[buffer].itemsize, steps):
+                    self._fetched.add((buffer, index))
+                    ahead = print_index(index.xreplace(place))
+                    self.lines.line(f"fetch(&{buffer}[{ahead}], {count});")
 
-    def steps_of_fetched(self, node: Node, load: Value, loop: Symbol) -> dict[Symbol, Expr] | None:
+    def _steps_of_fetched(self, node: Node, load: Value, loop: Symbol) -> Place | None:
         """By how many elements each loop moves what ``load`` reads, if that can be asked for ahead
         and has not been."""
         buffer, index, mask = load.args
@@ -385,7 +401,7 @@ class CppKernel:
             or mask is not None
             or buffer not in (*self.kernel.inputs, *self.kernel.outputs)
             or index.free_symbols & set(node.body.indirect)
-            or ((buffer, index) in self.fetched and not again)
+            or ((buffer, index) in self._fetched and not again)
         ):
             return None
         return form[0]

@@ -770,13 +770,15 @@ template <int rows, int n, class T> INLINE void fetch_rows(const T* from, i64 st
 #pragma GCC unroll 8
         for (i64 l = 0; l < n; l += 64 / sizeof(T)) __builtin_prefetch(from + k * step + l, 0, 2);
 }
+// Where the part of the n elements begins that one of `parts` takes.
+INLINE i64 part_begin(i64 n, i64 part, i64 parts) { return n * part / parts; }
 // The rows that a thread of a team takes, from both halves of its part of all in turn.
 struct Halves {
     i64 first, count, half;
     MEMBER Halves(i64 rows) {
         const i64 team = omp_get_num_threads(), own = omp_get_thread_num();
-        first = rows * own / team;
-        count = rows * (own + 1) / team - first;
+        first = part_begin(rows, own, team);
+        count = part_begin(rows, own + 1, team) - first;
         half = (count + 1) / 2;
     }
     MEMBER i64 row(i64 turn) const { return first + turn / 2 + turn % 2 * half; }

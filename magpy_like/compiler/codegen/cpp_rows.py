@@ -12,6 +12,7 @@ from magpy_like.compiler import indexing
 from magpy_like.compiler.codegen.common import Kernel, Node, Phase, dependencies, split_levels
 from magpy_like.compiler.codegen.cpp_kernel import AHEAD, MEMORY, STRIP, WIDE, is_serial
 from magpy_like.compiler.codegen.cpp_reduction import Parts, Reduction
+from magpy_like.compiler.codegen.cpp_row_order import FromHalves, RowOrder
 from magpy_like.compiler.codegen.cpp_values import (
     CTYPE,
     CppEmitter,
@@ -23,7 +24,6 @@ from magpy_like.compiler.codegen.cpp_values import (
 from magpy_like.compiler.indexing import Expr
 from magpy_like.compiler.ops import EXPENSIVE, Value
 
-LATER = 3  # rows of each half, at least, between what is fetched and what is computed
 UNROLL = 2  # strips at a time, each with accumulators of its own: an addition waits for the last
 BY_LANE = {
     "sum": "Sum<{}>",
@@ -67,20 +67,7 @@ class Rows(Reduction):
         if self._looks_ahead:
             self._next = self.accumulators(kernel.phases[0], "")
             line("i64 ready = -1;  // the row that these are of")
-        if self._takes_turns:
-            line(f"const Halves halves({print_index(kernel.ranges[xs[0]])});")
-            line("for (i64 turn = 0; turn < halves.count; ++turn) {")
-            self.lines.indent()
-            line(f"const i64 {xs[0].name} = halves.row(turn);")
-        elif shared and xs:
-            many = f" collapse({len(xs)})" if len(xs) > 1 else ""
-            line(f"#pragma omp for{many} schedule(static)")
-        elif shared:
-            line("#pragma omp single")
-            line("{")
-            self.lines.indent()
-        for v in xs if not self._takes_turns else ():
-            self.open_loop(v)
+        self._order.open()
         outer = CppEmitter(self)
         self.declare_locals(scalar=True)
         for phase in kernel.phases:
@@ -271,38 +258,12 @@ class Rows(Reduction):
         loop, count = self.kernel.rs[-1], UNROLL * STRIP
         if self._looks_ahead and phase is first:
             return  # but for one row, another phase does this
-        if self._takes_turns and phase is self.kernel.phases[1]:
-            self._fetch_of_both(first, strip)
-        elif self._looks_ahead and phase is self.kernel.phases[1]:
-            self._open_next()
-            self.fetch_ahead(first.inner, loop, strip, count, first.inner, late=1)
-            self.close()
+        if self._looks_ahead and phase is self.kernel.phases[1]:
+            self._order.fetch(first, strip, count)
         rows_of: list[Node] = []
         if phase is self._busiest:
             rows_of = [node for other in self.kernel.phases for node in other.inner]
         self.fetch_ahead(phase.inner, loop, strip, count, rows_of, late=int(phase is not first))
-
-    def _fetch_of_both(self, phase: Phase, strip: str) -> None:
-        """Ask for what ``phase`` will read in rows of both halves; for half of each, as the next
-        turn asks for the other."""
-        line, (x,), loop = self.lines.line, self.kernel.xs, self.kernel.rs[-1]
-        ahead = max(LATER, AHEAD // (2 * self._row_bytes) + 1)
-        line(f"const i64 later = halves.first + turn / 2 + {ahead};")
-        line(
-            f"const i64 part = (turn % 2 * {print_index(self.kernel.ranges[loop])} + {strip}) / 2;"
-        )
-        later, half, part = (
-            sympy.Symbol(name, integer=True) for name in ("later", "halves.half", "part")
-        )
-        for node in phase.inner:
-            for v in node.body.of("load"):
-                buffer, index, _ = v.args
-                if not (self.steps_of_fetched(node, v, loop) or {}).get(x):
-                    continue
-                self.fetched.add((buffer, index))
-                for row in (later, later + half):
-                    place = print_index(index.xreplace({x: row, loop: part}))
-                    line(f"fetch(&{buffer}[{place}], {UNROLL * STRIP // 2});")
 
     def _strip_loop(
         self, phase: Phase, accumulators: dict[Value, Parts], inner: dict[Value, str],
@@ -453,27 +414,16 @@ class Rows(Reduction):
         )  # fmt: skip
 
     @functools.cached_property
-    def _takes_turns(self) -> bool:
-        """Does a thread take its rows from two places in turn? Then both are waited for at once.
-
-        *Measured* on two cores of an Intel processor: reading 28 MiB took 1.17 ms from one place
-        at a time in each thread, and 1.09 ms from two; cross entropy of it 1.38 ms and 1.23 ms.
-        """
-        is_one, fits = len(self.kernel.xs) == 1, self._row_bytes < 2 * AHEAD
-        return self._looks_ahead and self.fetches and is_one and fits
-
-    @property
-    def _row_bytes(self) -> int:
-        return 4 * self.hint(self.kernel.size(self.kernel.rs[-1:]))
-
-    def _row(self) -> Expr:
-        """Which row of all it is."""
-        xs, ranges = self.kernel.xs, self.kernel.ranges
-        return indexing.flatten(list(xs), [ranges[x] for x in xs])
+    def _order(self) -> RowOrder:
+        """Rows of which many are asked for ahead at once are taken from two places."""
+        row = 4 * self.hint(self.kernel.size(self.kernel.rs[-1:]))
+        in_halves = self._looks_ahead and self.fetches and row < 2 * AHEAD
+        kind = FromHalves if in_halves and len(self.kernel.xs) == 1 else RowOrder
+        return kind(self, self.shared)
 
     def _reduce_unless_ready(self, phase: Phase, accumulators: dict[Value, Parts]) -> None:
         line = self.lines.line
-        line(f"if (ready == {print_index(self._row())}) {{")
+        line(f"if (ready == {print_index(self._order.number())}) {{")
         self.lines.indent()
         for v, parts in accumulators.items():
             line(f"{parts[0][0]} = {self._next[v][0][0]};")
@@ -484,27 +434,13 @@ class Rows(Reduction):
         self.close()
 
     def _begin_next(self) -> None:
-        """The row that comes next, if it is one of the same outer loops; else this one again."""
-        line, x = self.lines.line, self.kernel.xs[-1]
-        if self._takes_turns:
-            line("const bool follows = turn + 1 < halves.count;")
-            line("const i64 next = halves.row(turn + follows);")
-            line("ready = follows ? next : -1;")
-        else:
-            line(f"const bool follows = {x.name} + 1 < {print_index(self.kernel.ranges[x])};")
-            line(f"const i64 next = {x.name} + follows;")
-            line(f"ready = follows ? {print_index(self._row())} + 1 : -1;")
+        """Accumulators for the row that comes next."""
+        self._order.find_next()
         for v, parts in self._next.items():
             _, dtype, kind = parts[0]
             names = self._next_lanes[v] = [self.fresh("lanes") for _ in range(UNROLL)]
             declared = ", ".join(f"{name}({identity(kind, dtype)})" for name in names)
-            line(f"{BY_LANE[kind].format(CTYPE[dtype])} {declared};")
-
-    def _open_next(self) -> None:
-        """A scope in which the next row is the one that loads see."""
-        self.lines.line("{")
-        self.lines.indent()
-        self.lines.line(f"const i64 {self.kernel.xs[-1].name} = next;")
+            self.lines.line(f"{BY_LANE[kind].format(CTYPE[dtype])} {declared};")
 
     def _end_next(self) -> None:
         for v, parts in self._next.items():
@@ -517,7 +453,7 @@ class Rows(Reduction):
         self, k: int, begin: str, count: str | None = None, seen: str | None = None
     ) -> None:
         """The same strip of the next row, for the first phase, into the ``k``-th accumulators."""
-        self._open_next()
+        self._order.open_next()
         lanes = {v: names[k] for v, names in self._next_lanes.items()}
         self._strip_of(self.kernel.phases[0], self._next, {}, lanes, begin, count, seen)
         self.close()
@@ -578,8 +514,8 @@ class SplitRows(Rows):
         line(f"#pragma omp parallel for schedule(static, 1) num_threads({threads})")
         line(f"for (i64 thread = 0; thread < {threads}; ++thread) {{")
         self.lines.indent()
-        line(f"const i64 first = {extent} * thread / {threads};")
-        line(f"const i64 last = {extent} * (thread + 1) / {threads};")
+        line(f"const i64 first = part_begin({extent}, thread, {threads});")
+        line(f"const i64 last = part_begin({extent}, thread + 1, {threads});")
         for parts in accumulators.values():
             self.declare_accumulator(parts, "")
         self.row_loops(phase, accumulators, ("first", "last"))

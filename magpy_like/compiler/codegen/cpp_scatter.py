@@ -44,8 +44,8 @@ class Scatter(Pointwise):
             outer = [v for v in outer if v not in apart]
         else:
             line("const i64 threads = omp_get_num_threads(), thread = omp_get_thread_num();")
-            line(f"const i64 first = {end} * thread / threads;")
-            line(f"const i64 past = {end} * (thread + 1) / threads;")
+            line(f"const i64 first = part_begin({end}, thread, threads);")
+            line(f"const i64 past = part_begin({end}, thread + 1, threads);")
             begin, end = "first", "past"
         for v in outer:
             self.open_loop(v)

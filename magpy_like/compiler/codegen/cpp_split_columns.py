@@ -100,7 +100,8 @@ class SplitColumns(Columns):
         line = self.lines.line
         line("#pragma omp parallel for schedule(static, 1) num_threads(threads)")
         self._open("thread", "threads")
-        line("const i64 first = rows * thread / threads, last = rows * (thread + 1) / threads;")
+        line("const i64 first = part_begin(rows, thread, threads);")
+        line("const i64 last = part_begin(rows, thread + 1, threads);")
         self._open_tile(accumulators)
         self.column_loops(phase, x, accumulators, (self._split, "first", "last"))
         if accumulators:

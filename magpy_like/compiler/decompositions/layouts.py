@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from magpy_like.compiler.decompositions.table import Function, means, torchs
 from magpy_like.compiler.lowering import LOWERINGS
+from magpy_like.compiler.lowering.admitted import PROBABILITIES
 
 aten = torch.ops.aten
 
@@ -270,8 +271,8 @@ def _as_first(result: Tensor, a: Tensor, *args: Any) -> Tensor:
 
 def _cross_entropy_of_two(a: Tensor, target: Tensor, *args: Any) -> Tensor:
     if a.device.type == "cpu":  # a GPU gives up altogether
-        a = torch.ops.magpy_like.probabilities(a, "input")
-        target = torch.ops.magpy_like.probabilities(target, "target")
+        a = PROBABILITIES(a, "input")
+        target = PROBABILITIES(target, "target")
     return torchs(aten.binary_cross_entropy.default)(a, target, *args)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._C import DispatchKey
 
 from magpy_like.compiler.decompositions.table import Function, means, torchs
+from magpy_like.compiler.lowering.admitted import INDICES
 
 aten = torch.ops.aten
 
@@ -34,7 +35,7 @@ def _nll_loss(operator: Any) -> None:
     def loss(a: Tensor, target: Tensor, weight: Any, reduction: int, ignored: int) -> Any:
         """Whatever ``a`` is like, eager lays each pixel's loss out row by row."""
         count = a.shape[1 if a.dim() > 1 else 0]
-        target = torch.ops.magpy_like.indices(target, count, ignored)
+        target = INDICES(target, count, ignored)
         each, total = torchs(operator)(a, target, weight, reduction, ignored)
         return each.contiguous(), total
 
@@ -62,7 +63,7 @@ def _multi_margin_loss(
     """What is no number does not count."""
     classes = a.shape[-1]
     rows, own = a.reshape(-1, classes), target.reshape(-1, 1)
-    own = torch.ops.magpy_like.indices(own, classes)
+    own = INDICES(own, classes)
     missing = margin - rows.gather(1, own) + rows
     counts = (missing > 0) & (torch.arange(classes, device=a.device) != own)
     each = missing.where(counts, 0) ** p
@@ -77,7 +78,7 @@ def _multilabel_margin_loss(a: Tensor, target: Tensor, reduction: int) -> Sequen
     follows, too. What is no number does not count."""
     classes = a.shape[-1]
     rows, named = a.reshape(-1, classes), target.reshape(-1, classes)
-    named = torch.ops.magpy_like.indices(named, classes, -1)
+    named = INDICES(named, classes, -1)
     names = (named == -1).cumsum(-1) == 0
     named = named.where(names, 0)
     each = torch.arange(classes, device=a.device)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
 from magpy_like.compiler.decompositions.table import means, torchs
+from magpy_like.compiler.lowering.admitted import INDICES
 
 aten = torch.ops.aten
 
@@ -70,7 +71,7 @@ def _nonzero_static(a: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
 
 def _unpooled(operator: Any, a: Tensor, index: Tensor, size: Sequence[Any], *args: Any) -> Tensor:
     """By torch's own, which counts an index below zero from the end."""
-    index = torch.ops.magpy_like.indices(index, math.prod(size))
+    index = INDICES(index, math.prod(size))
     return torchs(operator)(a, index, size, *args)
 
 
