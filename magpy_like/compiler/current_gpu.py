@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.node import map_aggregate
 
 _TENSOR_TYPE = type(torch.FloatTensor)
 
@@ -22,16 +21,19 @@ def current_gpu() -> int:
     return torch.cuda.current_device() if torch.cuda.is_initialized() else 0
 
 
-def is_for_current_gpu(operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call may leave it to the current GPU where its result is."""
-    given = (*args, *kwargs.values())
+def is_for_current_gpu(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of ``target``, a function or a tensor's method by its name, may leave it to
+    the current GPU where its result is."""
+    given = [*((None, value) for value in args), *kwargs.items()]
     return (
-        operation is torch.Tensor.cuda or any(map(_is_current, given))
-    ) or is_for_current_gpu_by_type(operation, args, kwargs)
+        any(_is_current(target, name, value) for name, value in given)
+        or _says_only_cuda(target, args, kwargs)
+        or is_for_current_gpu_by_type(target, args, kwargs)
+    )
 
 
 def is_for_current_gpu_by_type(
-    operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool:
     """Whether it does so by a type of tensors such as ``torch.cuda.FloatTensor``, which has no
     number."""
@@ -39,42 +41,54 @@ def is_for_current_gpu_by_type(
         value.startswith("torch.cuda.")
         if isinstance(value, str)
         else isinstance(value, _TENSOR_TYPE) and bool(getattr(value, "is_cuda", False))
-        for value in (operation, *args, *kwargs.values())
+        for value in (target, *args, *kwargs.values())
     )
-
-
-def _is_current(value: Any) -> bool:
-    if isinstance(value, torch.device):
-        return value.type == "cuda" and value.index is None
-    return isinstance(value, str) and value == "cuda"
 
 
 def name_current_gpu(gm: fx.GraphModule) -> None:
     """Give calls that leave their device to the current GPU that one's number, in place."""
     current = torch.device("cuda", current_gpu())
-
-    def named(value: Any) -> Any:
-        return current if _is_current(value) else value
-
     for module in gm.modules():
         if not isinstance(module, fx.GraphModule):
             continue
         changed = False
         for node in module.graph.nodes:
-            args, kwargs = map_aggregate(node.args, named), map_aggregate(node.kwargs, named)
-            moves = node.op == "call_method" and node.target == "cuda"
-            if moves or node.target is torch.Tensor.cuda:
-                args, kwargs = _with_device(args, kwargs, current)
-            if node.op != "output" and (args, kwargs) != (node.args, node.kwargs):
-                node.args, node.kwargs, changed = args, kwargs, True
+            if node.op.startswith("call") and is_for_current_gpu(
+                node.target, node.args, node.kwargs
+            ):
+                node.args, node.kwargs = _named(node.target, node.args, node.kwargs, current)
+                changed = True
         if changed:
             module.recompile()
 
 
-def _with_device(args: Any, kwargs: Any, current: torch.device) -> tuple[Any, Any]:
-    """The arguments of a ``Tensor.cuda``, which is told no device, or None, for the current GPU."""
-    tensor, *others = args
-    if not others:
-        device = kwargs.get("device")
-        return args, {**kwargs, "device": current if device is None else device}
-    return (tensor, current if others[0] is None else others[0], *others[1:]), kwargs
+def _named(
+    target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], current: torch.device
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call, with ``current`` where they leave it to that."""
+    nobody = _says_only_cuda(target, args, kwargs)
+    args = tuple(current if _is_current(target, None, value) else value for value in args)
+    kwargs = {k: current if _is_current(target, k, v) else v for k, v in kwargs.items()}
+    if nobody and len(args) > 1:
+        args = (args[0], current, *args[2:])
+    elif nobody:
+        kwargs["device"] = current
+    return args, kwargs
+
+
+def _is_current(target: Any, name: str | None, value: Any) -> bool:
+    """Whether an argument, of this name or by position, is the current GPU. By position ``"cuda"``
+    is a kind of device to some functions, such as those that switch autocast on."""
+    if isinstance(value, torch.device):
+        return value.type == "cuda" and value.index is None
+    is_device = name == "device" or _is_method(target, "to") or _is_method(target, "cuda")
+    return is_device and isinstance(value, str) and value == "cuda"
+
+
+def _says_only_cuda(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    told = (*args[1:2], kwargs.get("device"))
+    return _is_method(target, "cuda") and not any(value is not None for value in told)
+
+
+def _is_method(target: Any, name: str) -> bool:
+    return target is getattr(torch.Tensor, name) or (isinstance(target, str) and target == name)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from magpy_like.compiler import build
+from magpy_like.compiler import build, dynamo_backend
 from magpy_like.compiler.codegen import cpp
 from magpy_like.compiler.runtime import captured_cache
 from tests.compiler.programs import compiled, kernels, same
@@ -177,7 +177,10 @@ def test_rows_that_a_thread_takes_from_two_places_in_turn_have_their_own_largest
 def test_turns_are_taken_among_as_many_rows_as_there_are_at_a_call(tmp_path):
     x = unlike_rows(523, 515)
     fast = torch.compile(
-        lambda x: x.softmax(-1), backend="magpy", dynamic=True, options={"trace": str(tmp_path)}
+        lambda x: x.softmax(-1),
+        backend=dynamo_backend,
+        dynamic=True,
+        options={"trace": str(tmp_path)},
     )
     fast(x)
     (source,) = tmp_path.rglob("*.cpp")

@@ -60,6 +60,23 @@ def test_a_device_that_is_named_stays(second_is_current, function):
     assert SECOND not in devices(torch.fx.symbolic_trace(function))
 
 
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [
+        (torch.amp.autocast_mode._enter_autocast, ("cuda", None, True, None)),
+        (torch.set_autocast_enabled, ("cuda", True)),
+        (torch.set_autocast_dtype, ("cuda", torch.float16)),
+    ],
+)
+def test_a_kind_of_device_is_none_of_its_devices(second_is_current, function, args):
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(function, args))
+    gm = torch.fx.GraphModule({}, graph)
+    name_current_gpu(gm)
+    assert next(iter(gm.graph.nodes)).args == args
+    assert not is_for_current_gpu(function, args, {})
+
+
 def test_a_result_is_no_device(second_is_current):
     gm = torch.fx.symbolic_trace(lambda x: (x + 1, "cuda"))
     name_current_gpu(gm)
@@ -82,13 +99,19 @@ def test_inner_graphs_are_named_too(second_is_current):
      (("torch.cuda.HalfTensor",), {})],
 )  # fmt: skip
 def test_calls_that_leave_it_to_the_current_gpu(args, kwargs):
-    assert is_for_current_gpu(torch.Tensor.to, args, kwargs)
-    assert is_for_current_gpu(torch.Tensor.cuda, (), {})
+    assert is_for_current_gpu(torch.Tensor.to, (torch.ones(2), *args), kwargs)
+
+
+def test_a_call_of_cuda_leaves_it_to_the_current_gpu_unless_it_is_told():
+    x = torch.ones(2)
+    assert is_for_current_gpu(torch.Tensor.cuda, (x,), {"non_blocking": True})
+    assert not is_for_current_gpu(torch.Tensor.cuda, (x, 0), {})
+    assert not is_for_current_gpu(torch.Tensor.cuda, (x,), {"device": "cuda:0"})
 
 
 @pytest.mark.parametrize("value", ["cuda:0", torch.device("cuda", 0), "cpu", 0, torch.FloatTensor])
 def test_calls_that_do_not(value):
-    assert not is_for_current_gpu(torch.Tensor.to, (value,), {"device": value})
+    assert not is_for_current_gpu(torch.Tensor.to, (torch.ones(2), value), {"device": value})
 
 
 def test_what_is_kept_on_disk_is_for_one_current_gpu(monkeypatch):
