@@ -360,6 +360,32 @@ def test_gradients_run_on_the_stream_of_the_forward_pass():
     torch.testing.assert_close(found, 2 * torch.cos(2 * x.detach()))
 
 
+def test_gradients_on_both_wait_for_the_streams_of_the_forward_pass():
+    def program(a, b):
+        return (torch.tanh(a).to(b.device) * b).sum()
+
+    fast = magpy.compile(program, options={"strict": True})
+    a = torch.ones(1_000_000, device=FIRST, requires_grad=True)
+    b = torch.ones(1_000_000, device=SECOND, requires_grad=True)
+    for _ in range(3):
+        torch.autograd.grad(fast(a, b), (a, b))
+    assert magpy.cache_info(fast).hits >= 1
+    for device in (FIRST, SECOND):
+        torch.cuda.synchronize(device)
+    streams = [torch.cuda.Stream(device) for device in (FIRST, SECOND)]
+    with torch.cuda.stream(streams[0]), torch.cuda.stream(streams[1]):
+        for k, t in enumerate((a, b)):
+            with torch.cuda.device(k), torch.no_grad():
+                torch.cuda._sleep(BUSY)
+                t.fill_(2 + k)
+        found = torch.autograd.grad(fast(a, b), (a, b))
+    assert not streams[0].query()
+    for stream in streams:
+        stream.synchronize()
+    wanted = torch.autograd.grad(program(a, b), (a, b))
+    torch.testing.assert_close(found, wanted)
+
+
 def test_a_program_switches_to_a_stream_of_its_own():
     def make():
         side = torch.cuda.Stream(FIRST)

@@ -34,6 +34,7 @@ from magpy_like.compiler.recomputed import keep_checkpoints, unfolded
 from magpy_like.compiler.runtime import captured_cache, code_cache
 from magpy_like.compiler.saved import saved_places
 from magpy_like.compiler.scheduler import Scheduler
+from magpy_like.compiler.streams import gpus_of, on_default_streams
 from magpy_like.compiler.trace import Trace, open_trace
 from magpy_like.compiler.turns import TURNS
 from magpy_like.compiler.unknown import NOT_KNOWN, with_symbols
@@ -165,12 +166,15 @@ def _compile_captured(
 ) -> Callable[..., Any]:
     """:func:`compile_fx` without its fallbacks."""
     assuming: list[fx.GraphModule] = []
+    gpus: set[int] = set()
 
     def stage(kind: str) -> Callable[..., Any]:
         def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             call = compile_aten(graph, kind=kind, strict=strict, trace=trace)
             if getattr(call, "assumes", False) and kind != "backward":
                 assuming.append(graph)
+            if kind == "forward":
+                gpus.update(gpus_of(graph))
             return call
 
         return compiler
@@ -207,6 +211,8 @@ def _compile_captured(
         call = numbers.with_sizes(call, sizes)
     if restore is not None:
         call = _then(call, restore)
+    if len(gpus) > 1:
+        call = on_default_streams(call, captured.forward, gpus)
     # Calling the module itself prints what it raises.
     return numbers.or_eager(call, captured.forward, assuming[0]) if assuming else call
 
