@@ -208,6 +208,8 @@ def on_the_current(x):
     return torch.arange(4, device="cuda") * 2, torch.rand(3, device="cuda"), x.cuda() + 1
 
 
+ONE_AND_THE_OTHER = [(0, False), (0, True), (1, False), (1, True), (0, True), (1, True)]
+"""Which GPU is current, and whether there is a record for that."""
 WAYS = {
     "text": lambda x: x.to("cuda") * 2,
     "device": lambda x: x.to(torch.device("cuda")) * 2,
@@ -258,27 +260,45 @@ def test_a_tensor_goes_from_another_gpu_to_the_current_one():
 
 def test_cuda_without_a_number_is_the_current_gpu_of_each_call():
     pair = twins(lambda: on_the_current)
-    for current in (0, 0, 0, 1, 1, 1, 0, 1):
+    for current, hit in ONE_AND_THE_OTHER:
         with torch.cuda.device(current):
-            expected = pair.call(on("cpu", (3, 4)))
+            expected = pair.call(on("cpu", (3, 4)), hit=hit)
         assert {t.device.index for t in expected} == {current}
 
 
 def test_the_default_device_without_a_number_is_the_current_gpu_of_each_call():
     pair = twins(lambda: lambda x: (torch.ones(3) * 2, x + 1))
-    for current in (0, 0, 0, 1, 1, 1, 0, 1):
+    for current, hit in ONE_AND_THE_OTHER:
         with torch.cuda.device(current), torch.device("cuda"):
-            expected = pair.call(on("cpu", (3, 4)))
+            expected = pair.call(on("cpu", (3, 4)), hit=hit)
         assert expected[0].device.index == current
 
 
-def test_what_an_earlier_process_has_compiled_is_for_its_current_gpu(monkeypatch, tmp_path):
+def test_what_is_kept_on_disk_is_for_one_current_gpu(monkeypatch, tmp_path):
     monkeypatch.setenv("MAGPY_CACHE_DIR", str(tmp_path))
     for current in (0, 1, 0):
         with torch.cuda.device(current):
             pair = twins(lambda: on_the_current)
-            for _ in range(2):
-                pair.call(on("cpu", (3, 4)))
+            for hit in (False, True):
+                pair.call(on("cpu", (3, 4)), hit=hit)
+
+
+def test_a_graph_that_writes_to_what_gradients_need_is_for_one_current_gpu():
+    """Such a graph runs operator by operator while gradients are recorded."""
+    splits = magpy.disable(lambda: None)
+
+    def program(x):
+        h = x * 2
+        k = h.sin()
+        splits()
+        h.mul_(1)
+        return k.sum(), torch.ones(3, device="cuda")
+
+    pair = twins(lambda: program)
+    for current in (0, 0, 1, 1, 0, 1):
+        with torch.cuda.device(current):
+            expected = pair.call(on("cpu", (3,), grad=True))
+        assert expected[1].device.index == current
 
 
 def test_a_program_changes_the_current_gpu():

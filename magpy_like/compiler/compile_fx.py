@@ -24,7 +24,7 @@ from magpy_like.compiler.aot import aot_compile, interpret, without_grad
 from magpy_like.compiler.codegen.common import Kernel
 from magpy_like.compiler.codegen.launcher import Launcher
 from magpy_like.compiler.control import has_parts
-from magpy_like.compiler.current_gpu import name_current_gpu
+from magpy_like.compiler.current_gpu import has_calls_for_current_gpu, traced_afresh
 from magpy_like.compiler.errors import CompileError, Unsupported, warn_fallback
 from magpy_like.compiler.graph import Graph, assumptions, find_shape_env
 from magpy_like.compiler.memory import plan_memory
@@ -99,7 +99,6 @@ def compile_untransformed(
 ) -> Callable[..., Any]:
     """:func:`compile_fx` for who does not call the result under functorch's transforms, nor in a
     level of forward-mode AD, and so needs nobody to look."""
-    name_current_gpu(gm)
     if has_parts(gm):
         varying = [is_symbolic(given) for given in example_inputs]
         compile_part = functools.partial(compile_untransformed, mode=mode, options=options)
@@ -117,7 +116,8 @@ def compile_untransformed(
     trace.write("fx", "graph.py", lambda: gm.print_readable(print_output=False))
 
     try:
-        with TURNS, trace.timing("compile"), torch.random.fork_rng(devices=[]):
+        turn = traced_afresh() if has_calls_for_current_gpu(gm) else TURNS
+        with turn, trace.timing("compile"), torch.random.fork_rng(devices=[]):
             try:
                 return _compile_captured(gm, example_inputs, strict, trace)
             except NOT_KNOWN:

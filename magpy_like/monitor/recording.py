@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from magpy_like.compiler.current_gpu import current_gpu
 from magpy_like.monitor.changes import Changes
 from magpy_like.monitor.devices import default_device
 from magpy_like.monitor.modes import Modes
@@ -84,6 +85,14 @@ class Recording(Changes):
         """Torch's modes that the program found, and those that it left, if they are others."""
         self.random_states = generator_states()
         """Of torch's generators, when the region was entered."""
+
+    def rely_on_current_gpu(self) -> None:
+        """A call has left its device to the current GPU."""
+        self.state_reads.append((current_gpu, (), {}, current_gpu()))
+
+    @property
+    def relies_on_current_gpu(self) -> bool:
+        return any(operation is current_gpu for operation, *_ in self.state_reads)
 
     def release(self) -> None:
         """Let go of the program once a record is made; the parts refer to each other."""

@@ -19,11 +19,7 @@ import torch.utils.checkpoint
 from torch._subclasses.fake_tensor import FakeTensor
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead
-from magpy_like.compiler.current_gpu import (
-    current_gpu,
-    is_for_current_gpu,
-    is_for_current_gpu_by_type,
-)
+from magpy_like.compiler.current_gpu import is_for_current_gpu
 from magpy_like.monitor import (
     addresses,
     autograd_nodes,
@@ -165,17 +161,13 @@ def _look_at_default_device(rec: Recording, operation: Any, on_graph: bool) -> N
 
 
 def _goes_to_current_gpu(run: MonitorRun, call: NativeCall) -> Any:
-    """The guard insists on the current GPU where a call leaves its device to that. Graphs name it,
-    but not inside an operator, nor where a type of tensors stands for it."""
-    rec, operation = run.recording, call.operation
-    if not (call.on_graph or rec.inside):
+    """The guard insists on the current GPU where a call may leave its device to that."""
+    if not call.annotation.as_op_node:
         return NotImplemented
-    args, kwargs = call.args, devices.with_device(operation, call.kwargs)
-    if is_for_current_gpu(operation, args, kwargs):
-        rec.state_reads.append((current_gpu, (), {}, current_gpu()))
-        unnamed = rec.inside or is_for_current_gpu_by_type(operation, args, kwargs)
-        if unnamed and torch.cuda.device_count() > 1:
-            rec.runs_as_is = f"{describe(operation)} goes to the current GPU, which has no number"
+    args, kwargs = call.args, devices.with_device(call.operation, call.kwargs)
+    unseen = call.operation in RUNS_AS_IS and torch.cuda.device_count() > 1
+    if unseen or is_for_current_gpu(call.operation, args, kwargs):
+        run.recording.rely_on_current_gpu()
     return NotImplemented
 
 

@@ -49,10 +49,8 @@ def resolve_backend(
 
 
 def _named(found: Callable[..., Any], graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-    from magpy_like.compiler.current_gpu import name_current_gpu
     from magpy_like.compiler.passes.gradients import keep_saved
 
-    name_current_gpu(graph)
     keep_saved(graph)
     with TURNS:
         compiled: Callable[..., Any] = found(graph, inputs)

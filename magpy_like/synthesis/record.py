@@ -15,6 +15,7 @@ from torch import fx
 
 from magpy_like.annotation import RelationKind
 from magpy_like.compiler.control import has_parts
+from magpy_like.compiler.current_gpu import traced_afresh
 from magpy_like.compiler.parts import interpreted
 from magpy_like.dynamic.tracebacks import raised_in_caller
 from magpy_like.monitor.containers import elements, items_of, length_of
@@ -667,6 +668,7 @@ def _compile(
         compiled = CompiledGraph(graph, interpreted(graph))
     else:
         make = without_default_device(lambda: backend(graph, example_inputs(rec, bool(changed))))
-        with entry():
+        afresh = traced_afresh() if rec.relies_on_current_gpu else contextlib.nullcontext()
+        with entry(), afresh:
             compiled = make()
     return compiled, names

@@ -1,121 +1,151 @@
-"""Graphs name the GPU that ``cuda`` means; with no GPU, that is stood in for."""
+"""Graphs with calls that leave their device to the current GPU; with no GPU, that is stood in for,
+and `meta` is the device that has several numbers."""
+
+import types
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from magpy_like.compiler.current_gpu import is_for_current_gpu, name_current_gpu
-from magpy_like.compiler.runtime import graph_cache
-
-SECOND = torch.device("cuda", 1)
+import magpy_like as magpy
+from magpy_like.compiler import compile_fx, current_gpu
+from magpy_like.compiler.current_gpu import has_calls_for_current_gpu, is_for_current_gpu
+from magpy_like.compiler.runtime import captured_cache
+from tests.programs import Twins, one
 
 
 @pytest.fixture
-def second_is_current(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+def gpus(monkeypatch):
+    """A machine with two: ``gpus.now`` is current."""
+    found = types.SimpleNamespace(now=0, count=2)
+    found.cuda = types.SimpleNamespace(
+        device_count=lambda: found.count,
+        is_initialized=lambda: True,
+        current_device=lambda: found.now,
+    )
+    monkeypatch.setattr(
+        current_gpu, "torch", types.SimpleNamespace(cuda=found.cuda, device=torch.device)
+    )
+    return found
 
 
-def devices(gm):
-    """The devices that calls in the graph are given."""
-    name_current_gpu(gm)
-    calls = [n for n in gm.graph.nodes if n.op.startswith("call")]
-    values = [value for n in calls for value in (*n.args, *n.kwargs.values())]
-    return [v for v in values if isinstance(v, torch.device) or v == "cuda"]
+@pytest.fixture
+def meta(gpus, monkeypatch):
+    """``meta`` stands for ``cuda``."""
+    ours = current_gpu._is_current
+
+    def is_current(value):
+        return ours(value) or (type(value) in (str, torch.device) and str(value) == "meta")
+
+    monkeypatch.setattr(current_gpu, "_is_current", is_current)
+    return gpus
+
+
+X = torch.ones(2)
 
 
 @pytest.mark.parametrize(
-    "function",
+    ("target", "args", "kwargs"),
     [
-        lambda x: x.to("cuda"),
-        lambda x: x.to(torch.device("cuda")),
-        lambda x: x.new_ones(3, device="cuda"),
-        lambda x: torch.zeros_like(x, device=torch.device("cuda")),
-        lambda x: x.cuda(),
-        lambda x: x.cuda(None),
-        lambda x: x.cuda(device=None, non_blocking=True),
+        (torch.Tensor.to, (X, "cuda"), {}),
+        (torch.Tensor.to, (X, torch.device("cuda")), {}),
+        ("to", (X, "cuda"), {}),
+        (torch.ones, (3,), {"device": "cuda"}),
+        (torch.zeros_like, (X,), {"device": torch.device("cuda")}),
+        (torch.Tensor.cuda, (X,), {}),
+        ("cuda", (X, None), {}),
+        (torch.ops.aten.cuda.default, (X,), {}),
+        (torch.ops.aten.to.device, (X, "cuda", torch.float32), {}),
+        (torch.ops.prims.device_put, (X, "cuda"), {}),
+        (torch.Tensor.type, (X, "torch.cuda.HalfTensor"), {}),
     ],
 )
-def test_cuda_is_the_current_gpu(second_is_current, function):
-    gm = torch.fx.symbolic_trace(function)
-    assert devices(gm) == [SECOND]
-    assert "index=1" in gm.code
-
-
-def test_cuda_as_a_function_goes_there_too(second_is_current):
-    graph = torch.fx.Graph()
-    graph.output(graph.call_function(torch.Tensor.cuda, (graph.placeholder("x"),)))
-    assert devices(torch.fx.GraphModule({}, graph)) == [SECOND]
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: x.to("cuda:0"),
-        lambda x: x.cuda(torch.device("cuda", 0)),
-        lambda x: x.cuda(device=torch.device("cuda", 0)),
-        lambda x: x.to("cpu"),
-    ],
-)
-def test_a_device_that_is_named_stays(second_is_current, function):
-    assert SECOND not in devices(torch.fx.symbolic_trace(function))
-
-
-@pytest.mark.parametrize(
-    ("function", "args"),
-    [
-        (torch.amp.autocast_mode._enter_autocast, ("cuda", None, True, None)),
-        (torch.set_autocast_enabled, ("cuda", True)),
-        (torch.set_autocast_dtype, ("cuda", torch.float16)),
-    ],
-)
-def test_a_kind_of_device_is_none_of_its_devices(second_is_current, function, args):
-    graph = torch.fx.Graph()
-    graph.output(graph.call_function(function, args))
-    gm = torch.fx.GraphModule({}, graph)
-    name_current_gpu(gm)
-    assert next(iter(gm.graph.nodes)).args == args
-    assert not is_for_current_gpu(function, args, {})
-
-
-def test_a_result_is_no_device(second_is_current):
-    gm = torch.fx.symbolic_trace(lambda x: (x + 1, "cuda"))
-    name_current_gpu(gm)
-    assert gm(torch.ones(1))[1] == "cuda"
-
-
-def test_inner_graphs_are_named_too(second_is_current):
-    inner = torch.fx.symbolic_trace(lambda x: x.to("cuda"))
-    graph = torch.fx.Graph()
-    x = graph.placeholder("x")
-    graph.output(graph.call_module("inner", (x,)))
-    gm = torch.fx.GraphModule({"inner": inner}, graph)
-    name_current_gpu(gm)
-    assert "index=1" in gm.inner.code
-
-
-@pytest.mark.parametrize(
-    ("args", "kwargs"),
-    [((), {"device": "cuda"}), (("cuda",), {}), ((torch.device("cuda"),), {}),
-     (("torch.cuda.HalfTensor",), {})],
-)  # fmt: skip
-def test_calls_that_leave_it_to_the_current_gpu(args, kwargs):
-    assert is_for_current_gpu(torch.Tensor.to, (torch.ones(2), *args), kwargs)
-
-
-def test_a_call_of_cuda_leaves_it_to_the_current_gpu_unless_it_is_told():
-    x = torch.ones(2)
-    assert is_for_current_gpu(torch.Tensor.cuda, (x,), {"non_blocking": True})
-    assert not is_for_current_gpu(torch.Tensor.cuda, (x, 0), {})
-    assert not is_for_current_gpu(torch.Tensor.cuda, (x,), {"device": "cuda:0"})
+def test_calls_that_leave_it_to_the_current_gpu(gpus, target, args, kwargs):
+    assert is_for_current_gpu(target, args, kwargs)
+    gpus.count = 1
+    assert not is_for_current_gpu(target, args, kwargs), "there is no other"
 
 
 @pytest.mark.parametrize("value", ["cuda:0", torch.device("cuda", 0), "cpu", 0, torch.FloatTensor])
-def test_calls_that_do_not(value):
-    assert not is_for_current_gpu(torch.Tensor.to, (torch.ones(2), value), {"device": value})
+def test_calls_that_do_not(gpus, value):
+    assert not is_for_current_gpu(torch.Tensor.to, (X, value), {"device": value})
 
 
-def test_what_is_kept_on_disk_is_for_one_current_gpu(monkeypatch):
-    on_first = graph_cache.flags()
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    assert graph_cache.flags() != on_first
+def test_no_code_of_the_program_runs_to_find_out(gpus):
+    class Claims:
+        @property
+        def __class__(self):
+            raise AssertionError("asked for its class")
+
+        def __eq__(self, other):
+            raise AssertionError("compared")
+
+    assert not is_for_current_gpu(torch.ones, (Claims(),), {"device": Claims()})
+
+
+def test_graphs_inside_graphs_count(gpus):
+    inner = torch.fx.symbolic_trace(lambda x: x.to("cuda"))
+    graph = torch.fx.Graph()
+    graph.output(graph.call_module("inner", (graph.placeholder("x"),)))
+    assert has_calls_for_current_gpu(torch.fx.GraphModule({"inner": inner}, graph))
+    assert not has_calls_for_current_gpu(torch.fx.symbolic_trace(lambda x: (x + 1, "cuda")))
+
+
+@pytest.mark.parametrize(("place", "times"), [("meta", 1), ("cpu", 0)])
+def test_only_they_are_traced_with_nothing_known(meta, monkeypatch, place, times):
+    cleared = []
+    monkeypatch.setattr(FakeTensorMode, "cache_clear", lambda: cleared.append(1))
+    gm = torch.fx.symbolic_trace(lambda x: (x + 1, torch.ops.aten.to.device(x, place, x.dtype)))
+    compile_fx(gm, [X])
+    assert len(cleared) == times
+
+
+@pytest.mark.parametrize(("place", "same"), [("meta", False), ("cpu", True)])
+def test_what_they_lead_to_is_kept_on_disk_for_one_gpu(meta, place, same):
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(torch.ones, (3,), {"device": place}))
+    gm = torch.fx.GraphModule({}, graph)
+    on_first = captured_cache.key(gm, [])
+    meta.now = 1
+    assert (captured_cache.key(gm, []) == on_first) == same
+
+
+PROGRAMS = {
+    "keyword": lambda x: (x + 1, torch.ones(3, device="meta")),
+    "position": lambda x: (x + 1, x.to("meta")),
+    "under vmap": lambda x: torch.vmap(lambda row: row + torch.ones(3, device="meta").shape[0])(x),
+    "checkpoint": lambda x: torch.utils.checkpoint.checkpoint(
+        lambda y: (y + 1, y.to("meta").shape[0]), x, use_reentrant=False
+    )[0],
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_a_record_with_such_a_call_is_for_one_current_gpu(meta, program):
+    pair = Twins(lambda: program, backend="magpy")
+    for now, hit in ((0, False), (0, True), (1, False), (1, True), (0, True)):
+        meta.now = now
+        pair.call(one(1.0, 2.0), hit=hit)
+
+
+def test_the_default_device_is_such_a_call(meta):
+    with torch.device("meta"):
+        fast = magpy.compile(lambda x: (x + 1, torch.ones(3)))
+        for meta.now in (0, 0, 1, 1, 0):
+            fast(X)
+    assert magpy.cache_info(fast).misses == 2
+
+
+def test_other_records_are_for_all(meta):
+    pair = Twins(lambda: lambda x: (x + 1, torch.ones(3, device=x.device)), backend="magpy")
+    for now, hit in ((0, False), (0, True), (1, True), (0, True)):
+        meta.now = now
+        pair.call(one(1.0, 2.0), hit=hit)
+
+
+def test_where_there_is_one_gpu_nobody_asks_which(meta):
+    meta.count = 1
+    pair = Twins(lambda: PROGRAMS["keyword"], backend="magpy")
+    for now, hit in ((0, False), (0, True), (1, True)):
+        meta.now = now
+        pair.call(one(1.0, 2.0), hit=hit)

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch._guards import TracingContext
 
+from magpy_like.compiler.current_gpu import current_gpu, has_calls_for_current_gpu
 from magpy_like.compiler.runtime import code_cache, graph_cache
 from magpy_like.compiler.runtime.graph_cache import CompiledGraph, NoKey, literal
 
@@ -48,7 +49,7 @@ def key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
     )  # fmt: skip
     parts = (
         lines, inputs, shared, modes, graph_cache.flags(), graph_cache.compiler(),
-        _cards(example_inputs),
+        _cards(example_inputs), current_gpu() if has_calls_for_current_gpu(gm) else None,
     )  # fmt: skip
     return code_cache.digest("captured", *parts)
 

@@ -24,7 +24,6 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from magpy_like.compiler.current_gpu import current_gpu
 from magpy_like.compiler.graph import find_shape_env, function_of, is_lent
 from magpy_like.compiler.runtime import code_cache
 from magpy_like.compiler.saved import saved_places
@@ -135,10 +134,8 @@ def _known_of_sizes(gm: fx.GraphModule) -> Any:
 
 
 def flags() -> tuple[Any, ...]:
-    """The settings of torch that passes, lowerings and printers look at, and which GPU ``cuda``
-    means."""
+    """The settings of torch that passes, lowerings and printers look at."""
     return (
-        current_gpu(),
         torch.get_num_threads(),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
