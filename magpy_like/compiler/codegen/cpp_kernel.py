@@ -25,6 +25,7 @@ WIDE = 256  # elements of float16 that are converted at once: few enough to be p
 GRAIN = 16384  # elements of work below which a second thread costs more than it brings
 
 Place = dict[Symbol, Expr]  # loop -> where in it
+Steps = dict[Symbol, Expr]  # loop -> by how many elements it moves what is read
 
 
 def is_serial(kernel: Kernel) -> bool:
@@ -350,7 +351,7 @@ class CppKernel:
         loops = (*self.kernel.xs, *self.kernel.rs)
         outer = loops[loops.index(loop) - 1] if loops.index(loop) > 0 else None
 
-        def places(node: Node, width: int, steps: Place) -> list[Place]:
+        def places(node: Node, width: int, steps: Steps) -> list[Place]:
             row = self.hint(extent) * width
             step = 0 if outer is None else steps.get(outer, 0)
             jumps = step not in (0, extent) and PIECES[0] <= row <= PIECES[1]
@@ -372,7 +373,7 @@ class CppKernel:
 
     def fetch_places(
         self, nodes: Iterable[Node], loop: Symbol,
-        places: Callable[[Node, int, Place], list[Place]], count: str,
+        places: Callable[[Node, int, Steps], list[Place]], count: str,
     ) -> None:  # fmt: skip
         """Ask for ``count`` elements from each of the ``places`` of a load: what they are follows
         from its node, the size of its elements in bytes, and by how many of them each loop moves
@@ -388,7 +389,7 @@ class CppKernel:
                     ahead = print_index(index.xreplace(place))
                     self.lines.line(f"fetch(&{buffer}[{ahead}], {count});")
 
-    def _steps_of_fetched(self, node: Node, load: Value, loop: Symbol) -> Place | None:
+    def _steps_of_fetched(self, node: Node, load: Value, loop: Symbol) -> Steps | None:
         """By how many elements each loop moves what ``load`` reads, if that can be asked for ahead
         and has not been."""
         buffer, index, mask = load.args

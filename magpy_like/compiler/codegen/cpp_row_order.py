@@ -8,7 +8,7 @@ import sympy
 
 from magpy_like.compiler import indexing
 from magpy_like.compiler.codegen.common import Node, Phase
-from magpy_like.compiler.codegen.cpp_kernel import AHEAD, CppKernel, Place
+from magpy_like.compiler.codegen.cpp_kernel import AHEAD, CppKernel, Place, Steps
 from magpy_like.compiler.codegen.cpp_values import print_index
 from magpy_like.compiler.indexing import Expr
 
@@ -97,7 +97,7 @@ class FromHalves(RowOrder):
             sympy.Symbol(name, integer=True) for name in ("later", "halves.half", "part")
         )
 
-        def places(node: Node, width: int, steps: Place) -> list[Place]:
+        def places(node: Node, width: int, steps: Steps) -> list[Place]:
             if not steps.get(x):
                 return []
             return [{x: row, loop: part} for row in (later, later + half)]

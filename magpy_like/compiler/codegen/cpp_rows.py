@@ -415,7 +415,7 @@ class Rows(Reduction):
 
     @functools.cached_property
     def _order(self) -> RowOrder:
-        """Rows of which many are asked for ahead at once are taken from two places."""
+        """Short rows of one loop are taken from two places, where memory is waited for."""
         row = 4 * self.hint(self.kernel.size(self.kernel.rs[-1:]))
         in_halves = self._looks_ahead and self.fetches and row < 2 * AHEAD
         kind = FromHalves if in_halves and len(self.kernel.xs) == 1 else RowOrder
