@@ -128,6 +128,21 @@ def test_a_record_with_such_a_call_is_for_one_current_gpu(meta, program):
         pair.call(one(1.0, 2.0), hit=hit)
 
 
+@pytest.mark.parametrize("name", ["keyword", "under vmap"])
+def test_any_backend_compiles_such_a_graph_for_each_gpu_with_nothing_known(meta, monkeypatch, name):
+    done = []
+    monkeypatch.setattr(FakeTensorMode, "cache_clear", lambda: done.append("cleared"))
+
+    def backend(gm, inputs):
+        done.append("compiled")
+        return gm.forward
+
+    fast = magpy.compile(PROGRAMS[name], backend=backend)
+    for meta.now in (0, 1):
+        fast(torch.ones(2, 3))
+    assert done == ["cleared", "compiled"] * 2
+
+
 def test_the_default_device_is_such_a_call(meta):
     with torch.device("meta"):
         fast = magpy.compile(lambda x: (x + 1, torch.ones(3)))
