@@ -29,10 +29,9 @@ def current_gpu() -> int:
 def is_for_current_gpu(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call of ``target``, a function or the name of a tensor's method, may leave it to
     the current GPU where its result is, and there are others."""
-    return torch.cuda.device_count() > 1 and (
-        any(map(_is_current, (target, *args, *kwargs.values())))
-        or _name(target).split(".")[0] == "cuda"
-    )
+    says_cuda = _name(target).split(".")[0] == "cuda"
+    says_cuda = says_cuda or any(map(_is_current, (target, *args, *kwargs.values())))
+    return says_cuda and torch.cuda.device_count() > 1  # which asks the driver, so it comes last
 
 
 def _is_current(value: Any) -> bool:
