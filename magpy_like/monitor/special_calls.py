@@ -19,7 +19,7 @@ import torch.utils.checkpoint
 from torch._subclasses.fake_tensor import FakeTensor
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead
-from magpy_like.compiler.current_gpu import is_for_current_gpu
+from magpy_like.compiler.current_gpu import are_several, is_for_current_gpu
 from magpy_like.monitor import (
     addresses,
     autograd_nodes,
@@ -165,7 +165,7 @@ def _goes_to_current_gpu(run: MonitorRun, call: NativeCall) -> Any:
     if not call.annotation.as_op_node:
         return NotImplemented
     args, kwargs = call.args, devices.with_device(call.operation, call.kwargs)
-    unseen = call.operation in RUNS_AS_IS and torch.cuda.device_count() > 1
+    unseen = call.operation in RUNS_AS_IS and are_several()
     if unseen or is_for_current_gpu(call.operation, args, kwargs):
         run.recording.rely_on_current_gpu()
     return NotImplemented

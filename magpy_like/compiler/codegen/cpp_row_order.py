@@ -36,6 +36,11 @@ class RowOrder:
         for v in xs:
             self.printer.open_loop(v)
 
+    def close(self) -> None:
+        """What :meth:`open` has opened."""
+        xs = self.printer.kernel.xs
+        self.printer.close(len(xs) if xs or not self.shared else 1)
+
     def find_next(self) -> None:
         """The row that comes next, if it is one of the same outer loops; else this one again.
         ``ready`` is then the number of all that it has, or -1."""

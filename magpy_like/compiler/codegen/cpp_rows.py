@@ -57,7 +57,7 @@ class Rows(Reduction):
 
     def body(self) -> None:
         kernel, line = self.kernel, self.lines.line
-        xs, shared = kernel.xs, self.shared
+        shared = self.shared
         if shared:
             line(f"#pragma omp parallel{self.parallel(self.total())}")
         line("{")
@@ -75,7 +75,7 @@ class Rows(Reduction):
                 self._row_phase(phase, outer)
             for node in phase.outer:
                 outer.run(node.body, node.body.values)
-        self.close(len(xs) if xs or not shared else 1)
+        self._order.close()
         self.close_scratch()
         self.report_flags()
         if shared:
