@@ -10,10 +10,12 @@ from torch._dynamo import guards, utils
 
 ON_CPU = {
     "test_bad_input.py",
+    "test_current_gpu.py",
     "test_layout.py",
     "test_narrow_products.py",
     "test_pages.py",
     "test_products.py",
+    "test_streams.py",
 }
 
 
