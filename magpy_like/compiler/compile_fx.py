@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import operator
@@ -33,6 +32,7 @@ from magpy_like.compiler.parts import in_parts, interpreted
 from magpy_like.compiler.recomputed import keep_checkpoints, unfolded
 from magpy_like.compiler.runtime import captured_cache, code_cache
 from magpy_like.compiler.saved import saved_places
+from magpy_like.compiler.saved_tensors import no_hooks
 from magpy_like.compiler.scheduler import Scheduler
 from magpy_like.compiler.streams import gpus_of, on_default_streams
 from magpy_like.compiler.trace import Trace, open_trace
@@ -78,18 +78,7 @@ def _or_transformed(call: Callable[..., Any], captured: Callable[..., Any]) -> C
     return run
 
 
-@contextlib.contextmanager
-def _no_hooks() -> Iterator[None]:
-    """Hooks on saved tensors are given none of what runs to compile: `torch.utils.checkpoint`
-    counts them, and a call that compiles would have more than the one that runs again."""
-    before = torch._C._autograd._saved_tensors_hooks_set_tracing(True)
-    try:
-        yield
-    finally:
-        torch._C._autograd._saved_tensors_hooks_set_tracing(before)
-
-
-@_no_hooks()
+@no_hooks()
 def compile_untransformed(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],

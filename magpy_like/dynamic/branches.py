@@ -20,6 +20,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from magpy_like.compiler.saved_tensors import no_hooks
 from magpy_like.dynamic.code_flow import instructions
 from magpy_like.dynamic.continuation import TESTS, resumption
 from magpy_like.dynamic.exits import Exits
@@ -420,7 +421,7 @@ class Branches:
         gradients = torch.is_grad_enabled()
         run.flags.begin_side(run.at, function.__code__, start.code, shift, known)
         try:
-            with self._fake, side.tensors:
+            with no_hooks(), self._fake, side.tensors:
                 place = until if until == RETURN else until + shift
                 reached = run.explore(function, place, -2 if again is None else again + shift, side)
         except Exception as error:

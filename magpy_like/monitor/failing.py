@@ -17,6 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree
 
+from magpy_like.compiler.saved_tensors import no_hooks
 from magpy_like.native.kinds import isinstance
 
 _log = logging.getLogger("torch._subclasses.fake_tensor")
@@ -39,7 +40,7 @@ def may_succeed(
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         args, kwargs = _pytree.tree_map_only(torch.Tensor, fake.from_tensor, (args, kwargs))
-        with _silence(), fake:
+        with no_hooks(), _silence(), fake:
             operation(*args, **kwargs)
     except NotImplementedError:
         return True

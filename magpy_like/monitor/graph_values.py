@@ -7,8 +7,6 @@ operator runs inside of which others run: that one is the node.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -17,6 +15,7 @@ import torch
 from torch import fx
 
 from magpy_like.annotation.schema import DataShape
+from magpy_like.compiler.saved_tensors import no_hooks
 from magpy_like.monitor.constants import ConstantTensors
 from magpy_like.monitor.devices import with_device
 from magpy_like.monitor.expressions import Expression
@@ -32,14 +31,6 @@ from magpy_like.native import TensorCheck
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.values import storage_of, tensor_version
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-_UNSEEN = functools.partial(torch.autograd.graph.saved_tensors_hooks, _same, _same)
 
 
 def _none_dynamic(path: Path, tensor: torch.Tensor) -> Collection[int]:
@@ -119,9 +110,7 @@ class GraphValues(Variables):
         """
         kwargs = with_device(operation, dict(kwargs))
         try:
-            # Hooks, such as a checkpoint's, get what the program saves, and not a symbolic run.
-            watched = _saved_tensors_hooks(True) is not None
-            with _UNSEEN() if watched else contextlib.nullcontext():
+            with no_hooks():  # on what a symbolic run saves
                 node = self.operators.add_operator(
                     operation, args, kwargs, result, self.graph_value, shape,
                     not self.dynamic_inside,

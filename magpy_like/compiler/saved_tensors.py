@@ -1,0 +1,21 @@
+"""Hooks on saved tensors, such as those of `torch.utils.checkpoint`, which counts what it is given.
+
+They are the program's: what is run to compile, or to find something out, is nothing to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+
+@contextlib.contextmanager
+def no_hooks() -> Iterator[None]:
+    """Hooks on saved tensors are given none of what runs here, in this thread."""
+    before = torch._C._autograd._saved_tensors_hooks_set_tracing(True)
+    try:
+        yield
+    finally:
+        torch._C._autograd._saved_tensors_hooks_set_tracing(before)
