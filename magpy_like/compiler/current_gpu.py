@@ -31,12 +31,7 @@ def is_for_current_gpu(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, 
     the current GPU where its result is, and there are others."""
     says_cuda = _name(target).split(".")[0] == "cuda"
     says_cuda = says_cuda or any(map(_is_current, (target, *args, *kwargs.values())))
-    return says_cuda and are_several()  # which asks the driver, so it comes last
-
-
-def are_several() -> bool:
-    """Whether another GPU could be the current one."""
-    return torch.cuda.device_count() > 1
+    return says_cuda and torch.cuda.device_count() > 1  # which asks the driver, so it comes last
 
 
 def _is_current(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -50,14 +50,3 @@ def keep_objects(rec: Recording, args: tuple[Any, ...]) -> None:
         node = rec.node(value)
         if node is not None:
             rec.operators.add_object(value, node.node_id)
-
-
-def look_for_containers(args: Sequence[Any]) -> None:
-    """A function that an operator calls may change a container, of which a graph makes another one.
-
-    Raises:
-        Split: the operator is given one.
-    """
-    found = next((v for v in args if isinstance(v, CONTAINERS) and type(v) is not tuple), None)
-    if found is not None:
-        raise Split(f"gives a {type(found).__qualname__} to a function that runs as it is")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.utils.checkpoint
 from torch.utils import _pytree as pytree
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
@@ -44,7 +43,7 @@ from magpy_like.monitor.given import (
     offer,
     settle,
 )
-from magpy_like.monitor.inside import keep_objects, look_for_containers
+from magpy_like.monitor.inside import keep_objects
 from magpy_like.monitor.native_looks import (
     LOOKS_INSIDE,
     is_by_key,
@@ -67,7 +66,6 @@ from magpy_like.monitor.reads import follow, inputs_of
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.repeated_calls import SHOWN, names_caller, repeatable
 from magpy_like.monitor.special_calls import (
-    RUNS_AS_IS,
     SPECIAL,
     finish_asking_in_eager,
     finish_computed,
@@ -119,7 +117,7 @@ _KEEPS_ALL_AS_IS = {
 """Operators that ask of the ones before them what no compiled graph has; the graph runs one by one
 then."""
 
-_CALLS_LATER = {torch.autograd.grad, *_KEEPS_ALL_AS_IS, *RUNS_AS_IS, *_FOLLOWED}
+_CALLS_LATER = {torch.autograd.grad, *_KEEPS_ALL_AS_IS, *_FOLLOWED}
 """Operators that may call what they are given at every later call."""
 
 _DEPENDS_ON_NOTHING = {
@@ -176,8 +174,6 @@ def native(
         if operation in _CALLS_LATER:
             call.args = tuple(close_over(rec, value) for value in args)
             call.kwargs = {name: close_over(rec, value) for name, value in kwargs.items()}
-    if on_graph and operation in RUNS_AS_IS:
-        look_for_containers((*args, *kwargs.values()))
     return _begin_operator(run, call) if annotation.as_op_node else _begin(run, call)
 
 
@@ -335,8 +331,6 @@ def _begin_operator(run: MonitorRun, call: NativeCall) -> Token:
             rec.runs_as_is = f"{describe(operation)} makes a tensor that gradients are collected in"
         elif operation is torch.autograd.grad:
             rec.stays_whole = f"{describe(operation)} takes gradients inside"
-        if operation in RUNS_AS_IS:
-            rec.running_as_is = f"{describe(operation)} {RUNS_AS_IS[operation]}"
         if operation in _CUSTOM_FUNCTION:
             keep_objects(rec, call.args)
             if torch._C._len_torch_function_stack():

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.utils.checkpoint
 
 from magpy_like.annotation import Annotation, RelationKind
 from magpy_like.annotation.schema import InputProperty, OutputProperty

@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.utils.checkpoint
 from torch._subclasses.fake_tensor import FakeTensor
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead
-from magpy_like.compiler.current_gpu import are_several, is_for_current_gpu
+from magpy_like.compiler.current_gpu import is_for_current_gpu
 from magpy_like.monitor import (
     addresses,
     autograd_nodes,
@@ -67,10 +66,6 @@ if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
 
     Token = tuple[Callable[..., Any], Any]
-
-
-RUNS_AS_IS = {torch.utils.checkpoint.checkpoint: "runs its function again in the backward pass"}
-"""Operators that no graph compiler takes as they are meant; what lies between is compiled."""
 
 
 def _takes_part_already(run: MonitorRun, call: NativeCall) -> Any:
@@ -135,7 +130,7 @@ def _under_torch_functions(run: MonitorRun, call: NativeCall) -> Any:
     if torch._C._len_torch_function_stack():
         if call.operation in devices.ASKS_FOR_OVERRIDES:
             return _finish_asking_for_overrides, (call.operation, call.args)
-        _look_at_default_device(run.recording, call.operation, call.on_graph)
+        _look_at_default_device(run.recording, call.operation)
     return NotImplemented
 
 
@@ -146,17 +141,16 @@ def _finish_asking_for_overrides(run: MonitorRun, asked: tuple[Any, Any], result
         return operation(*args)
 
 
-def _look_at_default_device(rec: Recording, operation: Any, on_graph: bool) -> None:
+def _look_at_default_device(rec: Recording, operation: Any) -> None:
     """The graph names the default device where tensors are made, but not inside an operator.
 
     Raises:
-        Effect, Split: it would have to know of another one than that at its beginning.
+        Effect: it would have to know of another one than that at its beginning.
     """
-    makes = rec.inside and operation in devices.CONSTRUCTORS
-    if makes or (on_graph and operation in RUNS_AS_IS):
+    if rec.inside and operation in devices.CONSTRUCTORS:
         reason = f"{describe(operation)} needs the default device inside an operator"
         if devices.default_device() != rec.default_device:
-            raise (Effect if makes else Split)(reason)
+            raise Effect(reason)
         rec.runs_as_is = reason
 
 
@@ -165,8 +159,7 @@ def _goes_to_current_gpu(run: MonitorRun, call: NativeCall) -> Any:
     if not call.annotation.as_op_node:
         return NotImplemented
     args, kwargs = call.args, devices.with_device(call.operation, call.kwargs)
-    unseen = call.operation in RUNS_AS_IS and are_several()
-    if unseen or is_for_current_gpu(call.operation, args, kwargs):
+    if is_for_current_gpu(call.operation, args, kwargs):
         run.recording.rely_on_current_gpu()
     return NotImplemented
 

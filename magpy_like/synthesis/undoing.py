@@ -8,18 +8,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from magpy_like.compiler.recomputed import checkpointed
+from magpy_like.compiler.recomputed import is_checkpoint
 from magpy_like.monitor.draws import REWINDABLE
 from magpy_like.monitor.modes import SETTERS, Modes
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.special_calls import RUNS_AS_IS
 from magpy_like.monitor.split import NotForetold, Place, Split
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.values import tensor_version
 from magpy_like.synthesis import failing
 from magpy_like.synthesis.source import Source
-
-_RUN_AS_IS = {*RUNS_AS_IS, checkpointed}
 
 
 class Mistaken(NamedTuple):
@@ -121,9 +118,7 @@ class Undoing:
         self._undo: list[str] = []
         self._source = source
         nodes = list(rec.operators.graph.nodes)
-        if foretells and any(
-            node.op == "call_function" and node.target in _RUN_AS_IS for node in nodes
-        ):
+        if foretells and any(map(is_checkpoint, nodes)):
             # Of what it writes to nothing is known: a batch norm under a checkpoint counts.
             raise NotForetold("foretells a value and runs a function as it is")
         setters = {node.target for node in nodes if node.op == "call_function"} & SETTERS

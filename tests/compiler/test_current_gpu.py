@@ -11,7 +11,7 @@ import magpy_like as magpy
 from magpy_like.compiler import compile_fx, current_gpu
 from magpy_like.compiler.current_gpu import has_calls_for_current_gpu, is_for_current_gpu
 from magpy_like.compiler.runtime import captured_cache
-from tests.programs import Twins, one, tensor
+from tests.programs import Twins, one
 
 
 @pytest.fixture
@@ -141,16 +141,6 @@ def test_any_backend_compiles_such_a_graph_for_each_gpu_with_nothing_known(meta,
     for meta.now in (0, 1):
         fast(torch.ones(2, 3))
     assert done == ["cleared", "compiled"] * 2
-
-
-def test_a_checkpoint_whose_function_nobody_sees_may_have_such_a_call(gpus):
-    def program(x):
-        return torch.utils.checkpoint.checkpoint(lambda y: y + 1, x, use_reentrant=True)
-
-    pair = Twins(lambda: program)
-    for now, hit in ((0, False), (0, True), (1, False), (1, True), (0, True)):
-        gpus.now = now
-        pair.call(lambda: (tensor(1.0, 2.0, grad=True),), hit=hit)
 
 
 def test_the_default_device_is_such_a_call(meta):

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import magpy_like as magpy
 from tests.compare import assert_same
 from tests.memory import peak_bytes
+from tests.programs import Twins
 
 BACKENDS = ["magpy", "eager", "aot_eager"]
 
@@ -422,6 +423,71 @@ def test_options_without_a_meaning_for_graphs_run_as_they_are():
                 result.sum().backward()
                 found.append((result, x.grad, weight.grad, torch.get_rng_state()))
             assert_same(*found)
+
+
+class Reads(nn.Module):
+    """What ``inner`` finds was changed before, or is changed by whoever calls the module."""
+
+    def __init__(self, options):
+        super().__init__()
+        self.options, self.calls, self.found, self.dtype, self.pair = options, 0, [], None, False
+
+    def inner(self, x):
+        y = (x * self.calls + len(self.found)).to(self.dtype)
+        return (y, x.sin()) if self.pair else (y,)
+
+    def forward(self, x):
+        self.calls += 1
+        self.found = [1, 2, 3]
+        y, *others = checkpoint(self.inner, x, **self.options)
+        self.found = []
+        return y, others, torch.ones(3, dtype=y.dtype)
+
+
+class Changes(nn.Module):
+    """``inner`` changes what is read behind it."""
+
+    def __init__(self, options):
+        super().__init__()
+        self.options, self.calls, self.found = options, 0, []
+
+    def inner(self, x):
+        self.calls += 1
+        self.found = [*self.found, 1]
+        return x.sin()
+
+    def forward(self, x):
+        y = checkpoint(self.inner, x, **self.options)
+        return y * self.calls, len(self.found)
+
+
+OPTIONS = [
+    {"use_reentrant": True},
+    {"use_reentrant": False},
+    {"use_reentrant": False, "determinism_check": "none"},
+]
+
+
+def leaf():
+    return (torch.ones(3, requires_grad=True),)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_function_finds_what_the_program_has_changed_before(options):
+    twins = Twins(lambda: Reads(options))
+    for dtype in (torch.float32, torch.float32, torch.float64, torch.float64):
+        twins.change(lambda model, dtype=dtype: setattr(model, "dtype", dtype))
+        twins.call(leaf, backward=True)
+    for pair in (True, True, False):
+        twins.change(lambda model, pair=pair: setattr(model, "pair", pair))
+        twins.call(leaf, backward=True)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_program_finds_what_a_function_has_changed(options):
+    twins = Twins(lambda: Changes(options))
+    for _ in range(4):
+        twins.call(leaf, backward=True)
 
 
 def test_batch_norms_are_compiled_with_what_is_around_them():
