@@ -9,7 +9,7 @@ keys that torch's partitioner of forward and backward pass goes by.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,18 +34,36 @@ _FORM = ("number", "list", "val")
 class Function:
     """A checkpointed function in a graph that is being captured."""
 
-    def __init__(self, given: Collection[fx.Node]) -> None:
+    def __init__(self, given: Sequence[fx.Node], reentrant: bool = False) -> None:
         """``given`` are its arguments, which must not change before it runs again."""
-        self.given = given
+        self.given, self.reentrant = given, reentrant
 
 
-def checkpointed(part: Callable[..., Any], given: int, *operands: Any) -> Any:
+def checkpointed(
+    part: Callable[..., Any], given: int, *operands: Any, reentrant: bool = False
+) -> Any:
     """``part(*operands)`` under a checkpoint, of which the first ``given`` ones are arguments, and
     the others what the function finds elsewhere whenever it runs."""
     found = operands[given:]
     return torch.utils.checkpoint.checkpoint(
-        lambda *args: part(*args, *found), *operands[:given], use_reentrant=False
+        lambda *args: part(*args, *found), *operands[:given], use_reentrant=reentrant
     )
+
+
+class _Tied(torch.autograd.Function):
+    """A result takes part in gradients if an argument does, whatever becomes of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, result: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return gradient, *[None] * (len(ctx.needs_input_grad) - 1)
+
+
+def _tied(result: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
+    return _Tied.apply(result, *given)
 
 
 def is_checkpoint(node: fx.Node) -> bool:
@@ -68,8 +86,9 @@ def fold(gm: fx.GraphModule) -> None:
 def _fold(gm: fx.GraphModule, name: str, function: Function, nodes: Sequence[fx.Node]) -> None:
     inside = set(nodes)
     sources = dict.fromkeys(s for node in nodes for s in node.all_input_nodes if s not in inside)
-    sources = dict.fromkeys(sorted(sources, key=lambda source: source not in function.given))
-    given = sum(source in function.given for source in sources)
+    used = sources if not function.reentrant else {**dict.fromkeys(function.given), **sources}
+    given = [source for source in used if source in function.given]
+    sources = dict.fromkeys([*given, *sources])
     results = [node for node in nodes if any(user not in inside for user in node.users)]
     part, root = fx.Graph(), torch.nn.Module()
     copies = {source: part.placeholder(f"operand_{i}") for i, source in enumerate(sources)}
@@ -78,7 +97,11 @@ def _fold(gm: fx.GraphModule, name: str, function: Function, nodes: Sequence[fx.
     part.output(tuple(copies[node] for node in results))
     setattr(gm, name, fx.GraphModule(root, part, class_name="Checkpointed"))
     with gm.graph.inserting_before(nodes[0]):
-        call = gm.graph.call_function(checkpointed, (gm.graph.get_attr(name), given, *sources))
+        call = gm.graph.call_function(
+            checkpointed,
+            (gm.graph.get_attr(name), len(given), *sources),
+            {"reentrant": True} if function.reentrant else {},
+        )
         for i, node in enumerate(results):
             result = gm.graph.call_function(operator.getitem, (call, i))
             result.meta |= {key: node.meta[key] for key in _FORM if key in node.meta}
@@ -158,7 +181,7 @@ def _unfold(
     copies: dict[fx.Node, fx.Node],
 ) -> list[fx.Node]:  # fmt: skip
     """The results of a checkpointed function, whose operators join ``graph``."""
-    held, _, *operands = call.args
+    held, given, *operands = call.args
     part = _attribute(gm, held)
     inner = dict(
         zip(part.graph.find_nodes(op="placeholder"), map(copies.get, operands), strict=True)
@@ -175,6 +198,9 @@ def _unfold(
     if writers:
         updates = [update for node in writers for update in _updates(graph, node, inner, number)]
         results = [graph.call_function(written_again, (results[0], updates))]
+    if call.kwargs.get("reentrant"):
+        arguments = tuple(map(copies.get, operands[:given]))
+        results = [graph.call_function(_tied, (result, *arguments)) for result in results]
     return results
 
 

@@ -11,12 +11,18 @@ from __future__ import annotations
 import functools
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.checkpoint
-from torch.utils.checkpoint import noop_context_fn
+from torch.utils.checkpoint import (
+    CheckpointFunction,
+    _infer_device_type,
+    get_device_states,
+    noop_context_fn,
+    set_device_states,
+)
 
 from magpy_like.monitor.devices import are_all_modes
 from magpy_like.monitor.split import Split
@@ -30,16 +36,19 @@ if TYPE_CHECKING:
 _refused: weakref.WeakSet[Any] = weakref.WeakSet()
 """Modules and the code of functions that do more than to compute."""
 
-_PLAIN = {"use_reentrant": False, "preserve_rng_state": True, "early_stop": True}
+_PLAIN = {"preserve_rng_state": True, "early_stop": True}
 """The options of a checkpoint whose meaning a graph has, and what they have to be."""
 _OTHERS = ("context_fn", "determinism_check", "debug")
 
 
 def is_followed(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call of ``checkpoint`` with these arguments is followed."""
-    if not torch.is_grad_enabled() or "use_reentrant" not in kwargs or not args:
+    reentrant = kwargs.get("use_reentrant")
+    if not torch.is_grad_enabled() or type(reentrant) is not bool or not args:
         return False
     if any(name in kwargs for name in _OTHERS) or not are_all_modes():
+        return False
+    if reentrant and not _can_be_reentrant(args, kwargs):
         return False
     if any(kwargs.get(name, value) is not value for name, value in _PLAIN.items()):
         return False
@@ -48,6 +57,17 @@ def is_followed(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         return False
     found = owner(args[0])
     return found is not None and found not in _refused
+
+
+def _can_be_reentrant(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether torch neither warns that no argument takes part in gradients, nor raises an exception
+    because of keyword arguments for the function."""
+    known = {"use_reentrant", *_PLAIN}
+    return kwargs.keys() <= known and any(tensor.requires_grad for tensor in _tensors(args))
+
+
+def _tensors(args: Iterable[Any]) -> list[torch.Tensor]:
+    return [value for value in args if isinstance(value, torch.Tensor)]
 
 
 def owner(function: Any) -> Any:
@@ -67,10 +87,16 @@ def owner(function: Any) -> Any:
 class Call:
     """One call of ``checkpoint``, which torch's own generator goes through."""
 
+    reentrant = False
+
     def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._owner = owner(function)
-        self.given = [value for value in args if isinstance(value, torch.Tensor)]
-        self.steps = torch.utils.checkpoint._checkpoint_without_reentrant_generator(
+        self.given = _tensors(args)
+        self._steps: Any = self._go_through(function, args, kwargs)
+        next(self._steps)
+
+    def _go_through(self, function: Any, args: Any, kwargs: Any) -> Generator[None, Any, Any]:
+        return torch.utils.checkpoint._checkpoint_without_reentrant_generator(
             function, True, noop_context_fn, "default", False, True, *args, **kwargs
         )
 
@@ -80,29 +106,73 @@ class Call:
 
     def saved(self) -> int:
         """How many tensors were saved for the backward pass, while the function runs."""
-        return len(self.steps.gi_frame.f_locals["new_frame"].weak_holders)
+        return len(self._steps.gi_frame.f_locals["new_frame"].weak_holders)
+
+    def computes_again(self, saved: int) -> bool:
+        """Whether the backward pass does again what came when so many tensors were saved."""
+        return saved < self.saved()
+
+    def end(self, result: Any) -> Any:
+        next(self._steps, None)
+        return result
+
+    def fail(self, error: BaseException) -> None:
+        self._steps.throw(error)
 
 
-def begin(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+class ReentrantCall(Call):
+    """One under ``use_reentrant=True``: the function runs without gradients, and what it has
+    returned is the result of torch's own autograd function, which runs it again as a whole."""
+
+    reentrant = True
+
+    def _go_through(self, function: Any, args: Any, kwargs: Any) -> Generator[None, Any, Any]:
+        drawn = torch.get_rng_state()
+        devices, drawn_there = get_device_states(*args)
+        kind = _infer_device_type(*args)
+        with torch.no_grad():
+            returned = [(yield)]
+
+        def run(*args: Any) -> Any:
+            return returned.pop() if returned else function(*args)
+
+        with torch.random.fork_rng(devices, device_type=kind):
+            # Which the function has found, and is to find again.
+            torch.set_rng_state(drawn)
+            set_device_states(devices, drawn_there, device_type=kind)
+            found = CheckpointFunction.apply(run, True, *args)
+        yield found
+
+    def saved(self) -> int:
+        return 0
+
+    def computes_again(self, saved: int) -> bool:
+        return True
+
+    def end(self, result: Any) -> Any:
+        return self._steps.send(result)
+
+
+def begin(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reentrant: bool) -> Call:
     """What ``checkpoint`` does before it calls ``function``."""
-    found = Call(function, args, kwargs)
-    next(found.steps)
-    return found
+    return (ReentrantCall if reentrant else Call)(function, args, kwargs)
 
 
-def end(call: Call, result: Any) -> None:
-    """What it does behind that."""
-    next(call.steps, None)
+def end(call: Call, result: Any) -> Any:
+    """What it does behind that, and gives."""
+    return call.end(result)
 
 
 def fail(call: Call, error: BaseException) -> None:
     """What it does when the function has raised."""
-    call.steps.throw(error)
+    call.fail(error)
 
 
-def _begins(run: MonitorRun, *_: Any) -> Token:
+def _begins(run: MonitorRun, function: Any, args: Any, kwargs: Any, reentrant: bool) -> Token:
     if run.side is not None:
         raise Split("begins a checkpoint beside the program")
+    if reentrant and run.recording.checkpointed is not None:
+        raise Split("begins a reentrant checkpoint under a checkpoint")
     run.suspended += 1
     return _finish_begin, None
 
@@ -116,13 +186,15 @@ def _finish_begin(run: MonitorRun, _: None, call: Call) -> None:
 def _ends(run: MonitorRun, call: Call, result: Any) -> Token:
     run.recording.checkpointed.leave(run.recording, result)
     run.suspended += 1
-    return _finish_end, None
+    return _finish_end, result
 
 
-def _finish_end(run: MonitorRun, _: None, result: None) -> None:
+def _finish_end(run: MonitorRun, returned: Any, result: Any) -> None:
     run.suspended -= 1
     run.account()
     run.choose_filter()
+    if result is not returned:  # another tuple of the same tensors
+        run.recording.bear(result)
 
 
 def _fails(run: MonitorRun, *_: Any) -> Token:

@@ -212,14 +212,13 @@ def _checkpoint_followed(
     early_stop: Any = None,
     **kwargs: Any,
 ) -> Any:
-    call = begin(function, args, kwargs)
+    call = begin(function, args, kwargs, use_reentrant)
     try:
         result = function(*args, **kwargs)
     except BaseException as error:
         fail(call, error)
         raise
-    end(call, result)
-    return result
+    return end(call, result)
 
 
 def _attrgetter(getter: operator.attrgetter[Any]) -> Callable[[Any], Any]:

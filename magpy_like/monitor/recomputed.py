@@ -16,9 +16,10 @@ from magpy_like.annotation import Annotation
 from magpy_like.compiler.control import is_control
 from magpy_like.compiler.recomputed import LEADS_BACK, RECOMPUTED, WRITES, Function
 from magpy_like.monitor.graph_nodes import AS_IS, NUMBER
+from magpy_like.monitor.operator_graph import UnknownTensor
 from magpy_like.monitor.sides import Confined
 from magpy_like.monitor.split import Split
-from magpy_like.refgraph.values import storage_of
+from magpy_like.refgraph.values import is_plain, storage_of
 
 if TYPE_CHECKING:
     from magpy_like.monitor.checkpoints import Call
@@ -31,6 +32,7 @@ class Checkpointed(Confined):
     def __init__(self, call: Call, rec: Recording) -> None:
         super().__init__()
         self._call, self._outer = call, rec.checkpointed
+        self.gradients_differ = call.reentrant
         self._last = _last(rec)
         """Where the operator graph ended when the function began."""
         self._first = torch.autograd._get_sequence_nr()
@@ -55,6 +57,8 @@ class Checkpointed(Confined):
         super().check_call(annotation, operation, args, kwargs)
         if operation in _NOT_INSIDE:
             raise Split("takes gradients or runs a custom function under a checkpoint")
+        if self.gradients_differ and operation in _ABOUT_MODE:
+            raise Split("asks under a reentrant checkpoint whether there are gradients")
 
     def note_write(self, rec: Recording, tensor: torch.Tensor) -> None:
         """An operator, which is not on the graph yet, has written to a tensor.
@@ -77,22 +81,61 @@ class Checkpointed(Confined):
             Split: it has done what cannot be part of a graph.
         """
         nodes = self._nodes(rec)
-        if not torch.is_grad_enabled() or any(map(_is_pythons, nodes)):
+        switched = torch.is_grad_enabled() is self._call.reentrant
+        if switched or any(map(_is_pythons, nodes)):
             raise Split("does more than to compute under a checkpoint")
+        if self._call.reentrant:
+            self._look_at_results(rec, nodes, result)
         rec.checkpointed = self._outer
-        if self._outer is not None or not self._call.saved():
+        if self._outer is not None or not self._call.computes_again(0):
             return
-        given = {rec.operators.node_of(tensor) for tensor in self._call.given}
-        function = Function({node for node in given if node is not None})
+        function = self._function(rec, nodes)
         for node in nodes:
             node.meta[RECOMPUTED] = function
         for last, saved in self._writes:
             begin = 0 if last is self._last else nodes.index(last) + 1
             # The backward pass computes up to what is saved last.
-            next(filter(_may_write, nodes[begin:])).meta[WRITES] = saved < self._call.saved()
+            again = self._call.computes_again(saved)
+            next(filter(_may_write, nodes[begin:])).meta[WRITES] = again
         for tensor in pytree.tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and self._leads_to_statistics(tensor.grad_fn):
+            if isinstance(tensor, torch.Tensor) and self._leads_back(tensor):
                 rec.graph_value(tensor).meta[LEADS_BACK] = True
+
+    def _look_at_results(self, rec: Recording, nodes: list[fx.Node], result: Any) -> None:
+        """
+        Raises:
+            Split: the checkpoint gives other tensors than its function.
+        """
+        own = set(nodes)
+        outside = [tensor for tensor, node in rec.operators.known() if node not in own]
+        memory = set(map(storage_of, [*outside, *self._call.given]))
+        for value in result if type(result) is tuple else (result,):
+            if isinstance(value, torch.Tensor):
+                if rec.operators.node_of(value) not in own or storage_of(value) in memory:
+                    raise Split("returns what is not its own from under a reentrant checkpoint")
+                memory.add(storage_of(value))  # nor is one that shares it
+            elif not (is_plain(value) and type(result) is tuple):
+                raise Split(f"returns a {type(value).__qualname__} from a reentrant checkpoint")
+
+    def _function(self, rec: Recording, nodes: list[fx.Node]) -> Function:
+        if not self._call.reentrant:
+            known = {rec.operators.node_of(tensor) for tensor in self._call.given}
+            return Function([node for node in known if node is not None])
+        try:
+            given = dict.fromkeys(map(rec.graph_value, self._call.given))
+        except UnknownTensor as problem:
+            raise Split(str(problem)) from None
+        own = {*nodes, *given}
+        found = {source for node in nodes for source in node.all_input_nodes} - own
+        # All of them are alive: the function has changed nothing that holds them.
+        made = {node for tensor, node in rec.operators.known() if tensor.grad_fn is not None}
+        if not found.isdisjoint(made):
+            # In the middle of a backward pass, another one goes through what they are made of.
+            rec.runs_as_is = "a reentrant checkpoint takes gradients of what it is not given"
+        return Function(list(given), reentrant=True)
+
+    def _leads_back(self, tensor: torch.Tensor) -> bool:
+        return self._call.reentrant or self._leads_to_statistics(tensor.grad_fn)
 
     def _leads_to_statistics(self, node: Any) -> bool:
         """Whether the gradient of a tensor leads to a batch norm of this function, so that the
@@ -123,6 +166,9 @@ _NOT_INSIDE = {
     torch.autograd.Function.apply.__func__,
     torch._C._FunctionBase.__dict__["apply"],
 }
+
+
+_ABOUT_MODE = {torch.is_grad_enabled, torch._C._set_grad_enabled}
 
 
 def _last(rec: Recording) -> fx.Node | None:

@@ -127,7 +127,8 @@ class Confined:
 
     def __init__(self) -> None:
         self.gradients_differ = False
-        """Whether tensors take part in gradients in some rounds of a loop only."""
+        """Whether tensors take part in gradients only at times: in some rounds of a loop, or when
+        a function runs again."""
         self.advanced: set[int] = set()
         """The ids of iterators that have moved."""
         self.filled: Filled | None = None
@@ -250,10 +251,10 @@ class Confined:
         """An attribute of a tensor is about to be read.
 
         Raises:
-            Split: it is not the same in every round of a loop.
+            Split: it is not the same at all times.
         """
         if self.gradients_differ and name in _ABOUT_GRADIENTS:
-            raise Split(f"asks for {name}, which differs from round to round")
+            raise Split(f"asks for {name}, which is not the same each time")
 
     def finish(self, run: MonitorRun, token: Token, stack: tuple[Any, ...]) -> Any:
         """An instruction has given the top of ``stack``."""

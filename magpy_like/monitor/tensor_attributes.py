@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 def read(run: MonitorRun, tensor: torch.Tensor, name: str) -> Any:
     rec = run.recording
-    if run.side is not None:
-        run.side.check_attribute(name)
+    if (confined := run.confined()) is not None:
+        confined.check_attribute(name)
     descriptor = lookup_in_type(type(tensor), name)
     if isinstance(descriptor, types.GetSetDescriptorType):
         if name == "grad":

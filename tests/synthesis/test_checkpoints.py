@@ -1,5 +1,6 @@
 """Functions under `torch.utils.checkpoint` are part of a graph, and run again going backward."""
 
+import contextlib
 import copy
 import functools
 
@@ -17,8 +18,18 @@ from tests.programs import Twins
 BACKENDS = ["magpy", "eager", "aot_eager"]
 
 
+REENTRANT = False
+
+
 def under_checkpoint(function, *args, **kwargs):
-    return checkpoint(function, *args, use_reentrant=False, **kwargs)
+    return checkpoint(function, *args, use_reentrant=REENTRANT, **kwargs)
+
+
+@pytest.fixture(params=[False, True], ids=["", "reentrant"])
+def each_kind(request, monkeypatch):
+    """For both kinds of checkpoint; under a reentrant one, arguments have to take part in gradients
+    for anything to do so."""
+    monkeypatch.setitem(globals(), "REENTRANT", request.param)
 
 
 class Block(nn.Module):
@@ -84,7 +95,11 @@ class Keywords(nn.Module):
         return self.first(x).tanh() * scale, None, {"sum": self.second(y).exp() + mask}
 
     def forward(self, x):
-        a, nothing, b = under_checkpoint(self.inner, x, x * 2, scale=2.0, mask=x > 0)
+        if REENTRANT:  # takes none
+            inner = functools.partial(self.inner, scale=2.0, mask=x > 0)
+            a, nothing, b = under_checkpoint(inner, x, x * 2)
+        else:
+            a, nothing, b = under_checkpoint(self.inner, x, x * 2, scale=2.0, mask=x > 0)
         assert nothing is None
         return a + b["sum"]
 
@@ -105,6 +120,10 @@ MODELS = {
 }
 
 
+def ones(rows):
+    return torch.ones(rows, 6, requires_grad=True)
+
+
 def state_of(module, x):
     gradients = [p.grad for p in module.parameters()]
     return x.grad, gradients, [*module.buffers()], torch.get_rng_state()
@@ -112,7 +131,7 @@ def state_of(module, x):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", MODELS)
-def test_models_do_what_they_do_in_eager_mode(name, backend):
+def test_models_do_what_they_do_in_eager_mode(name, backend, each_kind):
     torch.manual_seed(0)
     model = MODELS[name]().double()
     twin = copy.deepcopy(model)
@@ -131,13 +150,13 @@ def test_models_do_what_they_do_in_eager_mode(name, backend):
     assert magpy.cache_info(run).hits >= 2
 
 
-def test_calls_come_before_earlier_ones_go_backward():
+def test_calls_come_before_earlier_ones_go_backward(each_kind):
     """A batch norm counts on from what it holds then."""
     torch.manual_seed(0)
     model = Block(nn.BatchNorm1d(12)).double()
     twin = copy.deepcopy(model)
     run = magpy.compile(model)
-    for x in torch.randn(3, 2, 8, 6, dtype=torch.float64):
+    for x in torch.randn(3, 2, 8, 6, dtype=torch.float64, requires_grad=True):
         for call in (run, twin):
             first, second = call(x[0]), call(x[1])
             first.sum().backward()
@@ -173,14 +192,14 @@ def test_a_function_that_no_gradient_reaches_does_not_run_again():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_one_graph_holds_all_functions(backend):
+def test_one_graph_holds_all_functions(backend, each_kind):
     model = nn.Sequential(Block(), Block(nn.Dropout(0.5)), Twice())
     run = magpy.compile(model, backend=backend, fullgraph=True)
     for _ in range(3):
-        run(torch.randn(8, 6)).sum().backward()
+        run(ones(8)).sum().backward()
     info = magpy.cache_info(run)
     assert (info.hits, info.misses, info.records) == (2, 1, 1)
-    (graph,) = magpy.explain(model, torch.randn(8, 6)).graphs
+    (graph,) = magpy.explain(model, ones(8)).graphs
     assert checkpoint not in {node.target for node in graph.graph.nodes}
 
 
@@ -198,7 +217,7 @@ def test_one_compiled_pass_goes_backward_through_functions():
     assert goes_backward_at_once(run(torch.ones(2, 6)))
 
 
-def test_what_is_computed_again_is_not_kept():
+def test_what_is_computed_again_is_not_kept(each_kind):
     def make():
         wide = [nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64)) for _ in range(8)]
         return nn.ModuleList(wide)
@@ -211,7 +230,7 @@ def test_what_is_computed_again_is_not_kept():
         return x.sum()
 
     run = magpy.compile(lambda x: forward(x, under_checkpoint))
-    x = torch.randn(256, 64)
+    x = torch.randn(256, 64, requires_grad=True)
     calls = [
         lambda: run(x).backward(),
         lambda: forward(x, under_checkpoint).backward(),
@@ -224,7 +243,7 @@ def test_what_is_computed_again_is_not_kept():
     assert without > 2 * compiled
 
 
-def test_what_a_function_does_in_python_is_done_again():
+def test_what_a_function_does_in_python_is_done_again(each_kind):
     class Counts(nn.Module):
         def __init__(self):
             super().__init__()
@@ -246,13 +265,13 @@ def test_what_a_function_does_in_python_is_done_again():
     for _ in range(4):
         found = []
         for module, call in ((model, run), (twin, twin)):
-            result, seen = call(torch.ones(2, 6))
+            result, seen = call(ones(2))
             result.sum().backward()
             found.append((result, seen, module.calls, module.log, module.weight.grad))
         assert_same(*found)
 
 
-def test_what_a_list_from_outside_the_function_has_is_put_there_again():
+def test_what_a_list_from_outside_the_function_has_is_put_there_again(each_kind):
     weight = torch.ones(6, requires_grad=True)
 
     def program(x):
@@ -269,13 +288,13 @@ def test_what_a_list_from_outside_the_function_has_is_put_there_again():
     for _ in range(3):
         found = []
         for call in (run, program):
-            result, seen = call(torch.ones(2, 6))
+            result, seen = call(ones(2))
             result.sum().backward()
             found.append((result, seen))
         assert_same(*found)
 
 
-def test_exceptions_come_out_of_a_function():
+def test_exceptions_come_out_of_a_function(each_kind):
     weight = torch.ones(6, requires_grad=True)
 
     def inner(x, fails):
@@ -291,12 +310,12 @@ def test_exceptions_come_out_of_a_function():
 
     run = magpy.compile(program)
     for fails in (False, True, False, True, True):
-        assert_same(run(torch.ones(2, 6), fails), program(torch.ones(2, 6), fails))
+        assert_same(run(ones(2), fails), program(ones(2), fails))
     with pytest.raises(RuntimeError, match="must match"):
         run(torch.ones(2, 5), False)
 
 
-def test_records_tell_tensors_by_whether_gradients_are_taken():
+def test_records_tell_tensors_by_whether_gradients_are_taken(each_kind):
     weight = torch.full((6,), 0.5)
 
     def program(x):
@@ -317,7 +336,7 @@ def test_records_tell_tensors_by_whether_gradients_are_taken():
         assert_same(*found)
 
 
-def test_functions_under_autocast():
+def test_functions_under_autocast(each_kind):
     model = Block()
     twin = copy.deepcopy(model)
     run = magpy.compile(model)
@@ -333,7 +352,7 @@ def test_functions_under_autocast():
         assert_same(*seen, atol=0.05, rtol=0.05)
 
 
-def test_a_function_finds_what_was_changed_behind_it():
+def test_a_function_finds_what_was_changed_behind_it(each_kind):
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -349,11 +368,11 @@ def test_a_function_finds_what_was_changed_behind_it():
     run, twin = magpy.compile(model), copy.deepcopy(model)
     for _ in range(3):
         for call in (run, twin):
-            call(torch.ones(2, 6)).sum().backward()
+            call(ones(2)).sum().backward()
         assert_same(model.weight.grad, twin.weight.grad)
 
 
-def test_one_record_is_for_all_sizes():
+def test_one_record_is_for_all_sizes(each_kind):
     model = Block(nn.Dropout(0.5))
     run = magpy.compile(model, dynamic=True)
     for rows in (8, 3, 5):
@@ -361,7 +380,7 @@ def test_one_record_is_for_all_sizes():
         for call in (run, model):
             model.zero_grad()
             torch.manual_seed(rows)
-            result = call(torch.ones(rows, 6))
+            result = call(ones(rows))
             result.sum().backward()
             seen.append((result, [p.grad for p in model.parameters()]))
         assert_same(*seen)
@@ -369,20 +388,20 @@ def test_one_record_is_for_all_sizes():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models_train_under_a_default_device(name):
+def test_models_train_under_a_default_device(name, each_kind):
     with torch.device("cpu"):
-        test_models_do_what_they_do_in_eager_mode(name, "magpy")
+        test_models_do_what_they_do_in_eager_mode(name, "magpy", None)
 
 
-def test_functions_under_a_default_device_are_compiled_with_what_is_around_them():
+def test_functions_under_a_default_device_are_compiled_with_what_is_around_them(each_kind):
     model = Block(nn.BatchNorm1d(12), nn.Dropout(0.5))
     run = magpy.compile(model, fullgraph=True)
     with torch.device("cpu"):
-        run(torch.randn(8, 6))
-        assert goes_backward_at_once(run(torch.randn(8, 6)))
+        run(ones(8))
+        assert goes_backward_at_once(run(ones(8)))
 
 
-def test_what_a_function_makes_is_made_on_the_default_device_of_the_call_going_backward_too():
+def test_what_is_made_again_is_made_on_the_default_device_of_the_call_going_backward(each_kind):
     def function(x):
         return (x * torch.full((6,), 2.0)).sin()
 
@@ -490,22 +509,121 @@ def test_the_program_finds_what_a_function_has_changed(options):
         twins.call(leaf, backward=True)
 
 
-def test_batch_norms_are_compiled_with_what_is_around_them():
+def test_batch_norms_are_compiled_with_what_is_around_them(each_kind):
     model = Block(nn.BatchNorm1d(12))
     run = magpy.compile(model)
-    run(torch.randn(8, 6))
-    assert goes_backward_at_once(run(torch.randn(8, 6)))
+    run(ones(8))
+    assert goes_backward_at_once(run(ones(8)))
 
 
-def test_batch_norms_of_all_sizes_have_one_record():
+def test_batch_norms_of_all_sizes_have_one_record(each_kind):
     torch.manual_seed(0)
     model = Block(nn.BatchNorm1d(12)).double()
     twin = copy.deepcopy(model)
     run = magpy.compile(model, dynamic=True, fullgraph=True)
     for count in (8, 5, 12, 7):
-        x = torch.randn(count, 6, dtype=torch.float64)
+        x = torch.randn(count, 6, dtype=torch.float64, requires_grad=True)
         for call in (run, twin):
             call(x).sum().backward()
         assert_same([*model.buffers()], [*twin.buffers()])
     assert_same([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
     assert magpy.cache_info(run)[:3] == (3, 1, 1)
+
+
+reentrant = functools.partial(checkpoint, use_reentrant=True)
+
+
+def _asks(x):
+    return x.sin() if (x * 2).requires_grad else x.sin() * 1
+
+
+def _asks_for_mode(x):
+    return x.sin() if torch.is_grad_enabled() else x.sin() * 1
+
+
+def _switches(x):
+    with torch.no_grad():
+        y = x.cos()
+    return x.sin() * y
+
+
+class Parts:
+    """What programs with a reentrant checkpoint refer to."""
+
+    def __init__(self):
+        self.weight = nn.Parameter(torch.full((4,), 0.5))
+
+
+FOLLOWED = {
+    "an argument that is not used": lambda own, x, y: reentrant(
+        lambda x, y: (x * own.weight).sin(), x.detach(), y
+    ),
+    "results of which some do not depend on gradients": lambda own, x, y: reentrant(
+        lambda x: (x * own.weight, x.detach() * 3, x > 0, x.argmax(), None, 3), x
+    ),
+    "a view": lambda own, x, y: reentrant(lambda x: x.sin().view(2, 2).t(), x) * 2,
+    "an argument twice": lambda own, x, y: reentrant(lambda a, b: a.sin() * b, x, x),
+    "an argument that is found, too": lambda own, x, y: reentrant(lambda a: a.sin() * x, x),
+    "arguments in a list": lambda own, x, y: reentrant(
+        lambda a, found: a.sin() * found[0] * found[1], x, [x.detach().cos(), y]
+    ),
+    "values made of gradients": lambda own, x, y: reentrant(
+        lambda a: a * own.weight * y.sin(), x * 2
+    ),
+    "random numbers": lambda own, x, y: (
+        reentrant(lambda a: F.dropout(a) * own.weight, x) + torch.rand(4)
+    ),
+    "a result that is changed": lambda own, x, y: reentrant(lambda a: a.sin(), x).mul_(2),
+    "one under another": lambda own, x, y: reentrant(
+        lambda a: under_checkpoint(lambda b: b.sin() * own.weight, a * 2), x
+    ),
+}
+NATIVE = {
+    "gives its argument": lambda own, x, y: reentrant(lambda a: (a, a * own.weight), x),
+    "gives a view of its argument": lambda own, x, y: reentrant(lambda a: a.view(2, 2), x) * 2,
+    "gives a list": lambda own, x, y: reentrant(lambda a: [a.sin(), a * own.weight], x),
+    "asks what takes part in gradients": lambda own, x, y: reentrant(_asks, x),
+    "asks whether there are gradients": lambda own, x, y: reentrant(_asks_for_mode, x),
+    "switches gradients off": lambda own, x, y: reentrant(_switches, x),
+    "is under another": lambda own, x, y: under_checkpoint(
+        lambda a: reentrant(lambda b: b.sin() * own.weight, a * 2), x
+    ),
+    "no argument takes part in gradients": lambda own, x, y: (
+        reentrant(lambda a: a * own.weight, x.detach()),
+        x * 2,
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", FOLLOWED | NATIVE)
+def test_reentrant_checkpoints_do_what_they_do_in_eager_mode(name, backend):
+    program = (FOLLOWED | NATIVE)[name]
+    twins = Twins(lambda: functools.partial(program, Parts()), backend=backend)
+    for factor in (1.0, 2.0, 3.0, -4.0):
+
+        def inputs(factor=factor):
+            x = factor * torch.arange(1.0, 5.0)
+            return x.requires_grad_(), torch.full((4,), 0.2, requires_grad=True)
+
+        twins.call(inputs, backward=True)
+    info = magpy.cache_info(twins.compiled)
+    assert info.hits >= 2
+    assert (info.records == 1) is (name in FOLLOWED)
+
+
+def test_the_mode_is_what_it_was_when_a_reentrant_checkpoint_has_raised():
+    def fails(x):
+        raise ValueError("refused")
+
+    def program(x):
+        with contextlib.suppress(ValueError):
+            reentrant(fails, x)
+        return x.sin()
+
+    run = magpy.compile(program)
+    for _ in range(3):
+        x = torch.ones(3, requires_grad=True)
+        assert_same(run(x), program(x))
+        assert torch.is_grad_enabled()
