@@ -627,3 +627,15 @@ def test_the_mode_is_what_it_was_when_a_reentrant_checkpoint_has_raised():
         x = torch.ones(3, requires_grad=True)
         assert_same(run(x), program(x))
         assert torch.is_grad_enabled()
+
+
+def test_what_is_drawn_again_is_what_was_drawn(device, each_kind):
+    run = magpy.compile(lambda x: under_checkpoint(lambda x: F.dropout(x) * 3, x))
+    for _ in range(4):
+        x = torch.arange(1.0, 100.0, device=device).requires_grad_()
+        result = run(x)
+        torch.rand(7, device=device)
+        result.sum().backward()
+        assert_same(x.grad * x.detach(), result.detach())
+        assert 0 < x.grad.count_nonzero() < 99
+    assert magpy.cache_info(run).hits == 3
