@@ -13,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.utils import _pytree as pytree
 
 from magpy_like.compiler import build, compile_fx
-from magpy_like.compiler.codegen import cpp
+from magpy_like.compiler.codegen import cpp, launcher
 from tests.compare import assert_same
 from tests.compiler.programs import tensors
 from tests.seeding import seed
@@ -285,6 +285,15 @@ def test_gradients_through_masks():
 
 def test_unique_values():
     one_graph_for(lambda x: x.unique() + 1, *((torch.arange(n) % 3,) for n in (2, 7, 1)))
+    one_graph_for(lambda x: ~x.unique(), *((torch.arange(n) % 2 > 0,) for n in (2, 7, 1)))
+
+
+def test_a_result_that_nobody_has_asked_for_may_be_missing(monkeypatch):
+    """As on GPUs for booleans, of which torch finds the values alone."""
+    unique = torch.ops.aten._unique2.default
+    monkeypatch.setitem(launcher._BINDINGS, unique, "of_values")
+    monkeypatch.setitem(launcher.COMMON, "of_values", lambda *args: (unique(*args)[0], None, None))
+    one_graph_for(lambda x: x.unique() * 3, *((torch.arange(n) % 3,) for n in (2, 7, 1)))
 
 
 def test_repeated_rows():

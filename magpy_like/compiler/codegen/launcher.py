@@ -290,16 +290,15 @@ class Launcher:
         buffer = self.graph.buffers[output]
         told = set(self._bound)
         self._bind_sizes(buffer)
+        # Where the meta function promises several tensors, the operator may give fewer after all.
+        missing = f"{output} is None or " if text.startswith("results[") else ""
         for dim, e in enumerate(buffer.size if dynamic else ()):
             if not e.is_Symbol or e in told:
-                self._assume(f"{output}.size({dim}) == {self._size(e)}")
+                self._assume(f"{missing}{output}.size({dim}) == {self._size(e)}")
         if not buffer.aliased and buffer.size:
             stride = self._sizes(buffer.stride)
-            # Where the meta function promises a tensor, the operator may give none after all.
-            other = f"{output}.stride() != {stride}"
-            if text.startswith("results["):
-                other = f"{output} is not None and {other}"
-            line(f"if {other}: {output} = relayout({output}, {stride})")
+            same = f"{missing}{output}.stride() == {stride}"
+            line(f"if not ({same}): {output} = relayout({output}, {stride})")
 
     def _returns(self, buffer: str | None) -> bool:
         windows = [value for value in self.graph.outputs if isinstance(value, Strided)]
