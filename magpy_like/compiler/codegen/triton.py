@@ -17,7 +17,7 @@ import sympy
 import torch
 
 from magpy_like.compiler import indexing
-from magpy_like.compiler.codegen.again import loads_again, producers
+from magpy_like.compiler.codegen.again import producers, values_again
 from magpy_like.compiler.codegen.common import (
     Kernel,
     Lines,
@@ -56,6 +56,12 @@ COMBINE = {
     "any": "either", "argmax": "greater_first", "argmin": "less_first", "welford": "welford",
 }  # fmt: skip
 
+#: The same for scans.
+RUNNING = {
+    "sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum",
+    "logsumexp": "log_add_exp", "argmax": "greater_last", "argmin": "less_last",
+}  # fmt: skip
+
 
 class TritonKernel:
     """Prints one kernel."""
@@ -76,6 +82,7 @@ class TritonKernel:
         self.producer = producers(kernel)
         self.only: Name | None = None  # a condition on storing, beside the masks
         self.silent = False  # nothing is stored: an earlier stage has done it
+        self._carried: dict[Value, list[Name]] = {}  # what scans have found in earlier blocks
         self._workspace: list[tuple[torch.dtype, Value, int]] = []
         self._count = 0
 
@@ -331,8 +338,7 @@ class TritonKernel:
         end = f"{self.rank - 1}, prelude.{COMBINE[kind]}, keep_dims=True)"
         if len(parts) == 1:
             return [self._named(f"tl.reduce({parts[0]}, {end}", axes)]
-        names = [Name(self.fresh("t"), axes) for _ in parts]
-        self.axes_of |= dict.fromkeys(map(str, names), axes)
+        names = [self._fresh_name(axes) for _ in parts]
         self.lines.line(f"{', '.join(names)} = tl.reduce(({', '.join(parts)}), {end}")
         return names
 
@@ -350,9 +356,13 @@ class TritonKernel:
         return self._named(text, state[0].axes)
 
     def _named(self, text: str, axes: frozenset[str]) -> Name:
+        name = self._fresh_name(axes)
+        self.lines.line(f"{name} = {text}")
+        return name
+
+    def _fresh_name(self, axes: frozenset[str]) -> Name:
         name = Name(self.fresh("t"), axes)
         self.axes_of[str(name)] = axes
-        self.lines.line(f"{name} = {text}")
         return name
 
     def _loop(self, phase: Phase, outer: TritonEmitter, axis: Axis) -> None:
@@ -382,6 +392,8 @@ class TritonKernel:
                     ctype = TYPE[torch.int64 if k and kind != "welford" else wide]
                     line(f"{name} = tl.full({full}, {start}, {ctype})")
                     accumulators[v].append(name)
+            for v in node.body.of("scan"):
+                self._carry(v)
         line(f"for start in range({first}, {last}, {axis.block}):")
         self.lines.indent()
         self._along(axis, "start")
@@ -397,6 +409,48 @@ class TritonKernel:
     def _accumulate(self, v: Value, names: Sequence[str], parts: Sequence[str]) -> None:
         both = ", ".join([*names, *parts])
         self.lines.line(f"{', '.join(names)} = prelude.{COMBINE[v.args[0]]}({both})")
+
+    # --- scans ---------------------------------------------------------------------------------
+
+    def _carry(self, v: Value) -> None:
+        """Declare what a scan has found before the first block of a row."""
+        kind, value = v.args[:2]
+        axes = self.level_axes("outer")
+        wide = ACCUMULATED.get(value.dtype, value.dtype)
+        starts = [(identity("max" if kind == "logsumexp" else kind, wide), wide)]
+        if kind in ("argmax", "argmin"):
+            starts.append(("-1", torch.int64))
+        self._carried[v] = [
+            self._named(f"tl.full({self.shape(axes)}, {start}, {TYPE[dtype]})", axes)
+            for start, dtype in starts
+        ]
+
+    def scanned(self, v: Value, names: Sequence[Name]) -> Name:
+        """Print a scan along the block, and behind what is carried; its result.
+
+        Nothing has to be neutral where the row has ended: no element comes behind that.
+        """
+        kind, *values = v.args
+        axes = self.level_axes("inner")
+        wide = [ACCUMULATED.get(value.dtype, value.dtype) for value in values]
+        parts = [
+            f"tl.broadcast_to({name.typed(self.rank)}.to({TYPE[dtype]}), {self.shape(axes)})"
+            for name, dtype in zip(names, wide, strict=True)
+        ]
+        line, combine = self.lines.line, f"prelude.{RUNNING[kind]}"
+        given = parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
+        found = [self._fresh_name(axes) for _ in parts]
+        line(f"{', '.join(found)} = tl.associative_scan({given}, {self.rank - 1}, {combine})")
+        carried = self._carried.get(v)
+        if carried is not None:
+            before = ", ".join(carried)
+            whole = [self._fresh_name(self.level_axes("outer")) for _ in parts]
+            end = f"{self.rank - 1}, {combine}, keep_dims=True)"
+            line(f"{', '.join(whole)} = tl.reduce({given}, {end}")
+            line(f"{', '.join(found)} = {combine}({before}, {', '.join(found)})")
+            line(f"{before} = {combine}({before}, {', '.join(whole)})")
+        result = found[-1]
+        return result if wide[-1] == v.dtype else self._named(f"{result}.to({TYPE[v.dtype]})", axes)
 
     # --- launching -----------------------------------------------------------------------------
 
@@ -446,7 +500,7 @@ def settle(kernel: Kernel, hint: Hint) -> None:
     """Before memory is planned: let a looped kernel store what it could not compute again.
 
     A value per element that a later phase reads is computed again from memory, unless that memory
-    is updated in between.
+    is updated in between, or it is what a scan has found so far.
     """
     if not any(n.inner for n in kernel.nodes()) or tile(kernel, hint).persistent:
         return
@@ -454,7 +508,10 @@ def settle(kernel: Kernel, hint: Hint) -> None:
     producer = producers(kernel)
     for buffer, way in kernel.forward.items():
         kept = way != "row" or buffer not in kernel.removed
-        if not kept and loads_again(buffer, producer, kernel) & updated:
+        if kept:
+            continue
+        again = values_again(buffer, producer, kernel)
+        if any(v.op == "scan" or (v.op == "load" and v.args[0] in updated) for v in again):
             kernel.removed.discard(buffer)
             kernel.outputs.append(buffer)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,8 +19,8 @@ from magpy_like.compiler.codegen.triton_values import (
     print_index,
 )
 from magpy_like.compiler.errors import Unsupported
-from magpy_like.compiler.indexing import Expr
-from magpy_like.compiler.ops import LOW_PRECISION
+from magpy_like.compiler.indexing import Expr, Symbol
+from magpy_like.compiler.ops import LOW_PRECISION, Value
 
 if TYPE_CHECKING:
     from magpy_like.compiler.codegen.triton import TritonKernel
@@ -84,6 +84,11 @@ class TritonEmitter(Emitter):
 
     def as_loaded(self, buffer: str, name: Any, dtype: torch.dtype) -> Any:
         return name  # values are converted and rounded before they are stored
+
+    def _emit(self, value: Value, rename: Mapping[Symbol, Expr]) -> Any:
+        if value.op == "scan":
+            return self.printer.scanned(value, [self.names[a] for a in value.args[1:]])
+        return super()._emit(value, rename)
 
     # --- operations ----------------------------------------------------------------------------
 

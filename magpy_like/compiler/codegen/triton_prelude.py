@@ -74,6 +74,29 @@ def less_first(a, i, b, j):
 
 
 @triton.jit
+def greater_last(a, i, b, j):
+    """As a running maximum has it: ties go to the larger index."""
+    tie = (a == b) | ((a != a) & (b != b))
+    better = ((a > b) & (b == b)) | ((a != a) & (b == b)) | (tie & (i > j))
+    return tl.where(better, a, b), tl.where(better, i, j)
+
+
+@triton.jit
+def less_last(a, i, b, j):
+    tie = (a == b) | ((a != a) & (b != b))
+    better = ((a < b) & (b == b)) | ((a != a) & (b == b)) | (tie & (i > j))
+    return tl.where(better, a, b), tl.where(better, i, j)
+
+
+@triton.jit
+def log_add_exp(a, b):
+    low = minimum(a, b)
+    high = maximum(a, b)
+    infinite = (low == high) & (tl.abs(low) == float("inf"))
+    return tl.where(infinite, low, high + libdevice.log1p(libdevice.exp(low - high)))
+
+
+@triton.jit
 def welford(mean_a, m2_a, count_a, mean_b, m2_b, count_b):
     """Two (mean, sum of squared differences, count) as one; an empty side changes nothing."""
     delta = tl.where(count_b == 0, 0.0, mean_b - mean_a)  # beside an infinity, too

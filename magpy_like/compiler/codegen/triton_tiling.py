@@ -166,7 +166,8 @@ def _reduction(kernel: Kernel, hint: Hint) -> Tiling:
     else:
         x_block = 1
         r_block = min(power(r_size), 2048)
-    shared = not persistent and r_size * least >= LONG and not keeps_old_values(kernel)
+    in_order = any(node.body.of("scan") for node in kernel.nodes())
+    shared = not (persistent or in_order or keeps_old_values(kernel)) and r_size * least >= LONG
     # Columns that programs share are taken 32 at a time: *measured* on an H200, .82 to .97 of a
     # copy's bandwidth for 64 of them and .40 to .52 for 8 at a time.
     while x_block > least and x_size < x_block * FULL and not (shared and columns):

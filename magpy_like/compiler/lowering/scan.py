@@ -23,8 +23,6 @@ def _scan(
     function: Callable[[Value, Expr], Sequence[Value]],
 ) -> list[Box]:  # fmt: skip
     """Run ``function(element, its position along dim)`` in order along ``dim``."""
-    if a.device.type != "cpu":
-        raise Unsupported("a scan", "only the C++ printer has scans")
     buffers = [graph.new_buffer(dtype, a.device, a.size, a.stride_hint) for dtype in dtypes]
     stride = buffers[0].stride
     others = [d for d in graph.stride_order(stride, a.size) if d != dim]
@@ -50,6 +48,9 @@ def _running(kind: str) -> Callable[..., Box]:
             raise Unsupported(kind, f"to {result}, or of no elements")
         if not a.size:
             return _first(graph, a, result)
+        if kind == "sum" and result.is_floating_point and a.device.type != "cpu":
+            if torch.are_deterministic_algorithms_enabled():
+                raise Unsupported("aten.cumsum", "eager has no deterministic algorithm")
 
         def function(value: Value, position: Expr) -> Sequence[Value]:
             return [ops.scan(kind, convert(value, a.dtype, result))]

@@ -8,7 +8,7 @@ from magpy_like.compiler.graph import ATOMIC_DTYPES
 from magpy_like.compiler.runtime import triton_launch
 from tests.compiler.triton import interpreter
 
-CPU_ONLY = ("scan", "gcd", "lcm")
+CPU_ONLY = ("gcd", "lcm")
 
 
 @pytest.fixture

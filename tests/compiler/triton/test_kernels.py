@@ -8,7 +8,7 @@ from magpy_like.compiler.codegen.common import Kernel
 from magpy_like.compiler.codegen.triton_tiling import tile, updated_in_place
 from magpy_like.compiler.memory import plan_memory
 from magpy_like.compiler.scheduler import Scheduler
-from tests.compiler.programs import kernels, same
+from tests.compiler.programs import compiled, kernels, same
 from tests.compiler.triton.fake import lowered, run, sources
 
 pytestmark = pytest.mark.usefixtures("printed")
@@ -18,6 +18,64 @@ def test_rows_longer_than_a_block():
     x = torch.randn(300, 9_000)
     same(lambda x: (x.softmax(-1), x.argmax(1), x.amin(1), (x > 4).any(1)), x[:3])
     same(lambda x: x.log_softmax(-1), x[:5].to(torch.bfloat16))
+
+
+SCANS = {
+    "cumsum": torch.cumsum, "cumprod": torch.cumprod, "cummax": torch.cummax,
+    "cummin": torch.cummin, "logcumsumexp": torch.logcumsumexp,
+}  # fmt: skip
+
+
+def in_blocks(function, *args, **kw):
+    """Compare with eager where a kernel for other lengths, in all of their last dimension, takes
+    rows eight elements at a time."""
+    fast = compiled(function, dynamic=True)
+    fast(*(arg[..., :7].contiguous() for arg in args))
+    args = [arg.to(torch.get_default_device()) for arg in args]
+    torch.testing.assert_close(fast(*args), function(*args), equal_nan=True, **kw)
+
+
+@pytest.mark.parametrize("name", SCANS)
+def test_scans_of_rows_longer_than_a_block(name):
+    scan, x = SCANS[name], torch.rand(2, 41) + 0.5
+    in_blocks(lambda x: scan(x * 1.2, 1), x)
+    x[0, 21], x[1, 3] = float("nan"), float("-inf")
+    in_blocks(lambda x: scan(x, 1), x)
+    same(lambda x: scan(x, 0), x.t().contiguous())  # along columns
+    if name != "logcumsumexp":
+        few = torch.arange(41).mul_(7).remainder_(5).sub_(1)  # with ties
+        for dtype in (torch.int64, torch.int8, torch.uint8):
+            in_blocks(lambda x: scan(x, 0), few.to(dtype))
+
+
+@pytest.mark.parametrize("compare", [same, in_blocks])
+def test_what_a_scan_has_found_is_there_in_later_phases(compare):
+    """Of rows that a block holds, and of longer ones, along which nothing is computed again."""
+
+    def scaled(x):
+        y = (x * 2).cumsum(1)
+        return y.cos() / y.amax(1, keepdim=True), (y * 3 - y.mean(1, keepdim=True)).argmin(1)
+
+    x = torch.rand(3, 41)
+    compare(scaled, x)
+    compare(lambda x: (x - x.mean(1, keepdim=True)).cumsum(1), x)
+    compare(lambda x: (x.softmax(1).cumsum(1) > 0.9).sum(1), x)
+
+
+def test_a_scan_goes_along_a_row_of_any_length_in_one_kernel():
+    (source,) = sources(lambda x: (x * 2).cumsum(0).sin(), (100_000,))
+    assert source.text.count("tl.associative_scan") == 1
+    assert len(source.stages) == 1
+
+
+def test_where_eager_has_no_deterministic_scan_there_is_none():
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert set(lowered(lambda x: x.cumsum(0), (9,)).fallbacks) == {"aten.cumsum.default"}
+        assert not lowered(lambda x: x.cumsum(0), (9,), dtype=torch.int64).fallbacks
+        assert not lowered(lambda x: x.cummax(0), (9,)).fallbacks
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_long_rows_are_shared_and_their_parts_combined():

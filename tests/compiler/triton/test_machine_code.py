@@ -61,6 +61,18 @@ def test_a_long_row_is_walked_along():
     ptx(source)
 
 
+@pytest.mark.parametrize("shape", [(64, 300), (4, 100_000)])
+def test_scans_are_compiled_for_rows_of_any_length(shape):
+    def running(x):
+        return x.cumsum(1), x.cummax(1), x.sin().logcumsumexp(1) if x.is_floating_point() else x
+
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int8):
+        found = sources(running, shape, dtype=dtype)
+        assert sum(source.text.count("tl.associative_scan") for source in found) >= 3
+        for source in found:
+            ptx(source)
+
+
 def test_products_are_rounded_before_they_are_added():
     (source,) = sources(lambda x: x * 3 + 1, X)
     assert "fma.rn.f32" not in ptx(source)
