@@ -442,7 +442,9 @@ class TritonKernel:
         found = [self._fresh_name(axes) for _ in parts]
         line(f"{', '.join(found)} = tl.associative_scan({given}, {self.rank - 1}, {combine})")
         carried = self._carried.get(v)
-        if carried is not None:
+        if carried is None and kind == "sum" and v.dtype.is_floating_point:
+            line(f"{found[0]} += 0.0")  # a sum begins with it, which makes 0.0 of -0.0
+        elif carried is not None:
             before = ", ".join(carried)
             whole = [self._fresh_name(self.level_axes("outer")) for _ in parts]
             end = f"{self.rank - 1}, {combine}, keep_dims=True)"

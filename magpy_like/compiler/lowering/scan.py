@@ -48,16 +48,30 @@ def _running(kind: str) -> Callable[..., Box]:
             raise Unsupported(kind, f"to {result}, or of no elements")
         if not a.size:
             return _first(graph, a, result)
-        if kind == "sum" and result.is_floating_point and a.device.type != "cpu":
-            if torch.are_deterministic_algorithms_enabled():
-                raise Unsupported("aten.cumsum", "eager has no deterministic algorithm")
+        at = canonical_dim(dim, len(a.size))
+        if a.device.type != "cpu":
+            _check_gpu(graph, kind, a, at, result)
 
         def function(value: Value, position: Expr) -> Sequence[Value]:
             return [ops.scan(kind, convert(value, a.dtype, result))]
 
-        return _scan(graph, a, canonical_dim(dim, len(a.size)), [result], function)[0]
+        return _scan(graph, a, at, [result], function)[0]
 
     return lowering
+
+
+LONG = 8192
+
+
+def _check_gpu(graph: Graph, kind: str, a: Box, dim: int, dtype: torch.dtype) -> None:
+    """Raise Unsupported where eager's way is to be taken, or is the faster one: it shares a single
+    row among all multiprocessors. *Measured* on an H100, 4 million elements in 0.03 ms, which one
+    block goes along in 1.7 ms."""
+    if kind == "sum" and dtype.is_floating_point and torch.are_deterministic_algorithms_enabled():
+        raise Unsupported("aten.cumsum", "eager has no deterministic algorithm")
+    if all(size == 1 for d, size in enumerate(a.size) if d != dim):
+        if graph.hint(a.size[dim]) > LONG:
+            raise Unsupported("a scan", "a long row by itself is shared among programs")
 
 
 def _first(graph: Graph, a: Box, dtype: torch.dtype) -> Box:
