@@ -49,6 +49,14 @@ def test_scans_of_rows_longer_than_a_block(name):
             in_blocks(lambda x: scan(x, 0), few.to(dtype))
 
 
+@pytest.mark.parametrize("name", SCANS)
+def test_scans_in_every_layout(name):
+    x = torch.rand(3, 9, 5) + 0.5
+    for dim in range(3):
+        same(lambda x, d=dim: SCANS[name](x.log(), d), x, rtol=1e-5, atol=1e-5)
+        same(lambda x, d=dim: SCANS[name](x.permute(2, 0, 1), d), x, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("compare", [same, in_blocks])
 def test_what_a_scan_has_found_is_there_in_later_phases(compare):
     """Of rows that a block holds, and of longer ones, along which nothing is computed again."""
