@@ -65,11 +65,13 @@ def regressions(names):
     return found
 
 
+@pytest.mark.cpu  # of which the list is
 def test_some_operators_run_as_the_list_says():
     assert regressions(set(SOME[::6])) == []
 
 
 @pytest.mark.full
+@pytest.mark.cpu
 def test_all_operators_run_as_the_list_says():
     assert regressions(set(NAMES)) == []
 
