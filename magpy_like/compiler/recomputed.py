@@ -9,7 +9,7 @@ keys that torch's partitioner of forward and backward pass goes by.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ WRITES = "writes"
 pass."""
 LEADS_BACK = "leads_back"
 """The key of a result whose gradient has the function run again, if it writes to statistics."""
+LEARNED = "learned"
+"""The key of which operands of a reentrant checkpoint, by place, get gradients beside its own."""
 _FORM = ("number", "list", "val")
 """What is known of a result, under other keys."""
 
@@ -34,9 +36,24 @@ _FORM = ("number", "list", "val")
 class Function:
     """A checkpointed function in a graph that is being captured."""
 
-    def __init__(self, given: Sequence[fx.Node], reentrant: bool = False) -> None:
+    def __init__(self, given: Sequence[fx.Node]) -> None:
         """``given`` are its arguments, which must not change before it runs again."""
-        self.given, self.reentrant = given, reentrant
+        self.given = given
+
+
+class ReentrantFunction(Function):
+    """One under ``use_reentrant=True``, which has one node in autograd's graph.
+
+    ``results`` are all that it returns, whoever uses them: that node has them as outputs. Of what
+    it finds elsewhere, ``learned`` takes part in gradients, which get there in a backward pass of
+    its own.
+    """
+
+    def __init__(
+        self, given: Sequence[fx.Node], results: Sequence[fx.Node], learned: Collection[fx.Node]
+    ) -> None:
+        super().__init__(given)
+        self.results, self.learned = results, learned
 
 
 def checkpointed(
@@ -55,7 +72,7 @@ class _Tied(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, result: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
-        return result.view_as(result)
+        return result.clone()  # a view could not be changed in place
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -86,10 +103,12 @@ def fold(gm: fx.GraphModule) -> None:
 def _fold(gm: fx.GraphModule, name: str, function: Function, nodes: Sequence[fx.Node]) -> None:
     inside = set(nodes)
     sources = dict.fromkeys(s for node in nodes for s in node.all_input_nodes if s not in inside)
-    used = sources if not function.reentrant else {**dict.fromkeys(function.given), **sources}
-    given = [source for source in used if source in function.given]
-    sources = dict.fromkeys([*given, *sources])
     results = [node for node in nodes if any(user not in inside for user in node.users)]
+    given = [source for source in sources if source in function.given]
+    if isinstance(function, ReentrantFunction):
+        given = list(function.given)
+        results += [node for node in function.results if node not in results]
+    sources = dict.fromkeys([*given, *sources])
     part, root = fx.Graph(), torch.nn.Module()
     copies = {source: part.placeholder(f"operand_{i}") for i, source in enumerate(sources)}
     for node in nodes:
@@ -97,11 +116,10 @@ def _fold(gm: fx.GraphModule, name: str, function: Function, nodes: Sequence[fx.
     part.output(tuple(copies[node] for node in results))
     setattr(gm, name, fx.GraphModule(root, part, class_name="Checkpointed"))
     with gm.graph.inserting_before(nodes[0]):
-        call = gm.graph.call_function(
-            checkpointed,
-            (gm.graph.get_attr(name), len(given), *sources),
-            {"reentrant": True} if function.reentrant else {},
-        )
+        call = gm.graph.call_function(checkpointed, (gm.graph.get_attr(name), len(given), *sources))
+        if isinstance(function, ReentrantFunction):
+            call.kwargs = {"reentrant": True}
+            call.meta[LEARNED] = [k for k, s in enumerate(sources) if s in function.learned]
         for i, node in enumerate(results):
             result = gm.graph.call_function(operator.getitem, (call, i))
             result.meta |= {key: node.meta[key] for key in _FORM if key in node.meta}
@@ -125,11 +143,43 @@ def _can_unfold(gm: fx.GraphModule, call: fx.Node) -> bool:
     found = set(operands[given:])
     if any(may_write(node) and node.args[0] in found for node in gm.graph.nodes if node.args):
         return False
-    inside = _attribute(gm, held).graph.nodes
-    if any("as_is" in node.meta for node in inside):
+    others = (node for node in gm.graph.nodes if is_checkpoint(node) and node is not call)
+    if any(not found.isdisjoint(_written(gm, other)) for other in others):
         return False
-    writers = [node for node in inside if WRITES in node.meta]
+    inside = _attribute(gm, held).graph.nodes
+    if any("as_is" in node.meta or _has_generator(node) for node in inside):
+        return False
+    writers = _writers(inside)
+    if call.kwargs.get("reentrant"):
+        return not writers and _has_one_way_back(call, inside)
     return not writers or _are_written_again(writers)
+
+
+def _writers(inside: Iterable[fx.Node]) -> list[fx.Node]:
+    return [node for node in inside if WRITES in node.meta]
+
+
+def _written(gm: fx.GraphModule, call: fx.Node) -> set[fx.Node]:
+    """The operands of a checkpointed function that nodes which write to something are given."""
+    held, _, *operands = call.args
+    inside = _attribute(gm, held).graph
+    given = {source for node in _writers(inside.nodes) for source in node.all_input_nodes}
+    places = zip(inside.find_nodes(op="placeholder"), operands, strict=True)
+    return {operand for place, operand in places if place in given}
+
+
+def _has_generator(node: fx.Node) -> bool:
+    """Whether a node draws from a generator of the program's own, of which nothing is put back."""
+    return node.kwargs.get("generator") is not None
+
+
+def _has_one_way_back(call: fx.Node, inside: Any) -> bool:
+    """Whether it makes no difference that a reentrant checkpoint has a backward pass of its own:
+    there is one result, or else zeros would arrive for another one, and what is learned gets all
+    its gradient there."""
+    results = next(reversed(inside)).args[0]
+    learned = [call.args[2 + place] for place in call.meta[LEARNED]]
+    return len(results) == 1 and all([*node.users] == [call] for node in learned)
 
 
 def _are_written_again(writers: Sequence[fx.Node]) -> bool:
@@ -145,8 +195,9 @@ def _is_batch_norm(node: fx.Node) -> bool:
     """Whether a node writes to running statistics, and to nothing else."""
     if node.target is not torch.batch_norm or node.kwargs or len(node.args) != 9:
         return False
-    statistics: Any = node.args[3:5]
-    return node.args[5] is True and type(node.args[6]) is float and all(map(_is_found, statistics))
+    *_, first, second, trains, momentum, epsilon, _ = node.args
+    numbers = type(momentum) is float and type(epsilon) is float
+    return trains is True and numbers and _is_found(first) and _is_found(second)
 
 
 def _counts(node: fx.Node) -> bool:
@@ -156,7 +207,8 @@ def _counts(node: fx.Node) -> bool:
 
 
 def _is_found(node: Any) -> bool:
-    return isinstance(node, fx.Node) and node.op == "placeholder"
+    """Whether it is an operand of the function that only one of its nodes looks at."""
+    return isinstance(node, fx.Node) and node.op == "placeholder" and len(node.users) == 1
 
 
 def unfolded(gm: fx.GraphModule) -> fx.GraphModule:

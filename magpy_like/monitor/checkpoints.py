@@ -2,16 +2,18 @@
 
 The program runs them under torch's own checkpoint, by :func:`begin` and :func:`end`, and their
 operators are nodes like any others; of the finished graph those of one function become one node.
-One that does more than to compute is not followed any more: from the next run on it is an operator
-that runs as it is.
+One that does more than to compute is not followed any more: from the next run on the program splits
+there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 import types
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,8 +35,9 @@ if TYPE_CHECKING:
 
     Token = tuple[Callable[..., Any], Any]
 
-_refused: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Modules and the code of functions that do more than to compute."""
+_refused: dict[bool, weakref.WeakSet[Any]] = {False: weakref.WeakSet(), True: weakref.WeakSet()}
+"""Modules and the code of functions that do more than to compute, or more than may be done under a
+reentrant checkpoint (true)."""
 
 _PLAIN = {"preserve_rng_state": True, "early_stop": True}
 """The options of a checkpoint whose meaning a graph has, and what they have to be."""
@@ -56,7 +59,7 @@ def is_followed(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     if any(getattr(torch.utils.checkpoint, name, None) is not None for name in set_for_all):
         return False
     found = owner(args[0])
-    return found is not None and found not in _refused
+    return found is not None and found not in _refused[reentrant]
 
 
 def _can_be_reentrant(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -102,7 +105,7 @@ class Call:
 
     def refuse(self) -> None:
         """The function is not to be followed again."""
-        _refused.add(self._owner)
+        _refused[self.reentrant].add(self._owner)
 
     def saved(self) -> int:
         """How many tensors were saved for the backward pass, while the function runs."""
@@ -120,6 +123,29 @@ class Call:
         self._steps.throw(error)
 
 
+class _Here(threading.local):
+    reentrant = 0
+    """How many functions are running under reentrant checkpoints."""
+
+
+_here = _Here()
+
+
+@contextlib.contextmanager
+def _under_reentrant() -> Iterator[None]:
+    _here.reentrant += 1
+    try:
+        yield
+    finally:
+        _here.reentrant -= 1
+
+
+def is_under_reentrant() -> bool:
+    """Whether a checkpoint that begins in this thread will be one when a reentrant one around it
+    goes backward, although there are no gradients now."""
+    return _here.reentrant > 0
+
+
 class ReentrantCall(Call):
     """One under ``use_reentrant=True``: the function runs without gradients, and what it has
     returned is the result of torch's own autograd function, which runs it again as a whole."""
@@ -130,7 +156,7 @@ class ReentrantCall(Call):
         drawn = torch.get_rng_state()
         devices, drawn_there = get_device_states(*args)
         kind = _infer_device_type(*args)
-        with torch.no_grad():
+        with torch.no_grad(), _under_reentrant():
             returned = [(yield)]
 
         def run(*args: Any) -> Any:

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from magpy_like.monitor import consumers, torchscript
 from magpy_like.monitor.addresses import TELLS
-from magpy_like.monitor.checkpoints import begin, end, fail, is_followed
+from magpy_like.monitor.checkpoints import begin, end, fail, is_followed, is_under_reentrant
 from magpy_like.monitor.containers import CONTAINERS, elements
 from magpy_like.monitor.local_uses import LOOK_AROUND
 from magpy_like.native import NULL, lookup_in_type
@@ -381,7 +381,7 @@ def _is_mapping(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _plain_checkpoint(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    return not torch.is_grad_enabled() and "context_fn" not in kwargs
+    return not (torch.is_grad_enabled() or is_under_reentrant()) and "context_fn" not in kwargs
 
 
 def _is_of_elements(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

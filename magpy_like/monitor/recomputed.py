@@ -14,7 +14,14 @@ from torch.utils import _pytree as pytree
 
 from magpy_like.annotation import Annotation
 from magpy_like.compiler.control import is_control
-from magpy_like.compiler.recomputed import LEADS_BACK, RECOMPUTED, WRITES, Function
+from magpy_like.compiler.recomputed import (
+    LEADS_BACK,
+    RECOMPUTED,
+    WRITES,
+    Function,
+    ReentrantFunction,
+)
+from magpy_like.monitor.arguments import tensors_in
 from magpy_like.monitor.graph_nodes import AS_IS, NUMBER
 from magpy_like.monitor.operator_graph import UnknownTensor
 from magpy_like.monitor.sides import Confined
@@ -89,7 +96,7 @@ class Checkpointed(Confined):
         rec.checkpointed = self._outer
         if self._outer is not None or not self._call.computes_again(0):
             return
-        function = self._function(rec, nodes)
+        function = self._function(rec, nodes, result)
         for node in nodes:
             node.meta[RECOMPUTED] = function
         for last, saved in self._writes:
@@ -98,7 +105,7 @@ class Checkpointed(Confined):
             again = self._call.computes_again(saved)
             next(filter(_may_write, nodes[begin:])).meta[WRITES] = again
         for tensor in pytree.tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and self._leads_back(tensor):
+            if isinstance(tensor, torch.Tensor) and self._leads_to_statistics(tensor.grad_fn):
                 rec.graph_value(tensor).meta[LEADS_BACK] = True
 
     def _look_at_results(self, rec: Recording, nodes: list[fx.Node], result: Any) -> None:
@@ -117,7 +124,7 @@ class Checkpointed(Confined):
             elif not (is_plain(value) and type(result) is tuple):
                 raise Split(f"returns a {type(value).__qualname__} from a reentrant checkpoint")
 
-    def _function(self, rec: Recording, nodes: list[fx.Node]) -> Function:
+    def _function(self, rec: Recording, nodes: list[fx.Node], result: Any) -> Function:
         if not self._call.reentrant:
             known = {rec.operators.node_of(tensor) for tensor in self._call.given}
             return Function([node for node in known if node is not None])
@@ -125,17 +132,15 @@ class Checkpointed(Confined):
             given = dict.fromkeys(map(rec.graph_value, self._call.given))
         except UnknownTensor as problem:
             raise Split(str(problem)) from None
-        own = {*nodes, *given}
-        found = {source for node in nodes for source in node.all_input_nodes} - own
+        found = {source for node in nodes for source in node.all_input_nodes} - {*nodes, *given}
         # All of them are alive: the function has changed nothing that holds them.
-        made = {node for tensor, node in rec.operators.known() if tensor.grad_fn is not None}
-        if not found.isdisjoint(made):
+        pairs = [pair for pair in rec.operators.known() if pair[1] in found]
+        learned = [(tensor, node) for tensor, node in pairs if tensor.requires_grad]
+        if any(tensor.grad_fn is not None for tensor, _ in learned):
             # In the middle of a backward pass, another one goes through what they are made of.
             rec.runs_as_is = "a reentrant checkpoint takes gradients of what it is not given"
-        return Function(list(given), reentrant=True)
-
-    def _leads_back(self, tensor: torch.Tensor) -> bool:
-        return self._call.reentrant or self._leads_to_statistics(tensor.grad_fn)
+        results = map(rec.graph_value, tensors_in(result))
+        return ReentrantFunction(list(given), list(results), {node for _, node in learned})
 
     def _leads_to_statistics(self, node: Any) -> bool:
         """Whether the gradient of a tensor leads to a batch norm of this function, so that the
