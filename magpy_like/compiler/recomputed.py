@@ -9,7 +9,7 @@ keys that torch's partitioner of forward and backward pass goes by.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -146,8 +146,8 @@ def _can_unfold(gm: fx.GraphModule, call: fx.Node) -> bool:
     others = (node for node in gm.graph.nodes if is_checkpoint(node) and node is not call)
     if any(not found.isdisjoint(_written(gm, other)) for other in others):
         return False
-    inside = _attribute(gm, held).graph.nodes
-    if any("as_is" in node.meta or _has_generator(node) for node in inside):
+    inside = _attribute(gm, held).graph
+    if any("as_is" in node.meta or _has_generator(node) for node in inside.nodes):
         return False
     writers = _writers(inside)
     if call.kwargs.get("reentrant"):
@@ -155,15 +155,15 @@ def _can_unfold(gm: fx.GraphModule, call: fx.Node) -> bool:
     return not writers or _are_written_again(writers)
 
 
-def _writers(inside: Iterable[fx.Node]) -> list[fx.Node]:
-    return [node for node in inside if WRITES in node.meta]
+def _writers(inside: fx.Graph) -> list[fx.Node]:
+    return [node for node in inside.nodes if WRITES in node.meta]
 
 
 def _written(gm: fx.GraphModule, call: fx.Node) -> set[fx.Node]:
     """The operands of a checkpointed function that nodes which write to something are given."""
     held, _, *operands = call.args
     inside = _attribute(gm, held).graph
-    given = {source for node in _writers(inside.nodes) for source in node.all_input_nodes}
+    given = {source for node in _writers(inside) for source in node.all_input_nodes}
     places = zip(inside.find_nodes(op="placeholder"), operands, strict=True)
     return {operand for place, operand in places if place in given}
 
@@ -173,11 +173,11 @@ def _has_generator(node: fx.Node) -> bool:
     return node.kwargs.get("generator") is not None
 
 
-def _has_one_way_back(call: fx.Node, inside: Any) -> bool:
+def _has_one_way_back(call: fx.Node, inside: fx.Graph) -> bool:
     """Whether it makes no difference that a reentrant checkpoint has a backward pass of its own:
     there is one result, or else zeros would arrive for another one, and what is learned gets all
     its gradient there."""
-    results = next(reversed(inside)).args[0]
+    results = inside.output_node().args[0]
     learned = [call.args[2 + place] for place in call.meta[LEARNED]]
     return len(results) == 1 and all([*node.users] == [call] for node in learned)
 

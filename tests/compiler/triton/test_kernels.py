@@ -85,6 +85,15 @@ def test_a_long_row_by_itself_is_eagers():
     assert not lowered(lambda x: x.cummax(0), (100_000,)).fallbacks
 
 
+def test_running_sums_of_low_precision_are_eagers():
+    """Which rounds them at every step; a running maximum rounds nothing."""
+    for dtype in (torch.bfloat16, torch.float16):
+        for name in ("cumsum", "cumprod", "logcumsumexp"):
+            found = lowered(lambda x, n=name: SCANS[n](x, 0), (9,), dtype=dtype).fallbacks
+            assert set(found) == {f"aten.{name}.default"}
+        assert not lowered(lambda x: x.cummax(0), (9,), dtype=dtype).fallbacks
+
+
 def test_a_running_sum_begins_with_zero():
     x = torch.full((2, 5), -0.0)
     assert not compiled(lambda x: x.cumsum(1))(x).signbit().any()
