@@ -9,7 +9,7 @@ keys that torch's partitioner of forward and backward pass goes by.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -131,20 +131,23 @@ def _fold(gm: fx.GraphModule, name: str, function: Function, nodes: Sequence[fx.
 def keep_checkpoints(gm: fx.GraphModule, unfolds: bool) -> None:
     """Let checkpointed functions run as they are, but for those that a backend which ``unfolds``
     them may have."""
-    for node in filter(is_checkpoint, gm.graph.nodes):
-        if not (unfolds and _can_unfold(gm, node)):
-            node.meta["as_is"] = "is computed again in the backward pass"
+    calls = [*filter(is_checkpoint, gm.graph.nodes)]
+    written = {call: _written(gm, call) for call in calls} if unfolds else {}
+    for call in calls:
+        others = (operands for other, operands in written.items() if other is not call)
+        if not (unfolds and _can_unfold(gm, call, others)):
+            call.meta["as_is"] = "is computed again in the backward pass"
 
 
-def _can_unfold(gm: fx.GraphModule, call: fx.Node) -> bool:
+def _can_unfold(gm: fx.GraphModule, call: fx.Node, written: Iterable[set[fx.Node]]) -> bool:
     """Whether the operators of a checkpointed function may join those around it: in the backward
-    pass it finds what it has found before, and writes to nothing from outside."""
+    pass it finds what it has found before, and writes to nothing from outside. ``written`` is what
+    other checkpointed functions write to."""
     held, given, *operands = call.args
     found = set(operands[given:])
     if any(may_write(node) and node.args[0] in found for node in gm.graph.nodes if node.args):
         return False
-    others = (node for node in gm.graph.nodes if is_checkpoint(node) and node is not call)
-    if any(not found.isdisjoint(_written(gm, other)) for other in others):
+    if not all(map(found.isdisjoint, written)):
         return False
     inside = _attribute(gm, held).graph
     if any("as_is" in node.meta or _has_generator(node) for node in inside.nodes):

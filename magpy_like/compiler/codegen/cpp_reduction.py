@@ -16,7 +16,6 @@ from magpy_like.compiler.codegen.cpp_values import (
     combine,
     identity,
     scan_dtype,
-    scan_start,
 )
 from magpy_like.compiler.indexing import Expr
 from magpy_like.compiler.ops import Value
@@ -110,7 +109,7 @@ class Reduction(CppKernel):
         found = [v for node in phase.inner for v in node.body.of("scan")]
         for v in found:
             kind, dtype = v.args[0], scan_dtype(v.args[0], v.args[1].dtype)
-            parts = [(self.fresh("scan"), CTYPE[dtype], scan_start(kind, dtype))]
+            parts = [(self.fresh("scan"), CTYPE[dtype], identity(kind, dtype))]
             if kind in ("argmax", "argmin"):
                 parts.append((self.fresh("scan"), "i64", "0"))
             for name, ctype, start in parts:

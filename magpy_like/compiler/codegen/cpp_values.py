@@ -60,12 +60,12 @@ def print_number(number: Any, dtype: torch.dtype) -> str:
 
 
 def identity(kind: str, dtype: torch.dtype) -> str:
-    """The neutral element of a reduction."""
+    """The neutral element of a reduction or scan."""
     if kind in ("sum", "any"):
         return print_number(0, dtype)
     if kind == "prod":
         return print_number(1, dtype)
-    low = kind in ("max", "fmax", "argmax")
+    low = kind in ("max", "fmax", "argmax", "logsumexp")
     if dtype == torch.bool:
         return "false" if low else "true"
     if dtype.is_floating_point:
@@ -95,11 +95,6 @@ def clause(kind: str, dtype: torch.dtype) -> str:
 def scan_dtype(kind: str, dtype: torch.dtype) -> torch.dtype:
     """What a scan accumulates in: eager's running sums and products of floats are in double."""
     return torch.float64 if kind in ("sum", "prod") and dtype == torch.float32 else dtype
-
-
-def scan_start(kind: str, dtype: torch.dtype) -> str:
-    """The value of a scan's accumulator before the first element."""
-    return identity("max" if kind == "logsumexp" else kind, dtype)
 
 
 class CppEmitter(Emitter):

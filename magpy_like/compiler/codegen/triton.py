@@ -249,7 +249,7 @@ class TritonKernel:
                         place = f"{part} + (xat * {split} + tl.arange(0, {split})[None, :])"
                         guard = self.mask("x", None)
                         guard = f", {guard}, other={start}" if guard else ""
-                        loaded.append(self._named(f"tl.load({place}{guard})", axes))
+                        loaded.append(self.named(f"tl.load({place}{guard})", axes))
                     outer.names[v] = self._result(v, self._joined(v, loaded))
                 outer.run(node.body, after)
             for node in phase.outer:
@@ -334,12 +334,13 @@ class TritonKernel:
 
     def _joined(self, v: Value, parts: Sequence[str]) -> list[Name]:
         """Combine along the row: the reduction's state as columns."""
-        kind, axes = v.args[0], self.level_axes("outer")
-        end = f"{self.rank - 1}, prelude.{COMBINE[kind]}, keep_dims=True)"
-        if len(parts) == 1:
-            return [self._named(f"tl.reduce({parts[0]}, {end}", axes)]
-        names = [self._fresh_name(axes) for _ in parts]
-        self.lines.line(f"{', '.join(names)} = tl.reduce(({', '.join(parts)}), {end}")
+        return self._reduced(_block(parts), len(parts), COMBINE[v.args[0]])
+
+    def _reduced(self, block: str, count: int, combine: str) -> list[Name]:
+        """A block, or ``count`` of them that belong together, combined along the row."""
+        names = [self._fresh_name(self.level_axes("outer")) for _ in range(count)]
+        end = f"{self.rank - 1}, prelude.{combine}, keep_dims=True)"
+        self.lines.line(f"{', '.join(names)} = tl.reduce({block}, {end}")
         return names
 
     def _result(self, v: Value, state: Sequence[Name]) -> Any:
@@ -353,9 +354,10 @@ class TritonKernel:
         if dtype not in ACCUMULATED:
             return state[0]
         text = f"{state[0]} != 0" if dtype == torch.bool else f"{state[0]}.to({TYPE[dtype]})"
-        return self._named(text, state[0].axes)
+        return self.named(text, state[0].axes)
 
-    def _named(self, text: str, axes: frozenset[str]) -> Name:
+    def named(self, text: str, axes: frozenset[str]) -> Name:
+        """A new name for an expression that varies along ``axes``."""
         name = self._fresh_name(axes)
         self.lines.line(f"{name} = {text}")
         return name
@@ -417,11 +419,11 @@ class TritonKernel:
         kind, value = v.args[:2]
         axes = self.level_axes("outer")
         wide = ACCUMULATED.get(value.dtype, value.dtype)
-        starts = [(identity("max" if kind == "logsumexp" else kind, wide), wide)]
+        starts = [(identity(kind, wide), wide)]
         if kind in ("argmax", "argmin"):
             starts.append(("-1", torch.int64))
         self._carried[v] = [
-            self._named(f"tl.full({self.shape(axes)}, {start}, {TYPE[dtype]})", axes)
+            self.named(f"tl.full({self.shape(axes)}, {start}, {TYPE[dtype]})", axes)
             for start, dtype in starts
         ]
 
@@ -437,22 +439,19 @@ class TritonKernel:
             f"tl.broadcast_to({name.typed(self.rank)}.to({TYPE[dtype]}), {self.shape(axes)})"
             for name, dtype in zip(names, wide, strict=True)
         ]
-        line, combine = self.lines.line, f"prelude.{RUNNING[kind]}"
-        given = parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
+        line, block, combine = self.lines.line, _block(parts), f"prelude.{RUNNING[kind]}"
         found = [self._fresh_name(axes) for _ in parts]
-        line(f"{', '.join(found)} = tl.associative_scan({given}, {self.rank - 1}, {combine})")
+        line(f"{', '.join(found)} = tl.associative_scan({block}, {self.rank - 1}, {combine})")
         carried = self._carried.get(v)
         if carried is None and kind == "sum" and v.dtype.is_floating_point:
             line(f"{found[0]} += 0.0")  # a sum begins with it, which makes 0.0 of -0.0
         elif carried is not None:
             before = ", ".join(carried)
-            whole = [self._fresh_name(self.level_axes("outer")) for _ in parts]
-            end = f"{self.rank - 1}, {combine}, keep_dims=True)"
-            line(f"{', '.join(whole)} = tl.reduce({given}, {end}")
+            whole = self._reduced(block, len(parts), RUNNING[kind])
             line(f"{', '.join(found)} = {combine}({before}, {', '.join(found)})")
             line(f"{before} = {combine}({before}, {', '.join(whole)})")
         result = found[-1]
-        return result if wide[-1] == v.dtype else self._named(f"{result}.to({TYPE[v.dtype]})", axes)
+        return result if wide[-1] == v.dtype else self.named(f"{result}.to({TYPE[v.dtype]})", axes)
 
     # --- launching -----------------------------------------------------------------------------
 
@@ -487,6 +486,11 @@ class TritonKernel:
             else:
                 tests.append(f"{print_size(bound)} >= {NARROW}")
         return " or ".join(tests) or "False"
+
+
+def _block(parts: Sequence[str]) -> str:
+    """What is combined along a row: one block, or several as a tuple."""
+    return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
 
 
 def _starts(kind: str, dtype: torch.dtype) -> list[str]:

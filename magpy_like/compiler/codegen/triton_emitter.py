@@ -36,10 +36,7 @@ class TritonEmitter(Emitter):
 
     def define(self, text: str, axes: Iterable[str]) -> Name:
         """A new name for an expression that varies along ``axes``."""
-        name = Name(self.printer.fresh("t"), frozenset(axes))
-        self.printer.lines.line(f"{name} = {text}")
-        self.printer.axes_of[str(name)] = name.axes
-        return name
+        return self.printer.named(text, frozenset(axes))
 
     # --- memory --------------------------------------------------------------------------------
 

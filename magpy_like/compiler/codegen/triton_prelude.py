@@ -76,15 +76,13 @@ def less_first(a, i, b, j):
 @triton.jit
 def greater_last(a, i, b, j):
     """As a running maximum has it: ties go to the larger index."""
-    tie = (a == b) | ((a != a) & (b != b))
-    better = ((a > b) & (b == b)) | ((a != a) & (b == b)) | (tie & (i > j))
+    better = is_greater_first(a, j, b, i)
     return tl.where(better, a, b), tl.where(better, i, j)
 
 
 @triton.jit
 def less_last(a, i, b, j):
-    tie = (a == b) | ((a != a) & (b != b))
-    better = ((a < b) & (b == b)) | ((a != a) & (b == b)) | (tie & (i > j))
+    better = is_less_first(a, j, b, i)
     return tl.where(better, a, b), tl.where(better, i, j)
 
 

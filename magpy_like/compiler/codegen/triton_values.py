@@ -73,12 +73,12 @@ def number(value: Any, dtype: torch.dtype) -> str:
 
 
 def identity(kind: str, dtype: torch.dtype) -> str:
-    """The neutral element of a reduction."""
+    """The neutral element of a reduction or scan."""
     if kind in ("sum", "any"):
         return number(0, dtype)
     if kind == "prod":
         return number(1, dtype)
-    low = kind in ("max", "fmax", "argmax")
+    low = kind in ("max", "fmax", "argmax", "logsumexp")
     if dtype.is_floating_point:
         return number(float("-inf") if low else float("inf"), dtype)
     info = torch.iinfo(dtype)

@@ -60,7 +60,7 @@ def _running(kind: str) -> Callable[..., Box]:
     return lowering
 
 
-LONG = 8192
+LONG = 8192  # elements of a row by itself that one block may go along
 
 
 def _check_gpu(graph: Graph, kind: str, a: Box, dim: int, dtype: torch.dtype) -> None:
