@@ -171,6 +171,13 @@ def test_dropouts_gradient_on_a_gpu_lies_in_rows_or_with_channels_last(shape, or
     assert result.stride() == gradient.contiguous(memory_format=last if kept else rows).stride()
 
 
+@pytest.mark.parametrize("shape", [(2, 0), (5, 0, 5)])
+def test_on_a_gpu_the_places_of_no_elements_lie_column_by_column(shape):
+    graph = traced(lambda x: torch.nonzero_static(x, size=3), shape)
+    result = graph.graph.output_node().args[0][0].meta["val"]
+    assert result.stride() == (1, 3)
+
+
 ROWS = {
     "maxima of lines": lambda x: F.max_pool1d(x, 2, 1),
     "averages of lines": lambda x: F.avg_pool1d(x, 2, 1),

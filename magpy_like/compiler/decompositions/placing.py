@@ -53,7 +53,10 @@ def _masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[Any]) -
 
 @means(aten.nonzero_static.default)
 def _nonzero_static(a: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
+    by_columns = a.device.type == "cuda"  # how eager's lie in memory
     if a.numel() == 0 or a.dim() == 0 or size == 0:
+        if by_columns:
+            return a.new_full([a.dim(), size], fill_value, dtype=torch.int64).t()
         return a.new_full([size, a.dim()], fill_value, dtype=torch.int64)
     found = (a != 0).reshape(-1)
     order = found.to(torch.int64).cumsum(0) - 1
@@ -64,9 +67,7 @@ def _nonzero_static(a: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
         column = torch.full([size + 1], fill_value, dtype=torch.int64, device=a.device)
         columns.append(column.index_put([place], rest % extent)[:size])
         rest = rest // extent
-    if a.device.type == "cuda":  # column by column in memory, as eager's
-        return torch.stack(columns[::-1]).t()
-    return torch.stack(columns[::-1], 1)
+    return torch.stack(columns[::-1]).t() if by_columns else torch.stack(columns[::-1], 1)
 
 
 def _unpooled(operator: Any, a: Tensor, index: Tensor, size: Sequence[Any], *args: Any) -> Tensor:

@@ -39,6 +39,8 @@ UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empt
 # Torch's formulas of these gradients take other steps when AOTAutograd traces them, which leave the
 # results laid out otherwise: so do its graphs when nothing compiles them.
 TRACED_OTHERWISE = {"ormqr"}
+if torch.__version__ < "2.13":  # which traces backward passes for gradients that come in contiguous
+    TRACED_OTHERWISE |= {"rot90"}
 
 
 @dataclasses.dataclass(frozen=True)
