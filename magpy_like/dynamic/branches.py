@@ -59,7 +59,6 @@ from magpy_like.monitor.flags import Known
 from magpy_like.monitor.gathered import Gathered
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.loops import Element
-from magpy_like.monitor.operator_graph import UnknownTensor
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.sides import Side
@@ -121,14 +120,14 @@ class Branches:
     def at_branch(self, run: MonitorRun, step: Step) -> None:
         try:
             self._merge(run, step)
-        except (Split, NoLayout, UnknownTensor) as why:
+        except (Split, NoLayout) as why:
             _log.info("%s: no operator for a branch: %s", SplitPoint.at(step.frame, ""), why)
             raise Split(f"branches on a tensor's value, and no operator does: {why}") from None
 
     def at_flag(self, run: MonitorRun, step: Step, flag: ShadowNode) -> None:
         try:
             self._merge(run, step, flag)
-        except (Split, NoLayout, UnknownTensor) as why:
+        except (Split, NoLayout) as why:
             _log.info("%s: no operator for a branch: %s", SplitPoint.at(step.frame, ""), why)
             raise Split(str(why)) from None
 

@@ -30,7 +30,6 @@ from magpy_like.monitor.gathered import Gathered, Numbered
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.least_values import TURNED
 from magpy_like.monitor.loops import Element, computed, over_range, turned
-from magpy_like.monitor.operator_graph import UnknownTensor
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.split import Split, SplitPoint
 from magpy_like.native import NULL, frame_function, frame_set_operand
@@ -229,7 +228,7 @@ class LoopHeads:
                 head.making, head.inside, counter, later,
             )  # fmt: skip
             nodes = loop.record()
-        except (Split, NoLayout, UnknownTensor) as why:
+        except (Split, NoLayout) as why:
             del run.lifted.may_raise[raising:]
             _say_why_not(step, why)
             return False

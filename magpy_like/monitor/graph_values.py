@@ -21,7 +21,6 @@ from magpy_like.monitor.devices import with_device
 from magpy_like.monitor.expressions import Expression
 from magpy_like.monitor.graph_functions import replace_data
 from magpy_like.monitor.graph_nodes import AS_IS
-from magpy_like.monitor.operator_graph import UnknownTensor
 from magpy_like.monitor.split import Effect, Split
 from magpy_like.monitor.tensor_counters import TensorCounters
 from magpy_like.monitor.twin import TWIN, Twin
@@ -86,12 +85,17 @@ class GraphValues(Variables):
         self.dynamic_inside = True
 
     def graph_value(self, tensor: torch.Tensor) -> fx.Node:
+        """The graph's node for a tensor, which was read from outside if no operator has made it.
+
+        Raises:
+            Split: it is neither.
+        """
         known = self.operators.node_of(tensor)
         if known is not None:
             return known
         node = self.node(tensor)
         if node is None:
-            raise UnknownTensor("uses a tensor that code outside the monitor's sight has made")
+            raise Split("uses a tensor that code outside the monitor's sight has made")
         self.kept.append(tensor)
         return self.operators.add_input(tensor, node.node_id)
 
@@ -109,14 +113,10 @@ class GraphValues(Variables):
             Split: an input is a tensor of unknown origin.
         """
         kwargs = with_device(operation, dict(kwargs))
-        try:
-            with no_hooks():  # on what a symbolic run saves
-                node = self.operators.add_operator(
-                    operation, args, kwargs, result, self.graph_value, shape,
-                    not self.dynamic_inside,
-                )  # fmt: skip
-        except UnknownTensor as problem:
-            raise Split(str(problem)) from None
+        with no_hooks():  # on what a symbolic run saves
+            node = self.operators.add_operator(
+                operation, args, kwargs, result, self.graph_value, shape, not self.dynamic_inside
+            )
         if self.running_as_is:
             node.meta[AS_IS] = self.running_as_is
             self.operators_as_is.append(self.running_as_is)
@@ -147,11 +147,8 @@ class GraphValues(Variables):
         self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any
     ) -> tuple[fx.Node, Any]:
         """The graph's node for a number read from a tensor, and its twin if there is one."""
-        try:
-            node = self.operators.scalar(operation, args, value, self.graph_value)
-            return node, node.meta.get(TWIN)
-        except UnknownTensor as problem:
-            raise Split(str(problem)) from None
+        node = self.operators.scalar(operation, args, value, self.graph_value)
+        return node, node.meta.get(TWIN)
 
     def items(
         self, operation: Callable[..., Any], tensor: torch.Tensor
@@ -161,10 +158,7 @@ class GraphValues(Variables):
         Raises:
             Split: the tensor is of unknown origin.
         """
-        try:
-            elements = self.operators.elements(self.graph_value(tensor), tensor.numel())
-        except UnknownTensor as problem:
-            raise Split(str(problem)) from None
+        elements = self.operators.elements(self.graph_value(tensor), tensor.numel())
         return lambda value: self.operators.scalar(
             operation, (tensor,), value, lambda _: next(elements)
         )
@@ -175,10 +169,7 @@ class GraphValues(Variables):
         Raises:
             Split: the tensor is of unknown origin.
         """
-        try:
-            return self.operators.snapshot(self.graph_value(tensor))
-        except UnknownTensor as problem:
-            raise Split(str(problem)) from None
+        return self.operators.snapshot(self.graph_value(tensor))
 
     def plain_result(
         self, operation: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -189,10 +180,7 @@ class GraphValues(Variables):
             Split: an input is a tensor of unknown origin.
         """
         self.runs_as_is = "tensors' values become Python's"
-        try:
-            return self.operators.add_operator(operation, args, kwargs, None, self.graph_value)
-        except UnknownTensor as problem:
-            raise Split(str(problem)) from None
+        return self.operators.add_operator(operation, args, kwargs, None, self.graph_value)
 
     def add_drawn(self, tensor: torch.Tensor, drawn: Expression) -> None:
         """A tensor made of what was drawn is an input of the operator graph."""

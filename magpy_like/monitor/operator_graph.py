@@ -24,16 +24,13 @@ from magpy_like.monitor.graph_control import GraphControl
 from magpy_like.monitor.graph_functions import graph_function
 from magpy_like.monitor.graph_nodes import WRITTEN_FORM
 from magpy_like.monitor.graph_numbers import IN_PLACE
+from magpy_like.monitor.split import Split
 from magpy_like.monitor.symbolic_forms import SUBSCRIPTS, SYMBOLIC_FORMS, getitem, is_basic_key
 from magpy_like.monitor.twin import TWIN
 from magpy_like.native.kinds import isinstance
 from magpy_like.refgraph.values import is_identity, is_plain
 
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
-
-
-class UnknownTensor(Exception):
-    """An input of an operator is neither another's result nor was it read from outside."""
 
 
 class OperatorGraph(GraphControl):
@@ -68,7 +65,7 @@ class OperatorGraph(GraphControl):
         ``repeatable`` says that to run it once more does no more than to compute.
 
         Raises:
-            UnknownTensor: a tensor among the inputs has no place in the graph.
+            Split: it cannot be part of a graph, with these arguments.
         """
         if isinstance(operation, types.ClassMethodDescriptorType):
             operation, args = operation.__get__(None, args[0]), args[1:]
@@ -77,7 +74,7 @@ class OperatorGraph(GraphControl):
                 return self._adopt_array(args, result)
         if args and type(args[-1]) is torch.Size and _is_constructor_of_old(operation):
             if not args[-1]:
-                raise UnknownTensor("makes a tensor of no dimensions by a constructor of old")
+                raise Split("makes a tensor of no dimensions by a constructor of old")
             args = (*args[:-1], *args[-1])  # they take a tuple for the elements, not the size
         if operation in _OF_NUMBER and len(args) == 1 and is_number(args[0]):
             if self._number(args[0]) is not None:
@@ -120,13 +117,13 @@ class OperatorGraph(GraphControl):
         )
         if from_data and type(result) in (tuple, list) and name not in _FIXED_COUNT:
             # torch does not say whether the length of a plain sequence comes from a size.
-            raise UnknownTensor("makes as many tensors as a size says that depends on data")
+            raise Split("makes as many tensors as a size says that depends on data")
         of_data = depends_on_data(shape, args, kwargs)
         known = self.twin is not None and self.twin.run(
             node, self._constants, result, repeatable, of_data
         )
         if name in MAKES_SEVERAL and not known and (of_data or self.twin is not None):
-            raise UnknownTensor("makes as many tensors as a size says that depends on data")
+            raise Split("makes as many tensors as a size says that depends on data")
         self.reads_data |= from_data or of_data
         if from_data or (not known and (self.twin is not None or of_data)):
             self._data_shapes.add(node)
@@ -168,9 +165,9 @@ class OperatorGraph(GraphControl):
         if isinstance(value, np.ndarray):
             value = value.copy(order="K")
         elif not is_plain(value) and not is_identity(value) and _may_change(value):
-            raise UnknownTensor(f"gives a {kind.__qualname__} to a tensor operator")
+            raise Split(f"gives a {kind.__qualname__} to a tensor operator")
         if isinstance(value, Iterator):
-            raise UnknownTensor(f"hands a {type(value).__qualname__} to an operator")
+            raise Split(f"hands a {type(value).__qualname__} to an operator")
         return self._constant(value)
 
     def _adopt(self, node: fx.Node, result: Any) -> None:

@@ -23,7 +23,6 @@ from magpy_like.compiler.recomputed import (
 )
 from magpy_like.monitor.arguments import tensors_in
 from magpy_like.monitor.graph_nodes import AS_IS, NUMBER
-from magpy_like.monitor.operator_graph import UnknownTensor
 from magpy_like.monitor.sides import Confined
 from magpy_like.monitor.split import Split
 from magpy_like.refgraph.values import is_plain, storage_of
@@ -104,6 +103,7 @@ class Checkpointed(Confined):
             # The backward pass computes up to what is saved last.
             again = self._call.computes_again(saved)
             next(filter(_may_write, nodes[begin:])).meta[WRITES] = again
+        # A reentrant function gives a tensor or a tuple of them; others give any structure.
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and self._leads_to_statistics(tensor.grad_fn):
                 rec.graph_value(tensor).meta[LEADS_BACK] = True
@@ -128,10 +128,7 @@ class Checkpointed(Confined):
         if not self._call.reentrant:
             known = {rec.operators.node_of(tensor) for tensor in self._call.given}
             return Function([node for node in known if node is not None])
-        try:
-            given = dict.fromkeys(map(rec.graph_value, self._call.given))
-        except UnknownTensor as problem:
-            raise Split(str(problem)) from None
+        given = dict.fromkeys(map(rec.graph_value, self._call.given))
         found = {source for node in nodes for source in node.all_input_nodes} - {*nodes, *given}
         # All of them are alive: the function has changed nothing that holds them.
         pairs = [pair for pair in rec.operators.known() if pair[1] in found]
