@@ -13,8 +13,8 @@ import click
 import torch
 
 import magpy_like as magpy
-from benchmarks.common import Paired, machine, measure_once, seconds, table
-from tests.models import ZOO
+from benchmarks.paired_timing import Paired, machine, measure_once, seconds, table
+from zoo import ZOO
 
 MODELS = {"ResNet-101": "ResNet-101", "DenseNet-121": "DenseNet-121", "BERT-base": "BERT"}
 

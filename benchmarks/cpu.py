@@ -24,9 +24,9 @@ import click
 import torch
 
 import magpy_like as magpy
-from benchmarks.common import geometric_mean, machine, measure, seconds, table
-from benchmarks.zoo import COMPILERS, inferred_exactly, is_wrong, prepared
-from tests.models import ZOO, Size
+from benchmarks.paired_timing import geometric_mean, machine, measure, seconds, table
+from benchmarks.zoo_models import COMPILERS, inferred_exactly, is_wrong, prepared
+from zoo import ZOO, Size
 
 MODES = ("inference", "training")
 FIRST = 2  # after which every compiler has compiled all

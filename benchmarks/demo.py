@@ -4,9 +4,9 @@ import click
 import torch
 
 import magpy_like as magpy
-from benchmarks.common import machine, measure, seconds, table, time_call
+from benchmarks.paired_timing import machine, measure, seconds, table, time_call
 from tests.compare import assert_same
-from tests.models import ZOO
+from zoo import ZOO
 
 
 @click.command()

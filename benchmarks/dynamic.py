@@ -15,8 +15,8 @@ import click
 import torch
 
 import magpy_like as magpy
-from benchmarks.common import differs, geometric_mean, machine, measure, seconds, table
-from tests.models import ZOO, language
+from benchmarks.paired_timing import differs, geometric_mean, machine, measure, seconds, table
+from zoo import ZOO, language_models
 
 COMPILERS: dict[str, Callable[..., Any]] = {
     "eager": lambda target: target,
@@ -36,16 +36,16 @@ WORKLOADS = {
 def inputs_of(model: Any, name: str, varies: str, size: str, count: int) -> list[Any]:
     """Arguments of `count` calls: sizes or data are drawn anew for each."""
     chance, found = random.Random(0), []
-    usual = language.LENGTH[size]
+    usual = language_models.LENGTH[size]
     for i in range(count):
         batch = chance.randint(*BATCHES) if varies == "batch" else BATCH
         if varies == "length":
-            language.LENGTH[size] = chance.randint(*LENGTHS)
+            language_models.LENGTH[size] = chance.randint(*LENGTHS)
         args, kwargs = ZOO[name].inputs(model, seed=i, batch=batch)
         if varies == "steps":
             args = (torch.randn(chance.randint(*STEPS), *args[0].shape[1:]),)
         found.append((args, kwargs))
-    language.LENGTH[size] = usual
+    language_models.LENGTH[size] = usual
     return found
 
 

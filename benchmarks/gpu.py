@@ -14,9 +14,9 @@ import click
 import torch
 
 import magpy_like as magpy
-from benchmarks.common import geometric_mean, machine, measure, seconds, table
 from benchmarks.kernels import GOAL, moved, suite
-from benchmarks.zoo import COMPILERS, inferred_exactly, is_wrong, prepared
+from benchmarks.paired_timing import geometric_mean, machine, measure, seconds, table
+from benchmarks.zoo_models import COMPILERS, inferred_exactly, is_wrong, prepared
 
 
 def first_error() -> str:

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 import magpy_like as magpy
-from benchmarks.common import geometric_mean, machine, measure, seconds, table
+from benchmarks.paired_timing import geometric_mean, machine, measure, seconds, table
 
 GOAL = 1 / 1.15
 BEYOND_CACHES = 2**29  # bytes

@@ -11,8 +11,8 @@ import click
 import torch
 
 import magpy_like as magpy
-from benchmarks.common import Paired, machine, measure, seconds, table
-from tests.models import ZOO
+from benchmarks.paired_timing import Paired, machine, measure, seconds, table
+from zoo import ZOO
 
 GOAL = 1 / 3
 

@@ -10,7 +10,7 @@ import click
 import torch
 
 import magpy_like as magpy
-from benchmarks.common import geometric_mean, machine, measure, seconds, table
+from benchmarks.paired_timing import geometric_mean, machine, measure, seconds, table
 
 SHAPES = (
     ((4096, 4096), 1), ((4096, 4096), 0), ((65536, 128), 1), ((2048, 20_000), 1),

@@ -1,6 +1,7 @@
 """magpy_like: makes PyTorch programs fast by monitoring one native run of them."""
 
-from magpy_like import interpreter as interpreter  # refuses those that it does not know
+# First: refuses interpreters whose frames the monitor does not know.
+import magpy_like.bytecode.supported_versions  # noqa: F401
 from magpy_like.annotation import annotate, load_annotations
 from magpy_like.api import (
     cache_info,

@@ -10,12 +10,12 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
-from magpy_like.compiler.untraced import untraced
 from magpy_like.errors import MagpyError
-from magpy_like.monitor import compiled_inside
-from magpy_like.monitor.marks import mark
-from magpy_like.monitor.split import is_monitoring, mark_disabled
+from magpy_like.monitor.calls import compiled_callees
+from magpy_like.monitor.symbolic.dynamic_marks import mark
 from magpy_like.records.interface import CacheInfo, Explanation, make_dispatcher, reset_all
+from magpy_like.split_points import is_monitoring, mark_disabled
+from magpy_like.torch_interop.dynamo_disable import untraced
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -71,7 +71,7 @@ class CompiledModule(nn.Module):
         return _rebuild, (self._orig_mod, _settings(self._magpy))
 
 
-compiled_inside.follow(CompiledModule, "_orig_mod")
+compiled_callees.follow(CompiledModule, "_orig_mod")
 
 
 def _settings(dispatcher: Any) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def compile(
     def compiled(*args: Any, **kwargs: Any) -> Any:
         return dispatcher.call(args, kwargs)
 
-    compiled_inside.follow(compiled, "__wrapped__")
+    compiled_callees.follow(compiled, "__wrapped__")
     compiled._magpy_dispatcher = dispatcher  # type: ignore[attr-defined]
     return compiled
 

@@ -7,7 +7,7 @@ import importlib.util
 
 import click
 
-from magpy_like.compiler.runtime import code_cache
+from magpy_like.disk_cache import code_cache
 
 
 @click.group()
@@ -39,5 +39,7 @@ def _show(held: code_cache.CacheInfo) -> None:
         click.echo(f"{label:<8} {held.entries[kind]}, {held.size[kind] / 2**20:.2f} MiB")
 
 
-if importlib.util.find_spec("magpy_like.annotation.cli") is not None:
-    main.add_command(importlib.import_module("magpy_like.annotation.cli").annotations)
+if importlib.util.find_spec("magpy_like.annotation.annotation_command") is not None:
+    main.add_command(
+        importlib.import_module("magpy_like.annotation.annotation_command").annotations
+    )

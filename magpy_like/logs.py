@@ -16,7 +16,7 @@ TOPICS = {
     "records": "magpy_like.records",
     "splits": "magpy_like.dynamic.splits",
     "monitor": "magpy_like.monitor.run",
-    "fusion": "magpy_like.compiler.fusion",
+    "fusion": "magpy_like.compiler.scheduling.fusion",
     "output_code": "magpy_like.compiler.output_code",
 }
 

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from paritybench_runner import corpus, report, results
+from paritybench_runner import corpus, report, run_results
 from paritybench_runner.compilers import COMPILERS
 from paritybench_runner.supervisor import Limits, Supervisor
 from paritybench_runner.worker import Job
@@ -81,7 +81,7 @@ def main(context: click.Context, **options: Any) -> None:
             raise click.UsageError(f"Missing option '{name}'.")
     try:
         _run(**options)
-    except (corpus.CorpusError, results.RunError) as error:
+    except (corpus.CorpusError, run_results.RunError) as error:
         raise click.ClickException(str(error)) from None
 
 
@@ -119,7 +119,7 @@ def _run(
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-    writer = results.Writer(out, described, resume)
+    writer = run_results.Writer(out, described, resume)
     done = {line["file"] for line in writer.done}
     todo = [
         Job(str(path), compilers, backend, device, train, pattern)
@@ -144,7 +144,7 @@ def _run(
         interrupted = True
     finally:
         writer.close()
-    _, lines = results.read(out)
+    _, lines = run_results.read(out)
     order = {path.name: number for number, path in enumerate(files)}
     lines.sort(key=lambda line: order.get(line["file"], -1))
     text = report.summary(described, lines)
@@ -184,8 +184,8 @@ class _Bar:
         self._lines.append(line)
         counts = []
         for compiler in self._compilers:
-            classes = [test.klass for test in results.tests(self._lines, compiler)]
-            by_class = [(name, classes.count(name)) for name in results.CLASSES]
+            classes = [test.klass for test in run_results.tests(self._lines, compiler)]
+            by_class = [(name, classes.count(name)) for name in run_results.CLASSES]
             shown = " ".join(f"{name} {count}" for name, count in by_class if count)
             counts.append(f"{compiler}: {shown or '–'}")
         self._progress.update(self._task, advance=1, counts="  ".join(counts))
@@ -200,8 +200,8 @@ def compare(before: Path, after: Path) -> None:
     Exits with 1 when a test got worse.
     """
     try:
-        (run, old), (other, new) = results.read(before), results.read(after)
-    except results.RunError as error:
+        (run, old), (other, new) = run_results.read(before), run_results.read(after)
+    except run_results.RunError as error:
         raise click.ClickException(str(error)) from None
     common = [compiler for compiler in run["compilers"] if compiler in other["compilers"]]
     if not common:

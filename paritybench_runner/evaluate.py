@@ -21,7 +21,6 @@ import torch
 from torch.utils import _pytree
 
 from paritybench_runner import rounding
-from paritybench_runner.compare import difference, tensors_by_path
 from paritybench_runner.compilers import (
     Capture,
     Compiler,
@@ -32,6 +31,7 @@ from paritybench_runner.compilers import (
 )
 from paritybench_runner.corpus import Case
 from paritybench_runner.dynamism import ValueReads
+from paritybench_runner.result_comparison import difference, tensors_by_path
 
 CALL_SEEDS = (1337, 1337, 4242)
 _BUILD_SEED = 1337

@@ -11,8 +11,8 @@ from typing import Any
 
 import jinja2
 
-from paritybench_runner import results
-from paritybench_runner.results import CLASSES, NOT_RUNNABLE
+from paritybench_runner import run_results
+from paritybench_runner.run_results import CLASSES, NOT_RUNNABLE
 
 _TITLES = {
     "one_graph": "one graph",
@@ -53,7 +53,7 @@ class Coverage:
 
 def coverage(lines: Lines, compiler: str) -> Coverage:
     """Table 3's row of a compiler."""
-    verdicts = results.files(lines, compiler)
+    verdicts = run_results.files(lines, compiler)
     static = [verdict for verdict in verdicts if not verdict.dynamic]
     return Coverage(
         compiler,
@@ -85,8 +85,12 @@ def summary(run: dict[str, Any], lines: Lines) -> str:
         "when not every test became one graph."
     )
     parts.append("## Classes")
-    by_file = {c: collections.Counter(v.klass for v in results.files(lines, c)) for c in compilers}
-    by_test = {c: collections.Counter(t.klass for t in results.tests(lines, c)) for c in compilers}
+    by_file = {
+        c: collections.Counter(v.klass for v in run_results.files(lines, c)) for c in compilers
+    }
+    by_test = {
+        c: collections.Counter(t.klass for t in run_results.tests(lines, c)) for c in compilers
+    }
     header = ("Class", *(f"{c}, {what}" for what in ("files", "tests") for c in compilers))
     parts.append(
         _table(
@@ -101,7 +105,7 @@ def summary(run: dict[str, Any], lines: Lines) -> str:
         )
     )
     for compiler in compilers:
-        unmatched = [t for t in results.tests(lines, compiler) if t.unmatched]
+        unmatched = [t for t in run_results.tests(lines, compiler) if t.unmatched]
         if unmatched:
             first = unmatched[0]
             parts.append(
@@ -128,7 +132,7 @@ def _described(run: dict[str, Any], lines: Lines) -> str:
 
 
 def _reasons(lines: Lines, compiler: str) -> str:
-    found = results.groups(lines, compiler)
+    found = run_results.groups(lines, compiler)
     if not found:
         return "None: every test became one graph."
     rows = []
@@ -175,7 +179,7 @@ def html(run: dict[str, Any], lines: Lines) -> str:
             "why": "; ".join(dict.fromkeys(test.reasons)) or test.detail.get("error", ""),
         }
         for compiler in run["compilers"]
-        for test in results.tests(lines, compiler)
+        for test in run_results.tests(lines, compiler)
     ]
     groups = [
         {
@@ -188,7 +192,7 @@ def html(run: dict[str, Any], lines: Lines) -> str:
             "command": reproduce(run, compiler, group.tests[0]),
         }
         for compiler in run["compilers"]
-        for group in results.groups(lines, compiler)
+        for group in run_results.groups(lines, compiler)
     ]
     template = _environment().get_template("report.html")
     return template.render(
@@ -216,7 +220,7 @@ def _json_in_html(value: Any) -> str:
     return markupsafe.Markup(json.dumps(value).replace("<", "\\u003c"))
 
 
-def reproduce(run: dict[str, Any], compiler: str, test: results.Test) -> str:
+def reproduce(run: dict[str, Any], compiler: str, test: run_results.Test) -> str:
     """The command that runs one test again."""
     arguments = [
         *("--corpus", run["corpus"]),
@@ -270,11 +274,11 @@ def in_one_only(before: Lines, after: Lines, compiler: str) -> tuple[int, int]:
     return len(old - new), len(new - old)
 
 
-def _by_test(lines: Lines, compiler: str) -> dict[tuple[str, str, int], results.Test]:
+def _by_test(lines: Lines, compiler: str) -> dict[tuple[str, str, int], run_results.Test]:
     # Names may repeat within a file; the n-th of a name is the n-th of it in the other run.
     seen: collections.Counter[tuple[str, str]] = collections.Counter()
     by_test = {}
-    for test in results.tests(lines, compiler):
+    for test in run_results.tests(lines, compiler):
         seen[test.file, test.module] += 1
         by_test[test.file, test.module, seen[test.file, test.module]] = test
     return by_test

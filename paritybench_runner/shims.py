@@ -21,7 +21,7 @@ from unittest import mock
 
 import torch
 
-from paritybench_runner import stand_ins
+from paritybench_runner import paritybench_helpers
 
 SEED = 1337
 
@@ -86,7 +86,7 @@ _KEEP_ALIVE: list[Any] = []  # a torch.library.Library undoes its definitions wh
 
 def install() -> None:
     """Installs all shims. Corpus files can be imported afterwards."""
-    sys.modules["_paritybench_helpers"] = stand_ins.module()
+    sys.modules["_paritybench_helpers"] = paritybench_helpers.module()
     pin_seed()
     for name in vars(collections.abc):
         if name[0].isupper() and not hasattr(collections, name):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from magpy_like.native.kinds import isinstance
+from magpy_like.native.instance_checks import isinstance
 
 _BY_EQUALITY = (type(None), bool, int, str, bytes, range, type(...), type(NotImplemented), slice)
 _BY_IDENTITY = (type, types.ModuleType, types.CodeType, torch.dtype)

@@ -16,13 +16,15 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from magpy_like.monitor.expressions import Size
+from magpy_like.monitor.symbolic.expressions import Size
 from magpy_like.native import Watch
-from magpy_like.records.dispatch import Dispatcher
-from magpy_like.synthesis import early_looks, lifted_conditions, record
-from magpy_like.synthesis.graphs import CompiledGraph
-from magpy_like.synthesis.guard import GuardBuilder
-from magpy_like.synthesis.sizes import LARGEST
+from magpy_like.records.dispatcher import Dispatcher
+from magpy_like.synthesis import record
+from magpy_like.synthesis.guard import lifted_conditions
+from magpy_like.synthesis.guard.guard_builder import GuardBuilder
+from magpy_like.synthesis.guard.size_conditions import LARGEST
+from magpy_like.synthesis.mock import early_checks
+from magpy_like.synthesis.shared_graphs import CompiledGraph
 from tests.promises import Promise
 
 MODES = "modes: torch's modes"
@@ -281,7 +283,7 @@ def _see(number: int) -> Callable[[bool], bool]:
     return seen
 
 
-_synthesise, _try, _look = Dispatcher.synthesise, Dispatcher._try, early_looks._look
+_synthesise, _try, _look = Dispatcher.synthesise, Dispatcher._try, early_checks._look
 _run_after, _backend = Dispatcher._run_after, Dispatcher._backend
 _foretold_wrongly = Dispatcher._foretold_wrongly
 
@@ -348,7 +350,7 @@ def noted(run: Run) -> Iterator[None]:
         for owner, name, value in (
             (record, "GuardBuilder", _NumberingBuilder),
             (record, "MockBuilder", _MockBuilder),
-            (early_looks, "_look", _look_noted),
+            (early_checks, "_look", _look_noted),
             (Dispatcher, "synthesise", _synthesise_noted),
             (Dispatcher, "_try", _try_noted),
             (Dispatcher, "_run_after", _run_after_noted),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import magpy_like as magpy
-from magpy_like.compiler import errors
+from magpy_like.compiler import compiler_errors
 from tests.seeding import seed
 
 
@@ -66,7 +66,7 @@ def _seeded() -> None:
 @pytest.fixture(autouse=True)
 def _unwarned() -> None:
     """A warning comes once in a process, so a test that waits for it must not depend on others."""
-    errors._warned.clear()
+    compiler_errors._warned.clear()
 
 
 @pytest.fixture

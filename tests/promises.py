@@ -11,7 +11,7 @@ import sympy
 import torch
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from magpy_like.synthesis.graphs import _MODES
+from magpy_like.synthesis.shared_graphs import _MODES
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _UNKNOWN = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)

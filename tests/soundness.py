@@ -44,7 +44,16 @@ from tests.seeding import seed
 
 ROOT = Path(__file__).parent.parent
 JOURNAL = Path(os.environ.get("SOUNDNESS_JOURNAL", ROOT / ".soundness.jsonl"))
-SWEPT = ("dynamic", "synthesis", "monitor", "records", "refgraph", "hostile", "corpus")
+SWEPT = (
+    "control_flow",
+    "splitting",
+    "synthesis",
+    "monitor",
+    "records",
+    "refgraph",
+    "hostile",
+    "corpus",
+)
 """The folders of tests that run programs under a monitor; the others are about one part alone."""
 ENOUGH = 2
 """Answers that a kind of check must have changed before it is tried no more."""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.zoo import is_wrong
+from benchmarks.zoo_models import is_wrong
 
 TRUE = torch.linspace(-2, 2, 64, dtype=torch.float64)
 

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from magpy_like.cli import main
-from magpy_like.compiler.runtime import code_cache
+from magpy_like.disk_cache import code_cache
 
 
 @pytest.fixture(autouse=True)

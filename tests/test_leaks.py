@@ -8,7 +8,7 @@ import torch
 
 import magpy_like as magpy
 from tests.memory import bytes_left, census
-from tests.models import ZOO
+from zoo import ZOO
 
 pytestmark = pytest.mark.usefixtures("forget_everything")
 

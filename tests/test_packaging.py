@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from magpy_like.annotation.location import annotations_dir
+from magpy_like.annotation.annotation_files import annotations_dir
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = [name for name in ("magpy_like", "paritybench_runner") if (ROOT / name).is_dir()]
@@ -44,7 +44,7 @@ def source(tmp_path):
 
 
 LOOKS = (
-    "from magpy_like.annotation.location import annotations_dir; print(annotations_dir())\n"
+    "from magpy_like.annotation.annotation_files import annotations_dir; print(annotations_dir())\n"
     "from magpy_like.annotation import lookup; assert lookup(len) and lookup(list.append)\n"
 )
 

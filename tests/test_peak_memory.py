@@ -7,7 +7,7 @@ import torch
 
 import magpy_like as magpy
 from tests.memory import peak_bytes
-from tests.models import ZOO
+from zoo import ZOO
 
 VISION = [m for m in ZOO.values() if m.vision]
 BATCH = 16

@@ -21,11 +21,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
+from magpy_like.annotation.annotation_files import annotations_dir
 from magpy_like.annotation.loader import Rule, is_pattern, read_rules
-from magpy_like.annotation.location import annotations_dir
 from magpy_like.annotation.schema import Annotation, SchemaError, build
 from magpy_like.errors import AnnotationError
-from magpy_like.native.kinds import isinstance
+from magpy_like.native.instance_checks import isinstance
 
 _log = logging.getLogger(__name__)
 

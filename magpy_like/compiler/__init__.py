@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from magpy_like.compiler.compile_fx import compile_fx
-from magpy_like.compiler.errors import CompileError, MagpyWarning
+from magpy_like.compiler.compiler_errors import CompileError, MagpyWarning
 
 __all__ = ["CompileError", "MagpyWarning", "compile_fx", "dynamo_backend"]
 

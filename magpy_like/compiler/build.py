@@ -9,20 +9,21 @@ from typing import Any
 
 from torch import fx
 
-from magpy_like.compiler.codegen import cpp, special, triton
-from magpy_like.compiler.codegen.common import Kernel
-from magpy_like.compiler.codegen.launcher import COMMON, Launcher, define
-from magpy_like.compiler.errors import Unsupported
-from magpy_like.compiler.graph import Graph
+from magpy_like.compiler.codegen.common.kernel_plan import Kernel
+from magpy_like.compiler.codegen.cpp import cpp_printer, special_functions
+from magpy_like.compiler.codegen.launcher.launcher import COMMON, Launcher, define
+from magpy_like.compiler.codegen.triton import triton_printer
+from magpy_like.compiler.compiler_errors import Unsupported
+from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.runtime import (
-    captured_cache,
-    code_cache,
-    graph_cache,
-    pages,
+    captured_graph_cache,
+    compiled_graph_cache,
+    huge_pages,
     triton_launch,
-)  # fmt: skip
-from magpy_like.compiler.runtime.graph_cache import CompiledGraph
+)
+from magpy_like.compiler.runtime.compiled_graph_cache import CompiledGraph
 from magpy_like.compiler.trace import Trace
+from magpy_like.disk_cache import code_cache
 
 # What one process of the C++ compiler is worth: it takes about as long to start as for this text.
 CHARACTERS_PER_UNIT = 20_000
@@ -42,7 +43,7 @@ def key(gm: fx.GraphModule, kind: str, trace: Trace) -> str | None:
     """Where the graph may be kept; None where it cannot, or where somebody wants to look on."""
     if trace.is_watched() or PRINTERS["cpu"].build is not build_cpp:
         return None
-    return graph_cache.key(gm, kind)
+    return compiled_graph_cache.key(gm, kind)
 
 
 def build(
@@ -58,8 +59,8 @@ def build(
         with trace.timing("kernels"):
             if PRINTERS[device].build is build_cpp:
                 functions |= _build_units(compiled, part, graph, kind, trace)
-            elif PRINTERS[device].build is triton.build:
-                wanted, compiled.places = triton.plan(part, graph, kind, trace)
+            elif PRINTERS[device].build is triton_printer.build:
+                wanted, compiled.places = triton_printer.plan(part, graph, kind, trace)
                 compiled.on_gpu = [triton_launch.as_text(w) for w in wanted]
                 functions |= _load_gpu(compiled, wanted)
             else:
@@ -74,7 +75,7 @@ def build(
 
 def find(key: str, gm: fx.GraphModule, kind: str) -> Call | None:
     """The function that :func:`build` kept under ``key``, by this or another process."""
-    compiled = graph_cache.get(key)
+    compiled = compiled_graph_cache.get(key)
     if compiled is None:
         return None
     call = _call(compiled, compiled.objects(gm) | _load(compiled, kind))
@@ -85,7 +86,7 @@ def find(key: str, gm: fx.GraphModule, kind: str) -> Call | None:
 
 def find_captured(key: str) -> Call | None:
     """The function for inference that a captured graph led to before, in whatever process."""
-    compiled = captured_cache.get(key)
+    compiled = captured_graph_cache.get(key)
     if compiled is None or compiled.held or compiled.assumes:
         return None
     nothing = fx.GraphModule({}, fx.Graph())
@@ -102,16 +103,16 @@ def _keep(compiled: CompiledGraph, launcher: Launcher, graph: Graph, key: str) -
     """Keep what was built on disk; false where it refers to something without a name."""
     for name, target in graph.attributes.items():
         if target is None:
-            compiled.folded[name] = graph_cache.text_of(graph.constants[name])
+            compiled.folded[name] = compiled_graph_cache.text_of(graph.constants[name])
         else:
             compiled.held[name] = target
     try:
         for name, thing in launcher.namespace.items():
             if name not in graph.constants and COMMON.get(name) is not thing:
-                compiled.names[name] = graph_cache.spell(thing)
-    except graph_cache.NoKey:
+                compiled.names[name] = compiled_graph_cache.spell(thing)
+    except compiled_graph_cache.NoKey:
         return False
-    graph_cache.put(key, compiled)
+    compiled_graph_cache.put(key, compiled)
     return True
 
 
@@ -143,12 +144,12 @@ def _print_units(compiled: CompiledGraph, kernels: Sequence[Kernel], graph: Grap
     names: dict[str, str] = {}  # text -> function; kernels of one text share it
     origins: dict[str, list[str]] = {}
     for kernel in kernels:
-        text = cpp.print_function(kernel, graph.hint)
+        text = cpp_printer.print_function(kernel, graph.hint)
         function = compiled.functions[kernel.name] = names.setdefault(text, kernel.name)
         origins.setdefault(function, []).extend(kernel.origins)
     functions = [(name, text, origins[name]) for text, name in names.items()]
     for unit in _shares(functions):
-        compiled.units.append((cpp.print_unit(unit), [name for name, *_ in unit]))
+        compiled.units.append((cpp_printer.print_unit(unit), [name for name, *_ in unit]))
 
 
 def _shares(functions: list[tuple[str, str, list[str]]]) -> list[list[tuple[str, str, list[str]]]]:
@@ -167,14 +168,14 @@ def _shares(functions: list[tuple[str, str, list[str]]]) -> list[list[tuple[str,
 
 def _load_units(compiled: CompiledGraph, kind: str) -> Functions:
     """Compile, or find compiled, and load: kernel -> function of addresses and sizes."""
-    if any(special.uses_special(text) for text, _ in compiled.units):
-        special.load_special()
-    headers = {"cpp_prelude.h": cpp.PRELUDE}
+    if any(special_functions.uses_special(text) for text, _ in compiled.units):
+        special_functions.load_special()
+    headers = {"cpp_prelude.h": cpp_printer.PRELUDE}
     sources = [
-        code_cache.CppSource(text, f"magpy_{kind}", cpp.FLAGS, headers)
+        code_cache.CppSource(text, f"magpy_{kind}", cpp_printer.FLAGS, headers)
         for text, _ in compiled.units
     ]
-    pages.keep_freed_memory()
+    huge_pages.keep_freed_memory()
     found: Functions = {}
     paths = code_cache.compile_cpp_many(sources)
     for path, (_, names) in zip(paths, compiled.units, strict=True):
@@ -194,5 +195,5 @@ class Printer:
 #: Device type -> the printer for its kernels.
 PRINTERS = {
     "cpu": Printer(lambda kernel, hint: None, build_cpp),
-    "cuda": Printer(triton.settle, triton.build),
+    "cuda": Printer(triton_printer.settle, triton_printer.build),
 }

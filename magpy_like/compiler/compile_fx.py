@@ -18,28 +18,29 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from magpy_like.compiler import build, describe, numbers, passes
-from magpy_like.compiler.aot import aot_compile, interpret, without_grad
-from magpy_like.compiler.codegen.common import Kernel
-from magpy_like.compiler.codegen.launcher import Launcher
-from magpy_like.compiler.control import has_parts
-from magpy_like.compiler.current_gpu import has_calls_for_current_gpu, traced_afresh
-from magpy_like.compiler.errors import CompileError, Unsupported, warn_fallback
-from magpy_like.compiler.graph import Graph, assumptions, find_shape_env
-from magpy_like.compiler.memory import plan_memory
-from magpy_like.compiler.overwritten import overwrites_saved
-from magpy_like.compiler.parts import in_parts, interpreted
-from magpy_like.compiler.recomputed import keep_checkpoints, unfolded
-from magpy_like.compiler.runtime import captured_cache, code_cache
-from magpy_like.compiler.saved import saved_places
-from magpy_like.compiler.saved_tensors import no_hooks
-from magpy_like.compiler.scheduler import Scheduler
-from magpy_like.compiler.streams import gpus_of, on_default_streams
+from magpy_like.compiler import build, ir_text, passes, runtime_scalars
+from magpy_like.compiler.autograd.aot import aot_compile, interpret, without_grad
+from magpy_like.compiler.autograd.backward_streams import gpus_of, on_default_streams
+from magpy_like.compiler.autograd.overwritten_saved_values import overwrites_saved
+from magpy_like.compiler.autograd.saved_values import saved_places
+from magpy_like.compiler.codegen.common.kernel_plan import Kernel
+from magpy_like.compiler.codegen.launcher.launcher import Launcher
+from magpy_like.compiler.compiler_errors import CompileError, Unsupported, warn_fallback
+from magpy_like.compiler.graph_parts import in_parts, interpreted
+from magpy_like.compiler.lowering.graph_lowering import Graph, assumptions, find_shape_env
+from magpy_like.compiler.runtime import captured_graph_cache
+from magpy_like.compiler.scheduling.memory_planning import plan_memory
+from magpy_like.compiler.scheduling.scheduler import Scheduler
 from magpy_like.compiler.trace import Trace, open_trace
-from magpy_like.compiler.turns import TURNS
-from magpy_like.compiler.unknown import NOT_KNOWN, with_symbols
-from magpy_like.compiler.varying import is_symbolic
-from magpy_like.compiler.written_again import NotWritten
+from magpy_like.compiler.unbacked_symbols import NOT_KNOWN, with_symbols
+from magpy_like.compiler.varying_inputs import is_symbolic
+from magpy_like.disk_cache import code_cache
+from magpy_like.graph_operators.checkpoint_operator import keep_checkpoints, unfolded
+from magpy_like.graph_operators.checkpoint_statistics import NotWritten
+from magpy_like.graph_operators.control_operators import has_parts
+from magpy_like.torch_interop.current_gpu import has_calls_for_current_gpu, traced_afresh
+from magpy_like.torch_interop.saved_tensor_hooks import no_hooks
+from magpy_like.torch_interop.tracing_lock import TURNS
 
 _OPTIONS = {"strict", "trace"}
 
@@ -127,7 +128,7 @@ def compile_untransformed(
             if None not in known.values():
                 baked = [known.get(k, e) for k, e in enumerate(example_inputs)]
                 call = compile_untransformed(gm, baked, options=options)
-                return numbers.only_for(known, call, gm)
+                return runtime_scalars.only_for(known, call, gm)
         # A program that eager refuses is refused by eager, with eager's message, when it runs.
         warn_fallback("a graph", _first_line(error), strict=strict)
         return cast(Callable[..., Any], gm.forward)  # calling it prints what it raises
@@ -168,7 +169,7 @@ def _compile_captured(
 
         return compiler
 
-    key = None if trace.is_watched() else captured_cache.key(captured, example_inputs)
+    key = None if trace.is_watched() else captured_graph_cache.key(captured, example_inputs)
     whole = unfolded(captured)
     gm = _LazyGraphModule(whole, copy.deepcopy(whole.graph))  # nobody runs its source
     known = build.find_captured(key) if key is not None else None
@@ -177,8 +178,8 @@ def _compile_captured(
         return without_grad(known) if restore is None else _then(without_grad(known), restore)
     gm = passes.run_captured(gm, example_inputs)
     gm, restore = _flat_outputs(gm)
-    examples, sizes = numbers.sizes_as_arguments(gm, example_inputs)
-    examples, floats = numbers.floats_as_tensors(gm, examples)
+    examples, sizes = runtime_scalars.sizes_as_arguments(gm, example_inputs)
+    examples, floats = runtime_scalars.floats_as_tensors(gm, examples)
 
     def aot() -> Callable[..., Any]:
         return aot_compile(
@@ -193,17 +194,17 @@ def _compile_captured(
             raise
         call = aot()  # torch now knows which floats of the shape environment are no constants
     if key is not None and (entry := getattr(call, "leads_to", None)) is not None:
-        captured_cache.put(key, entry)
+        captured_graph_cache.put(key, entry)
     if floats:
-        call = numbers.with_tensors(call, floats)
+        call = runtime_scalars.with_tensors(call, floats)
     if sizes:
-        call = numbers.with_sizes(call, sizes)
+        call = runtime_scalars.with_sizes(call, sizes)
     if restore is not None:
         call = _then(call, restore)
     if len(gpus) > 1:
         call = on_default_streams(call, captured.forward, gpus)
     # Calling the module itself prints what it raises.
-    return numbers.or_eager(call, captured.forward, assuming[0]) if assuming else call
+    return runtime_scalars.or_eager(call, captured.forward, assuming[0]) if assuming else call
 
 
 def _flat_outputs(
@@ -288,13 +289,13 @@ def _compile(gm: fx.GraphModule, kind: str, trace: Trace) -> Callable[[list[Any]
         graph.results, graph.saved = results, saved
     if kind == "backward":  # the forward pass has looked
         graph.assumed = assumptions(graph.shape_env)
-    trace.write("ir", f"{kind}.txt", lambda: describe.graph(graph))
+    trace.write("ir", f"{kind}.txt", lambda: ir_text.graph(graph))
     with trace.timing("scheduling"):
         schedule = Scheduler(graph).run()
         for work in schedule.steps:
             if isinstance(work, Kernel):
                 build.settle(work, graph)
         steps = plan_memory(graph, schedule)
-    trace.write("schedule", f"{kind}.txt", lambda: describe.schedule(schedule))
+    trace.write("schedule", f"{kind}.txt", lambda: ir_text.schedule(schedule))
     kernels = [step.work for step in steps if isinstance(step.work, Kernel)]
     return build.build(Launcher(graph, steps), kernels, graph, kind, trace, key)

@@ -1,0 +1,1 @@
+"""One native run of the program, watched instruction by instruction (MagPy, sections 3 and 5)."""

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from magpy_like.compiler.current_gpu import current_gpu
-from magpy_like.monitor.changes import Changes
-from magpy_like.monitor.devices import default_device
-from magpy_like.monitor.modes import Modes
-from magpy_like.monitor.split import SplitPoint
-from magpy_like.refgraph.values import generator_states
+from magpy_like.monitor.objects.mutations import Changes
+from magpy_like.monitor.torch_state.default_device import default_device
+from magpy_like.monitor.torch_state.torch_modes import Modes
+from magpy_like.refgraph.plain_values import generator_states
+from magpy_like.split_points import SplitPoint
+from magpy_like.torch_interop.current_gpu import current_gpu
 
 
 class Hook(NamedTuple):

@@ -13,32 +13,33 @@ from typing import Any
 import torch
 import torch.utils.weak
 
+from magpy_like.bytecode.code_facts import calling, keyword_names
 from magpy_like.logs import topic
-from magpy_like.monitor import native_calls, repeated_calls, tensor_attributes, varying_reads
-from magpy_like.monitor.arguments import is_followed
-from magpy_like.monitor.checkpoints import Call
-from magpy_like.monitor.closures import refuse
-from magpy_like.monitor.code_facts import calling, keyword_names
-from magpy_like.monitor.entering import Entering
-from magpy_like.monitor.expressions import Expression
-from magpy_like.monitor.flags import Flags
-from magpy_like.monitor.gathered import looked_at
-from magpy_like.monitor.handed_through import is_handed_through
+from magpy_like.monitor.calls import native_calls, replayed_calls
+from magpy_like.monitor.calls.argument_kinds import is_followed
+from magpy_like.monitor.calls.checkpoint_runs import Checkpointed
+from magpy_like.monitor.calls.checkpointed_functions import Call
+from magpy_like.monitor.calls.operator_closures import refuse
+from magpy_like.monitor.calls.passthrough_results import is_handed_through
+from magpy_like.monitor.calls.replayed_calls import outward
+from magpy_like.monitor.entering_frames import Entering
+from magpy_like.monitor.instructions.rule_table import WHEN, Rules, load_rules
 from magpy_like.monitor.instructions.step import Step, finish_without_result
-from magpy_like.monitor.instructions.table import WHEN, Rules, load_rules
-from magpy_like.monitor.lifted import LiftedNumbers
-from magpy_like.monitor.number_rules import SETTLED_BY
-from magpy_like.monitor.own_arguments import OwnArguments
-from magpy_like.monitor.own_tensors import OwnTensors
-from magpy_like.monitor.recomputed import Checkpointed
+from magpy_like.monitor.isolated_runs import MAKES, Confined, Side, finish_in_side, side_filter
+from magpy_like.monitor.object_replacement import FoundNumbers
+from magpy_like.monitor.program_arguments import OwnArguments
+from magpy_like.monitor.protocols import Branching, Cut
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.region import Compiling, ask_for_instructions, seen_entry
-from magpy_like.monitor.repeated_calls import outward
-from magpy_like.monitor.replacing import FoundNumbers
-from magpy_like.monitor.roles import Branching, Cut
-from magpy_like.monitor.sides import MAKES, Confined, Side, finish_in_side, side_filter
-from magpy_like.monitor.split import Effect, Look, Place, Split, SplitPoint, active, place_of
-from magpy_like.monitor.variation import NOTHING_VARIES, Variation
+from magpy_like.monitor.region_entry import Compiling, ask_for_instructions, seen_entry
+from magpy_like.monitor.symbolic import varying_reads
+from magpy_like.monitor.symbolic.expressions import Expression
+from magpy_like.monitor.symbolic.gathered_lists import looked_at
+from magpy_like.monitor.symbolic.lifted_flags import Flags
+from magpy_like.monitor.symbolic.lifted_number_rules import SETTLED_BY
+from magpy_like.monitor.symbolic.lifted_numbers import LiftedNumbers
+from magpy_like.monitor.symbolic.variation import NOTHING_VARIES, Variation
+from magpy_like.monitor.tensor_restoration import OwnTensors
+from magpy_like.monitor.torch_state import tensor_attributes
 from magpy_like.native import (
     Monitor,
     call_as_caller,
@@ -49,8 +50,9 @@ from magpy_like.native import (
     start_counting,
     stop_counting,
 )
-from magpy_like.native.kinds import isinstance
-from magpy_like.refgraph.values import PLAIN_TYPES
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph.plain_values import PLAIN_TYPES
+from magpy_like.split_points import Effect, Look, Place, Split, SplitPoint, active, place_of
 
 log = topic("monitor")
 
@@ -108,7 +110,7 @@ class MonitorRun:
         """Where the program was last seen."""
         self._collects = False
         """Whether the garbage collector is at work."""
-        self.called_instead: repeated_calls.Call | None = None
+        self.called_instead: replayed_calls.Call | None = None
         """The call to make in place of the one that is about to run."""
         self.refrained: str | None = None
         """Why a checkpointed function could not be followed, which the next run will not do."""

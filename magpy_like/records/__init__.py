@@ -1,0 +1,1 @@
+"""Records: lookup, dispatch, misses, and segments of programs that split."""

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.compiler.turns import TURNS
-from magpy_like.native.kinds import isinstance
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.torch_interop.tracing_lock import TURNS
 
 RELIABLE = frozenset({"eager", "aot_eager", "inductor", "magpy"})
 """Backends that raise where one of the graph's operators does, and nowhere else."""
@@ -49,7 +49,7 @@ def resolve_backend(
 
 
 def _named(found: Callable[..., Any], graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-    from magpy_like.compiler.passes.gradients import keep_saved
+    from magpy_like.compiler.passes.inner_gradients import keep_saved
 
     keep_saved(graph)
     with TURNS:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from magpy_like.errors import CompileError
-from magpy_like.monitor.split import SplitPoint
 from magpy_like.records.remedies import remedy
+from magpy_like.split_points import SplitPoint
 
 
 class CacheInfo(NamedTuple):
@@ -143,7 +143,7 @@ def make_dispatcher(target: Callable[..., Any], **settings: Any) -> Any:
     reason = _no_monitor()
     if reason is not None:
         return Eager(target, reason, **settings)
-    from magpy_like.records.dispatch import Dispatcher
+    from magpy_like.records.dispatcher import Dispatcher
 
     return Dispatcher(target, **settings)
 
@@ -151,6 +151,6 @@ def make_dispatcher(target: Callable[..., Any], **settings: Any) -> Any:
 def reset_all() -> None:
     """Forget the records of every compiled function."""
     if _no_monitor() is None:
-        from magpy_like.records.dispatch import reset_all as reset_dispatchers
+        from magpy_like.records.dispatcher import reset_all as reset_dispatchers
 
         reset_dispatchers()

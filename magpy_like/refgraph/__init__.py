@@ -1,6 +1,7 @@
 """The reference graph: which variable refers to which, version by version (MagPy, section 4)."""
 
-from magpy_like.refgraph.graph import (
+from magpy_like.refgraph.node_search import get_guard_nodes, get_mock_nodes
+from magpy_like.refgraph.ref_graph import (
     ABSENT,
     EXTERNAL,
     MRO,
@@ -11,7 +12,6 @@ from magpy_like.refgraph.graph import (
     Relation,
     ShadowNode,
 )
-from magpy_like.refgraph.search import get_guard_nodes, get_mock_nodes
 
 __all__ = [
     "ABSENT",

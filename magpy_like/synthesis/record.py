@@ -14,35 +14,41 @@ import torch
 from torch import fx
 
 from magpy_like.annotation import RelationKind
-from magpy_like.compiler.control import has_parts
-from magpy_like.compiler.current_gpu import traced_afresh
-from magpy_like.compiler.parts import interpreted
-from magpy_like.dynamic.tracebacks import raised_in_caller
-from magpy_like.monitor.containers import elements, items_of, length_of
-from magpy_like.monitor.devices import switch, without_default_device
-from magpy_like.monitor.expressions import Draw, Expression, Read, known_before_graph, made_of
-from magpy_like.monitor.iterators import advance
-from magpy_like.monitor.meetings import came
-from magpy_like.monitor.modes import Modes
+from magpy_like.compiler.graph_parts import interpreted
+from magpy_like.graph_operators.control_operators import has_parts
+from magpy_like.monitor.objects.access_paths import lookup
+from magpy_like.monitor.objects.containers import elements, items_of, length_of
+from magpy_like.monitor.objects.iterators import advance
+from magpy_like.monitor.objects.outside_reads import came
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.split import NotForetold, NotMerged, Place, Split, SplitPoint
-from magpy_like.monitor.variation import Path
-from magpy_like.monitor.ways import lookup
+from magpy_like.monitor.symbolic.expressions import (
+    Draw,
+    Expression,
+    Read,
+    known_before_graph,
+    made_of,
+)
+from magpy_like.monitor.symbolic.variation import Path
+from magpy_like.monitor.torch_state.default_device import switch, without_default_device
+from magpy_like.monitor.torch_state.torch_modes import Modes
 from magpy_like.native import instance_dict
-from magpy_like.native.kinds import isinstance
+from magpy_like.native.instance_checks import isinstance
 from magpy_like.refgraph import ABSENT, ByIdentity, Fact, Relation, ShadowNode
-from magpy_like.refgraph.values import is_plain
-from magpy_like.synthesis import numbers
-from magpy_like.synthesis.checks import same_keys, same_list, same_scalar
-from magpy_like.synthesis.early_looks import look_before_writing
-from magpy_like.synthesis.examples import example_inputs
-from magpy_like.synthesis.expected import Expected
-from magpy_like.synthesis.graphs import CompiledGraph
-from magpy_like.synthesis.guard import GuardBuilder
-from magpy_like.synthesis.places import Places
-from magpy_like.synthesis.reconstruct import Reconstruction
-from magpy_like.synthesis.source import Source, literal
-from magpy_like.synthesis.undoing import Undoing
+from magpy_like.refgraph.plain_values import is_plain
+from magpy_like.split_points import NotForetold, NotMerged, Place, Split, SplitPoint
+from magpy_like.splitting.tracebacks import raised_in_caller
+from magpy_like.synthesis import number_source
+from magpy_like.synthesis.example_inputs import example_inputs
+from magpy_like.synthesis.generated_source import Source, literal
+from magpy_like.synthesis.guard.access_places import Places
+from magpy_like.synthesis.guard.expected_values import Expected
+from magpy_like.synthesis.guard.guard_builder import GuardBuilder
+from magpy_like.synthesis.guard.guard_checks import same_keys, same_list, same_scalar
+from magpy_like.synthesis.mock.early_checks import look_before_writing
+from magpy_like.synthesis.mock.reconstruction import Reconstruction
+from magpy_like.synthesis.mock.roll_back import Undoing
+from magpy_like.synthesis.shared_graphs import CompiledGraph
+from magpy_like.torch_interop.current_gpu import traced_afresh
 
 _numbers_of_records = itertools.count()
 
@@ -118,7 +124,7 @@ class MockBuilder:
         self.outputs: list[fx.Node] = []
         self._output_names: dict[fx.Node, str] = {}
         self.side_effects: list[str] = []
-        self.numbers = numbers.Numbers(
+        self.numbers = number_source.Numbers(
             rec.lifted.in_python, self.existing, self.source.constant, self.graph_output
         )
         self.values = Reconstruction(
@@ -198,7 +204,9 @@ class MockBuilder:
                 raise NotForetold("foretells a tensor's value before it changes what is outside")
             return []
         for expression, value, _ in rec.lifted.foretold:
-            way = numbers.text(expression, self.existing, self.source.constant, self.graph_output)
+            way = number_source.text(
+                expression, self.existing, self.source.constant, self.graph_output
+            )
             check = same_scalar if is_plain(value) else same_list
             same = self.source.constant(check, check.__name__)
             given = literal(value) or self.source.constant(value, "value")
@@ -313,7 +321,7 @@ class MockBuilder:
         at = _READS.get((relation.kind, node.type)) or _READS.get((relation.kind, None))
         found = node.first.refs.get(relation, ABSENT)
         number = self.rec.lifted.expression(value)
-        if at is None or found == ABSENT or not numbers.is_short(number):
+        if at is None or found == ABSENT or not number_source.is_short(number):
             return text
         before = self.rec.refs.get_node_by_id(found)
         parts = [part.node if isinstance(part, Read) else None for part in made_of(number)]
@@ -326,7 +334,7 @@ class MockBuilder:
         def name(part: ShadowNode) -> str:
             return now if part is before else self.existing(part)
 
-        again = numbers.text(number, name, self.source.constant)
+        again = number_source.text(number, name, self.source.constant)
         return f"{text} if {now} is {seen} else {again}"
 
     def _statement(

@@ -19,9 +19,9 @@ import torch
 import yaml
 
 from magpy_like.annotation import NULL, RelationKind, ValueRead, annotate, lookup, resolve
-from magpy_like.annotation.location import annotations_dir
+from magpy_like.annotation.annotation_files import annotations_dir
 from magpy_like.annotation.lookup import Table, load_annotations
-from magpy_like.annotation.shapes import shape_depends_on_data
+from magpy_like.annotation.output_shapes import shape_depends_on_data
 
 ITEMS = [1]
 TENSOR = torch.ones(2)
@@ -316,7 +316,7 @@ def test_every_native_operation_of_a_namespace_is_annotated(namespace) -> None:
 def test_loading_all_annotations_takes_less_than_150_ms() -> None:
     program = (
         "import time, torch, magpy_like.annotation.loader\n"
-        "from magpy_like.annotation.location import annotations_dir\n"
+        "from magpy_like.annotation.annotation_files import annotations_dir\n"
         "from magpy_like.annotation.lookup import Table\n"
         "start = time.process_time()\n"
         "Table().load_directory(annotations_dir())\n"

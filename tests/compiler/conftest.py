@@ -9,13 +9,13 @@ import torch
 from torch._dynamo import guards, utils
 
 ON_CPU = {
-    "test_bad_input.py",
+    "test_fallbacks.py",
     "test_current_gpu.py",
-    "test_layout.py",
+    "test_channels_last.py",
     "test_narrow_products.py",
-    "test_pages.py",
-    "test_products.py",
-    "test_streams.py",
+    "test_huge_pages.py",
+    "test_matrix_products.py",
+    "test_backward_streams.py",
 }
 
 

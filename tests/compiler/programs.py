@@ -9,10 +9,10 @@ from unittest import mock
 import torch
 
 from magpy_like.compiler import build, dynamo_backend
-from magpy_like.compiler.codegen.common import Kernel
+from magpy_like.compiler.codegen.common.kernel_plan import Kernel
 from magpy_like.compiler.compile_fx import compile_fx
-from magpy_like.compiler.graph import Graph
-from magpy_like.compiler.scheduler import Schedule, Scheduler
+from magpy_like.compiler.lowering.graph_lowering import Graph
+from magpy_like.compiler.scheduling.scheduler import Schedule, Scheduler
 from tests import seeding
 
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import fx, nn
 
-from magpy_like.compiler import build, indexing
+from magpy_like.compiler import build
 from magpy_like.compiler.compile_fx import compile_fx
-from magpy_like.compiler.ir import Box
-from magpy_like.compiler.ops import Body
+from magpy_like.compiler.ir import index_arithmetic
+from magpy_like.compiler.ir.loop_ir import Box
+from magpy_like.compiler.ir.ops import Body
 from tests.compiler.programs import same
 
 
@@ -68,7 +69,7 @@ def test_functions_are_shared_out_by_their_size():
 
 @pytest.mark.parametrize(
     ("owner", "name", "most"),
-    [(indexing, "_needs_expansion", 300), (Body, "of", 3000)],
+    [(index_arithmetic, "_needs_expansion", 300), (Body, "of", 3000)],
     ids=["addresses", "buffers"],
 )
 def test_the_scheduler_asks_once_what_a_loop_touches_and_not_for_each_pair(owner, name, most):

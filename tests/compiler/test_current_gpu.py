@@ -8,9 +8,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import magpy_like as magpy
-from magpy_like.compiler import compile_fx, current_gpu
-from magpy_like.compiler.current_gpu import has_calls_for_current_gpu, is_for_current_gpu
-from magpy_like.compiler.runtime import captured_cache
+from magpy_like.compiler import compile_fx
+from magpy_like.compiler.runtime import captured_graph_cache
+from magpy_like.torch_interop import current_gpu
+from magpy_like.torch_interop.current_gpu import has_calls_for_current_gpu, is_for_current_gpu
 from tests.programs import Twins, one
 
 
@@ -105,9 +106,9 @@ def test_what_they_lead_to_is_kept_on_disk_for_one_gpu(meta, place, same):
     graph = torch.fx.Graph()
     graph.output(graph.call_function(torch.ones, (3,), {"device": place}))
     gm = torch.fx.GraphModule({}, graph)
-    on_first = captured_cache.key(gm, [])
+    on_first = captured_graph_cache.key(gm, [])
     meta.now = 1
-    assert (captured_cache.key(gm, []) == on_first) == same
+    assert (captured_graph_cache.key(gm, []) == on_first) == same
 
 
 PROGRAMS = {

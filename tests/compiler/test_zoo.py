@@ -8,7 +8,7 @@ import torch
 import magpy_like as magpy
 from tests.compiler.programs import tensors
 from tests.memory import peak_bytes
-from tests.models import ZOO
+from zoo import ZOO
 
 pytestmark = pytest.mark.usefixtures("forget_everything")
 
@@ -40,7 +40,7 @@ def compiled(model):
 
 
 @zoo(STATIC)
-@pytest.mark.filterwarnings("error::magpy_like.compiler.errors.MagpyWarning")
+@pytest.mark.filterwarnings("error::magpy_like.compiler.compiler_errors.MagpyWarning")
 def test_inference_equals_eager(entry, device):
     model = entry.make(seed=0).to(device)
     fast = compiled(model)
@@ -55,7 +55,7 @@ def test_inference_equals_eager(entry, device):
 
 
 @zoo([m for m in STATIC if m.trains])
-@pytest.mark.filterwarnings("error::magpy_like.compiler.errors.MagpyWarning")
+@pytest.mark.filterwarnings("error::magpy_like.compiler.compiler_errors.MagpyWarning")
 def test_training_equals_eager(entry, device):
     """In double precision: a ReLU at zero or a batch of two can turn float32's rounding into any
     difference of gradients, in eager as well. (Some models go through float32 inside.)"""

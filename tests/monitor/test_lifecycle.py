@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import magpy_like as magpy
-from magpy_like.monitor.entering import Entering
+from magpy_like.monitor.entering_frames import Entering
 from magpy_like.monitor.run import MonitorRun
 from tests.compare import assert_same
 from tests.programs import collect, matrix, tensor

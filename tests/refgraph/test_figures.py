@@ -15,7 +15,7 @@ import torch
 from magpy_like.annotation import RelationKind
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.refgraph import EXTERNAL, RefGraph, Relation, get_guard_nodes, get_mock_nodes
-from magpy_like.refgraph.render import to_dot, to_text
+from magpy_like.refgraph.rendering import to_dot, to_text
 from tests.programs import Twins
 
 

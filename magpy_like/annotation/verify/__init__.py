@@ -6,6 +6,6 @@ inputs in a process whose state was changed in between, with what the operation 
 read changed, and with a look at what it left its inputs in.
 """
 
-from magpy_like.annotation.verify.runner import Report, Result, verify
+from magpy_like.annotation.verify.verification import Report, Result, verify
 
 __all__ = ["Report", "Result", "verify"]

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import yaml
 
-from magpy_like.annotation.location import annotations_dir
+from magpy_like.annotation.annotation_files import annotations_dir
 from magpy_like.annotation.lookup import resolve
 from magpy_like.annotation.schema import ValueRead
 from magpy_like.annotation.verify.snapshot import Cell, Marker, copied

@@ -13,12 +13,18 @@ import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
-from magpy_like.compiler.decompositions import complexes, distances, layouts, losses, placing
-from magpy_like.compiler.decompositions.table import OWN, Function, means, torchs
+from magpy_like.compiler.decompositions import (  # noqa: F401 (each adds to the table)
+    complex_parts,
+    distances,
+    eager_layouts,
+    index_placement,
+    losses,
+)
+from magpy_like.compiler.decompositions.decomposition_table import OWN, Function, means, torchs
+from magpy_like.compiler.ir.ops import LOW_PRECISION
 from magpy_like.compiler.lowering import LOWERINGS
-from magpy_like.compiler.ops import LOW_PRECISION
 
-__all__ = ["complexes", "decompositions", "distances", "layouts", "losses", "placing"]
+__all__ = ["decompositions"]
 
 aten = torch.ops.aten
 

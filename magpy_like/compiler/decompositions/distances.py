@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from magpy_like.compiler.decompositions.table import means
+from magpy_like.compiler.decompositions.decomposition_table import means
 
 aten = torch.ops.aten
 

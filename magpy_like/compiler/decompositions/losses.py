@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch._C import DispatchKey
 
-from magpy_like.compiler.decompositions.table import Function, means, torchs
-from magpy_like.compiler.lowering.admitted import INDICES
+from magpy_like.compiler.decompositions.decomposition_table import Function, means, torchs
+from magpy_like.compiler.lowering.value_checks import INDICES
 
 aten = torch.ops.aten
 

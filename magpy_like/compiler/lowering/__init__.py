@@ -1,25 +1,22 @@
 """Lowerings: the table from ATen operators to loop IR, one module per family."""
 
-from magpy_like.compiler.lowering import (
-    admitted,
-    complexes,
-    concat,
-    counting,
-    fractional,
-    grid,
-    indexing,
+from magpy_like.compiler.lowering import (  # noqa: F401 (each module adds to the table)
+    complex_memory,
+    concatenation,
+    fractional_pooling,
+    grid_sampling,
+    histogram,
+    indexed_access,
     pointwise,
     pooling,
-    random,
-    reduction,
-    scan,
-    search,
-    special,
-    view,
+    random_numbers,
+    reductions,
+    scans,
+    sorted_search,
+    special_math,
+    value_checks,
+    views,
 )
-from magpy_like.compiler.lowering.registry import LOWERINGS
+from magpy_like.compiler.lowering.lowering_table import LOWERINGS
 
-__all__ = [
-    "LOWERINGS", "admitted", "complexes", "concat", "counting", "fractional", "grid", "indexing",
-    "pointwise", "pooling", "random", "reduction", "scan", "search", "special", "view",
-]  # fmt: skip
+__all__ = ["LOWERINGS"]

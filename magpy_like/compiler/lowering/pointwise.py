@@ -9,11 +9,12 @@ from typing import Any
 import sympy
 import torch
 
-from magpy_like.compiler import ir
-from magpy_like.compiler.errors import Unsupported
-from magpy_like.compiler.graph import Graph
-from magpy_like.compiler.ir import Box
-from magpy_like.compiler.lowering.registry import (
+from magpy_like.compiler.compiler_errors import Unsupported
+from magpy_like.compiler.ir import loop_ir
+from magpy_like.compiler.ir.loop_ir import Box
+from magpy_like.compiler.ir.ops import EXPENSIVE, Value, ops
+from magpy_like.compiler.lowering.graph_lowering import Graph
+from magpy_like.compiler.lowering.lowering_table import (
     LOW_PRECISION,
     Kind,
     aten,
@@ -28,7 +29,6 @@ from magpy_like.compiler.lowering.registry import (
     promote,
     sizes,
 )
-from magpy_like.compiler.ops import EXPENSIVE, Value, ops
 
 prims = torch.ops.prims
 
@@ -327,7 +327,7 @@ def frexp(graph: Graph, a: Box) -> list[Box]:
 
 
 def full_like_bool(graph: Graph, a: Box, value: bool) -> Box:
-    return ir.pointwise(
+    return loop_ir.pointwise(
         graph, a.device, torch.bool, a.size, lambda index: ops.constant(value, torch.bool), []
     )
 
@@ -387,7 +387,7 @@ def where(graph: Graph, condition: Box, a: Any, b: Any) -> Box:
         ]
         return ops.where(test, *sides)
 
-    return ir.pointwise(graph, common_device(boxes), dtype, size, inner, boxes)
+    return loop_ir.pointwise(graph, common_device(boxes), dtype, size, inner, boxes)
 
 
 @lower(aten.masked_fill.Scalar)
@@ -400,7 +400,7 @@ def masked_fill(graph: Graph, a: Box, mask: Box, value: Any) -> Box:
         return ops.where(test, ops.constant(value, compute), x)
 
     size = broadcast_shapes(a.size, mask.size)
-    return ir.pointwise(graph, a.device, a.dtype, size, inner, [a, mask])
+    return loop_ir.pointwise(graph, a.device, a.dtype, size, inner, [a, mask])
 
 
 @lower(aten.clamp.default, aten.clamp.Tensor)
@@ -444,9 +444,9 @@ def to_dtype(graph: Graph, a: Box, dtype: torch.dtype) -> Box:
         value = a.load(index)
         return value if a.dtype == dtype else ops.to_dtype(value, dtype)
 
-    if dtype not in ir.LOOP_DTYPES:
+    if dtype not in loop_ir.LOOP_DTYPES:
         raise Unsupported("conversion", f"to {dtype}")
-    return ir.pointwise(graph, a.device, dtype, a.size, inner, [a])
+    return loop_ir.pointwise(graph, a.device, dtype, a.size, inner, [a])
 
 
 @lower(prims.convert_element_type.default)
@@ -498,11 +498,11 @@ def copy_(graph: Graph, target: Box, source: Box, non_blocking: bool = False) ->
 
 def full(graph: Graph, size: Any, value: Any, dtype: torch.dtype, device: torch.device) -> Box:
     """A tensor of one number."""
-    if dtype not in ir.LOOP_DTYPES:
+    if dtype not in loop_ir.LOOP_DTYPES:
         raise Unsupported("a constant", f"dtype {dtype}")
     if isinstance(value, sympy.Basic) and not value.is_integer:
         raise Unsupported("a constant", "a symbolic float")
-    return ir.pointwise(
+    return loop_ir.pointwise(
         graph, device, dtype, sizes(size), lambda index: ops.constant(value, dtype), []
     )
 
@@ -565,7 +565,7 @@ def iota(
         return ops.index_expr(index[0] * step + start, dtype)
 
     meta = _result(graph)
-    return ir.pointwise(graph, meta.device, dtype, sizes([length]), inner, [])
+    return loop_ir.pointwise(graph, meta.device, dtype, sizes([length]), inner, [])
 
 
 @lower(aten.arange.start_step)
@@ -581,7 +581,7 @@ def arange(graph: Graph, start: Any, end: Any, step: Any = 1, **kwargs: Any) -> 
         first, distance = (ops.constant(v, torch.float64) for v in (start, step))
         return ops.to_dtype(ops.add(first, ops.mul(position, distance)), meta.dtype)
 
-    return ir.pointwise(graph, meta.device, meta.dtype, sizes(meta.shape), inner, [])
+    return loop_ir.pointwise(graph, meta.device, meta.dtype, sizes(meta.shape), inner, [])
 
 
 # --- activations ---------------------------------------------------------------------------------

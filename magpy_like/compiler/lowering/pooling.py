@@ -16,16 +16,22 @@ from typing import Any
 import sympy
 import torch
 
-from magpy_like.compiler import ir
-from magpy_like.compiler.errors import Unsupported
-from magpy_like.compiler.graph import Graph
-from magpy_like.compiler.indexing import Div, Expr, contiguous_strides, flatten, product
-from magpy_like.compiler.ir import Box, Index
-from magpy_like.compiler.lowering.indexing import lowest
+from magpy_like.compiler.compiler_errors import Unsupported
+from magpy_like.compiler.ir import loop_ir
+from magpy_like.compiler.ir.index_arithmetic import (
+    Div,
+    Expr,
+    contiguous_strides,
+    flatten,
+    product,
+)
+from magpy_like.compiler.ir.loop_ir import Box, Index
+from magpy_like.compiler.ir.ops import Value, compute_dtype, ops
+from magpy_like.compiler.ir.size_names import expr
+from magpy_like.compiler.lowering.graph_lowering import Graph
+from magpy_like.compiler.lowering.indexed_access import lowest
+from magpy_like.compiler.lowering.lowering_table import aten, lower, sizes
 from magpy_like.compiler.lowering.pointwise import full
-from magpy_like.compiler.lowering.registry import aten, lower, sizes
-from magpy_like.compiler.ops import Value, compute_dtype, ops
-from magpy_like.compiler.sizes import expr
 
 MAX_WINDOW = 64  # elements that are unrolled; a larger window is a loop
 
@@ -238,7 +244,7 @@ def _max_pool(graph: Graph, a: Box, axes: Sequence[Axis]) -> list[Box]:
         return top, where
 
     return [
-        ir.pointwise(
+        loop_ir.pointwise(
             graph, a.device, dtype, size, lambda index, k=k: best(index)[k], [a],  # type: ignore[misc]
             operations=6 * count, expensive=True,
         )
@@ -310,7 +316,7 @@ def _max_backward(graph: Graph, grad: Box, a: Box, indices: Box, axes: Sequence[
             total = ops.add(total, _where(test, lambda o=output: grad.load(o), 0))  # type: ignore[misc]
         return total
 
-    return ir.pointwise(
+    return loop_ir.pointwise(
         graph, a.device, a.dtype, a.size, inner, [grad, indices], operations=6 * count,
         expensive=True,
     )  # fmt: skip
@@ -401,7 +407,7 @@ def _average(graph: Graph, a: Box, axes: Sequence[Axis], override: int | None = 
             total = ops.add(total, value)
         return _quotient(total, _divisor(axes, index, override, compute))
 
-    return ir.pointwise(
+    return loop_ir.pointwise(
         graph, a.device, a.dtype, size, inner, [a], operations=4 * count, expensive=True
     )
 
@@ -450,7 +456,7 @@ def _average_backward(
             total = ops.add(total, share(output, inside))
         return total
 
-    return ir.pointwise(
+    return loop_ir.pointwise(
         graph, a.device, a.dtype, a.size, inner, [grad], operations=6 * count, expensive=True
     )
 

@@ -12,27 +12,37 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from magpy_like.compiler.passes.attention import rewrite_attention
-from magpy_like.compiler.passes.bias import add_biases
-from magpy_like.compiler.passes.cleanup import (
+from magpy_like.compiler.passes.attention.attention_masks import drop_idle_masks
+from magpy_like.compiler.passes.attention.attention_rewrite import (
+    rewrite_attention,
+)
+from magpy_like.compiler.passes.attention.recurrent_layers import (
+    keep_recurrent_layers,
+)
+from magpy_like.compiler.passes.cleanup.boolean_shifts import shift_truths
+from magpy_like.compiler.passes.cleanup.constant_folding import fold
+from magpy_like.compiler.passes.cleanup.convolution_bias import add_biases
+from magpy_like.compiler.passes.cleanup.dead_code import (
     eliminate_common_subexpressions,
     eliminate_dead_code,
 )
-from magpy_like.compiler.passes.constants import fold
-from magpy_like.compiler.passes.forms import leave_new_forms, object_of
-from magpy_like.compiler.passes.gradients import keep_saved
-from magpy_like.compiler.passes.images import compute_as_eager, look_for_pixels
-from magpy_like.compiler.passes.layout import use_channels_last
-from magpy_like.compiler.passes.masks import drop_idle_masks
-from magpy_like.compiler.passes.noops import remove_noops
-from magpy_like.compiler.passes.overlaps import leave_overlaps
-from magpy_like.compiler.passes.parts import join_sums
-from magpy_like.compiler.passes.positions import keep_positions
-from magpy_like.compiler.passes.products import place_products
-from magpy_like.compiler.passes.recurrent import keep_recurrent_layers
-from magpy_like.compiler.passes.rewrites import rewrite
-from magpy_like.compiler.passes.rows import lay_rows
-from magpy_like.compiler.passes.shifts import shift_truths
+from magpy_like.compiler.passes.cleanup.matrix_products import place_products
+from magpy_like.compiler.passes.cleanup.noops import remove_noops
+from magpy_like.compiler.passes.cleanup.pattern_rewrites import rewrite
+from magpy_like.compiler.passes.cleanup.sums_of_parts import join_sums
+from magpy_like.compiler.passes.images.image_resizing import (
+    compute_as_eager,
+    look_for_pixels,
+)
+from magpy_like.compiler.passes.inner_gradients import keep_saved
+from magpy_like.compiler.passes.layout.argument_forms import (
+    leave_new_forms,
+    object_of,
+)
+from magpy_like.compiler.passes.layout.channels_last import use_channels_last
+from magpy_like.compiler.passes.layout.overlapping_writes import leave_overlaps
+from magpy_like.compiler.passes.layout.position_tensors import keep_positions
+from magpy_like.compiler.passes.layout.row_layout import lay_rows
 
 __all__ = ["object_of", "run", "run_captured"]
 

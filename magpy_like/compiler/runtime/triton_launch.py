@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from magpy_like.compiler.errors import Unsupported
-from magpy_like.compiler.runtime.ptx import no_pairs
+from magpy_like.compiler.compiler_errors import Unsupported
+from magpy_like.compiler.runtime.ptx_repair import no_pairs
 
 ALIGNMENT = 16  # bytes: the widest load
 MAX_WORKERS = 16
@@ -115,7 +115,7 @@ def compile_kernel(source: TritonSource, target: Any, *, wide: bool, aligned: bo
     import triton.language as tl
     from triton.language.extra import libdevice
 
-    from magpy_like.compiler.codegen import triton_prelude
+    from magpy_like.compiler.codegen.triton import triton_prelude
 
     namespace = {"triton": triton, "tl": tl, "libdevice": libdevice, "prelude": triton_prelude}
     # Triton 3.6 keeps machine code under a name that does not tell what became of its PTX.

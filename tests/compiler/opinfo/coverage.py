@@ -29,10 +29,10 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
 )
 
-from magpy_like.compiler.aot import aot_compile
+from magpy_like.compiler.autograd.aot import aot_compile
 from magpy_like.compiler.compile_fx import interpret
-from magpy_like.compiler.errors import Unsupported
-from magpy_like.compiler.graph import Graph
+from magpy_like.compiler.compiler_errors import Unsupported
+from magpy_like.compiler.lowering.graph_lowering import Graph
 from tests.compiler.opinfo import harness
 
 LIST = Path(__file__).with_name("coverage.json")

@@ -23,7 +23,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_utils import SEED
 from torch.utils import _pytree as pytree
 
-from magpy_like.compiler import errors
+from magpy_like.compiler import compiler_errors
 from tests.seeding import seed
 
 Compiler = Callable[[torch.fx.GraphModule, Sequence[torch.Tensor]], Callable[..., Sequence[Any]]]
@@ -259,7 +259,7 @@ def _difference(
     nothing."""
     assert graph is not None
     inputs = [t for case in batch for t in case.inputs]
-    errors._warned.clear()  # each warning comes once; here it counts every time
+    compiler_errors._warned.clear()  # each warning comes once; here it counts every time
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.compiler.passes.graphs import names, optimised
+from tests.compiler.passes.pass_checks import names, optimised
 
 FLOAT = torch.tensor([[1.5, -0.0, float("nan")], [float("-inf"), 0.0, 3e38]])
 INT = torch.arange(-3, 3).reshape(2, 3)

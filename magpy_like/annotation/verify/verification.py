@@ -1,0 +1,212 @@
+"""Verifies many operations, each in a child process that may hang or die without harm."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from magpy_like.annotation.annotation_files import annotations_dir
+from magpy_like.annotation.lookup import Table
+from magpy_like.annotation.verify.claim_checks import Operation, Verdict, check
+from magpy_like.annotation.verify.samples import Samples
+
+SECONDS_FOR_ONE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of one operation; ``problem`` says why nothing could be tried."""
+
+    operation: str
+    source: str
+    verdicts: tuple[Verdict, ...]
+    samples: int
+    problem: str = ""
+
+    @property
+    def refuted(self) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if verdict.ok is False]
+
+
+@dataclass
+class Report:
+    """All results. A claim is one property that an annotation gives one operation."""
+
+    results: list[Result] = field(default_factory=list)
+
+    @property
+    def claims(self) -> int:
+        return sum(len(result.verdicts) for result in self.results)
+
+    @property
+    def verified(self) -> int:
+        return sum(v.ok is True for result in self.results for v in result.verdicts)
+
+    @property
+    def refuted(self) -> list[Result]:
+        return [result for result in self.results if result.refuted]
+
+    @property
+    def warnings(self) -> list[tuple[Result, Verdict]]:
+        return [(r, v) for r in self.results for v in r.verdicts if v.warning and v.ok is not False]
+
+    @property
+    def untried(self) -> list[Result]:
+        """Operations of which no claim could be tried."""
+        return [r for r in self.results if r.verdicts and all(v.ok is None for v in r.verdicts)]
+
+
+def verify(
+    table: Table,
+    *,
+    only: Callable[[str], bool] = lambda name: True,
+    isolated: bool = True,
+    progress: Callable[[Result], None] = lambda result: None,
+) -> Report:
+    """Try every claim of the annotations in ``table`` whose operation's name ``only`` accepts.
+
+    ``isolated`` runs them in child processes, which survives an operation that never returns or
+    ends its process; each has SECONDS_FOR_ONE.
+    """
+    samples = Samples()
+    operations = [operation for operation in _operations(table, samples) if only(operation.name)]
+    report = Report()
+    run = _in_children if isolated else _here
+    for result in run(operations, samples):
+        report.results.append(result)
+        progress(result)
+    return report
+
+
+def verify_one(operation: Operation, samples: Samples) -> Result:
+    """All verdicts on one operation, in this process."""
+    annotation = operation.annotation
+    if not annotation.pure_closure:
+        return Result(operation.name, annotation.source, (), 0)
+    found = samples.of(
+        operation.name,
+        operation.function,
+        operation.write,
+        lambda position: annotation.input(position).value_read,
+    )
+    problem = "" if found else "no inputs were found that it accepts"
+    verdicts: list[Verdict] = []
+    try:
+        verdicts.extend(check(operation, found))
+    except Exception as error:  # an input or output that cannot be looked at
+        problem = f"its inputs or outputs cannot be compared: {error!r}"
+        verdicts.append(Verdict("pure_closure", None))
+    return Result(operation.name, annotation.source, tuple(verdicts), len(found), problem)
+
+
+def _operations(table: Table, samples: Samples) -> Iterator[Operation]:
+    names = set()
+    for function, annotation, write in table.entries():
+        name = annotation.operation
+        if (name, write) not in names:  # a property and its getter are one operation
+            names.add((name, write))
+            yield Operation(name, function, annotation, write, name in samples.unspecified)
+    for kind, annotation in table.instance_types().items():
+        for text in samples.instances.get(f"{kind.__module__}.{kind.__qualname__}", ()):
+            instance = eval(text, samples.scope)
+            yield Operation(f"{annotation.operation}: {text}", instance, annotation, False)
+
+
+def _here(operations: Iterable[Operation], samples: Samples) -> Iterator[Result]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for operation in operations:
+            yield verify_one(operation, samples)
+
+
+def _in_children(operations: list[Operation], samples: Samples) -> Iterator[Result]:
+    samples.prepare()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a pool of threads does not survive a fork
+    try:
+        start = 0
+        while start < len(operations):
+            for result in _in_one_child(operations[start:], samples):
+                start += 1
+                yield result
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _in_one_child(operations: list[Operation], samples: Samples) -> Iterator[Result]:
+    """Results until the operations are through, or the child dies or hangs at one of them."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(theirs, operations, samples), daemon=True)
+    child.start()
+    theirs.close()
+    done = 0
+    problem = "it ended its process"
+    try:
+        while done < len(operations):
+            if not ours.poll(SECONDS_FOR_ONE):
+                problem = f"it took more than {SECONDS_FOR_ONE} s"
+                break
+            result = ours.recv()
+            done += 1
+            yield result
+    except EOFError:
+        pass
+    finally:
+        child.kill()
+        child.join()
+        ours.close()
+    if done < len(operations):
+        lost = operations[done]
+        verdict = Verdict("pure_closure", None)
+        yield Result(lost.name, lost.annotation.source, (verdict,), 0, problem)
+
+
+def _child(pipe: Connection, operations: list[Operation], samples: Samples) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    sys.setrecursionlimit(2000)
+    with tempfile.TemporaryDirectory() as directory:
+        os.chdir(directory)
+        try:
+            for result in _here(operations, samples):
+                pipe.send(result)
+        finally:
+            pipe.close()
+
+
+def shipped_table() -> Table:
+    """The annotations of this package, with all modules imported that they speak of."""
+    for name in _modules():
+        __import__(name)
+    table = Table()
+    table.load_directory(annotations_dir())
+    return table
+
+
+def _modules() -> list[str]:
+    return [
+        "_json", "_string", "bisect", "cmath", "contextvars", "dataclasses", "datetime", "heapq",
+        "importlib.metadata", "inspect", "json", "logging", "numpy", "pickle", "struct",
+        "textwrap", "threading", "torch.utils.checkpoint", "unicodedata",
+    ]  # fmt: skip
+
+
+def table_of_files(paths: Iterable[Path]) -> Table:
+    """The annotations of this package and, over them, those of some files."""
+    table = shipped_table()
+    for path in paths:
+        table.load(path)
+    return table

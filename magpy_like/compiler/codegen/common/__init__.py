@@ -1,0 +1,1 @@
+"""What the C++ and the Triton printer share."""

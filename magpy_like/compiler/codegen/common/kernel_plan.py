@@ -1,0 +1,588 @@
+"""What every printer shares: the plan of one kernel, and the walk over its bodies.
+
+A :class:`Kernel` is a fused list of loop nests over common loops ``xs`` (outer, independent) and
+``rs`` (reduction). Its nodes are arranged in :class:`Phase` s. For each outer iteration a phase
+runs its ``inner`` nodes once per element of the reduction loops, then its ``outer`` nodes once. A
+softmax row is three phases: maximum; exponential and its sum; division. A pointwise kernel is one
+phase with ``outer`` nodes only. A printer decides how iterations map to threads, vectors and
+blocks; what is computed where is fixed here.
+
+A buffer written and read inside the kernel is forwarded (:attr:`Kernel.forward`):
+``"value"``  written and read in the same phase and level: the value itself is reused;
+``"outer"``  one value per outer iteration, read in a later phase;
+``"row"``    one value per element, read in a later phase: kept in scratch, or re-read from
+             memory when the buffer is stored anyway.
+Buffers in ``removed`` are not stored at all: nobody outside the kernel reads them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+
+from magpy_like.compiler.compiler_errors import Unsupported
+from magpy_like.compiler.ir import index_arithmetic
+from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
+from magpy_like.compiler.ir.ops import Body, Value
+
+
+@dataclass(eq=False)
+class Node:
+    """One loop nest of a kernel. ``inner``: its loops include the kernel's reduction loops.
+
+    Which buffers it touches is asked for each pair of kernels that may be fused, and looked up
+    once: who changes that calls :meth:`read_from`.
+    """
+
+    name: str
+    body: Body
+    inner: bool
+    origins: list[str] = field(default_factory=list)
+
+    @functools.cached_property
+    def reads(self) -> Set[str]:
+        return frozenset(v.args[0] for v in self.body.of("load"))
+
+    @functools.cached_property
+    def writes(self) -> Set[str]:
+        return frozenset(v.args[0] for v in self.body.of("store"))
+
+    def read_from(self, value: Value, buffer: str) -> None:
+        """Have one of the node's loads read another buffer, at the same address."""
+        value.args = (buffer, *value.args[1:])
+        vars(self).pop("reads", None)
+
+
+@dataclass(eq=False)
+class Phase:
+    """Nodes run per element of the reduction loops, then nodes run per outer iteration."""
+
+    inner: list[Node] = field(default_factory=list)
+    outer: list[Node] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Kernel:
+    """The plan of one kernel; the same for all printers.
+
+    ``ranges`` gives each loop's size; ``inputs``/``outputs`` name the buffers passed (one may be
+    in both when it is updated in place); ``size_symbols`` are passed as integers after them, then
+    the values of ``numbers``, which the launcher computes, as 64-bit integers or doubles;
+    ``messages`` are the (error, message) pairs its checks may raise, by position.
+    """
+
+    name: str
+    device: torch.device
+    xs: list[Symbol]
+    rs: list[Symbol]
+    ranges: dict[Symbol, Expr]
+    phases: list[Phase]
+    dtypes: dict[str, torch.dtype]
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    removed: set[str] = field(default_factory=set)
+    forward: dict[str, str] = field(default_factory=dict)
+    size_symbols: list[Symbol] = field(default_factory=list)
+    numbers: list[Expr] = field(default_factory=list)
+    messages: list[tuple[str, str]] = field(default_factory=list)
+    origins: list[str] = field(default_factory=list)
+
+    def number(self, expression: Expr) -> str:
+        """The name of the argument that has the value of ``expression``."""
+        return f"n{self.numbers.index(expression)}"
+
+    def nodes(self) -> list[Node]:
+        return [n for p in self.phases for n in (*p.inner, *p.outer)]
+
+    def scratch_rows(self) -> list[str]:
+        """Buffers kept in scratch between phases, a value for each element of the reduction."""
+        return [b for b, kind in self.forward.items() if kind == "row" and b in self.removed]
+
+    def size(self, variables: Iterable[Symbol]) -> Expr:
+        """Number of iterations of the given loops together."""
+        return index_arithmetic.product(self.ranges[v] for v in variables)
+
+
+def plan(
+    name: str,
+    device: torch.device,
+    nodes: Sequence[Node],
+    xs: list[Symbol],
+    rs: list[Symbol],
+    ranges: dict[Symbol, Expr],
+    dtypes: Mapping[str, torch.dtype],
+    removable: set[str],
+) -> Kernel:
+    """Arrange fused nodes (in program order, over common loops) into a kernel.
+
+    ``removable`` are the buffers that nobody outside the kernel reads.
+    """
+    xs, rs, ranges, nodes = _tidy_loops(xs, rs, ranges, nodes)
+    kernel = Kernel(name, device, xs, rs, ranges, _arrange(nodes), {})
+    place = _places(kernel.phases)
+    written: set[str] = set()  # so far: a buffer updated in place is read before, too
+    for node in nodes:
+        for buffer in node.reads & written:
+            kernel.forward[buffer] = _wider(
+                kernel.forward.get(buffer), _forwarding(place[buffer], place_of(kernel, node))
+            )
+        written |= node.writes
+    kernel.removed = written & removable
+    _collect_arguments(kernel, nodes, dtypes)
+    return kernel
+
+
+_WIDTH = ["value", "outer", "row"]
+
+
+def _wider(a: str | None, b: str) -> str:
+    return b if a is None or _WIDTH.index(b) > _WIDTH.index(a) else a
+
+
+def _forwarding(source: tuple[int, bool], reader: tuple[int, bool]) -> str:
+    """How a value written at (phase, is per element) reaches a reader."""
+    if source == reader:
+        return "value"
+    return "row" if source[1] else "outer"
+
+
+def _places(phases: Sequence[Phase]) -> dict[str, tuple[int, bool]]:
+    """Where each buffer is written: (phase, is the store per element)."""
+    place: dict[str, tuple[int, bool]] = {}
+    for k, phase in enumerate(phases):
+        for node in (*phase.inner, *phase.outer):
+            for store in node.body.of("store"):
+                place[store.args[0]] = (k, node.inner and not store.outer)
+    return place
+
+
+def place_of(kernel: Kernel, node: Node) -> tuple[int, bool]:
+    """(phase, is per element) of a node's loads."""
+    for k, phase in enumerate(kernel.phases):
+        if node in phase.inner or node in phase.outer:
+            return k, node.inner
+    raise KeyError(node.name)
+
+
+def _arrange(nodes: Sequence[Node]) -> list[Phase]:
+    """Each node goes to the earliest phase in which what it reads is there.
+
+    A node of the reduction loops may share a phase with those that feed it element by element; a
+    result of a reduction is there one phase later for them, in the same phase for outer nodes.
+    A buffer that is updated in place is written after every earlier node has read it.
+    """
+    ready_inner: dict[str, int] = {}  # buffer -> first phase whose inner nodes may read it
+    ready_outer: dict[str, int] = {}
+    last_read: dict[str, tuple[int, bool]] = {}  # buffer -> (phase, by an outer node)
+    phases: list[Phase] = []
+    for node in nodes:
+        ready = ready_inner if node.inner else ready_outer
+        k = max(
+            [ready.get(b, 0) for b in node.reads]
+            + [
+                last_read[b][0] + (last_read[b][1] and node.inner)
+                for b in node.writes & last_read.keys()
+            ]
+            + [ready.get(b, 0) for b in node.writes],
+            default=0,
+        )
+        while len(phases) <= k:
+            phases.append(Phase())
+        (phases[k].inner if node.inner else phases[k].outer).append(node)
+        for b in node.reads:
+            last_read[b] = max(last_read.get(b, (0, False)), (k, not node.inner))
+        for store in node.body.of("store"):
+            per_element = node.inner and not store.outer
+            ready_inner[store.args[0]] = k if per_element else k + 1
+            ready_outer[store.args[0]] = k
+    return [p for p in phases if p.inner or p.outer]
+
+
+def _tidy_loops(
+    xs: list[Symbol], rs: list[Symbol], ranges: dict[Symbol, Expr], nodes: Sequence[Node]
+) -> tuple[list[Symbol], list[Symbol], dict[Symbol, Expr], list[Node]]:
+    """Split loops that addresses divide, then merge adjacent loops that all addresses see as one.
+
+    Afterwards a division remains in an address only where the layout really needs it.
+    """
+    nodes = list(nodes)
+    split = _division_points(xs + rs, ranges, nodes)
+    if split:
+        mapping: dict[Symbol, Expr] = {v: v for v in xs + rs}
+        new_ranges: dict[Symbol, Expr] = {}
+
+        def cut(variables: list[Symbol]) -> list[Symbol]:
+            result = []
+            for v in variables:
+                parts = split.get(v, [])
+                symbols = [
+                    sympy.Symbol(f"{v.name}_{k}", integer=True, nonnegative=True)
+                    for k in range(len(parts))
+                ]
+                if not parts:
+                    symbols, parts = [v], [ranges[v]]
+                else:
+                    mapping[v] = index_arithmetic.flatten(symbols, parts)
+                new_ranges.update(zip(symbols, parts, strict=True))
+                result += symbols
+            return result
+
+        xs, rs = cut(xs), cut(rs)
+        ranges = new_ranges
+        nodes = [_over(n, mapping, xs, rs, ranges) for n in nodes]
+    indices = [e for n in nodes for e in addresses(n.body)]
+    mapping, ranges = {}, dict(ranges)
+    for group in (xs, rs):
+        for outer, inner in index_arithmetic.merge_loops(group, ranges, indices):
+            mapping[outer] = sympy.S.Zero
+            ranges[inner] = ranges[inner] * ranges.pop(outer)
+    if mapping:
+        xs = [v for v in xs if v not in mapping]
+        rs = [v for v in rs if v not in mapping]
+        nodes = [_over(n, mapping, xs, rs, ranges) for n in nodes]
+    # Printers and caches like x0, x1, ... r0, r1, ...
+    rename = {v: sympy.Symbol(f"x{k}", integer=True, nonnegative=True) for k, v in enumerate(xs)}
+    rename |= {v: sympy.Symbol(f"r{k}", integer=True, nonnegative=True) for k, v in enumerate(rs)}
+    if any(a != b for a, b in rename.items()):
+        nodes = [
+            _over(n, rename, [rename[v] for v in xs], [rename[v] for v in rs],
+                  {rename[v]: s for v, s in ranges.items()})
+            for n in nodes
+        ]  # fmt: skip
+        ranges = {rename[v]: ranges[v] for v in (*xs, *rs)}
+        xs, rs = [rename[v] for v in xs], [rename[v] for v in rs]
+    return xs, rs, {v: ranges[v] for v in (*xs, *rs)}, nodes
+
+
+def _over(
+    node: Node,
+    mapping: Mapping[Symbol, Expr],
+    xs: list[Symbol],
+    rs: list[Symbol],
+    ranges: dict[Symbol, Expr],
+) -> Node:
+    body = node.body.remap(mapping, xs, rs if node.inner else [], ranges)
+    return Node(node.name, body, node.inner, node.origins)
+
+
+def addresses(body: Body) -> list[Expr]:
+    """Every expression of loop variables in a body: addresses and index values."""
+    found = []
+    for v in body.values:
+        if v.op in ("load", "store"):
+            found.append(v.args[1])
+        elif v.op == "index_expr":
+            found.append(v.args[0])
+    return found
+
+
+def _division_points(
+    variables: Sequence[Symbol], ranges: Mapping[Symbol, Expr], nodes: Sequence[Node]
+) -> dict[Symbol, list[Expr]]:
+    """For loops that appear as ``Div(v, d)`` or ``Mod(Div(v, d), m)``: sizes to split them into."""
+    cuts: dict[Symbol, set[Expr]] = {}
+    for node in nodes:
+        for e in addresses(node.body):
+            for f in e.atoms(index_arithmetic.Div, index_arithmetic.Mod):
+                base, d = f.args
+                if isinstance(base, index_arithmetic.Div):
+                    base, d = base.args[0], base.args[1] * d
+                if base in ranges:
+                    cuts.setdefault(base, set()).add(d)
+    split = {}
+    for v, points in cuts.items():
+        chain: list[Expr] = [sympy.S.One]
+        for d in sorted(points, key=lambda p: (len(p.free_symbols), sympy.default_sort_key(p))
+                        if not p.is_Integer else (0, (int(p),))):  # fmt: skip
+            if index_arithmetic.divides(chain[-1], d) is not None and index_arithmetic.divides(
+                d, ranges[v]
+            ):
+                chain.append(d)
+        chain.append(ranges[v])
+        sizes = [index_arithmetic.divides(a, b) for a, b in itertools.pairwise(chain)]
+        sizes = [s for s in sizes if s is not None and s != 1]
+        if len(sizes) > 1:
+            split[v] = sizes[::-1]
+    return split
+
+
+def _collect_arguments(
+    kernel: Kernel, nodes: Sequence[Node], dtypes: Mapping[str, torch.dtype]
+) -> None:
+    """Fill in the buffers, size symbols and messages that the kernel's code refers to."""
+    inputs: dict[str, None] = {}
+    outputs: dict[str, None] = {}
+    symbols: set[Symbol] = set()
+    messages: dict[tuple[str, str], None] = {}
+    numbers: dict[Expr, None] = {}
+    loops = set(kernel.ranges)
+    for size in kernel.ranges.values():
+        symbols |= size.free_symbols
+    for node in nodes:
+        for v in node.body.values:
+            if v.op == "check":
+                messages[v.args[1]] = None
+            if v.op == "number":
+                numbers[v.args[0]] = None
+            if v.op in ("load", "store"):
+                buffer, index = v.args[0], v.args[1]
+                kernel.dtypes[buffer] = dtypes[buffer]
+                symbols |= index.free_symbols
+                if buffer in kernel.removed:
+                    continue
+                if v.op == "store":
+                    outputs[buffer] = None
+                elif kernel.forward.get(buffer) not in ("value", "outer"):
+                    inputs[buffer] = None
+            elif v.op == "index_expr":
+                symbols |= v.args[0].free_symbols
+        symbols -= set(node.body.indirect)
+        kernel.origins += node.origins
+    kernel.inputs = [b for b in inputs if b not in outputs]
+    kernel.outputs = list(outputs)
+    kernel.size_symbols = sorted(symbols - loops, key=lambda s: s.name)
+    kernel.numbers = list(numbers)
+    kernel.messages = list(messages)
+
+
+# --- printing -----------------------------------------------------------------------------------
+
+
+def is_integral(number: Expr) -> bool:
+    """Is a number's value an integer or a truth value (else it is a float)?"""
+    return bool(number.is_integer) or bool(number.is_Boolean)
+
+
+class Lines:
+    """Source text under construction."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._depth = 0
+
+    def line(self, text: str = "") -> None:
+        self._lines.append("    " * self._depth + text if text else "")
+
+    def indent(self, by: int = 1) -> None:
+        self._depth += by
+
+    def text(self) -> str:
+        return "\n".join(self._lines) + "\n"
+
+
+@dataclass(frozen=True)
+class IndexPrinter:
+    """Prints size and index expressions, in 64-bit integers.
+
+    The languages differ in how they divide non-negative integers (``divide``, a template), and in
+    what their preludes call the division that rounds down and its remainder (``function``), and
+    the larger or smaller of two (``extremum``).
+    """
+
+    language: str
+    divide: str
+    function: str
+    extremum: str
+    number: Callable[[int], str] = str
+
+    def __call__(self, e: Expr) -> str:
+        """``e`` in the language. Raises Unsupported where it has no form."""
+        if e.is_Integer:
+            return self.number(int(e))
+        if e.is_Symbol:
+            return str(e.name)
+        if e.is_Pow and e.exp.is_Integer and e.exp > 0:
+            return "(" + " * ".join([self(e.base)] * int(e.exp)) + ")"
+        name = type(e).__name__
+        args = [self(a) for a in e.args] if not e.is_Pow else []
+        if e.is_Add or e.is_Mul:
+            return "(" + (" + " if e.is_Add else " * ").join(args) + ")"
+        if name in ("Div", "CleanDiv", "IntTrueDiv"):
+            return f"({self.divide.format(*args)})"
+        if isinstance(e, index_arithmetic.Mod):
+            return f"({args[0]} % {args[1]})"
+        if name == "FloorDiv":
+            return self._divided(*args)
+        if name in ("Mod", "PythonMod"):
+            return self._remaining(*args)
+        if name == "ModularIndexing":
+            return self._remaining(self._divided(*args[:2]), args[2])
+        if name in ("Max", "Min"):
+            better = self.extremum.format(f"{name.lower()}imum")
+            return functools.reduce(lambda a, b: f"{better}({a}, {b})", args)
+        raise Unsupported("a size expression", f"{e} has no {self.language} form")
+
+    def _divided(self, a: str, b: str) -> str:
+        return f"{self.function.format('int_floordiv')}({a}, {b})"
+
+    def _remaining(self, a: str, b: str) -> str:
+        return f"{self.function.format('int_remainder')}({a}, {b})"
+
+
+class Emitter:
+    """Walks the values of bodies and names each result; a printer says how each is written.
+
+    One emitter serves one phase at one level (per element, or per outer iteration), so a value
+    computed by one node is reused by the next: equal operations on equal names are one name, and
+    a load of what was just stored is the stored value.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.names: dict[Value, Any] = {}
+        self._known: dict[tuple[Any, ...], Any] = {}
+        self._stored: dict[str, Any] = {}
+
+    def run(self, body: Body, values: Iterable[Value]) -> None:
+        """Print ``values`` of ``body``, which are in order."""
+        indirect = {value: symbol for symbol, value in body.indirect.items()}
+        rename: dict[Symbol, Expr] = {}
+        for value in values:
+            self.names[value] = self._emit(value, rename)
+            if value in indirect:
+                rename[indirect[value]] = sympy.Symbol(str(self.names[value]), integer=True)
+
+    def _emit(self, value: Value, rename: Mapping[Symbol, Expr]) -> Any:
+        args = tuple(self._arg(a, rename) for a in value.args)
+        if value.op == "store":
+            buffer, index, name, mode = args
+            self.store(buffer, index, name, value.args[2].dtype, mode)
+            if mode is None:
+                self.remember(buffer, self.as_loaded(buffer, name, value.args[2].dtype))
+            return None
+        if value.op == "load" and args[0] in self._stored:
+            return self._stored[args[0]]
+        # Names and expressions hash; numbers by repr, since 0.0 == -0.0 and 1 == True.
+        exact = (a if isinstance(a, (str, sympy.Basic)) else repr(a) for a in args)
+        key = (value.op, value.dtype, *exact)
+        name = self._known.get(key)
+        if name is None:
+            if value.op == "load":
+                name = self.load(args[0], args[1], args[2], value.dtype)
+            else:
+                dtypes = [a.dtype for a in value.args if isinstance(a, Value)]
+                name = self.operation(value.op, args, value.dtype, dtypes)
+            self._known[key] = name
+        return name
+
+    def remember(self, buffer: str, name: Any) -> Any:
+        """What is loaded from the buffer from here on; the name."""
+        self._stored[buffer] = name
+        return name
+
+    def _arg(self, arg: Any, rename: Mapping[Symbol, Expr]) -> Any:
+        if isinstance(arg, Value):
+            return self.names[arg]
+        if isinstance(arg, sympy.Basic):
+            return arg.xreplace(rename) if rename else arg
+        return arg
+
+    # What a printer provides. Names are whatever it likes; ``str(name)`` identifies one.
+
+    def load(self, buffer: str, index: Expr, mask: Any, dtype: torch.dtype) -> Any:
+        """Read memory (or the scratch of a forwarded buffer), converted to ``dtype``."""
+        raise NotImplementedError
+
+    def store(self, buffer: str, index: Expr, name: Any, dtype: torch.dtype, mode: Any) -> None:
+        """Write memory or scratch, or both."""
+        raise NotImplementedError
+
+    def as_loaded(self, buffer: str, name: Any, dtype: torch.dtype) -> Any:
+        """What a load would see after storing ``name``: converted to the buffer's dtype."""
+        raise NotImplementedError
+
+    def operation(
+        self, op: str, args: tuple[Any, ...], dtype: torch.dtype, dtypes: list[torch.dtype]
+    ) -> Any:
+        """Anything else: see :class:`magpy_like.compiler.ir.ops.Value`."""
+        raise NotImplementedError
+
+
+def uniform(body: Body, loop: Symbol, readable: Collection[str]) -> list[Value]:
+    """The values of ``body`` that are the same in all iterations of ``loop``, in order.
+
+    Of loads, those from ``readable`` buffers, which nobody writes meanwhile.
+    """
+    moves: set[Value] = set()
+    for value in body.values:
+        free = {s for a in value.args if isinstance(a, sympy.Basic) for s in a.free_symbols}
+        if (
+            loop in free
+            or any(d in moves for d in dependencies(value, body))
+            or value.op in ("store", "reduction", "scan")
+            or (value.op == "load" and value.args[0] not in readable)
+        ):
+            moves.add(value)
+    return [v for v in body.values if v not in moves]
+
+
+def across(
+    nodes: Iterable[Node], xs: Sequence[Symbol], rs: Sequence[Symbol], near: Collection[Symbol]
+) -> int:
+    """Do reductions run across rows of memory (above 0), or along them (below)? How many more
+    accesses have their neighbours in an outer loop than in a reduction loop, both of ``near``.
+
+    What moves with both decides; what is read again for each row or column only where nothing does.
+    """
+    total, few = 0, 0
+    for node in nodes:
+        for value in node.body.values:
+            if value.op not in ("load", "store"):
+                continue
+            form = index_arithmetic.coefficients(value.args[1], (*xs, *rs))
+            if form is None or not form[0].keys() & set(rs):
+                continue
+            next_to = [v for v, step in form[0].items() if step == 1 and v in near]
+            votes = sum(-1 if v in rs else 1 for v in next_to)
+            if form[0].keys() & set(xs):
+                total += votes
+            else:
+                few += votes
+    return total or few
+
+
+def split_levels(body: Body) -> tuple[list[Value], list[Value], list[Value]]:
+    """A body's values by where they run: per element, the reductions, and what follows those.
+
+    A constant, or a load that does not move with the reduction loops, may be needed at both
+    levels: it then is in both lists.
+    """
+    reductions = body.of("reduction")
+    effects = [v for v in body.values if v.op in ("store", "check")]
+    inner = _needed([*reductions, *(v for v in effects if not v.outer)], body) - set(reductions)
+    after = _needed([v for v in effects if v.outer], body, stop=reductions)
+    return (
+        [v for v in body.values if v in inner],
+        reductions,
+        [v for v in body.values if v in after],
+    )
+
+
+def _needed(roots: Sequence[Value], body: Body, stop: Sequence[Value] = ()) -> set[Value]:
+    found: set[Value] = set()
+    pending = list(roots)
+    while pending:
+        value = pending.pop()
+        if value in found or value in stop:
+            continue
+        found.add(value)
+        pending += dependencies(value, body)
+    return found
+
+
+def dependencies(value: Value, body: Body) -> list[Value]:
+    """The values that ``value`` is computed from, computed indices included."""
+    found: list[Value] = []
+    for arg in value.args:
+        for item in arg if isinstance(arg, tuple) else (arg,):
+            if isinstance(item, Value):
+                found.append(item)
+            elif isinstance(item, sympy.Basic) and body.indirect:
+                found += [body.indirect[s] for s in item.free_symbols if s in body.indirect]
+    return found

@@ -1,0 +1,1 @@
+"""The C++ printer: loop nests as C++ functions with SIMD and OpenMP."""

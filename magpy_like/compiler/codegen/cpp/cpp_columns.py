@@ -1,0 +1,199 @@
+"""Reductions across memory rows in C++: the last outer loop is the contiguous one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from magpy_like.compiler.codegen.common.kernel_plan import Kernel, Phase, split_levels
+from magpy_like.compiler.codegen.cpp.cpp_expressions import (
+    CTYPE,
+    CppEmitter,
+    print_index,
+)
+from magpy_like.compiler.codegen.cpp.cpp_kernel import STRIP
+from magpy_like.compiler.codegen.cpp.cpp_reduction import Parts, Reduction
+from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
+from magpy_like.compiler.ir.ops import EXPENSIVE, Value
+
+NARROW, WIDE = 256, 1024  # columns per tile
+MANY = 16  # outer iterations that are enough for all threads, without a part of the columns each
+NEAR = 16384  # bytes of a core's first cache for what is kept for columns
+ROWS = 4  # that are accumulated at a time, where they cost little
+LIGHT = 16  # operations for an element, at most, that cost little
+
+
+class Columns(Reduction):
+    """A tile of columns keeps its accumulators in an array while the reduction loops run around
+    it; ``l`` counts columns within one."""
+
+    columns = True
+    _starts = ""  # does the loop over the rows of a block start?
+
+    def __init__(self, kernel: Kernel, hint: Callable[[Expr], int]) -> None:
+        super().__init__(kernel, hint)
+        self.tile = NARROW if kernel.scratch_rows() else self.width()
+
+    def width(self) -> int:
+        """So many columns that memory is read in long pieces, while what is kept for each of them
+        stays in the first cache."""
+        kept = [v for node in self.kernel.nodes() for v in node.body.values
+                if v.op in ("reduction", "scan")]  # fmt: skip
+        outer = [b for b, kind in self.kernel.forward.items() if kind == "outer"]
+        width = NEAR // (16 * (len(kept) + len(outer))) if kept else 0
+        width = max(NARROW, min(width // NARROW * NARROW, WIDE))
+        extent = self.kernel.ranges[self.kernel.xs[-1]]
+        return min(width, -(-int(extent) // STRIP) * STRIP) if extent.is_Integer else width
+
+    def body(self) -> None:
+        """Tiles of the last outer loop, ``l`` counting columns within one."""
+        kernel, line = self.kernel, self.lines.line
+        x = kernel.xs[-1]
+        extent = print_index(kernel.ranges[x])
+        threads = f"clip<i64>(({extent} / omp_get_max_threads() + 15) / 16 * 16, 16, {self.tile})"
+        shared = self.hint(kernel.size(kernel.xs[:-1])) >= MANY
+        line(f"const i64 tile = {self.tile if shared else threads};")
+        line(f"#pragma omp parallel{self.parallel(self.total())}")
+        line("{")
+        self.lines.indent()
+        self.declare_flags()
+        self.open_scratch()
+        count = len(kernel.xs)
+        line(f"#pragma omp for{f' collapse({count})' if count > 1 else ''} schedule(static)")
+        for v in kernel.xs[:-1]:
+            self.open_loop(v)
+        line(f"for (i64 start = 0; start < {extent}; start += tile) {{")
+        self.lines.indent()
+        line(f"const i64 width = m_minimum<i64>(tile, {extent} - start);")
+        self.declare_locals(scalar=False)
+        for phase in kernel.phases:
+            self._column_phase(phase, x)
+        self.close(count)
+        self.close_scratch()
+        self.report_flags()
+        self.close()
+
+    def open_lanes(self, x: Symbol) -> None:
+        self.lines.line(self.simd())
+        self.lines.line("for (i64 l = 0; l < width; ++l) {")
+        self.lines.indent()
+        self.lines.line(f"const i64 {x.name} = start + l;")
+
+    def _column_phase(self, phase: Phase, x: Symbol) -> None:
+        accumulators: dict[Value, Parts] = {}
+        if phase.inner:
+            accumulators = self.accumulators(phase, f"[{self.tile}]")
+            self.declare_scans(phase, f"[{self.tile}]")
+            self.column_loops(phase, x, accumulators)
+        self.after_columns(phase, x, accumulators)
+
+    def follows(self, phase: Phase) -> bool:
+        """Is anything computed once for each column, behind the rows?"""
+        return bool(phase.outer) or any(split_levels(n.body)[2] for n in phase.inner)
+
+    def after_columns(self, phase: Phase, x: Symbol, accumulators: dict[Value, Parts]) -> None:
+        """What follows from the reductions of a tile, column by column."""
+        if self.follows(phase):
+            self.open_lanes(x)
+            emitter = CppEmitter(self, "l")
+            self.after(phase, emitter, accumulators, "l")
+            for node in phase.outer:
+                emitter.run(node.body, node.body.values)
+            self.close()
+
+    def column_loops(
+        self, phase: Phase, x: Symbol, accumulators: dict[Value, Parts],
+        limits: tuple[Symbol, str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """The reduction loops around one tile; long sums go block by block, as in rows. One of the
+        loops may have ``limits``: from where and to where it goes."""
+        rs, ranges, line = self.kernel.rs, self.kernel.ranges, self.lines.line
+        bounds = {r: ("0", print_index(ranges[r])) for r in rs}
+        if limits is not None:
+            bounds[limits[0]] = limits[1:]
+        sums = {
+            v: (self.fresh("part"), v.args[1][0].dtype)
+            for v, parts in accumulators.items()
+            if parts[0][2] == "sum" and parts[0][1].is_floating_point
+        }
+        spreads = {
+            v: (self.fresh("part"), CTYPE[v.args[1][0].dtype])
+            for v, parts in accumulators.items()
+            if parts[0][2] == "welford"
+        }
+        rows = self.hint(ranges[rs[-1]])
+        blocked = (bool(sums) and (rows > 16 or len(rs) > 1)) or bool(spreads)
+        block = min(32, 1 << (rows.bit_length() // 2))  # short sums, about as many as their terms
+        if spreads:
+            block = min(max(block, 16), 64)  # rounding errors grow with the rows of a block
+        for r in rs[:-1]:
+            self.open_loop(r, *bounds[r])
+        last, (begin, end) = rs[-1], bounds[rs[-1]]
+        whole = begin == "0"
+        if blocked:
+            line(f"for (i64 block = {begin}; block < {end}; block += {block}) {{")
+            self.lines.indent()
+            for part, dtype in sums.values():
+                line(f"{CTYPE[dtype]} {part}[{self.tile}] = {{}};")
+            for part, ctype in spreads.values():
+                line(f"{ctype} {part}_from[{self.tile}] = {{}};")
+                line(f"f64 {part}_off[{self.tile}] = {{}}, {part}_m2[{self.tile}] = {{}};")
+            begin, end = "block", f"m_minimum<i64>(block + {block}, {end})"
+        self._starts = f"{last.name} == {begin}"
+        inner = {v: part for v, (part, _) in (sums | spreads).items()} if blocked else {}
+        at = begin
+        if self._is_light(phase):
+            # Several rows at a time: accumulators stay in registers meanwhile.
+            at = self.fresh(f"{last.name}_at")
+            line(f"i64 {at} = {begin};")
+            line(f"for (; {at} + {ROWS} <= {end}; {at} += {ROWS}) {{")
+            self.lines.indent()
+            self.open_lanes(x)
+            for k in range(ROWS):
+                line("{")
+                self.lines.indent()
+                line(f"const i64 {last.name} = {at} + {k};")
+                self.element(phase, accumulators, inner, "l")
+                self.close()
+            self.close(2)
+        step = block if blocked else ROWS
+        extent = ranges[last]
+        even = whole and extent.is_Integer and int(extent) % ROWS == step % ROWS == 0
+        if at == begin or not even:
+            self.open_loop(last, at, end)
+            self.open_lanes(x)
+            self.element(phase, accumulators, inner, "l")
+            self.close(2)
+        if blocked:
+            self.open_lanes(x)
+            for v, (part, _) in sums.items():
+                line(f"{accumulators[v][0][0]}[l] += {part}[l];")
+            for v, (part, _) in spreads.items():
+                names = ", ".join(f"{name}[l]" for name, *_ in accumulators[v])
+                ends = ", ".join(f"{part}_{end_}[l]" for end_ in ("from", "off", "m2"))
+                line(f"merge_shifted({names}, {ends}, {end} - {begin});")
+            self.close(2)
+        self.close(len(rs) - 1)
+
+    def _is_light(self, phase: Phase) -> bool:
+        """Does a row cost so little to compute that its way through memory counts?"""
+        values = [v for node in phase.inner for v in split_levels(node.body)[0]]
+        return (
+            self.hint(self.kernel.ranges[self.kernel.rs[-1]]) >= ROWS
+            and len(values) <= LIGHT
+            and not any(v.op in EXPENSIVE or v.op in ("store", "scan") for v in values)
+            and all(node.body.of("reduction") for node in phase.inner)
+        )
+
+    def collect(self, part: str | None, value: str, dtype: torch.dtype, lane: str | None) -> None:
+        """Differences are taken from the first element of the block, if it is finite: it is one of
+        those whose spread is sought, so they are at most so much larger than the spread. They and
+        their squares add up in float64, as eager's do: squares of float32 have twice its range."""
+        line, distance, start = self.lines.line, self.fresh("d"), self.fresh("start")
+        ctype = CTYPE[dtype]
+        line(f"const {ctype} {start} = {value} - {value} == 0 ? {value} : 0;")
+        line(f"{part}_from[{lane}] = {self._starts} ? {start} : {part}_from[{lane}];")
+        line(f"const f64 {distance} = f64({value}) - {part}_from[{lane}];")
+        line(f"{part}_off[{lane}] += {distance};")
+        line(f"{part}_m2[{lane}] = m_fma({distance}, {distance}, {part}_m2[{lane}]);")

@@ -1,0 +1,102 @@
+"""Kernels in C++ that write where computed indices say: two iterations may write one place."""
+
+from __future__ import annotations
+
+import functools
+
+import sympy
+
+from magpy_like.compiler.codegen.common.kernel_plan import Node, uniform
+from magpy_like.compiler.codegen.cpp.cpp_expressions import CppEmitter, print_index
+from magpy_like.compiler.codegen.cpp.cpp_pointwise import Pointwise
+from magpy_like.compiler.ir import index_arithmetic
+from magpy_like.compiler.ir.index_arithmetic import Symbol
+from magpy_like.compiler.ir.ops import Value
+
+SHARED = 16  # iterations from which outer loops are shared among threads, rather than the last one
+
+
+class Scatter(Pointwise):
+    """Only loops that tell places apart are shared among threads or a vector: iterations that
+    differ there never meet. Those that may meet come in program order, so results are what one
+    thread gives, bit by bit, without atomic operations."""
+
+    def body(self) -> None:
+        *outer, last = self.kernel.xs or [None]
+        apart = [v for v in outer if v in self._apart]
+        count = self.hint(self.kernel.size(apart))
+        if last is None or (count < SHARED and last not in self._apart):
+            self._one_after_another()
+            return
+        line = self.lines.line
+        line(f"#pragma omp parallel{self.parallel(self.total())}")
+        line("{")
+        self.lines.indent()
+        self.declare_flags()
+        self.declare_locals(scalar=True)
+        begin, end = "0", print_index(self.kernel.ranges[last])
+        opened = len(outer)
+        if count >= SHARED or last not in self._apart:
+            many = f" collapse({len(apart)})" if len(apart) > 1 else ""
+            line(f"#pragma omp for{many} schedule(static)")
+            for v in apart:
+                self.open_loop(v)
+            outer = [v for v in outer if v not in apart]
+        else:
+            line("const i64 threads = omp_get_num_threads(), thread = omp_get_thread_num();")
+            line(f"const i64 first = part_begin({end}, thread, threads);")
+            line(f"const i64 past = part_begin({end}, thread + 1, threads);")
+            begin, end = "first", "past"
+        for v in outer:
+            self.open_loop(v)
+        emitter = CppEmitter(self)
+        self._hoist(emitter)
+        if self._follows(last):
+            line(self.simd())
+        self.open_loop(last, begin, end)
+        self._element(emitter)
+        self.close(1 + opened)
+        self.report_flags()
+        self.close()
+
+    def _one_after_another(self) -> None:
+        self.declare_locals(scalar=True)
+        self.declare_flags()
+        for v in self.kernel.xs:
+            self.open_loop(v)
+        self._element(CppEmitter(self))
+        self.close(len(self.kernel.xs))
+        self.report_flags()
+
+    def _scatters(self) -> list[tuple[Node, Value]]:
+        return [(n, v) for n in self.kernel.nodes() for v in n.body.of("store")]
+
+    @functools.cached_property
+    def _apart(self) -> set[Symbol]:
+        """The loops whose iterations never write one place, whatever the indices are."""
+        stores = self._scatters()
+        written = [v.args[0] for _, v in stores]
+        read = {b for node in self.kernel.nodes() for b in node.reads}
+        if len(set(written)) < len(written) or read & set(written):
+            return set()
+        found = set(self.kernel.xs)
+        for node, v in stores:
+            body = node.body
+            ranges = {**body.extents, **self.kernel.ranges}
+            found = {x for x in found if index_arithmetic.tells_apart(v.args[1], x, ranges)}
+        return found
+
+    def _follows(self, last: Symbol) -> bool:
+        """Do iterations of the last loop write one element after another?"""
+        if last not in self._apart or not index_arithmetic.positive(self.kernel.ranges[last] - 1):
+            return False
+        for node, v in self._scatters():
+            body, index = node.body, v.args[1]
+            form = index_arithmetic.coefficients(index, [last])
+            same = set(uniform(body, last, self.kernel.inputs))
+            own = index.free_symbols & set(body.indirect)
+            if form is None or form[0].get(last) != sympy.S.One:
+                return False
+            if not all(body.indirect[s] in same for s in own):
+                return False
+        return True

@@ -1,0 +1,1 @@
+"""The launcher: generated Python that allocates buffers and calls kernels."""

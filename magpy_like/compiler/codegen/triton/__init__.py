@@ -1,0 +1,1 @@
+"""The Triton printer: loop nests as Triton kernels."""

@@ -1,0 +1,569 @@
+"""The Triton printer: one function per kernel, over blocks of its loops.
+
+Every value is a block with one dimension per axis of the kernel's tiling, of size 1 where the
+value does not vary along the axis, so that Triton's broadcasting is the loop nest's. Phases run
+one after the other inside a program. A *persistent* kernel holds whole rows: what one phase loaded
+or computed is there for the next. A *looped* one walks along the row once per phase, and computes
+again what an earlier phase computed per element.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from magpy_like.compiler.codegen.common.kernel_plan import (
+    Kernel,
+    Lines,
+    Phase,
+    is_integral,
+    split_levels,
+)
+from magpy_like.compiler.codegen.common.recomputation import producers, values_again
+from magpy_like.compiler.codegen.triton.triton_emitter import TritonEmitter
+from magpy_like.compiler.codegen.triton.triton_expressions import (
+    ACCUMULATED,
+    TYPE,
+    Name,
+    identity,
+    print_index,
+)
+from magpy_like.compiler.codegen.triton.triton_tiling import (
+    Axis,
+    Hint,
+    magnitude,
+    tile,
+    updated_in_place,
+)
+from magpy_like.compiler.ir import index_arithmetic
+from magpy_like.compiler.ir.index_arithmetic import Expr
+from magpy_like.compiler.ir.loop_ir import Buffer
+from magpy_like.compiler.ir.ops import Value
+from magpy_like.compiler.lowering.graph_lowering import Graph
+from magpy_like.compiler.runtime import triton_launch
+from magpy_like.compiler.runtime.triton_launch import TritonSource, Wanted
+from magpy_like.compiler.trace import Trace
+
+NARROW = 2**31 - 2**21  # offsets below this, and a block beyond, fit 32 bits
+
+#: Reduction -> the prelude's function that combines two elements.
+COMBINE = {
+    "sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum", "fmax": "fmax",
+    "any": "either", "argmax": "greater_first", "argmin": "less_first", "welford": "welford",
+}  # fmt: skip
+
+#: The same for scans.
+RUNNING = {
+    "sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum",
+    "logsumexp": "log_add_exp", "argmax": "greater_last", "argmin": "less_last",
+}  # fmt: skip
+
+
+class TritonKernel:
+    """Prints one kernel."""
+
+    def __init__(self, kernel: Kernel, hint: Hint, buffers: Mapping[str, Buffer]) -> None:
+        self.kernel = kernel
+        self.buffers = buffers
+        self.tiling = tile(kernel, hint)
+        self.rank = len(self.tiling.axes)
+        self.lines = Lines()
+        self.local: dict[str, Name] = {}  # buffers whose value is at hand
+        self.axes_of: dict[
+            str, frozenset[str]
+        ] = {}  # what each loop variable and name varies along
+        for axis in self.tiling.axes:
+            for v in axis.loops:
+                self.axes_of[v.name] = frozenset(axis.name)
+        self.producer = producers(kernel)
+        self.only: Name | None = None  # a condition on storing, beside the masks
+        self.silent = False  # nothing is stored: an earlier stage has done it
+        self._carried: dict[Value, list[Name]] = {}  # what scans have found in earlier blocks
+        self._workspace: list[tuple[torch.dtype, Value, int]] = []
+        self._count = 0
+
+    def fresh(self, prefix: str) -> str:
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    # --- blocks --------------------------------------------------------------------------------
+
+    def shape(self, axes: Iterable[str]) -> str:
+        """The block shape of a value that varies along ``axes``."""
+        return str([a.block if a.name in axes else 1 for a in self.tiling.axes])
+
+    def level_axes(self, level: str) -> frozenset[str]:
+        axes = self.tiling.axes if level == "inner" else self.tiling.outer
+        return frozenset(a.name for a in axes)
+
+    def varies(self, e: Expr) -> frozenset[str]:
+        """The axes that an index expression varies along."""
+        found: frozenset[str] = frozenset()
+        for s in e.free_symbols:
+            found |= self.axes_of.get(s.name, frozenset())
+        return found
+
+    def mask(self, axes: Iterable[str], mask: Any) -> str:
+        """What must hold for an element to exist and for ``mask``; empty when it always does."""
+        parts = [
+            f"{a.name}mask" for a in self.tiling.axes if a.name in axes and not a.exact
+        ]  # fmt: skip
+        if isinstance(mask, Name):
+            parts.append(mask.typed(self.rank))
+        return " & ".join(parts)
+
+    def address(
+        self, buffer: str, index: Expr, axes: frozenset[str], wanted: frozenset[str]
+    ) -> str:
+        """A block of pointers that has the shape of a value along ``wanted``."""
+        offset = print_index(index)
+        if wanted - axes or not axes:  # a block even where it is one number
+            offset = f"{offset} + tl.full({self.shape(wanted)}, 0, tl.int32)"
+        return f"{buffer} + ({offset})"
+
+    # --- printing ------------------------------------------------------------------------------
+
+    def print(self) -> TritonSource:
+        """The kernel's source, and what launching it takes."""
+        kernel = self.kernel
+        names = [*kernel.inputs, *kernel.outputs]
+        if self.tiling.split > 1:
+            stages = self._stages()
+        else:
+            self._open(kernel.name)
+            self._positions("tl.program_id(0)")
+            if self.tiling.reduced is None:
+                emitter = TritonEmitter(self, "outer")
+                for phase in kernel.phases:
+                    for node in phase.outer:
+                        emitter.run(node.body, node.body.values)
+            else:
+                self._reduction(self.tiling.reduced)
+            self._close()
+            stages = [(kernel.name, self._grid())]
+        return TritonSource(
+            stages=tuple(stages),
+            text=self.lines.text(),
+            pointers=tuple(kernel.dtypes[b] for b in names),
+            workspace=tuple((dtype, self._partials()) for dtype, *_ in self._workspace),
+            sizes=tuple(s.name for s in kernel.size_symbols),
+            numbers=tuple("i64" if is_integral(e) else "fp64" for e in kernel.numbers),
+            wide=self._wide(),
+            num_warps=self.tiling.num_warps,
+            asserts=bool(kernel.messages),
+        )
+
+    def _open(self, name: str) -> None:
+        kernel = self.kernel
+        names = [*kernel.inputs, *kernel.outputs]
+        names += [f"part{k}" for k in range(len(self._workspace))]
+        names += [s.name for s in kernel.size_symbols]
+        names += [kernel.number(e) for e in kernel.numbers]
+        self.lines.line("@triton.jit")
+        self.lines.line(f"def {name}({', '.join(names)}):")
+        self.lines.indent()
+
+    def _close(self) -> None:
+        self.lines.line("return")
+        self.lines.indent(-1)
+        self.lines.line()
+
+    # --- a row shared by several programs ------------------------------------------------------
+
+    def _stages(self) -> list[tuple[str, str]]:
+        """One launch per phase, whose programs each reduce a part of the row; the next launch
+        begins by combining the parts, in a fixed order. (function, grid) of each."""
+        kernel, axis, split = self.kernel, self.tiling.reduced, self.tiling.split
+        assert axis is not None
+        for phase in kernel.phases:
+            for node in phase.inner:
+                for v in node.body.of("reduction"):
+                    wide = ACCUMULATED.get(v.args[1][0].dtype, v.args[1][0].dtype)
+                    for k in range(len(_starts(v.args[0], wide))):
+                        indexed = k and v.args[0] != "welford"
+                        self._workspace.append((torch.int64 if indexed else wide, v, k))
+        stages: list[tuple[str, str]] = []
+        finished = 0  # phases whose results have been stored
+        for k, phase in enumerate(kernel.phases):
+            if not phase.inner:
+                continue
+            name = f"{kernel.name}_{len(stages)}"
+            self._open(name)
+            self._positions(f"tl.program_id(0) // {split}")
+            self.lines.line(f"part = tl.program_id(0).to(INDEX) % {split}")
+            outer = self._combined(kernel.phases[:k], finished, several=True)
+            finished = k
+            length = index_arithmetic.Div(axis.size + split * axis.block - 1, split * axis.block)
+            self.lines.line(f"first = part * {print_index(length * axis.block)}")
+            self.lines.line(
+                f"last = tl.minimum(first + {print_index(length * axis.block)}, "
+                f"{print_index(axis.size)})"
+            )
+            accumulators = self._walk(phase, outer, axis, "first", "last")
+            for v, names in accumulators.items():
+                for part, value in zip(self._parts(v), self._joined(v, names), strict=True):
+                    place = f"{part} + (xat * {split} + part)"
+                    guard = self.mask("x", None)
+                    self.lines.line(f"tl.store({place}, {value}{', ' + guard if guard else ''})")
+            self._close()
+            self.local.clear()
+            stages.append((name, f"{self._grid()} * {split}"))
+        if any(p.outer or any(split_levels(n.body)[2] for n in p.inner)
+               for p in kernel.phases[finished:]):  # fmt: skip
+            name = f"{kernel.name}_{len(stages)}"
+            self._open(name)
+            self._positions("tl.program_id(0)")
+            self._combined(kernel.phases, finished, several=False)
+            self._close()
+            stages.append((name, self._grid()))
+        return stages
+
+    def _parts(self, v: Value) -> list[str]:
+        """The workspace pointers of a reduction."""
+        return [f"part{k}" for k, (_, owner, _) in enumerate(self._workspace) if owner is v]
+
+    def _partials(self) -> str:
+        """The number of elements behind a workspace pointer, as Python."""
+        from magpy_like.compiler.codegen.launcher.launcher import print_size
+
+        return f"{print_size(self.kernel.size(self.kernel.xs))} * {self.tiling.split}"
+
+    def _combined(self, phases: Sequence[Phase], finished: int, *, several: bool) -> TritonEmitter:
+        """The results of earlier phases, from the parts; those not ``finished`` are stored, by
+        one of ``several`` programs that share a row."""
+        outer = TritonEmitter(self, "outer")
+        axes, split = self.level_axes("outer"), self.tiling.split
+        for k, phase in enumerate(phases):
+            self.silent = k < finished
+            self.only = Name("(part == 0)", frozenset()) if several else None
+            for node in phase.inner:
+                _, reductions, after = split_levels(node.body)
+                for v in reductions:
+                    wide = ACCUMULATED.get(v.args[1][0].dtype, v.args[1][0].dtype)
+                    loaded = []
+                    for part, start in zip(self._parts(v), _starts(v.args[0], wide), strict=True):
+                        place = f"{part} + (xat * {split} + tl.arange(0, {split})[None, :])"
+                        guard = self.mask("x", None)
+                        guard = f", {guard}, other={start}" if guard else ""
+                        loaded.append(self.named(f"tl.load({place}{guard})", axes))
+                    outer.names[v] = self._result(v, self._joined(v, loaded))
+                outer.run(node.body, after)
+            for node in phase.outer:
+                outer.run(node.body, node.body.values)
+        self.silent, self.only = False, None
+        return outer
+
+    def _positions(self, program: str) -> None:
+        """Where on the outer axes this program is, and the loop variables there."""
+        line, outer = self.lines.line, self.tiling.outer
+        line(f"program = ({program}).to(INDEX)")
+        rest = "program"
+        for k, axis in enumerate(reversed(outer)):
+            if k == len(outer) - 1:
+                start = rest
+            else:
+                blocks = print_index(index_arithmetic.Div(axis.size + axis.block - 1, axis.block))
+                start = f"{rest} % {blocks}"
+                following = self.fresh("program")
+                line(f"{following} = {rest} // {blocks}")
+                rest = following
+            self._along(axis, f"({start}) * {axis.block}")
+
+    def _along(self, axis: Axis, start: str) -> None:
+        """The block's positions along one axis, its mask and its loop variables."""
+        line, name = self.lines.line, f"{axis.name}at"
+        where = ", ".join(":" if a is axis else "None" for a in self.tiling.axes)
+        span = f"tl.arange(0, {axis.block})" + (f"[{where}]" if self.rank > 1 else "")
+        line(f"{name} = {start} + {span}")
+        if not axis.exact:
+            line(f"{axis.name}mask = {name} < {print_index(axis.size)}")
+        at = sympy.Symbol(name, integer=True, nonnegative=True)
+        sizes = [self.kernel.ranges[v] for v in axis.loops]
+        for v, e in zip(axis.loops, index_arithmetic.unflatten(at, sizes), strict=True):
+            line(f"{v.name} = {print_index(e)}")
+
+    def _reduction(self, axis: Axis) -> None:
+        outer = TritonEmitter(self, "outer")
+        inner = TritonEmitter(self, "inner")
+        if self.tiling.persistent:
+            self._along(axis, "0")
+        stored: set[str] = set()  # per element, by phases so far
+        for phase in self.kernel.phases:
+            if phase.inner and self.tiling.persistent:
+                self._row(phase, inner, outer, axis)
+            elif phase.inner:
+                if stored & {b for n in phase.inner for b in n.reads}:
+                    self.lines.line("tl.debug_barrier()")  # another thread may have stored it
+                self._loop(phase, outer, axis)
+            for node in phase.outer:
+                outer.run(node.body, node.body.values)
+            stored |= {b for n in phase.inner for b in n.writes} - self.kernel.removed
+
+    def _row(self, phase: Phase, inner: TritonEmitter, outer: TritonEmitter, axis: Axis) -> None:
+        """A phase of a persistent kernel."""
+        for node in phase.inner:
+            values, reductions, after = split_levels(node.body)
+            inner.run(node.body, values)
+            for v in reductions:
+                outer.names[v] = self._result(v, self._joined(v, self._elements(v, inner, axis)))
+            outer.run(node.body, after)
+
+    def _elements(self, v: Value, inner: TritonEmitter, axis: Axis) -> list[str]:
+        """A reduction's arguments as full blocks, neutral where the row has ended."""
+        kind, values = v.args
+        parts = [inner.names[a].typed(self.rank) for a in values]
+        full = self.shape(a.name for a in self.tiling.axes)
+        wide = ACCUMULATED.get(values[0].dtype, values[0].dtype)
+        if wide != values[0].dtype:
+            parts[0] = f"{parts[0]}.to({TYPE[wide]})"
+        parts = [f"tl.broadcast_to({p}, {full})" for p in parts]
+        if kind == "welford":
+            count = f"tl.full({full}, 1.0, {TYPE[wide]})"
+            # Its difference from itself: no number for an infinity, as in eager.
+            parts = [parts[0], f"{parts[0]} - {parts[0]}", count]
+        if axis.exact:
+            return parts
+        starts = _starts(kind, wide)
+        if kind == "welford":
+            return [f"tl.where(rmask, {p}, 0.0)" for p in parts]
+        return [f"tl.where(rmask, {p}, {s})" for p, s in zip(parts, starts, strict=True)]
+
+    def _joined(self, v: Value, parts: Sequence[str]) -> list[Name]:
+        """Combine along the row: the reduction's state as columns."""
+        return self._reduced(_block(parts), len(parts), COMBINE[v.args[0]])
+
+    def _reduced(self, block: str, count: int, combine: str) -> list[Name]:
+        """A block, or ``count`` of them that belong together, combined along the row."""
+        names = [self._fresh_name(self.level_axes("outer")) for _ in range(count)]
+        end = f"{self.rank - 1}, prelude.{combine}, keep_dims=True)"
+        self.lines.line(f"{', '.join(names)} = tl.reduce({block}, {end}")
+        return names
+
+    def _result(self, v: Value, state: Sequence[Name]) -> Any:
+        """What a reduction's state says: a name, or a tuple for kinds with several results."""
+        kind, values = v.args
+        if kind == "welford":
+            return tuple(state)
+        if kind in ("argmax", "argmin"):
+            return state[1]
+        dtype = values[0].dtype
+        if dtype not in ACCUMULATED:
+            return state[0]
+        text = f"{state[0]} != 0" if dtype == torch.bool else f"{state[0]}.to({TYPE[dtype]})"
+        return self.named(text, state[0].axes)
+
+    def named(self, text: str, axes: frozenset[str]) -> Name:
+        """A new name for an expression that varies along ``axes``."""
+        name = self._fresh_name(axes)
+        self.lines.line(f"{name} = {text}")
+        return name
+
+    def _fresh_name(self, axes: frozenset[str]) -> Name:
+        name = Name(self.fresh("t"), axes)
+        self.axes_of[str(name)] = axes
+        return name
+
+    def _loop(self, phase: Phase, outer: TritonEmitter, axis: Axis) -> None:
+        """A phase of a looped kernel."""
+        accumulators = self._walk(phase, outer, axis, "0", print_index(axis.size))
+        for node in phase.inner:
+            _, reductions, after = split_levels(node.body)
+            for v in reductions:
+                outer.names[v] = self._result(v, self._joined(v, accumulators[v]))
+            outer.run(node.body, after)
+
+    def _walk(
+        self, phase: Phase, outer: TritonEmitter, axis: Axis, first: str, last: str
+    ) -> dict[Value, list[str]]:
+        """Run a phase's nodes block by block along the row, or a part of it; the accumulators,
+        each a full block, of every reduction."""
+        line = self.lines.line
+        accumulators: dict[Value, list[str]] = {}
+        full = self.shape(a.name for a in self.tiling.axes)
+        for node in phase.inner:
+            for v in node.body.of("reduction"):
+                kind, values = v.args
+                wide = ACCUMULATED.get(values[0].dtype, values[0].dtype)
+                accumulators[v] = []
+                for k, start in enumerate(_starts(kind, wide)):
+                    name = self.fresh("acc")
+                    ctype = TYPE[torch.int64 if k and kind != "welford" else wide]
+                    line(f"{name} = tl.full({full}, {start}, {ctype})")
+                    accumulators[v].append(name)
+            for v in node.body.of("scan"):
+                self._carry(v)
+        line(f"for start in range({first}, {last}, {axis.block}):")
+        self.lines.indent()
+        self._along(axis, "start")
+        inner = TritonEmitter(self, "inner")
+        for node in phase.inner:
+            values, reductions, _ = split_levels(node.body)
+            inner.run(node.body, values)
+            for v in reductions:
+                self._accumulate(v, accumulators[v], self._elements(v, inner, axis))
+        self.lines.indent(-1)
+        return accumulators
+
+    def _accumulate(self, v: Value, names: Sequence[str], parts: Sequence[str]) -> None:
+        both = ", ".join([*names, *parts])
+        self.lines.line(f"{', '.join(names)} = prelude.{COMBINE[v.args[0]]}({both})")
+
+    # --- scans ---------------------------------------------------------------------------------
+
+    def _carry(self, v: Value) -> None:
+        """Declare what a scan has found before the first block of a row."""
+        kind, value = v.args[:2]
+        axes = self.level_axes("outer")
+        wide = ACCUMULATED.get(value.dtype, value.dtype)
+        starts = [(identity(kind, wide), wide)]
+        if kind in ("argmax", "argmin"):
+            starts.append(("-1", torch.int64))
+        self._carried[v] = [
+            self.named(f"tl.full({self.shape(axes)}, {start}, {TYPE[dtype]})", axes)
+            for start, dtype in starts
+        ]
+
+    def scanned(self, v: Value, names: Sequence[Name]) -> Name:
+        """Print a scan along the block, and behind what is carried; its result.
+
+        Nothing has to be neutral where the row has ended: no element comes behind that.
+        """
+        kind, *values = v.args
+        axes = self.level_axes("inner")
+        wide = [ACCUMULATED.get(value.dtype, value.dtype) for value in values]
+        parts = [
+            f"tl.broadcast_to({name.typed(self.rank)}.to({TYPE[dtype]}), {self.shape(axes)})"
+            for name, dtype in zip(names, wide, strict=True)
+        ]
+        line, block, combine = self.lines.line, _block(parts), f"prelude.{RUNNING[kind]}"
+        found = [self._fresh_name(axes) for _ in parts]
+        line(f"{', '.join(found)} = tl.associative_scan({block}, {self.rank - 1}, {combine})")
+        carried = self._carried.get(v)
+        if carried is None and kind == "sum" and v.dtype.is_floating_point:
+            line(f"{found[0]} += 0.0")  # a sum begins with it, which makes 0.0 of -0.0
+        elif carried is not None:
+            before = ", ".join(carried)
+            whole = self._reduced(block, len(parts), RUNNING[kind])
+            line(f"{', '.join(found)} = {combine}({before}, {', '.join(found)})")
+            line(f"{before} = {combine}({before}, {', '.join(whole)})")
+        result = found[-1]
+        return result if wide[-1] == v.dtype else self.named(f"{result}.to({TYPE[v.dtype]})", axes)
+
+    # --- launching -----------------------------------------------------------------------------
+
+    def _grid(self) -> str:
+        """The number of programs, as Python over the size symbols."""
+        from magpy_like.compiler.codegen.launcher.launcher import print_size
+
+        parts = [f"-(-({print_size(a.size)}) // {a.block})" for a in self.tiling.outer]
+        return " * ".join(f"({p})" for p in parts)
+
+    def _wide(self) -> str:
+        """Python: do positions need 64 bits?"""
+        from magpy_like.compiler.codegen.launcher.launcher import print_size
+
+        kernel = self.kernel
+        bounds: list[Expr | None] = [a.size for a in self.tiling.axes]
+        for b in (*kernel.inputs, *kernel.outputs):
+            buffer = self.buffers[b]
+            extents = zip(buffer.size, buffer.stride, strict=True)
+            bounds.append(sum(((s - 1) * abs(step) for s, step in extents), sympy.S.One))
+        for node in kernel.nodes():
+            for v in node.body.of("index_expr"):
+                bounds.append(magnitude(v.args[0], kernel.ranges))
+        known = set(kernel.size_symbols)
+        tests = []
+        for bound in dict.fromkeys(bounds):
+            if bound is None or not bound.free_symbols <= known:
+                return "True"
+            if bound.is_Integer:
+                if int(bound) >= NARROW:
+                    return "True"
+            else:
+                tests.append(f"{print_size(bound)} >= {NARROW}")
+        return " or ".join(tests) or "False"
+
+
+def _block(parts: Sequence[str]) -> str:
+    """What is combined along a row: one block, or several as a tuple."""
+    return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
+
+
+def _starts(kind: str, dtype: torch.dtype) -> list[str]:
+    """The neutral element of a reduction, part by part."""
+    if kind == "welford":
+        return ["0.0", "0.0", "0.0"]
+    if kind in ("argmax", "argmin"):
+        return [identity(kind, dtype), str(2**63 - 1)]
+    return [identity(kind, dtype)]
+
+
+def settle(kernel: Kernel, hint: Hint) -> None:
+    """Before memory is planned: let a looped kernel store what it could not compute again.
+
+    A value per element that a later phase reads is computed again from memory, unless that memory
+    is updated in between, or it is what a scan has found so far.
+    """
+    if not any(n.inner for n in kernel.nodes()) or tile(kernel, hint).persistent:
+        return
+    updated = updated_in_place(kernel)
+    producer = producers(kernel)
+    for buffer, way in kernel.forward.items():
+        kept = way != "row" or buffer not in kernel.removed
+        if kept:
+            continue
+        again = values_again(buffer, producer, kernel)
+        if any(v.op == "scan" or (v.op == "load" and v.args[0] in updated) for v in again):
+            kernel.removed.discard(buffer)
+            kernel.outputs.append(buffer)
+
+
+def print_function(kernel: Kernel, graph: Graph) -> TritonSource:
+    """A kernel without a name of its own, with buffers named in order of appearance.
+
+    So kernels that do the same to different buffers (the layers of a model) have one text.
+    """
+    source = TritonKernel(kernel, graph.hint, graph.buffers).print()
+    order: dict[str, str] = {}
+
+    def rename(match: re.Match[str]) -> str:
+        return order.setdefault(match[0], f"p{len(order)}")
+
+    text = re.sub(r"(?<![A-Za-z0-9])(?:buf|arg|const)\d+\b", rename, source.text)
+    return source.renamed(kernel.name, text)
+
+
+def build(
+    kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace
+) -> dict[str, Callable[..., Any]]:
+    """Print, compile and load kernels: name -> function of addresses and sizes."""
+    wanted, places = plan(kernels, graph, kind, trace)
+    functions = triton_launch.load_many(wanted)
+    return {kernel: functions[place] for kernel, place in places.items()}
+
+
+def plan(
+    kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace
+) -> tuple[list[Wanted], dict[str, int]]:
+    """The functions to compile, and for each kernel by name which of them is its."""
+    found: dict[tuple[TritonSource, torch.device], list[Kernel]] = {}
+    for kernel in kernels:
+        source = print_function(kernel, graph)
+        found.setdefault((source, kernel.device), []).append(kernel)
+    wanted: list[Wanted] = []
+    for (source, device), users in found.items():
+        named = source.renamed("NAME", source.text, _title(users))
+        origins = "".join(f"# {o}\n" for k in users for o in k.origins)
+        trace.write("kernels", f"{kind}.py", origins + named.text)
+        wanted.append((named, device, [graph.hint(s) for s in users[0].size_symbols]))
+    return wanted, {k.name: n for n, users in enumerate(found.values()) for k in users}
+
+
+def _title(kernels: Sequence[Kernel]) -> str:
+    """A name that says in a profile what kernels of one text do."""
+    operators = re.findall(r": \w+\.(\w+)", " ".join(kernels[0].origins))
+    return "_".join(["magpy", *dict.fromkeys(operators)])[:80].rstrip("_")

@@ -1,0 +1,328 @@
+"""Operators whose results torch's decompositions or fake tensors lay out unlike eager's kernels.
+
+Some kernels for the CPU keep only the layout where channels are last, and write any other result
+row by row. Loops over several arguments take the order of dimensions from them, the first one
+first; where that depends on how large sizes that vary are, results are left as torch traces them.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import get_decompositions
+from torch._prims_common import (
+    compute_elementwise_output_logical_to_physical_perm,
+    suggest_memory_format,
+)
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from magpy_like.compiler.decompositions.decomposition_table import Function, means, torchs
+from magpy_like.compiler.lowering import LOWERINGS
+from magpy_like.compiler.lowering.value_checks import PROBABILITIES
+
+aten = torch.ops.aten
+
+BATCH_NORMS = [
+    aten.native_batch_norm, aten._native_batch_norm_legit, aten._native_batch_norm_legit_functional,
+    aten._native_batch_norm_legit_no_training, aten._batch_norm_with_update_functional,
+]  # fmt: skip
+
+
+def _as_channels(result: Tensor, a: Tensor) -> Tensor:
+    if a.device.type != "cpu":
+        return result
+    return result.contiguous(memory_format=suggest_memory_format(a))
+
+
+def _batch_norm(meant: Function) -> Function:
+    @functools.wraps(meant)
+    def batch_norm(a: Tensor, *args: Any, **kwargs: Any) -> Any:
+        result, *rest = meant(a, *args, **kwargs)
+        return _as_channels(result, a), *rest
+
+    return batch_norm
+
+
+for _operator, _meant in get_decompositions(BATCH_NORMS).items():
+    means(_operator)(_batch_norm(_meant))
+
+
+@means(aten.channel_shuffle.default)
+def _channel_shuffle(a: Tensor, groups: Any) -> Tensor:
+    return _as_channels(torchs(aten.channel_shuffle.default)(a, groups), a)
+
+
+@means(aten.roll.default)
+def _roll(a: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
+    """Two parts that change places, as eager has it: looking up every element costs several times
+    as much. Without dimensions, eager rolls what it has made one row of; and where nothing comes
+    round, the empty part that it joins has no channels last. On a GPU nothing has."""
+    if a.device.type == "cuda" and not a.is_contiguous():
+        return aten.roll(a.contiguous(), shifts, dims)
+    if statically_known_true(a.numel() != 0) and all(type(n) is int for n in (*a.shape, *shifts)):
+        if not dims:
+            return aten.roll(a.reshape(-1), shifts, [0]).reshape(a.shape)
+        for shift, dim in zip(shifts, dims, strict=True):
+            size = a.shape[dim]
+            start = (size - shift) % size
+            parts = [a.narrow(dim, start, size - start), a.narrow(dim, 0, start)]
+            a = torch.cat(parts, dim)
+        return a
+    result = torchs(aten.roll.default)(a, shifts, dims)
+    if not dims or statically_known_true(a.numel() == 0):
+        return result
+    stays = (shift % a.shape[dim] == 0 for shift, dim in zip(shifts, dims, strict=True))
+    return result if any(map(statically_known_true, stays)) else _as_channels(result, a)
+
+
+@means(aten.index.Tensor, aten._unsafe_index.Tensor)
+def _index(a: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """Eager's result lies as its indices do, which fake tensors take to be contiguous."""
+    given = [index for index in indices if index is not None]
+    if all(index.dim() < 2 or index.is_contiguous() for index in given):
+        return NotImplemented
+    if any(index.dtype in (torch.bool, torch.uint8) for index in given):
+        return NotImplemented  # how many elements the masks choose only a run tells
+    result = aten.index(a, [None if i is None else i.contiguous() for i in indices])
+    common = torch.broadcast_tensors(*given)
+    if a.device.type != "cpu" and len({index.stride() for index in common}) > 1:
+        return result
+    dims = [dim for dim, index in enumerate(indices) if index is not None]
+    adjacent = dims == list(range(dims[0], dims[-1] + 1))
+    first = dims[0] if adjacent else 0
+    kept = [dim for dim in range(a.dim()) if dim not in dims]
+    # The operands as eager's loop steps through them; for the elements of `a` that it looks up, the
+    # step of an indexed dimension is zero.
+    before, after = kept[:first], kept[first:]
+    steps = [*(a.stride(d) for d in before), *[0] * common[0].dim(), *(a.stride(d) for d in after)]
+    looked_up = a.as_strided(result.shape, steps)
+    places = [
+        index.reshape([1] * len(before) + list(index.shape) + [1] * len(after)).expand_as(result)
+        for index in common
+    ]
+    order, _ = compute_elementwise_output_logical_to_physical_perm(looked_up, *places)
+    back = [order.index(dim) for dim in range(len(order))]
+    return result.permute(order).contiguous().permute(back)
+
+
+def _logical(operator: Any, of_truths: Any) -> None:
+    @means(operator)
+    def logical(a: Tensor, b: Tensor) -> Tensor:
+        """In steps whose fake tensors lie as eager's results, if one argument is broadcast, too."""
+        return of_truths(*(x if x.dtype == torch.bool else x != 0 for x in (a, b)))
+
+
+_logical(aten.logical_and.default, torch.bitwise_and)
+_logical(aten.logical_or.default, torch.bitwise_or)
+_logical(aten.logical_xor.default, torch.bitwise_xor)
+
+
+#: Loops over all arguments at once whose results torch's own meta functions and decompositions lay
+#: out in another order, where an argument is broadcast or transposed.
+LOOPS = [
+    aten.copysign.Tensor, aten.floor_divide.default, aten.div.Tensor_mode, aten.xlogy.Tensor,
+    aten.heaviside.default, aten.logaddexp.default, aten.logaddexp2.default,
+    aten.special_xlog1py.default, aten.addcmul.default, aten.addcdiv.default,
+]  # fmt: skip
+
+
+class _Varies(Exception):
+    """How sizes compare is not the same for all that the guards admit."""
+
+
+def _holds(relation: Any) -> bool:
+    """Whether a relation holds between sizes, which no guard has to tell."""
+    if statically_known_true(relation):
+        return True
+    if statically_known_true(torch.sym_not(relation)):
+        return False
+    raise _Varies
+
+
+def loop_order(steps: Sequence[Sequence[int]], shape: Sequence[int]) -> list[int]:
+    """The dimensions of what eager's loop makes, the one with the largest step first.
+
+    The first argument that is broadcast along neither of two tells which is the outer one;
+    ``steps`` has each argument's along all dimensions, 0 where it is broadcast.
+    """
+
+    def compare(one: int, other: int) -> int:
+        for step in steps:
+            a, b = step[one], step[other]
+            if _holds(a == 0) or _holds(b == 0):
+                continue
+            if _holds(a != b):
+                return 1 if _holds(a > b) else -1
+            if _holds(shape[one] > shape[other]):
+                return 1
+        return 0
+
+    inner_first = list(range(len(shape)))[::-1]
+    for at in range(1, len(shape)):  # as eager sorts: what two of them tell, a third may deny
+        for k in range(at - 1, -1, -1):
+            found = compare(inner_first[k], inner_first[at])
+            if found < 0:
+                break
+            if found > 0:
+                inner_first[k], inner_first[at] = inner_first[at], inner_first[k]
+                at = k
+    return inner_first[::-1]
+
+
+_traced = threading.local()
+
+
+def by_itself(operator: Any) -> Callable[[Function], Function]:
+    """Register what an operator means in terms of itself, which stays what it is in there."""
+
+    def register(function: Function) -> Function:
+        @means(operator)
+        def outermost(*args: Any, **kwargs: Any) -> Any:
+            if operator in (inside := _traced.__dict__.setdefault("operators", set())):
+                return NotImplemented
+            inside.add(operator)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                inside.remove(operator)
+
+        return function
+
+    return register
+
+
+def laid_out(operator: Any, lay: Callable[..., Any], meant: Function | None = None) -> None:
+    """Eager's results lie as what ``lay`` makes of an operator's results and arguments.
+
+    ``meant`` is what it means, if not what torch says."""
+    if meant is None:
+        known = {} if operator in LOWERINGS else get_decompositions([operator])
+        meant = known.get(operator, operator)
+
+    @by_itself(operator)
+    def relaid(*args: Any, **kwargs: Any) -> Any:
+        return lay(meant(*args, **kwargs), *args)
+
+
+def _as_loop(result: Tensor, *args: Any) -> Tensor:
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    alike = all((t.shape, t.stride()) == (result.shape, tensors[0].stride()) for t in tensors)
+    return _in_order(result, [_steps(t, result.shape) for t in tensors], alike)
+
+
+def _steps(tensor: Tensor, shape: Sequence[int]) -> list[int]:
+    """The steps of a tensor that is broadcast to ``shape``."""
+    lead = len(shape) - tensor.dim()
+    dims = zip(tensor.shape, shape[lead:], tensor.stride(), strict=True)
+    return [0] * lead + [0 if n == 1 and shown != 1 else step for n, shown, step in dims]
+
+
+def _in_order(result: Tensor, steps: Sequence[Sequence[int]], alike: bool = False) -> Tensor:
+    """A loop's result in eager's order of dimensions; ``alike``: its arguments lie alike."""
+    try:
+        order = loop_order(steps, result.shape)
+        if _is_in_order(result, order, alike):
+            return result
+    except _Varies:
+        return result
+    back = [order.index(d) for d in range(result.dim())]
+    return result.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+
+
+def _is_in_order(tensor: Tensor, order: Sequence[int], of_alike: bool) -> bool:
+    step = 1
+    for d in reversed(order):
+        if not (of_alike and _holds(tensor.shape[d] == 1)) and _holds(tensor.stride(d) != step):
+            return False
+        step *= tensor.shape[d]
+    return True
+
+
+for _operator in LOOPS:
+    laid_out(_operator, _as_loop)
+
+
+@functools.partial(laid_out, aten.native_dropout_backward.default)
+def _as_product(result: Tensor, grad: Tensor, *args: Any) -> Tensor:
+    """On a GPU one kernel, which writes rows or channels last, as torch's decomposition does, where
+    the gradient is not broadcast."""
+    loop = grad.device.type == "cpu" or grad.shape != result.shape
+    return _as_loop(result, grad, *args) if loop else result
+
+
+def _in_rows(result: Tensor, *args: Any) -> Tensor:
+    return result.contiguous()
+
+
+for _operator in (aten.take.default, aten.pow.Scalar):
+    laid_out(_operator, _in_rows)
+for _operator in (aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor):
+    laid_out(_operator, _in_rows, _operator)  # which looks at deviations, as no formula does
+
+
+def _as_first(result: Tensor, a: Tensor, *args: Any) -> Tensor:
+    return _in_order(result, [a.stride()]) if result.dim() == a.dim() else result
+
+
+def _cross_entropy_of_two(a: Tensor, target: Tensor, *args: Any) -> Tensor:
+    if a.device.type == "cpu":  # a GPU gives up altogether
+        a = PROBABILITIES(a, "input")
+        target = PROBABILITIES(target, "target")
+    return torchs(aten.binary_cross_entropy.default)(a, target, *args)
+
+
+laid_out(aten.binary_cross_entropy.default, _as_first, _cross_entropy_of_two)
+
+
+Unique = Callable[[Tensor, int], Sequence[Tensor]]
+
+
+def _along(a: Tensor, dim: int, unique: Unique) -> Sequence[Tensor]:
+    """On a CPU, what is unique along a dimension comes as rows that are turned."""
+    if a.device.type != "cpu":  # torch foretells sizes wrongly for negative dimensions
+        return unique(a, dim % max(a.dim(), 1))
+    first, *rest = unique(a.movedim(dim, 0), 0)
+    return first.movedim(0, dim), *rest
+
+
+@by_itself(aten.unique_dim.default)
+def _unique_dim(a: Tensor, dim: int, *args: Any) -> Sequence[Tensor]:
+    return _along(a, dim, lambda a, dim: aten.unique_dim(a, dim, *args))
+
+
+@by_itself(aten.unique_consecutive.default)
+def _unique_consecutive(
+    a: Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None
+) -> Sequence[Tensor]:
+    if dim is None:
+        return aten.unique_consecutive(a, inverse, counts)
+    return _along(a, dim, lambda a, dim: aten.unique_consecutive(a, inverse, counts, dim))
+
+
+def _first_in_rows(results: Sequence[Tensor], *args: Any) -> Sequence[Tensor]:
+    first, *rest = results
+    return first.contiguous(), *rest
+
+
+@by_itself(aten.rrelu_with_noise_functional.default)
+def _rrelu(
+    a: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
+    generator: Any = None,
+) -> Sequence[Tensor]:  # fmt: skip
+    """The mean slope; in training, eager draws one for every negative element. Either way, the
+    result lies row by row."""
+    if not training:
+        return aten.leaky_relu(a, (lower + upper) / 2).contiguous(), noise.clone()
+    drawn = aten.rrelu_with_noise_functional(a, noise, lower, upper, True, generator)
+    return [result.contiguous() for result in drawn]
+
+
+@means(aten.log_sigmoid_forward.default)
+def _log_sigmoid(a: Tensor) -> Sequence[Tensor]:
+    results = torchs(aten.log_sigmoid_forward.default)(a)
+    return _first_in_rows(results) if a.device.type == "cpu" else results

@@ -1,0 +1,370 @@
+"""Graphs with branches and loops: what lies between is compiled, and Python goes from part to part.
+
+A graph is cut at its branches and loops (:mod:`.control`). Each stretch between two of them, and
+each side of a branch and body of a loop in the same way, is a graph of its own for a backend, and
+compiled when it is first reached; a plain ``if`` chooses the side, a plain ``while`` or ``for``
+repeats the body, and numbers and lists are Python's. Gradients flow through as in eager mode: what
+belongs to the side that was not taken gets none. A side that hands on a tensor hands on that very
+tensor.
+
+So is a graph with operators that run as they were recorded.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from magpy_like.compiler.autograd.deferred_weight_gradients import TAPS, Rounds, with_taps
+from magpy_like.compiler.varying_inputs import Form, Varying, form
+from magpy_like.graph_operators.control_operators import (
+    CONTROL,
+    NUMBER,
+    OVER_RANGES,
+    body_of,
+    for_loop_with_exits,
+    has_parts,
+    is_between,
+    is_control,
+    is_pythons,
+    may_write,
+)
+from magpy_like.torch_interop.tracing_lock import TURNS
+
+Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def interpreted(gm: fx.GraphModule) -> Callable[..., Any]:
+    """The graph operator by operator, branches as Python's own."""
+    return in_parts(gm, lambda graph, inputs: graph.forward) if has_parts(gm) else gm.forward
+
+
+def exactly(gm: fx.GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """The graph operator by operator when gradients are recorded, or what was made of it: autograd
+    then knows of each operator what it needs."""
+    constants = (*gm.parameters(), *gm.buffers())
+
+    def call(*args: Any) -> Any:
+        if torch.is_grad_enabled() and any(map(_requires_grad, (*args, *constants))):
+            return gm.forward(*args)
+        return compiled(*args)
+
+    return call
+
+
+def in_parts(
+    gm: fx.GraphModule, backend: Backend, varying: Sequence[bool] = (), *, exact: bool = False
+) -> Callable[..., Any]:
+    """A callable like ``gm`` which runs the parts between those operators compiled by ``backend``.
+
+    A part is compiled for the inputs of the first call that reaches it, and again when a branch, or
+    an operator that runs as it is, hands it tensors of another form. ``varying`` says of which
+    inputs of ``gm`` that may happen.
+
+    ``exact`` is to be set where a part may write to what another has saved: parts then run
+    :func:`exactly`.
+    """
+    return _Parts(gm, backend, varying, exact=exact).build()
+
+
+class _Parts:
+    """Cuts one graph at its branches."""
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        backend: Backend,
+        varying: Sequence[bool],
+        *,
+        exact: bool,
+        rounds: bool = False,
+    ) -> None:
+        """With ``exact``, parts run :func:`exactly`. If ``gm`` is what ``rounds`` of a loop repeat,
+        the callable's first argument is a :class:`Rounds`, made for one call of the loop."""
+        self._gm, self._backend, self._exact = gm, backend, exact
+        inputs = gm.graph.find_nodes(op="placeholder")
+        self._varying = {node for node, varies in zip(inputs, varying, strict=False) if varies}
+        """Nodes whose tensors have not the same form at every call."""
+        self._whole, self._root = fx.Graph(), torch.nn.Module()
+        self._copies: dict[fx.Node, fx.Node] = {}
+        self._numbers = itertools.count()
+        self._rounds = self._whole.placeholder("rounds") if rounds else None
+        self._constant = set() if _may_write_inside(gm) else set(inputs) - self._varying
+        """Inputs that are the very same in all rounds."""
+
+    def build(self) -> Callable[..., Any]:
+        part: list[fx.Node] = []
+        for node in self._gm.graph.nodes:
+            if is_between(node):
+                if not _may_come_before(node, part):
+                    self._compile_part(part)
+                    part = []
+                self._keep(node)
+            elif node.op != "get_attr":
+                part.append(node)
+        return fx.GraphModule(self._root, self._whole, class_name="Parts").forward
+
+    def _keep(self, node: fx.Node) -> None:
+        """A node that is Python's business."""
+        for source in node.all_input_nodes:
+            if source.op == "get_attr" and source not in self._copies:
+                value = self._attribute(source)
+                if isinstance(value, fx.GraphModule) and is_control(node):
+                    varying = self._varying_operands(node, source)
+                    rounds = source is body_of(node)
+                    inside = _Parts(
+                        value, self._backend, varying, exact=self._exact, rounds=rounds
+                    ).build()
+                    value = (_Body if rounds else _Python)(inside)
+                self._copies[source] = self._whole.get_attr(self._add(value))
+        copy = self._copies[node] = self._whole.node_copy(node, self._copies.__getitem__)
+        if is_control(node):
+            copy.target = CONTROL[node.target]
+        if any(
+            n in self._varying or n.target in CONTROL or "as_is" in n.meta or is_pythons(n)
+            for n in (node, *node.all_input_nodes)
+        ):
+            self._varying.add(node)
+
+    def _varying_operands(self, node: fx.Node, graph: fx.Node) -> list[bool]:
+        """Which inputs of an operator's graph may have other forms at another call of it."""
+        operands: Any = node.args[-1]
+        varying = [operand in self._varying for operand in operands]
+        if node.target is for_loop_with_exits and graph is not body_of(node):
+            inputs = self._attribute(graph).graph.find_nodes(op="placeholder")
+            return [True] * (len(inputs) - len(operands)) + varying
+        if node.target in (torch.ops.higher_order.while_loop, *OVER_RANGES):
+            carried: Any = node.args[2]
+            indices = [True] * (node.target in OVER_RANGES)
+            return indices + [True] * len(carried) + varying
+        return varying
+
+    def _compile_part(self, nodes: Sequence[fx.Node]) -> None:
+        """One call of a compiled part, instead of its operators."""
+        inside = set(nodes)
+        sources = dict.fromkeys(s for n in nodes for s in n.all_input_nodes if s not in inside)
+        inputs = [source for source in sources if source.op != "get_attr"]
+        outputs = [node for node in nodes if any(user not in inside for user in node.users)]
+        if not nodes:
+            return
+        graph, own = fx.Graph(), torch.nn.Module()
+        copies = {source: graph.placeholder(f"input_{i}") for i, source in enumerate(inputs)}
+        for source in sources:
+            if source.op == "get_attr":
+                setattr(own, str(source.target), self._attribute(source))
+                copies[source] = graph.get_attr(str(source.target))
+        for node in nodes:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        graph.output(tuple(copies[node] for node in outputs))
+        varying = [
+            i
+            for i, source in enumerate(inputs)
+            if source in self._varying or source.meta.get(NUMBER)
+        ]
+        part: torch.nn.Module
+        captured = fx.GraphModule(own, graph, class_name="Part")
+        arguments = tuple(self._copies[source] for source in inputs)
+        if self._exact:
+            part = _Python(exactly(captured, Part(captured, varying, self._backend)))
+        elif self._rounds is None or not self._constant.intersection(inputs):
+            part = Part(captured, varying, self._backend)
+        else:
+            constant = [i for i, source in enumerate(inputs) if source in self._constant]
+            part = _PartOfRounds(captured, varying, self._backend, constant)
+            arguments = (self._rounds, *arguments)
+        call = self._whole.call_module(self._add(part), arguments)
+        for i, node in enumerate(outputs):
+            self._copies[node] = self._whole.call_function(operator.getitem, (call, i))
+        if varying:
+            self._varying.update(outputs)
+
+    def _add(self, value: Any) -> str:
+        name = f"part_{next(self._numbers)}"
+        setattr(self._root, name, value)
+        return name
+
+    def _attribute(self, node: fx.Node) -> Any:
+        return operator.attrgetter(str(node.target))(self._gm)
+
+
+_FACTORIES = {
+    torch.zeros, torch.ones, torch.full, torch.arange,
+    "new_zeros", "new_ones", "new_full",
+}  # fmt: skip
+
+
+def _may_come_before(node: fx.Node, part: Sequence[fx.Node]) -> bool:
+    """Whether a node may run before a part that precedes it: one part is cheaper than two."""
+    if node.target not in _FACTORIES or not set(part).isdisjoint(node.all_input_nodes):
+        return False
+    return not any(map(may_write, (node, *part)))
+
+
+def _may_write_inside(gm: fx.GraphModule) -> bool:
+    """Whether anything in a graph, or in one that it holds, may change what it is given."""
+    held = (module for module in gm.modules() if isinstance(module, fx.GraphModule))
+    nodes = itertools.chain.from_iterable(module.graph.nodes for module in held)
+    return any("as_is" in node.meta or may_write(node) for node in nodes)
+
+
+class _Python(torch.nn.Module):
+    """A function where ``torch.fx`` looks for a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def __call__(self, *args: Any) -> Any:  # a module's own one costs what a small kernel does
+        return self.function(*args)
+
+
+class _Body(_Python):
+    """What the rounds of a loop repeat."""
+
+    def begun(self) -> Callable[..., Any]:
+        """The function for the rounds of one call of the loop."""
+        return functools.partial(self.function, Rounds())
+
+
+MAX_COMPILED = 8
+"""How often one part is compiled. Beyond that, inputs of further forms run operator by operator."""
+
+
+class Part(torch.nn.Module):
+    """A graph without branches, compiled when it is first called."""
+
+    def __init__(self, gm: fx.GraphModule, varying: Sequence[int], backend: Backend) -> None:
+        """``varying`` are the positions of inputs that a branch may give another form."""
+        super().__init__()
+        self._graph, self._varying, self._backend = gm, varying, backend
+        self._writes = bool(varying) and any(map(may_write, gm.graph.nodes))
+        self._compiled: dict[tuple[Form, ...], Callable[..., Any]] = {}
+        self._general: list[tuple[Callable[..., bool], Callable[..., Any]]] = []
+        """What serves more than one form, with the condition."""
+        self._of_shared: dict[Any, Callable[..., Any]] = {}
+        """What serves inputs that share memory, by who shares it, and forms."""
+        self._left = MAX_COMPILED
+        self._last: tuple[Callable[..., bool], Callable[..., Any]] | None = None
+        """Whether arguments are of the last forms, found out natively, and what serves them."""
+
+    def __call__(self, *args: Any) -> Any:
+        last = self._last
+        if last is not None and last[0](*map(args.__getitem__, self._varying)):
+            return last[1](*args)
+        if not all(isinstance(args[i], torch.Tensor) for i in self._varying):
+            return self._graph(*args)  # a backend would take a number for a constant
+        key: Any = tuple(form(args[i]) for i in self._varying)
+        known: dict[Any, Callable[..., Any]] = self._compiled
+        if self._writes and (shared := _sharing(args)):
+            key, known = (shared, key), self._of_shared
+        found = known.get(key)
+        if found is None:
+            with TURNS:
+                found = known.get(key)
+                if found is None:
+                    general = known is self._compiled
+                    found = self._compile(key, args) if general else self._call_backend(args)
+                    known[key] = found
+        if self._varying and not self._writes:
+            self._last = _same_forms([args[i] for i in self._varying]), found
+        return found(*args)
+
+    def _call_backend(self, args: Sequence[Any]) -> Callable[..., Any]:
+        if not self._left:
+            return self._graph.forward
+        self._left -= 1
+        return self._backend(self._graph, args)
+
+    def _compile(self, key: tuple[Form, ...], args: tuple[Any, ...]) -> Callable[..., Any]:
+        """What serves inputs of these forms, made for more of them when sizes have differed."""
+        forms = self._of_all(key, args)
+        for admits, call in self._general:
+            if admits(forms):
+                return call
+        for earlier in reversed(self._compiled):
+            try:
+                varying = Varying(args, forms, self._of_all(earlier, args))
+                call = self._call_backend(varying.examples)
+                self._general.append((varying.condition(), call))
+            except (ValueError, NotImplementedError):
+                continue
+            return call
+        return self._call_backend(args)
+
+    def _of_all(self, key: tuple[Form, ...], args: tuple[Any, ...]) -> list[Form | None]:
+        known = dict(zip(self._varying, key, strict=True))
+        return [known.get(i) for i in range(len(args))]
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+class _PartOfRounds(torch.nn.Module):
+    """A part of what rounds of a loop repeat. Its first argument is a :class:`Rounds`."""
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        varying: Sequence[int],
+        backend: Backend,
+        constant: Sequence[int],
+    ) -> None:
+        """``constant`` are the positions of inputs that are the very same in all rounds."""
+        super().__init__()
+        self._constant = constant
+        self._part = Part(gm, varying, backend)
+        self._tapped: Callable[..., Part] = functools.cache(
+            lambda weights: Part(with_taps(gm, weights), varying, backend)
+        )
+
+    def __call__(self, rounds: Rounds, *args: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self._part(*args)
+        weights = {i: args[i] for i in self._constant if _may_be_weight(args[i])}
+        if not weights:
+            return self._part(*args)
+        taps = [rounds.tap(self, weights)] * (TAPS * len(weights))
+        return self._tapped(tuple(weights))(*args, *taps)
+
+
+def _may_be_weight(value: Any) -> bool:
+    return _requires_grad(value) and value.dim() > 1
+
+
+def _same_forms(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """Whether tensors have the types, dispatch keys and forms of these, and are no two the same.
+
+    One native call: asked in every round of a loop, :func:`form` would cost more than small
+    kernels do.
+    """
+    strided = all(tensor.layout is torch.strided for tensor in tensors)
+    if not strided:
+        return lambda *tensors: False
+    check: Callable[..., bool] = torch._C._dynamo.guards.TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
+        dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+    ).check
+    return check
+
+
+def _sharing(args: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    """The inputs that share memory with an earlier one, with the first of these."""
+    first: dict[int, int] = {}
+    found = [
+        (i, first.setdefault(arg.untyped_storage()._cdata, i))
+        for i, arg in enumerate(args)
+        if _has_memory(arg)
+    ]
+    return tuple((i, k) for i, k in found if i != k)
+
+
+def _has_memory(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided

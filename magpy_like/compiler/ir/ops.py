@@ -1,0 +1,506 @@
+"""The virtual ``ops`` namespace of the define-by-run IR (PyTorch 2, section 4.3).
+
+The body of a loop is a Python function that calls ``ops.load``, ``ops.add``, ... What those
+calls do depends on the handler in force: recording (:class:`Recorder`) turns one run of the
+function into a :class:`Body`, a list of :class:`Value`; analyses and printers read that list.
+
+Every value has a torch dtype. A value is never bfloat16 or float16: such buffers are loaded to
+float32, so a kernel computes in float32 as eager's kernels do. Where eager's kernel would store
+its result, at the end of every operator of that dtype, the value is rounded by ``round_to``,
+whether or not it is stored here: fused operators compute what eager's do one by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+
+from magpy_like.compiler.compiler_errors import Unsupported
+from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol, simplify
+
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype a kernel computes in for a buffer of ``dtype``."""
+    return torch.float32 if dtype in LOW_PRECISION else dtype
+
+
+def round_number(number: float, dtype: torch.dtype) -> float:
+    """The number of a float ``dtype`` that is nearest to ``number``."""
+    if not math.isfinite(number) or dtype == torch.float64:
+        return float(number)
+    try:
+        if dtype == torch.float32:
+            return float(struct.unpack("<f", struct.pack("<f", number))[0])
+        if dtype == torch.float16:
+            return float(struct.unpack("<e", struct.pack("<e", number))[0])
+        (bits,) = struct.unpack("<I", struct.pack("<f", number))
+    except OverflowError:
+        return math.copysign(math.inf, number)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return float(struct.unpack("<f", struct.pack("<I", rounded))[0])
+
+
+def same_number(a: float, b: float) -> bool:
+    return a == b or (a != a and b != b)
+
+
+# How an elementwise operation's result dtype follows from its arguments'.
+_SAME = "same"  # the dtype of the first non-condition argument
+_BOOL = "bool"
+
+#: Elementwise operations: name -> (number of arguments, result dtype rule). All arguments of one
+#: call have one dtype; the lowering promotes. ``where`` takes a bool and two of one dtype.
+ELEMENTWISE: dict[str, tuple[int, str]] = {
+    # arithmetic; on integers these wrap around
+    "add": (2, _SAME), "sub": (2, _SAME), "mul": (2, _SAME), "neg": (1, _SAME),
+    "truediv": (2, _SAME),  # floats only
+    # of integers by zero: some number; a lowering checks where eager raises
+    "floordiv": (2, _SAME),  # rounds to -inf
+    "truncdiv": (2, _SAME),  # rounds to 0
+    "remainder": (2, _SAME),  # sign of the divisor
+    "fmod": (2, _SAME),  # sign of the dividend
+    "fma": (3, _SAME),  # floats only; a * b + c, rounded once
+    "abs": (1, _SAME), "sign": (1, _SAME), "square": (1, _SAME),
+    "maximum": (2, _SAME), "minimum": (2, _SAME),  # NaN if either is
+    "fmax": (2, _SAME), "fmin": (2, _SAME),  # the other one if one is NaN
+    "pow": (2, _SAME), "copysign": (2, _SAME), "nextafter": (2, _SAME), "hypot": (2, _SAME),
+    "reciprocal": (1, _SAME), "gcd": (2, _SAME), "lcm": (2, _SAME),  # integers
+    # float functions
+    "exp": (1, _SAME), "exp2": (1, _SAME), "expm1": (1, _SAME),
+    "exp_nonpositive": (1, _SAME),  # of what is known to be at most 0, or NaN
+    "exp_addend": (1, _SAME),  # of the same, where it is only added to numbers of which one is 1
+    "log": (1, _SAME), "log2": (1, _SAME), "log10": (1, _SAME), "log1p": (1, _SAME),
+    "sqrt": (1, _SAME), "rsqrt": (1, _SAME),
+    "sin": (1, _SAME), "cos": (1, _SAME), "tan": (1, _SAME),
+    "asin": (1, _SAME), "acos": (1, _SAME), "atan": (1, _SAME), "atan2": (2, _SAME),
+    "sinh": (1, _SAME), "cosh": (1, _SAME), "tanh": (1, _SAME),
+    "asinh": (1, _SAME), "acosh": (1, _SAME), "atanh": (1, _SAME),
+    "erf": (1, _SAME), "erfc": (1, _SAME), "lgamma": (1, _SAME), "sigmoid": (1, _SAME),
+    "normal_cdf": (1, _SAME),  # of the standard normal distribution; absolute error of an epsilon
+    "floor": (1, _SAME), "ceil": (1, _SAME), "trunc": (1, _SAME),
+    "round": (1, _SAME),  # half to even
+    "isnan": (1, _BOOL), "isinf": (1, _BOOL), "signbit": (1, _BOOL),
+    # comparison and logic
+    "eq": (2, _BOOL), "ne": (2, _BOOL), "lt": (2, _BOOL), "le": (2, _BOOL),
+    "gt": (2, _BOOL), "ge": (2, _BOOL),
+    "logical_and": (2, _BOOL), "logical_or": (2, _BOOL),
+    "logical_not": (1, _BOOL),
+    "bitwise_and": (2, _SAME), "bitwise_or": (2, _SAME), "bitwise_xor": (2, _SAME),
+    "bitwise_not": (1, _SAME),
+    "shift_left": (2, _SAME), "shift_right": (2, _SAME),  # arithmetic; eager's out-of-range rule
+    "where": (3, _SAME),
+}  # fmt: skip
+
+#: Special functions of floats: name -> number of arguments. A printer that cannot reach a library
+#: of them has none of these, so a lowering uses them on the CPU only. ``polygamma`` and the
+#: polynomials take (x, n).
+SPECIAL: dict[str, int] = {
+    "digamma": 1, "polygamma": 2, "igamma": 2, "igammac": 2, "zeta": 2,
+    "erfinv": 1, "erfcx": 1, "ndtri": 1, "log_ndtr": 1,
+    "i0": 1, "i0e": 1, "i1": 1, "i1e": 1, "airy_ai": 1,
+    "bessel_j0": 1, "bessel_j1": 1, "bessel_y0": 1, "bessel_y1": 1, "spherical_bessel_j0": 1,
+    "modified_bessel_i0": 1, "modified_bessel_i1": 1,
+    "modified_bessel_k0": 1, "modified_bessel_k1": 1,
+    "scaled_modified_bessel_k0": 1, "scaled_modified_bessel_k1": 1,
+    "chebyshev_polynomial_t": 2, "chebyshev_polynomial_u": 2,
+    "chebyshev_polynomial_v": 2, "chebyshev_polynomial_w": 2,
+    "shifted_chebyshev_polynomial_t": 2, "shifted_chebyshev_polynomial_u": 2,
+    "shifted_chebyshev_polynomial_v": 2, "shifted_chebyshev_polynomial_w": 2,
+    "hermite_polynomial_h": 2, "hermite_polynomial_he": 2,
+    "laguerre_polynomial_l": 2, "legendre_polynomial_p": 2,
+}  # fmt: skip
+ELEMENTWISE |= {f"special_{name}": (count, _SAME) for name, count in SPECIAL.items()}
+
+#: Operations that give one of their arguments back, perhaps with another sign.
+_CHOOSING = frozenset(("where", "maximum", "minimum", "fmax", "fmin", "neg", "abs"))
+
+#: Operations computed when compiling where their arguments are known.
+_FOLDED: dict[str, Callable[..., Any]] = {
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
+    "gt": operator.gt, "ge": operator.ge, "neg": operator.neg, "abs": abs,
+    "logical_and": operator.and_, "logical_or": operator.or_, "logical_not": operator.not_,
+}  # fmt: skip
+
+#: Operations whose cost makes computing them twice worse than storing the result.
+EXPENSIVE = frozenset(
+    (
+        "exp", "exp_nonpositive", "exp_addend", "exp2", "expm1", "log", "log2", "log10", "log1p",
+        "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh",
+        "acosh", "atanh", "erf", "erfc", "lgamma", "sigmoid", "normal_cdf", "pow", "hypot", "fmod",
+        "remainder", "floordiv", "truncdiv", "gcd", "lcm", *(f"special_{name}" for name in SPECIAL),
+    )
+)  # fmt: skip
+
+#: Reductions: name -> number of results. ``argmin``/``argmax`` take (value, flat index) and give
+#: the index of the first extremum, NaN being the most extreme; ``fmax`` is the largest of floats
+#: that are no NaN (-inf if none is); ``welford`` takes a value and gives (mean, sum of squared
+#: differences from the mean, number of elements).
+REDUCTIONS: dict[str, int] = {
+    "sum": 1, "prod": 1, "max": 1, "min": 1, "fmax": 1, "any": 1,
+    "argmax": 1, "argmin": 1, "welford": 3,
+}  # fmt: skip
+
+#: Scans along the reduction loops, in order: running (inclusive) results, one per element. Sums and
+#: products of floats accumulate in double precision. ``argmax``/``argmin`` take (value, index) and
+#: give the index of the last extremum so far, NaN being the most extreme.
+SCANS = ("sum", "prod", "max", "min", "logsumexp", "argmax", "argmin")
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """One operation of a body. ``args`` hold Values, sympy expressions and Python constants.
+
+    ``op`` is a key of ELEMENTWISE or one of
+    ``load``      (buffer, index, mask or None): ``dtype`` is the compute dtype
+    ``store``     (buffer, index, value, mode): mode None, or for an accumulating scatter
+                  "add", "mul", "max" or "min"
+    ``constant``  (Python number,)
+    ``number``    (expression of sizes and other numbers,): evaluated by the launcher, as Python
+                  does, and converted
+    ``index_expr`` (expression,)
+    ``to_dtype``  (value,): C conversion, as eager's
+    ``round_to``  (value, low precision dtype): a float32 rounded to that dtype's values
+    ``bitcast``   (value,)
+    ``reduction`` (kind, values): over all reduction loops
+    ``scan``      (kind, value), or (kind, value, index): along the reduction loops
+    ``item``      (reduction, k): its k-th result, for kinds with several
+    ``check``     (condition, (error, message)): raise it where the bool condition is false
+    ``outer`` says that the value exists once per iteration of the outer loops (after the
+    reduction), not per element of the reduction loops.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    dtype: torch.dtype
+    outer: bool = False
+
+
+@dataclass(eq=False)
+class Body:
+    """A recorded loop body over ``xs`` (outer loops) and ``rs`` (reduction loops).
+
+    ``indirect`` maps each symbol that stands for a computed index to the Value that computes it,
+    ``extents`` to the size of the dimension that it is within.
+    ``ranges`` has the size of every loop variable.
+    """
+
+    xs: list[Symbol]
+    rs: list[Symbol]
+    ranges: dict[Symbol, Expr]
+    values: list[Value] = field(default_factory=list)
+    indirect: dict[Symbol, Value] = field(default_factory=dict)
+    extents: dict[Symbol, Expr] = field(default_factory=dict)
+
+    def of(self, op: str) -> list[Value]:
+        """The values made by ``op``, in order."""
+        return [v for v in self.values if v.op == op]
+
+    def is_reduction(self) -> bool:
+        return any(v.op == "reduction" for v in self.values)
+
+    def remap(
+        self,
+        mapping: Mapping[Symbol, Expr],
+        xs: Sequence[Symbol],
+        rs: Sequence[Symbol],
+        ranges: Mapping[Symbol, Expr],
+    ) -> Body:
+        """The same body over other loops: each old loop variable becomes an expression."""
+        body = Body(list(xs), list(rs), dict(ranges))
+        bounds = {**ranges}
+        new: dict[Value, Value] = {}
+
+        def convert(arg: Any) -> Any:
+            if isinstance(arg, Value):
+                return new[arg]
+            if isinstance(arg, sympy.Basic):
+                return simplify(arg.xreplace(mapping), bounds)
+            if isinstance(arg, tuple):
+                return tuple(convert(a) for a in arg)
+            return arg
+
+        for value in self.values:
+            new[value] = Value(value.op, convert(value.args), value.dtype, value.outer)
+            body.values.append(new[value])
+        body.indirect = {symbol: new[value] for symbol, value in self.indirect.items()}
+        body.extents = dict(self.extents)
+        return body
+
+
+class Recorder:
+    """The handler that writes down a body, with common subexpressions shared."""
+
+    def __init__(self, body: Body, dtype_of: Callable[[str], torch.dtype]) -> None:
+        self.body = body
+        self._dtype_of = dtype_of
+        self._seen: dict[Any, Value] = {}
+        self._rounded: dict[tuple[Value, torch.dtype], bool] = {}
+        self._masks: list[Value] = []
+        # Computed indices into dimensions that may turn out to be empty, and whether one has any.
+        self._any: dict[Symbol, Value] = {}
+
+    def _emit(self, op: str, args: tuple[Any, ...], dtype: torch.dtype, outer: bool) -> Value:
+        # 1, 1.0 and True are equal and hash alike, and so are 0.0 and -0.0: hence the repr.
+        key = (
+            op,
+            tuple(a if isinstance(a, (Value, sympy.Basic)) else repr(a) for a in args),
+            dtype,
+        )
+        if op in ("reduction", "scan"):
+            key = (op, args, dtype)
+        value = self._seen.get(key)
+        if value is None:
+            value = self._seen[key] = Value(op, args, dtype, outer)
+            self.body.values.append(value)
+        return value
+
+    def _pure(self, op: str, args: tuple[Any, ...], dtype: torch.dtype) -> Value:
+        outer = any(a.outer for a in args if isinstance(a, Value))
+        return self._emit(op, args, dtype, outer)
+
+    def _index(self, index: Any) -> Expr:
+        return simplify(sympy.sympify(index), self.body.ranges)
+
+    def __getattr__(self, name: str) -> Callable[..., Value]:
+        if name not in ELEMENTWISE:
+            raise AttributeError(name)
+        count, rule = ELEMENTWISE[name]
+
+        def operation(*args: Value) -> Value:
+            assert len(args) == count, (name, args)
+            known = self._folded(name, args)
+            if known is not None:
+                return known
+            dtype = torch.bool if rule is _BOOL else args[-1 if name == "where" else 0].dtype
+            return self._pure(name, args, dtype)
+
+        return operation
+
+    def _folded(self, name: str, args: Sequence[Value]) -> Value | None:
+        """The result where numbers known when compiling decide it; loops are vectors only if
+        nothing is chosen between that could be chosen before."""
+        if name == "where" and args[0].op == "constant":
+            return args[1] if args[0].args[0] else args[2]
+        if name not in _FOLDED or any(a.op != "constant" for a in args):
+            return None
+        dtype = args[0].dtype
+        of_numbers = dtype == torch.int64 and ELEMENTWISE[name][1] is _BOOL
+        if not (dtype.is_floating_point or dtype == torch.bool or of_numbers):
+            return None
+        numbers = [round_number(a.args[0], dtype) if dtype.is_floating_point else a.args[0]
+                   for a in args]  # fmt: skip
+        result = torch.bool if ELEMENTWISE[name][1] is _BOOL else dtype
+        return self.constant(_FOLDED[name](*numbers), result)
+
+    def load(self, buffer: str, index: Any) -> Value:
+        """Element of ``buffer`` at ``index`` (in elements from its first)."""
+        index = self._index(index)
+        mask = self._masks[-1] if self._masks else None
+        for symbol in self._any.keys() & index.free_symbols:
+            mask = self._any[symbol] if mask is None else self.logical_and(mask, self._any[symbol])
+        return self._emit(
+            "load", (buffer, index, mask), compute_dtype(self._dtype_of(buffer)), False
+        )
+
+    def constant(self, number: float | int | bool | Expr, dtype: torch.dtype) -> Value:
+        """A number known when compiling, or an expression of numbers known when launching."""
+        dtype = compute_dtype(dtype)
+        if isinstance(number, sympy.Basic) and not number.is_number:
+            return self._pure("number", (number,), dtype)
+        kind = bool if dtype == torch.bool else float if dtype.is_floating_point else int
+        return self._pure("constant", (kind(number),), dtype)
+
+    def index_expr(self, expression: Any, dtype: torch.dtype) -> Value:
+        """An integer expression of loop variables and sizes as a value."""
+        return self._pure("index_expr", (self._index(expression),), compute_dtype(dtype))
+
+    def to_dtype(self, value: Value, dtype: torch.dtype) -> Value:
+        """Convert as eager does; to a low precision dtype: round to its values."""
+        target = compute_dtype(dtype)
+        if value.dtype != target:
+            value = self._pure("to_dtype", (value,), target)
+        if dtype in LOW_PRECISION and not self._is_rounded(value, dtype):
+            value = self._pure("round_to", (value, dtype), torch.float32)
+        return value
+
+    def _is_rounded(self, value: Value, dtype: torch.dtype) -> bool:
+        """Is every result of ``value`` known to be one of the low precision ``dtype``'s?"""
+        known = self._rounded.get((value, dtype))
+        if known is None:
+            known = self._rounded[value, dtype] = self._find_rounded(value, dtype)
+        return known
+
+    def _find_rounded(self, value: Value, dtype: torch.dtype) -> bool:
+        if value.op == "load":
+            return self._dtype_of(value.args[0]) == dtype
+        if value.op == "round_to":
+            return bool(value.args[1] == dtype)
+        if value.op == "constant":
+            return same_number(round_number(value.args[0], dtype), value.args[0])
+        if value.op in _CHOOSING:
+            sides = value.args[1:] if value.op == "where" else value.args
+            return all(self._is_rounded(v, dtype) for v in sides)
+        return False
+
+    def bitcast(self, value: Value, dtype: torch.dtype) -> Value:
+        """Reinterpret the bits; both dtypes have the same size."""
+        return self._pure("bitcast", (value,), dtype)
+
+    def masked(self, mask: Value, body: Callable[[], Value], other: float | int | bool) -> Value:
+        """``body()`` where ``mask`` holds, else ``other``; loads happen only where it holds."""
+        if self._masks:
+            mask = self.logical_and(self._masks[-1], mask)
+        self._masks.append(mask)
+        try:
+            value = body()
+        finally:
+            self._masks.pop()
+        return self.where(mask, value, self.constant(other, value.dtype))
+
+    def check(self, condition: Value, message: str, error: str = "IndexError") -> None:
+        """Raise ``error(message)`` at run time when a condition fails in an unmasked place."""
+        if self._masks:
+            condition = self.logical_or(self.logical_not(self._masks[-1]), condition)
+        self._pure("check", (condition, (error, message)), torch.bool)
+
+    def indirect(
+        self, index: Value, size: Any, message: str | None = None, error: str = "IndexError", *,
+        from_end: bool = False,
+    ) -> Symbol:  # fmt: skip
+        """A symbol for a computed index into a dimension of ``size``.
+
+        With ``message``, an index outside [0, size) raises ``error(message)``, and ``from_end``
+        lets a negative one count from the end; without, the caller knows that it is within.
+        """
+        index = self.to_dtype(index, torch.int64)
+        zero = self.constant(0, torch.int64)
+        extent = self.index_expr(size, torch.int64)
+        if message is not None:
+            if from_end:
+                index = self.where(self.lt(index, zero), self.add(index, extent), index)
+            within = self.logical_and(self.ge(index, zero), self.lt(index, extent))
+            self.check(within, message, error)
+            index = self.where(within, index, zero)  # the kernel goes on until it can report
+        for symbol, value in self.body.indirect.items():
+            if value is index:
+                return symbol
+        symbol = sympy.Symbol(f"j{len(self.body.indirect)}", integer=True, nonnegative=True)
+        self.body.indirect[symbol] = index
+        self.body.extents[symbol] = sympy.sympify(size)
+        if not sympy.sympify(size).is_positive:  # then there is no element to go on with
+            self._any[symbol] = self.gt(extent, zero)
+        return symbol
+
+    def reduction(self, kind: str, *values: Value, dtype: torch.dtype | None = None) -> Any:
+        """Combine over the reduction loops; one Value, or a tuple for kinds with several.
+
+        Over no loops (all of size 1) the result is the one element. ``dtype``: in which Welford's
+        recurrence gives its results, if not that of the elements.
+        """
+        if not self.body.rs:
+            if kind == "welford":
+                value = self.to_dtype(values[0], dtype or values[0].dtype)
+                return value, self.sub(value, value), self.constant(1, value.dtype)
+            return self._only(kind, values[-1])  # of argmin and argmax the index
+        if kind in ("argmax", "argmin"):
+            dtype = torch.int64
+        else:
+            dtype = dtype or values[0].dtype
+        result = self._emit("reduction", (kind, values), dtype, True)
+        if REDUCTIONS[kind] == 1:
+            return result
+        return tuple(self._emit("item", (result, k), dtype, True) for k in range(REDUCTIONS[kind]))
+
+    def scan(self, kind: str, value: Value, *index: Value) -> Value:
+        """Running combination along the reduction loops: a value per element."""
+        if not self.body.rs:
+            return self._only(kind, index[0] if index else value)
+        dtype = index[0].dtype if index else value.dtype
+        return self._emit("scan", (kind, value, *index), dtype, False)
+
+    def _only(self, kind: str, value: Value) -> Value:
+        """The result for one element: a sum begins with 0.0, which -0.0 does not change."""
+        if kind in ("sum", "logsumexp") and value.dtype.is_floating_point:
+            return self.add(value, self.constant(0.0, value.dtype))
+        return value
+
+    def store(self, buffer: str, index: Any, value: Value, mode: str | None = None) -> None:
+        """Write ``value``, converted to the buffer's dtype."""
+        if self._dtype_of(buffer) in LOW_PRECISION:
+            value = self.to_dtype(value, self._dtype_of(buffer))
+        index = self._index(index)
+        if self._any.keys() & index.free_symbols:
+            raise Unsupported("a scatter", "into a dimension that may have no elements")
+        args = (buffer, index, value, mode)
+        self.body.values.append(Value("store", args, self._dtype_of(buffer), value.outer))
+
+
+class _Ops:
+    """Forwards every call to the handler in force."""
+
+    def __init__(self) -> None:
+        self._handlers: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handlers[-1], name)
+
+    @contextlib.contextmanager
+    def set_handler(self, handler: Any) -> Iterator[None]:
+        """Make ``ops.*`` mean ``handler.*`` in the block."""
+        self._handlers.append(handler)
+        try:
+            yield
+        finally:
+            self._handlers.pop()
+
+
+ops = _Ops()
+
+
+def record(
+    sizes: Sequence[Expr],
+    reduction_sizes: Sequence[Expr],
+    function: Callable[[list[Expr], list[Expr]], None],
+    dtype_of: Callable[[str], torch.dtype],
+) -> Body:
+    """Run a define-by-run loop body once and return what it did.
+
+    Loops of size 1 get the constant 0 in place of a variable, and no loop.
+    """
+    xs, xargs = _loop_variables("x", sizes)
+    rs, rargs = _loop_variables("r", reduction_sizes)
+    ranges = dict(xs) | dict(rs)
+    body = Body([v for v, _ in xs], [v for v, _ in rs], ranges)
+    with ops.set_handler(Recorder(body, dtype_of)):
+        function(xargs, rargs)
+    return body
+
+
+def _loop_variables(
+    prefix: str, sizes: Sequence[Expr]
+) -> tuple[list[tuple[Symbol, Expr]], list[Expr]]:
+    loops: list[tuple[Symbol, Expr]] = []
+    args: list[Expr] = []
+    for size in sizes:
+        if size == 1:
+            args.append(sympy.S.Zero)
+            continue
+        symbol = loop_symbol(prefix, len(loops))
+        loops.append((symbol, size))
+        args.append(symbol)
+    return loops, args
+
+
+def loop_symbol(prefix: str, k: int) -> Symbol:
+    """The k-th loop variable of a family."""
+    return sympy.Symbol(f"{prefix}{k}", integer=True, nonnegative=True)

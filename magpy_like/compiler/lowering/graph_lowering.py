@@ -1,0 +1,654 @@
+"""From an ATen graph to buffers and loop nests: one lowering per operator (PyTorch 2, 4.3).
+
+:class:`Graph` interprets the FX graph node by node. An operator with a lowering becomes a lazy
+:class:`~magpy_like.compiler.ir.loop_ir.Box`; any other one becomes an ATen call (``ExternOp``) of
+its own, so one unknown operator never costs the rest of the graph.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch.utils._sympy import functions
+
+from magpy_like.compiler.compiler_errors import Unsupported
+from magpy_like.compiler.ir import loop_ir
+from magpy_like.compiler.ir.index_arithmetic import Expr, contiguous_strides
+from magpy_like.compiler.ir.loop_ir import (
+    Box,
+    Buffer,
+    Computed,
+    Cost,
+    ExternOp,
+    LoopOp,
+    Strided,
+    View,
+)
+from magpy_like.compiler.ir.ops import LOW_PRECISION, Value, compute_dtype, ops, record
+from magpy_like.compiler.ir.size_names import Names, expr, naming
+from magpy_like.compiler.passes.cleanup.constant_folding import FOLDED
+from magpy_like.compiler.passes.graph_queries import is_view, known_equal
+
+#: Operators that have complex tensors and no complex arithmetic: loops see pairs of reals.
+PARTS = frozenset(
+    (
+        torch.ops.aten.view_as_real.default, torch.ops.aten.view_as_complex.default,
+        torch.ops.aten.complex.default,
+    )
+)  # fmt: skip
+
+# Beyond these a computation is stored rather than repeated in each consumer.
+MAX_INLINE_OPERATIONS = 64
+MAX_INLINE_READS = 12
+SMALL = 16  # times as large is what a buffer is computed into that costs nothing to read again
+
+
+class Graph:
+    """Buffers and operations of one ATen graph, in program order.
+
+    ``inputs`` has, per placeholder, a buffer name, a SymPy expression (symbolic number) or None
+    (unused, or not a tensor). ``outputs`` has a Strided, an expression, a constant or None each.
+    """
+
+    def __init__(self, gm: fx.GraphModule, *, backward: bool = False) -> None:
+        self.gm = gm
+        self.backward = backward
+        self.freed: set[str] = set()  # inputs whose memory is free behind their last use
+        self.buffers: dict[str, Buffer] = {}
+        self.operations: list[loop_ir.Operation] = []
+        self.inputs: list[str | Expr | None] = []
+        self.outputs: list[Any] = []
+        self.results: list[Any] = []  # what stood in the place of each output before any pass
+        self.saved: set[int] = set()  # places of outputs that only the backward pass gets
+        self.constants: dict[str, torch.Tensor] = {}
+        self.attributes: dict[str, str | None] = {}  # of ``gm``: constants not made by compiling
+        self.fallbacks: dict[str, int] = {}  # operator -> calls that run through ATen
+        self.lowered: dict[str, int] = {}
+        self.mutated_inputs: set[str] = set()
+        self.concatenated: set[str] = set()  # buffers whose writers write disjoint parts
+        self.numbers = 0  # floats computed at run time so far
+        self._env: dict[fx.Node, Any] = {}
+        self._lazy: list[Box] = []
+        self._readers: dict[str, list[Box]] = {}  # buffer -> lazy boxes that read it when made
+        self._counts: dict[str, int] = {}  # buffers by the first letters of their names
+        self._hinted: dict[Expr, int] = {}
+        self._bytes: dict[str, int] = {}
+        self._origin: fx.Node | None = None
+        self.shape_env = find_shape_env(gm)
+        self.names = Names(self.known)
+        self.assumed = assumptions(self.shape_env)
+
+    # --- building ------------------------------------------------------------------------------
+
+    def run(self) -> Graph:
+        """Lower every node. Raises Unsupported when the graph as a whole cannot be taken."""
+        with naming(self.names):
+            return self._lower()
+
+    def _lower(self) -> Graph:
+        for node in self.gm.graph.nodes:
+            self._origin = node
+            if node.op == "placeholder":
+                self._env[node] = self._placeholder(node)
+            elif node.op == "get_attr":
+                self._env[node] = self._constant(node)
+            elif node.op == "call_function":
+                self._env[node] = self._call(node)
+                self._maybe_realize(node)
+            elif node.op == "output":
+                self._output(node)
+            else:
+                raise Unsupported(str(node.target), f"a {node.op} node in an ATen graph")
+        return self
+
+    def new_buffer(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        size: Sequence[Expr],
+        stride: Sequence[Expr] | None = None,
+        kind: str = "computed",
+    ) -> Buffer:
+        """Add a buffer, row-major unless ``stride`` says otherwise."""
+        prefix = {"input": "arg", "constant": "const"}.get(kind, "buf")
+        count = self._counts.get(prefix, 0)
+        self._counts[prefix] = count + 1
+        layout = list(stride) if stride is not None else contiguous_strides(size)
+        buffer = Buffer(f"{prefix}{count}", dtype, device, list(size), layout, kind)
+        self.buffers[buffer.name] = buffer
+        return buffer
+
+    def box(self, buffer: Buffer) -> Box:
+        """The whole of a buffer as a box."""
+        window = Strided(buffer.name, buffer.size, buffer.stride, sympy.S.Zero)
+        return Box(self, buffer.dtype, buffer.device, list(buffer.size), window)
+
+    def add_loops(
+        self,
+        sizes: Sequence[Expr],
+        reduction_sizes: Sequence[Expr],
+        function: Any,
+    ) -> None:
+        """Record a loop nest ``function(xs, rs)`` and append it, unless it runs zero times."""
+        if any(s == 0 for s in sizes):
+            return
+        body = record(sizes, reduction_sizes, function, lambda b: self.buffers[b].dtype)
+        for store in body.of("store"):
+            if store.args[3] is not None:
+                check_accumulating(self.buffers[store.args[0]], store.args[3])
+        name = f"op{len(self.operations)}"
+        node = self._origin if self.backward else None
+        again = None if node is None else function_of(node)
+        self.operations.append(LoopOp(name, body, self._origins(), again))
+
+    def store_computed(self, box: Box) -> str:
+        """Write a lazy box to a new buffer; its name."""
+        buffer = self.new_buffer(box.dtype, box.device, box.size, box.stride_hint)
+        self.store_into(box, self.box(buffer))
+        return buffer.name
+
+    def store_into(self, source: Box, target: Box) -> None:
+        """Copy ``source`` to memory: loops in the order of the target's strides."""
+        window = target.strided()
+        assert window is not None
+        order = self.stride_order(window.stride, target.size)
+        buffer = window.buffer
+
+        def loops(xs: Sequence[Expr], rs: Sequence[Expr]) -> None:
+            index: list[Expr] = [sympy.S.Zero] * len(order)
+            for dim, x in zip(order, xs, strict=True):
+                index[dim] = x
+            value = source.load(index)
+            if value.dtype != compute_dtype(target.dtype):
+                value = ops.to_dtype(value, target.dtype)
+            ops.store(buffer, window.address(index), value)
+
+        self.add_loops([target.size[d] for d in order], [], loops)
+
+    def stride_order(self, stride: Sequence[Expr], size: Sequence[Expr]) -> list[int]:
+        """Dimensions from the largest stride to the smallest, ties in given order."""
+        dims = range(len(stride))
+        return sorted(dims, key=lambda d: (-self.hint(stride[d]), self.hint(size[d]) == 1, d))
+
+    def hint(self, e: Expr) -> int:
+        """The value of an expression for the example inputs (a guess where there is none)."""
+        if e.is_Integer:
+            return int(e)
+        found = self._hinted.get(e)
+        if found is None:
+            known = self._hints()
+            meant = self.names.meaning(e)
+            value = meant.xreplace({s: known.get(s, sympy.Integer(64)) for s in meant.free_symbols})
+            found = self._hinted[e] = int(value)
+        return found
+
+    def bytes_of(self, name: str) -> int:
+        """What a buffer takes for the example inputs; asked for many pairs of few buffers."""
+        found = self._bytes.get(name)
+        if found is None:
+            buffer = self.buffers[name]
+            found = self._bytes[name] = self.hint(buffer.numel()) * buffer.dtype.itemsize
+        return found
+
+    def own_bytes(self, name: str) -> int:
+        """What the graph allocates for a buffer, or frees of it."""
+        own = name in self.freed or self.buffers[name].kind in ("computed", "extern")
+        return self.bytes_of(name) if own else 0
+
+    def known(self, relation: Any) -> bool:
+        """Does a relation between sizes hold for all sizes that the guards admit?"""
+        if not isinstance(relation, sympy.Basic):
+            return bool(relation)
+        if relation in (sympy.true, sympy.false):
+            return relation is sympy.true
+        if self.shape_env is None:
+            return False
+        relation = self.names.meaning(relation)
+        return self.shape_env._maybe_evaluate_static(relation) is sympy.true
+
+    def _is_one(self, size: Expr) -> bool:
+        if size.is_Integer or size.is_Symbol:
+            return size == 1
+        return self.hint(size) == 1 and self.known(sympy.Eq(size, 1))
+
+    def assume(self, relation: Any) -> None:
+        """A relation between sizes holds, or the call is eager's."""
+        if not self.known(relation):
+            self.assumed.append(self.names.meaning(relation))
+
+    def _hints(self) -> dict[Expr, Expr]:
+        env = self.shape_env
+        if env is None:
+            return {}
+        table = getattr(env, "backed_var_to_val", None)
+        if table is None:
+            table = env.var_to_val
+        return table
+
+    def _origins(self) -> list[str]:
+        node = self._origin
+        return [] if node is None else [f"{node.name}: {node.target}"]
+
+    # --- leaves --------------------------------------------------------------------------------
+
+    def _placeholder(self, node: fx.Node) -> Any:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            buffer = self._leaf_buffer(value, "input")
+            self.inputs.append(buffer.name)
+            if self.backward and not is_lent(node):
+                self.freed.add(buffer.name)
+            return self.box(buffer)
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            number = expr(value) if isinstance(value, torch.SymInt) else value.node.expr
+            self.inputs.append(number)
+            return number
+        if isinstance(value, (int, float, bool)):
+            self.inputs.append(None)
+            return value
+        self.inputs.append(None)
+        return value
+
+    def _constant(self, node: fx.Node) -> Any:
+        value: Any = self.gm
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if not isinstance(value, torch.Tensor):
+            return value
+        for name, tensor in self.constants.items():
+            if tensor is value:
+                return self.box(self.buffers[name])
+        buffer = self._leaf_buffer(value, "constant")
+        self.constants[buffer.name] = value
+        self.attributes[buffer.name] = None if FOLDED in node.meta else str(node.target)
+        return self.box(buffer)
+
+    def _leaf_buffer(self, value: torch.Tensor, kind: str) -> Buffer:
+        if value.layout != torch.strided or value.is_quantized or value.is_nested:
+            raise Unsupported(f"a {kind} tensor", f"layout {value.layout} is not strided")
+        if _is_marked(value):
+            raise Unsupported(f"a {kind} tensor", "it is a conjugate or negative view")
+        size = [expr(s) for s in value.shape]
+        return self.new_buffer(
+            value.dtype, value.device, size, [expr(s) for s in value.stride()], kind
+        )
+
+    # --- operators -----------------------------------------------------------------------------
+
+    def _call(self, node: fx.Node) -> Any:
+        from magpy_like.compiler.lowering import LOWERINGS
+
+        value = node.meta.get("val")
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            number = expr(value) if isinstance(value, torch.SymInt) else value.node.expr
+            if not self._defines_symbol(node, number):
+                return self._float(node) if isinstance(value, torch.SymFloat) else number
+        elif isinstance(value, (int, float, bool)) and not _has_effect(node.target):
+            return value
+        if getattr(node.target, "__name__", "") == "getitem":
+            source, index = node.args
+            return self._env[source][index]
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: self._env[n])
+        lowering = LOWERINGS.get(node.target)
+        name = str(node.target)
+        if lowering is not None and self._loopable(node):
+            # What a lowering stored before it gave up stays: boxes may refer to it, and the
+            # scheduler drops what nobody reads.
+            try:
+                result = self._conform(lowering(self, *args, **kwargs), value, name)
+                self.lowered[name] = self.lowered.get(name, 0) + 1
+                return result
+            except Unsupported:
+                pass
+            except TypeError:  # asks of a number what only a known one can answer
+                if not any(_has_symbols(a) for a in (*args, *kwargs.values())):
+                    raise
+        self.fallbacks[name] = self.fallbacks.get(name, 0) + 1
+        return self.fallback(node.target, args, kwargs, value)
+
+    def _float(self, node: fx.Node) -> Expr:
+        """Arithmetic on Python floats happens as in eager, step by step: SymPy would reorder it."""
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: self._env[n])
+        result = sympy.Symbol(f"f{self.numbers}", real=True)
+        self.numbers += 1
+        self.operations.append(
+            ExternOp(f"op{len(self.operations)}", node.target, args, kwargs, [result], False)
+        )
+        return result
+
+    def _defines_symbol(self, node: fx.Node, number: Expr) -> bool:
+        """Does this node read a number out of a tensor?"""
+        return any(isinstance(a.meta.get("val"), torch.Tensor) for a in node.all_input_nodes) and (
+            not isinstance(node.target, torch._ops.OpOverload) or "sym_" not in node.target.name()
+        )
+
+    def _loopable(self, node: fx.Node) -> bool:
+        """Are all tensors of this node strided, of dtypes that loops compute, on one device?"""
+        if node.target in PARTS:
+            return True
+        devices = set()
+        for value in _tensors([node.meta.get("val"), *(a.meta.get("val") for a in
+                                                       node.all_input_nodes)]):  # fmt: skip
+            if value.dtype not in loop_ir.LOOP_DTYPES or value.layout != torch.strided:
+                return False
+            if _is_marked(value):
+                return False
+            devices.add(value.device)
+        return len(devices) <= 1
+
+    def _conform(self, result: Any, value: Any, name: str) -> Any:
+        """Hold a lowering to what the operator's meta function says: sizes, dtype, layout."""
+        if isinstance(value, torch.Tensor):
+            if not isinstance(result, Box):
+                raise Unsupported(name, "its lowering gave no tensor")
+            size = [expr(s) for s in value.shape]
+            if result.dtype != value.dtype or len(size) != len(result.size):
+                raise Unsupported(name, f"lowered to {result.dtype}, eager has {value.dtype}")
+            for a, b in zip(size, result.size, strict=True):
+                if a.is_Integer and b.is_Integer and a != b:
+                    raise Unsupported(name, f"lowered to size {result.size}, eager has {size}")
+            # Operators broadcast what guards say is 1, in whatever terms.
+            result.size = [sympy.S.One if self._is_one(s) else s for s in result.size]
+            if result.dtype in LOW_PRECISION and isinstance(result.data, Computed):
+                result = _rounded(result, result.data)
+            if result.stride_hint is None:
+                result.stride_hint = dense_stride(value)
+            return result
+        if isinstance(value, (tuple, list)):
+            return [
+                self._conform(r, v, name) if isinstance(v, torch.Tensor) and r is not None else r
+                for r, v in zip(result, value, strict=True)
+            ]
+        return result
+
+    def fallback(self, target: Any, args: Any, kwargs: Any, value: Any) -> Any:
+        """Call ``target`` through ATen; ``value`` is its fake result."""
+        schema = getattr(target, "_schema", None)
+        mutated = _mutated_arguments(schema, args, kwargs)
+        for box in mutated:
+            if isinstance(box, Box):
+                self.settle(box.realize().buffer)
+        args, kwargs = self._extern_arguments((args, kwargs))
+        mutates = [
+            s.buffer for s in loop_ir.strided_leaves(_mutated_arguments(schema, args, kwargs))
+        ]
+        self.mutated_inputs.update(mutates)
+        if _returns_alias(schema):
+            for window in loop_ir.strided_leaves((args, kwargs)):
+                self.buffers[window.buffer].aliased = True
+        outputs: list[Any] = []
+        results: list[Any] = []
+        multiple = isinstance(value, (tuple, list))
+        used = self.used_results(target) if multiple else None
+        for k, item in enumerate(value if multiple else [value]):
+            if used is not None and k not in used and isinstance(item, torch.Tensor):
+                item = None  # it may well be no tensor at run time
+            name, result = self._extern_output(item, _returns_alias(schema))
+            outputs.append(name)
+            results.append(result)
+        if mutated and not multiple and isinstance(mutated[0], Box) and len(mutated) == 1:
+            # An in-place operator returns the tensor that it wrote.
+            if isinstance(value, torch.Tensor):
+                outputs, results = [None], [mutated[0]]
+        dynamic = self._origin is not None and "unbacked_bindings" in self._origin.meta
+        operation = ExternOp(
+            f"op{len(self.operations)}", target, args, kwargs, outputs, multiple,
+            mutates, _has_effect(target), dynamic, self._origins(),
+        )  # fmt: skip
+        self.operations.append(operation)
+        return results if multiple else results[0]
+
+    def used_results(self, target: Any) -> set[Any] | None:
+        """Which results of the operator being lowered anybody takes; None: not known."""
+        node = self._origin
+        if node is None or node.target is not target or "unbacked_bindings" in node.meta:
+            return None
+        if any(user.target is not operator.getitem for user in node.users):
+            return None
+        return {user.args[1] for user in node.users}
+
+    def _extern_arguments(self, tree: Any) -> Any:
+        if isinstance(tree, Box):
+            return tree.realize()
+        if isinstance(tree, (tuple, list)):
+            return type(tree)(self._extern_arguments(t) for t in tree)
+        if isinstance(tree, dict):
+            return {k: self._extern_arguments(v) for k, v in tree.items()}
+        return tree
+
+    def _extern_output(self, item: Any, alias: bool) -> tuple[Any, Any]:
+        if isinstance(item, torch.Tensor):
+            if item.layout != torch.strided:
+                raise Unsupported(str(self._origin and self._origin.target), "a sparse result")
+            size = [expr(s) for s in item.shape]
+            stride = [expr(s) for s in item.stride()]
+            buffer = self.new_buffer(item.dtype, item.device, size, stride, "extern")
+            buffer.aliased = alias
+            return buffer.name, self.box(buffer)
+        if isinstance(item, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return item.node.expr, item.node.expr
+        if item is None or isinstance(item, (int, float, bool)):
+            return None, item
+        raise Unsupported(str(self._origin and self._origin.target), f"returns {type(item)}")
+
+    # --- laziness ------------------------------------------------------------------------------
+
+    def _maybe_realize(self, node: fx.Node) -> None:
+        """Store what would be recomputed too often or grows too large, and what is returned."""
+        result = self._env[node]
+        for box in result if isinstance(result, list) else [result]:
+            if not isinstance(box, Box) or isinstance(box.data, Strided):
+                continue
+            self._lazy.append(box)
+            cost = box.cost()
+            for buffer in cost.reads:
+                self._readers.setdefault(buffer, []).append(box)
+            # Who takes apart what is in pieces reads each of its elements once.
+            shared = len(node.users) > 1 and not isinstance(result, list)
+            large = cost.operations > MAX_INLINE_OPERATIONS or len(cost.reads) > MAX_INLINE_READS
+            source = box
+            while isinstance(source.data, View):
+                source = source.data.base
+            # For the caller, too: what it is made of is in a cache now, and not kept to the end.
+            returned = source.stride_hint is not None and _is_returned(node)
+            if large or returned or (shared and self._without_small(cost, box).is_dear):
+                source.realize()
+
+    def _without_small(self, cost: Cost, box: Box) -> Cost:
+        """The cost but for reading what is much smaller than ``box``, as a mean for each row: it
+        stays in a cache. One read is left: what is computed of memory is not made of positions."""
+        size = self.hint(box.numel())
+        by_size = sorted(cost.reads, key=lambda b: self.hint(self.buffers[b].numel()))
+        small = [b for b in by_size[:-1] if SMALL * self.hint(self.buffers[b].numel()) <= size]
+        return replace(cost, reads=cost.reads - set(small))
+
+    def settle(self, buffer: str) -> None:
+        """Store every lazy box that reads ``buffer``, which is about to be overwritten."""
+        # Only views change what they read: once their base is stored, a computed buffer.
+        computed = self.buffers[buffer].kind == "computed"
+        for box in self._lazy if computed else self._readers.get(buffer, ()):
+            if not isinstance(box.data, Strided) and buffer in box.cost().reads:
+                box.realize()
+
+    # --- results -------------------------------------------------------------------------------
+
+    def _output(self, node: fx.Node) -> None:
+        (results,) = node.args
+        if not isinstance(results, (tuple, list)):
+            raise Unsupported("output", "an ATen graph must return a tuple")
+        for result in results:
+            box = self._env[result] if isinstance(result, fx.Node) else result
+            if isinstance(box, Box):
+                assert isinstance(result, fx.Node)
+                self.outputs.append(self.as_in_eager(box, result.meta["val"]))
+            else:
+                self.outputs.append(box)
+
+    def as_in_eager(self, box: Box, value: torch.Tensor) -> Strided:
+        """The box as memory with exactly eager's strides."""
+        window = box.realize()
+        size, stride = box.size, [expr(s) for s in value.stride()]
+        same = all(
+            self.known(sympy.Eq(a, b)) or n == 1
+            for a, b, n in zip(window.stride, stride, size, strict=True)
+        )
+        # A constant is the graph's own: a caller that writes to what it got must not reach it.
+        if (same and self.buffers[window.buffer].kind != "constant") or 0 in size:
+            return Strided(window.buffer, size, stride if same else window.stride, window.offset)
+        # What is expanded there is stored once, and shown as often.
+        shown = [d for d, (n, step) in enumerate(zip(size, stride, strict=True))
+                 if step == 0 and n != 1]  # fmt: skip
+        once = [sympy.S.One if d in shown else n for d, n in enumerate(size)]
+        buffer = self.new_buffer(box.dtype, box.device, once, stride)
+        buffer.dense = not shown and dense_stride(value) is not None
+        first = Box(self, box.dtype, box.device, once, View(box, lambda i: i, lambda w: None))
+        self.store_into(first, self.box(buffer))
+        return Strided(buffer.name, size, stride, sympy.S.Zero)
+
+
+def _rounded(box: Box, data: Computed) -> Box:
+    """``box`` as eager's kernel leaves it: computed in float32, rounded to its dtype."""
+
+    def function(index: loop_ir.Index) -> Value:
+        return ops.to_dtype(data.function(index), box.dtype)
+
+    rounded = Computed(function, data.cost)
+    return Box(box.graph, box.dtype, box.device, box.size, rounded, box.stride_hint)
+
+
+#: What a GPU adds to memory in one step. Low precision would round at every step.
+ATOMIC_DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64)
+
+
+def check_accumulating(buffer: Buffer, mode: str) -> None:
+    """Raise Unsupported where many threads cannot combine values in one place of ``buffer``."""
+    if buffer.device.type == "cpu":
+        return
+    if mode != "add" or buffer.dtype not in ATOMIC_DTYPES:
+        raise Unsupported("a scatter", f"{mode} of {buffer.dtype} on {buffer.device.type}")
+    if torch.are_deterministic_algorithms_enabled() and buffer.dtype.is_floating_point:
+        raise Unsupported("a scatter", "the order of its sums is not fixed")
+
+
+def dense_stride(value: torch.Tensor) -> list[Expr] | None:
+    """Strides of a tensor whose elements fill their memory exactly, else None."""
+    size = [expr(s) for s in value.shape]
+    stride = [expr(s) for s in value.stride()]
+    if 0 in size:
+        return stride
+    # Eager steps over an empty dimension as over one element; then there are no elements.
+    steps = [e.replace(_is_at_least_one, _without_one) for e in stride]
+    dims = [d for d in range(len(size)) if size[d] != 1]
+    step: Expr = sympy.S.One
+    while dims:
+        found = next((d for d in dims if steps[d] == step), None)
+        if found is None:
+            return None
+        step = step * size[found]
+        dims.remove(found)
+    return stride
+
+
+def _is_at_least_one(e: Expr) -> bool:
+    return isinstance(e, functions.Max) and sympy.S.One in e.args
+
+
+def _without_one(e: Expr) -> Expr:
+    return functions.Max(*(a for a in e.args if a != 1))
+
+
+def _has_symbols(tree: Any) -> bool:
+    if isinstance(tree, (tuple, list)):
+        return any(_has_symbols(t) for t in tree)
+    return isinstance(tree, sympy.Basic) and bool(tree.free_symbols)
+
+
+def assumptions(env: Any) -> list[Any]:
+    """The relations that tracing took for granted of numbers read from tensors. Eager need not
+    agree: it broadcasts where one size happens to be 1, say."""
+    if env is None:
+        return []
+    found = (env.replace(a.expr) for many in env.deferred_runtime_asserts.values() for a in many)
+    return [relation for relation in dict.fromkeys(found) if relation is not sympy.true]
+
+
+def find_shape_env(gm: fx.GraphModule) -> Any:
+    for node in gm.graph.nodes:
+        for value in _tensors([node.meta.get("val")]):
+            mode = getattr(value, "fake_mode", None)
+            if mode is not None and mode.shape_env is not None:
+                return mode.shape_env
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            return value.node.shape_env
+    return None
+
+
+def function_of(node: fx.Node) -> int | None:
+    """The number of the checkpointed function that a node is part of, and computed again with."""
+    return node.meta.get("ac_graph_id") if "recompute" in node.meta else None
+
+
+def is_lent(node: fx.Node) -> bool:
+    """Whether an input is one of the program's, not a gradient or what was saved for this pass."""
+    return node.name.startswith("primals")
+
+
+def _is_returned(node: fx.Node) -> bool:
+    """Whether the caller gets the elements of a result, in one view of it or another."""
+    return any(
+        user.op == "output" or (is_view(user) and _as_many(node, user) and _is_returned(user))
+        for user in node.users
+    )
+
+
+def _as_many(node: fx.Node, view: fx.Node) -> bool:
+    sizes = [n.meta["val"].numel() if isinstance(n.meta["val"], torch.Tensor) else None
+             for n in (node, view)]  # fmt: skip
+    return known_equal(*sizes)
+
+
+def _is_marked(value: torch.Tensor) -> bool:
+    """Does its memory hold the conjugates, or the negatives, of its elements?"""
+    return value.is_conj() or value.is_neg()
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, (tuple, list)):
+        return [t for item in tree for t in _tensors(item)]
+    return []
+
+
+def _mutated_arguments(schema: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that an operator writes, by its schema."""
+    if schema is None or not schema.is_mutable:
+        return []
+    found = []
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        if position < len(args):
+            found.append(args[position])
+        elif argument.name in kwargs:
+            found.append(kwargs[argument.name])
+    return found
+
+
+def _returns_alias(schema: Any) -> bool:
+    """May a result share memory with an argument that is not written?"""
+    return schema is None or any(r.alias_info is not None for r in schema.returns)
+
+
+def _has_effect(target: Any) -> bool:
+    """Random numbers, and operators with an effect beyond their results."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return isinstance(target, torch._ops.HigherOrderOperator)
+    return torch.Tag.nondeterministic_seeded in target.tags or not target._schema.returns

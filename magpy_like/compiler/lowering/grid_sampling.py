@@ -1,0 +1,179 @@
+"""Sampling a volume at the positions that a grid holds.
+
+ATen's kernel for images uses the processor's gathers, computes each position once for all channels,
+and stays; so do the gradients. The one for volumes does an element at a time; its order of steps
+is kept, and with it what NaN and infinite positions give.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from magpy_like.compiler.compiler_errors import Unsupported
+from magpy_like.compiler.ir import loop_ir
+from magpy_like.compiler.ir.index_arithmetic import Expr
+from magpy_like.compiler.ir.loop_ir import Box, Index
+from magpy_like.compiler.ir.ops import Value, ops
+from magpy_like.compiler.lowering.graph_lowering import Graph
+from magpy_like.compiler.lowering.lowering_table import aten, lower
+
+LINEAR, NEAREST = range(2)
+ZEROS, BORDER, REFLECTION = range(3)
+FITS = 2**23  # what float32 counts to
+
+
+def _c(number: float, like: Value) -> Value:
+    return ops.constant(number, like.dtype)
+
+
+@dataclass(frozen=True)
+class Tap:
+    """An element along one dimension that a position takes from: where it is, its weight, and
+    whether there is such an element (None: there is)."""
+
+    at: Value
+    weight: Value
+    inside: Value | None
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one dimension of ``size`` elements is sampled."""
+
+    size: int
+    mode: int
+    padding: int
+    corners: bool
+
+    def position(self, x: Value) -> Value:
+        """Where ``x`` of the grid lies among the elements."""
+        return self._bounded(self._unnormalized(x))
+
+    def taps(self, x: Value) -> list[Tap]:
+        """The elements that position ``x`` takes from."""
+        one = _c(1, x)
+        if self.mode == NEAREST:
+            at = ops.round(x)
+            return [Tap(at, one, self._inside(at))]
+        first = ops.floor(x)
+        second = ops.add(first, one)
+        behind = ops.le(second, _c(self.size - 1, x))  # of a position that was brought inside
+        return [
+            Tap(first, ops.sub(second, x), self._inside(first)),
+            Tap(second, ops.sub(x, first), behind if self.padding else self._inside(second)),
+        ]
+
+    def _unnormalized(self, x: Value) -> Value:
+        """From [-1, 1] to elements: between the centres of the outer ones, or their outer edges."""
+        x = ops.add(x, _c(1, x))
+        if self.corners:
+            return ops.mul(ops.truediv(x, _c(2, x)), _c(self.size - 1, x))
+        return ops.truediv(ops.sub(ops.mul(x, _c(self.size, x)), _c(1, x)), _c(2, x))
+
+    def _bounded(self, x: Value) -> Value:
+        """Brought inside, where the padding asks for that; NaN becomes the last element."""
+        if self.padding == ZEROS:
+            return x
+        if self.padding == REFLECTION:
+            x = self._reflected(x)
+        zero, last = _c(0, x), _c(self.size - 1, x)
+        x = ops.where(ops.lt(x, zero), zero, x)
+        return ops.where(ops.lt(x, last), x, last)
+
+    def _reflected(self, x: Value) -> Value:
+        """Turned back at the centres of the outer elements, or at their outer edges."""
+        low, span = (0.0, self.size - 1) if self.corners else (-0.5, self.size)
+        if span == 0:
+            return _c(0, x)
+        low_, span_ = _c(low, x), _c(span, x)
+        distance = ops.abs(ops.sub(x, low_))
+        rest = ops.fmod(distance, span_)
+        times = ops.floor(ops.truediv(distance, span_))
+        turn = ops.eq(ops.fmod(times, _c(2, x)), _c(1, x))
+        return ops.add(ops.where(turn, ops.sub(span_, rest), rest), low_)
+
+    def _inside(self, at: Value) -> Value | None:
+        """Whether there is such an element; None for positions that were brought inside."""
+        if self.padding != ZEROS:
+            return None
+        return ops.logical_and(ops.ge(at, _c(0, at)), ops.le(at, _c(self.size - 1, at)))
+
+
+def _element(
+    dims: Sequence[Sampling], taps: Sequence[Tap]
+) -> tuple[list[Expr], Value | None]:  # fmt: skip
+    """(an element of the volume, whether the taps are there): without, another element."""
+    inside: Value | None = None
+    for tap in taps:
+        if tap.inside is not None:
+            inside = tap.inside if inside is None else ops.logical_and(inside, tap.inside)
+    places = [_whole(_kept(inside, tap.at)) for tap in taps]
+    return [ops.indirect(at, dim.size) for at, dim in zip(places, dims, strict=True)], inside
+
+
+def _kept(inside: Value | None, value: Value) -> Value:
+    """``value`` inside, and zero elsewhere."""
+    return value if inside is None else ops.where(inside, value, _c(0, value))
+
+
+def _whole(x: Value) -> Value:
+    """A whole number that is not negative and below ``FITS``, as an integer: by its bits, which is
+    cheaper than a conversion that minds what does not fit."""
+    wide = x.dtype == torch.float64
+    digits, integer = (52, torch.int64) if wide else (23, torch.int32)
+    start = struct.unpack("<q" if wide else "<i", struct.pack("<d" if wide else "<f", 2.0**digits))
+    bits = ops.bitcast(ops.add(x, _c(2.0**digits, x)), integer)
+    return ops.sub(bits, ops.constant(start[0], integer))
+
+
+def _placed(graph: Graph, grid: Box, k: int, dim: Sampling) -> Box:
+    """The positions along one dimension: computed once for all channels."""
+
+    def inner(index: Index) -> Value:
+        return dim.position(grid.load([*index, sympy.Integer(k)]))
+
+    size = grid.size[:-1]
+    place = loop_ir.pointwise(graph, grid.device, grid.dtype, size, inner, [grid], operations=12)
+    place.realize()
+    return place
+
+
+@lower(aten.grid_sampler_3d.default)
+def grid_sampler_3d(
+    graph: Graph, volume: Box, grid: Box, mode: int, padding: int, corners: bool
+) -> Box:
+    """``volume`` [n, c, depth, height, width] at ``grid`` [n, *out, 3], x first."""
+    static = all(s.is_Integer and 0 < s < FITS for s in volume.size[2:])
+    floats = volume.dtype == grid.dtype and volume.dtype in (torch.float32, torch.float64)
+    if not static or not floats or volume.device.type != "cpu" or grid.device != volume.device:
+        raise Unsupported("aten.grid_sampler_3d", "this dtype or device, or a symbolic volume")
+    dims = [Sampling(int(s), mode, padding, corners) for s in volume.size[2:]]
+    volume.realize()
+    places = [_placed(graph, grid, k, dim) for k, dim in zip((2, 1, 0), dims, strict=True)]
+
+    def inner(index: Index) -> Value:
+        n, c, *out = index
+        axes = [dim.taps(place.load([n, *out])) for dim, place in zip(dims, places, strict=True)]
+        total = ops.constant(0, volume.dtype)
+        for taps in itertools.product(*axes):
+            element, inside = _element(dims, taps)
+            value = volume.load([n, c, *element])
+            if mode == NEAREST:
+                return _kept(inside, value)
+            for tap in reversed(taps):
+                value = ops.mul(value, tap.weight)
+            # What is outside is left out, even where its weight is NaN.
+            total = ops.add(total, _kept(inside, value))
+        return total
+
+    size = [volume.size[0], volume.size[1], *grid.size[1:-1]]
+    return loop_ir.pointwise(
+        graph, volume.device, volume.dtype, size, inner, [volume, *places], operations=150,
+        expensive=True,
+    )  # fmt: skip

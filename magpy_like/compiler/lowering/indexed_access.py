@@ -1,0 +1,466 @@
+"""Reading and writing at computed indices: gather, index, embedding, scatter, index_put."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from magpy_like.compiler.compiler_errors import Unsupported
+from magpy_like.compiler.ir import loop_ir
+from magpy_like.compiler.ir.index_arithmetic import Expr, contiguous_strides
+from magpy_like.compiler.ir.loop_ir import Box, Index
+from magpy_like.compiler.ir.ops import Value, ops
+from magpy_like.compiler.lowering.graph_lowering import Graph
+from magpy_like.compiler.lowering.lowering_table import (
+    Kind,
+    aten,
+    broadcast_index,
+    broadcast_shapes,
+    canonical_dim,
+    common_device,
+    convert,
+    elementwise,
+    expand,
+    is_number,
+    lower,
+)
+from magpy_like.compiler.lowering.pointwise import clone, full, to_dtype
+from magpy_like.compiler.lowering.views import reshape, squeeze, unsqueeze
+
+_RANGE = "index out of range"
+_EMBEDDING = "index out of range in self"
+_BOUNDS = "index out of bounds for a dimension of the indexed tensor"
+
+
+def _need_elements(a: Box, dims: Sequence[int]) -> None:
+    """An index into nothing must raise, and a kernel could only read elsewhere."""
+    if any(a.size[d] == 0 for d in dims):
+        raise Unsupported("indexing", "into a dimension of size 0")
+
+
+@lower(aten.embedding.default)
+def embedding(
+    graph: Graph, weight: Box, indices: Box, padding_idx: int = -1,
+    scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Box:  # fmt: skip
+    _need_elements(weight, [0])
+    rank = len(indices.size)
+
+    def inner(index: Index) -> Value:
+        row = indices.load(index[:rank])
+        return weight.load([ops.indirect(row, weight.size[0], _EMBEDDING), *index[rank:]])
+
+    size = [*indices.size, *weight.size[1:]]
+    common_device([weight, indices])
+    return loop_ir.pointwise(
+        graph, weight.device, weight.dtype, size, inner, [weight, indices], operations=6
+    )
+
+
+@lower(aten.index_select.default)
+def index_select(graph: Graph, a: Box, dim: int, indices: Box) -> Box:
+    if not a.size:
+        return squeeze(graph, index_select(graph, unsqueeze(graph, a, 0), 0, indices))
+    dim = canonical_dim(dim, len(a.size))
+    _need_elements(a, [dim])
+    count = indices.size[0] if indices.size else sympy.S.One
+
+    def inner(index: Index) -> Value:
+        at = indices.load([index[dim]] if indices.size else [])
+        j = ops.indirect(at, a.size[dim], _EMBEDDING)
+        return a.load([*index[:dim], j, *index[dim + 1 :]])
+
+    size = [*a.size[:dim], count, *a.size[dim + 1 :]]
+    return loop_ir.pointwise(graph, a.device, a.dtype, size, inner, [a, indices], operations=6)
+
+
+@lower(aten.gather.default)
+def gather(graph: Graph, a: Box, dim: int, indices: Box, *, sparse_grad: bool = False) -> Box:
+    if not a.size or not indices.size:
+        a, indices = (b if b.size else unsqueeze(graph, b, 0) for b in (a, indices))
+        return squeeze(graph, gather(graph, a, 0, indices))
+    dim = canonical_dim(dim, len(a.size))
+    _need_elements(a, [dim])
+
+    def inner(index: Index) -> Value:
+        j = ops.indirect(indices.load(index), a.size[dim], _BOUNDS, "RuntimeError")
+        return a.load([*index[:dim], j, *index[dim + 1 :]])
+
+    box = loop_ir.pointwise(
+        graph, a.device, a.dtype, indices.size, inner, [a, indices], operations=6
+    )
+    if indices.size[dim] == 1 and a.strided() is None:
+        box.realize()  # one element of each row: where the row is computed, while it is in cache
+    return box
+
+
+def known_within(indices: Box, size: Expr) -> bool:
+    """Are these positions that were computed when compiling, all of them in a dimension of
+    ``size``? Those of an interpolation or of padding are."""
+    window = indices.strided()
+    graph = indices.graph
+    if window is None or graph.attributes.get(window.buffer, "") is not None or not size.is_Integer:
+        return False
+    with unset_fake_temporarily(), torch.no_grad():
+        low, high = graph.constants[window.buffer].aminmax()
+        return int(low) >= 0 and int(high) < int(size)
+
+
+# --- advanced indexing ----------------------------------------------------------------------------
+
+
+class _Plan:
+    """How ``a[indices]`` is shaped: where the broadcast index dimensions go, and what is left.
+
+    ``error`` is what an index that is out of bounds raises; where it is given, negative ones are.
+    """
+
+    def __init__(self, a: Box, indices: Sequence[Box | None], error: str | None = None) -> None:
+        self.a = a
+        self.error = error
+        self.given = [(d, i) for d, i in enumerate(indices) if i is not None]
+        if not self.given or any(
+            i.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8)
+            for _, i in self.given
+        ):
+            raise Unsupported("aten.index", "by masks")
+        common_device([a, *(i for _, i in self.given)])
+        _need_elements(a, [d for d, _ in self.given])
+        self.shape = broadcast_shapes(*(i.size for _, i in self.given))
+        dims = [d for d, _ in self.given]
+        adjacent = dims == list(range(dims[0], dims[-1] + 1))
+        self.at = dims[0] if adjacent else 0
+        self.kept = [d for d in range(len(a.size)) if d not in dims]
+        before = [a.size[d] for d in self.kept[: self.at]]
+        after = [a.size[d] for d in self.kept[self.at :]]
+        self.size = [*before, *self.shape, *after]
+
+    def position(self, index: Index) -> list[Expr]:
+        """The element of ``a`` that the result has at ``index``."""
+        rank = len(self.shape)
+        middle = index[self.at : self.at + rank]
+        outside = [*index[: self.at], *index[self.at + rank :]]
+        result: list[Expr] = [sympy.S.Zero] * len(self.a.size)
+        for d, i in zip(self.kept, outside, strict=True):
+            result[d] = i
+        for d, box in self.given:
+            at = box.load(broadcast_index(box, middle))
+            if known_within(box, self.a.size[d]):
+                result[d] = ops.indirect(at, self.a.size[d])
+                continue
+            error = self.error or "IndexError"
+            result[d] = ops.indirect(at, self.a.size[d], _BOUNDS, error, from_end=not self.error)
+        return result
+
+
+@lower(aten.index.Tensor, aten._unsafe_index.Tensor)
+def index_(graph: Graph, a: Box, indices: Sequence[Box | None]) -> Box:
+    plan = _Plan(a, indices)
+    sources = [a, *(i for _, i in plan.given)]
+    return loop_ir.pointwise(
+        graph, a.device, a.dtype, plan.size, lambda index: a.load(plan.position(index)), sources,
+        operations=6,
+    )  # fmt: skip
+
+
+def copy_of(graph: Graph, a: Box) -> Box:
+    """Fresh row-major memory with the contents of ``a``, to scatter into."""
+    copy = graph.box(graph.new_buffer(a.dtype, a.device, a.size, contiguous_strides(a.size)))
+    graph.store_into(a, copy)
+    return copy
+
+
+@lower(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(
+    graph: Graph, a: Box, indices: Sequence[Box | None], values: Box, accumulate: bool = False
+) -> Box:
+    given = [i for i in indices if i is not None]
+    if len(given) == 1 and given[0].dtype == torch.bool:
+        return _masked_put(graph, a, indices, values, accumulate)
+    return _put(graph, _Plan(a, indices), values, "add" if accumulate else None)
+
+
+def _put(graph: Graph, plan: _Plan, values: Box, mode: str | None) -> Box:
+    """A copy of the plan's tensor with ``values`` stored, in ``mode``, where its indices say."""
+    a = plan.a
+    if mode == "add" and a.dtype == torch.bool:
+        raise Unsupported("aten.index_put", "accumulating bools")
+    if values.dtype != a.dtype or values.device != a.device:
+        raise Unsupported("aten.index_put", "values of another dtype or device")
+    values = expand(values, plan.size)
+    values.realize()
+    result = copy_of(graph, a)
+    window = result.realize()
+
+    def loops(xs: Sequence[Expr], rs: Sequence[Expr]) -> None:
+        value = values.load(xs)
+        address = window.address(plan.position(xs))
+        ops.store(window.buffer, address, value, mode)
+
+    graph.add_loops(plan.size, [], loops)
+    return result
+
+
+def _masked_put(
+    graph: Graph, a: Box, indices: Sequence[Box | None], values: Box, accumulate: bool
+) -> Box:
+    """A bool mask, and values that do not ask which of its elements it is: that is ``where``."""
+    (first,) = (d for d, i in enumerate(indices) if i is not None)
+    mask = indices[first]
+    assert mask is not None
+    behind = first + len(mask.size)
+    own = len(values.size) - 1 - (len(a.size) - behind)  # the dimension that counts those chosen
+    if own >= 0 and values.size[own] != 1:
+        raise Unsupported("aten.index_put", "a value for each element that a mask chooses")
+    if values.size and values.dtype != a.dtype:
+        raise Unsupported("aten.index_put", "values of another dtype")
+    common_device([a, mask, values])
+
+    def inner(index: Index) -> Value:
+        place = [*index[:first], sympy.S.Zero, *index[behind:]]
+        new = convert(values.load(broadcast_index(values, place)), values.dtype, a.dtype)
+        old = a.load(index)
+        if accumulate:
+            new = (ops.logical_or if a.dtype == torch.bool else ops.add)(old, new)
+        return ops.where(mask.load(index[first:behind]), new, old)
+
+    return loop_ir.pointwise(
+        graph, a.device, a.dtype, a.size, inner, [a, mask, values], operations=3
+    )
+
+
+# --- scatter --------------------------------------------------------------------------------------
+
+
+def _scatter(
+    graph: Graph, a: Box, dim: int, indices: Box, source: Box | Any, mode: str | None,
+    error: str = "RuntimeError",
+) -> Box:  # fmt: skip
+    """A copy of ``a`` with elements stored, in ``mode``, at the indices along one dimension;
+    ``error`` is what one that is out of bounds raises."""
+    if 0 in indices.size:
+        return clone(graph, a)
+    if not a.size:
+        a, indices, source = (
+            unsqueeze(graph, b, 0) if isinstance(b, Box) and not b.size else b
+            for b in (a, indices, source)
+        )
+        return squeeze(graph, _scatter(graph, a, dim, indices, source, mode, error))
+    if not indices.size:
+        indices = unsqueeze(graph, indices, 0)
+        source = unsqueeze(graph, source, 0) if isinstance(source, Box) else source
+    dim = canonical_dim(dim, len(a.size))
+    _need_elements(a, [dim])
+    if isinstance(source, Box) and source.dtype != a.dtype:
+        raise Unsupported("scatter", "values of another dtype")
+    if a.dtype == torch.bool and mode is not None:
+        raise Unsupported("scatter", "accumulating bools")
+    boxes = [b for b in (a, indices, source) if isinstance(b, Box)]
+    common_device(boxes)
+    others = [(a.size[d], indices.size[d]) for d in range(len(a.size)) if d != dim]
+    one = indices.size[dim] == 1 and all(m == n for m, n in others)
+    if one and mode in (None, "add") and a.strided() is None:
+        return _chosen(graph, a, dim, indices, source, mode, error)
+    for box in boxes[1:]:
+        box.realize()
+    result = copy_of(graph, a)
+    window = result.realize()
+
+    def loops(xs: Sequence[Expr], rs: Sequence[Expr]) -> None:
+        j = ops.indirect(indices.load(xs), a.size[dim], _BOUNDS, error)
+        value = source.load(xs) if isinstance(source, Box) else ops.constant(source, a.dtype)
+        address = window.address([*xs[:dim], j, *xs[dim + 1 :]])
+        ops.store(window.buffer, address, value, mode)
+
+    graph.add_loops(indices.size, [], loops)
+    return result
+
+
+def _chosen(
+    graph: Graph, a: Box, dim: int, indices: Box, source: Box | Any, mode: str | None, error: str
+) -> Box:
+    """A scatter of one element into each row of what is still to be computed, as a choice for
+    every element of the row: so a one-hot matrix is never in memory."""
+    small = a.size[dim].is_Integer and a.size[dim] < 2**31
+    narrow = torch.int32 if small else torch.int64
+
+    def checked(index: Index) -> Value:
+        at = ops.to_dtype(indices.load(index), torch.int64)
+        extent = ops.index_expr(a.size[dim], torch.int64)
+        within = ops.logical_and(ops.ge(at, ops.constant(0, torch.int64)), ops.lt(at, extent))
+        ops.check(within, _BOUNDS, error)
+        return ops.to_dtype(at, narrow)
+
+    position = loop_ir.pointwise(graph, a.device, narrow, indices.size, checked, [indices])
+    position.realize()  # once for each row
+
+    def inner(index: Index) -> Value:
+        row = [*index[:dim], sympy.S.Zero, *index[dim + 1 :]]
+        old = a.load(index)
+        new = source.load(row) if isinstance(source, Box) else ops.constant(source, a.dtype)
+        new = ops.add(old, new) if mode == "add" else new
+        here = ops.eq(position.load(row), ops.index_expr(index[dim], narrow))
+        return ops.where(here, new, old)
+
+    boxes = [b for b in (a, position, source) if isinstance(b, Box)]
+    return loop_ir.pointwise(graph, a.device, a.dtype, a.size, inner, boxes, operations=3)
+
+
+@lower(aten.scatter.src, aten.scatter.value)
+def scatter(graph: Graph, a: Box, dim: int, indices: Box, source: Any) -> Box:
+    return _scatter(graph, a, dim, indices, source, None)
+
+
+@lower(aten.scatter_add.default)
+def scatter_add(graph: Graph, a: Box, dim: int, indices: Box, source: Box) -> Box:
+    return _scatter(graph, a, dim, indices, source, "add")
+
+
+@lower(aten.index_add.default)
+def index_add(graph: Graph, a: Box, dim: int, indices: Box, source: Box, *, alpha: Any = 1) -> Box:
+    if source.dtype != a.dtype:
+        raise Unsupported("aten.index_add", "another dtype")
+    if alpha != 1:
+        source = elementwise(
+            graph, [source], Kind.DEFAULT, lambda x: ops.mul(x, ops.constant(alpha, x.dtype))
+        )
+    rank = len(a.size)
+    scatters = rank > 1 and canonical_dim(dim, rank) in (0, rank - 1)  # so does eager
+    error = "RuntimeError" if scatters else "IndexError"
+    return _put_rows(graph, a, dim, indices, source, "add", error)
+
+
+@lower(aten.index_copy.default)
+def index_copy(graph: Graph, a: Box, dim: int, indices: Box, source: Box) -> Box:
+    return _put_rows(graph, a, dim, indices, source, None, "IndexError")
+
+
+def _put_rows(
+    graph: Graph, a: Box, dim: int, indices: Box, source: Box, mode: str | None, error: str
+) -> Box:
+    """A copy of ``a`` with what ``source`` has along one dimension stored where indices say."""
+    if not a.size:
+        a = unsqueeze(graph, a, 0)
+        return squeeze(graph, _put_rows(graph, a, 0, indices, source, mode, error))
+    if not indices.size:
+        indices = unsqueeze(graph, indices, 0)
+    if not source.size:
+        source = unsqueeze(graph, source, 0)
+    given: list[Box | None] = [None] * len(a.size)
+    given[canonical_dim(dim, len(a.size))] = indices
+    return _put(graph, _Plan(a, given, error), source, mode)
+
+
+# aten's name of a reduction -> store mode
+_MODES = {"sum": "add", "add": "add", "mean": "add", "prod": "mul", "multiply": "mul",
+          "amax": "max", "amin": "min"}  # fmt: skip
+
+
+def _start(mode: str, dtype: torch.dtype) -> Any:
+    """The value that a reduction of this mode leaves any other one as it is."""
+    if mode in ("add", "mul"):
+        return 0 if mode == "add" else 1
+    if mode == "max":
+        return lowest(dtype)
+    return float("inf") if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
+def lowest(dtype: torch.dtype) -> Any:
+    """The number that no other one is below."""
+    return float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+@lower(aten.scatter_reduce.two)
+def scatter_reduce(
+    graph: Graph, a: Box, dim: int, indices: Box, source: Box, reduce: str, *,
+    include_self: bool = True,
+) -> Box:  # fmt: skip
+    return _reduced(graph, a, dim, indices, source, reduce, include_self, "RuntimeError")
+
+
+def _reduced(
+    graph: Graph, a: Box, dim: int, indices: Box, source: Box, reduce: str, include_self: bool,
+    error: str,
+) -> Box:  # fmt: skip
+    mode = _MODES[reduce]
+    if a.dtype == torch.bool or a.device.type != "cpu":
+        raise Unsupported("aten.scatter_reduce", "bools, or another device")
+    base = a
+    if not include_self and 0 not in indices.size:
+        base = _scatter(graph, a, dim, indices, _start(mode, a.dtype), None, error)
+    result = _scatter(graph, base, dim, indices, source, mode, error)
+    if reduce != "mean" or 0 in indices.size:
+        return result
+    ones = full(graph, indices.size, 1, a.dtype, a.device)
+    first = full(graph, a.size, 1 if include_self else 0, a.dtype, a.device)
+    count = _scatter(graph, first, dim, indices, ones, "add")
+
+    def divide(total: Value, n: Value) -> Value:
+        n = ops.maximum(n, ops.constant(1, n.dtype))
+        name = "truediv" if total.dtype.is_floating_point else "floordiv"
+        return getattr(ops, name)(total, n)
+
+    return elementwise(graph, [result, count], Kind.DEFAULT, divide, operations=3)
+
+
+@lower(aten.scatter.reduce, aten.scatter.value_reduce)
+def scatter_with_mode(
+    graph: Graph, a: Box, dim: int, indices: Box, source: Any, *, reduce: str
+) -> Box:
+    if a.device.type != "cpu":
+        raise Unsupported("aten.scatter", "another device")
+    return _scatter(graph, a, dim, indices, source, _MODES[reduce])
+
+
+@lower(aten.index_reduce.default)
+def index_reduce(
+    graph: Graph, a: Box, dim: int, indices: Box, source: Box, reduce: str, *,
+    include_self: bool = True,
+) -> Box:  # fmt: skip
+    if not a.size:
+        a, source = (b if b.size else unsqueeze(graph, b, 0) for b in (a, source))
+        whole = index_reduce(graph, a, 0, indices, source, reduce, include_self=include_self)
+        return squeeze(graph, whole)
+    if not indices.size:
+        indices = unsqueeze(graph, indices, 0)
+    if len(source.size) != len(a.size):
+        raise Unsupported("aten.index_reduce", "a source of fewer dimensions")
+    dim = canonical_dim(dim, len(a.size))
+    shape = [indices.size[0] if d == dim else sympy.S.One for d in range(len(a.size))]
+    spread = expand(reshape(indices, shape), source.size)
+    return _reduced(graph, a, dim, spread, source, reduce, include_self, "IndexError")
+
+
+@lower(aten.embedding_dense_backward.default)
+def embedding_dense_backward(
+    graph: Graph, grad: Box, indices: Box, num_weights: Any, padding_idx: int,
+    scale_grad_by_freq: bool,
+) -> Box:  # fmt: skip
+    """Rows of ``grad`` added up by index; rows of the padding index are left out."""
+    if scale_grad_by_freq or not is_number(num_weights):
+        raise Unsupported("aten.embedding_dense_backward", "scaled by frequency")
+    rank = len(indices.size)
+    size = [sympy.sympify(num_weights), *grad.size[rank:]]
+    if 0 in size or 0 in grad.size:
+        raise Unsupported("aten.embedding_dense_backward", "no elements")
+    wide = to_dtype(graph, grad, torch.float32) if grad.dtype.itemsize == 2 else grad
+    wide.realize()
+    indices.realize()
+    zero = full(graph, size, 0, wide.dtype, grad.device)
+    result = copy_of(graph, zero)
+    window = result.realize()
+
+    def loops(xs: Sequence[Expr], rs: Sequence[Expr]) -> None:
+        row = ops.to_dtype(indices.load(xs[:rank]), torch.int64)
+        value = wide.load(xs)
+        padding = ops.eq(row, ops.constant(int(padding_idx), torch.int64))
+        value = ops.where(padding, ops.constant(0, value.dtype), value)
+        address = window.address([ops.indirect(row, size[0], _RANGE), *xs[rank:]])
+        ops.store(window.buffer, address, value, "add")
+
+    graph.add_loops(grad.size, [], loops)
+    return result if wide is grad else to_dtype(graph, result, grad.dtype)

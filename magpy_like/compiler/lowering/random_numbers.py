@@ -1,0 +1,54 @@
+"""Random numbers: drawn by ATen from the generator that eager would use, in eager's order.
+
+Only the drawing is left to ATen, so every stream is bit-equal to eager's; the arithmetic on what
+was drawn is lowered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from magpy_like.compiler.compiler_errors import Unsupported
+from magpy_like.compiler.ir.loop_ir import Box
+from magpy_like.compiler.ir.ops import ops
+from magpy_like.compiler.lowering.graph_lowering import Graph
+from magpy_like.compiler.lowering.lowering_table import Kind, aten, elementwise, lower
+from magpy_like.compiler.lowering.pointwise import clone, full
+
+
+def is_in_order(tensor: torch.Tensor) -> bool:
+    """Whether elements lie in memory as they are counted; eager draws in the order of memory."""
+    expected: Any = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if not (statically_known_true(stride == expected) or statically_known_true(size == 1)):
+            return False
+        expected = expected * size
+    return True
+
+
+@lower(aten.native_dropout.default)
+def native_dropout(graph: Graph, a: Box, p: float, train: bool | None) -> list[Box]:
+    if train is False:
+        return [clone(graph, a), full(graph, a.size, True, torch.bool, a.device)]
+    assert graph._origin is not None
+    if a.device.type != "cpu" or 0 in a.size:
+        raise Unsupported("aten.native_dropout", "eager draws differently there")
+    value: Any = graph._origin.meta["val"][1]
+    if not is_in_order(value):
+        given: Any = graph._origin.args[0]
+        laid_out = graph.as_in_eager(a, given.meta["val"])
+        args = (laid_out, p, train)
+        return graph.fallback(aten.native_dropout.default, args, {}, graph._origin.meta["val"])
+    kept = 1.0 - p
+    scale = 0.0 if kept == 0 else 1.0 / kept
+    mask = graph.fallback(
+        aten.bernoulli.p, (full(graph, a.size, False, torch.bool, a.device), kept), {}, value
+    )
+    result = elementwise(
+        graph, [a, mask], Kind.DEFAULT,
+        lambda x, m: ops.mul(ops.mul(x, m), ops.constant(scale, x.dtype)), operations=3,
+    )  # fmt: skip
+    return [result, mask]

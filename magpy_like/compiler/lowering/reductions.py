@@ -1,0 +1,416 @@
+"""Reductions over dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from magpy_like.compiler.compiler_errors import Unsupported
+from magpy_like.compiler.ir import index_arithmetic, loop_ir
+from magpy_like.compiler.ir.index_arithmetic import Expr
+from magpy_like.compiler.ir.loop_ir import Box
+from magpy_like.compiler.ir.ops import Value, compute_dtype, ops
+from magpy_like.compiler.lowering.graph_lowering import Graph
+from magpy_like.compiler.lowering.lowering_table import (
+    Kind,
+    aten,
+    canonical_dim,
+    convert,
+    elementwise,
+    lower,
+)
+from magpy_like.compiler.lowering.pointwise import full, to_dtype
+from magpy_like.compiler.lowering.views import squeeze, unsqueeze
+
+NEAR = 8192  # elements that the nearest cache of a core holds
+SHORT = 64  # elements in a row, below which Welford's recurrence has too much to do beside them
+COLUMNS = 256  # that are reduced together, where memory runs across the reduction
+
+
+def reduced_dims(a: Box, dims: Any) -> list[int]:
+    """Canonical reduction dimensions; none given means all."""
+    rank = len(a.size)
+    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
+        return list(range(rank))
+    listed = dims if isinstance(dims, (list, tuple)) else [dims]
+    return sorted({canonical_dim(d, rank) for d in listed} & set(range(rank)))
+
+
+def reduce(
+    graph: Graph,
+    a: Box,
+    dims: Sequence[int],
+    keepdim: bool,
+    dtypes: Sequence[torch.dtype],
+    function: Callable[[Value, Expr], Sequence[Value]],
+) -> list[Box]:
+    """Reduce ``a`` over ``dims`` in one loop nest, storing one buffer per dtype.
+
+    ``function(value, flat)`` gets an element and its flat index within ``dims``, calls
+    ``ops.reduction`` and returns the values to store.
+    """
+    size = [s for d, s in enumerate(a.size) if d not in dims]
+    buffers = [graph.new_buffer(dtype, a.device, size) for dtype in dtypes]
+    # Loops in the order of the memory read: outer reduction loops first where strides say so.
+    stride = (a.strided() or _hint_window(a)).stride
+    kept = [d for d in range(len(a.size)) if d not in dims]
+    inner_order = graph.stride_order([stride[d] for d in dims], [a.size[d] for d in dims])
+    order = [dims[k] for k in inner_order]
+    outer_order = graph.stride_order([stride[d] for d in kept], [a.size[d] for d in kept])
+    outer = [kept[k] for k in outer_order]
+
+    def loops(xs: Sequence[Expr], rs: Sequence[Expr]) -> None:
+        index: list[Expr] = [sympy.S.Zero] * len(a.size)
+        for d, i in [*zip(outer, xs, strict=True), *zip(order, rs, strict=True)]:
+            index[d] = i
+        flat = index_arithmetic.flatten([index[d] for d in dims], [a.size[d] for d in dims])
+        results = function(a.load(index), flat)
+        position = [index[d] for d in kept]
+        for buffer, result in zip(buffers, results, strict=True):
+            if result.dtype != compute_dtype(buffer.dtype):
+                result = ops.to_dtype(result, buffer.dtype)
+            ops.store(buffer.name, buffer.address(position), result)
+
+    graph.add_loops([a.size[d] for d in outer], [a.size[d] for d in order], loops)
+    boxes = [graph.box(b) for b in buffers]
+    return [_keep(graph, box, dims) for box in boxes] if keepdim else boxes
+
+
+def _hint_window(a: Box) -> loop_ir.Strided:
+    stride = a.stride_hint or index_arithmetic.contiguous_strides(a.size)
+    return loop_ir.Strided("", a.size, stride, sympy.S.Zero)
+
+
+def _keep(graph: Graph, box: Box, dims: Sequence[int]) -> Box:
+    for d in sorted(dims):
+        box = unsqueeze(graph, box, d)
+    return box
+
+
+def _empty(a: Box, dims: Sequence[int]) -> bool:
+    return any(a.size[d] == 0 for d in dims)
+
+
+def _check_not_empty(graph: Graph, kind: str, a: Box, dims: Sequence[int]) -> None:
+    """Eager raises where there is nothing to choose from.
+
+    Raises:
+        Unsupported: so it is at every call.
+    """
+    if _empty(a, dims):
+        raise Unsupported(kind, "over no elements")
+    for d in dims:
+        graph.assume(sympy.Ge(a.size[d], 1))
+
+
+def _simple(
+    graph: Graph, a: Box, kind: str, dims: Any, keepdim: bool, compute: torch.dtype,
+    result: torch.dtype, identity: Any,
+) -> Box:  # fmt: skip
+    axes = reduced_dims(a, dims)
+    size = [s for d, s in enumerate(a.size) if d not in axes]
+    if identity is None:
+        _check_not_empty(graph, kind, a, axes)
+    if _empty(a, axes):
+        box = full(graph, size, identity, result, a.device)
+        return _keep(graph, box, axes) if keepdim else box
+
+    def function(value: Value, flat: Expr) -> Sequence[Value]:
+        if compute == torch.bool and value.dtype != torch.bool:
+            value = ops.ne(value, ops.constant(0, value.dtype))
+        return [ops.reduction(kind, convert(value, a.dtype, compute))]
+
+    return reduce(graph, a, axes, keepdim, [result], function)[0]
+
+
+def _sum_dtype(a: Box, dtype: torch.dtype | None) -> torch.dtype:
+    if dtype is not None:
+        return dtype
+    return a.dtype if a.dtype.is_floating_point else torch.int64
+
+
+@lower(aten.sum.default, aten.sum.dim_IntList)
+def sum_(
+    graph: Graph, a: Box, dims: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Box:
+    result = _sum_dtype(a, dtype)
+    if result not in loop_ir.LOOP_DTYPES:
+        raise Unsupported("aten.sum", f"to {result}")
+    return _simple(graph, a, "sum", dims, keepdim, result, result, 0)
+
+
+@lower(aten.mean.default, aten.mean.dim)
+def mean(
+    graph: Graph, a: Box, dims: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Box:
+    result = dtype or a.dtype
+    if not result.is_floating_point:
+        raise Unsupported("aten.mean", "of integers")
+    axes = reduced_dims(a, dims)
+    if _empty(a, axes):
+        size = [s for d, s in enumerate(a.size) if d not in axes]
+        box = full(graph, size, float("nan"), result, a.device)
+        return _keep(graph, box, axes) if keepdim else box
+    count = index_arithmetic.product(a.size[d] for d in axes)
+
+    def function(value: Value, flat: Expr) -> Sequence[Value]:
+        total = ops.reduction("sum", convert(value, a.dtype, result))
+        return [ops.truediv(total, ops.constant(count, total.dtype))]
+
+    return reduce(graph, a, axes, keepdim, [result], function)[0]
+
+
+@lower(aten.prod.default)
+def prod(graph: Graph, a: Box, *, dtype: Any = None) -> Box:
+    result = _sum_dtype(a, dtype)
+    return _simple(graph, a, "prod", None, False, result, result, 1)
+
+
+@lower(aten.prod.dim_int)
+def prod_dim(graph: Graph, a: Box, dim: int, keepdim: bool = False, *, dtype: Any = None) -> Box:
+    result = _sum_dtype(a, dtype)
+    return _simple(graph, a, "prod", dim, keepdim, result, result, 1)
+
+
+@lower(aten.amax.default)
+def amax(graph: Graph, a: Box, dims: Any = (), keepdim: bool = False) -> Box:
+    return _simple(graph, a, "max", dims, keepdim, a.dtype, a.dtype, None)
+
+
+@lower(aten.amin.default)
+def amin(graph: Graph, a: Box, dims: Any = (), keepdim: bool = False) -> Box:
+    return _simple(graph, a, "min", dims, keepdim, a.dtype, a.dtype, None)
+
+
+@lower(aten.max.default)
+def max_(graph: Graph, a: Box) -> Box:
+    return amax(graph, a)
+
+
+@lower(aten.min.default)
+def min_(graph: Graph, a: Box) -> Box:
+    return amin(graph, a)
+
+
+@lower(aten.any.default, aten.any.dim, aten.any.dims)
+def any_(graph: Graph, a: Box, dims: Any = None, keepdim: bool = False) -> Box:
+    result = torch.uint8 if a.dtype == torch.uint8 else torch.bool
+    return _simple(graph, a, "any", dims, keepdim, torch.bool, result, False)
+
+
+@lower(aten.all.default, aten.all.dim, aten.all.dims)
+def all_(graph: Graph, a: Box, dims: Any = None, keepdim: bool = False) -> Box:
+    """Not any element that is zero."""
+    axes = reduced_dims(a, dims)
+    result = torch.uint8 if a.dtype == torch.uint8 else torch.bool
+    if _empty(a, axes):
+        kept = [s for d, s in enumerate(a.size) if d not in axes]
+        empty = full(graph, kept, True, result, a.device)
+        return _keep(graph, empty, axes) if keepdim else empty
+
+    def function(value: Value, flat: Expr) -> Sequence[Value]:
+        zero = ops.eq(value, ops.constant(0, value.dtype))
+        return [ops.logical_not(ops.reduction("any", zero))]
+
+    return reduce(graph, a, axes, keepdim, [result], function)[0]
+
+
+def _arg_reduction(kind: str) -> Callable[..., Any]:
+    def lowering(graph: Graph, a: Box, dim: Any = None, keepdim: bool = False) -> Box:
+        axes = reduced_dims(a, dim)
+        _check_not_empty(graph, kind, a, axes)
+
+        def function(value: Value, flat: Expr) -> Sequence[Value]:
+            return [ops.reduction(kind, value, ops.index_expr(flat, torch.int64))]
+
+        return reduce(graph, a, axes, keepdim, [torch.int64], function)[0]
+
+    return lowering
+
+
+argmax = lower(aten.argmax.default)(_arg_reduction("argmax"))
+argmin = lower(aten.argmin.default)(_arg_reduction("argmin"))
+
+
+def _value_and_index(kind: str) -> Callable[..., Any]:
+    def lowering(graph: Graph, a: Box, dim: int, keepdim: bool = False) -> list[Box]:
+        axes = reduced_dims(a, dim)
+        _check_not_empty(graph, kind, a, axes)
+
+        def function(value: Value, flat: Expr) -> Sequence[Value]:
+            extreme = ops.reduction(kind, value)
+            where = ops.reduction(f"arg{kind}", value, ops.index_expr(flat, torch.int64))
+            return [extreme, where]
+
+        return reduce(graph, a, axes, keepdim, [a.dtype, torch.int64], function)
+
+    return lowering
+
+
+max_dim = lower(aten.max.dim)(_value_and_index("max"))
+min_dim = lower(aten.min.dim)(_value_and_index("min"))
+
+
+def _in_cache(graph: Graph, a: Box, axes: Sequence[int]) -> bool:
+    """Does what one outer iteration reduces stay in a core's nearest cache?"""
+    stride = (a.strided() or _hint_window(a)).stride
+    along = any(stride[d] == 1 for d in axes)
+    elements = graph.hint(index_arithmetic.product(a.size[d] for d in axes))
+    return elements * (1 if along else COLUMNS) <= NEAR
+
+
+def variance(
+    graph: Graph, a: Box, axes: Sequence[int], keepdim: bool, dtype: torch.dtype, correction: Any,
+    *, want: str,
+) -> list[Box]:  # fmt: skip
+    """Variance ("v"), its root ("s") and the mean ("m"), in the order that ``want`` lists them.
+
+    On a CPU, rows that stay in cache are reduced twice, in one kernel; everything else is read
+    once, by Welford's recurrence. As in eager, float64 holds the sum of squares of float32, which
+    may exceed their range; but normalisations, which ask for variance and mean like this, have it
+    in float32.
+    """
+    count = index_arithmetic.product(a.size[d] for d in axes)
+    normalises = keepdim and correction == 0 and want == "vm"
+    wide = to_dtype(graph, a, compute_dtype(dtype))
+
+    def spread(m2: Value) -> tuple[Value, Value]:
+        divisor = ops.sub(ops.constant(count, m2.dtype), ops.constant(float(correction), m2.dtype))
+        result = ops.truediv(m2, ops.maximum(divisor, ops.constant(0, m2.dtype)))
+        return result, ops.sqrt(result)
+
+    def without_mean(mean_: Value, value: Value, flat: Expr) -> Value:
+        """Eager's recurrence has no mean once an element follows an infinite one."""
+        if "m" not in want or normalises or not axes:
+            return mean_
+        at, last = (ops.index_expr(i, torch.int64) for i in (flat, count - 1))
+        zero = ops.constant(0, value.dtype)
+        lost = ops.where(ops.eq(at, last), zero, ops.mul(value, zero))
+        return ops.add(mean_, ops.to_dtype(ops.reduction("sum", lost), mean_.dtype))
+
+    twice = a.device.type == "cpu" and _in_cache(graph, a, axes)
+    if twice and not normalises and dtype in (torch.float32, torch.bfloat16):
+        # In rows of some length a look at the sum costs less than float64 throughout.
+        twice = graph.hint(count) < SHORT
+        wide = to_dtype(graph, wide, torch.float64) if twice else wide
+    if not twice:
+
+        def one_pass(value: Value, flat: Expr) -> Sequence[Value]:
+            exact = torch.float64 if a.device.type == "cpu" and not normalises else value.dtype
+            mean_, m2, _ = ops.reduction("welford", value, dtype=exact)
+            v, s = spread(m2)
+            mean_ = without_mean(mean_, value, flat)
+            return [{"v": v, "s": s, "m": mean_}[w] for w in want]
+
+        return reduce(graph, wide, axes, keepdim, [dtype] * len(want), one_pass)
+
+    def average(value: Value, flat: Expr) -> Sequence[Value]:
+        # Where this is beyond float32, eager's float32 moments are NaN or not by the row's length.
+        total = ops.reduction("sum", value)
+        return [without_mean(ops.truediv(total, ops.constant(count, total.dtype)), value, flat)]
+
+    (center,) = reduce(graph, wide, axes, True, [wide.dtype], average)
+    shifted = elementwise(graph, [wide, center], Kind.DEFAULT, lambda x, m: ops.sub(x, m))
+
+    def squares(value: Value, flat: Expr) -> Sequence[Value]:
+        v, s = spread(ops.reduction("sum", ops.mul(value, value)))
+        return [{"v": v, "s": s}[w] for w in want if w != "m"]
+
+    results = reduce(graph, shifted, axes, keepdim, [dtype] * (len(want) - ("m" in want)), squares)
+    if "m" in want:
+        mean_box = to_dtype(graph, center, dtype)
+        if not keepdim:
+            mean_box = squeeze(graph, mean_box, list(axes))
+        results.insert(want.index("m"), mean_box)
+    return results
+
+
+def _variance(want: str) -> Callable[..., Any]:
+    def lowering(
+        graph: Graph, a: Box, dims: Any = None, *, correction: Any = None, keepdim: bool = False
+    ) -> Any:
+        axes = reduced_dims(a, dims)
+        if not a.dtype.is_floating_point:
+            raise Unsupported("variance", "of integers")
+        if _empty(a, axes):
+            size = [s for d, s in enumerate(a.size) if d not in axes]
+            nothing = full(graph, size, float("nan"), a.dtype, a.device)
+            results = [_keep(graph, nothing, axes) if keepdim else nothing for _ in want]
+            return results if len(want) > 1 else results[0]
+        results = variance(
+            graph, a, axes, keepdim, a.dtype, 1 if correction is None else correction, want=want
+        )
+        return results if len(want) > 1 else results[0]
+
+    return lowering
+
+
+var = lower(aten.var.correction)(_variance("v"))
+std = lower(aten.std.correction)(_variance("s"))
+var_mean = lower(aten.var_mean.correction)(_variance("vm"))
+std_mean = lower(aten.std_mean.correction)(_variance("sm"))
+
+
+def _softmax(log: bool) -> Callable[..., Any]:
+    def lowering(graph: Graph, a: Box, dim: int, half_to_float: bool) -> Box:
+        if half_to_float or not a.dtype.is_floating_point:
+            raise Unsupported("softmax", "half to float on CPU")
+        axes = reduced_dims(a, dim)
+        if not axes or _empty(a, axes) or 0 in a.size:
+            raise Unsupported("softmax", "over no elements")
+        wide = to_dtype(graph, a, compute_dtype(a.dtype))
+        if wide.cost().is_dear:
+            wide.realize()  # kept in a row of scratch, too: all phases read it
+        # A row with a NaN gets it from the sum, and need not be searched for it.
+        largest = _simple(graph, wide, "fmax", axes, True, wide.dtype, wide.dtype, None)
+        shifted = elementwise(graph, [wide, largest], Kind.DEFAULT, lambda x, m: ops.sub(x, m))
+        powers = elementwise(
+            graph, [shifted], Kind.DEFAULT,
+            lambda x: ops.exp_addend(x) if log else ops.exp_nonpositive(x), expensive=True,
+        )  # fmt: skip
+        if log:
+            (total,) = reduce(
+                graph, powers, axes, True, [wide.dtype],
+                lambda value, flat: [ops.log(ops.reduction("sum", value))],
+            )  # fmt: skip
+            result = elementwise(graph, [shifted, total], Kind.DEFAULT, lambda x, s: ops.sub(x, s))
+        else:
+            powers.stride_hint = a.stride_hint
+            powers.realize()  # kept in a row of scratch between the last two phases
+            # The sum is at least 1 and at most the number of elements: to multiply by its
+            # reciprocal is as good as to divide by it, and several times as fast.
+            (share,) = reduce(
+                graph, powers, axes, True, [wide.dtype],
+                lambda value, flat: [ops.reciprocal(ops.reduction("sum", value))],
+            )  # fmt: skip
+            result = elementwise(graph, [powers, share], Kind.DEFAULT, lambda x, s: ops.mul(x, s))
+        return to_dtype(graph, result, a.dtype) if wide.dtype != a.dtype else result
+
+    return lowering
+
+
+def _safe_softmax(graph: Graph, a: Box, dim: int, dtype: Any = None) -> Box:
+    """Softmax in which a row of only -inf gives zeros."""
+    if dtype not in (None, a.dtype) or 0 in a.size or not a.size:
+        raise Unsupported("aten._safe_softmax", "conversion, or no elements")
+    axes = reduced_dims(a, dim)
+    a.realize()
+    dead = reduce(
+        graph, a, axes, True, [torch.bool],
+        lambda value, flat: [
+            ops.eq(ops.reduction("max", value), ops.constant(float("-inf"), value.dtype))
+        ],
+    )[0]  # fmt: skip
+    result = softmax(graph, a, dim, False)
+    return elementwise(
+        graph, [dead, result], Kind.DEFAULT,
+        lambda d, x: ops.where(ops.ne(d, ops.constant(0, d.dtype)), ops.constant(0, x.dtype), x),
+    )  # fmt: skip
+
+
+softmax = lower(aten._softmax.default)(_softmax(log=False))
+log_softmax = lower(aten._log_softmax.default)(_softmax(log=True))
+lower(aten._safe_softmax.default)(_safe_softmax)

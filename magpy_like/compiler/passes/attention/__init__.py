@@ -1,0 +1,1 @@
+"""Passes that keep attention and recurrent layers as library operators."""

@@ -1,0 +1,1 @@
+"""Passes that remove, fold and simplify operators."""

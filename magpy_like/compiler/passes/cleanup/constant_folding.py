@@ -1,0 +1,141 @@
+"""Computing at compile time what depends on nothing that can change.
+
+Only tensors that the graph itself makes (``full``, ``arange``, ...) cannot change. A parameter, a
+buffer, or a tensor the program closed over can be written in place between two calls, in ways no
+version counter shows (``p.data``), so the graph goes on reading it at every call.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from magpy_like.compiler.passes.graph_queries import (
+    Aliases,
+    aten,
+    insert,
+    interchangeable,
+    is_pure,
+    is_view,
+    tensor,
+)
+
+LARGEST_COMPUTED = 1 << 20  # elements; beyond, the compile time is not worth it
+LARGEST_KEPT = 1 << 14  # bytes of a constant; a larger one costs more to read than to compute
+
+FOLDED = "folded"  # marks, in a node's meta, a tensor made here: nobody else can write it
+
+_FACTORIES = (
+    {aten.full.default, aten.zeros.default, aten.ones.default, aten.scalar_tensor.default}
+    | {aten.arange.default, aten.arange.start, aten.arange.start_step, aten.eye.default}
+    | {aten.eye.m, aten.linspace.default, aten.tril_indices.default, aten.triu_indices.default}
+)
+
+
+def fold(gm: GraphModule) -> bool:
+    """Replace constant sub-graphs by ``full`` or by a tensor held by the graph.
+
+    A tensor of equal elements becomes a ``full``, which a kernel needs not read; another one is
+    kept if it is small. Nothing that is returned, or that a view of is, becomes a kept tensor:
+    the caller could write into it.
+    """
+    constant = _constant_nodes(gm)
+    aliases = Aliases(gm.graph)
+    evaluate = _evaluator(gm)
+    changed = False
+    for node in list(gm.graph.nodes):
+        if node not in constant or node.target in _FACTORIES or node.op != "call_function":
+            continue
+        if all(user in constant and not is_view(user) for user in node.users):
+            continue  # what it is needed for will be folded itself
+        try:
+            with unset_fake_temporarily(), torch.no_grad():
+                result = evaluate(node)
+        except Exception:
+            continue  # an error in the program: it is raised at run time, as in eager
+        new = _as_constant(gm, node, result, aliases)
+        if new is not None and interchangeable(node, new):
+            node.replace_all_uses_with(new)
+            constant.discard(node)
+            changed = True
+    return changed
+
+
+def _constant_nodes(gm: GraphModule) -> set[Node]:
+    found: set[Node] = set()
+    for node in gm.graph.nodes:
+        if node.op == "get_attr" and FOLDED in node.meta:
+            found.add(node)
+        elif is_pure(node) and _is_small(node):
+            inputs = node.all_input_nodes
+            if all(arg in found for arg in inputs) and (inputs or node.target in _FACTORIES):
+                found.add(node)
+    written = {arg for node in gm.graph.nodes if not is_pure(node) for arg in node.all_input_nodes}
+    return {n for n in found if n not in written or all(u.op == "output" for u in n.users)}
+
+
+def _is_small(node: Node) -> bool:
+    val = tensor(node)
+    return (
+        val is not None
+        and val.device.type in ("cpu", "cuda")
+        and all(type(size) is int for size in val.shape)
+        and val.numel() <= LARGEST_COMPUTED
+    )
+
+
+def _evaluator(gm: GraphModule) -> Any:
+    @functools.cache
+    def evaluate(node: Node) -> Any:
+        if node.op == "get_attr":
+            return functools.reduce(getattr, str(node.target).split("."), gm)
+        args, kwargs = pytree.tree_map_only(Node, evaluate, (node.args, node.kwargs))
+        return node.target(*args, **kwargs)
+
+    return evaluate
+
+
+def _as_constant(
+    gm: GraphModule, node: Node, result: torch.Tensor, aliases: Aliases
+) -> Node | None:
+    fill = _equal_elements(result)
+    if fill is not None and result.is_contiguous() and not aliases.is_written(node):
+        if is_view(node) and any(user.op == "output" for user in node.users):
+            return None
+        return insert(
+            gm.graph,
+            aten.full.default,
+            list(result.shape),
+            fill,
+            dtype=result.dtype,
+            device=result.device,
+            pin_memory=False,
+            like=node,
+        )
+    if aliases.leaves(node) or aliases.is_written(node):
+        return None
+    if any(is_view(user) or not is_pure(user) for user in node.users):
+        return None
+    if result.numel() * result.element_size() > LARGEST_KEPT:
+        return None
+    name = next(n for i in range(1 << 30) if not hasattr(gm, n := f"_folded_{i}"))
+    gm.register_buffer(name, result.detach().clone(memory_format=torch.preserve_format), False)
+    with gm.graph.inserting_before(node):
+        new = gm.graph.get_attr(name)
+    new.meta |= {"val": node.meta["val"], FOLDED: True}
+    return new
+
+
+def _equal_elements(result: torch.Tensor) -> Any:
+    """The one number in ``result``, bit for bit; None for several, for none, for complex."""
+    if result.numel() == 0 or result.is_complex():
+        return None
+    flat = result.reshape(-1)
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    raw = flat.view(bits[flat.element_size()])
+    return flat[0].item() if bool((raw == raw[0]).all()) else None

@@ -1,0 +1,1 @@
+"""Passes for resized images, which follow eager's kernels."""

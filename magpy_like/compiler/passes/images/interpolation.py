@@ -1,0 +1,161 @@
+"""Pixels of resized images as sums of their neighbours, each by its weight.
+
+That is what eager's kernels compute. Torch's own decomposition goes from one neighbour a part of
+the way to the other, which is no number where both are infinite, and beside infinities for good.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp.decompositions import _compute_scale, _compute_source_index
+from torch._prims_common import suggest_memory_format
+from torch.autograd import forward_ad
+from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+from magpy_like.compiler.ir.ops import LOW_PRECISION
+
+Taps = list[tuple[Tensor, Tensor]]
+"""For each neighbour along one dimension, the positions and the weights of all pixels."""
+
+
+def resized(image: Tensor, size: Sequence[Any], mode: str, corners: bool, scales: Any) -> Tensor:
+    """A float image as eager's kernels resize it, and with gradients as they give them.
+
+    Args:
+        mode: of ``torch.nn.functional.interpolate``, but for the nearest pixel.
+        corners: align_corners.
+        scales: for each dimension how many times it grows, or None; where there is none, the sizes
+            tell.
+    """
+    scales = [None] * len(size) if scales is None else scales
+    varies = any(isinstance(n, torch.SymInt) for n in (*image.shape, *size))
+    functional = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    # Torch cannot tell what the operators for gradients give for sizes that vary.
+    if functional or (varies and not _copies_gradients(image, size, mode)):
+        return _pixels(image, size, mode, corners, scales)
+    return _Resized.apply(image, size, mode, corners, scales)
+
+
+def _copies_gradients(image: Tensor, size: Sequence[Any], mode: str) -> bool:
+    same = (guard_or_false(a == b) for a, b in zip(image.shape[2:], size, strict=True))
+    return mode == "bicubic" and all(same)
+
+
+class _Resized(torch.autograd.Function):
+    """Of an image; the gradient by eager's kernel, which adds up for each pixel what loops would
+    scatter, and copies where a cubic resize changes no size."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, image: Tensor, size: Any, mode: str, corners: bool, scales: Any
+    ) -> Tensor:
+        ctx.copies = _copies_gradients(image, size, mode)
+        ctx.operator, ctx.rest = _BACKWARD[mode], (size, image.shape, corners, *scales)
+        return _pixels(image, size, mode, corners, scales)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        found = gradient if ctx.copies else ctx.operator(gradient, *ctx.rest)
+        return found, None, None, None, None
+
+
+_BACKWARD = {
+    "linear": torch.ops.aten.upsample_linear1d_backward.default,
+    "bilinear": torch.ops.aten.upsample_bilinear2d_backward.default,
+    "trilinear": torch.ops.aten.upsample_trilinear3d_backward.default,
+    "bicubic": torch.ops.aten.upsample_bicubic2d_backward.default,
+}
+
+
+def _pixels(image: Tensor, size: Sequence[Any], mode: str, corners: bool, scales: Any) -> Tensor:
+    kind, cubic = torch.promote_types(image.dtype, torch.float32), mode == "bicubic"
+    same = [guard_or_false(a == b) for a, b in zip(image.shape[2:], size, strict=True)]
+    if image.device.type == "cuda":  # whose kernels copy all or nothing
+        if all(same):
+            return image.clone(memory_format=_form(image))
+        same = [False] * len(same)
+    axes = []
+    for given, wanted, scale, kept in zip(image.shape[2:], size, scales, same, strict=True):
+        step = _compute_scale(given, wanted, corners, scale)
+        pixels = torch.arange(wanted, device=image.device)
+        place = _compute_source_index(step, pixels.to(kind), corners)
+        if cubic:
+            axes.append(_cubic(place, given))
+        else:
+            axes.append(_linear(place, pixels, given, same=kept))
+    if _rounds_weights(image, cubic):
+        axes = [_rounded(taps, image.dtype, cubic) for taps in axes]
+    result = _sum(image.to(kind), axes).to(image.dtype)
+    return result.contiguous(memory_format=_form(image))
+
+
+def _linear(place: Tensor, pixels: Tensor, size: Any, *, same: bool) -> Taps:
+    if same:
+        return [(pixels, torch.ones_like(place)), (pixels, torch.zeros_like(place))]
+    place = place.clamp(min=0)
+    first = place.to(torch.int64)
+    part = (place - first).clamp(0, 1)
+    return [(first, 1 - part), ((first + 1).clamp(max=size - 1), part)]
+
+
+_A = -0.75
+"""The parameter of the cubic convolution."""
+
+
+def _cubic(place: Tensor, size: Any) -> Taps:
+    first = place.floor()
+    part = (place - first).clamp(0, 1)
+    weights = [_far(part + 1), _near(part), _near(1 - part), _far(2 - part)]
+    positions = [(first.to(torch.int64) + k).clamp(0, size - 1) for k in (-1, 0, 1, 2)]
+    return list(zip(positions, weights, strict=True))
+
+
+def _near(t: Tensor) -> Tensor:
+    return ((_A + 2) * t - (_A + 3)) * t * t + 1
+
+
+def _far(t: Tensor) -> Tensor:
+    return ((_A * t - 5 * _A) * t + 8 * _A) * t - 4 * _A
+
+
+def _rounds_weights(image: Tensor, cubic: bool) -> bool:
+    """Whether eager's kernel keeps weights in low precision: those on a CPU for whole columns of
+    channels, which take all images of two dimensions, do not."""
+    if image.dtype not in LOW_PRECISION or image.device.type != "cpu":
+        return False
+    many = _form(image) is torch.channels_last_3d and guard_or_false(image.shape[1] > 3)
+    return cubic or not (image.dim() == 4 or many)
+
+
+def _rounded(taps: Taps, dtype: torch.dtype, cubic: bool) -> Taps:
+    """The weights as numbers of ``dtype``."""
+    weights = [weight.to(dtype).to(weight.dtype) for _, weight in taps]
+    if not cubic:
+        weights[0] = (1 - weights[1]).to(dtype).to(weights[1].dtype)
+    return [(position, weight) for (position, _), weight in zip(taps, weights, strict=True)]
+
+
+def _sum(image: Tensor, axes: Sequence[Taps], *positions: Tensor) -> Tensor:
+    """The pixels at these positions along the first dimensions, summed along the others."""
+    if len(positions) == len(axes):
+        return torch.ops.aten._unsafe_index(image, [None, None, *positions])
+    missing = len(axes) - len(positions) - 1
+    parts = []
+    for position, weight in axes[len(positions)]:
+        shape = (-1, *itertools.repeat(1, missing))
+        part = _sum(image, axes, *positions, position.reshape(shape))
+        parts.append(part * weight.reshape(shape))
+    return sum(parts[1:], parts[0])
+
+
+def _form(image: Tensor) -> torch.memory_format:
+    """The layout of what comes of ``image``: a GPU keeps channels last only if there are many."""
+    if image.device.type == "cuda" and image.shape[1] < 16 and image.dim() == 4:
+        return torch.contiguous_format
+    return suggest_memory_format(image)

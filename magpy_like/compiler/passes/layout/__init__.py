@@ -1,0 +1,1 @@
+"""Passes about memory layout and aliasing."""

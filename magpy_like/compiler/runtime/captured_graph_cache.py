@@ -1,0 +1,102 @@
+"""Captured graphs that need not be traced again: which compiled graph each has led to.
+
+To trace a captured graph to ATen takes most of the time of a start with a warm cache. It can be
+left out where the compiled graph is all that comes of it: for inference, sizes that do not vary,
+no tensors but the inputs, and no wrapper of AOTAutograd's around it. What tracing looks at is then
+the operators, the metadata of the inputs (who shares memory with whom included) and torch's modes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import TracingContext
+
+from magpy_like.compiler.runtime import compiled_graph_cache
+from magpy_like.compiler.runtime.compiled_graph_cache import CompiledGraph, NoKey, literal
+from magpy_like.disk_cache import code_cache
+from magpy_like.torch_interop.current_gpu import current_gpu, has_calls_for_current_gpu
+
+
+def key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
+    """The name of what is known of the graph; None for a graph that has to be traced."""
+    if TracingContext.try_get() is not None or torch._C._is_any_autocast_enabled():
+        return None  # Dynamo waits for what AOTAutograd tells it
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        return None
+    nodes: dict[fx.Node, int] = {}
+    lines = []
+    try:
+        for node in gm.graph.nodes:
+            lines.append((node.op, _target(node), literal((node.args, node.kwargs), nodes)))
+            nodes[node] = len(nodes)
+        inputs = [_input(given) for given in example_inputs]
+    except NoKey:
+        return None
+    first: dict[int, int] = {}
+    shared = [
+        first.setdefault(given.untyped_storage()._cdata, k) if _is_tensor(given) else None
+        for k, given in enumerate(example_inputs)
+    ]
+    modes = (
+        torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
+        torch._functorch.config.get_hash(),
+        # A graph may switch autocast on without naming a type.
+        torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda"),
+    )  # fmt: skip
+    parts = (
+        lines, inputs, shared, modes, compiled_graph_cache.flags(), compiled_graph_cache.compiler(),
+        _cards(example_inputs), current_gpu() if has_calls_for_current_gpu(gm) else None,
+    )  # fmt: skip
+    return code_cache.digest("captured", *parts)
+
+
+def _target(node: fx.Node) -> Any:
+    if node.op in ("placeholder", "output"):
+        return None
+    if node.op == "call_method":
+        return node.target
+    if node.op != "call_function":
+        raise NoKey(node.op)  # a tensor or module of the graph's own
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    home, name = getattr(target, "__module__", None) or "torch", getattr(target, "__name__", "")
+    known = home.split(".")[0] in ("torch", "_operator", "builtins", "math")
+    if not known or getattr(sys.modules.get(home), name, None) is not target:
+        raise NoKey(target)
+    return home, name
+
+
+def _cards(inputs: Sequence[Any]) -> list[str]:
+    """The kinds of GPUs that the inputs are on: a library's operator chooses by them."""
+    devices = {t.device for t in inputs if _is_tensor(t) and t.device.type == "cuda"}
+    return sorted(f"{d}: {torch.cuda.get_device_properties(d)}" for d in devices)
+
+
+def _is_tensor(given: Any) -> bool:
+    return isinstance(given, torch.Tensor)
+
+
+def _input(given: Any) -> Any:
+    if not _is_tensor(given):
+        return literal(given, {})
+    if type(given) not in (torch.Tensor, torch.nn.Parameter) or given.layout is not torch.strided:
+        raise NoKey(type(given))
+    more = given.is_inference(), given.is_leaf, given._is_view()
+    return type(given).__name__, compiled_graph_cache.value(given), more
+
+
+def put(name: str, compiled: str) -> None:
+    """Remember that the graph of key ``name`` leads to the compiled graph of that other key."""
+    code_cache.put(name, compiled.encode())
+
+
+def get(name: str) -> CompiledGraph | None:
+    """What the graph of that key leads to; None where it has to be traced."""
+    data = code_cache.get(name)
+    return None if data is None else compiled_graph_cache.get(data.decode())

@@ -1,0 +1,254 @@
+"""Compiled graphs on disk: what a second process needs instead of lowering and scheduling.
+
+An entry belongs to one ATen graph: its operators, arguments and the metadata of its values (for
+symbolic sizes with all that is known of them), the flags of torch that compilation looks at, and
+the compiler's own source. A graph that holds anything else, an operator of a kind that cannot be
+named or a tensor of a special class, has no key and is compiled anew. Entries are text; the
+sealed files of :mod:`code_cache` keep them safe from truncation and from other processes.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import math
+import operator
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+
+from magpy_like.compiler.autograd.saved_values import saved_places
+from magpy_like.compiler.lowering.graph_lowering import find_shape_env, function_of, is_lent
+from magpy_like.disk_cache import code_cache
+
+
+class NoKey(Exception):
+    """Something about the graph cannot be written down."""
+
+
+# --- what identifies a graph ---------------------------------------------------------------------
+
+
+def key(gm: fx.GraphModule, kind: str) -> str | None:
+    """The name of the graph's entry; None for a graph that cannot be kept."""
+    try:
+        nodes: dict[fx.Node, int] = {}
+        lines: list[Any] = []
+        for node in gm.graph.nodes:
+            lines.append(_node(node, gm, nodes))
+            nodes[node] = len(nodes)
+        return code_cache.digest(kind, lines, _known_of_sizes(gm), flags(), compiler())
+    except NoKey:
+        return None
+
+
+def _node(node: fx.Node, gm: fx.GraphModule, nodes: Mapping[fx.Node, int]) -> Any:
+    target = node.target
+    if node.op == "call_function":
+        described: Any = spell(target)
+    elif node.op == "get_attr":
+        held = functools.reduce(getattr, str(target).split("."), gm)
+        described = value(held) if isinstance(held, torch.Tensor) else literal(held, nodes)
+    elif node.op == "placeholder":
+        described = is_lent(node)
+    elif node.op == "output":
+        described = saved_places(node)
+    else:
+        raise NoKey(node.op)
+    unbacked = sorted(str(s) for s in node.meta.get("unbacked_bindings") or ())
+    arguments = literal((node.args, node.kwargs), nodes)
+    val = value(node.meta.get("val"))
+    return node.op, described, arguments, val, unbacked, function_of(node)
+
+
+def literal(tree: Any, nodes: Mapping[fx.Node, int]) -> Any:
+    """An argument as text that is equal only for arguments that mean the same."""
+    if isinstance(tree, fx.Node):
+        return f"%{nodes[tree]}"
+    if isinstance(tree, (tuple, list)):
+        return (type(tree).__name__, *(literal(t, nodes) for t in tree))
+    if isinstance(tree, dict):
+        return ("dict", *((repr(k), literal(v, nodes)) for k, v in tree.items()))
+    if isinstance(tree, slice):
+        return ("slice", literal((tree.start, tree.stop, tree.step), nodes))
+    plain = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+    if tree is None or tree is ... or type(tree) in plain:
+        return repr(tree)
+    return spell(tree)
+
+
+def value(val: Any) -> Any:
+    """The metadata of a value. Raises NoKey for what is not plain."""
+    if isinstance(val, torch.Tensor):
+        if type(val) not in (torch.Tensor, torch.nn.Parameter, FakeTensor):
+            raise NoKey(type(val))
+        described = [str(val.dtype), str(val.device), str(val.layout), val.requires_grad]
+        described += [[text(s) for s in val.shape]]
+        if val.layout is torch.strided:
+            described += [[text(s) for s in val.stride()], text(val.storage_offset())]
+            described += [val.is_conj(), val.is_neg(), val.is_quantized, val.is_nested]
+        return described
+    if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return type(val).__name__, text(val)
+    if isinstance(val, (tuple, list)):
+        return [value(v) for v in val]
+    if val is None or isinstance(val, (bool, int, float, complex)):
+        return repr(val)
+    raise NoKey(type(val))
+
+
+def text(size: Any) -> str:
+    """A plain or symbolic number as text."""
+    if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return _text_of_expr(size.node.expr)
+    return str(size)
+
+
+@functools.lru_cache(maxsize=4096)
+def _text_of_expr(e: Any) -> str:
+    """SymPy prints slowly, and the values of a graph share few sizes."""
+    return str(e)
+
+
+def _known_of_sizes(gm: fx.GraphModule) -> Any:
+    env = find_shape_env(gm)
+    if env is None:
+        return None
+    hints = getattr(env, "backed_var_to_val", None)
+    asserted = [a.expr for many in env.deferred_runtime_asserts.values() for a in many]
+    return (
+        sorted(map(str, env.var_to_range.items())),
+        sorted(map(str, (env.var_to_val if hints is None else hints).items())),
+        sorted(map(str, env.replacements.items())),
+        sorted(map(str, env.divisible)),
+        [str(guard.expr) for guard in env.guards],
+        [str(relation) for relation in asserted],
+    )
+
+
+def flags() -> tuple[Any, ...]:
+    """The settings of torch that passes, lowerings and printers look at."""
+    return (
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled,
+        torch.get_default_dtype(),
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.backends.cuda.mem_efficient_sdp_enabled(),
+        torch.backends.cuda.cudnn_sdp_enabled(),
+        torch.backends.cuda.math_sdp_enabled(),
+        len(os.sched_getaffinity(0)),
+    )
+
+
+@functools.cache
+def compiler() -> str:
+    """The compiler's own source."""
+    root = Path(__file__).parent.parent
+    files = sorted(p for p in root.rglob("*") if p.suffix in (".py", ".h", ".cpp"))
+    return code_cache.digest(*((str(p.relative_to(root)), p.read_bytes()) for p in files))
+
+
+# --- objects that source refers to by name -------------------------------------------------------
+
+_HOMES = {"operator": operator, "_operator": operator, "math": math, "torch": torch}
+
+
+def spell(thing: Any) -> tuple[str, str]:
+    """How to find an object again: (kind, name). Raises NoKey where there is no way."""
+    if isinstance(thing, torch._ops.OpOverload):
+        spelled = "operator of torch.ops", str(thing)
+    elif isinstance(thing, torch.device):
+        spelled = "device", str(thing)
+    elif isinstance(thing, (torch.memory_format, torch.layout)):
+        spelled = "torch", str(thing).removeprefix("torch.")
+    elif isinstance(thing, float):
+        spelled = "float", repr(thing)
+    else:
+        home, name = getattr(thing, "__module__", None), getattr(thing, "__name__", None)
+        if home not in _HOMES or not isinstance(name, str):
+            raise NoKey(thing)
+        spelled = str(home), name
+    try:
+        found = find(*spelled)
+    except (AttributeError, RuntimeError, KeyError):
+        raise NoKey(thing) from None
+    if found is not thing and (callable(thing) or found != thing) and thing == thing:
+        raise NoKey(thing)
+    return spelled
+
+
+def find(kind: str, name: str) -> Any:
+    """The object that :func:`spell` described."""
+    if kind == "device":
+        return torch.device(name)
+    if kind == "float":
+        return float(name)
+    home = torch.ops if kind == "operator of torch.ops" else _HOMES[kind]
+    return functools.reduce(getattr, name.split("."), home)
+
+
+# --- entries ------------------------------------------------------------------------------------
+
+
+@dataclass
+class CompiledGraph:
+    """Everything that a compiled graph is, as plain data.
+
+    ``names``: objects that the launcher's source refers to, as :func:`spell` has them.
+    ``held``: constants that are attributes of the ATen graph; ``folded``: constants computed
+    while compiling. ``units``: (C++ source, functions in it); ``functions``: kernel -> function.
+    ``on_gpu``: Triton kernels as text; ``places``: kernel -> which of them. Machine code for them
+    is kept by Triton.
+    """
+
+    launcher: str
+    assumes: bool
+    names: dict[str, tuple[str, str]] = field(default_factory=dict)
+    held: dict[str, str] = field(default_factory=dict)
+    folded: dict[str, str] = field(default_factory=dict)
+    units: list[tuple[str, list[str]]] = field(default_factory=list)
+    functions: dict[str, str] = field(default_factory=dict)
+    on_gpu: list[str] = field(default_factory=list)
+    places: dict[str, int] = field(default_factory=dict)
+
+    def objects(self, gm: fx.GraphModule) -> dict[str, Any]:
+        """The names of the launcher but its kernels'; ``gm`` is the ATen graph."""
+        found = {name: find(*spelled) for name, spelled in self.names.items()}
+        for name, target in self.held.items():
+            found[name] = functools.reduce(getattr, target.split("."), gm)
+        return found | {name: _tensor(text) for name, text in self.folded.items()}
+
+
+def text_of(tensor: torch.Tensor) -> str:
+    """A small tensor, strides included, as text. (torch.load looks for fake tensor modes.)"""
+    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
+    data = flat.view(torch.uint8).cpu().numpy().tobytes()
+    layout = [str(tensor.dtype), str(tensor.device), list(tensor.shape), list(tensor.stride())]
+    return json.dumps([*layout, base64.b64encode(data).decode()])
+
+
+def _tensor(text: str) -> torch.Tensor:
+    name, device, size, stride, data = json.loads(text)
+    dtype = getattr(torch, name.removeprefix("torch."))
+    flat = torch.frombuffer(bytearray(base64.b64decode(data)), dtype=dtype)
+    return torch.empty_strided(size, stride, dtype=dtype, device=device).copy_(flat.view(size))
+
+
+def put(name: str, compiled: CompiledGraph) -> None:
+    """Keep an entry. A disk that cannot be written loses it."""
+    code_cache.put(name, json.dumps(asdict(compiled)).encode())
+
+
+def get(name: str) -> CompiledGraph | None:
+    """The entry of that key; None when there is none, or a damaged one."""
+    data = code_cache.get(name)
+    return None if data is None else CompiledGraph(**json.loads(data))

@@ -1,0 +1,282 @@
+"""When two loop nests may become one kernel, and over which loops (PyTorch 2, section 4.4).
+
+Two nests fuse when their loops can be matched so that every buffer that one writes and the other
+touches is touched at the same address in the same iteration. Addresses are SymPy expressions
+over the loops, so that is a comparison of expressions.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+import sympy
+import torch
+
+from magpy_like.compiler.codegen.common.kernel_plan import Node, across, addresses
+from magpy_like.compiler.ir import index_arithmetic
+from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
+from magpy_like.compiler.ir.loop_ir import LoopOp
+
+MAX_NODES = 48  # per kernel: beyond, registers spill and compile time grows faster than it pays
+MAX_PARTS = 8  # of one concatenation per kernel: each is a stream of its own to memory
+
+
+@dataclass(eq=False)
+class Group:
+    """Loop nests to be one kernel, over common loops ``xs`` and ``rs``. ``key`` orders groups."""
+
+    nodes: list[Node]
+    device: torch.device
+    xs: list[Symbol]
+    rs: list[Symbol]
+    ranges: dict[Symbol, Expr]
+    key: int
+    reads: set[str] = field(default_factory=set)
+    writes: set[str] = field(default_factory=set)
+    scatters: bool = False
+    scans: bool = False
+    _steps: dict[str, dict[Symbol, Expr]] | None = None
+
+    def __post_init__(self) -> None:
+        for node in self.nodes:
+            self.reads |= node.reads
+            self.writes |= node.writes
+            self.scans |= bool(node.body.of("scan"))
+            for store in node.body.of("store"):
+                indirect = set(node.body.indirect)
+                if store.args[3] is not None or (
+                    indirect and store.args[1].free_symbols & indirect
+                ):
+                    self.scatters = True
+
+    @property
+    def steps(self) -> dict[str, dict[Symbol, Expr]]:
+        """For each buffer, how far a step of each loop moves in it (first affine access)."""
+        if self._steps is None:
+            self._steps = {}
+            loops = [*self.xs, *self.rs]
+            for node in self.nodes:
+                for value in node.body.values:
+                    if value.op in ("load", "store") and value.args[0] not in self._steps:
+                        form = index_arithmetic.coefficients(value.args[1], loops)
+                        if form is not None:
+                            self._steps[value.args[0]] = form[0]
+        return self._steps
+
+    @functools.cached_property
+    def across(self) -> int:
+        """See :func:`common.across`."""
+        return across(self.nodes, self.xs, self.rs, (*self.xs, *self.rs))
+
+    @functools.cached_property
+    def divides(self) -> bool:
+        """Are addresses divided, other than by what loops can be split at?"""
+        bases = {
+            f.args[0]
+            for node in self.nodes
+            for address in addresses(node.body)
+            for f in address.atoms(index_arithmetic.Div, index_arithmetic.Mod)
+        }
+        bases = {base.args[0] if isinstance(base, index_arithmetic.Div) else base for base in bases}
+        return not bases <= self.ranges.keys()
+
+    @property
+    def x_size(self) -> Expr:
+        return index_arithmetic.product(self.ranges[v] for v in self.xs)
+
+    @property
+    def r_size(self) -> Expr:
+        return index_arithmetic.product(self.ranges[v] for v in self.rs)
+
+
+def group_of(operation: LoopOp, key: int, device: torch.device) -> Group:
+    body = operation.body
+    inner = bool(body.rs) or body.is_reduction()
+    node = Node(operation.name, body, inner, operation.origins)
+    return Group([node], device, body.xs, body.rs, dict(body.ranges), key)
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """A buffer that two nests touch at two addresses. To print an address takes far longer than
+    to compare it, so this is text only once somebody reads it."""
+
+    buffer: str
+    written: Expr
+    index: Expr
+
+    def __str__(self) -> str:
+        return f"{self.buffer} is touched at {self.written} and at {self.index}"
+
+
+def try_fuse(
+    first: Group, second: Group, in_parts: Set[str] = frozenset()
+) -> Group | Conflict | str:
+    """One group doing both, ``first`` before ``second``; or the reason why not.
+
+    Who writes a buffer of ``in_parts`` writes a part of it that nobody else writes.
+    """
+    if first.device != second.device:
+        return "different devices"
+    if first.scatters or second.scatters:
+        return "a scatter's addresses are not known"
+    if (first.scans or second.scans) and max(len(first.rs), len(second.rs)) > 1:
+        return "a scan's loop is the order of its elements"
+    if first.rs and second.rs and first.across * second.across < 0:
+        return "one reduces along rows of memory, the other across them"
+    if len(first.nodes) + len(second.nodes) > MAX_NODES:
+        return "the kernel would be too large"
+    reason: Conflict | str = "loop sizes differ"
+    for fused in _alignments(first, second):
+        conflict = _conflict(fused, first.writes, second.writes, in_parts)
+        if conflict is None and fused.divides and not (first.divides or second.divides):
+            conflict = "rows of one are no rows of the other: each address would need divisions"
+        if conflict is None:
+            return fused
+        reason = conflict
+    return reason
+
+
+def _conflict(
+    group: Group, first: set[str], second: set[str], in_parts: Set[str]
+) -> Conflict | str | None:
+    """A buffer that one side writes and that is not touched at one address only."""
+    for buffer in (first | second) & group.writes:
+        if buffer in in_parts and buffer not in group.reads:
+            if sum(buffer in node.writes for node in group.nodes) > MAX_PARTS:
+                return f"too many parts of {buffer} at one time"
+            continue
+        written: Expr | None = None
+        for node in group.nodes:
+            for value in node.body.values:
+                if value.op not in ("load", "store") or value.args[0] != buffer:
+                    continue
+                index = value.args[1]
+                if written is None:
+                    written = index
+                elif index != written:
+                    return Conflict(buffer, written, index)
+        if group.rs and _read_around(group.nodes, buffer):
+            return f"{buffer} is read before and after it is updated"
+    # A per-element value is there only once its loop ran; results of the loop cannot feed
+    # an earlier iteration. Phases order that; nodes outside the loop cannot read per element.
+    per_element = {
+        s.args[0]
+        for node in group.nodes
+        if node.inner
+        for s in node.body.of("store")
+        if not s.outer
+    }
+    if group.rs:
+        for node in group.nodes:
+            if not node.inner and node.reads & per_element:
+                return "read outside the reduction loops that write it"
+    return None
+
+
+def _read_around(nodes: Sequence[Node], buffer: str) -> bool:
+    """Is a buffer read by nodes before one that writes it, and by nodes after?"""
+    writer = next(k for k, n in enumerate(nodes) if buffer in n.writes)
+    before = any(buffer in n.reads for n in nodes[: writer + 1])
+    return before and any(buffer in n.reads for n in nodes[writer + 1 :])
+
+
+def _alignments(first: Group, second: Group) -> Iterator[Group]:
+    """Ways to run both over common loops, the simplest first."""
+    if bool(first.rs) == bool(second.rs):
+        if first.x_size == second.x_size and first.r_size == second.r_size:
+            yield from _merge(first, second, second.xs, second.rs, levels=None)
+        return
+    # One has reduction loops (the host); the other is pointwise: it runs per element of them, or
+    # once per outer iteration.
+    host, guest = (first, second) if first.rs else (second, first)
+    swapped = host is second
+    if guest.x_size == host.x_size:
+        yield from _merge(host, guest, guest.xs, [], levels=False, swapped=swapped)
+    if guest.x_size == host.x_size * host.r_size:
+        yield from _merge(host, guest, guest.xs, [], levels=True, swapped=swapped)
+
+
+def _merge(
+    host: Group, guest: Group, xs: Sequence[Symbol], rs: Sequence[Symbol], *,
+    levels: bool | None, swapped: bool = False,
+) -> Iterator[Group]:  # fmt: skip
+    """Guest nodes over the host's loops. ``levels``: None keeps each node's; else inner or not."""
+    target = [*host.xs, *host.rs] if levels else list(host.xs)
+    for mapping in _mappings(host, guest, list(xs), target):
+        if rs:
+            for inner in _mappings(host, guest, list(rs), list(host.rs)):
+                yield _combined(host, guest, {**mapping, **inner}, levels, swapped)
+        else:
+            yield _combined(host, guest, mapping, levels, swapped)
+    # The other way round: loops of the guest may be finer, and need no division.
+    if levels is None and not rs and len(guest.xs) > len(host.xs):
+        for mapping in _mappings(guest, host, list(host.xs), list(guest.xs)):
+            yield _combined(guest, host, mapping, None, not swapped)
+
+
+def _mappings(
+    host: Group, guest: Group, variables: list[Symbol], target: list[Symbol]
+) -> Iterator[dict[Symbol, Expr]]:
+    """Candidate expressions of the guest's loop variables in the host's."""
+    sizes = [guest.ranges[v] for v in variables]
+    new_sizes = [host.ranges[v] for v in target]
+    by_address = _by_address(host, guest, variables, target)
+    plain: dict[Symbol, Expr] | None
+    if sizes == new_sizes:
+        plain = dict(zip(variables, target, strict=True))
+    else:
+        # The shape with a loop of size 1 has no variable for it, so products match or nothing.
+        reindex = index_arithmetic.reshape_index(sizes, new_sizes)
+        plain = dict(zip(variables, reindex(list(target)), strict=True))
+    if by_address is not None and by_address != plain:
+        yield by_address
+    yield plain
+
+
+def _by_address(
+    host: Group, guest: Group, variables: list[Symbol], target: list[Symbol]
+) -> dict[Symbol, Expr] | None:
+    """Match loops one to one by how they move through the memory that both touch."""
+    if len(variables) != len(target):
+        return None
+    shared = sorted((host.reads | host.writes) & (guest.reads | guest.writes))
+    if not shared:
+        return None
+    mine, theirs = host.steps, guest.steps
+    common = [b for b in shared if b in mine and b in theirs]
+    if not common:
+        return None
+
+    def signature(steps: Mapping[str, Mapping[Symbol, Expr]], v: Symbol, size: Expr) -> tuple:
+        return (size, *(steps[b].get(v, sympy.S.Zero) for b in common))
+
+    table: dict[tuple, Symbol] = {}
+    for v in target:
+        if table.setdefault(signature(mine, v, host.ranges[v]), v) is not v:
+            return None
+    mapping: dict[Symbol, Expr] = {}
+    for v in variables:
+        match = table.pop(signature(theirs, v, guest.ranges[v]), None)
+        if match is None:
+            return None
+        mapping[v] = match
+    return mapping
+
+
+def _combined(
+    host: Group, guest: Group, mapping: Mapping[Symbol, Expr], inner: bool | None, swapped: bool
+) -> Group:
+    moved = []
+    for node in guest.nodes:
+        level = node.inner if inner is None else inner
+        if all(mapping.get(v, v) == v for v in (*node.body.xs, *node.body.rs)) and inner is None:
+            moved.append(node)
+            continue
+        body = node.body.remap(mapping, host.xs, host.rs if level else [], host.ranges)
+        moved.append(Node(node.name, body, level, node.origins))
+    nodes = [*moved, *host.nodes] if swapped else [*host.nodes, *moved]
+    key = max(host.key, guest.key)
+    return Group(nodes, host.device, host.xs, host.rs, dict(host.ranges), key)

@@ -1,0 +1,472 @@
+"""Which loop nests become one kernel, and in what order everything runs (PyTorch 2, section 4.4).
+
+Greedy, as in the paper: among all pairs that share memory, fuse the best first, by (category,
+bytes saved, distance in the program), until no pair is left. Why a pair was fused or was not is
+kept in :attr:`Schedule.decisions`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import sympy
+
+from magpy_like.compiler.codegen.common.kernel_plan import Kernel, plan
+from magpy_like.compiler.ir.loop_ir import (
+    ExternOp,
+    LoopOp,
+    Operation,
+    Strided,
+    strided_leaves,
+)
+from magpy_like.compiler.lowering.graph_lowering import Graph
+from magpy_like.compiler.scheduling import fusion
+from magpy_like.compiler.scheduling.fusion import Conflict, Group, try_fuse
+from magpy_like.compiler.scheduling.topological_order import Order
+
+MAX_DISTANCE = 256  # operations apart: farther pairs are not considered, to stay near linear
+
+
+@dataclass
+class Decision:
+    """One pair looked at: the operations of both sides, whether it was fused, and why (not)."""
+
+    first: list[str]
+    second: list[str]
+    fused: bool
+    reason: Conflict | str
+
+
+@dataclass
+class Schedule:
+    """Kernels and ATen calls in the order they run."""
+
+    steps: list[Kernel | ExternOp]
+    decisions: list[Decision] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Item:
+    """A schedulable unit: a group of loop nests, or one ATen call."""
+
+    work: Group | ExternOp
+    position: int  # in the program, of its last operation
+    first: int  # of its first one
+    before: set[int]  # items that must run earlier, directly
+    functions: frozenset[int] = frozenset()  # that are computed again, and of which it has parts
+
+
+class Scheduler:
+    """Schedules the operations of one graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.decisions: list[Decision] = []
+        self._kept = {w.buffer for w in returned_windows(graph)} | graph.mutated_inputs
+        self._held: list[int] | None = None  # while memory counts: bytes at each place
+        self._budget = 0
+        # Only a run tells some numbers, which few graphs read out of tensors.
+        self._reads_numbers = any(
+            _symbols_defined(o, graph) for o in graph.operations if isinstance(o, ExternOp)
+        )
+
+    def run(self) -> Schedule:
+        operations = self._live(self.graph.operations)
+        as_written = self._memory(list(self._items(operations).values()))
+        self._budget = max(as_written)
+        order = self._fused(operations)
+        if max(self._memory(order)) > self._budget:
+            # What runs together lives together: a copy for a late concatenation, made where its
+            # source is, is kept until then.
+            freely, decisions = order, self.decisions
+            self._held, self.decisions = as_written, []
+            order = self._fused(operations)
+            if max(self._memory(order)) >= max(self._memory(freely)):
+                order, self.decisions = freely, decisions
+        return Schedule(self._steps(order), self.decisions)
+
+    def _fused(self, operations: list[Operation]) -> list[_Item]:
+        """The operations as few items, in the order of less memory: fused work runs as late as its
+        last operation, or as early as its first, may."""
+        items = self._items(operations)
+        self._fuse(items)
+        orders = [self._fills_late(_topological(items, key)) for key in (_late, _early)]
+        return min(orders, key=lambda order: max(self._memory(order)))
+
+    def _fills_late(self, order: list[_Item]) -> list[_Item]:
+        """What reads nothing, right before the first that touches what it writes: no memory waits
+        for what is computed elsewhere."""
+        waiting: list[_Item] = []
+        found = []
+        for item in order:
+            own = all(self.graph.buffers[b].kind == "computed" for b in item.work.writes)
+            if own and isinstance(item.work, Group) and not item.work.reads:
+                waiting.append(item)
+                continue
+            touched = {*item.work.reads, *item.work.writes}
+            for fill in [f for f in waiting if not touched.isdisjoint(f.work.writes)]:
+                waiting.remove(fill)
+                found.append(fill)
+            found.append(item)
+        return found + waiting
+
+    # --- dependencies --------------------------------------------------------------------------
+
+    def _live(self, operations: list[Operation]) -> list[Operation]:
+        """Without what computes only values nobody uses."""
+        needed = set(self._kept)
+        returned = [e for e in self.graph.outputs if isinstance(e, sympy.Basic)]
+        for window in returned_windows(self.graph):
+            returned += [*window.size, *window.stride, window.offset]
+        sizes = {s.name for e in returned for s in e.free_symbols if isinstance(s, sympy.Symbol)}
+        live = []
+        for operation in reversed(operations):
+            effect = isinstance(operation, ExternOp) and (
+                operation.ordered
+                or operation.mutates
+                or any(o is not None and not isinstance(o, str) for o in operation.outputs)
+                or not sizes.isdisjoint(_symbols_defined(operation, self.graph))
+            )
+            if effect or needed & set(operation.writes) or _can_raise(operation):
+                live.append(operation)
+                needed |= set(operation.reads)
+                sizes |= self._symbols_used(operation)
+        return live[::-1]
+
+    def _items(self, operations: list[Operation]) -> dict[int, _Item]:
+        items: dict[int, _Item] = {}
+        writers: dict[str, int] = {}  # buffer -> mask of items that wrote it
+        readers: dict[str, int] = {}
+        alias = _alias_classes(self.graph, operations)
+        ordered = 0
+        for k, operation in enumerate(operations):
+            before = 0
+            for b in operation.reads:
+                before |= writers.get(alias.get(b, b), 0)
+            for b in operation.writes:
+                b = alias.get(b, b)
+                before |= readers.get(b, 0) | (
+                    writers.get(b, 0) if not self._disjoint_parts(b, operation) else 0
+                )
+            if isinstance(operation, ExternOp) and operation.ordered:
+                before |= ordered
+                ordered = 1 << k
+            functions: frozenset[int] = frozenset()
+            if isinstance(operation, LoopOp):
+                device = self.graph.buffers[operation.writes[0]].device
+                functions = frozenset(() if operation.function is None else (operation.function,))
+                work: Group | ExternOp = fusion.group_of(operation, k, device)
+            else:
+                work = operation
+                for symbol in _symbols_defined(operation, self.graph):
+                    writers.setdefault(symbol, 1 << k)
+            for symbol in self._symbols_used(operation):
+                before |= writers.get(symbol, 0)
+            items[k] = _Item(work, k, k, set(_bits(before & ~(1 << k))), functions)
+            for b in operation.reads:
+                b = alias.get(b, b)
+                readers[b] = readers.get(b, 0) | 1 << k
+            for b in operation.writes:
+                b = alias.get(b, b)
+                writers[b] = writers.get(b, 0) | 1 << k
+        return items
+
+    def _symbols_used(self, operation: Operation) -> set[str]:
+        return _symbols_used(operation, self.graph) if self._reads_numbers else set()
+
+    def _disjoint_parts(self, buffer: str, operation: Operation) -> bool:
+        """Do the writers of ``buffer`` write parts that do not overlap (a concatenation)?"""
+        return buffer in self.graph.concatenated and isinstance(operation, LoopOp)
+
+    # --- fusion --------------------------------------------------------------------------------
+
+    def _fuse(self, items: dict[int, _Item]) -> None:
+        """Fuse the best pair until none is left. ``items`` maps bit position to item."""
+        order = Order({k: item.before for k, item in items.items()})
+        refused: dict[int, set[int]] = {k: set() for k in items}  # both ways
+        queue: list[tuple[tuple[int, int, int], int, int]] = []
+
+        def offer(k: int) -> None:
+            for other in self._neighbours(items, k):
+                a, b = (k, other) if items[k].position < items[other].position else (other, k)
+                score = self._score(items[a], items[b])
+                if score is not None and b not in refused[a]:
+                    heapq.heappush(queue, (score, a, b))
+
+        self._users: dict[str, set[int]] = {}
+        self._at = {k: k for k in items}  # where in the program it would run
+        self._calls: dict[str, list[int]] = {}  # buffer -> places of the ATen calls that touch it
+        for k, item in items.items():
+            if isinstance(item.work, Group):
+                for name in item.work.reads | item.work.writes:
+                    self._users.setdefault(name, set()).add(k)
+            else:
+                for name in {*item.work.reads, *item.work.writes}:
+                    self._calls.setdefault(name, []).append(k)
+        for k in list(items):
+            offer(k)
+        while queue:
+            score, a, b = heapq.heappop(queue)
+            if a not in items or b not in items or b in refused[a]:
+                continue
+            if self._score(items[a], items[b]) != score:
+                continue  # out of date: one of them has grown, and was offered again
+            if order.needs(a, b):
+                a, b = b, a
+            fused = self._attempt(items, order, a, b)
+            if fused is None:
+                refused[a].add(b)
+                refused[b].add(a)
+                continue
+            order.join(a, b)
+            items[a] = _joined(items[a], items.pop(b), fused)
+            for name in fused.reads | fused.writes:
+                users = self._users.setdefault(name, set())
+                users.discard(b)
+                users.add(a)
+            for gone in (a, b):
+                for other in refused[gone]:
+                    refused[other].discard(gone)
+                refused[gone] = set()
+            offer(a)
+
+    def _neighbours(self, items: dict[int, _Item], k: int) -> set[int]:
+        work = items[k].work
+        if not isinstance(work, Group):
+            return set()
+        found: set[int] = set()
+        for b in work.reads | work.writes:
+            found |= self._users.get(b, set())
+        return {o for o in found if o != k and o in items
+                and abs(items[o].position - items[k].position) <= MAX_DISTANCE}  # fmt: skip
+
+    def _score(self, a: _Item, b: _Item) -> tuple[int, int, int] | None:
+        """Smaller is better; None when nothing is saved."""
+        if not isinstance(a.work, Group) or not isinstance(b.work, Group):
+            return None
+        shared = (a.work.reads | a.work.writes) & (b.work.reads | b.work.writes)
+        saved = sum(self.graph.bytes_of(name) for name in shared)
+        if saved == 0:
+            return None
+        category = 0 if bool(a.work.rs) == bool(b.work.rs) else 1
+        if not (a.work.writes & b.work.reads or b.work.writes & a.work.reads):
+            category += 2  # horizontal: saves a read, not a write
+            if a.functions and b.functions and a.functions.isdisjoint(b.functions):
+                return None  # one would be computed again, and held, long before it is needed
+        return (category, -saved, abs(a.position - b.position))
+
+    def _attempt(self, items: dict[int, _Item], order: Order, a: int, b: int) -> Group | None:
+        first, second = items[a].work, items[b].work
+        assert isinstance(first, Group) and isinstance(second, Group)
+        between = order.between(a, b)
+        if between is not None:
+            result: Group | Conflict | str = f"{_names(items[between].work)} must run between"
+        else:
+            result = try_fuse(first, second, self.graph.concatenated)
+        names = [n.name for n in first.nodes], [n.name for n in second.nodes]
+        if not isinstance(result, Group):
+            self.decisions.append(Decision(*names, False, result))
+            return None
+        shared = (first.reads | first.writes) & (second.reads | second.writes)
+        saved = sum(self.graph.bytes_of(s) for s in shared)
+        why = f"share {', '.join(sorted(shared))}: {saved} bytes less traffic"
+        if self._held is not None and not self._affords(items, a, b):
+            self.decisions.append(Decision(*names, False, "would hold too much memory"))
+            return None
+        self.decisions.append(Decision(*names, True, why))
+        return result
+
+    def _affords(self, items: dict[int, _Item], a: int, b: int) -> bool:
+        """May both run together without more memory than the program as it is written takes? If
+        so, what they hold is noted.
+
+        They run as soon as what both need is there, and everything else where it would run alone:
+        until then arguments of the first stay, and from then on results of the second.
+        """
+        assert self._held is not None
+        first, second = items[a].work, items[b].work
+        needed = (items[a].before | items[b].before) - {a, b}
+        place = max(min(self._at[a], self._at[b]), *(self._at[k] for k in needed), 0)
+        end = len(self._held) - 1
+        changes: list[tuple[range, int]] = []
+        for name in {*first.reads, *first.writes, *second.reads, *second.writes}:
+            users = self._users[name]
+            others = [self._at[k] for k in users if k not in (a, b)] + self._calls.get(name, [])
+            if name in self._kept:
+                others.append(end)
+            if self.graph.buffers[name].kind == "input":
+                others.append(0)
+            before = others + [self._at[k] for k in (a, b) if k in users]
+            after = [*others, place] if others else []  # what only these two touch goes
+            was = range(min(before), max(before) + 1)
+            becomes = range(min(after), max(after) + 1) if after else range(0)
+            bytes_ = self.graph.own_bytes(name)
+            if was != becomes and bytes_:
+                changes += [(was, -bytes_), (becomes, bytes_)]
+        held = self._held.copy()
+        for places, count in changes:
+            for k in places:
+                held[k] += count
+        grown = {k for places, count in changes if count > 0 for k in places}
+        if any(held[k] > max(self._held[k], self._budget) for k in grown):
+            return False
+        self._held = held
+        self._at[a] = place
+        return True
+
+    def _memory(self, order: list[_Item]) -> list[int]:
+        """Bytes held at each place, buffers within one item not counted."""
+        touched = [item.work.reads | item.work.writes if isinstance(item.work, Group)
+                   else {*item.work.reads, *item.work.writes} for item in order]  # fmt: skip
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for k, names in enumerate(touched):
+            for b in names:
+                first.setdefault(b, 0 if self.graph.buffers[b].kind == "input" else k)
+                last[b] = len(order) if b in self._kept else k
+        change = [0] * (len(order) + 2)
+        for b, k in first.items():
+            if last[b] > k or isinstance(order[k].work, ExternOp):
+                change[k] += self.graph.own_bytes(b)
+                change[last[b] + 1] -= self.graph.own_bytes(b)
+        return list(itertools.accumulate(change))
+
+    # --- kernels -------------------------------------------------------------------------------
+
+    def _steps(self, order: list[_Item]) -> list[Kernel | ExternOp]:
+        outside: dict[str, set[int]] = {}
+        for k, item in enumerate(order):
+            for b in item.work.reads:
+                outside.setdefault(b, set()).add(k)
+        dtypes = {name: b.dtype for name, b in self.graph.buffers.items()}
+        steps: list[Kernel | ExternOp] = []
+        for k, item in enumerate(order):
+            if isinstance(item.work, ExternOp):
+                steps.append(item.work)
+                continue
+            group = item.work
+            removable = {
+                b for b in group.writes
+                if b not in self._kept and outside.get(b, set()) <= {k}
+                and self.graph.buffers[b].kind == "computed"
+                and b not in self.graph.concatenated
+            }  # fmt: skip
+            count = sum(isinstance(s, Kernel) for s in steps)
+            kernel = plan(
+                f"kernel{count}",
+                group.device,
+                group.nodes,
+                group.xs,
+                group.rs,
+                group.ranges,
+                dtypes,
+                removable,
+            )
+            steps.append(kernel)
+        return steps
+
+
+def returned_windows(graph: Graph) -> list[Strided]:
+    """The windows that the graph returns."""
+    return strided_leaves(tuple(graph.outputs))
+
+
+def _names(work: Group | ExternOp) -> str:
+    return work.name if isinstance(work, ExternOp) else "+".join(n.name for n in work.nodes)
+
+
+def _can_raise(operation: Operation) -> bool:
+    return isinstance(operation, LoopOp) and bool(operation.body.of("check"))
+
+
+def _symbols_defined(operation: ExternOp, graph: Graph) -> list[str]:
+    """Symbols bound by a call: a number it returns, or a size that only its result tells."""
+    numbers = [str(o) for o in operation.outputs if o is not None and not isinstance(o, str)]
+    sizes = [e for o in operation.outputs if isinstance(o, str) for e in graph.buffers[o].size]
+    return numbers + [e.name for e in sizes if e.is_Symbol and e.name.startswith("u")]
+
+
+def _symbols_used(operation: Operation, graph: Graph) -> set[str]:
+    """Unbacked symbols (numbers read out of tensors) that an operation's sizes depend on."""
+    found: set[str] = set()
+    for name in (*operation.reads, *operation.writes):
+        buffer = graph.buffers[name]
+        for e in (*buffer.size, *buffer.stride):
+            found |= {s.name for s in e.free_symbols}
+    if isinstance(operation, ExternOp):
+        pending = [operation.args, operation.kwargs]
+        while pending:
+            tree = pending.pop()
+            if isinstance(tree, sympy.Basic):
+                found |= {str(s) for s in tree.free_symbols}
+            elif isinstance(tree, dict):
+                pending += list(tree.values())
+            elif isinstance(tree, (tuple, list)):
+                pending += list(tree)
+    else:
+        for value in operation.body.values:
+            for arg in value.args:
+                if hasattr(arg, "free_symbols"):
+                    found |= {s.name for s in arg.free_symbols}
+    return found
+
+
+def _alias_classes(graph: Graph, operations: list[Operation]) -> dict[str, str]:
+    """Buffers that may share memory (results of view operators that ran through ATen) as one."""
+    alias: dict[str, str] = {}
+    for operation in operations:
+        if isinstance(operation, ExternOp):
+            shared = [b for b in (*operation.reads, *operation.writes)
+                      if graph.buffers[b].aliased]  # fmt: skip
+            if any(graph.buffers[o].aliased for o in operation.writes):
+                root = alias.get(shared[0], shared[0])
+                members = {alias.get(b, b) for b in shared}
+                for b in [*alias, *shared]:
+                    if alias.get(b, b) in members:
+                        alias[b] = root
+    return alias
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def _joined(a: _Item, b: _Item, fused: Group) -> _Item:
+    """Two items, of which the first already has what both need, as one."""
+    position, first = max(a.position, b.position), min(a.first, b.first)
+    return _Item(fused, position, first, a.before, a.functions | b.functions)
+
+
+def _late(item: _Item) -> int:
+    return item.position
+
+
+def _early(item: _Item) -> int:
+    return item.first
+
+
+def _topological(items: dict[int, _Item], key: Callable[[_Item], int]) -> list[_Item]:
+    """In order of ``key``, a place in the program, as far as dependencies allow."""
+    waiting = {k: len(item.before) for k, item in items.items()}
+    later: dict[int, list[int]] = {}
+    for k, item in items.items():
+        for needed in item.before:
+            later.setdefault(needed, []).append(k)
+    ready = [(key(items[k]), k) for k, count in waiting.items() if not count]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, k = heapq.heappop(ready)
+        order.append(items[k])
+        for j in later.get(k, []):
+            waiting[j] -= 1
+            if not waiting[j]:
+                heapq.heappush(ready, (key(items[j]), j))
+    assert len(order) == len(items), "the schedule has a cycle"
+    return order

@@ -1,1 +1,0 @@
-"""Programs that are not static: split points and what follows them."""

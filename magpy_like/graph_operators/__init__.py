@@ -1,0 +1,1 @@
+"""Operators that captured graphs contain and torch does not have."""

@@ -1,0 +1,1 @@
+"""Calls: Python functions are followed, native ones are recorded by their annotation."""

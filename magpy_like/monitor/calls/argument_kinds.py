@@ -1,0 +1,84 @@
+"""What kinds of arguments a native call is given, told without running any of their methods."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from magpy_like.annotation import lookup
+from magpy_like.monitor.objects.containers import CONTAINERS, SCALARS, elements, goes_own_ways
+from magpy_like.native import lookup_in_type
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph.plain_values import HEAP_TYPE, is_identity, is_plain
+
+
+def is_followed(function: Any) -> bool:
+    """Whether a call goes on in Python code, so that its arguments need not be known before."""
+    if isinstance(function, types.MethodType):
+        function = function.__func__
+    if isinstance(function, torch.nn.Module):
+        function = lookup_in_type(type(function), "__call__")
+    if isinstance(function, types.FunctionType | type):
+        return lookup(function) is None
+    return False
+
+
+def describe(function: Any) -> str:
+    """A name that a person would use for an operation."""
+    module = getattr(function, "__module__", None)
+    if module is None:
+        module = getattr(getattr(function, "__objclass__", None), "__module__", None)
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return name if module in (None, "builtins") else f"{module}.{name}"
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested built-in containers."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, CONTAINERS):
+        for item in elements(value):
+            if not is_plain(item):
+                yield from tensors_in(item)
+
+
+def holds_tensor(value: Any) -> bool:
+    """Whether a value is a tensor, or a container with one in it, however deep."""
+    if isinstance(value, torch.Tensor):
+        return True
+    if not isinstance(value, CONTAINERS):
+        return False
+    return any(holds_tensor(item) for item in elements(value) if not is_plain(item))
+
+
+def answers_in_python(operation: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an operator is what special methods of an operand's class make of it.
+
+    They are followed then, and what they apply to tensors is recorded instead.
+    """
+    of_python = getattr(operation, "__module__", None) in ("builtins", "_operator")
+    return of_python and any(is_instance(value) for value in args)
+
+
+def is_instance(value: Any) -> bool:
+    """Whether a value is, or a container holds, an instance of a class in Python."""
+    if isinstance(value, torch.Tensor) or is_plain(value) or is_identity(value):
+        return False
+    if isinstance(value, CONTAINERS):
+        return goes_own_ways(value) or any(is_instance(item) for item in elements(value))
+    return bool(type(value).__flags__ & HEAP_TYPE) and not isinstance(value, SCALARS)
+
+
+def is_number_like(value: Any) -> bool:
+    """Whether a tensor operator would run methods of an instance, or of one inside, unseen."""
+    if isinstance(value, CONTAINERS):
+        return goes_own_ways(value) or any(map(is_number_like, elements(value)))
+    return is_instance(value) and any(hasattr(type(value), name) for name in _CONVERSIONS)
+
+
+_CONVERSIONS = (
+    "__index__", "__int__", "__float__", "__complex__", "__array__", "__torch_function__",
+)  # fmt: skip

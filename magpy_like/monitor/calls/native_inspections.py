@@ -1,0 +1,187 @@
+"""What native code looks at without an instruction that says so: whole arguments, the attributes of
+an instance, what it is called back with, the values and sizes of tensors."""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from magpy_like.annotation import Annotation, ValueRead, lookup
+from magpy_like.monitor.calls.argument_kinds import (
+    describe,
+    holds_tensor,
+    is_followed,
+)
+from magpy_like.monitor.calls.read_calls import ATTRIBUTES, inputs_of
+from magpy_like.monitor.objects import attributes, object_addresses
+from magpy_like.monitor.objects.containers import CONTAINERS, elements, hashes_in_python
+from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.torch_state import tensor_metadata
+from magpy_like.native import lookup_in_type
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import Fact
+from magpy_like.refgraph.plain_values import is_identity, is_plain
+from magpy_like.split_points import Split
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+
+def look_at_callbacks(
+    rec: Recording, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Native code that is called with parts of the other inputs looks at them out of sight.
+
+    Raises:
+        Split: it may change them, or look at more than a guard on the inputs covers.
+    """
+    inputs = inputs_of(args, kwargs)
+    for position, function in inputs:
+        if position not in annotation.calls or is_followed(function):
+            continue
+        if function is not None and not _only_looks(function):
+            raise Split(f"hands {describe(function)} to native code that calls it")
+        for other, value in inputs:
+            if other != position:
+                if function in object_addresses.TELLS and not _holds_plain(value):
+                    raise Split(f"hands {describe(function)} to native code that calls it")
+                rec.visit(value, ValueRead.ALL)
+
+
+def _holds_plain(value: Any) -> bool:
+    """Whether nothing that going through a value gives can tell an address."""
+    return is_plain(value) or (type(value) in CONTAINERS and all(map(is_plain, value)))
+
+
+def _only_looks(function: Any) -> bool:
+    """Whether native code is known to depend on the contents of its arguments alone."""
+    if isinstance(function, operator.itemgetter):
+        return True
+    found = lookup(function)
+    if found is None or not found.pure_closure or found.state_read or found.calls:
+        return found is not None and found.as_op_node
+    if any(given.in_place for given in (found.default_input, *found.inputs.values())):
+        return False
+    relation = found.output.relation
+    return relation is None or (relation.access == "read" and relation.kind not in ATTRIBUTES)
+
+
+def look_at_tensors(
+    run: MonitorRun,
+    annotation: Annotation,
+    operation: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Section 5.3.1, step 5: a pure operation that reads a tensor's data is dynamic."""
+    by_key = is_by_key(operation, kwargs)
+    for position, value in inputs_of(args, kwargs):
+        if is_plain(value) or not holds_tensor(value) or run.recording.constants.hold(value):
+            continue
+        if by_key and position != "default":
+            continue
+        if annotation.input(position).value_read is ValueRead.ALL:
+            if getattr(operation, "__objclass__", None) in _HASHED and isinstance(
+                value, torch.Tensor
+            ):
+                continue  # tensors hash and compare by identity there
+            raise Split(
+                annotation.reason or f"{describe(operation)} reads a tensor's value into Python"
+            )
+        if isinstance(value, torch.Tensor) and annotation.input(position).value_read in _SIZES:
+            name = getattr(operation, "__name__", "")
+            if name in tensor_metadata.UNCHECKED:
+                tensor_metadata.look_at(run, tensor_metadata.getter(operation), value)
+            if name not in SHAPELESS and not _is_repeated(run):
+                run.lifted.fix_sizes(value)
+
+
+def _is_repeated(run: MonitorRun) -> bool:
+    """Whether `torch.vmap` itself looks how many there are, which it does at every later call."""
+    frame = run.at if run.recording.inside else None
+    return frame is not None and frame.f_globals.get("__name__") == "torch._functorch.vmap"
+
+
+_ORDERS = {sorted, min, max, list.sort}
+
+
+def is_by_key(operation: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether elements are put in order by what Python code makes of each, and by nothing else."""
+    return operation in _ORDERS and kwargs.get("key") is not None and is_followed(kwargs["key"])
+
+
+_HASHED = (set, frozenset, dict)
+_SIZES = (ValueRead.TYPE, ValueRead.LENGTH)
+
+SHAPELESS = {
+    "dtype", "device", "layout", "dim", "ndim", "ndimension", "is_cuda", "is_cpu", "requires_grad",
+    "is_floating_point", "is_complex", "is_tensor", "get_device", "is_sparse", "is_quantized",
+    "is_nested", "is_mkldnn", "is_meta", "is_mps", "is_leaf", "grad_fn", "element_size", "itemsize",
+    "isinstance", "type", "id", "hash", "hasattr", "callable", "issubclass", "has_torch_function",
+    "has_torch_function_unary", "has_torch_function_variadic", "_has_torch_function",
+    "_has_torch_function_unary", "_has_torch_function_variadic", "is_inference", "is_conj",
+    "is_neg", "is_signed", "__instancecheck__", "__subclasscheck__", "getattr",
+}  # fmt: skip
+"""Looks at a tensor that tell nothing about its sizes; `getattr` is none where it tells them."""
+
+
+def look_at_numpy_errors(rec: Recording) -> None:
+    """What NumPy calculates may raise, or warn, as `np.seterr` says."""
+    if not any(operation is np.geterr for operation, *_ in rec.state_reads):
+        rec.state_reads.append((np.geterr, (), {}, np.geterr()))
+
+
+LOOKS_INSIDE = {"__reduce__", "__reduce_ex__", "__getstate__", "format", "format_map"}
+"""Native methods that read attributes of instances without an instruction that says so."""
+
+
+def look_inside(rec: Recording, operation: Any, value: Any) -> None:
+    """Native code looks at all attributes of an instance, or at those that a format names.
+
+    Raises:
+        Split: it may look further than that.
+    """
+    node = None if is_plain(value) else rec.node(value)
+    if node is None or isinstance(value, (*CONTAINERS, torch.Tensor)) or is_identity(value):
+        return
+    if operation in (str.format, str.format_map):
+        raise Split(f"formats a {type(value).__qualname__} from outside")
+    attributes.read_all(rec, value)
+
+
+def look_at_cached(rec: Recording, values: Iterable[Any]) -> None:
+    """A cached function keeps an instance as a key, which stands for itself.
+
+    Raises:
+        Split: finding the key runs code of the program's, at every look into the cache.
+    """
+    for value in values:
+        if hashes_in_python(value) and not _hashes_fields(value):
+            raise Split(f"looks for a {type(value).__qualname__} in a cache")
+        if isinstance(value, tuple | frozenset):
+            look_at_cached(rec, value)
+            continue
+        node = None if is_plain(value) else rec.node(value)
+        if node is not None and not isinstance(value, CONTAINERS):
+            node.facts.add(Fact.IDENTITY)
+
+
+def _hashes_fields(key: Any) -> bool:
+    """Whether a key is found by methods that dataclasses make, which do nothing else."""
+    if isinstance(key, tuple | frozenset):
+        return all(not hashes_in_python(item) or _hashes_fields(item) for item in elements(key))
+    for name in ("__hash__", "__eq__"):
+        method = lookup_in_type(type(key), name)
+        if isinstance(method, types.FunctionType):
+            if not method.__code__.co_qualname.startswith(_MADE):
+                return False
+    fields = getattr(type(key), "__dataclass_fields__", ())
+    return _hashes_fields(tuple(object.__getattribute__(key, name) for name in fields))
+
+
+_MADE = "__create_fn__.<locals>."

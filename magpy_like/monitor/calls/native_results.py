@@ -1,0 +1,170 @@
+"""What a call of native code has given: the record learns of it when the result is there.
+
+A call that is no operator of the graph makes something new, finds what was there, or looks at the
+state of the process; an operator becomes a node, once those that ran inside of it have ended.
+"""
+
+from __future__ import annotations
+
+import _abc
+import functools
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magpy_like.annotation import Annotation, RelationKind
+from magpy_like.annotation.schema import InputProperty, OutputProperty
+from magpy_like.monitor.calls.argument_kinds import describe, holds_tensor, tensors_in
+from magpy_like.monitor.calls.read_calls import inputs_of, number_at
+from magpy_like.monitor.objects import object_addresses
+from magpy_like.monitor.operator_graph.data_dependent_sizes import declared_shape
+from magpy_like.monitor.region_entry import ASK_WHETHER_COMPILING
+from magpy_like.monitor.symbolic.expressions import is_number
+from magpy_like.monitor.symbolic.unbound_tensors import take_apart
+from magpy_like.monitor.torch_state.torch_modes import SETTERS
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph.plain_values import answers_for_itself, is_plain
+from magpy_like.split_points import Look
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., Any], Any]
+
+
+_JUDGED = Annotation("", False, True, {}, InputProperty(), OutputProperty(), source="")
+
+
+@dataclass(slots=True)
+class NativeCall:
+    """A call of native code, between the moment it starts and the one its result is there."""
+
+    annotation: Annotation
+    operation: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    on_graph: bool
+
+
+def finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
+    """A call that is no operator of the graph gave ``result``."""
+    if done.annotation.state_read:
+        run.recording.state_reads.append((done.operation, done.args, done.kwargs, result))
+        run.told_compiling |= result is True and done.operation in ASK_WHETHER_COMPILING
+        run.account()  # torch makes a tensor to find out which device is the default one
+    if isinstance(done.operation, functools._lru_cache_wrapper):
+        run.recording.cached_calls.append((done.operation, done.args, done.kwargs, result))
+    relation = done.annotation.output.relation
+    if relation is not None and relation.access == "read":
+        if relation.kind is RelationKind.TYPE and isinstance(result, type) and len(done.args) == 1:
+            if not run.recording.is_born(result):
+                run.recording.constant(result)
+    if relation is not None and relation.kind is RelationKind.CONSTANT:
+        run.account()
+        if not is_plain(result) and run.recording.node(result) is None:
+            run.recording.keep(result)
+    if done.operation in _ASKS_REGISTRY and not result:
+        abstract, asked = done.args
+        for cls in _classes_of(asked) if done.operation is _abc._abc_instancecheck else [asked]:
+            run.recording.denied[abstract, cls] = None
+    if any(isinstance(value, torch.Tensor) for value in (*done.args, *done.kwargs.values())):
+        run.account()
+        run.recording.constants.lend(done.args, result)
+    if type(result) is str and not all(map(is_plain, (*done.args, *done.kwargs.values()))):
+        object_addresses.finish_text(run, None, result)
+    run.recording.bear(result)
+
+
+_ASKS_REGISTRY = (_abc._abc_instancecheck, _abc._abc_subclasscheck)
+"""What they deny changes when a class is registered with an abstract one."""
+
+
+def _classes_of(value: Any) -> list[type]:
+    """The class of a value, and the one that it says it has."""
+    said = value.__class__
+    return [type(value)] if said is type(value) else [type(value), said]
+
+
+def finish_read(run: MonitorRun, done: NativeCall, result: Any) -> Any:
+    """The result was there before, as that of ``getattr(counter, "n")``: a number may be lifted."""
+    finish_pure(run, done, result)
+    assert done.annotation.output.relation is not None
+    if not is_number(result):
+        return None
+    place = number_at(run.recording, done.annotation.output.relation, done.args, done.kwargs)
+    return None if place is None else run.lift_element(*place, result)
+
+
+def finish_suspended(run: MonitorRun, done: NativeCall, result: Any) -> None:
+    run.suspended -= 1
+    finish_pure(run, done, result)
+
+
+def finish_followed(run: MonitorRun, _: None, result: Any) -> None:
+    """Special methods that were followed gave ``result``."""
+    run.recording.bear(result)
+
+
+def judged(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token:
+    """For a call of which the recording knows all by now, but for its result."""
+    return finish_pure, NativeCall(_JUDGED, operation, args, kwargs, on_graph=False)
+
+
+def tensor_operation(args: tuple[Any, ...]) -> Token:
+    """For an instruction that runs a tensor operator which the recording knows of already."""
+    return judged(None, args, {})
+
+
+def finish_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
+    run.recording.inside -= 1
+    _record_operator(run, done, result)
+    if not run.recording.inside:
+        run.recording.given = {}
+    run.account()  # recording one may itself copy a constant tensor
+
+
+def finish_operator_suspended(run: MonitorRun, done: NativeCall, result: Any) -> None:
+    run.suspended -= 1
+    finish_operator(run, done, result)
+
+
+def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
+    if not done.on_graph or run.recording.inside:
+        return
+    annotation = done.annotation
+    assert annotation is not None
+    for tensor in tensors_in(result):
+        if answers_for_itself(tensor):
+            raise Look(f"makes a {type(tensor).__qualname__}, which has a __torch_function__")
+    for position, value in inputs_of(done.args, done.kwargs):
+        if annotation.writes_to(position, done.args):
+            for tensor in tensors_in(value):
+                run.recording.note_write(tensor)
+    on_tensors = holds_tensor(done.args) or holds_tensor(tuple(done.kwargs.values()))
+    if annotation.global_state and done.operation not in SETTERS:
+        run.recording.operators.sets_modes = True
+    if type(result) in (tuple, list) and take_apart(
+        run, done.operation, done.args, done.kwargs, result
+    ):
+        return
+    if annotation.global_state or holds_tensor(result):
+        shape = declared_shape(annotation, done.operation)
+        run.recording.operator(done.operation, done.args, done.kwargs, result, shape)
+    elif on_tensors and result is None:
+        run.recording.operator(done.operation, done.args, done.kwargs, result)
+    elif on_tensors and (done.operation in _REPEATS or not _about_metadata(result)):
+        raise Look(f"{describe(done.operation)} reads a tensor's value into Python")
+    elif not on_tensors:
+        run.lifted.settle((done.args, tuple(done.kwargs.values())))
+        finish_pure(run, done, result)
+
+
+_REPEATS = (operator.mul, operator.imul)
+"""Python's operators that repeat a text as often as a tensor says."""
+
+
+def _about_metadata(result: Any) -> bool:
+    return isinstance(result, torch.dtype | torch.device | torch.Size | torch.layout | str)

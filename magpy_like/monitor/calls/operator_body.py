@@ -1,0 +1,52 @@
+"""What operators that run Python code may refer to beside their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from magpy_like.monitor.calls.argument_kinds import tensors_in
+from magpy_like.monitor.calls.operator_closures import Closure
+from magpy_like.monitor.objects.containers import CONTAINERS, elements
+from magpy_like.monitor.recording import Recording
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph.plain_values import is_identity, is_plain
+from magpy_like.split_points import Effect, Split
+
+
+def look_for_strangers(rec: Recording, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """A tensor that reaches an operator's Python code by another way than its arguments.
+
+    Raises:
+        Effect: the graph has made it, so running the operator again would use an old one.
+        Split: it was there before; the operator finds it again only if it runs as it is.
+    """
+    for tensor in tensors_in((args, kwargs)):
+        if id(tensor) in rec.given:
+            continue
+        if rec.node(tensor) is not None:
+            raise Split("uses a tensor from outside that is none of the operator's arguments")
+        if rec.operators.node_of(tensor) is not None:
+            raise Effect(
+                "uses a tensor that is none of the operator's arguments inside an operator"
+            )
+
+
+def keep_objects(rec: Recording, args: tuple[Any, ...]) -> None:
+    """The backward pass of a custom function may read, late and unseen, what it was given.
+
+    So an object from outside is an input of the graph, like a tensor, and the graph is not
+    compiled, which would fix what the object holds now.
+    """
+    for value in args[1:]:
+        if isinstance(value, torch.Tensor | Closure) or is_plain(value) or is_identity(value):
+            continue
+        if isinstance(value, CONTAINERS):
+            keep_objects(rec, (None, *elements(value)))
+            continue
+        rec.running_as_is = f"a custom function is given a {type(value).__qualname__}"
+        node = rec.node(value)
+        if node is not None:
+            rec.operators.add_object(value, node.node_id)

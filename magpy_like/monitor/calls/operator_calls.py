@@ -1,0 +1,167 @@
+"""Operator instructions such as ``a + b``, and the comparison of identities."""
+
+from __future__ import annotations
+
+import collections
+import opcode
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from magpy_like.annotation import ValueRead, lookup
+from magpy_like.monitor.calls.argument_kinds import answers_in_python, holds_tensor
+from magpy_like.monitor.calls.native_calls import change, native
+from magpy_like.monitor.calls.native_inspections import look_at_numpy_errors
+from magpy_like.monitor.calls.native_results import finish_followed, judged
+from magpy_like.monitor.objects import class_lookup, object_addresses
+from magpy_like.monitor.objects.containers import CONTAINERS
+from magpy_like.monitor.recording import Recording
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import Fact
+from magpy_like.refgraph.plain_values import HEAP_TYPE, is_of_python, is_plain, is_same_value
+from magpy_like.split_points import Split
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., Any], Any]
+
+
+OPERATORS: dict[str, Any] = {
+    "+": operator.add,
+    "&": operator.and_,
+    "//": operator.floordiv,
+    "<<": operator.lshift,
+    "@": operator.matmul,
+    "*": operator.mul,
+    "%": operator.mod,
+    "|": operator.or_,
+    "**": operator.pow,
+    ">>": operator.rshift,
+    "-": operator.sub,
+    "/": operator.truediv,
+    "^": operator.xor,
+    "+=": operator.iadd,
+    "&=": operator.iand,
+    "//=": operator.ifloordiv,
+    "<<=": operator.ilshift,
+    "@=": operator.imatmul,
+    "*=": operator.imul,
+    "%=": operator.imod,
+    "|=": operator.ior,
+    "**=": operator.ipow,
+    ">>=": operator.irshift,
+    "-=": operator.isub,
+    "/=": operator.itruediv,
+    "^=": operator.ixor,
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+"""The function of ``operator`` for the symbol by which ``dis`` writes an instruction."""
+
+BINARY = {i: OPERATORS[symbol] for i, (_, symbol) in enumerate(opcode._nb_ops)}  # type: ignore[attr-defined]
+
+UNARY = {
+    "UNARY_POSITIVE": operator.pos,
+    "UNARY_NEGATIVE": operator.neg,
+    "UNARY_INVERT": operator.invert,
+}
+
+
+def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | None:
+    """An operator instruction such as ``a + b``: on tensors a graph node, else the operands' own.
+
+    Python classes answer with special methods, which the monitor follows.
+    """
+    rec = run.recording
+    on_tensors = any(isinstance(value, torch.Tensor) for value in args)
+    in_python = answers_in_python(operation, args)
+    if operation in FORMATS and isinstance(args[0], str | bytes | bytearray):
+        if holds_tensor(args[1]):
+            raise Split("formats a tensor as text")
+    if on_tensors and not in_python:
+        annotation = lookup(operation)
+        if annotation is None:
+            raise Split(f"applies {operation.__name__} to a tensor")
+        return native(run, annotation, operation, args, {})
+    if any(isinstance(value, np.ndarray) for value in args):
+        look_at_numpy_errors(rec)
+    in_place = operation.__name__ in IN_PLACE
+    for position, value in enumerate(args):
+        if is_plain(value):
+            continue
+        rec.compare(value)
+        node = rec.node(value)
+        if position == 0 and in_place and node is not None and isinstance(value, _CHANGE_IN_PLACE):
+            if isinstance(value, list) and operation is operator.iadd:
+                change(rec, list.extend, value, args, {})
+            else:
+                rec.rewrite(node)
+        elif isinstance(value, CONTAINERS):
+            rec.visit(value, ValueRead.ALL)
+            if holds_tensor(value) and operation in _COMPARISONS:
+                raise Split("compares containers that hold tensors")
+        elif node is not None and not is_of_python(type(value)):
+            rec.visit(value, ValueRead.ALL)
+        for name in _SPECIAL.get(operation, ()):
+            if type(value).__flags__ & HEAP_TYPE:
+                class_lookup.read_class(rec, type(value), name)
+        if on_tensors and type(value).__flags__ & HEAP_TYPE:
+            class_lookup.read_class(rec, type(value), "__torch_function__")
+    if operation in FORMATS and isinstance(args[0], str | bytes) and not is_plain(args[1]):
+        return object_addresses.finish_text, None
+    if in_python:
+        return finish_followed, None
+    return judged(operation, args, {})
+
+
+FORMATS = (operator.mod, operator.imod)
+"""Of a text and what goes into it."""
+_CHANGE_IN_PLACE = (list, set, dict, collections.deque, np.ndarray)
+
+IN_PLACE = {
+    f.__name__
+    for symbol, f in OPERATORS.items()
+    if symbol.endswith("=") and symbol not in ("<=", "==", "!=", ">=")
+}
+
+_COMPARISONS = {operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge}
+
+_OTHER_WAY = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "eq"}
+"""The comparison that Python tries when one has no answer."""
+
+
+def _special_methods(operation: Callable[..., Any]) -> tuple[str, ...]:
+    """What Python looks for in the operands' classes, such as ``__iadd__, __add__, __radd__``."""
+    name = operation.__name__.rstrip("_")
+    if operation in UNARY.values():
+        return (f"__{name}__",)
+    if operation in _COMPARISONS:
+        return (f"__{name}__", f"__{_OTHER_WAY[name]}__")
+    plain = name[1:] if operation.__name__ in IN_PLACE else name
+    return tuple(dict.fromkeys((f"__{name}__", f"__{plain}__", f"__r{plain}__")))
+
+
+_SPECIAL = {
+    operation: _special_methods(operation) for operation in (*OPERATORS.values(), *UNARY.values())
+}
+
+
+def identify(rec: Recording, left: Any, right: Any) -> None:
+    """``left is right``: two variables from outside that differ must differ again."""
+    if is_plain(left) or is_plain(right):
+        if is_same_value(left, right):
+            rec.tell_apart(left, right)
+        return
+    if left is right:
+        return
+    a, b = rec.node(left), rec.node(right)
+    if a is not None and b is not None and not {Fact.IDENTITY} & a.facts & b.facts:
+        rec.distinct.add((min(a.node_id, b.node_id), max(a.node_id, b.node_id)))

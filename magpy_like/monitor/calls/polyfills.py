@@ -1,0 +1,489 @@
+"""Python in place of native code that would run tensor operators out of the monitor's sight.
+
+``sum`` over a generator adds tensors in C, one by one. When such a function is about to be called
+on something that can yield tensors, the monitor puts the function of the same behaviour from here
+on the operand stack instead, and follows it like any Python code.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import inspect
+import itertools
+import math
+import operator
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, cast
+
+import torch
+import torch.utils.checkpoint
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch.utils import _pytree as pytree
+
+from magpy_like.bytecode.local_uses import LOOK_AROUND
+from magpy_like.monitor.calls import element_consumers, torchscript
+from magpy_like.monitor.calls.checkpointed_functions import (
+    begin,
+    end,
+    fail,
+    is_followed,
+    is_under_reentrant,
+)
+from magpy_like.monitor.objects.containers import CONTAINERS, elements
+from magpy_like.monitor.objects.object_addresses import TELLS
+from magpy_like.native import NULL, lookup_in_type
+from magpy_like.refgraph.plain_values import is_plain
+
+
+def _sum(iterable: Iterable[Any], /, start: Any = 0) -> Any:
+    # Native code adds plain numbers in its own way: from Python 3.12 on it makes up for rounding.
+    total: Any = None
+    numbers: list[Any] = []
+    for item in iterable:
+        if total is not None:
+            total = total + item
+        elif isinstance(item, torch.Tensor):
+            total = sum(numbers, start) + item
+        else:
+            numbers.append(item)
+    if total is not None:
+        return total
+    return sum(numbers) if type(start) is int and start == 0 else sum(numbers, start)
+
+
+def _list(iterable: Iterable[Any], /) -> Any:
+    items = []
+    for item in iterable:
+        items.append(item)
+    return items
+
+
+def _rows(tensor: torch.Tensor, /) -> Any:
+    return list(tensor.unbind())
+
+
+def _tuple_of_rows(tensor: torch.Tensor, /) -> Any:
+    return tuple(tensor.unbind())
+
+
+def _prod(iterable: Iterable[Any], /, *, start: Any = 1) -> Any:
+    total = start
+    for item in iterable:
+        total = total * item
+    return total
+
+
+def _max(*values: Any) -> Any:
+    largest, *others = values if len(values) > 1 else values[0]
+    for value in others:
+        if value > largest:
+            largest = value
+    return largest
+
+
+def _min(*values: Any) -> Any:
+    smallest, *others = values if len(values) > 1 else values[0]
+    for value in others:
+        if value < smallest:
+            smallest = value
+    return smallest
+
+
+def _reduce(function: Callable[..., Any], iterable: Iterable[Any], /, *initial: Any) -> Any:
+    found = bool(initial)
+    value = initial[0] if found else None
+    for item in iterable:
+        value, found = (function(value, item) if found else item), True
+    if not found:
+        raise TypeError("reduce() of empty iterable with no initial value")
+    return value
+
+
+def _map(function: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
+    return map(spread(function), *iterables)
+
+
+def _filter(function: Callable[..., Any] | None, iterable: Iterable[Any], /) -> Iterator[Any]:
+    return filter(spread(bool if function is None else function), iterable)
+
+
+def _starmap(function: Callable[..., Any], iterable: Iterable[Any], /) -> Iterator[Any]:
+    return itertools.starmap(spread(function), iterable)
+
+
+def _call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+def _accumulate(iterable: Iterable[Any], func: Any = None, *, initial: Any = None) -> Iterator[Any]:
+    return _running(iter(iterable), operator.add if func is None else func, initial)
+
+
+def _running(items: Iterator[Any], function: Callable[..., Any], total: Any) -> Iterator[Any]:
+    if total is None:
+        try:
+            total = next(items)
+        except StopIteration:
+            return
+    yield total
+    for item in items:
+        total = function(total, item)
+        yield total
+
+
+def _sorted_by_key(*args: Any, key: Callable[..., Any], **kwargs: Any) -> Any:
+    return sorted(*args, key=spread(key), **kwargs)
+
+
+# Two functions, as with `_max`: a branch on what `>` gives is followed further than one on what a
+# function gives.
+def _max_by_key(*args: Any, key: Callable[..., Any], **kwargs: Any) -> Any:
+    found, largest, most = False, None, None
+    for value in args[0] if len(args) == 1 else args:
+        rank = key(value)
+        if not found or rank > most:
+            found, largest, most = True, value, rank
+    return largest if found else max((), **kwargs)
+
+
+def _min_by_key(*args: Any, key: Callable[..., Any], **kwargs: Any) -> Any:
+    found, smallest, least = False, None, None
+    for value in args[0] if len(args) == 1 else args:
+        rank = key(value)
+        if not found or rank < least:
+            found, smallest, least = True, value, rank
+    return smallest if found else min((), **kwargs)
+
+
+def _of_list(function: Callable[..., Any]) -> Callable[..., Any]:
+    def of_list(iterable: Iterable[Any], /, **kwargs: Any) -> Any:
+        return function(_list(iterable), **kwargs)
+
+    return of_list
+
+
+def _any(iterable: Iterable[Any], /) -> bool:
+    for item in iterable:  # noqa: SIM110 - that is what it stands for
+        if item:
+            return True
+    return False
+
+
+def _all(iterable: Iterable[Any], /) -> bool:
+    for item in iterable:  # noqa: SIM110 - that is what it stands for
+        if not item:
+            return False
+    return True
+
+
+def _of_keys(chooser: Callable[..., Any]) -> Callable[..., Any]:
+    def of_keys(mapping: Mapping[Any, Any], /, **kwargs: Any) -> Any:
+        return chooser([*mapping], **kwargs)
+
+    return of_keys
+
+
+def _checkpoint(
+    function: Callable[..., Any],
+    *args: Any,
+    use_reentrant: Any = None,
+    context_fn: Any = None,
+    determinism_check: Any = None,
+    debug: Any = None,
+    early_stop: Any = None,
+    preserve_rng_state: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """Without gradients there is no backward pass to keep anything for, or to compute again."""
+    return function(*args, **kwargs)
+
+
+def _scan(
+    combine: Callable[..., Any], xs: Any, dim: int, reverse: bool = False,
+    combine_mode: str = "pointwise",
+) -> Any:  # fmt: skip
+    """One that takes a function of elements has torch's other tracer make a kernel of it; what any
+    function will do gives the same in tensor operators."""
+    return associative_scan(combine, xs, dim, reverse, "generic")
+
+
+def _checkpoint_followed(
+    function: Callable[..., Any],
+    *args: Any,
+    use_reentrant: Any = None,
+    preserve_rng_state: Any = None,
+    early_stop: Any = None,
+    **kwargs: Any,
+) -> Any:
+    call = begin(function, args, kwargs, use_reentrant)
+    try:
+        result = function(*args, **kwargs)
+    except BaseException as error:
+        fail(call, error)
+        raise
+    return end(call, result)
+
+
+def _attrgetter(getter: operator.attrgetter[Any]) -> Callable[[Any], Any]:
+    paths = [name.split(".") for name in getter.__reduce__()[1]]
+
+    def attrgetter(value: Any) -> Any:
+        found = []
+        for path in paths:
+            item = value
+            for name in path:
+                item = getattr(item, name)
+            found.append(item)
+        return found[0] if len(found) == 1 else tuple(found)
+
+    return attrgetter
+
+
+def _itemgetter(getter: operator.itemgetter[Any]) -> Callable[[Any], Any]:
+    keys = getter.__reduce__()[1]
+
+    def itemgetter(value: Any) -> Any:
+        found = []
+        for key in keys:
+            found.append(value[key])
+        return found[0] if len(found) == 1 else tuple(found)
+
+    return itemgetter
+
+
+def _methodcaller(caller: operator.methodcaller) -> Callable[[Any], Any]:
+    make, arguments = cast("tuple[Any, tuple[Any, ...]]", caller.__reduce__())
+    if isinstance(make, functools.partial):  # with keyword arguments
+        name, args, keywords = make.args[0], arguments, make.keywords
+    else:
+        name, args, keywords = arguments[0], arguments[1:], {}
+
+    def methodcaller(value: Any) -> Any:
+        return getattr(value, name)(*args, **keywords)
+
+    return methodcaller
+
+
+def _partial(given: functools.partial[Any]) -> Callable[..., Any]:
+    def partial(*args: Any, **kwargs: Any) -> Any:
+        return given.func(*given.args, *args, **{**given.keywords, **kwargs})
+
+    return partial
+
+
+def spread(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, for arguments that are only known once an iterable was used up."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
+
+
+_GETTERS: dict[type, Callable[[Any], Callable[[Any], Any]]] = {
+    operator.attrgetter: _attrgetter,
+    operator.itemgetter: _itemgetter,
+    operator.methodcaller: _methodcaller,
+}
+
+
+def _consumes_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    return bool(args) and may_yield_tensors(args[0])
+
+
+def _has_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    tensor = len(args) == 1 and not kwargs and type(args[0]) in (torch.Tensor, torch.nn.Parameter)
+    return tensor and args[0].dim() > 0
+
+
+def _is_lazy(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """What Python code makes one by one may be lifted numbers, at which native code would look."""
+    if len(args) != 1 or "key" in kwargs:
+        return False
+    if isinstance(args[0], types.GeneratorType):
+        return inspect.getgeneratorstate(args[0]) == inspect.GEN_CREATED
+    return type(args[0]) in _LAZY and not _looks_around(args[0])
+
+
+def _looks_around(iterator: Any) -> bool:
+    """Whether a function that it calls looks at frames, of which native code has none."""
+    found = (f for f in gc.get_referents(iterator) if isinstance(f, types.FunctionType))
+    return any(not LOOK_AROUND.isdisjoint(f.__code__.co_names) for f in found)
+
+
+_LAZY = (map, filter, itertools.starmap, itertools.takewhile, itertools.accumulate)
+
+
+def _leave_parameters(module: torch.nn.RNNBase) -> None:
+    """Where parameters lie in memory changes no result, and a module that is made or moved to a
+    GPU has flattened them already."""
+
+
+def _compares_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    if kwargs or not args or (len(args) == 1 and type(args[0]) not in (list, tuple)):
+        return False
+    return any(isinstance(value, torch.Tensor) for value in (args if len(args) > 1 else args[0]))
+
+
+def _runs_native(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a function that is to be called on each item does its work out of sight."""
+    if not args or isinstance(args[0], types.FunctionType | types.MethodType | str):
+        return False
+    if isinstance(getattr(args[0], "__self__", None), CONTAINERS):
+        return True  # it may change a container
+    if isinstance(args[0], type):
+        return any(map(_may_yield_numbers, args[1:]))
+    return any(may_yield_tensors(it) or _may_yield_numbers(it) for it in args[1:])
+
+
+def _may_yield_numbers(iterable: Any) -> bool:
+    """Whether going through ``iterable`` may give numbers that vary."""
+    if isinstance(iterable, list | tuple):
+        return any(type(item) in _NUMBERS for item in elements(iterable))
+    return type(iterable) in (*_LAZY, types.GeneratorType)
+
+
+_NUMBERS = (int, float, tuple, list)
+
+
+def _is_plain_reduction(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    if len(args) not in (2, 3) or kwargs:
+        return False
+    return any(lookup_in_type(type(args[1]), n) is not NULL for n in ("__iter__", "__getitem__"))
+
+
+def _adds_up(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    return bool(args) and (may_yield_tensors(args[0]) or _may_yield_numbers(args[0]))
+
+
+def _by_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    known = {"key", "default"} if len(args) == 1 else {"key"}  # others are refused
+    return bool(args) and kwargs.get("key") is not None and kwargs.keys() <= known
+
+
+def _tells_addresses(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether each item is asked where it lies, unless all are of kinds that do not tell it."""
+    function, *iterables = args or (None,)
+    if not any(function is told for told in TELLS):
+        return False
+    return not all(
+        isinstance(iterable, range | str | bytes)
+        or (type(iterable) in CONTAINERS and all(map(is_plain, iterable)))
+        for iterable in iterables
+    )
+
+
+def _by_native_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    key = kwargs.get("key")
+    return key is not None and not isinstance(key, types.FunctionType | types.MethodType)
+
+
+def _is_mapping(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Native code goes through the keys alone, whatever the values are."""
+    return len(args) == 1 and isinstance(args[0], dict)
+
+
+def _plain_checkpoint(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    return not (torch.is_grad_enabled() or is_under_reentrant()) and "context_fn" not in kwargs
+
+
+def _is_of_elements(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    mode = kwargs.get("combine_mode", args[4] if len(args) > 4 else "pointwise")
+    xs = kwargs.get("xs", args[1] if len(args) > 1 else None)
+    tensors = (isinstance(x, torch.Tensor) and x.is_cuda for x in pytree.tree_leaves(xs))
+    return mode == "pointwise" and all(tensors)
+
+
+def _always(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    return True
+
+
+Applies = Callable[[tuple[Any, ...], Mapping[str, Any]], bool]
+
+_ROWS: tuple[tuple[Any, Applies, Callable[..., Any]], ...] = (
+    (sum, _consumes_tensors, _sum),
+    (math.prod, _consumes_tensors, _prod),
+    (list, _is_lazy, _list),
+    (list, _has_rows, _rows),
+    (tuple, _has_rows, _tuple_of_rows),
+    (any, _is_lazy, _any),
+    (all, _is_lazy, _all),
+    (max, _compares_tensors, _max),
+    (min, _compares_tensors, _min),
+    (operator.call, _always, _call),
+    (functools.reduce, _is_plain_reduction, _reduce),
+    (filter, _runs_native, _filter),
+    (map, _runs_native, _map),
+    (map, _tells_addresses, _map),
+    (itertools.starmap, _runs_native, _starmap),
+    (itertools.accumulate, _adds_up, _accumulate),
+    (torch.utils.checkpoint.checkpoint, _plain_checkpoint, _checkpoint),
+    (associative_scan, _is_of_elements, _scan),
+    (torch.utils.checkpoint.checkpoint, is_followed, _checkpoint_followed),
+    (torch.nn.RNNBase.flatten_parameters, _always, _leave_parameters),
+    *((chooser, _is_mapping, _of_keys(chooser)) for chooser in (sorted, min, max)),
+    *((chooser, _is_lazy, _of_list(chooser)) for chooser in (tuple, sorted, min, max, math.fsum)),
+    (sorted, _by_native_key, _sorted_by_key),
+    (max, _by_key, _max_by_key),
+    (min, _by_key, _min_by_key),
+)
+"""Native functions, when they are replaced, and by what."""
+_POLYFILLS: dict[Any, list[tuple[Applies, Callable[..., Any]]]] = {}
+for _function, _applies, _instead in _ROWS:
+    _POLYFILLS.setdefault(_function, []).append((_applies, _instead))
+
+
+def polyfill(
+    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Callable[..., Any] | None:
+    """The function to call instead, or None when native code does nothing that must be seen."""
+    if type(function) is torch._C.ScriptFunction:
+        return torchscript.in_python(function, args, kwargs)
+    if type(function) is functools.partial and _is_replaced_as_part(function, args, kwargs):
+        return _partial(function)
+    getter = _GETTERS.get(type(function))
+    if getter is not None:
+        return getter(function)
+    try:
+        rows = _POLYFILLS.get(function, ())
+    except TypeError:  # not hashable
+        return None
+    return next((instead for applies, instead in rows if applies(args, kwargs)), None)
+
+
+def _is_replaced_as_part(
+    partial: functools.partial[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bool:
+    """Whether what a partial calls is replaced, and nobody would look at its own call."""
+    if type(partial.func) is torch._C.ScriptFunction:
+        return True
+    checkpoints = partial.func is torch.utils.checkpoint.checkpoint
+    given, named = (*partial.args, *args), {**partial.keywords, **kwargs}
+    return checkpoints and polyfill(partial.func, given, named) is not None
+
+
+def may_yield_tensors(iterable: Any) -> bool:
+    """Whether going through ``iterable`` can give a tensor, told without doing so."""
+    if isinstance(iterable, range | str | bytes):
+        return False
+    if isinstance(iterable, list | tuple | set | frozenset | collections.deque):
+        return any(isinstance(item, torch.Tensor) for item in elements(iterable))
+    if isinstance(iterable, dict):
+        return any(isinstance(item, torch.Tensor) for item in dict.keys(iterable))
+    return True
+
+
+CODE = (
+    {_running.__code__, *element_consumers.CODE}
+    | {function.__code__ for _, _, function in _ROWS if isinstance(function, types.FunctionType)}
+    | {
+        constant
+        for maker in (spread, _partial, *_GETTERS.values())
+        for constant in maker.__code__.co_consts
+        if isinstance(constant, types.CodeType) and not constant.co_name.startswith("<")
+    }
+)
+"""The code objects that the monitor follows although they belong to this package."""

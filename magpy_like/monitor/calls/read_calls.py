@@ -1,0 +1,216 @@
+"""Reads by a call: the result is a variable that is there already (section 5.3.1)."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magpy_like.annotation import (
+    Annotation,
+    RelationKind,
+    RelationProperty,
+    ValueRead,
+    lookup,
+)
+from magpy_like.monitor.objects import attributes, object_addresses
+from magpy_like.monitor.objects.containers import CONTAINERS, DICT_VIEWS
+from magpy_like.monitor.objects.iterators import advancing
+from magpy_like.monitor.recording import Recording
+from magpy_like.native import NULL, lookup_in_type
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import REFERENT, Fact, Relation, ShadowNode
+from magpy_like.refgraph.plain_values import is_identity, is_plain
+from magpy_like.split_points import Split
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+
+def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[int | str, Any]]:
+    return [*enumerate(args), *kwargs.items()]
+
+
+NOT_GIVEN = object()
+
+
+def way_of(
+    relation: RelationProperty, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, Any, Any]:
+    """The owner, key and value that an operation was given for a relation; or NOT_GIVEN."""
+    inputs: dict[Any, Any] = dict(inputs_of(args, kwargs))
+    positions = (relation.of, relation.key, relation.value)
+    return tuple(inputs.get(p, NOT_GIVEN) for p in positions)
+
+
+ATTRIBUTES = (RelationKind.ATTRIBUTE, RelationKind.HAS_ATTRIBUTE)
+
+
+def follow(
+    run: MonitorRun, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """The result is a variable that is there already: walk the way that leads to it."""
+    rec = run.recording
+    relation = annotation.output.relation
+    assert relation is not None
+    source, key, _ = way_of(relation, args, kwargs)
+    if source is None or source is NOT_GIVEN:
+        return
+    if relation.kind is RelationKind.CONTEXT:
+        rec.meet_context(source)
+    elif relation.kind is RelationKind.DICT:
+        attributes.read_attribute(rec, source, "__dict__")
+    elif relation.kind is RelationKind.CELL and isinstance(source, types.CellType):
+        cell = rec.node(source)
+        if cell is not None:
+            try:
+                rec.meet(cell, Relation(RelationKind.CELL), source.cell_contents)
+            except ValueError:
+                rec.absent(cell, Relation(RelationKind.CELL))
+    elif relation.kind is RelationKind.SLOT:
+        _read_native_slot(rec, source, annotation.operation.rpartition(".")[2])
+    elif relation.kind in ATTRIBUTES and key is not NOT_GIVEN:
+        name = key
+        if isinstance(name, str):
+            if isinstance(source, torch.Tensor):
+                # What all tensors have is told by the class; others keep it in a dictionary.
+                if not isinstance(lookup_in_type(type(source), name), types.GetSetDescriptorType):
+                    run.read_tensor_attribute(source, name)
+            elif annotation.operation.endswith("object.__getattribute__"):
+                attributes.read_by_default_rules(rec, source, name)
+            else:
+                attributes.read_attribute(rec, source, name)
+    elif relation.kind in (RelationKind.ITEM, RelationKind.KEY) and key is not NOT_GIVEN:
+        read_item(rec, source, key)
+    elif relation.kind is RelationKind.MEMBERSHIP and key is not NOT_GIVEN:
+        look_for(rec, source, key)
+    elif relation.kind in (RelationKind.ITERATION, RelationKind.ELEMENT, RelationKind.COPY):
+        iterate(rec, source)
+    elif relation.kind is RelationKind.LENGTH:
+        rec.visit(source, ValueRead.LENGTH)
+
+
+def number_at(
+    rec: Recording,
+    relation: RelationProperty,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> tuple[ShadowNode, Relation] | None:
+    """The place that a call has just read a number from, if a number there can be lifted."""
+    source, key, _ = way_of(relation, args, kwargs)
+    place: tuple[ShadowNode | None, Relation] | None = None
+    if relation.kind is RelationKind.ATTRIBUTE and not isinstance(source, torch.Tensor):
+        place = attributes.number_at(rec, source, key)[:2]
+    elif relation.kind in (RelationKind.KEY, RelationKind.ITEM) and isinstance(source, dict):
+        place = rec.node(source), Relation(RelationKind.KEY, rec.key(key))
+    elif relation.kind is RelationKind.ITEM and isinstance(source, list) and type(key) is int:
+        index = key if key >= 0 else key + list.__len__(source)
+        place = rec.node(source), Relation(RelationKind.ITEM, index)
+    return None if place is None or place[0] is None else (place[0], place[1])
+
+
+def _read_native_slot(rec: Recording, source: Any, name: str) -> None:
+    """What an object of a native class holds under a name of that class.
+
+    Raises:
+        Split: nothing but a weak reference leads there, so a guard must not hold it.
+    """
+    if isinstance(source, weakref.ref):
+        rec.look_for_lost()
+    node = rec.node(source)
+    if node is None:
+        if isinstance(source, torch.Tensor):
+            raise Split("reads the gradient or base of an intermediate tensor")
+        return
+    if isinstance(source, weakref.ref) and name == "__call__":
+        found, name = source(), REFERENT
+        known = is_plain(found) or is_identity(found) or rec.node(found) is not None
+        if not (known or rec.is_born(found)):
+            raise Split("finds an object through nothing but a weak reference")
+    else:
+        found = getattr(source, name, NULL)
+    if found is NULL:
+        rec.absent(node, Relation(RelationKind.SLOT, name))
+    else:
+        rec.meet(node, Relation(RelationKind.SLOT, name), found)
+
+
+def read_item(rec: Recording, source: Any, key: Any) -> None:
+    """``source[key]`` on a built-in container that was there before; the rest has no parts."""
+    source = rec.proxied(source)
+    node = rec.node(source)
+    if node is None:
+        return
+    if isinstance(source, dict):
+        relation = Relation(RelationKind.KEY, rec.key_in(node, key))
+        if dict.__contains__(source, key):
+            rec.meet(node, relation, dict.__getitem__(source, key))
+        else:
+            rec.absent(node, relation)
+            missing = getattr(type(source), "__missing__", None)
+            if missing is not None and lookup(missing):
+                rec.rewrite(node)
+    elif isinstance(source, list | tuple) and isinstance(key, int):
+        base: Any = list if isinstance(source, list) else tuple
+        size = base.__len__(source)
+        if -size <= key < 0 and rec.counts_vary(node):
+            if rec.is_added(node, key):
+                return
+            if not node.changed:
+                rec.meet(node, Relation(RelationKind.ITEM, key), base.__getitem__(source, key))
+                return
+        if not 0 <= key < size:
+            rec.look_at_length(node)
+            key += size
+        if 0 <= key < size:
+            rec.meet(node, Relation(RelationKind.ITEM, key), base.__getitem__(source, key))
+    else:
+        rec.open(node)
+
+
+def look_for(rec: Recording, source: Any, key: Any) -> None:
+    """``key in source``: of a mapping one key, of anything else all elements."""
+    source = rec.proxied(source)
+    node = rec.node(source)
+    if node is None:
+        return
+    if isinstance(source, dict):
+        relation = Relation(RelationKind.MEMBERSHIP, rec.key_in(node, key))
+        if Relation(RelationKind.KEY, relation.key) in node.written and not node.rewritten:
+            return  # the program has put it there, or taken it away
+        if node.contents is not None:
+            rec.open(node)
+        elif dict.__contains__(source, key):
+            rec.refs.read(node, relation, True, plain=True).facts.add(Fact.VALUE)
+        else:
+            rec.absent(node, relation)
+    else:
+        rec.visit(source, ValueRead.ALL)
+
+
+def iterate(rec: Recording, source: Any) -> None:
+    """The elements of ``source`` are about to be handed out.
+
+    Raises:
+        Split: it is an iterator that was there before, whose state no guard can check.
+    """
+    if is_plain(source) or isinstance(source, torch.Tensor):
+        return
+    source = rec.proxied(source)
+    object_addresses.look_at_order(rec, source)
+    node = rec.node(source)
+    if node is None:
+        return
+    if isinstance(source, CONTAINERS):
+        rec.open(node)
+    elif isinstance(source, DICT_VIEWS):
+        raise Split("iterates over a view of a dictionary from outside")
+    elif hasattr(type(source), "__next__") and not isinstance(
+        lookup_in_type(type(source), "__next__"), types.FunctionType
+    ):
+        raise advancing(source)
+    elif not isinstance(lookup_in_type(type(source), "__iter__"), types.FunctionType):
+        rec.visit(source, ValueRead.ALL)

@@ -1,0 +1,589 @@
+"""Calls of native code that are not judged by their annotation alone, as a table.
+
+Each rule is asked in turn, and the first that knows better answers: with what is done when the
+result is there, or None for nothing. One that has no answer returns ``NotImplemented``; it may have
+looked at the call, split the program, or put other arguments in place of those that were given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from magpy_like.annotation import Annotation, RelationKind, ValueRead
+from magpy_like.monitor import speculation
+from magpy_like.monitor.calls.argument_kinds import (
+    answers_in_python,
+    describe,
+    holds_tensor,
+)
+from magpy_like.monitor.calls.call_inputs import lend, offer
+from magpy_like.monitor.calls.native_inspections import SHAPELESS
+from magpy_like.monitor.calls.native_results import (
+    NativeCall,
+    finish_followed,
+    finish_operator_suspended,
+    finish_pure,
+    judged,
+)
+from magpy_like.monitor.calls.operator_body import look_for_strangers
+from magpy_like.monitor.objects import exc_info, locks, object_addresses
+from magpy_like.monitor.objects.containers import CONTAINERS
+from magpy_like.monitor.operator_graph.constant_tensors import VALUE_READERS
+from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.region_entry import ASK_WHETHER_COMPILING, hears_what_eager_hears
+from magpy_like.monitor.symbolic import unbound_tensors, varying_lists
+from magpy_like.monitor.symbolic.expressions import is_liftable, is_number
+from magpy_like.monitor.symbolic.gathered_lists import JOINS, Gathered, Growing
+from magpy_like.monitor.symbolic.repeatable_calls import (
+    ANSWERS,
+    OF_NUMPY,
+    as_function,
+    is_lifted_in_parts,
+    of_python,
+    typed,
+)
+from magpy_like.monitor.symbolic.tensors_as_numbers import dimensions, with_numbers
+from magpy_like.monitor.torch_state import (
+    autograd_nodes,
+    default_device,
+    random_draws,
+    tensor_metadata,
+)
+from magpy_like.native import lookup_in_type
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph.plain_values import storage_of
+from magpy_like.split_points import Effect, Look, Split
+from magpy_like.torch_interop.current_gpu import is_for_current_gpu
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., Any], Any]
+
+
+def _takes_part_already(run: MonitorRun, call: NativeCall) -> Any:
+    """A tensor that the graph has made, and that takes part in gradients, is to do so."""
+    if call.operation is not torch.Tensor.requires_grad_:
+        return NotImplemented
+    (tensor, *wanted), rec = (*call.args, *call.kwargs.values()), run.recording
+    if any(value is not True for value in wanted):
+        return NotImplemented
+    if rec.node(tensor) is None and rec.operators.node_of(tensor) and tensor.requires_grad:
+        return judged(call.operation, call.args, call.kwargs)
+    return NotImplemented
+
+
+_RESIZES = {torch.Tensor.resize_, torch.Tensor.resize_as_, torch.resize_as_}
+
+
+def _asks_for_exception(run: MonitorRun, call: NativeCall) -> Any:
+    if call.operation in exc_info.ASKS and not run.recording.inside:
+        return exc_info.ask(run)
+    return NotImplemented
+
+
+def _of_autograd(run: MonitorRun, call: NativeCall) -> Any:
+    if run.recording.inside:
+        return NotImplemented
+    if call.operation in autograd_nodes.KEEPS:
+        return autograd_nodes.keep(run, call.operation, call.args, call.kwargs)
+    autograd_nodes.look_for_second_gradients(run.recording, call.operation, call.args, call.kwargs)
+    if call.operation is torch.autograd.grad and run.recording.hooks:
+        raise autograd_nodes.looked_through(run.recording)
+    return NotImplemented
+
+
+def _asks_whether_compiling(run: MonitorRun, call: NativeCall) -> Any:
+    if call.operation in ASK_WHETHER_COMPILING and run.at and hears_what_eager_hears(run.at):
+        run.suspended += 1
+        return finish_asking_in_eager, None
+    return NotImplemented
+
+
+def finish_asking_in_eager(run: MonitorRun, _: None, result: Any) -> bool:
+    run.suspended -= 1
+    return False
+
+
+def _tells_address(run: MonitorRun, call: NativeCall) -> Any:
+    one = len(call.args) == 1 and not call.kwargs
+    if call.operation in object_addresses.TELLS and not run.recording.inside and one:
+        if (told := object_addresses.tell(run, call.operation, call.args[0])) is not None:
+            return told
+    return NotImplemented
+
+
+def _leaves_quietly(run: MonitorRun, call: NativeCall) -> Any:
+    if locks.leaves_quietly(run.recording, call.operation, call.args):
+        return judged(call.operation, call.args, call.kwargs)
+    return NotImplemented
+
+
+def _under_torch_functions(run: MonitorRun, call: NativeCall) -> Any:
+    if torch._C._len_torch_function_stack():
+        if call.operation in default_device.ASKS_FOR_OVERRIDES:
+            return _finish_asking_for_overrides, (call.operation, call.args)
+        _look_at_default_device(run.recording, call.operation)
+    return NotImplemented
+
+
+def _finish_asking_for_overrides(run: MonitorRun, asked: tuple[Any, Any], result: Any) -> Any:
+    """A default device does nothing to a function that is written in Python."""
+    operation, args = asked
+    with default_device.held([]):
+        return operation(*args)
+
+
+def _look_at_default_device(rec: Recording, operation: Any) -> None:
+    """The graph names the default device where tensors are made, but not inside an operator.
+
+    Raises:
+        Effect: it would have to know of another one than that at its beginning.
+    """
+    if rec.inside and operation in default_device.CONSTRUCTORS:
+        reason = f"{describe(operation)} needs the default device inside an operator"
+        if default_device.default_device() != rec.default_device:
+            raise Effect(reason)
+        rec.runs_as_is = reason
+
+
+def _goes_to_current_gpu(run: MonitorRun, call: NativeCall) -> Any:
+    """The guard insists on the current GPU where a call may leave its device to that."""
+    if not call.annotation.as_op_node:
+        return NotImplemented
+    args, kwargs = call.args, default_device.with_device(call.operation, call.kwargs)
+    if is_for_current_gpu(call.operation, args, kwargs):
+        run.recording.rely_on_current_gpu()
+    return NotImplemented
+
+
+def _with_strangers(run: MonitorRun, call: NativeCall) -> Any:
+    if run.recording.inside:
+        look_for_strangers(run.recording, call.args, call.kwargs)
+    return NotImplemented
+
+
+def _resizes(run: MonitorRun, call: NativeCall) -> Any:
+    """
+    Raises:
+        Split: a tensor from outside has another storage from here on.
+    """
+    if call.operation in _RESIZES and _is_outside(run.recording, call.args[0]):
+        raise Split("changes the storage of a tensor from outside")
+    return NotImplemented
+
+
+def _is_outside(rec: Recording, tensor: Any) -> bool:
+    """Whether a tensor is from outside, or shares its memory with one that is."""
+    inputs = (rec.refs.get_node_by_id(i) for _, i in rec.operators.inputs if isinstance(i, int))
+    variables = (node.variable for node in inputs)
+    return rec.node(tensor) is not None or any(
+        isinstance(other, torch.Tensor) and storage_of(other) == storage_of(tensor)
+        for other in variables
+    )
+
+
+def _answers_in_python(run: MonitorRun, call: NativeCall) -> Any:
+    if call.annotation.as_op_node and answers_in_python(call.operation, call.args):
+        for value in call.args:
+            offer(run.recording, value)
+        return finish_followed, None
+    return NotImplemented
+
+
+def _of_lists(run: MonitorRun, call: NativeCall) -> Any:
+    """An operation on a list as long as a loop has rounds, unless its length is looked at."""
+    rec, args = run.recording, call.args
+    if args and id(args[0]) in rec.operators.lists and not rec.inside:
+        token = _of_list(run, call)
+        if token is not None:
+            return token
+    return NotImplemented
+
+
+def _of_list(run: MonitorRun, call: NativeCall) -> Token | None:
+    rec, operation = run.recording, call.operation
+    operators, rest = rec.operators, (*call.args[1:], *call.kwargs.values())
+    given = operators.lists[id(call.args[0])]
+    if isinstance(given, Growing) and operation in (list.append, list.extend):
+        if operation is list.append or (len(rest) == 1 and given.takes(rec, rest[0])):
+            return finish_pure, call
+    if isinstance(given, Growing) and operation is len and not rest:
+        return _finish_length, given
+    if isinstance(given, Gathered) and operation is len and not rest:
+        return _finish_count, given
+    if isinstance(given, Gathered) and operation in (list, tuple) and not rest:
+        if given.is_whole() and not given.by_data:
+            return unbound_tensors.copied, (given, operation)
+    plain = all(type(value) is int for value in rest) and not run.lifted.any(rest)
+    joins = isinstance(given, Gathered) and operation in JOINS and given.is_whole()
+    if not (joins and plain):
+        operators.look_at(given.value)
+        return None
+    rec.inside += 1
+    rec.given = {id(tensor): tensor for tensor in given.value}
+    rec.dynamic_inside = False
+    run.suspended += 1
+    call.on_graph = True
+    return finish_operator_suspended, call
+
+
+def _finish_length(run: MonitorRun, given: Growing, result: Any) -> Any:
+    return given.length(run)
+
+
+def _finish_count(run: MonitorRun, given: Gathered, result: Any) -> Any:
+    expression = run.lifted.expression(given.count)
+    if expression is None:
+        return None
+    return run.lifted.lift(result, expression, run.lifted.twin(given.count))
+
+
+def _reads_constant(run: MonitorRun, call: NativeCall) -> Any:
+    given = (*call.args, *call.kwargs.values())
+    reads = call.operation in VALUE_READERS and run.recording.constants.hold(*given)
+    if reads and holds_tensor(given) and not run.recording.inside:
+        return _finish_constant, call
+    return NotImplemented
+
+
+def _finish_constant(run: MonitorRun, done: NativeCall, result: Any) -> None:
+    run.account()
+    run.recording.constants.lend(done.args, result)
+    run.recording.bear(result)
+
+
+def _asks_for_truth(run: MonitorRun, call: NativeCall) -> Any:
+    if speculation.asks_for_truth(call.operation, call.args):
+        speculation.foretell_branch(run, call.args[0])
+        return judged(call.operation, call.args, call.kwargs)
+    return NotImplemented
+
+
+def _asks_for_values(run: MonitorRun, call: NativeCall) -> Any:
+    operation, args = call.operation, call.args
+    if speculation.asks_for_values(operation, args) and holds_tensor(args):
+        try:
+            speculation.foretell_values(run, operation, args, call.kwargs)
+            return judged(call.operation, call.args, call.kwargs)
+        except Split:
+            if not speculation.gives_numbers(operation, args):
+                raise
+    return NotImplemented
+
+
+def _gives_numbers(run: MonitorRun, call: NativeCall) -> Any:
+    if speculation.gives_numbers(call.operation, call.args) and not run.recording.inside:
+        run.lifted.fix_sizes(call.args[0])
+        return _finish_items, (call.operation, call.args[0])
+    return NotImplemented
+
+
+def _finish_items(run: MonitorRun, read: tuple[Any, torch.Tensor], result: Any) -> Any:
+    if type(result) is not list:
+        return finish_item(run, (read[0], (read[1],)), result)
+    numbers = run.lifted.items(*read, result)
+    run.account()
+    return numbers
+
+
+def _gives_number(run: MonitorRun, call: NativeCall) -> Any:
+    one = len(call.args) == 1 and not call.kwargs
+    if call.operation in _ITEMS and not run.recording.inside and one:
+        if isinstance(call.args[0], torch.Tensor):
+            return finish_item, (call.operation, call.args)
+    return NotImplemented
+
+
+_ITEMS = {
+    int, float, torch.Tensor.item, torch.Tensor.__int__, torch.Tensor.__float__,
+    torch.Tensor.__index__,
+}  # fmt: skip
+"""Ways to read a tensor's only value as a number."""
+
+
+def finish_item(run: MonitorRun, read: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+    if not is_number(result):
+        raise Look(f"reads a tensor's value into Python, as a {type(result).__name__}")
+    number = run.lifted.item(*read, result)
+    run.account()
+    return number
+
+
+def _of_varying_lists(run: MonitorRun, call: NativeCall) -> Any:
+    """Native code makes something of a list that is another one at every call, or counts it."""
+    given = (*call.args, *call.kwargs.values())
+    if not varying_lists.any_known(run) or not any(type(v) in varying_lists.KINDS for v in given):
+        return NotImplemented
+    if call.operation is len and len(given) == 1:
+        token = varying_lists.count(run, given[0])
+        return NotImplemented if token is None else token
+    if call.operation in varying_lists.TAKES_OUT:
+        token = varying_lists.take_out(run, call.operation, *given)
+        return NotImplemented if token is None else token
+    known = functools.partial(_is_known, run)
+    if any(isinstance(value, CONTAINERS) and not known(value) for value in given):
+        return NotImplemented  # what it holds is relied on
+    function = as_function(call.annotation, call.operation, call.args, call.kwargs, known)
+    if function is None or not any(type(v) in varying_lists.KINDS for v in function[1]):
+        return NotImplemented
+    for value in given:
+        run.recording.visit(value, ValueRead.TYPE)
+    if isinstance(call.operation, OF_NUMPY):
+        run.suspended += 1
+        return finish_of_lists_unseen, function
+    return finish_of_lists, function
+
+
+def _is_known(run: MonitorRun, value: Any) -> bool:
+    if type(value) in varying_lists.KINDS:
+        return varying_lists.contents_of(run.recording, value) is not None
+    return run.lifted.is_lifted(value)
+
+
+def finish_of_lists(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+    operation, operands = payload
+    lifted, rec = run.lifted, run.recording
+    parts = tuple(varying_lists.contents_of(rec, v) or lifted.expression(v) or v for v in operands)
+    with _only_computed():
+        if is_liftable(result):
+            made = lifted.made(typed(operation, operands, result), operands, parts)
+            return lifted.lift(result, made)
+        if type(result) in ANSWERS:
+            lifted.rely_on(operation, operands, result, parts)
+        else:
+            lifted.settle(operands)
+            for value in operands:
+                rec.visit(value, ValueRead.ALL)
+    rec.bear(result)
+    return None
+
+
+def finish_of_lists_unseen(
+    run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any
+) -> Any:
+    run.suspended -= 1
+    return finish_of_lists(run, payload, result)
+
+
+def _lends(run: MonitorRun, call: NativeCall) -> Any:
+    if not run.recording.inside:
+        lend(run, call.annotation, call.args, call.kwargs)
+    return NotImplemented
+
+
+def _draws(run: MonitorRun, call: NativeCall) -> Any:
+    if call.annotation.random and not run.recording.inside:
+        return random_draws.draw(run, call.operation, call.args, call.kwargs)
+    return NotImplemented
+
+
+def _derives(run: MonitorRun, call: NativeCall) -> Any:
+    derived = random_draws.derives(run, call.operation, call.args, call.kwargs)
+    return NotImplemented if derived is None else derived
+
+
+def _takes_numbers(run: MonitorRun, call: NativeCall) -> Any:
+    """Numbers come in place of tensors that native code would take them out of."""
+    if run.recording.inside:
+        return NotImplemented
+    numbers: list[Any] = []
+    read = functools.partial(_read, run, numbers)
+    call.args, call.kwargs = with_numbers(call.operation, call.args, call.kwargs, read)
+    if not call.on_graph:
+        run.lifted.settle(numbers)
+    elif run.lifted:
+        run.lifted.settle(dimensions(call.operation, call.args, call.kwargs))
+    return NotImplemented
+
+
+def _read(run: MonitorRun, numbers: list[Any], tensor: torch.Tensor) -> Any:
+    """The number that native code is about to take out of a tensor; it joins ``numbers``.
+
+    Raises:
+        Split: a tensor of a run beside the program has no value.
+    """
+    if isinstance(tensor, FakeTensor):
+        raise Split("takes a number out of a tensor")
+    read: Any = int if tensor.dtype is torch.bool else torch.Tensor.item
+    number = run.lifted.item(read, (tensor,), read(tensor))
+    run.account()
+    numbers.append(number)
+    return number
+
+
+def _tells_sizes(run: MonitorRun, call: NativeCall) -> Any:
+    operation, args, kwargs = call.operation, call.args, call.kwargs
+    if _looks_at_sizes(run, call.annotation, operation, args):
+        run.lifted.settle((args[1:], tuple(kwargs.values())))
+        if operation is len:
+            run.suspended += 1  # Tensor.__len__ is written in Python
+            return finish_length, (operation, args, kwargs)
+        return _finish_metadata, (operation, args, kwargs)
+    return NotImplemented
+
+
+def _looks_at_sizes(
+    run: MonitorRun, annotation: Annotation, operation: Any, args: tuple[Any, ...]
+) -> bool:
+    """Whether a call tells of a tensor's sizes, and these may vary."""
+    rec = run.recording
+    if rec.inside or not args or not isinstance(args[0], torch.Tensor):
+        return False
+    if annotation.as_op_node or not annotation.pure_closure:
+        return False
+    if rec.twin is None and not rec.operators.has_data_shape(args[0]):
+        return False
+    if annotation.input(0).value_read not in (ValueRead.TYPE, ValueRead.LENGTH):
+        return False
+    relation = annotation.output.relation
+    if relation is not None and relation.kind is not RelationKind.LENGTH:
+        return False
+    if operation is len and type(args[0]).__len__ is not torch.Tensor.__len__:
+        return False
+    return getattr(operation, "__name__", "") not in SHAPELESS | tensor_metadata.UNCHECKED
+
+
+def finish_length(run: MonitorRun, looked: Any, result: Any) -> Any:
+    run.suspended -= 1
+    return _finish_metadata(run, looked, result)
+
+
+def _finish_metadata(
+    run: MonitorRun, looked: tuple[Any, tuple[Any, ...], dict[str, Any]], result: Any
+) -> Any:
+    operation, args, kwargs = looked
+    run.account()
+    if kwargs:  # x.size(dim=0)
+        operation = functools.partial(operation, **kwargs)
+    return run.lifted.metadata(operation, args, result)
+
+
+def _reads_attribute(run: MonitorRun, call: NativeCall) -> Any:
+    args = call.args
+    if call.operation is getattr and isinstance(args[0], torch.Tensor) and isinstance(args[1], str):
+        if isinstance(lookup_in_type(type(args[0]), args[1]), types.GetSetDescriptorType):
+            return run.read_tensor_attribute(args[0], args[1])
+    return NotImplemented
+
+
+@contextlib.contextmanager
+def _only_computed() -> Iterator[None]:
+    """What cannot be said of a result ends the stretch before the instruction that gave it, which
+    has done no more than to compute."""
+    try:
+        yield
+    except Split as split:
+        raise Look(str(split)) from None
+
+
+def _folds(run: MonitorRun, call: NativeCall) -> Any:
+    operation, args = call.operation, call.args
+    if not call.kwargs and run.lifted.any_in(args) and run.lifted.folds(operation, args):
+        offer(run.recording, args[0])  # it may be from outside, and have other elements besides
+        return finish_fold, (operation, args)
+    return NotImplemented
+
+
+def finish_fold(run: MonitorRun, folded: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+    with _only_computed():
+        return run.lifted.fold(*folded, result)
+
+
+def _computes(run: MonitorRun, call: NativeCall) -> Any:
+    if not run.lifted or run.recording.inside:
+        return NotImplemented
+    given = (*call.args, *call.kwargs.values())
+    function = as_function(
+        call.annotation, call.operation, call.args, call.kwargs, run.lifted.is_lifted
+    )
+    if function is not None:
+        for value in given:
+            offer(run.recording, value)
+        if isinstance(call.operation, OF_NUMPY):
+            run.suspended += 1  # some of it is written in Python
+            return finish_computed_unseen, function
+        return finish_computed, function
+    if call.on_graph and of_python(call.operation) and not holds_tensor(given):
+        run.lifted.settle(given)
+    return NotImplemented
+
+
+def finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+    """Something was made of numbers and text. Of a result that cannot be lifted it is enough that
+    it is the same again, where that can be asked.
+
+    Raises:
+        Look: it depends on a number that is only known when the region runs.
+    """
+    operation, operands = payload
+    with _only_computed():
+        if is_liftable(result):
+            return run.lifted.compute(typed(operation, operands, result), operands, result)
+        if is_lifted_in_parts(operation, result):
+            parts = run.lifted.compute_parts(operation, operands, result)
+            run.recording.bear(parts)
+            return parts
+        if operation in _QUESTIONS:
+            run.lifted.ask(_QUESTIONS[operation], operands)
+        elif type(result) in ANSWERS:
+            run.lifted.rely_on(operation, operands, result)
+        else:
+            run.lifted.settle(operands)
+    run.recording.bear(result)
+    return None
+
+
+def finish_computed_unseen(
+    run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any
+) -> Any:
+    run.suspended -= 1
+    return finish_computed(run, payload, result)
+
+
+_QUESTIONS: dict[Any, Any] = {
+    operator.lt: operator.lt, operator.le: operator.le, operator.gt: operator.gt,
+    operator.ge: operator.ge, operator.eq: operator.eq, operator.ne: operator.ne,
+    operator.truth: operator.truth, operator.not_: operator.truth, bool: operator.truth,
+}  # fmt: skip
+"""Functions of numbers by whose answers a program goes on, and what asks the same."""
+
+
+SPECIAL: tuple[Callable[[MonitorRun, NativeCall], Any], ...] = (
+    _asks_for_exception,
+    _of_autograd,
+    _asks_whether_compiling,
+    _tells_address,
+    _leaves_quietly,
+    _takes_part_already,
+    _under_torch_functions,
+    _goes_to_current_gpu,
+    _with_strangers,
+    _resizes,
+    _answers_in_python,
+    _of_lists,
+    _reads_constant,
+    _asks_for_truth,
+    _asks_for_values,
+    _gives_numbers,
+    _gives_number,
+    _of_varying_lists,
+    _lends,
+    _draws,
+    _derives,
+    _takes_numbers,
+    _tells_sizes,
+    _reads_attribute,
+    _folds,
+    _computes,
+)
+"""In this order: what comes behind `_lends` may find other numbers among the arguments, and what
+comes behind `_takes_numbers` finds none in tensors."""

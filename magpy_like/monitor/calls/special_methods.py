@@ -1,0 +1,106 @@
+"""Special methods that native code finds in the classes of what it is given.
+
+``len``, ``str``, ``sorted`` and the like ask the class of an object for them, by whatever function
+it has there: only that function is seen to run. What Python would rather have run instead, such as
+a ``__str__`` beside a ``__repr__``, must still be missing.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+
+from magpy_like.monitor.objects import class_lookup
+from magpy_like.monitor.objects.containers import CONTAINERS, elements
+from magpy_like.monitor.recording import Recording
+from magpy_like.native import lookup_in_type
+from magpy_like.native.instance_checks import isinstance as is_of
+from magpy_like.refgraph.plain_values import HEAP_TYPE
+
+_GROUPS = (
+    ("__repr__", "__str__", "__format__", "__bytes__", "__fspath__"),
+    ("__bool__", "__len__", "__int__", "__index__", "__float__", "__complex__", "__trunc__",
+     "__round__", "__floor__", "__ceil__"),
+    ("__iter__", "__next__", "__getitem__", "__len__", "__contains__", "__reversed__",
+     "__length_hint__", "__missing__", "keys"),
+    ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__"),
+)  # fmt: skip
+"""Names of which Python takes one where an object has no other."""
+
+_ARITHMETIC = (
+    "add", "and", "divmod", "floordiv", "lshift", "matmul", "mod", "mul", "or", "pow", "rshift",
+    "sub", "truediv", "xor",
+)  # fmt: skip
+_INSTEAD: dict[str, tuple[str, ...]] = {
+    **{f"__{way}{name}__": (f"__{name}__", f"__r{name}__", f"__i{name}__")
+       for name in _ARITHMETIC for way in ("", "r", "i")},
+    **{name: (name,) for name in ("__abs__", "__neg__", "__pos__", "__invert__", "__call__",
+       "__enter__", "__exit__", "__get__", "__set__", "__delete__", "__getattr__",
+       "__getattribute__", "__setattr__", "__delattr__", "__setitem__", "__delitem__", "__new__",
+       "__init__", "__instancecheck__", "__subclasscheck__", "__prepare__", "__dir__", "__del__")},
+}  # fmt: skip
+for _group in _GROUPS:
+    for _name in _group:
+        _INSTEAD[_name] = (*_INSTEAD.get(_name, ()), *_group)
+
+ASKS = {callable, isinstance, issubclass}
+_LOOKED_FOR = tuple(dict.fromkeys(name for group in _GROUPS for name in group))
+
+
+def enter(rec: Recording, receiver: Any, function: types.FunctionType) -> None:
+    """``function`` runs with ``receiver`` first: maybe as a special method of its class."""
+    cls = type(receiver)
+    known = rec.specials.get(cls)
+    if known is None:
+        known = rec.specials[cls] = _special_functions(cls)
+    for name in known.get(function, ()):
+        for other in _INSTEAD[name]:
+            class_lookup.read_class(rec, cls, other)
+
+
+def _special_functions(cls: type) -> dict[types.FunctionType, list[str]]:
+    """The special names of each function of a class that can be changed."""
+    found: dict[types.FunctionType, list[str]] = {}
+    if cls.__flags__ & HEAP_TYPE and not issubclass(cls, torch.Tensor):
+        for name in _INSTEAD:
+            method = lookup_in_type(cls, name)
+            if is_of(method, types.FunctionType):
+                found.setdefault(method, []).append(name)
+    return found
+
+
+def look_for_all(rec: Recording, value: Any) -> None:
+    """Native code looks at an object, by whatever its class has for it, or has not."""
+    kinds = {type(value)}
+    if is_of(value, CONTAINERS):
+        kinds.update(map(type, elements(value)))
+    for cls in kinds:
+        look_for_class(rec, cls)
+
+
+def look_for_class(rec: Recording, cls: type) -> None:
+    """The same for any instance of a class."""
+    if cls.__flags__ & HEAP_TYPE and cls not in rec.looked_through:
+        rec.looked_through.add(cls)
+        if not issubclass(cls, torch.Tensor):  # those are known as wholes
+            for name in _LOOKED_FOR:
+                class_lookup.read_class(rec, cls, name)
+
+
+def look_for_compared(rec: Recording) -> None:
+    """The same for what native code has compared or hashed."""
+    for node_id in rec.compared:
+        look_for_class(rec, rec.refs.get_node_by_id(node_id).type)
+
+
+def ask_class(rec: Recording, operation: Any, args: tuple[Any, ...]) -> None:
+    """What ``callable``, ``isinstance`` and ``issubclass`` ask of classes."""
+    if operation is callable and args:
+        class_lookup.read_class(rec, type(args[0]), "__call__")
+    elif operation in (isinstance, issubclass) and len(args) == 2:
+        for cls in args[1] if type(args[1]) is tuple else args[1:]:
+            class_lookup.read_class(
+                rec, type(cls), f"__{'instance' if operation is isinstance else 'subclass'}check__"
+            )

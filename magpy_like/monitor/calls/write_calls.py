@@ -1,0 +1,85 @@
+"""Writes by a call: an operation that stores one value at one place, or takes it away."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magpy_like.annotation import Annotation, RelationKind
+from magpy_like.monitor.calls.read_calls import NOT_GIVEN, way_of
+from magpy_like.monitor.objects import attributes
+from magpy_like.monitor.recording import Recording
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import Relation
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+
+def write(
+    run: MonitorRun, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bool:
+    """An operation that stores one value at one place, such as ``object.__setattr__``.
+
+    Raises:
+        Split: which place it is, is only known when the region runs.
+    """
+    rec = run.recording
+    relation = annotation.output.relation
+    assert relation is not None
+    target, key, value = way_of(relation, args, kwargs)
+    stores = value is not NOT_GIVEN
+    if relation.kind is RelationKind.ATTRIBUTE or not isinstance(target, torch.Tensor):
+        run.lifted.settle(key)  # an index of a tensor is for the operator that takes it
+    if isinstance(target, contextvars.ContextVar):
+        variable, place = rec.constant(target), Relation(RelationKind.CONTEXT)
+        if place not in variable.first.refs:
+            rec.meet_context(target)
+        rec.store(variable, place, value)
+        return True
+    if isinstance(target, torch.Tensor) and isinstance(key, str):
+        run.write_tensor_attribute(target, key, value)
+        return True
+    if isinstance(target, torch.Tensor) or target is None or target is NOT_GIVEN:
+        return False
+    if relation.kind is RelationKind.ATTRIBUTE:
+        return _write_attribute(rec, annotation, target, key, value)
+    node = rec.node(target)
+    if node is None:
+        return True
+    if relation.kind is RelationKind.KEY and isinstance(target, dict):
+        place = Relation(RelationKind.KEY, rec.key_in(node, key))
+    elif relation.kind is RelationKind.CELL:
+        place = Relation(RelationKind.CELL)
+    else:
+        return False
+    if stores:
+        rec.store(node, place, value)
+    else:
+        rec.remove(node, place)
+    return True
+
+
+def _write_attribute(
+    rec: Recording, annotation: Annotation, target: Any, name: Any, value: Any
+) -> bool:
+    """``setattr`` and ``delattr`` ask the class of the target; its native methods are what it asks.
+
+    Python refuses a name that is no string, and ``object.__setattr__`` for a class.
+    """
+    owner, _, called = annotation.operation.rpartition(".")
+    if not isinstance(name, str) or (isinstance(target, type) and owner == "builtins.object"):
+        return True
+    asks_class = called in ("setattr", "delattr")
+    method = "__delattr__" if value is NOT_GIVEN else "__setattr__"
+    place = attributes.place_of_store(rec, target, name, method, asks_class=asks_class)
+    if place is None:
+        return True
+    if value is not NOT_GIVEN:
+        rec.store(*place, value)
+    elif attributes.look_at_place(rec, target, place):
+        rec.remove(*place)
+    return True

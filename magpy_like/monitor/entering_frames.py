@@ -1,0 +1,179 @@
+"""Entering frames: which code of a run is the program's, and what its functions are relied on for.
+
+A frame that is not followed is native code to the monitor: one of this package or of torch's other
+tracer, one below a call that is an operator, and what the interpreter runs amid any operation.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import inspect
+import opcode
+import pathlib
+import types
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.weak
+
+from magpy_like.annotation import RelationKind
+from magpy_like.bytecode.code_facts import first_resume
+from magpy_like.monitor.calls import compiled_callees, polyfills, special_methods
+from magpy_like.monitor.objects import class_lookup
+from magpy_like.monitor.objects.finalizers import WEAK_CONTAINERS
+from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.torch_state.default_device import MODE_CODE
+from magpy_like.native import NULL, frame_function, frame_locals, lookup_in_type
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import Relation
+from magpy_like.split_points import Split
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+_PACKAGE = str(pathlib.Path(__file__).parents[1])
+_UNSEEN = (_PACKAGE, str(pathlib.Path(torch.__file__).parent / "_dynamo"))
+"""Code that is no part of a program: this package, and torch's other tracer. What it calls is."""
+_ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+_WEAK_CONTAINERS = (
+    weakref.WeakSet, weakref.WeakValueDictionary, weakref.WeakKeyDictionary,
+    torch.utils.weak.WeakIdKeyDictionary,
+)  # fmt: skip
+_FORGETTING = {
+    constant
+    for container in _WEAK_CONTAINERS
+    for constant in container.__init__.__code__.co_consts
+    if isinstance(constant, types.CodeType)
+}
+"""What weak containers do when objects die, which may be amid any operation. The keys of torch's
+hash themselves in Python for it."""
+_HIDDEN_CODE = _FORGETTING | {
+    torch.nn.Module.__getattr__.__code__,
+    copyreg._slotnames.__code__,  # type: ignore[attr-defined]
+    MODE_CODE,
+}
+"""Not entered: what the monitor knows by itself, what copying finds out once about a class, what
+weak containers do when objects die, and what a default device does to each operator."""
+
+
+def _stands_in(run: MonitorRun, frame: types.FrameType) -> bool:
+    """Whether a frame of this package, or the rest of one, stands in for native code, or for the
+    program's."""
+    if frame.f_code in polyfills.CODE or frame.f_code in compiled_callees.CODE:
+        return True
+    known = None if run.cut is None else run.cut.stands_for(frame_function(frame))
+    return getattr(known, "__code__", None) in polyfills.CODE
+
+
+class Entering:
+    """The functions and generators that a recording has entered."""
+
+    def __init__(self) -> None:
+        self._entered: set[int] = set()
+        self._keep: list[Any] = []
+        """Those functions, so that no other one has the id of one."""
+        self._generators: set[int] = set()
+        """Ids of the frames of the generators that have begun since."""
+
+    def let_go(self) -> None:
+        self._keep.clear()
+
+    def enter(self, run: MonitorRun, frame: types.FrameType) -> bool:
+        """Whether a frame that begins, or goes on, is followed.
+
+        Raises:
+            Split: it is one of a kind that nothing can be recorded of.
+        """
+        code = frame.f_code
+        unseen = code.co_filename.startswith(_UNSEEN)
+        hidden = code in _HIDDEN_CODE or (unseen and not _stands_in(run, frame))
+        if run.suspended or hidden or _forgets(frame.f_back):
+            run.flags.lose()
+            return False
+        run.flags.enter(frame)
+        if unseen:
+            return True
+        if run.recording.loses and frame.f_globals.get("__name__") in WEAK_CONTAINERS:
+            run.recording.look_for_lost()
+        if code.co_flags & inspect.CO_GENERATOR:
+            if frame.f_lasti > first_resume(code):
+                # Another frame may have had the id, so the frame itself must bear the hook's mark.
+                if id(frame) in self._generators and not frame.f_trace_lines:
+                    return True
+                raise Split("goes on with a generator from before the region")
+            self._generators.add(id(frame))
+        if code.co_flags & _ASYNC:
+            raise Split("is asynchronous")
+        if run.skipping:  # the record has it, and this may be what torch does for fake tensors
+            return True
+        function = frame_function(frame)
+        if run.cut is not None:
+            if run.arguments.waiting is None and not run.cut.begins(function):
+                return False
+            function = run.cut.stands_for(function)
+        if run.arguments.waiting is None:
+            run.enter_root(frame, function)
+        if isinstance(function, types.FunctionType):
+            self.enter_function(run.recording, function)
+            self._enter_method(run, frame, function)
+        return True
+
+    def enter_function(self, rec: Recording, function: types.FunctionType) -> None:
+        """A function that was there before leads to its cells and default values."""
+        if id(function) in self._entered:
+            return
+        if rec.is_born(function):
+            return
+        node = rec.node(function) or rec.constant(function)
+        self._entered.add(id(function))
+        self._keep.append(function)
+        for i, cell in enumerate(function.__closure__ or ()):
+            rec.meet(node, Relation(RelationKind.CLOSURE, i), cell)
+        for i, value in enumerate(function.__defaults__ or ()):
+            rec.meet(node, Relation(RelationKind.DEFAULT, i), value)
+        for name, value in (function.__kwdefaults__ or {}).items():
+            rec.meet(node, Relation(RelationKind.DEFAULT, name), value)
+
+    def _enter_method(
+        self, run: MonitorRun, frame: types.FrameType, function: types.FunctionType
+    ) -> None:
+        """Native code such as ``str`` finds a special method in the class of its argument."""
+        rec, code = run.recording, frame.f_code
+        if not code.co_argcount:
+            if code.co_flags & inspect.CO_VARARGS:
+                given = frame_locals(frame)[code.co_kwonlyargcount]
+                if type(given) is tuple and given:
+                    special_methods.enter(rec, given[0], function)
+            return
+        receiver = frame_locals(frame)[0]
+        if code.co_varnames[0] in code.co_cellvars and isinstance(receiver, types.CellType):
+            receiver = receiver.cell_contents
+        special_methods.enter(rec, receiver, function)
+        if not function.__name__.startswith("__"):
+            return
+        if function.__name__ == "__del__" and not rec.is_born(receiver):
+            raise Split(f"lets go of a {type(receiver).__qualname__} from outside")
+        making = {"__set_name__": 1, "__init_subclass__": 0}.get(function.__name__)
+        if making is not None and making < code.co_argcount:
+            # Called with a class that is still in the making; one from outside was met before.
+            rec.bear(frame_locals(frame)[making])
+        if function.__name__ == "__init__" and rec.node(receiver) is None:
+            rec.bear(receiver)  # the program may be cut before the call has given it
+            if (confined := run.confined()) is not None and frame.f_back is not None:
+                confined.own_if_new(receiver, _called(run, frame.f_back))
+        if lookup_in_type(type(receiver), function.__name__) is function:
+            class_lookup.read_class(rec, type(receiver), function.__name__)
+
+
+def _called(run: MonitorRun, frame: types.FrameType) -> Any:
+    """The class that a frame is calling."""
+    offset, stack = run.step_of(frame) or (0, ())
+    count = frame.f_code.co_code[offset + 1]
+    is_call = opcode.opname[frame.f_code.co_code[offset]] == "CALL" and len(stack) >= count + 2
+    return stack[-count - 1] if is_call and stack[-count - 2] is NULL else None
+
+
+def _forgets(frame: types.FrameType | None) -> bool:
+    """Whether a weak container forgets an object that has died."""
+    return frame is not None and any(frame.f_code is code for code in _FORGETTING)

@@ -1,0 +1,88 @@
+"""``value.name``, read, stored and deleted: where Python would look, and nowhere else."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magpy_like.annotation import lookup
+from magpy_like.monitor.calls import call_dispatch, native_calls
+from magpy_like.monitor.instructions.step import Step, Token
+from magpy_like.monitor.objects import attributes, class_lookup
+from magpy_like.monitor.torch_state import autograd_nodes
+from magpy_like.native import lookup_in_type
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.split_points import Split, unknown
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+
+def read_attribute(run: MonitorRun, step: Step) -> Token:
+    """``value.name``, unless native code that needs no guard computes it."""
+    value = step.stack[-1]
+    name = step.name
+    if isinstance(value, torch.Tensor):
+        return run.read_tensor_attribute(value, name)
+    if autograd_nodes.is_node(run.recording, value):
+        autograd_nodes.read_attribute(run, value, name)
+        return None
+    if type(value) not in run.simple_types:
+        attributes.read_attribute(run.recording, value, name)
+        descriptor = attributes.native_property(value, name)
+        if descriptor is not None:
+            annotation = lookup(descriptor)
+            if annotation is not None:
+                return native_calls.native(run, annotation, descriptor, (value,), {})
+            if run.recording.node(value) is not None:
+                read = f"{type(value).__qualname__}.{name}"
+                raise unknown(value, f"reads {read}, native code without an annotation")
+        return _lift_attribute(run, step, value, name)
+    return None
+
+
+def _lift_attribute(run: MonitorRun, step: Step, value: Any, name: str) -> Token:
+    if isinstance(lookup_in_type(type(value), "__getattribute__"), types.FunctionType):
+        return None  # it is Python code that has read, or will read
+    node, relation, found = attributes.number_at(run.recording, value, name)
+    return run.lift_read(step, node, relation, found)
+
+
+def read_super_attribute(run: MonitorRun, step: Step) -> Token:
+    """``super().name`` in one instruction (Python 3.12)."""
+    function, cls, receiver = step.stack[-3:]
+    if function is not super:
+        return call_dispatch.call(run, function, (cls, receiver), {})
+    bound_to_class = isinstance(receiver, type) and issubclass(receiver, cls)
+    of = receiver if bound_to_class else type(receiver)
+    class_lookup.read_super(run.recording, cls, of, step.name)
+    return None
+
+
+def write_attribute(run: MonitorRun, step: Step) -> Token:
+    """``target.name = value``."""
+    value, target = step.stack[-2:]
+    return store_attribute(run, target, step.name, value)
+
+
+def store_attribute(run: MonitorRun, target: Any, name: str, value: Any) -> Token:
+    """``target.name = value`` by the default rules; a ``__setattr__`` in Python is followed."""
+    if isinstance(target, torch.Tensor):
+        return run.write_tensor_attribute(target, name, value)
+    place = attributes.place_of_store(run.recording, target, name, "__setattr__")
+    if place is not None:
+        run.recording.store(*place, value)
+    return None
+
+
+def delete_attribute(run: MonitorRun, step: Step) -> Token:
+    """``del target.name``."""
+    target = step.stack[-1]
+    if isinstance(target, torch.Tensor):
+        raise Split(f"deletes the attribute {step.name} of a tensor")
+    place = attributes.place_of_store(run.recording, target, step.name, "__delattr__")
+    if place is not None and attributes.look_at_place(run.recording, target, place):
+        run.recording.remove(*place)
+    return None

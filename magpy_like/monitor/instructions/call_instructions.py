@@ -1,0 +1,144 @@
+"""Calls: of a function with its arguments on the stack, or in containers, and of managers.
+
+Where the record must hear of what native code calls, another function takes its place on the stack.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+from magpy_like.annotation import ValueRead, lookup
+from magpy_like.monitor.calls import (
+    call_dispatch,
+    compiled_callees,
+    read_calls,
+    special_methods,
+)
+from magpy_like.monitor.calls.argument_kinds import is_followed
+from magpy_like.monitor.calls.call_inputs import TELLS_OBJECTS
+from magpy_like.monitor.calls.polyfills import polyfill, spread
+from magpy_like.monitor.calls.replayed_calls import instead
+from magpy_like.monitor.instructions.step import Step, Token
+from magpy_like.monitor.instructions.truth_tests import ask_which
+from magpy_like.monitor.objects import class_lookup, locks
+from magpy_like.monitor.objects.containers import goes_own_ways
+from magpy_like.monitor.symbolic import loop_ranges, tensor_formatting
+from magpy_like.monitor.symbolic.lifted_number_rules import give_back
+from magpy_like.native import NULL, frame_set_operand
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.split_points import Split
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+
+def call(run: MonitorRun, step: Step) -> Token:
+    """``function(*args, **kwargs)`` with each argument on the stack."""
+    count = step.oparg
+    stack = step.stack
+    first = stack[-count - 2]
+    if first is NULL:
+        function, args = stack[-count - 1], stack[len(stack) - count :]
+    else:
+        function, args = first, stack[len(stack) - count - 1 :]
+    depth = count + (1 if first is NULL else 2)
+    function = _compiled_inside(run, step, depth, function)
+    if count == 1 and (function is id or function is hash):
+        ask_which(run, step, 1)
+    if run.lifted and any(function is told for told in TELLS_OBJECTS):
+        give_back(run, step, count)
+    names = run.keyword_names(step)
+    kwargs: dict[str, Any] = {}
+    if names:
+        split = len(args) - len(names)
+        kwargs = dict(zip(names, args[split:], strict=True))
+        args = args[:split]
+    if (function is format or function is str.format) and not kwargs:
+        args = tensor_formatting.arguments(run, step, function, tuple(args))
+    loop = any(function is head for head in loop_ranges.HEADS)
+    if loop and loop_ranges.begins(run, step, function, args, kwargs):
+        return None
+    if loop and (token := loop_ranges.number(run, step, function, args, kwargs)) is not None:
+        return token
+    for value in args if loop else ():
+        run.recording.operators.look_at(value)
+    other = polyfill(function, tuple(args), kwargs)
+    if other is not None:
+        call_dispatch.rely_on(run.recording, function)
+        frame_set_operand(step.frame, depth, other)
+        return None
+    return _call(run, step, depth, function, args, kwargs)
+
+
+def _call(
+    run: MonitorRun,
+    step: Step,
+    depth: int,
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Token:
+    """A call of the function at this depth of the stack."""
+    run.called_instead = None
+    token = call_dispatch.call(run, function, args, kwargs)
+    if run.called_instead is not None:
+        frame_set_operand(step.frame, depth, instead(run.called_instead))
+    return token
+
+
+def call_spread(run: MonitorRun, step: Step) -> Token:
+    """``function(*args, **kwargs)`` with a tuple and a dictionary on the stack."""
+    stack = step.stack
+    depth = 3 if step.oparg & 1 else 2
+    function, args, kwargs = stack[-3:] if depth == 3 else (*stack[-2:], {})
+    function = _compiled_inside(run, step, depth, function)
+    plain = isinstance(args, tuple | list) and isinstance(kwargs, dict)
+    if not plain or goes_own_ways(args):
+        # The instruction itself will go through the iterable; a function in between sees the rest.
+        run.lend(args)
+        run.lend(kwargs)
+        read_calls.iterate(run.recording, args)
+        run.recording.visit(kwargs, ValueRead.ELEMENTS)
+        if not is_followed(function):
+            frame_set_operand(step.frame, depth, spread(function))
+        return None
+    for given in (args, kwargs):
+        run.lend(given)
+        run.recording.visit(given, ValueRead.ELEMENTS)
+        special_methods.look_for_class(run.recording, type(given))
+    loop = any(function is head for head in loop_ranges.HEADS)
+    if loop and loop_ranges.begins(run, step, function, tuple(args), kwargs):
+        return None
+    if not is_followed(function):
+        for value in (*args[1:], *kwargs.values()):
+            run.recording.operators.look_at(value)
+    other = polyfill(function, tuple(args), kwargs)
+    if other is not None:
+        call_dispatch.rely_on(run.recording, function)
+        frame_set_operand(step.frame, depth, other)
+        return None
+    return _call(run, step, depth, function, tuple(args), dict(kwargs))
+
+
+def _compiled_inside(run: MonitorRun, step: Step, depth: int, function: Any) -> Any:
+    """What is called where this stands for something compiled, which then takes its place."""
+    target = compiled_callees.called(run.recording, function)
+    if target is not function:
+        frame_set_operand(step.frame, depth, target)
+    return target
+
+
+def enter_context(run: MonitorRun, step: Step) -> Token:
+    """``with manager``: both methods are found before anything runs."""
+    manager = step.stack[-1]
+    rec = run.recording
+    if locks.takes_quietly(rec, manager, step.code):
+        return None
+    for name in ("__enter__", "__exit__"):
+        method = class_lookup.read_class(rec, type(manager), name)
+        if method is not NULL and not isinstance(method, types.FunctionType):
+            annotation = lookup(method)
+            if annotation is None or not annotation.pure_closure:
+                raise Split(f"enters a {type(manager).__qualname__}, a native context manager")
+    return None

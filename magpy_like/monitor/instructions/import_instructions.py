@@ -1,0 +1,66 @@
+"""Imports inside functions.
+
+A module is looked up where it has been since its first import; that one runs before anything is
+recorded of it, as it happens once in a process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from magpy_like.monitor.calls import read_calls
+from magpy_like.monitor.instructions.step import Step, Token
+from magpy_like.monitor.objects import attributes
+from magpy_like.split_points import Split
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+
+def import_module(run: MonitorRun, step: Step) -> Token:
+    """An import inside a function: a look at ``sys.modules``, where a module is from its first
+    import on. That one runs code which is no part of the program."""
+    level = step.stack[-2]
+    name = step.name
+    if level:
+        package = step.frame.f_globals.get("__package__") or ""
+        parts = package.rsplit(".", level - 1)
+        name = f"{parts[0]}.{name}" if name else parts[0]
+    if name not in sys.modules:
+        _import_first(run, name)
+    _look_up_module(run, name)
+    run.suspended += 1
+    return _finish_import, None
+
+
+def _look_up_module(run: MonitorRun, name: str) -> None:
+    """An import finds a module, and those that it lies in, where others may have been put."""
+    run.recording.constant(sys.modules)
+    parts = name.split(".")
+    for i in range(1, len(parts) + 1):
+        read_calls.read_item(run.recording, sys.modules, ".".join(parts[:i]))
+
+
+def _import_first(run: MonitorRun, name: str) -> None:
+    run.suspended += 1
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        raise Split(f"imports {name}, which fails: {type(error).__name__}: {error}") from None
+    finally:
+        run.suspended -= 1
+        run.account()
+
+
+def _finish_import(run: MonitorRun, _: None, result: Any) -> None:
+    run.suspended -= 1
+    run.recording.constant(result)
+
+
+def import_name(run: MonitorRun, step: Step) -> Token:
+    """``from module import name``."""
+    module = step.stack[-1]
+    attributes.read_attribute(run.recording, module, step.name)
+    return None

@@ -1,0 +1,225 @@
+"""``container[key]``, read, stored and deleted.
+
+One place of a built-in container is relied on or changed; a class that has its own way in Python is
+left to it, and anything else is relied on, or rewritten, as a whole.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from magpy_like.annotation import RelationKind, ValueRead
+from magpy_like.monitor.calls import operator_calls, read_calls
+from magpy_like.monitor.instructions.step import Step, Token, finish_without_result
+from magpy_like.monitor.instructions.truth_tests import ask_which
+from magpy_like.monitor.objects import class_lookup
+from magpy_like.monitor.objects.containers import CONTAINERS, is_told_by_identity
+from magpy_like.monitor.symbolic import loop_windows, unbound_tensors, varying_lists
+from magpy_like.monitor.symbolic.expressions import InGraph
+from magpy_like.monitor.symbolic.gathered_lists import ENDS, Gathered, Growing
+from magpy_like.monitor.symbolic.loop_ranges import added_to
+from magpy_like.monitor.torch_state import random_draws
+from magpy_like.native import lookup_in_type
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import Relation
+from magpy_like.refgraph.plain_values import is_plain
+from magpy_like.split_points import Split
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+
+def read_item(run: MonitorRun, step: Step) -> Token:
+    """``source[key]``."""
+    source, key = step.stack[-2:]
+    if isinstance(source, dict):
+        ask_which(run, step, 1)
+    return get_item(run, source, key, step)
+
+
+def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -> Token:
+    """``source[key]``, by an instruction or on the way of another operation."""
+    rec = run.recording
+    if isinstance(source, torch.Tensor):
+        token = operator_calls.operate(
+            run, operator.getitem, (source, random_draws.as_index(run, key))
+        )
+        loop_windows.narrow(run, token)
+        return token
+    given = rec.operators.lists.get(id(source))
+    if isinstance(given, Growing) and type(key) is int:
+        is_first = given.look_up(key, _follows_index(run, given, key))
+        return (_finish_first, given.begin[key]) if is_first else None
+    if isinstance(given, Gathered):
+        token = _get_from_list(run, given, key)
+        if token is not NotImplemented:
+            return token
+    if type(source) is np.ndarray and random_draws.has_element(source, key):
+        if (derived := random_draws.derives(run, operator.getitem, (source, key), {})) is not None:
+            return derived
+    if not is_plain(key):
+        rec.visit(key, ValueRead.ALL)
+        rec.compare(key)
+        if isinstance(key, torch.Tensor) and not isinstance(
+            lookup_in_type(type(source), "__getitem__"), types.FunctionType
+        ):
+            if not isinstance(source, dict):
+                raise Split("uses a tensor as an index into a Python container")
+            for other in dict.keys(source):  # tensors are found by their identity
+                rec.compare(other)
+    if isinstance(source, type):
+        return None
+    source = rec.proxied(source)
+    if isinstance(source, CONTAINERS):
+        if type(source) not in CONTAINERS:
+            getter = class_lookup.read_class(rec, type(source), "__getitem__")
+            if isinstance(getter, types.FunctionType):
+                return None
+        if isinstance(key, slice):
+            run.lend(source)
+        taken = varying_lists.take(run, source, key)
+        if taken is not None:
+            return taken
+        read_calls.read_item(rec, source, key)
+        node = rec.node(source)
+        if node is None or step is None:
+            return None
+        found_by = is_plain(key) or is_told_by_identity(key)
+        if isinstance(source, dict) and found_by and dict.__contains__(source, key):
+            found = dict.__getitem__(source, key)
+            return run.lift_read(step, node, Relation(RelationKind.KEY, rec.key(key)), found)
+        if isinstance(source, list | tuple) and type(key) is int:
+            at = key if key >= 0 else key + len(source)
+            if 0 <= at < len(source):
+                return run.lift_read(step, node, Relation(RelationKind.ITEM, at), source[at])
+    elif type(source) not in run.simple_types:
+        class_lookup.read_class(rec, type(source), "__getitem__")
+        if rec.node(source) is not None and not isinstance(
+            lookup_in_type(type(source), "__getitem__"), types.FunctionType
+        ):
+            rec.visit(source, ValueRead.ALL)
+    return None
+
+
+def _get_from_list(run: MonitorRun, given: Gathered, key: Any) -> Any:
+    """What is read of a list of the graph, unless that is looked into."""
+    operators = run.recording.operators
+    if given.is_whole() and type(key) is int and (token := loop_windows.take(run, given, key)):
+        return token
+    run.lifted.settle(key)
+    if given.is_whole() and type(key) is int and key in ENDS:
+        if given.are_new and given.has_ends:
+            if given.by_data:
+                return _finish_element, (given, key)
+            given.know(operators, key)
+            return None
+    if type(key) is slice and (token := unbound_tensors.take_slice(run, given, key)):
+        return token
+    operators.look_at(given.value)
+    return NotImplemented
+
+
+def _follows_index(run: MonitorRun, given: Growing, key: int) -> bool:
+    """Whether a key is as much more than a round's index in any round; otherwise it must not vary.
+
+    Raises:
+        Split: it does, from round to round.
+    """
+    number, index = run.lifted.expression(key), run.lifted.expression(given.index)
+    if isinstance(number, InGraph) and isinstance(index, InGraph) and key >= 0:
+        if added_to(index.node, number.node) is not None:
+            return True
+    run.lifted.settle((key,))
+    return False
+
+
+def _finish_first(run: MonitorRun, first: Any, item: Any) -> Any:
+    """An element was read that was there before the rounds which append to its list."""
+    return first
+
+
+def _finish_element(
+    run: MonitorRun, payload: tuple[Gathered, int], item: torch.Tensor
+) -> torch.Tensor:
+    """An element was read of a list of which data decides how long it is."""
+    given, position = payload
+    found = given.element(run.recording, position)
+    run.account()
+    return found
+
+
+def write_item(run: MonitorRun, step: Step) -> Token:
+    """``target[key] = value``."""
+    value, target, key = step.stack[-3:]
+    return set_item(run, target, key, value)
+
+
+def set_item(run: MonitorRun, target: Any, key: Any, value: Any) -> Token:
+    """``target[key] = value``, by an instruction or on the way of another operation."""
+    rec = run.recording
+    if isinstance(target, torch.Tensor):
+        token = operator_calls.operate(
+            run, operator.setitem, (target, random_draws.as_index(run, key), value)
+        )
+        return None if token is None else (finish_without_result, token)
+    rec.compare(key)
+    setter = class_lookup.read_class(rec, type(target), "__setitem__")
+    if isinstance(key, slice) and not isinstance(setter, types.FunctionType):
+        run.lend(value)
+        read_calls.iterate(rec, value)  # its elements are what is stored
+    node = rec.node(target)
+    if isinstance(setter, types.FunctionType):
+        return None
+    if isinstance(target, list) and isinstance(key, slice):
+        read_calls.iterate(rec, value)
+    elif not isinstance(target, CONTAINERS):
+        # An array of NumPy's keeps what it takes as bytes.
+        run.lifted.settle(value)
+        rec.visit(value, ValueRead.ALL)
+    if node is None:
+        return None
+    if isinstance(target, dict):
+        rec.store(node, Relation(RelationKind.KEY, rec.key_in(node, key)), value)
+    elif isinstance(target, list) and isinstance(key, int) and not node.rewritten:
+        size = len(target)
+        rec.look_at_length(node)
+        rec.store(node, Relation(RelationKind.ITEM, key % size if size else key), value)
+    else:
+        rec.rewrite(node)
+    return None
+
+
+def delete_item(run: MonitorRun, step: Step) -> Token:
+    """``del target[key]``."""
+    target, key = step.stack[-2:]
+    rec = run.recording
+    if isinstance(target, torch.Tensor):
+        raise Split("deletes an item of a tensor")
+    rec.compare(key)
+    remover = class_lookup.read_class(rec, type(target), "__delitem__")
+    node = rec.node(target)
+    if isinstance(remover, types.FunctionType) or node is None:
+        return None
+    if isinstance(target, dict):
+        read_calls.read_item(rec, target, key)
+        rec.remove(node, Relation(RelationKind.KEY, rec.key_in(node, key)))
+    else:
+        rec.rewrite(node)
+    return None
+
+
+def read_slice(run: MonitorRun, step: Step) -> Token:
+    """``source[start:stop]`` in one instruction (Python 3.12)."""
+    source, start, stop = step.stack[-3:]
+    return get_item(run, source, slice(start, stop))
+
+
+def write_slice(run: MonitorRun, step: Step) -> Token:
+    """``target[start:stop] = value`` in one instruction (Python 3.12)."""
+    value, target, start, stop = step.stack[-4:]
+    return set_item(run, target, slice(start, stop), value)

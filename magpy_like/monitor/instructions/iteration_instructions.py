@@ -1,0 +1,132 @@
+"""Going through something: the heads of loops, their next elements, and unpacking.
+
+An iterator from outside is relied on for as many elements as were taken, and no more.
+"""
+
+from __future__ import annotations
+
+import opcode
+import operator
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magpy_like.annotation import RelationKind
+from magpy_like.monitor.calls import read_calls
+from magpy_like.monitor.instructions.step import Step, Token
+from magpy_like.monitor.objects import class_lookup
+from magpy_like.monitor.objects.iterators import (
+    ARRAY_ITERATOR,
+    SINGLE,
+    advancing,
+    ahead,
+    container_of,
+    foreseen,
+    innermost,
+    is_native_iterator,
+    is_started_before,
+    separate,
+)
+from magpy_like.monitor.symbolic import loop_ranges
+from magpy_like.monitor.torch_state import random_draws
+from magpy_like.native import ABSENT as NOTHING
+from magpy_like.native import frame_set_operand
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import Relation, ShadowNode
+from magpy_like.refgraph.plain_values import is_plain
+from magpy_like.split_points import Split
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+
+def iterate(run: MonitorRun, step: Step) -> Token:
+    """``iter(value)`` at the head of a loop, an unpacking or a ``yield from``."""
+    rec = run.recording
+    value = step.stack[-1]
+    rows = isinstance(value, torch.Tensor) or id(value) in rec.operators.lists
+    if rows and loop_ranges.begins(run, step, iter, (value,), {}):
+        return None
+    rec.operators.look_at(value)
+    if opcode.opname[step.opcode] == "GET_ITER" and (
+        foreseen(rec, value) is not None or random_draws.gives_numbers(run, value)
+    ):
+        run.watch_iterators()
+        return None
+    if not is_plain(value) and not isinstance(value, torch.Tensor):
+        if type(value) not in run.simple_types:
+            getter = class_lookup.read_class(rec, type(value), "__iter__")
+            if isinstance(getter, types.FunctionType):
+                return None
+        run.lend(value)
+        read_calls.iterate(rec, value)
+    return None
+
+
+def take(run: MonitorRun, step: Step) -> Token:
+    """A loop asks its iterator for the next element.
+
+    Raises:
+        Split: the iterator is from outside, and what it gives cannot be told beforehand.
+    """
+    rec = run.recording
+    iterator = step.stack[-1]
+    if is_started_before(rec, iterator):
+        raise Split("goes on with a generator from before the region")
+    if run.branching is not None:
+        run.branching.at_next_round(run, step)
+    if type(iterator) is ARRAY_ITERATOR:
+        _, (array, *_), *at = iterator.__reduce__()
+        if at and random_draws.gives_numbers(run, array) and at[0] < len(array):
+            return random_draws.derives(run, operator.getitem, (array, at[0]), {})
+    node = foreseen(rec, iterator)
+    if node is None:
+        if rec.node(iterator) is not None and is_native_iterator(iterator):
+            raise advancing(iterator)
+        return None
+    if not separate(iterator):
+        raise Split("goes on with an iterator that takes two elements at a time")
+    for inner in innermost(iterator):
+        container = rec.node(container_of(inner)) if type(inner) in SINGLE else None
+        if container is not None and container.changed:
+            raise Split("goes on with an iterator over what it has changed")
+    taken = rec.advanced.get(node.node_id, 0)
+    relation = Relation(RelationKind.ITERATION, taken)
+    if ahead(iterator, 0) is not NOTHING:
+        return _finish_take, (node, relation)
+    rec.advanced[node.node_id] = taken + 1
+    rec.absent(node, relation)
+    return None
+
+
+def _finish_take(run: MonitorRun, taken: tuple[ShadowNode, Relation], element: Any) -> Any:
+    node, relation = taken
+    rec = run.recording
+    rec.advanced[node.node_id] = rec.advanced.get(node.node_id, 0) + 1
+    rec.meet(node, relation, element)
+    return run.lift_element(node, relation, element)
+
+
+def unpack(run: MonitorRun, step: Step) -> Token:
+    """Numbers among the elements are lifted if they vary; otherwise all elements are looked at."""
+    rec = run.recording
+    source = step.stack[-1]
+    node = rec.node(source)
+    if node is None or type(source) not in (tuple, list) or node.changed:
+        return iterate(run, step)
+    relations = [Relation(RelationKind.ITEM, i) for i in range(len(source))]
+    if len(source) != step.oparg or not any(run.varies(node, r) for r in relations):
+        return iterate(run, step)
+    rec.look_at_length(node)
+    for relation, item in zip(relations, source, strict=True):
+        rec.meet(node, relation, item)
+    return _finish_unpack, (step.frame, node, relations, tuple(source))
+
+
+def _finish_unpack(run: MonitorRun, unpacked: Any, top: Any) -> None:
+    frame, node, relations, items = unpacked
+    for i, (relation, item) in enumerate(zip(relations, items, strict=True)):
+        number = run.lift_element(node, relation, item)
+        if number is not None:
+            frame_set_operand(frame, i + 1, number)

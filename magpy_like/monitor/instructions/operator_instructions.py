@@ -1,0 +1,86 @@
+"""Operators on one value or two: arithmetic, comparisons, membership, identity."""
+
+from __future__ import annotations
+
+import dis
+import opcode
+import operator
+import sys
+import types
+from collections import deque
+from typing import TYPE_CHECKING
+
+import torch
+
+from magpy_like.annotation import ValueRead
+from magpy_like.monitor.calls import operator_calls, read_calls, special_methods
+from magpy_like.monitor.instructions.step import Step, Token
+from magpy_like.monitor.instructions.truth_tests import ask_which
+from magpy_like.monitor.objects import class_lookup
+from magpy_like.monitor.objects.containers import CONTAINERS, elements
+from magpy_like.monitor.symbolic import tensor_formatting
+from magpy_like.monitor.symbolic.gathered_lists import Growing
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph.plain_values import is_plain
+from magpy_like.split_points import Split
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+
+def binary(run: MonitorRun, step: Step) -> Token:
+    """``left + right`` and the like, in place or not."""
+    operation = operator_calls.BINARY[step.oparg]
+    if operation in operator_calls.FORMATS and (text := tensor_formatting.by_percent(run, step)):
+        return text
+    left, right = step.stack[-2:]
+    if operation is operator.iadd:
+        growing = run.recording.operators.lists.get(id(left))
+        if isinstance(growing, Growing) and growing.takes(run.recording, right):
+            return None
+    return operator_calls.operate(run, operation, (left, right))
+
+
+def compare(run: MonitorRun, step: Step) -> Token:
+    """``left < right`` and the like."""
+    index = step.oparg >> 4 if sys.version_info >= (3, 12) else step.oparg
+    return operator_calls.operate(run, operator_calls.OPERATORS[dis.cmp_op[index]], step.stack[-2:])
+
+
+def unary(run: MonitorRun, step: Step) -> Token:
+    """``-value``, ``+value`` and ``~value``."""
+    return operator_calls.operate(
+        run, operator_calls.UNARY[opcode.opname[step.opcode]], step.stack[-1:]
+    )
+
+
+def contains(run: MonitorRun, step: Step) -> Token:
+    """``item in container``."""
+    item, container = step.stack[-2:]
+    ask_which(run, step, 2)
+    rec = run.recording
+    if isinstance(container, torch.Tensor):
+        raise Split("looks for a value in a tensor")
+    tester = class_lookup.read_class(rec, type(container), "__contains__")
+    if isinstance(tester, types.FunctionType):
+        return None
+    special_methods.look_for_all(rec, container)
+    if not is_plain(item):
+        rec.visit(item, ValueRead.ALL)
+        rec.compare((item, container))
+    elif type(item) is float and item != item:
+        # NaN is equal to no other, and yet found where it is itself.
+        others = elements(container) if isinstance(container, CONTAINERS) else ()
+        rec.tell_apart(item, *(other for other in others if type(other) is float))
+    if isinstance(item, torch.Tensor) and isinstance(container, list | tuple | deque):
+        if any(isinstance(e, torch.Tensor) for e in container if e is not item):
+            raise Split("compares a tensor with the elements of a container")
+    read_calls.look_for(rec, container, item)
+    return None
+
+
+def identity(run: MonitorRun, step: Step) -> Token:
+    """``left is right``."""
+    ask_which(run, step, 2, 1)
+    operator_calls.identify(run.recording, *step.stack[-2:])
+    return None

@@ -1,0 +1,49 @@
+"""``match``: each pattern looks at its subject no deeper than Python does."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING
+
+from magpy_like.annotation import ValueRead
+from magpy_like.monitor.calls import read_calls
+from magpy_like.monitor.instructions.step import Step, Token
+from magpy_like.monitor.objects import attributes, class_lookup
+from magpy_like.native.instance_checks import isinstance
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+
+def length(run: MonitorRun, step: Step) -> Token:
+    """``len`` of the subject of a ``match``."""
+    run.recording.visit(step.stack[-1], ValueRead.LENGTH)
+    return None
+
+
+def look_at_type(run: MonitorRun, step: Step) -> Token:
+    """Whether the subject of a ``match`` is a mapping or a sequence."""
+    run.recording.visit(step.stack[-1], ValueRead.TYPE)
+    return None
+
+
+def match_keys(run: MonitorRun, step: Step) -> Token:
+    """``case {key: …}``."""
+    subject, keys = step.stack[-2:]
+    getter = class_lookup.read_class(run.recording, type(subject), "get")
+    if not isinstance(getter, types.FunctionType):
+        for key in keys:
+            read_calls.read_item(run.recording, subject, key)
+    return None
+
+
+def match_class(run: MonitorRun, step: Step) -> Token:
+    """``case Class(positional, keyword=…)``."""
+    subject, cls, keywords = step.stack[-3:]
+    if isinstance(subject, cls):
+        if step.oparg:
+            attributes.read_attribute(run.recording, cls, "__match_args__")
+        positional = getattr(cls, "__match_args__", ())[: step.oparg]
+        for name in (*positional, *keywords):
+            attributes.read_attribute(run.recording, subject, name)
+    return None

@@ -1,0 +1,27 @@
+"""Instructions that need no rule of their own, and those that split the program at once."""
+
+from __future__ import annotations
+
+import opcode
+from typing import TYPE_CHECKING
+
+from magpy_like.monitor.instructions.step import Step, Token
+from magpy_like.split_points import Split
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+
+def moved(run: MonitorRun, step: Step) -> Token:
+    """References go where the interpreter puts them: only lifted numbers are of interest."""
+    return None
+
+
+def unsupported(run: MonitorRun, step: Step) -> Token:
+    """An instruction that only makes sense outside of a function."""
+    raise Split(f"uses {opcode.opname[step.opcode].lower()} inside a function")
+
+
+def asynchronous(run: MonitorRun, step: Step) -> Token:
+    """``await``, ``async for`` and ``async with``."""
+    raise Split("awaits")

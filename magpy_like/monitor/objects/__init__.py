@@ -1,0 +1,1 @@
+"""Python objects: variables, the places that hold them, reads and writes."""

@@ -1,0 +1,76 @@
+"""The ways that relations name, walked on the program's own objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from magpy_like.annotation import RelationKind
+from magpy_like.monitor.objects.iterators import ahead
+from magpy_like.native import ABSENT as NOTHING
+from magpy_like.native import attribute, instance_dict
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import REFERENT, ByIdentity, Relation
+from magpy_like.refgraph.plain_values import behind_proxy
+
+
+def lookup(parent: Any, relation: Relation) -> Any:
+    """What is at a place now; raises LookupError, AttributeError or ValueError when nothing is."""
+    kind, key = relation
+    if kind is RelationKind.ATTRIBUTE:
+        return attribute(parent, key)
+    if kind in (RelationKind.KEY, RelationKind.GLOBAL, RelationKind.MEMBERSHIP):
+        if isinstance(key, ByIdentity):
+            key = key.variable
+            if key is None:
+                raise LookupError("the key is gone")
+        return at_key(parent, key)
+    if kind is RelationKind.ITEM:
+        return _item(parent, key)
+    if kind is RelationKind.CELL:
+        return parent.cell_contents
+    if kind is RelationKind.ITERATION:
+        found = ahead(parent, key) if isinstance(key, int) else NOTHING
+        if found is NOTHING:
+            raise LookupError("the iterator is exhausted")
+        return found
+    if kind is RelationKind.CONTEXT:
+        return parent.get()
+    if kind is RelationKind.CLOSURE:
+        return parent.__closure__[key]
+    if kind is RelationKind.DEFAULT:
+        return (parent.__defaults__ if isinstance(key, int) else parent.__kwdefaults__)[key]
+    if kind is RelationKind.SLOT:
+        return parent() if key == REFERENT else object.__getattribute__(parent, str(key))
+    if kind is RelationKind.DICT:
+        return instance_dict(parent)
+    if kind is RelationKind.MAPPING:
+        return behind_proxy(parent)
+    if kind is RelationKind.TYPE:
+        return in_classes(parent, key)
+    raise LookupError(f"no way along {relation}")
+
+
+def at_key(entries: dict[Any, Any], key: Any) -> Any:
+    """What a dictionary holds, and not what ``dict.__getitem__`` makes it make."""
+    found = dict.get(entries, key, NOTHING)
+    if found is NOTHING:
+        raise KeyError(key)
+    return found
+
+
+def _item(parent: Any, index: Any) -> Any:
+    if isinstance(parent, list):
+        return list.__getitem__(parent, index)
+    if isinstance(parent, tuple):
+        return tuple.__getitem__(parent, index)
+    return parent[index]
+
+
+def in_classes(cls: type, key: Any) -> Any:
+    """What a class or its bases hold under a name; behind one of them, if a pair is given."""
+    name, after = key if isinstance(key, tuple) else (key, None)
+    mro = cls.__mro__
+    for base in mro if after is None else mro[mro.index(after) + 1 :]:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    raise LookupError(name)

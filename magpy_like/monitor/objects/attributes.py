@@ -1,0 +1,374 @@
+"""What an attribute access looks at, on the way to its result.
+
+``getattr(o, name)`` consults the classes of ``type(o).__mro__``, the instance's dictionary and
+``__getattr__``. Each look is an edge of the RefGraph: found here, or absent there. What happens in
+Python code on the way (properties, ``__getattr__``) is followed by the monitor like any call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import types
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+
+from magpy_like.annotation.schema import RelationKind, ValueRead
+from magpy_like.monitor.objects.class_lookup import place_of_number, read_class, read_super
+from magpy_like.monitor.objects.class_lookup import place_of_store as place_of_class_store
+from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.symbolic.expressions import is_number_or_truth
+from magpy_like.monitor.torch_state import autograd_nodes
+from magpy_like.native import NULL, instance_dict, lookup_in_type
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import Relation, ShadowNode
+from magpy_like.refgraph.plain_values import HEAP_TYPE, IMMUTABLE_TYPE, slot_names
+from magpy_like.split_points import Split
+
+_MODULE_GETATTR = torch.nn.Module.__getattr__
+_MODULE_STORES = ("_parameters", "_buffers", "_modules")
+_FUNCTION_SLOTS = {
+    "__defaults__", "__kwdefaults__", "__closure__", "__code__", "__name__", "__qualname__",
+    "__doc__", "__module__", "__annotations__",
+}  # fmt: skip
+
+
+_CLASS_SLOTS = {"__name__", "__qualname__", "__bases__", "__base__", "__mro__"}
+"""What a class holds beside its dictionary, and may be given another one of."""
+
+
+def entry_of(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, Relation]:
+    """Where an instance keeps an attribute, and the relation that leads to it from there.
+
+    A module's attributes are the global names of its functions: one place, whichever way it is
+    reached. None when the instance was made inside the region.
+    """
+    if isinstance(value, types.ModuleType):
+        return rec.constant(value.__dict__), Relation(RelationKind.GLOBAL, name)
+    if rec.dictionaries:
+        kept = rec.node(instance_dict(value))
+        if kept is not None and kept.changed:
+            return kept, Relation(RelationKind.KEY, name)
+    return rec.node(value), Relation(RelationKind.ATTRIBUTE, name)
+
+
+def number_at(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, Relation, Any]:
+    """Where a number is kept that ``value.name`` gives, and the number."""
+    slot = NULL if isinstance(value, type) else lookup_in_type(type(value), name)
+    if type(slot) is types.MemberDescriptorType:
+        found = _slot_value(value, slot)
+        place = rec.node(value), Relation(RelationKind.SLOT, name)
+        return (*place, found) if is_number_or_truth(found) else _NOWHERE
+    entries = None if isinstance(value, type) else instance_dict(value)
+    found = NULL if entries is None else dict.get(entries, name, NULL)
+    if found is not NULL:
+        return (*entry_of(rec, value, name), found) if is_number_or_truth(found) else _NOWHERE
+    cls = value if isinstance(value, type) else type(value)
+    found = lookup_in_type(cls, name)
+    return (*place_of_number(rec, cls, name), found) if is_number_or_truth(found) else _NOWHERE
+
+
+_NOWHERE = None, Relation(RelationKind.ATTRIBUTE), None
+
+
+def read_instance(rec: Recording, value: Any, name: str) -> bool:
+    """Look into the instance's own dictionary; whether ``name`` is there."""
+    attributes = instance_dict(value)
+    if attributes is None:
+        return False
+    found = dict.get(attributes, name, NULL)
+    node, relation = entry_of(rec, value, name)
+    if node is not None:
+        if found is NULL:
+            rec.absent(node, relation)
+        else:
+            rec.meet(node, relation, found)
+    return found is not NULL
+
+
+def read_attribute(rec: Recording, value: Any, name: str) -> None:
+    """The program is about to evaluate ``value.name``."""
+    cls = type(value)
+    if isinstance(value, _OPERATORS):
+        _find_operator(value, name)
+    if cls is types.ModuleType or isinstance(value, types.ModuleType):
+        read_module(rec, value, name)
+    elif isinstance(value, type):
+        if name == "__dict__" and value.__flags__ & HEAP_TYPE and not rec.is_born(value):
+            # Each look gives another proxy of one and the same dictionary.
+            proxy = value.__dict__
+            rec.meet(rec.constant(value), Relation(RelationKind.DICT), proxy)
+            rec.proxied(proxy)
+            return
+        of_metaclass = read_class(rec, cls, name)  # before the class's own when it is a property
+        if read_class(rec, value, name) is NULL and of_metaclass is NULL:
+            read_class(rec, cls, "__getattr__")
+        of_heap = value.__flags__ & HEAP_TYPE and not rec.is_born(value)
+        if of_heap and name in _CLASS_SLOTS and type(of_metaclass) is types.GetSetDescriptorType:
+            rec.meet(rec.constant(value), Relation(RelationKind.SLOT, name), getattr(value, name))
+    elif cls is super:
+        read_super(rec, value.__thisclass__, value.__self_class__, name)
+    elif cls is types.MethodType:
+        read_method(rec, value)
+    elif cls is types.FunctionType:
+        read_function(rec, value, name)
+    else:
+        read_object(rec, value, name)
+
+
+_OPERATORS = (torch._ops._Ops, torch._ops._OpNamespace, torch._ops.OpOverloadPacket)
+
+
+def _find_operator(within: Any, name: str) -> None:
+    """`torch.ops` keeps what it was asked for once: whether it has been asked says nothing of the
+    program, and is no reason to record it twice."""
+    with contextlib.suppress(Exception):  # the program meets it
+        getattr(within, name)
+
+
+def read_module(rec: Recording, module: types.ModuleType, name: str) -> None:
+    rec.constant(module)
+    read_instance(rec, module, name)
+
+
+def read_method(rec: Recording, method: types.MethodType) -> None:
+    node = rec.node(method)
+    if node is not None:
+        rec.take_apart(node)
+
+
+def read_function(rec: Recording, function: types.FunctionType, name: str) -> None:
+    node = rec.node(function)
+    if node is None:
+        return
+    if name in _FUNCTION_SLOTS:
+        rec.meet(node, Relation(RelationKind.SLOT, name), getattr(function, name))
+    elif name == "__dict__":
+        rec.meet_dictionary(node, function.__dict__)
+    else:
+        read_instance(rec, function, name)
+
+
+def read_signature(rec: Recording, function: Any) -> None:
+    """What tells the parameters of a function, a method or a class, and their annotations."""
+    if isinstance(function, types.MethodType):
+        read_method(rec, function)
+        function = function.__func__
+    if isinstance(function, type):
+        for name in ("__signature__", "__new__", "__init__", "__annotations__"):
+            found = read_class(rec, function, name)
+            if isinstance(found, types.FunctionType):
+                read_signature(rec, found)
+    node = rec.node(function) if isinstance(function, types.FunctionType) else None
+    if node is None:
+        return
+    for name in ("__code__", "__defaults__", "__kwdefaults__", "__annotations__"):
+        read_function(rec, function, name)
+        rec.visit(getattr(function, name), ValueRead.ELEMENTS)
+    for name in ("__signature__", "__wrapped__"):
+        if read_instance(rec, function, name):
+            read_signature(rec, function.__dict__[name])
+
+
+def read_object(rec: Recording, value: Any, name: str) -> None:
+    cls = type(value)
+    if isinstance(value, threading.local) and rec.node(value) is not None:
+        raise Split("reads what every thread has of its own")
+    if rec.hooks:
+        autograd_nodes.look_at_handle(rec, value, name)
+    getter = lookup_in_type(cls, "__getattribute__")
+    if cls not in rec.read_from:
+        rec.read_from.add(cls)
+        read_class(rec, cls, "__getattribute__")
+    if isinstance(getter, types.FunctionType):
+        pass  # followed
+    elif issubclass(cls, _PROXIES) and rec.node(value) is not None:
+        raise Split(f"reads {name} of what a weak proxy hides")
+    else:
+        read_by_default_rules(rec, value, name)
+
+
+def read_by_default_rules(rec: Recording, value: Any, name: str) -> None:
+    """What ``object.__getattribute__(value, name)`` looks at, and ``__getattr__`` after it."""
+    cls = type(value)
+    found = read_class(rec, cls, name)
+    kind = type(found)
+    if kind is property or hasattr(kind, "__set__"):
+        if kind is types.MemberDescriptorType:
+            read_slot(rec, value, name, found)
+        elif name == "__dict__":
+            node = rec.node(value)
+            attributes = instance_dict(value)
+            if node is not None and attributes is not None:
+                rec.meet_dictionary(node, attributes)
+        elif kind not in _KNOWN_PROPERTIES or not _is_followed(found):
+            _read_natively(rec, value, name, kind)
+        return
+    if read_instance(rec, value, name):
+        return
+    if found is not NULL:
+        _read_natively(rec, value, name, kind)
+        return
+    if lookup_in_type(cls, "__getattr__") is _MODULE_GETATTR:
+        read_class(rec, cls, "__getattr__")
+        read_submodule(rec, value, name)
+    elif cls.__flags__ & HEAP_TYPE:
+        read_class(rec, cls, "__getattr__")
+
+
+_BINDING = {
+    types.FunctionType,
+    types.MethodType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+    classmethod,
+    staticmethod,
+    functools._lru_cache_wrapper,
+    type,
+    type(np.random.RandomState.rand),  # a function that Cython has made
+    type(np.random.Generator.random),
+}
+"""Descriptors that give a function or what they hold, and look at nothing of the instance."""
+_PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
+_KNOWN_PROPERTIES = {property, types.GetSetDescriptorType}
+
+
+def _is_followed(found: Any) -> bool:
+    """Whether the getter of a property, if it is one, is Python code."""
+    return not isinstance(found, property) or isinstance(found.fget, types.FunctionType | None)
+
+
+def _read_natively(rec: Recording, value: Any, name: str, kind: type) -> None:
+    """A descriptor of class ``kind``, such as a field of a named tuple, computes the attribute.
+
+    Raises:
+        Split: what it looks at is not known.
+    """
+    node = rec.node(value)
+    getter = lookup_in_type(kind, "__get__")
+    if node is None or getter is NULL or kind in _BINDING:
+        return
+    if isinstance(getter, types.FunctionType):
+        return  # followed
+    if not isinstance(value, tuple):
+        raise Split(f"reads {type(value).__qualname__}.{name}, which native code computes")
+    rec.open(node)
+
+
+def read_all(rec: Recording, value: Any) -> None:
+    """Every attribute that an instance has is relied on, and that it has no others."""
+    node = rec.node(value)
+    entries = instance_dict(value)
+    if node is not None and entries is not None:
+        inside = rec.meet_dictionary(node, entries)
+        rec.look_at_keys(inside)
+        for name in dict.keys(entries):
+            read_instance(rec, value, name)
+    for name in slot_names(type(value)):
+        read_slot(rec, value, name, lookup_in_type(type(value), name))
+
+
+def read_slot(rec: Recording, value: Any, name: str, slot: Any) -> None:
+    node = rec.node(value)
+    if node is None:
+        return
+    relation, found = Relation(RelationKind.SLOT, name), _slot_value(value, slot)
+    if found is NULL:
+        rec.absent(node, relation)
+    else:
+        rec.meet(node, relation, found)
+
+
+def read_submodule(rec: Recording, module: torch.nn.Module, name: str) -> None:
+    """``nn.Module.__getattr__``: parameters, then buffers, then submodules."""
+    for store in _MODULE_STORES:
+        if not read_instance(rec, module, store):
+            continue
+        entries = module.__dict__[store]
+        node = rec.node(entries)
+        there = name in entries
+        if node is not None:
+            relation = Relation(RelationKind.KEY, name)
+            if there:
+                rec.meet(node, relation, entries[name])
+            else:
+                rec.absent(node, relation)
+        if there:
+            return
+
+
+def place_of_store(
+    rec: Recording, target: Any, name: str, method: str, *, asks_class: bool = True
+) -> tuple[ShadowNode, Relation] | None:
+    """Where setting or deleting an attribute of something leaves its trace: an entry or a slot.
+
+    ``method`` is ``__setattr__`` or ``__delattr__``; ``asks_class`` says that the target's class
+    may have its own. None when code in Python decides, which the monitor follows, where Python
+    refuses it, and for what was made inside the region.
+
+    Raises:
+        Split: native code keeps it where the monitor cannot reproduce it.
+    """
+    cls = type(target)
+    setter = read_class(rec, cls, method) if asks_class else getattr(type, method)
+    if isinstance(setter, types.FunctionType):
+        return None
+    node = rec.node(target)
+    if isinstance(target, type):
+        if rec.is_born(target) or target.__flags__ & (HEAP_TYPE | IMMUTABLE_TYPE) != HEAP_TYPE:
+            return None
+    elif node is None:
+        return None
+    found = read_class(rec, cls, name)
+    if isinstance(found, types.MemberDescriptorType) and node is not None:
+        return node, Relation(RelationKind.SLOT, name)
+    stores = [lookup_in_type(type(found), way) for way in ("__set__", "__delete__")]
+    if isinstance(found, property) or any(isinstance(way, types.FunctionType) for way in stores):
+        return None
+    if any(way is not NULL for way in stores):
+        raise Split(f"sets {cls.__qualname__}.{name}, which native code stores")
+    if isinstance(target, type):
+        return place_of_class_store(rec, target, name, setter)
+    if instance_dict(target) is None:
+        raise Split(f"sets an attribute of a {cls.__qualname__}")
+    owner, relation = entry_of(rec, target, name)
+    return None if owner is None else (owner, relation)
+
+
+def look_at_place(rec: Recording, target: Any, place: tuple[ShadowNode, Relation]) -> bool:
+    """Look whether ``target`` keeps an attribute at a place of it."""
+    kind, name = place[1].kind, str(place[1].key)
+    if kind is RelationKind.SLOT:
+        found = _slot_value(target, lookup_in_type(type(target), name))
+    elif isinstance(target, type):
+        found = type.__dict__["__dict__"].__get__(target).get(name, NULL)
+    else:
+        found = dict.get(instance_dict(target) or {}, name, NULL)
+    if found is NULL:
+        rec.absent(*place)
+    else:
+        rec.meet(*place, found)
+    return found is not NULL
+
+
+def _slot_value(value: Any, slot: Any) -> Any:
+    """What a slot of an instance holds, or NULL."""
+    try:
+        return slot.__get__(value, type(value))
+    except AttributeError:
+        return NULL
+
+
+def native_property(value: Any, name: str) -> Any:
+    """The native descriptor that will compute ``value.name``, or None."""
+    found = lookup_in_type(type(value), name)
+    return found if isinstance(found, types.GetSetDescriptorType) and name not in _KNOWN else None
+
+
+_KNOWN = {"__dict__", "__class__", "__weakref__"}

@@ -1,0 +1,134 @@
+"""What classes hold, and what a program sets on them.
+
+``cls.name`` is looked up in the classes of the MRO. Most look-ups are one edge, TYPE, to what was
+found, as the interpreter has one cache for them. Where that would not do, each class on the way is
+looked at: the place is then the entry in the dictionary of the class that has it, whichever class
+or instance it was reached from. So it is for numbers, which may be counters, and for names that the
+program sets on some class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from magpy_like.annotation.schema import RelationKind
+from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.symbolic.expressions import is_number
+from magpy_like.native import NULL, lookup_in_type
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import MRO, Relation, ShadowNode
+from magpy_like.refgraph.plain_values import HEAP_TYPE, own_entries
+from magpy_like.split_points import Split
+
+_dict_of = type.__dict__["__dict__"].__get__
+_mro_of = type.__dict__["__mro__"].__get__
+
+
+def entries_of(rec: Recording, cls: type) -> ShadowNode:
+    """The node of the dictionary in which a class keeps its own attributes."""
+    node = rec.constant(own_entries(cls))
+    rec.classes[node.node_id] = cls
+    return node
+
+
+def read_class(rec: Recording, cls: type, name: str) -> Any:
+    """What the classes of ``cls.__mro__`` hold under ``name``, or NULL."""
+    found = lookup_in_type(cls, name)
+    if rec.is_born(cls):
+        for base in cls.__mro__:
+            if not rec.is_born(base):
+                read_class(rec, base, name)
+            elif name in _dict_of(base):
+                break
+    elif cls.__flags__ & HEAP_TYPE:
+        _look_up(rec, cls, name, name, cls.__mro__, found)
+    return found
+
+
+def read_super(rec: Recording, cls: type, of: type, name: str) -> None:
+    """``super(cls, obj).name``: what the classes after ``cls`` in the MRO of ``of`` hold."""
+    mro = of.__mro__
+    behind = mro[mro.index(cls) + 1 :]
+    for base in behind:
+        if rec.is_born(of) and not rec.is_born(base):
+            read_class(rec, base, name)
+        if name in _dict_of(base):
+            if not rec.is_born(of):
+                _look_up(rec, of, name, (name, cls), behind, _dict_of(base)[name])
+            return
+
+
+def _look_up(
+    rec: Recording, cls: type, name: str, key: Any, bases: Sequence[type], found: Any
+) -> None:
+    """``found`` is what ``bases``, which are the MRO of ``cls`` or its end, hold under ``name``."""
+    if name in rec.set_on_classes or is_number(found):
+        _read_entries(rec, cls, name, bases)
+        return
+    node, relation = rec.constant(cls), Relation(RelationKind.TYPE, key)
+    if relation not in node.first.refs:
+        if found is NULL:
+            rec.absent(node, relation)
+        else:
+            rec.meet(node, relation, found)
+
+
+def _read_entries(rec: Recording, cls: type, name: str, bases: Sequence[type]) -> None:
+    """Look into the dictionaries of classes until one has the name."""
+    for i, base in enumerate(bases):
+        there = name in _dict_of(base)
+        if base.__flags__ & HEAP_TYPE:  # others cannot be changed
+            node, relation = entries_of(rec, base), Relation(RelationKind.KEY, name)
+            if there:
+                rec.meet(node, relation, _dict_of(base)[name])
+            else:
+                rec.absent(node, relation)
+        if (there and (i or base is not cls)) or (not there and base is bases[-1]):
+            node, relation = rec.constant(cls), Relation(RelationKind.SLOT, MRO)
+            rec.meet(node, relation, _mro_of(cls))
+        if there:
+            return
+
+
+def place_of_number(rec: Recording, cls: type, name: str) -> tuple[ShadowNode | None, Relation]:
+    """Where the classes of an MRO keep an attribute."""
+    relation = Relation(RelationKind.KEY, name)
+    holder = next(base for base in cls.__mro__ if name in _dict_of(base))
+    changeable = holder.__flags__ & HEAP_TYPE and not rec.is_born(holder)
+    return entries_of(rec, holder) if changeable else None, relation
+
+
+def place_of_store(
+    rec: Recording, cls: type, name: str, setter: Any
+) -> tuple[ShadowNode, Relation]:
+    """Where ``cls.name = value`` leaves its trace, for a class that can be changed.
+
+    Raises:
+        Split: ``setter``, which the metaclass has for it, is native code of its own.
+    """
+    if setter not in (type.__setattr__, type.__delattr__):
+        raise Split(f"sets an attribute of class {cls.__qualname__}, which native code stores")
+    _follow_entries(rec, name)
+    return entries_of(rec, cls), Relation(RelationKind.KEY, name)
+
+
+def _follow_entries(rec: Recording, name: str) -> None:
+    """From now on the program may find under ``name`` what it has set itself. So what it has found
+    before is relied on where it is, as long as that is what it was."""
+    if name in rec.set_on_classes:
+        return
+    rec.set_on_classes.add(name)
+    rec.specials.clear()
+    for node in list(rec.refs):
+        cls = node.variable
+        if not isinstance(cls, type):
+            continue
+        for relation in [r for r in node.first.refs if r.kind is RelationKind.TYPE]:
+            key = relation.key
+            called, after = key if isinstance(key, tuple) else (key, None)
+            if called == name:
+                for version in node.versions:
+                    version.refs.pop(relation, None)
+                mro = cls.__mro__
+                _read_entries(rec, cls, name, mro[0 if after is None else mro.index(after) + 1 :])

@@ -1,0 +1,152 @@
+"""What containers hold, whatever a subclass in Python makes of going through them.
+
+The methods of a subclass are the program's: they run when the program calls them, and never because
+the monitor or a guard looks at an instance.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import types
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from magpy_like.native import dict_of, lookup_in_type, ordered_keys, stored_hashes
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph.plain_values import (
+    PLAIN_TYPES,
+    answers_for_itself,
+    is_identity,
+    is_of_python,
+    is_plain,
+)
+from magpy_like.split_points import unknown
+
+CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
+DICT_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+SCALARS = (int, float, complex, str, bytes)
+"""Instances of subclasses of these have a value beside their attributes."""
+
+
+def elements(value: Any) -> list[Any]:
+    """What a built-in container, or an instance of a subclass, holds directly."""
+    if isinstance(value, dict):
+        return list(dict.values(value))
+    if isinstance(value, list):
+        return list.__getitem__(value, slice(None))
+    base = next((kind for kind in _ITERATED if isinstance(value, kind)), None)
+    return list(value if base is None else base.__iter__(value))
+
+
+_ITERATED: tuple[Any, ...] = (tuple, set, frozenset, collections.deque)
+
+
+def length_of(value: Any) -> int:
+    """How much a built-in container, or an instance of a subclass, holds."""
+    base: Any = next(kind for kind in CONTAINERS if isinstance(value, kind))
+    return int(base.__len__(value))
+
+
+def goes_own_ways(value: Any) -> bool:
+    """Whether Python code of its class runs when native code goes through a container."""
+    if type(value) in CONTAINERS:
+        return False
+    ways = (lookup_in_type(type(value), name) for name in ("__iter__", "__getitem__", "__len__"))
+    return any(isinstance(way, types.FunctionType) for way in ways)
+
+
+def items_of(mapping: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """Keys and values in the order that iterating gives, whatever a subclass makes of it."""
+    if isinstance(mapping, collections.OrderedDict):  # keeps an order of its own
+        values = {id(key): value for key, value in dict.items(mapping)}
+        return [(key, values[id(key)]) for key in ordered_keys(mapping)]
+    return list(dict.items(mapping))
+
+
+def copy_of(mapping: dict[Any, Any]) -> dict[Any, Any]:
+    """A dictionary of the same items in the same order."""
+    return known_dict(items_of(mapping), mapping)
+
+
+def known_dict(items: Sequence[tuple[Any, Any]], container: Any) -> dict[Any, Any]:
+    """A dictionary of these items, whose keys are among those of a container that knows their
+    hashes: no key is asked for its own again."""
+    hashes = hashes_of(container)
+    keys = tuple(key for key, _ in items)
+    return dict_of(keys, tuple(hashes[id(key)] for key in keys), tuple(v for _, v in items))
+
+
+def hashes_of(container: Any) -> dict[int, int]:
+    """The hashes that a dictionary or set knows of its keys, by the keys' ids."""
+    return {id(key): number for key, number in stored_hashes(container)}
+
+
+def hashes_in_python(key: Any) -> bool:
+    """Whether code of the program's runs when a key is looked for, which may have effects."""
+    if isinstance(key, tuple | frozenset):
+        if any(map(hashes_in_python, elements(key))):
+            return True
+    elif is_plain(key):
+        return False  # some of those are written in Python, and do nothing else
+    methods = (lookup_in_type(type(key), name) for name in ("__hash__", "__eq__"))
+    return any(isinstance(m, types.FunctionType) and m not in _QUIET for m in methods)
+
+
+def any_hashes_in_python(container: Any) -> bool:
+    """Whether looking for anything in a dictionary or set may run code of its keys or members."""
+    keys = dict.keys(container) if isinstance(container, dict) else elements(container)
+    odd = set(map(type, keys)) - PLAIN_TYPES
+    return bool(odd) and any(hashes_in_python(key) for key in keys if type(key) in odd)
+
+
+_QUIET = (enum.Enum.__dict__["__hash__"], torch.Tensor.__hash__)
+
+
+def plain_key(key: Any) -> Any:
+    """A dictionary key or set member that a guard can look for again.
+
+    Raises:
+        Split: it is equal by its own rules, or by an identity that a later call will not share.
+    """
+    if is_plain(key):
+        return key
+    if hashes_in_python(key):
+        raise unknown(key, f"looks up a {type(key).__qualname__} as a key")
+    if is_identity(key) or isinstance(key, types.FunctionType | torch.nn.Module):
+        return key
+    if isinstance(key, weakref.ref) and is_identity(key()) and not hashes_in_python(key()):
+        return key  # equal to any other reference to the same object
+    if type(key) in (tuple, frozenset):
+        for item in key:
+            plain_key(item)
+        return key
+    raise unknown(key, f"looks up a {type(key).__qualname__} as a key")
+
+
+def is_told_by_identity(key: Any) -> bool:
+    """Whether a key that is found by its hash is equal to itself alone."""
+    if isinstance(key, torch.Tensor):
+        return type(key).__hash__ is torch.Tensor.__hash__ and not answers_for_itself(key)
+    if is_plain(key) or is_identity(key):
+        return False
+    cls = type(key)
+    return (
+        lookup_in_type(cls, "__eq__") is object.__eq__
+        and lookup_in_type(cls, "__hash__") is object.__hash__
+    )
+
+
+def transparent(value: Any) -> bool:
+    """Whether native code that is given a variable learns no more than its type and identity.
+
+    Instances of Python classes answer through methods in Python, which the monitor follows.
+    """
+    return (
+        is_identity(value)
+        or isinstance(value, types.FunctionType | types.MethodType | super)
+        or is_of_python(type(value))
+    )

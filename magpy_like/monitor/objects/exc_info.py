@@ -1,0 +1,36 @@
+"""``sys.exc_info()``: which exception the program handles, as ``contextlib.ExitStack`` asks.
+
+What the program itself has raised it raises again at every call. An exception that its caller was
+handling when it called belongs to that one call.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.split_points import Look
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., Any], Any]
+
+ASKS = (sys.exc_info, sys.exception)
+
+
+def ask(run: MonitorRun) -> Token:
+    """The program asks which exception is being handled."""
+    return _finish, None
+
+
+def _finish(run: MonitorRun, _: None, result: Any) -> None:
+    error = result[1] if isinstance(result, tuple) else result
+    if error is None:
+        run.recording.state_reads.append((sys.exception, (), {}, None))
+    elif error is run.handled_outside:
+        raise Look("asks for an exception that its caller is handling")
+    elif isinstance(result, tuple) and run.recording.node(error) is not None:
+        raise Look("asks for the frames that an exception came through")

@@ -1,0 +1,193 @@
+"""Looking into variables from outside: each look adds what its outcome depends on, and no more.
+
+A look at something that the region has made relies on nothing, but on what in it was there before.
+"""
+
+from __future__ import annotations
+
+import collections
+import types
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from magpy_like.annotation.schema import RelationKind, ValueRead
+from magpy_like.monitor.objects.containers import CONTAINERS, any_hashes_in_python, elements
+from magpy_like.monitor.objects.outside_reads import Meetings
+from magpy_like.monitor.symbolic.variation import Path
+from magpy_like.native import lookup_in_type
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import Fact, Relation, ShadowNode
+from magpy_like.refgraph.plain_values import Steady, behind_proxy, is_identity, is_plain, is_single
+from magpy_like.split_points import Split
+
+
+class Looks(Meetings):
+    """What operations find out about variables from outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.varying_counts: Collection[Path] = ()
+        """Where lists and deques are whose length has varied."""
+        self.varying_lengths: Collection[Path] = ()
+        """The same, of those that cut the program where they are joined."""
+        self.varying_items: Collection[Path] = ()
+        """Where numbers are that have varied."""
+        self._asks_members: dict[int, bool] = {}
+        self.distinct: set[tuple[int, int]] = set()
+        """Pairs of nodes that the program found to be different objects."""
+        self.compared: dict[int, None] = {}
+        """Objects that native code has compared with others, as it does by identity."""
+        self.unchanged: list[Steady] = []
+        """Tensors that must keep their data, as one may be another."""
+
+    def visit(self, value: Any, read: ValueRead) -> None:
+        """An operation looked at ``value`` to the depth ``read``."""
+        if read is ValueRead.NONE or is_plain(value) or isinstance(value, torch.Tensor):
+            return
+        if isinstance(value, types.MappingProxyType) and read is not ValueRead.TYPE:
+            value = self.proxied(value)
+        node = self.node(value)
+        if node is None:
+            if read in (ValueRead.ALL, ValueRead.PAIRS) and isinstance(value, CONTAINERS):
+                deeper = read if read is ValueRead.ALL else ValueRead.ELEMENTS
+                for item in elements(value):
+                    if not is_plain(item):
+                        self.visit(item, deeper)
+            return
+        if read is ValueRead.LENGTH:
+            self.look_at_length(node)
+        elif read is ValueRead.KEYS:
+            self.look_at_keys(node)
+        elif read in (ValueRead.ELEMENTS, ValueRead.PAIRS, ValueRead.ALL):
+            self.open(node)
+            if read is not ValueRead.ELEMENTS and isinstance(value, CONTAINERS):
+                deeper = read if read is ValueRead.ALL else ValueRead.ELEMENTS
+                for item in elements(value):
+                    if not is_plain(item):
+                        self.visit(item, deeper)
+
+    def proxied(self, value: Any) -> Any:
+        """The mapping that a mapping proxy shows, or any other value itself."""
+        if not isinstance(value, types.MappingProxyType):
+            return value
+        mapping, node = behind_proxy(value), self.node(value)
+        if node is not None:
+            self.meet(node, Relation(RelationKind.MAPPING), mapping)
+        return mapping
+
+    def look_at_length(self, node: ShadowNode) -> None:
+        self.look_from_inside(node)
+        if not self._has_first_length(node):
+            self.open(node)
+        elif isinstance(node.variable, CONTAINERS) or not isinstance(
+            lookup_in_type(node.type, "__len__"), types.FunctionType
+        ):  # others answer in Python
+            node.facts.add(Fact.LENGTH)
+
+    def _has_first_length(self, node: ShadowNode) -> bool:
+        """Whether a container holds as many elements as it did: a list may have others by now."""
+        replaced = isinstance(node.variable, list) and not (node.replays or node.rewritten)
+        return node.contents is None or replaced
+
+    def look_at_truth(self, value: Any) -> None:
+        """The program asked whether a container holds anything."""
+        node = self.node(value)
+        if node is None:
+            return
+        self.look_from_inside(node)
+        if self.is_added(node, -1):
+            return
+        if self._has_first_length(node):
+            node.facts.add(Fact.TRUTH if elements(value) else Fact.LENGTH)
+        else:
+            self.open(node)
+
+    def counts_vary(self, node: ShadowNode) -> bool:
+        """Whether a list from outside is likely to be another one at every call: it has had other
+        lengths, or, of a deque, other numbers."""
+        if self.path(node) in self.varying_counts:
+            return True
+        return node.type is collections.deque and self.items_vary(node.variable)
+
+    def items_vary(self, container: Any) -> bool:
+        """Whether a list or deque from outside has had other numbers at other calls."""
+        node = self.node(container)
+        if node is None or not self.varying_items:
+            return False
+        places = (Relation(RelationKind.ITEM, i) for i in range(len(container)))
+        return any(self.place(node, place) in self.varying_items for place in places)
+
+    def is_added(self, node: ShadowNode, key: int) -> bool:
+        """Whether the program itself has put there what a list has at a negative index."""
+        self.look_from_inside(node)
+        known = self.list_values.get(node.node_id)
+        return known is not None and -known.added <= key < 0
+
+    def length_varies(self, value: Any) -> bool:
+        """Whether a variable is a list from outside that has had other lengths at other calls."""
+        if not self.varying_lengths or type(value) is not list:
+            return False
+        node = self.node(value)
+        return node is not None and self.path(node) in self.varying_lengths
+
+    def look_at_keys(self, node: ShadowNode) -> None:
+        self.look_from_inside(node)
+        if node.contents is not None or not isinstance(node.variable, dict):
+            self.open(node)
+        else:
+            if self.asks_members(node):
+                self.open(node)
+            node.facts.add(Fact.KEYS)
+
+    def key_in(self, node: ShadowNode, key: Any) -> Any:
+        """How a relation names a key that the program looks up in a dictionary, or puts there.
+
+        Raises:
+            Split: a guard or mock would run code of the program's to find it, or could not.
+        """
+        if self.asks_members(node):
+            raise Split("looks up a key among others that compare themselves in Python")
+        return self.key(key)
+
+    def asks_members(self, node: ShadowNode) -> bool:
+        """Whether a dictionary or set from outside runs code of what it holds to find anything."""
+        known = self._asks_members.get(node.node_id)
+        if known is None:
+            known = self._asks_members[node.node_id] = any_hashes_in_python(node.variable)
+        return known
+
+    def compare(self, value: Any, seen: frozenset[int] = frozenset()) -> None:
+        """Native code compares ``value``, or what it holds, with other objects or hashes it.
+
+        By default objects are equal to themselves alone, so those that differ must differ again.
+        """
+        if is_plain(value) or is_identity(value) or id(value) in seen:
+            return
+        if isinstance(value, torch.Tensor) and any(s.tensor() is value for s in self.unchanged):
+            raise Split("asks which tensor it is that a branch has handed on")
+        node = self.node(value)
+        if node is not None:
+            self.compared[node.node_id] = None
+        if isinstance(value, CONTAINERS):
+            seen |= {id(value)}
+            for item in elements(value):
+                self.compare(item, seen)
+            for key in dict.keys(value) if isinstance(value, dict) else ():
+                self.compare(key, seen)
+
+    def tell_apart(self, *values: Any) -> None:
+        """Which objects these plain values are makes a difference: those from outside must be the
+        very same again, wherever they were found, as there may be equal ones."""
+        told = [value for value in values if not is_single(value)]
+        if not told:
+            return
+        for node in self.refs:
+            if node.plain and node.existed and any(node.variable is value for value in told):
+                node.facts.update((Fact.VALUE, Fact.IDENTITY))
+                self.just_read.discard(node.node_id)
+
+    def has_changed(self, since: int = 0) -> bool:
+        """Whether one of the tensors that must keep their data was changed in place."""
+        return any(steady.has_changed() for steady in self.unchanged[since:])

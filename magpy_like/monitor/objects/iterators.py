@@ -1,0 +1,126 @@
+"""Native iterators from outside, such as that of a loop which is under way behind a split.
+
+What such an iterator will give next can be told without advancing it, so its elements are
+variables that a guard finds: the edge ITERATION n leads to the n-th element from the state in which
+the region was entered. The mock advances the iterator by as many as the program has taken.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from types import FunctionType, GeneratorType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from magpy_like.native import ABSENT as NOTHING
+from magpy_like.native import NULL, lookup_in_type
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import ShadowNode
+from magpy_like.split_points import Split
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from magpy_like.monitor.recording import Recording
+
+    Token = tuple[Callable[..., Any], Any] | None
+
+SEQUENCE_ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter(range(0))))
+DICT_ITERATORS: dict[type, Any] = {
+    type(iter({})): iter,
+    type(iter({}.values())): lambda d: iter(dict.values(d)),
+    type(iter({}.items())): lambda d: iter(dict.items(d)),
+}
+"""How each is made from its dictionary."""
+SINGLE = (*SEQUENCE_ITERATORS, *DICT_ITERATORS, type(reversed([])))
+ARRAY_ITERATOR = type(iter(np.zeros(1)))
+"""Goes through whatever has ``__getitem__``, such as an array."""
+FORESEEN: tuple[type, ...] = (*SINGLE, enumerate, zip)
+"""Types of iterators whose next elements can be told."""
+
+
+def advancing(iterator: Any) -> Split:
+    """The program takes elements from an iterator that was there before."""
+    name = type(iterator).__qualname__
+    return Split(f"advances {'an' if name[0] in 'aeiou' else 'a'} {name} from outside")
+
+
+def ahead(iterator: Any, count: int) -> Any:
+    """What an iterator will give after ``count`` other elements; NOTHING when it will be exhausted.
+
+    Raises:
+        Split: that cannot be told without advancing it.
+    """
+    kind = type(iterator)
+    if kind is enumerate:
+        _, (inner, start) = iterator.__reduce__()
+        value = ahead(inner, count)
+        return value if value is NOTHING else (start + count, value)
+    if kind is zip:
+        reduced = iterator.__reduce__()
+        values = tuple([ahead(inner, count) for inner in reduced[1]])
+        if not values or any(value is NOTHING for value in values):
+            if len(reduced) > 2:
+                raise Split("exhausts a strict zip")
+            return NOTHING
+        return values
+    if kind not in SINGLE:
+        raise advancing(iterator)
+    return _ahead_in(iterator, count)
+
+
+def _ahead_in(iterator: Any, count: int) -> Any:
+    maker, (container, *_), *state = iterator.__reduce__()
+    at = state[0] if state and state[0] is not None else 0
+    if maker is reversed:
+        return container[at - count] if at >= count else NOTHING
+    at += count
+    return container[at] if at < len(container) else NOTHING
+
+
+def advance(iterator: Any, count: int) -> None:
+    """Take elements out of an iterator."""
+    for _ in range(count):
+        next(iterator, None)
+
+
+def innermost(iterator: Any) -> Iterator[Any]:
+    """The iterators over containers that an iterator takes its elements from."""
+    if type(iterator) is enumerate:
+        yield from innermost(iterator.__reduce__()[1][0])
+    elif type(iterator) is zip:
+        for inner in iterator.__reduce__()[1]:
+            yield from innermost(inner)
+    else:
+        yield iterator
+
+
+def separate(*iterators: Any) -> bool:
+    """Whether none of them takes elements that another one, or its own other part, would."""
+    found = [id(inner) for iterator in iterators for inner in innermost(iterator)]
+    return len(found) == len(set(found))
+
+
+def container_of(iterator: Any) -> Any:
+    """What an iterator over a container goes through; None when it is exhausted."""
+    if type(iterator) in DICT_ITERATORS:
+        return next((held for held in gc.get_referents(iterator) if isinstance(held, dict)), None)
+    return iterator.__reduce__()[1][0]
+
+
+def foreseen(rec: Recording, value: Any) -> ShadowNode | None:
+    """The node of an iterator from outside whose elements a guard can find."""
+    return rec.node(value) if type(value) in FORESEEN else None
+
+
+def is_native_iterator(value: Any) -> bool:
+    """Whether native code gives what comes next, and keeps how far it has come."""
+    step = lookup_in_type(type(value), "__next__")
+    return step is not NULL and not isinstance(step, FunctionType)
+
+
+def is_started_before(rec: Recording, value: Any) -> bool:
+    """Whether a value is a generator from outside: what it does next depends on its frame."""
+    return isinstance(value, GeneratorType) and rec.node(value) is not None

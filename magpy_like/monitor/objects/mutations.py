@@ -1,0 +1,121 @@
+"""Changing variables from outside: what was there first is remembered before it is lost.
+
+A change of one place is an edge of a new version; one that depends on all that a container holds
+rewrites it. No change takes away what the program would notice the end of in a mock.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+from magpy_like.monitor.objects.containers import copy_of, elements
+from magpy_like.monitor.objects.finalizers import (
+    contents,
+    dropped,
+    held_by,
+    is_heard_of,
+    is_noticed,
+)
+from magpy_like.monitor.objects.inspections import Looks
+from magpy_like.native import NULL
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import Relation, ShadowNode
+from magpy_like.split_points import Effect, Split
+
+
+class Changes(Looks):
+    """What the program does to variables from outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loses = False
+        """Whether the program has taken something, for which there are weak references, out of what
+        is outside: it dies when the record is made, at the latest."""
+        self.losing: set[int] = set()
+        """The ids of what the instruction that splits the program takes out of what is outside."""
+
+    def store(self, node: ShadowNode, relation: Relation, value: Any) -> None:
+        """One place of a variable from outside is about to hold ``value``."""
+        if self.filled.covers(node, relation):
+            return
+        self.lose(node, relation, value)
+        self.put(node, relation, value)
+
+    def lose(self, node: ShadowNode, relation: Relation, value: Any = NULL) -> None:
+        """Something else, or ``value``, is about to take the place of what is there."""
+        if node.replays:
+            self.settle(node)
+        self.list_values.pop(node.node_id, None)
+        self._look_at_end(node, dropped(node, relation, value))
+        self.snapshot(node)
+
+    def put(self, node: ShadowNode, relation: Relation, value: Any) -> None:
+        """One place holds ``value`` from here on."""
+        if node.rewritten:
+            self.refs.in_place(node)
+        else:
+            self.refs.write(node, relation, value)
+
+    def remove(self, node: ShadowNode, relation: Relation) -> None:
+        if node.replays:
+            self.settle(node)
+        self._look_at_end(node, dropped(node, relation, NULL))
+        self.snapshot(node)
+        if node.rewritten:
+            self.refs.in_place(node)
+        else:
+            self.refs.delete(node, relation)
+
+    def rewrite(self, node: ShadowNode) -> None:
+        """A container from outside is about to be changed in a way that depends on its contents."""
+        if not isinstance(node.variable, list | dict | set | collections.deque):
+            raise Split(f"changes a {node.type.__qualname__} from outside in native code")
+        self.list_values.pop(node.node_id, None)
+        self._look_at_end(node, contents(node.variable))
+        self.snapshot(node)
+        self.open(node)
+        node.rewritten = True
+        self.refs.in_place(node)
+
+    def snapshot(self, node: ShadowNode) -> None:
+        """Remember a container's contents before its first change.
+
+        Raises:
+            Effect: the change happens inside an operator.
+        """
+        if self.inside:
+            raise Effect(f"changes a {node.type.__qualname__} from outside inside an operator")
+        if node.node_id in self.dictionaries:
+            self._check_dictionary(node)
+        value = node.variable
+        if node.contents is None:
+            if isinstance(value, dict):
+                node.contents = copy_of(value)
+            elif isinstance(value, list | tuple | collections.deque):
+                node.contents = elements(value)
+            elif isinstance(value, set):
+                node.contents = tuple(elements(value))
+
+    def _look_at_end(self, node: ShadowNode, dropped: list[Any]) -> None:
+        """
+        Raises:
+            Split: the end of what a variable from outside is about to lose is noticed.
+        """
+        noticed = next(filter(is_noticed, held_by(dropped)), None)
+        if noticed is None:
+            return
+        self.loses = True
+        heard_of = next(filter(is_heard_of, held_by(dropped)), None)
+        if heard_of is not None:
+            self.losing = {id(value) for value in held_by(dropped)}
+            kind, owner = type(heard_of).__qualname__, node.type.__qualname__
+            raise Split(f"takes a {kind}, whose end is heard of, out of a {owner} from outside")
+
+    def look_for_lost(self) -> None:
+        """
+        Raises:
+            Split: the program looks at weak references, and has let go of an object that has some.
+        """
+        if self.loses:
+            raise Split("asks which objects are there when it may have let go of one")

@@ -1,0 +1,201 @@
+"""Where objects lie in memory, which differs from call to call for all but what stays.
+
+``id`` tells it, so do the hash of objects that are equal to themselves alone, their order in a set,
+and the text of those that have none of their own. Of a variable from outside that is a lifted
+number or text: the mock asks again, and a guard compares it where the program looks at it. What the
+program itself has made lies elsewhere at every call.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import re
+import reprlib
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magpy_like.monitor.calls import special_methods
+from magpy_like.monitor.objects.containers import elements
+from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.symbolic.expressions import Address
+from magpy_like.native import lookup_in_type
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import ShadowNode
+from magpy_like.refgraph.plain_values import is_plain
+from magpy_like.split_points import Look, Split
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., Any], Any]
+
+_HASHES = {hash, object.__hash__, torch.Tensor.__hash__}
+SHOWS = {
+    repr, str, ascii, format, object.__repr__, object.__str__, object.__format__,
+}  # fmt: skip
+TELLS = {id} | _HASHES | SHOWS
+"""Functions of one object whose result may be made of its address."""
+
+
+def tell(run: MonitorRun, operation: Any, value: Any) -> Token | None:
+    """``operation(value)`` is about to be called: what to do with its result, None where it is to
+    be judged like that of any other function.
+
+    Raises:
+        Split: it tells the address of an object that a later call does not find.
+    """
+    rec = run.recording
+    if is_plain(value):
+        return None
+    way: Callable[[Any], Any] | None = id
+    if operation in SHOWS:
+        way = operation if operation is not ascii and is_shown_by_address(value) else None
+    elif operation is not id:
+        way = _hashed_by(value)
+        if way is None:
+            for part in _hashed_in(value):
+                rely_on(rec, part)
+    if way is None or _keeps_to_itself(run):
+        return None
+    rec.compare(value)
+    return told(run, way, value)
+
+
+def told(run: MonitorRun, way: Callable[[Any], Any], value: Any) -> Token:
+    """What to do with ``way(value)``, which an instruction is about to give.
+
+    Raises:
+        Split: a later call does not find the object.
+    """
+    if way is not id:
+        special_methods.look_for_class(run.recording, type(value))
+    return _finish, Address(_outside(run.recording, value), way)
+
+
+def _finish(run: MonitorRun, address: Address, result: Any) -> Any:
+    run.watch_numbers()
+    return run.lifted.lift(result, address)
+
+
+def rely_on(rec: Recording, value: Any) -> None:
+    """Something is made of the address of an object: it must not differ.
+
+    Raises:
+        Split: a later call does not find the object.
+    """
+    node = _outside(rec, value)
+    known = (part for part, _ in rec.lifted.conditions if isinstance(part, Address))
+    if not any(part.node is node and part.tell is id for part in known):
+        rec.lifted.conditions.append((Address(node, id), id(value)))
+
+
+def _outside(rec: Recording, value: Any) -> ShadowNode:
+    node = rec.node(value)
+    if node is None and isinstance(value, type | types.ModuleType) and not rec.is_born(value):
+        node = rec.constant(value)
+    if node is None or node in rec.drawn:
+        raise Split(_OF_ITS_OWN)
+    return node
+
+
+_OF_ITS_OWN = "reads a memory address of what it has made"
+
+
+def _hashed_by(value: Any) -> Callable[[Any], int] | None:
+    """What gives the hash of an object that is told by its address; None for any other."""
+    found = lookup_in_type(type(value), "__hash__")
+    if found is torch.Tensor.__hash__:
+        return id
+    return object.__hash__ if found is object.__hash__ else None
+
+
+def _hashed_in(value: Any) -> Iterator[Any]:
+    """The objects whose addresses are part of the hash of what holds them."""
+    if isinstance(value, tuple | frozenset):
+        for part in elements(value):
+            yield from _hashed_in(part)
+    elif isinstance(value, weakref.ref):
+        yield from _hashed_in(value())
+    elif isinstance(value, types.MethodType | types.BuiltinFunctionType | types.MethodWrapperType):
+        if not is_plain(value.__self__):
+            yield value.__self__
+        yield from _hashed_in(getattr(value, "__func__", None))
+    elif not is_plain(value) and _hashed_by(value) is not None:
+        yield value
+
+
+def is_shown_by_address(value: Any) -> bool:
+    """Whether the text of an object is the one that tells nothing but its class and address."""
+    return all(lookup_in_type(type(value), name) is own for name, own in _OWN_TEXT.items())
+
+
+_OWN_TEXT = {name: getattr(object, name) for name in ("__repr__", "__str__", "__format__")}
+
+
+def finish_text(run: MonitorRun, _: Any, text: Any) -> None:
+    """Native code has made a text of objects, which may show where they lie, unless one of them has
+    had a method of its own for it, which gives anything.
+
+    Raises:
+        Look: it shows that of an object which a later call does not find.
+    """
+    if not isinstance(text, str | bytes):
+        run.recording.bear(text)
+        return
+    for found in _ADDRESS.findall(text if isinstance(text, str) else text.decode("latin-1")):
+        address = int(found, 16)
+        if address >= _LEAST:
+            node = run.recording.refs.get_node_at(address)
+            if node is None or not node.existed:
+                raise Look(_OF_ITS_OWN)
+            rely_on(run.recording, node.variable)
+
+
+_ADDRESS = re.compile(r"\b0x([0-9a-f]+)")
+_LEAST = 1 << 20
+"""Nothing lies further down."""
+
+
+def look_at_order(rec: Recording, found: Any) -> None:
+    """The program goes through a set, where objects that are told by their addresses lie in an
+    order that these give.
+
+    Raises:
+        Split: it has made some of them.
+    """
+    if isinstance(found, set | frozenset) and len(members := elements(found)) > 1:
+        node = rec.node(found)
+        if node is None or node.changed:
+            for member in members:
+                for part in _hashed_in(member):
+                    rely_on(rec, part)
+
+
+def _keeps_to_itself(run: MonitorRun) -> bool:
+    """Whether the function that asks uses a number as a key of what it alone knows."""
+    return run.at is not None and run.at.f_code in _KEEP_TO_THEMSELVES
+
+
+def _codes(function: types.FunctionType) -> Iterator[types.CodeType]:
+    pending = [function.__code__]
+    while pending:
+        code = pending.pop()
+        yield code
+        pending += [part for part in code.co_consts if isinstance(part, types.CodeType)]
+
+
+_KEEP_TO_THEMSELVES = {
+    code
+    for function in (
+        *vars(copy).values(), torch.Tensor.__deepcopy__, torch.Tensor.__hash__,
+        reprlib.recursive_repr, getattr(dataclasses, "_recursive_repr", None),
+    )
+    if isinstance(function, types.FunctionType)
+    for code in _codes(function)
+}  # fmt: skip
+"""What notes which objects it has been at already, and the hash of a tensor in a dictionary."""

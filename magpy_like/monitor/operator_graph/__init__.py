@@ -1,0 +1,1 @@
+"""The operator graph: a torch.fx graph of the tensor operators that ran."""

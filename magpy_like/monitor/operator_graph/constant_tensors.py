@@ -1,0 +1,134 @@
+"""Tensors that a program computes from constants alone, such as ``torch.arange(2, 5)``.
+
+What they hold is the same at every call that the guard accepts, so reading a value out of one
+tells the program nothing that could differ: ``torch.arange(2, 5).tolist()`` is a constant, and
+``torch.tensor(0, dtype=x.dtype).numpy().dtype`` too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from magpy_like.monitor.objects.containers import elements
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph.plain_values import OwnReference, is_plain, storage_of, tensor_version
+
+_FACTORIES = frozenset(
+    (
+        *("tensor", "as_tensor", "scalar_tensor", "arange", "range", "linspace", "logspace"),
+        *("zeros", "ones", "full", "eye", "tril_indices", "triu_indices"),
+    )
+)
+VARIES = re.compile(
+    "rand|drop|normal|bernoulli|multinomial|uniform|exponential|geometric|cauchy|poisson|gumbel"
+    "|fractional|empty|resize|apply"
+)
+"""In the names of operators whose result is not a function of what their inputs hold."""
+_SHARES_SILENTLY = frozenset({"data", "set_"})
+"""Give two tensors one memory whose changes torch does not count together."""
+
+VALUE_READERS = frozenset(
+    getattr(torch.Tensor, name)
+    for name in (
+        *("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__complex__"),
+        *("__index__", "is_nonzero", "equal", "allclose"),
+    )
+) | {torch.equal, torch.allclose, torch.is_nonzero, int, float, bool, complex}
+"""Ways to read what a tensor holds into Python."""
+
+
+class ConstantTensors:
+    """The constant tensors of a run, as long as nothing else is written to their memory."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[OwnReference, int]] = {}
+        self._shared: set[int] = set()
+        self.lent: list[tuple[torch.Tensor, int, np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
+        """Tensors that lend their memory to NumPy, each with its count of changes, the array and
+        a copy of what it held."""
+
+    def hold(self, *values: Any) -> bool:
+        """Whether the tensors among some values, and in them, hold the same at every call."""
+        tensors = [value for value in _leaves(values) if isinstance(value, torch.Tensor)]
+        return bool(self._known) and all(self._holds(tensor, 0) for tensor in tensors)
+
+    def _holds(self, tensor: torch.Tensor, changes: int) -> bool:
+        """Whether a tensor was a constant until some changes ago."""
+        if id(tensor) not in self._known:
+            return False
+        known, version = self._known[id(tensor)]
+        unwritten = known() is tensor and version + changes == tensor_version(tensor)
+        return unwritten and storage_of(tensor) not in self._shared
+
+    def note_write(self, tensor: torch.Tensor) -> None:
+        """An operator has written to a tensor, and may not have told torch: batch norm does not."""
+        if id(tensor) in self._known and not self._holds(tensor, 0):
+            return  # it has
+        memory = storage_of(tensor)
+        for reference, _ in self._known.values():
+            known = reference()
+            if known is not None and storage_of(known) == memory:
+                self._shared.add(memory)
+                return
+
+    def note(
+        self,
+        operation: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        result: Any,
+        varies: Callable[[Any], bool],
+    ) -> None:
+        """An operator ran. ``varies`` tells numbers that may be others at the next call."""
+        name = getattr(operation, "__name__", "")
+        makes = name in _FACTORIES
+        if not (makes or self._known) or VARIES.search(name):
+            return
+        inputs = list(_leaves((args, kwargs)))
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        if name in _SHARES_SILENTLY:
+            self._shared.update(
+                storage_of(tensor) for tensor in tensors if id(tensor) in self._known
+            )
+            return
+        changed = args[0] if name == "setitem" or (args and result is args[0]) else None
+        if not tensors and not makes:
+            return
+        for value in inputs:
+            if isinstance(value, torch.Tensor):
+                if not self._holds(value, int(value is changed and tensors[0] is changed)):
+                    return
+            elif varies(value) or not is_plain(value):
+                return
+        for tensor in (result if changed is None else changed, *_leaves(result)):
+            if type(tensor) is torch.Tensor and not tensor.is_inference():
+                self._known[id(tensor)] = (OwnReference(tensor), tensor_version(tensor))
+
+    def lend(self, args: Sequence[Any], result: Any) -> None:
+        """NumPy may have got the memory of the constant tensors among ``args``."""
+        if isinstance(result, np.ndarray):
+            for tensor in _leaves(args):
+                if isinstance(tensor, torch.Tensor):
+                    self.lent.append((tensor, tensor_version(tensor), result, result.copy()))
+
+    def lent_is_unchanged(self) -> bool:
+        """Whether neither side has written to memory that tensors and NumPy share."""
+        return all(
+            tensor_version(tensor) == version
+            and storage_of(tensor) not in self._shared
+            and array.tobytes() == before.tobytes()
+            for tensor, version, array, before in self.lent
+        )
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple | dict):
+        for item in elements(value):
+            yield from _leaves(item)
+    else:
+        yield value

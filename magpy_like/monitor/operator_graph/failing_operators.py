@@ -1,0 +1,66 @@
+"""Operators that raise: because of what their tensors are, or because of what these hold?
+
+The guard fixes what tensors are (sizes, types, devices). What they hold changes from call to call,
+and with it whether an index is in bounds or a matrix has an inverse.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree
+
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.torch_interop.saved_tensor_hooks import no_hooks
+
+_log = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+def may_succeed(
+    operation: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    """Whether an operator that has raised may not raise for other values of such tensors.
+
+    It is asked of tensors without data. Where that fails for reasons of its own, such as an output
+    whose size depends on data, the answer is yes: a caught exception costs little, a wrong answer
+    much.
+    """
+    if not any(isinstance(value, torch.Tensor) for value in _pytree.tree_leaves((args, kwargs))):
+        return False
+    of_a_class = isinstance(getattr(operation, "__self__", None), type)  # a custom Function's apply
+    if isinstance(operation, types.FunctionType) or of_a_class:
+        return True  # Python code, whose effects must not happen twice
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        args, kwargs = _pytree.tree_map_only(torch.Tensor, fake.from_tensor, (args, kwargs))
+        with no_hooks(), _silence(), fake:
+            operation(*args, **kwargs)
+    except NotImplementedError:
+        return True
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        return type(error).__module__ != "builtins"  # torch's own: it depends on data
+    except Exception:
+        return True
+    return True
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Torch logs what fails on tensors without data, which in this thread is an answer."""
+    own = threading.get_ident()
+
+    def is_of_another_thread(record: logging.LogRecord) -> bool:
+        return record.thread != own
+
+    _log.addFilter(is_of_another_thread)
+    try:
+        yield
+    finally:
+        _log.removeFilter(is_of_another_thread)

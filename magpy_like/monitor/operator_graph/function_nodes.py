@@ -1,0 +1,66 @@
+"""Functions as the nodes of an operator graph name them, and one that replaces a tensor's data."""
+
+from __future__ import annotations
+
+import operator
+import re
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from magpy_like.native.instance_checks import isinstance
+
+REPLAYED = "replayed"
+"""The attribute by which a function of the graph tells which operation it runs."""
+
+
+def graph_function(operation: Callable[..., Any], args: tuple[Any, ...] = ()) -> Callable[..., Any]:
+    """A function that ``torch.fx`` can name, for one that lies where its name does not lead to."""
+    if is_of_negative_base(operation, args):
+        return pow
+    if isinstance(operation, types.FunctionType) and REPLAYED in operation.__dict__:
+        return operation
+    module = sys.modules.get(getattr(operation, "__module__", None) or "")
+    if getattr(module, getattr(operation, "__name__", ""), None) is operation:
+        return operation
+    if isinstance(operation, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return operation
+    if getattr(torch, getattr(operation, "__name__", ""), None) is operation:
+        return operation
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return operation(*args, **kwargs)
+
+    owner = getattr(operation, "__self__", None) or getattr(operation, "__objclass__", None)
+    stem = getattr(owner, "__name__", "") or ""
+    name = "_".join(filter(None, (stem, getattr(operation, "__name__", "operator"))))
+    run.__name__ = re.sub(r"\W", "_", name)
+    run.__qualname__ = run.__name__
+    setattr(run, REPLAYED, operation)
+    return run
+
+
+def is_of_negative_base(operation: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether a number with a sign is raised to a power: ``torch.fx`` writes that as `-2 ** x`, by
+    which Python negates the power. In graphs of its own it does so however ours is written."""
+    return operation in (operator.pow, pow) and repr(args[0]).startswith("-")
+
+
+class _ReplaceData(torch.autograd.Function):
+    """The value of one tensor with the gradient of another."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad, None
+
+
+def replace_data(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """``tensor`` after ``tensor.data = value``: gradients still flow to where they did."""
+    return _ReplaceData.apply(tensor, value.detach())

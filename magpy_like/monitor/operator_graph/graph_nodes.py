@@ -1,0 +1,152 @@
+"""The nodes of the operator graph: placeholders, constants, and which tensor is which node's value.
+
+A tensor is the value of one node for as long as it lives. The placeholders come first, in the order
+in which the program met what they stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from magpy_like.graph_operators.checkpoint_operator import fold
+from magpy_like.monitor.symbolic.expressions import Expression
+from magpy_like.monitor.symbolic.symbolic_twin import TWIN, Twin
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph.plain_values import OwnReference
+
+NUMBER = "number"
+"""The key by which ``torch.fx`` keeps about a node whether it is a number, not a tensor."""
+LIST = "list"
+"""The same for a list of tensors that a loop has gathered."""
+WRITTEN_FORM = "written_form"
+"""The key of the sizes of what ``tensor[key] = …`` writes."""
+AS_IS = "as_is"
+"""The key of the reason why no backend may be given a node: it runs as it was recorded."""
+
+
+class GraphNodes:
+    """A ``torch.fx`` graph, and the tensors and objects that it knows."""
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.twin: Twin | None = None
+        """Runs each operator on symbolic sizes too, while there are dynamic dimensions."""
+        self._twins: dict[fx.Node, Any] = {}
+        """Those of a finished graph, for what follows a split: nobody else is to see them."""
+        self._known: dict[int, tuple[OwnReference, fx.Node]] = {}
+        self.inputs: list[tuple[fx.Node, Any]] = []
+        """Placeholders, each with the id of a tensor's or object's ShadowNode, or an expression."""
+        self.samples: dict[Any, Any] = {}
+        """What expressions among the inputs were in this run that are none of lifted numbers."""
+        self._objects: dict[int, fx.Node] = {}
+        """By id, the placeholders of objects that stand for themselves, such as a configuration."""
+        self._constants: dict[str, Any] = {}
+        self.operators = 0
+
+    def node_of(self, tensor: torch.Tensor) -> fx.Node | None:
+        """The graph's node for a tensor that is alive, or None."""
+        found = self._known.get(id(tensor))
+        return found[1] if found is not None and found[0]() is tensor else None
+
+    def known(self) -> Iterator[tuple[torch.Tensor, fx.Node]]:
+        """The tensors of the graph that are alive, with their nodes."""
+        alive = [(held(), node) for held, node in self._known.values()]
+        return ((tensor, node) for tensor, node in alive if tensor is not None)
+
+    def know(self, tensor: torch.Tensor, node: fx.Node) -> None:
+        self._known[id(tensor)] = (OwnReference(tensor), node)
+
+    def twin_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The symbolic twin of an operator's result or input, where there is one."""
+        node = self.node_of(tensor)
+        return None if node is None else node.meta.get(TWIN, self._twins.get(node))
+
+    def _placeholder(self, source: Any) -> fx.Node:
+        first = next(iter(self.graph.nodes), None)
+        last = self.inputs[-1][0] if self.inputs else None
+        if last is not None:
+            where = self.graph.inserting_after(last)
+        elif first is not None and first.op != "root":
+            where = self.graph.inserting_before(first)
+        else:
+            where = self.graph.inserting_after()
+        with where:
+            node = self.graph.placeholder(f"input_{len(self.inputs)}")
+        self.inputs.append((node, source))
+        return node
+
+    def add_input(self, tensor: torch.Tensor, shadow_id: int) -> fx.Node:
+        """A placeholder for a tensor that was there when the region was entered."""
+        node = self._placeholder(shadow_id)
+        if self.twin is not None:
+            self.twin.meet(node, tensor, shadow_id)
+        self.know(tensor, node)
+        return node
+
+    def add_drawn(self, tensor: torch.Tensor, drawn: Expression) -> None:
+        """A placeholder for a tensor that the mock makes of random numbers."""
+        node = self._placeholder(drawn)
+        self.samples[drawn] = tensor
+        if self.twin is not None:
+            node.meta[TWIN] = self.twin.fixed(tensor)
+        self.know(tensor, node)
+
+    def add_object(self, value: Any, shadow_id: int) -> None:
+        """A placeholder for an object from outside that is no tensor; the RefGraph holds it."""
+        if id(value) not in self._objects:
+            node = self._objects[id(value)] = self._placeholder(shadow_id)
+            node.meta[TWIN] = value
+
+    def _constant(self, value: Any) -> fx.Node:
+        """An object that has no source text hangs on the graph's module."""
+        name = f"constant_{len(self._constants)}"
+        self._constants[name] = value
+        node = self.graph.create_node("get_attr", name)
+        if self.twin is not None:
+            self.twin.run(node, self._constants, value)
+        return node
+
+    def is_constant_tensor(self, node: fx.Node) -> bool:
+        value = self._constants.get(str(node.target)) if node.op == "get_attr" else None
+        return isinstance(value, torch.Tensor)
+
+    def generators(self) -> list[torch.Generator]:
+        """Those that operators draw from, beside torch's own."""
+        return [g for g in self._constants.values() if isinstance(g, torch.Generator)]
+
+    def autograd_node(self, tensor: fx.Node) -> fx.Node:
+        """The node of the autograd graph that a tensor has at this point."""
+        node = self.graph.call_function(getattr, (tensor, "grad_fn"))
+        node.meta[AS_IS] = "is looked at by the program"
+        return node
+
+    def snapshot(self, node: fx.Node) -> fx.Node:
+        """What a tensor of the graph holds at this point, whatever becomes of it later."""
+        self.operators += 1
+        return self.graph.call_method("clone", (self.graph.call_method("detach", (node,)),))
+
+    def let_go(self, numbers: Collection[fx.Node], outputs: Collection[fx.Node]) -> None:
+        """Leave those of the ``numbers`` out that nothing in the graph needs, nor its caller."""
+        for node in reversed(self.graph.nodes):
+            if node in numbers and not node.users and node not in outputs:
+                self.graph.erase_node(node)
+
+    def finish(self, outputs: Sequence[fx.Node]) -> fx.GraphModule:
+        """The graph with these outputs, as a module."""
+        self.graph.output(tuple(outputs))
+        for node in self.graph.nodes:
+            if TWIN in node.meta:
+                self._twins[node] = node.meta.pop(TWIN)
+        root = torch.nn.Module()
+        for name, value in self._constants.items():
+            if isinstance(value, torch.Tensor):
+                root.register_buffer(name, value)
+            else:
+                setattr(root, name, value)
+        graph = fx.GraphModule(root, self.graph, class_name="OperatorGraph")
+        fold(graph)
+        return graph

@@ -1,0 +1,267 @@
+"""Numbers of the operator graph: read from tensors, sizes, and what is computed of both.
+
+A number is a node where it is only known when the graph runs, or where it varies; what no symbolic
+number can follow decides sizes that nobody knows beforehand.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from magpy_like.monitor.operator_graph.function_nodes import (
+    graph_function,
+    is_of_negative_base,
+)
+from magpy_like.monitor.operator_graph.graph_nodes import AS_IS, NUMBER, GraphNodes
+from magpy_like.monitor.symbolic.expressions import (
+    AsPython,
+    Computed,
+    Expression,
+    InGraph,
+    Untranslatable,
+    is_left_to_python,
+    is_of_tensor,
+    known_before_graph,
+    total,
+)
+from magpy_like.monitor.symbolic.symbolic_twin import TWIN, hint
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph.plain_values import tensor_version
+from magpy_like.split_points import Look
+
+REAL_NUMBERS = frozenset(
+    {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+     torch.float32, torch.float64}
+)  # fmt: skip
+"""The element types that ``item()`` gives as an ``int`` or a ``float``."""
+
+
+class GraphNumbers(GraphNodes):
+    """The numbers among the nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expression: Callable[[Any], Any] = lambda value: None
+        """Gives the expression of a lifted number, None for any other value."""
+        self.value_of: Callable[[Any], Any] = lambda expression: None
+        """Gives what an expression was in this run."""
+        self._numbers: dict[int, tuple[Any, fx.Node]] = {}
+        self._values: dict[fx.Node, tuple[Any, int]] = {}
+        """Of integers in tensors: symbolic numbers, and the tensor's version at which they hold."""
+        self._scalars: set[fx.Node] = set()
+        self.reads_data = False
+        """Whether sizes or numbers in the graph depend on the data of tensors."""
+
+    def scalar(
+        self,
+        operation: Callable[..., Any],
+        args: Sequence[Any],
+        value: Any,
+        resolve: Callable[[torch.Tensor], fx.Node],
+    ) -> fx.Node:
+        """A number that is read from a tensor, such as ``t.item()``."""
+        self.operators += 1
+        self.reads_data = True
+        tensor = resolve(args[0])
+        if args[0].dtype not in REAL_NUMBERS:
+            function = operation if isinstance(operation, type) else type(value)
+            return self._know_number(self.graph.call_function(function, (tensor,)), value)
+        read = args[0].dtype.is_floating_point
+        node = self._know_number(
+            self.graph.call_method("item", (tensor,)), float(value) if read else int(value)
+        )
+        if read is (type(value) is float):
+            return node
+        return self._arithmetic(type(value), (node,), value)
+
+    def elements(self, node: fx.Node, count: int) -> Iterator[fx.Node]:
+        """Tensors of one element each: what a tensor of the graph holds."""
+        flat = self.graph.call_method("reshape", (node, (-1,)))
+        for i in range(count):
+            yield self.graph.call_method("select", (flat, 0, i))
+
+    def compute(
+        self, operation: Callable[..., Any], operands: Sequence[Any], value: Any
+    ) -> fx.Node:
+        """Arithmetic on numbers of the graph."""
+        parts = tuple(self._number(operand) or operand for operand in operands)
+        return self._arithmetic(operation, parts, value)
+
+    def _arithmetic(self, operation: Callable[..., Any], parts: Any, value: Any) -> fx.Node:
+        operation = IN_PLACE.get(operation.__name__, operation)
+        if operation in (max, min) and len(parts) > 2:  # symbolic ones are of two
+            parts = (self._arithmetic(operation, parts[:-1], None), parts[-1])
+        operation = _ON_SYMBOLS.get(operation, operation)
+        node = self.graph.call_function(graph_function(operation, parts), parts)
+        if operation not in _ON_NUMBERS or is_of_negative_base(operation, parts):
+            node.meta[AS_IS] = "is a function of numbers that no backend has"
+        return self._know_number(node, value)
+
+    def _know_number(self, node: fx.Node, value: Any) -> fx.Node:
+        """A node that is a number: where its twin is not known, sizes made of it are not either."""
+        node.meta[NUMBER] = True
+        known = self.twin is not None and self.twin.run(node, self._constants, value)
+        if not known or self._takes_number(node):
+            self._scalars.add(node)
+        return node
+
+    def size(self, source: fx.Node, dim: int) -> fx.Node:
+        """A number: one size of a tensor that an operator has made."""
+        with self.graph.inserting_after(source):
+            node = self.graph.call_method("size", (source, dim))
+        node.meta[NUMBER] = True
+        if self.twin is not None and TWIN in source.meta:
+            node.meta[TWIN] = source.meta[TWIN].shape[dim]
+        else:
+            self._scalars.add(node)
+        return node
+
+    def _number(self, value: Any) -> fx.Node | None:
+        """The graph's node for a lifted number, or None for a constant."""
+        expression = self.expression(value)
+        return None if expression is None else self._node_for(expression, value)
+
+    def _array_number(self, value: np.generic) -> fx.Node | None:
+        """The graph's node for a lifted number of NumPy's, or None for a constant.
+
+        Raises:
+            Look: it is only known when the graph has run.
+        """
+        expression = self.expression(value)
+        if expression is None:
+            return None
+        found = self._numbers.get(id(expression))
+        if found is not None:
+            return found[1]
+        if not known_before_graph(expression):
+            raise Look("gives a number of NumPy's, made of a tensor's value, to an operator")
+        number = AsPython(expression)
+        self.samples[number] = value.item()
+        node: fx.Node = self._node_for(number, None)
+        self._numbers[id(expression)] = (expression, node)
+        return node
+
+    def _node_for(self, expression: Any, value: Any) -> Any:
+        """The node of an expression, or the constant itself; ``value`` is what it was, if known."""
+        if isinstance(expression, InGraph):
+            return expression.node
+        found = self._numbers.get(id(expression))
+        if found is not None:
+            return found[1]
+        if is_left_to_python(expression):
+            raise Look("gives a number out of a list, which depends on a tensor, to an operator")
+        if isinstance(expression, Computed) and not self._is_for_python(expression):
+            parts = tuple(self._node_for(part, None) for part in expression.operands)
+            node = self._arithmetic(expression.operation, parts, value)
+        elif isinstance(expression, Expression):
+            node = self._placeholder(expression)
+            node.meta[NUMBER] = True
+            known = self.twin.numbers.get(expression) if self.twin is not None else None
+            if known is None:  # sizes that it decides are not followed
+                self._scalars.add(node)
+                known = self.samples.get(expression, self.value_of(expression))
+            node.meta[TWIN] = known
+        else:
+            return expression
+        self._numbers[id(expression)] = (expression, node)
+        return node
+
+    def _is_for_python(self, expression: Computed) -> bool:
+        """Whether a number comes into the graph from the mock, which can compute it."""
+        in_python = expression.operation not in _ON_NUMBERS or is_of_tensor(expression)
+        of_text = any(type(self.value_of(part)) is str for part in expression.operands)
+        return (in_python or of_text) and known_before_graph(expression)
+
+    def forget_numbers(self, nodes: Collection[fx.Node]) -> None:
+        """These nodes, some of which compute lifted numbers, are none of this graph's any more."""
+        self._numbers = {k: known for k, known in self._numbers.items() if known[1] not in nodes}
+
+    def _takes_number(self, node: fx.Node) -> bool:
+        return any(source in self._scalars for source in node.all_input_nodes)
+
+    def value_node(self, value: Any, resolve: Callable[[torch.Tensor], fx.Node]) -> Any:
+        """The node of a tensor or lifted number; any other number itself."""
+        return resolve(value) if isinstance(value, torch.Tensor) else self._number(value) or value
+
+    def value_in(self, value: Any) -> Any:
+        """The symbolic number in a tensor or of a lifted number, else a plain number, or None."""
+        if isinstance(value, torch.Tensor):
+            node = self.node_of(value)
+            known = self._values.get(node) if node is not None else None
+            return known[0] if known is not None and known[1] == tensor_version(value) else None
+        if type(value) is not int:
+            return None
+        node = self._number(value)
+        return value if node is None else node.meta.get(TWIN)
+
+    def _note_value(
+        self, node: fx.Node, operation: Callable[..., Any], args: Sequence[Any], result: Any
+    ) -> None:
+        """Remember what an integer in a tensor is made of, for it may become a bound or size."""
+        if self.twin is None or operation not in _KEEP_VALUE:
+            return
+        if not isinstance(result, torch.Tensor) or result.dim() or result.dtype is not torch.int64:
+            return
+        values = [self.value_in(arg) for arg in args]
+        if not any(isinstance(value, torch.SymInt) for value in values):
+            return
+        if all(isinstance(value, int | torch.SymInt) for value in values):
+            value = _KEEP_VALUE[operation](*values)
+            if hint(value) == int(result):
+                self._values[node] = (value, tensor_version(result))
+
+    def _bound(self, part: Any) -> Any:
+        """A bound, as of a slice: a number, if it comes in a tensor and is known at entry."""
+        if not isinstance(part, torch.Tensor) or self.twin is None:
+            return part
+        value = self.value_in(part)
+        if not isinstance(value, torch.SymInt):
+            return part
+        try:
+            return self._node_for(self.twin.expression(value), int(part))
+        except Untranslatable:
+            return part
+
+
+IN_PLACE = {
+    f"i{name}": getattr(operator, word)
+    for name, word in (
+        ("add", "add"), ("and", "and_"), ("floordiv", "floordiv"), ("lshift", "lshift"),
+        ("matmul", "matmul"), ("mul", "mul"), ("mod", "mod"), ("or", "or_"), ("pow", "pow"),
+        ("rshift", "rshift"), ("sub", "sub"), ("truediv", "truediv"), ("xor", "xor"),
+    )
+}  # fmt: skip
+
+
+_ON_SYMBOLS: dict[Any, Callable[..., Any]] = {
+    max: torch.sym_max,
+    min: torch.sym_min,
+    int: torch.sym_int,
+    float: torch.sym_float,
+    math.sqrt: torch.sym_sqrt,
+}
+"""Functions of numbers that would ask a symbolic one for its value, and those that do not."""
+
+
+_ON_NUMBERS: set[Any] = {
+    *(set(filter(callable, vars(operator).values())) - {operator.getitem}),
+    *(*_ON_SYMBOLS, *_ON_SYMBOLS.values(), total, abs, round, pow, math.floor, math.ceil),
+}
+"""Functions of numbers that a graph computes: symbolic ones have a counterpart of them."""
+
+
+_KEEP_VALUE: dict[Any, Callable[..., Any]] = {
+    operator.add: operator.add,
+    operator.sub: operator.sub,
+    operator.mul: operator.mul,
+    operator.neg: operator.neg,
+    torch.scalar_tensor: lambda number: number,
+}
+"""Operators on integers in tensors, and the same on symbolic numbers."""

@@ -1,0 +1,124 @@
+"""Branches and loops on the operator graph: operators that run graphs, and the parts for them.
+
+A part of the graph becomes a graph of its own with placeholders for all that it takes from outside.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from magpy_like.monitor.operator_graph.graph_nodes import LIST, NUMBER
+from magpy_like.monitor.operator_graph.graph_numbers import GraphNumbers
+from magpy_like.monitor.symbolic.symbolic_twin import TWIN
+from magpy_like.native.instance_checks import isinstance
+
+
+class GraphControl(GraphNumbers):
+    """What branches and loops make of the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def subgraph(
+        self, inputs: Sequence[fx.Node], nodes: Sequence[fx.Node], outputs: Sequence[Any]
+    ) -> fx.GraphModule:
+        """A part of this graph as a graph of its own; ``outputs`` are nodes and plain numbers."""
+        graph = fx.Graph()
+        copies = {node: graph.placeholder(f"operand_{i}") for i, node in enumerate(inputs)}
+        for node, copy in copies.items():
+            copy.meta |= {key: node.meta.get(key, False) for key in (NUMBER, LIST)}
+        root = torch.nn.Module()
+        for node in nodes:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            if node.op == "get_attr":
+                setattr(root, str(node.target), self._constants[str(node.target)])
+        graph.output(tuple(copies[n] if isinstance(n, fx.Node) else n for n in outputs))
+        return fx.GraphModule(root, graph, class_name="Subgraph")
+
+    def condition(self, inputs: Sequence[fx.Node], stays: bool) -> fx.GraphModule:
+        """The graph of a loop's condition: whether the first of its inputs is ``stays``."""
+        graph = fx.Graph()
+        first, *_ = [graph.placeholder(f"operand_{i}") for i in range(len(inputs))]
+        graph.output(first if stays else graph.call_function(torch.logical_not, (first,)))
+        return fx.GraphModule(torch.nn.Module(), graph, class_name="Condition")
+
+    def truth(self, test: fx.Node, predicate: torch.Tensor) -> fx.Node:
+        """The truth of a tensor as a ``bool`` tensor without dimensions."""
+        if predicate.dtype is not torch.bool:
+            test = self.graph.call_method("to", (test, torch.bool))
+        return self.graph.call_method("reshape", (test, ())) if predicate.dim() else test
+
+    def question(self, operation: Callable[..., Any], operands: Sequence[Any]) -> fx.Node:
+        """The truth of what numbers are asked, of which some are the graph's: Python's as well."""
+        parts = tuple(self.value_node(operand, _no_tensor) for operand in operands)
+        node = self.graph.call_function(operation, parts)
+        node.meta[NUMBER] = True
+        return node
+
+    def row(self, tensor: fx.Node, index: fx.Node) -> fx.Node:
+        """A row of a tensor: its sizes are the same whatever the index is."""
+        node = self.graph.call_function(torch.select, (tensor, 0, index))
+        if self.twin is not None and TWIN in tensor.meta:
+            self.twin.run(node, self._constants, None)
+        return node
+
+    def turned(self, elements: fx.Node) -> fx.Node:
+        """A list of the graph, the last element first."""
+        node = self.graph.call_function(_turned, (elements,))
+        node.meta[LIST] = True
+        return node
+
+    def fill(self, tensor: fx.Node, dim: int, rows: slice, found: fx.Node) -> None:
+        """Write the tensors of a loop's list to the ``rows`` of another one in a dimension."""
+        stacked = self.graph.call_function(torch.stack, (found, dim))
+        key = (*[slice(None)] * dim, rows)
+        self.graph.call_function(operator.setitem, (tensor, key, stacked))
+        self.operators += 2
+
+    def symbol(self, number: bool, twin: Any = None) -> fx.Node:
+        """Stands for what a loop carries, until its graphs are made. ``twin`` is that of any value
+        that it carries; no size may follow from a number."""
+        node = self.graph.call_function(_symbol)
+        if twin is not None:
+            node.meta[TWIN] = twin
+        if number:
+            self._scalars.add(node)
+            node.meta[NUMBER] = True
+        return node
+
+    def control(
+        self,
+        operation: Callable[..., Any],
+        before: Sequence[Any],
+        graphs: Sequence[fx.GraphModule],
+        after: Sequence[Any],
+        numbers: Sequence[bool],
+    ) -> list[fx.Node]:
+        """The results of an operator that runs graphs; ``numbers`` says which of them are such."""
+        parts = [self._constant(graph) for graph in graphs]
+        node = self.graph.call_function(operation, (*before, *parts, *after))
+        self.operators += 1
+        results = []
+        for i, number in enumerate(numbers):
+            results.append(self.graph.call_function(operator.getitem, (node, i)))
+            results[-1].meta[NUMBER] = number
+            if number:
+                self._scalars.add(results[-1])
+        return results
+
+
+def _turned(elements: Any) -> Any:
+    return elements[::-1]
+
+
+def _no_tensor(value: Any) -> fx.Node:
+    raise AssertionError(f"{value} is no number")
+
+
+def _symbol() -> Any:
+    raise AssertionError("a symbol is replaced before its graph runs")

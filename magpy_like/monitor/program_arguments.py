@@ -1,0 +1,146 @@
+"""The compiled function's own arguments: each is read when the program first loads it.
+
+Where that cannot be seen, as of one in a tuple or a cell, it is read at once. A number or flag that
+varies between calls is lifted then, so that nothing knows it by its value before.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from magpy_like.annotation import RelationKind
+from magpy_like.monitor.calls.read_calls import inputs_of
+from magpy_like.monitor.objects import class_lookup
+from magpy_like.monitor.objects.iterators import is_native_iterator
+from magpy_like.monitor.objects.outside_reads import GUARDED_BYTES
+from magpy_like.monitor.symbolic.expressions import fresh
+from magpy_like.monitor.symbolic.variation import argument_place
+from magpy_like.monitor.symbolic.varying_reads import can_vary
+from magpy_like.native import frame_locals, lookup_in_type
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import Relation, ShadowNode
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+
+class OwnArguments:
+    """What a run was given, and what of it the program has not loaded yet."""
+
+    def __init__(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.target, self.args, self.kwargs = target, args, kwargs
+        self.waiting: dict[int, tuple[int | str, Any]] | None = None
+        """By slot of the function's frame; None until that has been entered."""
+
+    def vary(self, run: MonitorRun) -> None:
+        """Numbers that vary between calls get an identity of their own before the call."""
+        self.args = tuple(_with_identity(run, i, value) for i, value in enumerate(self.args))
+        self.kwargs = {name: _with_identity(run, name, v) for name, v in self.kwargs.items()}
+
+    def take(self, args: tuple[Any, ...]) -> None:
+        """These are the arguments from here on, and the program has loaded them all."""
+        self.args, self.kwargs, self.waiting = args, {}, {}
+
+    def let_go(self) -> None:
+        """Hold none of them any longer, but for what the program may still load."""
+        self.args, self.kwargs = (), {}
+
+    def enter(self, run: MonitorRun, frame: types.FrameType, function: Any) -> None:
+        """Arguments are read when the program loads them, or at once when it cannot be seen."""
+        self.waiting = {}
+        target, bound = self.target, 0
+        if isinstance(target, types.MethodType):
+            run.recording.constant(target.__self__)
+            target, bound = target.__func__, 1
+        elif not isinstance(target, types.FunctionType):
+            run.recording.constant(target)
+            class_lookup.read_class(run.recording, type(target), "__call__")
+        if function is not target:
+            self.read_all(run)
+            if function is lookup_in_type(type(target), "__call__"):
+                self._follow_flags(run, frame, dict(inputs_of(self.args, self.kwargs)), 1)
+            return
+        code = frame.f_code
+        names = code.co_varnames[: code.co_argcount]
+        taken: set[int | str] = set()
+        for slot, name in enumerate(names):
+            position = slot - bound
+            if 0 <= position < len(self.args):
+                self.waiting[slot] = (position, self.args[position])
+                taken.add(position)
+            elif name in self.kwargs:
+                self.waiting[slot] = (name, self.kwargs[name])
+                taken.add(name)
+        for i in range(code.co_kwonlyargcount):
+            slot = code.co_argcount + i
+            name = code.co_varnames[slot]
+            if name in self.kwargs:
+                self.waiting[slot] = (name, self.kwargs[name])
+                taken.add(name)
+        for key, value in inputs_of(self.args, self.kwargs):
+            if key not in taken:
+                self._read(run, key, value)
+        for slot, (key, value) in list(self.waiting.items()):
+            if code.co_varnames[slot] in code.co_cellvars:
+                self._read(run, key, value)
+                del self.waiting[slot]
+        self._follow_flags(run, frame, dict(self.waiting.values()), bound)
+
+    def _follow_flags(
+        self, run: MonitorRun, frame: types.FrameType, given: dict[int | str, Any], bound: int
+    ) -> None:
+        """Bool arguments that have varied between calls: ``bound`` others come before them."""
+        varying = {
+            key: self._read(run, key, value)
+            for key, value in given.items()
+            if type(value) is bool and argument_place(key) in run.varying.numbers
+        }
+        if varying:
+            waiting = (self.waiting or {}).items()
+            self.waiting = {slot: known for slot, known in waiting if known[0] not in varying}
+            run.flags.begin(frame, varying, bound)
+            run.watch_numbers()
+
+    def read_all(self, run: MonitorRun) -> None:
+        for key, value in inputs_of(self.args, self.kwargs):
+            self._read(run, key, value)
+
+    def read_local(self, run: MonitorRun, frame: types.FrameType, slot: int) -> None:
+        """The compiled function loads one of its locals, maybe an argument still."""
+        found = self.waiting.pop(slot, None) if self.waiting else None
+        if found is not None:
+            key, value = found
+            if frame_locals(frame)[slot] is value:
+                self._read(run, key, value)
+
+    def read_rest(self, run: MonitorRun) -> None:
+        """What was not loaded yet may be loaded behind a split."""
+        waiting, self.waiting = self.waiting or {}, {}
+        for key, value in waiting.values():
+            self._read(run, key, value)
+
+    def _read(self, run: MonitorRun, key: int | str, value: Any) -> ShadowNode:
+        relation = Relation(RelationKind.LOCAL, key)
+        node = run.recording.meet(run.recording.refs.external, relation, value)
+        if is_native_iterator(value):
+            run.watch_iterators()
+        if can_vary(value) and (relation,) in run.varying.numbers:
+            run.lifted.adopt(value, node)
+            run.watch_numbers()
+        elif type(value) is np.ndarray and (relation,) in run.varying.numbers:
+            if not value.dtype.hasobject and value.nbytes <= GUARDED_BYTES:
+                run.lifted.adopt_array(value, node)
+                run.watch_numbers()
+        return node
+
+
+def _with_identity(run: MonitorRun, key: int | str, value: Any) -> Any:
+    lifted = argument_place(key) in run.varying.numbers and can_vary(value)
+    if not lifted:
+        return value
+    number = fresh(value)
+    run.found.note(number, value)
+    return number

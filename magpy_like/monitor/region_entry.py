@@ -1,0 +1,92 @@
+"""How a region is entered: what it must find, and what torch and Python must know of it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from magpy_like.native import lookup_in_type
+from magpy_like.native.instance_checks import isinstance
+
+_compiling_lock = threading.Lock()
+_compiling_count = 0
+
+
+class Compiling:
+    """``torch.compiler.is_compiling()`` is true meanwhile, as programs expect of a compiled region.
+
+    The flag is one for all threads, so it stays up until the last of them is done.
+    """
+
+    def __init__(self, says: bool = True) -> None:
+        """``says`` is False for a program that cannot do with it."""
+        self._says, self._entered = says, False
+
+    def enter(self) -> None:
+        self._change(self._says)
+
+    def leave(self) -> None:
+        self._change(False)
+
+    def _change(self, entered: bool) -> None:
+        global _compiling_count
+        with _compiling_lock:
+            _compiling_count += entered - self._entered
+            self._entered = entered
+            torch.compiler._is_compiling_flag = _compiling_count > 0
+
+    def __enter__(self) -> None:
+        self.enter()
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+
+ASK_WHETHER_COMPILING = (torch.compiler.is_compiling, torch._utils.is_compiling)
+"""Functions that tell a program so."""
+
+
+def hears_what_eager_hears(frame: types.FrameType) -> bool:
+    """Whether code asks that would calculate otherwise, if it heard that it is compiled.
+
+    torch's optimizers would: with steps as tensors of low precision instead of Python's numbers.
+    """
+    return str(frame.f_globals.get("__name__")).startswith("torch.optim.")
+
+
+def ask_for_instructions() -> None:
+    """Python 3.12 delivers instruction events only if some frame has asked for them before.
+
+    A frame that never runs asks: one that did would be called back by another thread's tracing.
+    """
+    frame: types.FrameType = (_ for _ in ()).gi_frame  # type: ignore[attr-defined]
+    frame.f_trace_opcodes = True
+    frame.f_trace_opcodes = False
+    # Where a tool has come since, code that was traced before has none of these events any more.
+    if sys.version_info >= (3, 12) and any(map(sys.monitoring.get_tool, range(6))):
+        sys.monitoring.restart_events()
+
+
+def seen_entry(target: Callable[..., Any]) -> Callable[..., Any]:
+    """``target`` itself, or a Python function that calls it, so that the call can be watched."""
+    called = target.__func__ if isinstance(target, types.MethodType) else target
+    if not isinstance(called, types.FunctionType):
+        called = lookup_in_type(type(target), "__call__")
+    if isinstance(called, types.FunctionType):
+        return target
+    namespace: dict[str, Any] = {}
+    exec(_ENTRY, namespace)
+    entry: Callable[..., Any] = namespace["enter"](target)
+    return entry
+
+
+_ENTRY = compile(
+    "def enter(target):\n    return lambda *args, **kwargs: target(*args, **kwargs)",
+    "<magpy_like entry>",
+    "exec",
+)

@@ -1,0 +1,90 @@
+"""Values of tensors that steer the program are foretold, where nothing speaks against it.
+
+The guard cannot know whether ``if loss.isnan().any():`` will go the recorded way. The mock can: it
+runs the operator graph, looks at the condition, and goes on to the effects only when it is what it
+was. Otherwise nothing has happened yet, and the program runs as it is written. Where a value was
+foretold wrongly, the program is split from then on.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magpy_like.monitor.operator_graph.graph_numbers import REAL_NUMBERS
+from magpy_like.monitor.symbolic.expressions import Computed, InGraph, Read
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.split_points import Split
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., Any], Any]
+
+TRUTHS = {bool, torch.Tensor.__bool__, torch.Tensor.is_nonzero, torch.is_nonzero}
+"""Functions of one tensor that say what a branch on it would do."""
+COMPARISONS = {torch.equal, torch.Tensor.equal, torch.allclose, torch.Tensor.allclose}
+"""Functions of tensors that give a ``bool``."""
+
+
+def asks_for_truth(operation: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call gives the truth of the one tensor that it is given."""
+    if len(args) != 1 or not isinstance(args[0], torch.Tensor):
+        return False
+    return operation in TRUTHS or (operation is torch.Tensor.item and args[0].dtype is torch.bool)
+
+
+def asks_for_values(operation: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call gives plain values that are not likely to be others every time."""
+    if operation is torch.Tensor.tolist:
+        tensor = args[0]
+        return not tensor.is_floating_point() and not tensor.is_complex()
+    return operation in COMPARISONS
+
+
+def gives_numbers(operation: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call makes a list of few numbers, as many at every call."""
+    if operation is not torch.Tensor.tolist or args[0].dtype not in REAL_NUMBERS:
+        return False
+    return 0 < args[0].numel() <= _FEW
+
+
+_FEW = 16
+
+
+def foretell_branch(run: MonitorRun, tensor: torch.Tensor) -> None:
+    """The program branches on a tensor, or asks for its truth.
+
+    Of a tensor from outside that nothing was written to, the guard can ask as well.
+
+    Raises:
+        Split: what it does cannot be foretold, or the tensor has no truth.
+    """
+    rec, reason = run.recording, "branches on a tensor's value"
+    if tensor.numel() != 1:
+        raise Split(reason)
+    run.lifted.fix_sizes(tensor)
+    node = rec.node(tensor)
+    if node is not None and not rec.is_written(node):
+        run.lifted.conditions.append((Computed(operator.truth, (Read(node),)), bool(tensor)))
+        return
+    place = run.lifted.may_foretell(reason)
+    truth = Computed(operator.truth, (InGraph(run.recording.snapshot_of(tensor)),))
+    run.lifted.foretold.append((truth, bool(tensor), place))
+
+
+def foretell_values(
+    run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """The program compares tensors as a whole, or makes a list of one.
+
+    Raises:
+        Split: what it gives cannot be foretold.
+    """
+    place = run.lifted.may_foretell("reads a tensor's value into Python")
+    result = operation(*args, **kwargs)
+    node = run.recording.plain_result(operation, args, kwargs)
+    run.lifted.foretold.append((InGraph(node), result, place))

@@ -1,0 +1,248 @@
+"""What lifted numbers are made of: numbers outside, draws, results of operators, arithmetic."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import sympy
+import torch
+from torch import fx
+from torch.utils._sympy import functions
+
+from magpy_like.native import fresh_plain
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import ShadowNode
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """A number at a place outside, when the region is entered."""
+
+    node: ShadowNode
+
+
+@dataclass(frozen=True, eq=False)
+class Size:
+    """The size of one dimension of a tensor outside, when the region is entered."""
+
+    node: ShadowNode
+    dim: int
+
+
+@dataclass(frozen=True, eq=False)
+class Address:
+    """The number that ``tell``, such as ``id``, makes of where a variable outside lies in memory.
+    Another object may have the same one later, and is as good as the first then."""
+
+    node: ShadowNode
+    tell: Callable[[Any], int]
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """What the mock draws again, or one item of it; ``index`` counts the draws of a run."""
+
+    index: int
+    item: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """``operation(*operands)``, each operand an expression or a plain value."""
+
+    operation: Callable[..., Any]
+    operands: tuple[Any, ...]
+    made_of: frozenset[Any] = field(init=False, repr=False)
+    """What it is computed from in the end. Kept, for an operand may be one of many expressions,
+    whose ways to it would be as many again at each step."""
+
+    def __post_init__(self) -> None:
+        parts = frozenset[Any]().union(*map(made_of, self.operands))
+        object.__setattr__(self, "made_of", parts)
+
+
+@dataclass(frozen=True, eq=False)
+class InGraph:
+    """A number that the operator graph computes, from a tensor's value."""
+
+    node: fx.Node
+
+
+@dataclass(frozen=True, eq=False)
+class AsPython:
+    """The number of Python's that a number of NumPy's stands for."""
+
+    number: Any
+
+
+Expression = Read | Size | Address | Draw | Computed | InGraph | AsPython
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number of Python's that can be lifted. There are but two bools, so
+    those cannot."""
+    return type(value) in (int, float)
+
+
+def is_number_or_truth(value: Any) -> bool:
+    """Whether a value is one that is followed through the program where it varies between calls:
+    numbers by what objects they are, truths by where they are."""
+    return type(value) in (int, float, bool)
+
+
+def is_array_number(value: Any) -> bool:
+    """Whether a value is a number of NumPy's that one of Python's can stand for."""
+    return isinstance(value, np.integer | np.floating) and not isinstance(value, np.longdouble)
+
+
+def is_liftable(value: Any) -> bool:
+    """Whether a value can have an identity of its own: a number, or text with a character."""
+    return is_number(value) or (type(value) is str and bool(value)) or is_array_number(value)
+
+
+def fresh(value: Any) -> Any:
+    """An equal value with an identity of its own."""
+    return value.copy() if isinstance(value, np.generic) else fresh_plain(value)
+
+
+def made_of(expression: Any) -> frozenset[Expression]:
+    """What an expression is computed from in the end; nothing for a plain value."""
+    if isinstance(expression, Computed):
+        return expression.made_of
+    if isinstance(expression, AsPython):
+        return made_of(expression.number)
+    return frozenset((expression,)) if isinstance(expression, Expression) else frozenset()
+
+
+def known_at_entry(expression: Any) -> bool:
+    """Whether a guard can compute the expression before the region runs."""
+    return not any(isinstance(part, Draw | InGraph) for part in made_of(expression))
+
+
+def known_before_graph(expression: Any) -> bool:
+    """Whether the mock can compute the expression before it runs the operator graph."""
+    return not any(isinstance(part, InGraph) for part in made_of(expression))
+
+
+def is_of_tensor(expression: Any) -> bool:
+    """Whether an expression is made of what tensors outside hold, which is likely to differ."""
+    parts = (part.node.type for part in made_of(expression) if isinstance(part, Read))
+    return any(issubclass(kind, torch.Tensor) for kind in parts)
+
+
+def is_left_to_python(expression: Any) -> bool:
+    """Whether a number is computed of a list behind the operator graph, which so cannot have it."""
+    if not isinstance(expression, Computed) or known_before_graph(expression):
+        return False
+    return any(isinstance(p, Read) and p.node.type in (list, deque) for p in expression.made_of)
+
+
+def is_drawn(expression: Any) -> bool:
+    """Whether an expression is made of random numbers that the mock draws again."""
+    return any(isinstance(part, Draw) for part in made_of(expression))
+
+
+def as_number(flag: bool) -> int:
+    """What a bool counts as in arithmetic."""
+    return int(flag)
+
+
+def as_tensor(flag: bool) -> torch.Tensor:
+    """The condition of an operator that runs one of two graphs: ``bool``, no dimensions."""
+    return _TRUE if flag else _FALSE
+
+
+_TRUE, _FALSE = (torch.tensor(flag, device="cpu") for flag in (True, False))
+
+
+def choose(flag: bool, one: Any, other: Any) -> Any:
+    """What a number is behind the two sides of a branch."""
+    return one if flag else other
+
+
+def total(*numbers: Any) -> Any:
+    """What ``sum`` makes of a list of these."""
+    return sum(numbers)
+
+
+class Untranslatable(Exception):
+    """A symbolic expression has a part that Python has no exact counterpart for."""
+
+
+def _fold(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def build(*parts: Any) -> Any:
+        return reduce(lambda a, b: Computed(operation, (a, b)), parts)
+
+    return build
+
+
+def _call(operation: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *parts: Computed(operation, parts)
+
+
+def _modular(base: Any, divisor: Any, modulus: Any) -> Any:
+    return Computed(operator.mod, (Computed(operator.floordiv, (base, divisor)), modulus))
+
+
+_TRANSLATION: dict[Any, Callable[..., Any]] = {
+    sympy.Add: _fold(operator.add),
+    sympy.Mul: _fold(operator.mul),
+    sympy.Pow: _call(operator.pow),
+    sympy.Max: _call(max),
+    sympy.Min: _call(min),
+    sympy.Abs: _call(abs),
+    sympy.Eq: _call(operator.eq),
+    sympy.Ne: _call(operator.ne),
+    sympy.Lt: _call(operator.lt),
+    sympy.Le: _call(operator.le),
+    sympy.Gt: _call(operator.gt),
+    sympy.Ge: _call(operator.ge),
+    sympy.And: _fold(operator.and_),
+    sympy.Or: _fold(operator.or_),
+    sympy.Not: _call(operator.not_),
+    functions.FloorDiv: _call(operator.floordiv),
+    functions.CleanDiv: _call(operator.floordiv),
+    functions.Mod: _call(operator.mod),
+    functions.PythonMod: _call(operator.mod),
+    functions.ModularIndexing: _modular,
+    functions.PowByNatural: _call(operator.pow),
+    functions.LShift: _call(operator.lshift),
+    functions.RShift: _call(operator.rshift),
+    functions.IntTrueDiv: _call(operator.truediv),
+    functions.FloatTrueDiv: _call(operator.truediv),
+    functions.ToFloat: _call(float),
+    functions.TruncToInt: _call(int),
+    functions.CeilToInt: _call(math.ceil),
+    functions.FloorToInt: _call(math.floor),
+    functions.RoundToInt: _call(round),
+}
+for _name in ("Max", "Min"):  # torch's own variants, where it has them
+    if hasattr(functions, _name):
+        _TRANSLATION[getattr(functions, _name)] = _call({"Max": max, "Min": min}[_name])
+
+
+def from_sympy(expression: Any, symbol: Callable[[sympy.Symbol], Any]) -> Any:
+    """An expression over what ``symbol`` says the symbols stand for; a plain value if it has none.
+
+    Raises:
+        Untranslatable: a part of it has no exact counterpart in Python.
+    """
+    if isinstance(expression, sympy.Symbol):
+        return symbol(expression)
+    if isinstance(expression, sympy.Integer):
+        return int(expression)
+    if isinstance(expression, sympy.Float):
+        return float(expression)
+    if expression in (sympy.true, sympy.false):
+        return bool(expression)
+    build = _TRANSLATION.get(expression.func)
+    if build is None:
+        raise Untranslatable(str(expression))
+    return build(*(from_sympy(part, symbol) for part in expression.args))

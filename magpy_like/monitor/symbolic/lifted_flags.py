@@ -1,0 +1,422 @@
+"""Bools that vary between calls: flags (section 6.2).
+
+There is only one ``True``, so that a flag cannot be told from its equals by what object it is. It
+is told by where it is: the monitor knows which locals of open frames hold it, which instructions
+read it from outside, and which ones take it from there. Such an instruction makes a number of the
+graph of it, or branches on it, or hands it on to the locals of a function. Anything else settles
+the flag: the guard asks for its value, as for that of any other argument. That is right at any time
+before the record is made, so a flag is settled first and followed afterwards wherever it is not
+clear what comes next.
+"""
+
+from __future__ import annotations
+
+import inspect
+import opcode
+import operator
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from magpy_like.bytecode.local_uses import local_uses
+from magpy_like.monitor.calls.argument_kinds import is_followed
+from magpy_like.monitor.calls.operator_calls import BINARY
+from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.symbolic.expressions import Computed, Read, as_number, as_tensor, is_number
+from magpy_like.native import NULL, frame_locals, frame_set_operand, lookup_in_type
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import Fact, ShadowNode
+from magpy_like.split_points import Split
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.instructions.step import Step
+    from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., Any], Any] | None
+
+Given = Mapping[int | str, ShadowNode]
+"""The flags among the arguments of a call, by position or keyword."""
+Known = tuple[ShadowNode, bool] | None
+"""The flag that a branch is on, and what it is on one side."""
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """An open frame: which of its locals hold flags, by slot."""
+
+    code: types.CodeType
+    """The program's own code."""
+    shift: int
+    """By how much the offsets in the frame's code exceed those in ``code``."""
+    slots: Mapping[int, ShadowNode]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Flags on their way into a function, settled until they have come there."""
+
+    caller: int
+    code: types.CodeType
+    given: Given
+
+
+class Flags:
+    """The flags of one recording."""
+
+    def __init__(self, rec: Recording) -> None:
+        self._rec = rec
+        self._settled: set[int] = set()
+        """Ids of the nodes of flags whose values count."""
+        self._frames: dict[int, _Frame] = {}
+        """By the id of the frame."""
+        self._forwarders: dict[int, Given] = {}
+        """By the id of the frame, what a module's ``__call__`` will hand on to another function."""
+        self._call: _Call | None = None
+        self._sides: dict[int, _Frame] = {}
+        """By the id of their code, frames in which sides of branches will run."""
+        self._numbers: dict[int, Computed] = {}
+        self._tensors: dict[int, torch.Tensor] = {}
+        self._known: dict[int, ShadowNode] = {}
+        self._coming: dict[int, dict[int, dict[int, ShadowNode]]] = {}
+        """By the id of the frame and the offset of the instruction that will take them, flags that
+        were read from outside, by their depths there."""
+        self._constant: dict[int, bool] = {}
+        """By the ids of their nodes, flags that have one value in the side that runs."""
+
+    # --- where flags are -------------------------------------------------------------------------
+
+    def begin(self, frame: types.FrameType, given: Given, bound: int) -> None:
+        """The program has been entered, with flags among its arguments, which count from 0 behind
+        the ``bound`` ones of the function."""
+        for node in given.values():
+            self._know(node)
+            self._rec.just_read.add(node.node_id)  # as often as they were: as arguments only
+        self._arrive(frame, _moved(given, bound))
+
+    def _know(self, node: ShadowNode) -> None:
+        if node.node_id not in self._known:
+            self._known[node.node_id] = node
+            self._numbers[node.node_id] = Computed(as_number, (Read(node),))
+
+    def read(self, run: MonitorRun, step: Step, node: ShadowNode, value: bool) -> Token:
+        """An instruction reads a bool that varies between calls, on which nothing relies: follow it
+        where it is clear what takes it."""
+        if node.node_id not in self._constant and self._taker(run, step) is None:
+            self._know(node)
+            self.settle(node)
+            return None
+        return _finish_reading, (step, node, value)
+
+    def finish_reading(self, run: MonitorRun, step: Step, node: ShadowNode) -> Any:
+        """It has: gives what to put in place of its result."""
+        self._know(node)
+        self._open(node)
+        run.watch_numbers()
+        if node.node_id in self._constant:
+            return self._constant[node.node_id]
+        taker = self._taker(run, step)
+        assert taker is not None
+        offset, depth, slot = taker
+        if slot is None:
+            self._coming.setdefault(id(step.frame), {}).setdefault(offset, {})[depth] = node
+        else:
+            found = self._frames.get(id(step.frame), _Frame(step.code, 0, {}))
+            self._frames[id(step.frame)] = replace(found, slots={**found.slots, slot: node})
+        return None
+
+    def _taker(self, run: MonitorRun, step: Step) -> tuple[int, int, int | None] | None:
+        """Where goes what an instruction reads, if it is followed there, and the local that it is
+        stored to."""
+        uses = local_uses(step.code)
+        found = uses.reads.get(step.offset)
+        if found is None:
+            return None
+        name, argument = opcode.opname[step.code.co_code[found[0]]], step.code.co_code[found[0] + 1]
+        if name != "STORE_FAST":
+            return (*found, None)
+        if run.side is not None or argument not in uses.stored_once:
+            return None  # the other side of a branch may leave a constant there
+        return (*found, argument)
+
+    def enter(self, frame: types.FrameType) -> None:
+        """A function has been entered."""
+        if not self._known:
+            return
+        self._frames.pop(id(frame), None)
+        self._coming.pop(id(frame), None)
+        self._settle(self._forwarders.pop(id(frame), {}).values())  # of another frame, long gone
+        side = self._sides.get(id(frame.f_code))
+        if side is not None:
+            self._frames[id(frame)] = side
+            return
+        call, self._call = self._call, None
+        caller = frame.f_back
+        if call is not None:
+            if call.caller == id(caller) and call.code is frame.f_code:
+                self._arrive(frame, call.given)
+                return
+            self._settle(call.given.values())
+        given = self._forwarders.pop(id(caller), None)
+        if given is not None and caller is not None:
+            before = _bound_before(caller, frame)
+            if before is not None:
+                self._arrive(frame, _moved(given, before))
+            else:
+                self._settle(given.values())
+
+    def lose(self) -> None:
+        """A function has been entered that is not followed."""
+        if self._call is not None:
+            self._settle(self._call.given.values())
+            self._call = None
+
+    def _arrive(self, frame: types.FrameType, given: Given) -> None:
+        """Flags are arguments of a function that has just been entered."""
+        code = frame.f_code
+        if code in _FORWARDERS:
+            if not any(key == 0 for key in given):
+                self._forwarders[id(frame)] = _moved(given, -1)
+            return
+        slots, found = frame_locals(frame), {}
+        for key, node in given.items():
+            slot = _slot(code, key)
+            if slot in local_uses(code).followed and slots[slot] is node.first.value:
+                found[slot] = node
+            else:
+                self.settle(node)
+        for given in self._forwarders.values():
+            self._settle(given.values())  # the other function was not seen to begin
+        open_ones = {slot: n for slot, n in found.items() if n.node_id not in self._settled}
+        for node in {node.node_id: node for node in open_ones.values()}.values():
+            if node.node_id in self._rec.just_read:
+                self._open(node)
+            else:
+                self.settle(node)  # the program has read it in another way since
+        if open_ones:
+            self._frames[id(frame)] = _Frame(code, 0, open_ones)
+
+    def in_frame(self, frame: types.FrameType | None) -> Mapping[int, ShadowNode]:
+        """The flags in the locals of an open frame, by slot."""
+        found = self._frames.get(id(frame))
+        if found is None:
+            return {}
+        return {s: n for s, n in found.slots.items() if n.node_id not in self._settled}
+
+    def begin_side(
+        self,
+        frame: types.FrameType | None,
+        code: types.CodeType,
+        own: types.CodeType,
+        shift: int,
+        known: Known,
+    ) -> None:
+        """A side of a branch in ``frame`` is about to run, as ``code``, which is the program's
+        ``own`` code behind ``shift`` bytes. The flag ``known`` is a constant there."""
+        self._sides.pop(id(code), None)
+        slots = self.in_frame(frame)
+        if known is not None:
+            slots = {slot: node for slot, node in slots.items() if node is not known[0]}
+            self._constant[known[0].node_id] = known[1]
+        if slots and self._frames[id(frame)].code is own:
+            self._sides[id(code)] = _Frame(own, shift, slots)
+
+    def end_side(self, code: types.CodeType, known: Known) -> None:
+        """It has come to its end."""
+        self._sides.pop(id(code), None)
+        if known is not None:
+            del self._constant[known[0].node_id]
+
+    # --- what becomes of them --------------------------------------------------------------------
+
+    def settle(self, node: ShadowNode) -> None:
+        """The program goes on by the value of a flag."""
+        if node.node_id in self._known:
+            self._settled.add(node.node_id)
+            self._close(node)
+            self._rec.just_read.discard(node.node_id)
+
+    def settle_all(self) -> None:
+        """Nobody follows the flags any further."""
+        for node in self._known.values():
+            self.settle(node)
+
+    def _close(self, node: ShadowNode) -> None:
+        """Let nothing but its guard rely on a flag's value, for now."""
+        if Fact.VALUE not in node.facts:
+            node.facts.add(Fact.VALUE)
+            self._rec.just_read.add(node.node_id)
+        self._rec.lifted.nodes.discard(node.node_id)
+
+    def _open(self, node: ShadowNode) -> None:
+        self._rec.just_read.discard(node.node_id)
+        node.facts.discard(Fact.VALUE)
+        node.facts.add(Fact.TYPE)
+        self._rec.lifted.nodes.add(node.node_id)
+
+    def condition(self, node: ShadowNode) -> torch.Tensor:
+        """The flag as a tensor of the operator graph."""
+        tensor = self._tensors.get(node.node_id)
+        if tensor is None:
+            with _disable_current_modes():  # those of a side make tensors without data
+                tensor = torch.tensor(bool(node.first.value), device="cpu")
+            self._tensors[node.node_id] = tensor
+        if self._rec.operators.node_of(tensor) is None:
+            self._rec.add_drawn(tensor, Computed(as_tensor, (Read(node),)))
+        return tensor
+
+    def at(self, run: MonitorRun, step: Step) -> Step:
+        """An instruction is about to run; gives it with other operands where it takes flags."""
+        found = self._arrived(step)
+        frame = self._frames.get(id(step.frame))
+        if frame is not None:
+            takers = local_uses(frame.code).takers.get(step.offset - frame.shift, ())
+            found.update(
+                {depth: frame.slots[slot] for depth, slot in takers if slot in frame.slots}
+            )
+        for node in found.values():
+            if Fact.VALUE in node.facts:  # the program has read it in another way since
+                self.settle(node)
+        found = {d: node for d, node in found.items() if node.node_id not in self._settled}
+        return self._take(run, step, found) if found else step
+
+    def _arrived(self, step: Step) -> dict[int, ShadowNode]:
+        """The flags that an instruction takes which were read from outside before it."""
+        coming = self._coming.get(id(step.frame))
+        if coming is None:
+            return {}
+        read = local_uses(step.code).reads.get(step.offset)
+        if read is not None:  # what was read there before has not come to where it went
+            coming.get(read[0], {}).pop(read[1], None)
+        return coming.pop(step.offset, {})
+
+    def _take(self, run: MonitorRun, step: Step, found: dict[int, ShadowNode]) -> Step:
+        name = opcode.opname[step.opcode]
+        if name == "CALL":
+            return self._pass_on(run, step, found)
+        if "NONE" in name or (name == "IS_OP" and any(v is None for v in step.stack[-2:])):
+            return step  # it is none, whatever it is
+        if name.startswith("POP_JUMP"):
+            try:
+                if run.branching is None:
+                    raise Split("nobody makes operators of branches")
+                run.branching.at_flag(run, step, found[1])
+                return step
+            except Split:
+                pass
+        elif name == "BINARY_OP" and len(found) == 1:
+            (depth,) = found
+            if _is_arithmetic(BINARY[step.oparg], step.stack[depth - 3]):
+                return self._count(run, step, found, [depth])
+        self._settle(found.values())
+        return step
+
+    def _settle(self, nodes: Iterable[ShadowNode]) -> None:
+        for node in nodes:
+            self.settle(node)
+
+    def _count(
+        self, run: MonitorRun, step: Step, found: dict[int, ShadowNode], depths: list[int]
+    ) -> Step:
+        """The operands at these depths are numbers from here on."""
+        stack = list(step.stack)
+        for depth in depths:
+            number = run.lift(int(stack[-depth]), self._numbers[found[depth].node_id])
+            frame_set_operand(step.frame, depth, number)
+            stack[-depth] = number
+        return replace(step, stack=tuple(stack))
+
+    def _pass_on(self, run: MonitorRun, step: Step, found: dict[int, ShadowNode]) -> Step:
+        count, stack = step.oparg, step.stack
+        function, bound = stack[-count - 1], 0
+        if stack[-count - 2] is not NULL:
+            function, bound = stack[-count - 2], 1
+        if function in (int, float) and count == 1:
+            return self._count(run, step, found, [1])
+        code = None
+        if type(function) is types.MethodType:
+            function, bound = function.__func__, bound + 1
+        if isinstance(function, torch.nn.Module):
+            function, bound = lookup_in_type(type(function), "__call__"), bound + 1
+        if type(function) is types.FunctionType and is_followed(function):
+            code = function.__code__
+        if code is None or code.co_flags & _LATER or any(depth > count for depth in found):
+            self._settle(found.values())
+            return step
+        self.lose()
+        names = run.keyword_names(step)
+        given: dict[int | str, ShadowNode] = {}
+        for depth, node in found.items():
+            key = names[-depth] if depth <= len(names) else count - depth + bound
+            given[key] = node
+            self._close(node)
+        self._call = _Call(id(step.frame), code, given)
+        return step
+
+
+def _finish_reading(run: MonitorRun, read: tuple[Step, ShadowNode, bool], result: Any) -> Any:
+    step, node, value = read
+    if result is value:
+        return run.flags.finish_reading(run, step, node)
+    node.facts.add(Fact.VALUE)  # something else has computed the result
+    return None
+
+
+_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+"""Functions whose calls do not run them."""
+_FORWARDERS = (
+    torch.nn.Module._wrapped_call_impl.__code__,
+    torch.nn.Module._call_impl.__code__,
+)
+"""Functions of torch's that hand all arguments on but the first, as they are, to the first function
+that they call: unless there are hooks, a module's ``forward``."""
+
+
+def _bound_before(caller: types.FrameType, frame: types.FrameType) -> int | None:
+    """How many arguments a function called by one of those is given before the caller's; None when
+    it is called for something else."""
+    if caller.f_code is _FORWARDERS[0]:
+        return 1 if frame.f_code is _FORWARDERS[1] else None
+    function = _local(caller, "forward_call")
+    if type(function) is types.MethodType:
+        same = getattr(function.__func__, "__code__", None) is frame.f_code
+        return 1 if same else None
+    same = type(function) is types.FunctionType and function.__code__ is frame.f_code
+    return 0 if same else None
+
+
+def _local(frame: types.FrameType, name: str) -> Any:
+    code = frame.f_code
+    cells = [cell for cell in code.co_cellvars if cell not in code.co_varnames]
+    value = frame_locals(frame)[[*code.co_varnames, *cells].index(name)]
+    return value.cell_contents if isinstance(value, types.CellType) else value
+
+
+def _moved(given: Given, by: int) -> Given:
+    return {key + by if isinstance(key, int) else key: node for key, node in given.items()}
+
+
+def _slot(code: types.CodeType, key: int | str) -> int:
+    """The local that an argument is in; -1 for one that is in a tuple or dictionary there."""
+    if code.co_flags & _LATER:
+        return -1
+    if isinstance(key, int):
+        return key if key < code.co_argcount else -1
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    found = names.index(key) if key in names else -1
+    return found if found >= code.co_posonlyargcount else -1
+
+
+def _is_arithmetic(operation: Any, other: Any) -> bool:
+    """Whether a flag may be 0 or 1 instead: with a bool it may make another bool."""
+    if isinstance(other, torch.Tensor):
+        return operation in _WITH_TENSORS and other.dtype is not torch.bool
+    return is_number(other) and operation in _WITH_NUMBERS
+
+
+_WITH_TENSORS = {operator.add, operator.mul, operator.truediv, operator.iadd, operator.imul}
+"""Subtraction of a bool is an error of torch's."""
+_WITH_NUMBERS = {*_WITH_TENSORS, operator.sub, operator.isub, operator.floordiv, operator.pow}

@@ -1,0 +1,307 @@
+"""What instructions do to lifted numbers: compute with them, or settle what they are."""
+
+from __future__ import annotations
+
+import dis
+import opcode
+import operator
+import sys
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from magpy_like.annotation import ValueRead
+from magpy_like.monitor.calls import operator_calls
+from magpy_like.monitor.calls.call_inputs import offer
+from magpy_like.monitor.calls.special_calls import finish_computed
+from magpy_like.monitor.symbolic import varying_lists
+from magpy_like.monitor.symbolic.expressions import is_liftable, is_number
+from magpy_like.monitor.symbolic.gathered_lists import Gathered
+from magpy_like.monitor.symbolic.lifted_numbers import ARITHMETIC
+from magpy_like.monitor.symbolic.lifted_text import formatted, joined
+from magpy_like.monitor.symbolic.repeatable_calls import Function, repeated
+from magpy_like.monitor.torch_state import random_draws
+from magpy_like.native import frame_set_operand, lookup_in_type
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import ShadowNode
+from magpy_like.refgraph.plain_values import is_plain
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.instructions.step import Step
+    from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., Any], Any] | None
+
+
+def _compute(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Token:
+    if operation in operator_calls.FORMATS and isinstance(operands[0], str | bytes):
+        if (function := _repeated(run, operation, operands)) is not None:
+            return finish_computed, function
+        run.lifted.settle(operands)
+    if not run.lifted.any(operands):
+        return None
+    if (derived := random_draws.derives(run, operation, operands, {})) is not None:
+        return derived
+    if operation in ARITHMETIC and all(is_number(operand) for operand in operands):
+        return finish_computed, (operation, operands)
+    if operation in _APPENDS and all(type(operand) is str for operand in operands):
+        return finish_computed, (joined, operands)
+    if any(isinstance(operand, torch.Tensor) for operand in operands):
+        return None  # an input of the operator graph
+    run.lifted.settle(operands)
+    return None
+
+
+def _repeated(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Function | None:
+    """An instruction on numbers, text and containers of them as a function of those that vary."""
+    function = repeated(operation, operands, {}, run.lifted.is_lifted)
+    if function is not None:
+        for operand in operands:
+            offer(run.recording, operand)
+    return function
+
+
+_APPENDS = (operator.add, operator.iadd)
+
+
+def _compute_binary(run: MonitorRun, step: Step) -> Token:
+    return _compute(run, operator_calls.BINARY[step.oparg], step.stack[-2:])
+
+
+def _compute_unary(run: MonitorRun, step: Step) -> Token:
+    return _compute(run, operator_calls.UNARY[opcode.opname[step.opcode]], step.stack[-1:])
+
+
+def _compare(run: MonitorRun, step: Step) -> Token:
+    index = step.oparg >> 4 if sys.version_info >= (3, 12) else step.oparg
+    compared = operator_calls.OPERATORS[dis.cmp_op[index]]
+    if run.branching is not None and run.branching.at_comparison(run, step, compared):
+        return None
+    operands = step.stack[-2:]
+    if _becomes_branch(run, step, compared, operands):
+        return None
+    return _ask(run, compared, operands)
+
+
+def _becomes_branch(run: MonitorRun, step: Step, operation: Any, operands: tuple[Any, ...]) -> bool:
+    """Whether a round of a loop, or a side of a branch, goes on by numbers of the graph, and that
+    is an operator now."""
+    if run.side is None or run.branching is None or not run.lifted.steers(operation, operands):
+        return False
+    return run.branching.at_question(run, step, operation, operands)
+
+
+def _contains(run: MonitorRun, step: Step) -> Token:
+    item, container = step.stack[-2:]
+    if getattr(type(container), "__contains__", None) is dict.__contains__:
+        run.lifted.settle((item, tuple(dict.keys(container))))  # its values say nothing
+        return None
+    return _ask(run, operator.contains, (container, item))
+
+
+def _identify(run: MonitorRun, step: Step) -> Token:
+    left, right = step.stack[-2:]
+    if is_liftable(left) and is_liftable(right):
+        run.lifted.settle((left, right))
+        give_back(run, step, 2)
+    return None
+
+
+def give_back(run: MonitorRun, step: Step, count: int) -> None:
+    """The objects that numbers from outside were are told apart: the topmost operands become those
+    again. Such numbers are not lifted after all."""
+    for depth, value in enumerate(step.stack[: -count - 1 : -1], start=1):
+        found = run.lifted.as_found(value)
+        if found is not value:
+            run.recording.tell_apart(value, found)
+            frame_set_operand(step.frame, depth, found)
+
+
+def _branch(run: MonitorRun, step: Step) -> Token:
+    value = step.stack[-1]
+    if not is_liftable(value) or _becomes_branch(run, step, operator.truth, (value,)):
+        return None
+    return _ask(run, operator.truth, (value,))
+
+
+def _ask(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Token:
+    tensors = any(isinstance(operand, torch.Tensor) for operand in operands)
+    if any(isinstance(operand, np.ndarray) for operand in operands):
+        return random_draws.derives(run, operation, operands, {})
+    if tensors or not run.lifted.any_in(operands):
+        return None
+    function = None
+    by_sizes = run.lifted.twins_of(operands) is not None and range not in map(type, operands)
+    if not (by_sizes or all(map(is_liftable, operands))):
+        function = _repeated(run, operation, operands)
+    if function is None:
+        run.lifted.ask(operation, operands)
+    else:
+        run.lifted.rely_on(*function, operation(*operands))
+    return None
+
+
+def _settle(*depths: int) -> Callable[[MonitorRun, Step], Token]:
+    """The rule that the operands at these depths (1: the topmost) must not differ."""
+
+    def settle(run: MonitorRun, step: Step) -> Token:
+        run.lifted.settle([step.stack[-depth] for depth in depths])
+        return None
+
+    return settle
+
+
+def _index(container: int, *keys: int) -> Callable[[MonitorRun, Step], Token]:
+    """The rule for a container and keys at these depths: those of a tensor are on the graph."""
+
+    def settle(run: MonitorRun, step: Step) -> Token:
+        if not isinstance(step.stack[-container], torch.Tensor):
+            run.lifted.settle([step.stack[-depth] for depth in keys])
+        return None
+
+    return settle
+
+
+def _take(run: MonitorRun, step: Step) -> Token:
+    """An item at a key that varies: a number of a list or tuple varies with it."""
+    container, key = step.stack[-2:]
+    rows = run.recording.operators.lists.get(id(container))
+    if isinstance(rows, Gathered) or (rows is not None and type(key) is int):
+        return None  # whoever reads it asks which element that is in any round
+    if type(container) is np.ndarray and random_draws.has_element(container, key):
+        derived = random_draws.derives(run, operator.getitem, (container, key), {})
+        if derived is not None:
+            return derived
+    found = _item(container, key) if run.lifted.any((key,)) else None
+    if not is_number(found):
+        return _index(2, 1)(run, step)
+    node = run.recording.node(container)
+    if node is not None and run.lifted.is_known_before_graph(key) and not node.changed:
+        run.recording.visit(container, ValueRead.TYPE)
+        return _finish_take, (node, key)
+    taken = varying_lists.take(run, container, key)
+    if taken is not None or (node is not None and node.changed):
+        return taken or _index(2, 1)(run, step)
+    function = _repeated(run, operator.getitem, (container, key))
+    return (finish_computed, function) if function else _index(2, 1)(run, step)
+
+
+def _put(run: MonitorRun, step: Step) -> Token:
+    """An item is stored at a key that varies."""
+    value, target, key = step.stack[-3:]
+    stored = varying_lists.put(run, target, key, value)
+    return _index(2, 1)(run, step) if stored is None else stored
+
+
+def _item(container: Any, key: Any) -> Any:
+    """What is at a place of a list or tuple; None where there is nothing, or another container."""
+    if type(container) not in (list, tuple) or type(key) is not int:
+        return None
+    return container[key] if -len(container) <= key < len(container) else None
+
+
+def _finish_take(run: MonitorRun, taken: tuple[ShadowNode, Any], result: Any) -> Any:
+    return run.lifted.item_at(*taken, result)
+
+
+def _format(run: MonitorRun, step: Step) -> Token:
+    value, specification = step.stack[-2:] if step.oparg & 4 else (step.stack[-1], "")
+    operands = (value, step.oparg & 3, specification)
+    if is_plain(value) and run.lifted.any(operands):
+        return finish_computed, (formatted, operands)
+    run.lifted.settle([value, specification])
+    return None
+
+
+def _join(run: MonitorRun, step: Step) -> Token:
+    operands = step.stack[len(step.stack) - step.oparg :]
+    return (finish_computed, (joined, operands)) if run.lifted.any(operands) else None
+
+
+def _take_apart(run: MonitorRun, step: Step) -> Token:
+    if type(step.stack[-1]) is str:
+        run.lifted.settle(step.stack[-1])
+    return None
+
+
+def _make_set(run: MonitorRun, step: Step) -> Token:
+    run.lifted.settle(list(step.stack[len(step.stack) - step.oparg :]))
+    return None
+
+
+def _make_dict(run: MonitorRun, step: Step) -> Token:
+    run.lifted.settle(list(step.stack[len(step.stack) - 2 * step.oparg :: 2]))
+    return None
+
+
+def _attribute(run: MonitorRun, step: Step) -> Token:
+    value = step.stack[-1]
+    if is_liftable(value) and not _is_called(step, value):
+        run.lifted.settle(value)
+    return None
+
+
+def _is_called(step: Step, value: Any) -> bool:
+    """Whether an instruction finds a method of a number or text, which is called next."""
+    finds = opcode.opname[step.opcode] == "LOAD_METHOD" or (
+        sys.version_info >= (3, 12) and step.oparg & 1
+    )
+    return bool(finds) and isinstance(lookup_in_type(type(value), step.name), _METHODS)
+
+
+_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
+def _store_attribute(run: MonitorRun, step: Step) -> Token:
+    if is_plain(step.stack[-1]):  # a fraction is one value, whatever it keeps
+        run.lifted.settle(step.stack[-2])
+    return None
+
+
+_TAKE_APART = ("GET_ITER", "UNPACK_SEQUENCE", "UNPACK_EX", "GET_LEN", "LIST_EXTEND", "SET_UPDATE")
+
+
+def _settled_by() -> dict[int, Callable[[MonitorRun, Step], Token]]:
+    """What instructions do with lifted numbers on the stack, where it is more than moving them."""
+    table: dict[str, Callable[[MonitorRun, Step], Token]] = {
+        "BINARY_OP": _compute_binary,
+        "UNARY_POSITIVE": _compute_unary,
+        "UNARY_NEGATIVE": _compute_unary,
+        "UNARY_INVERT": _compute_unary,
+        "COMPARE_OP": _compare,
+        "CONTAINS_OP": _contains,
+        "IS_OP": _identify,
+        "UNARY_NOT": _branch,
+        "BINARY_SUBSCR": _take,
+        "STORE_SUBSCR": _put,
+        "DELETE_SUBSCR": _index(2, 1),
+        "BINARY_SLICE": _index(3, 2, 1),
+        "STORE_SLICE": _index(3, 2, 1),
+        "FORMAT_VALUE": _format,
+        "BUILD_STRING": _join,
+        "MATCH_KEYS": _settle(1),
+        "MATCH_CLASS": _settle(3),
+        "BUILD_SET": _make_set,
+        "BUILD_MAP": _make_dict,
+        "SET_ADD": _settle(1),
+        "MAP_ADD": _settle(2),
+        "LOAD_ATTR": _attribute,
+        "LOAD_METHOD": _attribute,
+        "STORE_ATTR": _store_attribute,
+    }
+    for name in _TAKE_APART:
+        table[name] = _take_apart
+    for name in opcode.opmap:
+        if "JUMP" in name and "_IF_" in name and "NONE" not in name:
+            table[name] = _branch
+    return {
+        opcode.opmap[name]: rule
+        for name, rule in table.items()
+        if opcode.opmap.get(name, 256) < 256
+    }
+
+
+SETTLED_BY = _settled_by()

@@ -1,0 +1,228 @@
+"""Heads of loops whose rounds may share one graph: over a range, or over the rows of tensors."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from magpy_like.monitor.symbolic.gathered_lists import Gathered, Numbered
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.split_points import Split
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.instructions.step import Step
+    from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., Any], Any]
+
+Element = Callable[[Any, list[torch.Tensor]], Any]
+"""From a round's index and the rows of tensors to what a loop takes from its iterator."""
+
+OVER_ROWS: dict[Any, Element] = {
+    iter: lambda index, rows: rows[0],
+    enumerate: lambda index, rows: (index, rows[0]),
+    torch.Tensor.unbind: lambda index, rows: rows[0],
+    torch.unbind: lambda index, rows: rows[0],
+    reversed: lambda index, rows: rows[0],
+}
+"""What a loop is given by the iterators of these."""
+HEADS = (range, map, zip, *OVER_ROWS)
+
+
+def over_range(index: Any, rows: list[torch.Tensor]) -> Any:
+    """What it is given by that of a ``range``."""
+    return index
+
+
+def begins(
+    run: MonitorRun, step: Step, head: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    """Whether the loop over ``head(*args)`` is one operator of the graph now."""
+    if run.branching is None or kwargs or not args:
+        return False
+    if head is range:
+        bounds = _bounds(args)
+        return bounds is not None and run.branching.at_loop(run, step, bounds, (), over_range)
+    element: Element | None
+    if head is map:
+        head, args, element = zip, args[1:], None
+    elif head is zip:
+        element = _element_of_several(run, args)
+    else:
+        element = OVER_ROWS[head]
+    if head is not zip and len(args) > 1:
+        extra, args = args[1], args[:1] + args[2:]
+        if len(args) > 1 or type(extra) is not int:
+            return False
+        if head is enumerate:
+            element = _counted_from(run, extra)
+        elif extra != 0:
+            return False
+    if head is reversed and id(args[0]) not in run.recording.operators.lists:
+        return False
+    if not args or not all(_has_rows(run, a) or (head is zip and _numbered(run, a)) for a in args):
+        return False
+    try:
+        count = reduce(lambda a, b: _smaller(run, a, b), [_rows(run, arg) for arg in args])
+    except Split:
+        return False
+    if head is reversed:
+        args = (Backwards(args[0]),)
+    rows = tuple(arg for arg in args if _numbered(run, arg) is None)
+    return run.branching.at_loop(run, step, (0, count, 1), rows, element)
+
+
+def _bounds(args: Sequence[Any]) -> tuple[int, int, int] | None:
+    """Those of the ``range`` of these arguments."""
+    if not 0 < len(args) < 4 or any(type(arg) is not int for arg in args):
+        return None
+    start, stop, by = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
+    return (start, stop, by) if by != 0 else None
+
+
+def _numbered(run: MonitorRun, value: Any) -> Numbered | None:
+    found = run.recording.operators.lists.get(id(value))
+    return found if isinstance(found, Numbered) else None
+
+
+def _element_of_several(run: MonitorRun, args: Sequence[Any]) -> Element:
+    """What the iterator of ``zip(*args)`` gives."""
+    numbers = [_numbered(run, arg) for arg in args]
+
+    def element(index: Any, rows: list[torch.Tensor]) -> Any:
+        given = iter(rows)
+        return tuple(
+            next(given) if found is None else _number_at(run, found.bounds, index)
+            for found in numbers
+        )
+
+    return element
+
+
+def _number_at(run: MonitorRun, bounds: tuple[int, int, int], index: Any) -> Any:
+    start, _, by = bounds
+    steps = index if by == 1 else computed(run, operator.mul, index, by)
+    return steps if _is_zero(run, start) else computed(run, operator.add, start, steps)
+
+
+def _is_zero(run: MonitorRun, number: int) -> bool:
+    return number == 0 and not run.lifted.any((number,))
+
+
+def number(
+    run: MonitorRun, step: Step, head: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Token | None:
+    """Whether ``head(*args)`` is a range, or goes through one, that only ``zip`` is given: what to
+    do when it is made."""
+    if run.branching is None or run.side is not None or kwargs or head not in (range, reversed):
+        return None
+    if head is range:
+        bounds = _bounds(args)
+    else:
+        found = _numbered(run, args[0]) if len(args) == 1 else None
+        bounds = None if found is None or found.bounds[2] != 1 else turned(run, found.bounds)
+    if bounds is None or run.lifted.any(bounds[2:]) or not run.lifted.any(bounds):
+        return None
+    if not run.lifted.is_known_at_entry(bounds):
+        return None
+    if not run.branching.is_given(step, (zip,) if head is reversed else (zip, reversed)):
+        return None
+    return _finish_numbers, bounds
+
+
+def _finish_numbers(run: MonitorRun, bounds: tuple[int, int, int], result: Any) -> None:
+    lists = run.recording.operators.lists
+    lists[id(result)] = Numbered(result, bounds, lambda: run.lifted.settle(bounds))
+
+
+def turned(run: MonitorRun, bounds: tuple[int, int, int]) -> tuple[int, int, int]:
+    """What goes through a range of step 1 from its end."""
+    start, stop, _ = bounds
+    return computed(run, operator.sub, stop, 1), computed(run, operator.sub, start, 1), -1
+
+
+def _counted_from(run: MonitorRun, start: int) -> Element:
+    return lambda index, rows: (computed(run, operator.add, index, start), rows[0])
+
+
+def computed(run: MonitorRun, operation: Callable[..., Any], *operands: Any) -> Any:
+    """``operation(*operands)``, lifted if an operand is."""
+    value = operation(*operands)
+    if not run.lifted.any(operands):
+        return value
+    found = run.lifted.compute(operation, operands, value)
+    return value if found is None else found
+
+
+def rounds_of(run: MonitorRun, bounds: tuple[int, int, int]) -> int:
+    """How many rounds there are, lifted if a bound is."""
+    start, stop, step = bounds
+    if start == 0 and step == 1 and not run.lifted.any((start,)):
+        return stop
+    if step == 1:
+        return computed(run, operator.sub, stop, start)
+    distance = computed(run, operator.sub, start, stop)
+    return computed(run, operator.neg, computed(run, operator.floordiv, distance, step))
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+@dataclass(frozen=True)
+class Backwards:
+    """A list of the graph, of which a loop is given the last element first."""
+
+    rows: Any
+
+
+def _has_rows(run: MonitorRun, value: Any) -> bool:
+    """Whether a loop may be given the rows of a tensor, or the elements of a list of the graph."""
+    found = run.recording.operators.lists.get(id(value))
+    if isinstance(found, Gathered):
+        return not found.by_data and found.is_whole()
+    return type(value) in _PLAIN and value.dim() > 0
+
+
+def _rows(run: MonitorRun, tensor: Any) -> Any:
+    """How many rows there are, lifted if that varies.
+
+    Raises:
+        Split: data decides it.
+    """
+    found = run.recording.operators.lists.get(id(tensor))
+    if isinstance(found, Gathered):
+        return found.count
+    if isinstance(found, Numbered):
+        return rounds_of(run, found.bounds)
+    if run.recording.operators.has_data_shape(tensor):
+        raise Split("data decides how many rows there are")
+    twin = run.recording.twin_of(tensor)
+    count: int = tensor.shape[0]
+    return count if twin is None else run.lifted.pair(count, twin.shape[0])
+
+
+def _smaller(run: MonitorRun, one: int, other: int) -> int:
+    return one if one is other else computed(run, min, one, other)
+
+
+def added_to(index: fx.Node, node: Any) -> int | None:
+    """The constant that has been added to ``index`` to make ``node``; None if it is no such sum."""
+    if node is index:
+        return 0
+    if isinstance(node, fx.Node) and node.target in _SUMS and len(node.args) == 2:
+        left, right = node.args
+        if node.target is operator.add and type(left) is int:
+            left, right = right, left
+        before = added_to(index, left) if type(right) is int else None
+        if before is not None:
+            return before + (right if node.target is operator.add else -right)
+    return None
+
+
+_SUMS = (operator.add, operator.sub)

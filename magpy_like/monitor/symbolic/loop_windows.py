@@ -1,0 +1,150 @@
+"""What rounds of a loop read at a distance from their index: slices of a tensor, as in
+``x[:, t : t + 1]``, and elements of a list of the graph, as in ``rows[t]`` and ``rows[n - 1 - t]``.
+
+A slice has as many elements as there are, so its sizes depend on where it begins. They do not in a
+loop of which all slices lie inside the tensor: there it is ``torch.narrow``. Elements must be there
+in all rounds, too.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from magpy_like.monitor.calls.native_results import NativeCall
+from magpy_like.monitor.symbolic.expressions import Computed, Expression, InGraph, known_at_entry
+from magpy_like.monitor.symbolic.gathered_lists import Gathered
+from magpy_like.monitor.symbolic.loop_ranges import computed
+from magpy_like.native.instance_checks import isinstance
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., Any], Any]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Places of a dimension or list, of which there are ``size``: those from ``begin`` up to, but
+    without, ``end``, as far behind ``times`` the index of a round."""
+
+    size: Any
+    begin: Any
+    end: Any
+    times: int = 1
+
+
+@dataclass
+class Reads:
+    """What a round reads by its ``index``."""
+
+    index: fx.Node
+    windows: list[Window] = field(default_factory=list)
+    elements: bool = False
+    """Whether it is given elements of lists."""
+
+
+def narrow(run: MonitorRun, token: Any) -> None:
+    """Have what reads a slice of a tensor recorded as one of a constant number of elements, should
+    it be such a one; the round is told."""
+    reads = run.side.reads if run.side is not None else None
+    if reads is None or token is None:
+        return
+    call = token[1]
+    if not isinstance(call, NativeCall) or not call.on_graph:
+        return
+    tensor, key = call.args
+    parts = key if type(key) is tuple else (key,)
+    if any(type(part) is not slice for part in parts):
+        return
+    found = [i for i, part in enumerate(parts) if part != slice(None)]
+    if len(found) != 1 or parts[found[0]].step not in (None, 1):
+        return
+    (dim,) = found
+    ends = parts[dim].start, parts[dim].stop
+    if any(type(number) is not int for number in ends):
+        return
+    (times, begin), (too, end) = (_place(run, reads.index, number) for number in ends)
+    if not times == too == 1 or run.lifted.any((begin, end)) or not begin < end:
+        return
+    rec, size = run.recording, tensor.shape[dim]
+    twin = rec.twin_of(tensor)
+    if rec.operators.has_data_shape(tensor) or (rec.twin is not None and twin is None):
+        return
+    if ends[0] < 0 or ends[1] > size:
+        return
+    size = size if twin is None else run.lifted.pair(size, twin.shape[dim])
+    reads.windows.append(Window(size, begin, end))
+    call.operation, call.args = torch.narrow, (tensor, dim, ends[0], end - begin)
+
+
+def take(run: MonitorRun, given: Gathered, key: int) -> Token | None:
+    """The element of a list of the graph at ``key``, should a round read it: the round is told."""
+    reads, size = run.side.reads if run.side is not None else None, len(given.value)
+    if reads is None or given.by_data or not -size <= key < size:
+        return None
+    times, place = _place(run, reads.index, key)
+    if times is None:
+        return None
+    if key < 0:
+        place = _computed(run, operator.add, place, given.count)
+    end = _computed(run, operator.add, place, 1)
+    reads.windows.append(Window(given.count, place, end, times))
+    reads.elements = True
+    operators = run.recording.operators
+    return _finish_take, (given, operators.value_node(key, run.recording.graph_value))
+
+
+def _finish_take(
+    run: MonitorRun, taken: tuple[Gathered, Any], element: torch.Tensor
+) -> torch.Tensor:
+    assert run.branching is not None
+    found = run.branching.element(run, *taken)
+    run.account()
+    return found
+
+
+def _place(run: MonitorRun, index: fx.Node, number: int) -> tuple[Any, Any]:
+    """What ``number`` is in any round: as far behind so many times its ``index``, where the
+    distance is known before the loop; None twice if it is no such number."""
+    return _linear(run, index, run.lifted.expression(number) or number) or (None, None)
+
+
+def _linear(run: MonitorRun, index: fx.Node, part: Any) -> tuple[int, Any] | None:
+    if isinstance(part, InGraph):
+        if part.node is index:
+            return 1, 0
+        part = run.lifted.in_python.get(part.node, part)
+    if not isinstance(part, Expression):
+        return (0, part) if type(part) is int else None
+    if known_at_entry(part):
+        number = run.lifted.values.get(part)
+        return (0, number) if type(number) is int else None
+    operation = _SUMS.get(part.operation) if isinstance(part, Computed) else None
+    if operation is None or not isinstance(part, Computed):
+        return None
+    operands = part.operands if len(part.operands) == 2 else (0, *part.operands)
+    left, right = (_linear(run, index, operand) for operand in operands)
+    if left is None or right is None:
+        return None
+    return operation(left[0], right[0]), _computed(run, operation, left[1], right[1])
+
+
+_SUMS = {
+    operator.add: operator.add, operator.iadd: operator.add,
+    operator.sub: operator.sub, operator.isub: operator.sub, operator.neg: operator.sub,
+}  # fmt: skip
+
+
+def _computed(run: MonitorRun, operation: Any, left: Any, right: Any) -> Any:
+    """A sum or difference, of which nothing is recorded where it is the first operand."""
+    return (
+        left
+        if type(right) is int and right == 0 and not run.lifted.any((right,))
+        else computed(run, operation, left, right)
+    )

@@ -1,0 +1,61 @@
+"""The least value of a number of the graph, such as the index of a loop's rounds: some questions
+about the number have one answer for whatever it is."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from magpy_like.monitor.symbolic.expressions import Expression, InGraph
+
+TURNED: dict[Any, Callable[[Any, Any], Any]] = {
+    operator.lt: operator.gt, operator.le: operator.ge, operator.gt: operator.lt,
+    operator.ge: operator.le, operator.eq: operator.eq, operator.ne: operator.ne,
+}  # fmt: skip
+"""Comparisons, and those that ask the same with the operands in the other order."""
+
+
+class LeastValues:
+    """Those that are known."""
+
+    def __init__(self) -> None:
+        self._least: dict[Expression, int] = {}
+        self._later: dict[Expression, int] = {}
+
+    def note(self, number: Expression, least: int, later: int | None = None) -> None:
+        """A number is ``least`` or more; ``later`` is the least from the second round of a loop on,
+        of which the first round may go its own way."""
+        self._least[number] = least
+        if later is not None:
+            self._later[number] = later
+
+    def of(self, part: Any) -> Any:
+        """That of a number or an expression; None where it is not known."""
+        return part if type(part) in (int, float) else self._least.get(part)
+
+    def settle(self, question: Callable[..., Any], parts: tuple[Any, ...]) -> bool:
+        """Whether a question has one answer for all values from the least one up."""
+        return _have_one_answer(question, parts, self._least)
+
+    def settle_later(self, question: Callable[..., Any], parts: tuple[Any, ...]) -> bool:
+        """The same from the second round on."""
+        return _have_one_answer(question, parts, self._later)
+
+
+def _have_one_answer(
+    question: Callable[..., Any], parts: tuple[Any, ...], known: dict[Expression, int]
+) -> bool:
+    if len(parts) == 2 and isinstance(parts[1], InGraph) and question in TURNED:
+        question, parts = TURNED[question], parts[::-1]
+    least = known.get(parts[0]) if isinstance(parts[0], InGraph) else None
+    if least is None:
+        return False
+    if question is operator.truth:
+        return least > 0
+    if len(parts) != 2 or question not in TURNED or type(parts[1]) not in (int, float):
+        return False
+    # Between the ends only "equal" may have another answer, and there at one value.
+    same = question(least, parts[1]) == question(math.inf, parts[1])
+    return bool(same and (question not in (operator.eq, operator.ne) or parts[1] < least))

@@ -1,0 +1,89 @@
+"""Which arithmetic may raise an exception for other numbers of the same types.
+
+A program may catch it, or end with it: so a mock does such arithmetic before it has any effect,
+whether or not it has a use for the result, and the program runs as it is written when it raises.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from magpy_like.monitor.symbolic import lifted_text
+from magpy_like.monitor.symbolic.expressions import Draw, Read, made_of
+from magpy_like.monitor.symbolic.repeatable_calls import Repeated
+from magpy_like.native.instance_checks import isinstance
+
+_IN_PLACE = {
+    operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
+    operator.itruediv: operator.truediv, operator.ifloordiv: operator.floordiv,
+    operator.imod: operator.mod, operator.ipow: operator.pow, operator.iand: operator.and_,
+    operator.ior: operator.or_, operator.ixor: operator.xor, operator.ilshift: operator.lshift,
+    operator.irshift: operator.rshift,
+}  # fmt: skip
+_NEVER = {
+    operator.add, operator.sub, operator.mul, operator.neg, operator.pos, operator.invert,
+    operator.and_, operator.or_, operator.xor, abs, min, max, lifted_text.joined,
+    math.isnan, math.isinf, math.isfinite, math.isclose, math.copysign, math.fabs, math.degrees,
+    math.radians, math.atan, math.atan2, math.asinh, math.tanh, math.erf, math.erfc, math.hypot,
+}  # fmt: skip
+"""What never raises for numbers of one type."""
+_OF_FLOATS = frozenset(filter(callable, vars(math).values()))
+"""What makes a ``float`` of an integer first."""
+_DIVISIONS = {operator.truediv, operator.floordiv, operator.mod}
+_SHIFTS = {operator.lshift, operator.rshift}
+_ROUNDS = {int, round, math.floor, math.ceil}
+_WRITES = {str, repr, format, str.format, lifted_text.formatted, lifted_text.percent}
+
+
+def may_raise(
+    operation: Callable[..., Any],
+    operands: tuple[Any, ...],
+    parts: tuple[Any, ...],
+    least: Callable[[Any], Any],
+) -> bool:
+    """Whether ``operation`` may raise for some numbers of the types of ``operands``.
+
+    ``parts`` are the operands with expressions for those that may be others; ``least`` gives the
+    least value of one, None where that is not known.
+    """
+    if isinstance(operation, Repeated):
+        return True
+    operation = _IN_PLACE.get(operation, operation)
+    kinds = set(map(type, operands))
+    if any(map(_may_be_huge, operands, parts)):
+        return not (kinds == {int} and operation in _NEVER and operation not in _OF_FLOATS)
+    if operation in _NEVER or operation is float:
+        return False
+    if operation in _DIVISIONS:
+        divisor = least(parts[1])
+        return divisor is None or not (divisor > 0 or (parts[1] is operands[1] and divisor))
+    if operation in _SHIFTS:
+        count = least(parts[1])
+        return count is None or count < 0 or parts[1] is not operands[1]
+    if operation in _ROUNDS:
+        return float in kinds
+    if operation in (operator.pow, pow):
+        return _power_may_raise(operands, parts, least)
+    if operation in _WRITES:
+        forms = [part for part in parts if type(part) is str]
+        return len(forms) < sum(type(o) is str for o in operands) or any("c" in f for f in forms)
+    return True
+
+
+def _may_be_huge(value: Any, part: Any) -> bool:
+    """Whether a number may be an integer that no ``float`` can be, and no text is made of."""
+    return type(value) is int and any(isinstance(leaf, Read | Draw) for leaf in made_of(part))
+
+
+def _power_may_raise(
+    operands: tuple[Any, ...], parts: tuple[Any, ...], least: Callable[[Any], Any]
+) -> bool:
+    exponent = least(parts[1])
+    if len(parts) > 2 or exponent is None or exponent < 0:
+        return True
+    if type(operands[0]) is type(operands[1]) is int:
+        return parts[1] is not operands[1]  # its size is the exponent's
+    return not (parts[0] is operands[0] and 0 < operands[0] <= 1)

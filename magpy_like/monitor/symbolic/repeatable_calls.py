@@ -1,0 +1,249 @@
+"""Pure native calls that are given lifted numbers: the mock makes them again.
+
+Whatever native code makes of numbers and text without an effect, it makes again of others. Its
+result is lifted when it is a number, text, or a tuple of those; where it is a truth or nothing, it
+is what the program goes on by, whatever the numbers are.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from magpy_like.annotation import Annotation, RelationKind, ValueRead
+from magpy_like.monitor.calls.read_calls import inputs_of
+from magpy_like.monitor.symbolic.expressions import is_array_number, is_liftable, is_number
+from magpy_like.native.instance_checks import isinstance
+
+
+class NotOfOneType(TypeError):
+    """A function has made something of another type of other numbers."""
+
+
+@dataclass(frozen=True, eq=False)
+class Repeated:
+    """A call as a function of the numbers among its arguments that may be others.
+
+    ``args`` and ``kwargs`` have ``PLACE`` where those belong, in the order of the program's text.
+    ``kind`` is the type that the result must have; None where types of arguments decide it.
+    """
+
+    operation: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    kind: type | None = None
+
+    @property
+    def __name__(self) -> str:
+        return f"repeated_{getattr(self.operation, '__name__', 'operation')}"
+
+    def __call__(self, *numbers: Any) -> Any:
+        """
+        Raises:
+            NotOfOneType: the result has another type than before.
+        """
+        given = iter(numbers)
+        args = [_filled(arg, given) for arg in self.args]
+        kwargs = {name: _filled(arg, given) for name, arg in self.kwargs.items()}
+        result = self.operation(*args, **kwargs)
+        if self.kind is not None and type(result) is not self.kind:
+            raise NotOfOneType(f"{self.__name__} gives a {type(result).__name__}")
+        return result
+
+
+@dataclass(frozen=True, eq=False)
+class Strict:
+    """A function of NumPy's that raises where it would warn, at a place that a mock does not have:
+    the program is to do that itself."""
+
+    operation: Callable[..., Any]
+
+    @property
+    def __name__(self) -> str:
+        return str(self.operation.__name__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = np.geterr()
+        with np.errstate(**{kind: _STRICT[way] for kind, way in found.items()}):
+            return self.operation(*args, **kwargs)
+
+
+_STRICT: dict[str, Any] = dict.fromkeys(("warn", "call", "print", "log"), "raise") | {
+    "ignore": "ignore", "raise": "raise",
+}  # fmt: skip
+"""What is done about an error in the place of what a program has said."""
+
+PLACE = object()
+"""Stands for a number that is given to a function of several."""
+
+
+def _filled(form: Any, given: Iterator[Any]) -> Any:
+    if form is PLACE:
+        return next(given)
+    if type(form) is list or type(form) is tuple:
+        return type(form)([_filled(part, given) for part in form])
+    if type(form) is dict:
+        return {key: _filled(part, given) for key, part in form.items()}
+    return form
+
+
+Function = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function, and the numbers and text that it is given."""
+
+
+def as_function(
+    annotation: Annotation,
+    operation: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    lifted: Callable[[Any], bool],
+) -> Function | None:
+    """A call as a function of what is ``lifted`` of its arguments, such as numbers; None for one
+    that is not known to do nothing but compute with numbers, text and containers of them, or is
+    given nothing that is lifted."""
+    if not _only_computes(annotation, operation):
+        return None
+    if operation in (max, min) and len(args) == 1 and type(args[0]) in (list, tuple) and args[0]:
+        kwargs = {name: value for name, value in kwargs.items() if name != "default"}
+    for position, value in inputs_of(args, kwargs):
+        found: list[Any] = []
+        if not _collect(value, lifted, found):
+            return None
+        if found and annotation.input(position).value_read is not ValueRead.ALL:
+            return None
+    in_one = kwargs or not all(map(_is_leaf, args))  # which of several it is can be asked
+    if operation in _COMPARE and in_one and len({type(leaf) for leaf in _leaves_of(args)}) > 1:
+        return None
+    return repeated(operation, args, kwargs, lifted)
+
+
+def repeated(
+    operation: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    lifted: Callable[[Any], bool],
+) -> Function | None:
+    """The same for an operation that is known to compute, and no more."""
+    found: list[Any] = []
+    if not _collect([*args, *kwargs.values()], lifted, found) or not found:
+        return None
+    if not kwargs and all(map(_is_leaf, args)) and is_of_one_type(operation):
+        return operation, args
+    if isinstance(operation, OF_NUMPY):
+        operation = Strict(operation)
+    forms = tuple(_form(arg, lifted) for arg in args)
+    keywords = {name: _form(arg, lifted) for name, arg in kwargs.items()}
+    return Repeated(operation, forms, keywords), tuple(found)
+
+
+def typed(operation: Callable[..., Any], numbers: tuple[Any, ...], result: Any) -> Any:
+    """``operation``, or one of results that have the type that ``result``, for ``numbers``, has."""
+    if is_of_one_type(operation):
+        return operation
+    if isinstance(operation, Repeated):
+        return replace(operation, kind=type(result))
+    return Repeated(operation, (PLACE,) * len(numbers), {}, type(result))
+
+
+def _only_computes(annotation: Annotation, operation: Any) -> bool:
+    if not annotation.pure_closure or annotation.state_read or annotation.global_state:
+        return False
+    relation = annotation.output.relation
+    if not (relation is None or relation.kind is RelationKind.ARGUMENT or operation is sorted):
+        return False
+    if not isinstance(operation, _NATIVE) or (annotation.as_op_node and not of_python(operation)):
+        return False
+    if isinstance(operation, type) and issubclass(operation, tuple):
+        return False  # it has its elements as they are, such as torch.Size
+    if isinstance(operation, OF_NUMPY):
+        return True  # what it may change is an array, and no number
+    inputs = (annotation.default_input, *annotation.inputs.values())
+    return not any(given.in_place for given in inputs)
+
+
+OF_NUMPY = (np.ufunc, type(np.sum))
+_NATIVE = (
+    *OF_NUMPY,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    type,
+)
+_OF_PYTHON = ("builtins", "_operator", "math")
+
+
+def of_python(operation: Any) -> bool:
+    """Whether a native operation is one of Python's own."""
+    owner = getattr(operation, "__objclass__", operation)
+    return getattr(owner, "__module__", "") in _OF_PYTHON
+
+
+def is_of_one_type(operation: Any) -> bool:
+    """Whether the types of what a function is given decide that of its result. Powers are looked
+    after elsewhere."""
+    if isinstance(operation, Repeated):
+        operation = operation.operation
+    if getattr(operation, "__name__", "") in ("__pow__", "__rpow__", "getitem"):
+        return False
+    return of_python(operation)
+
+
+_COMPARE = (max, min, sorted)
+"""Functions that give numbers they are given, of their types."""
+
+
+def _leaves_of(value: Any) -> Iterator[Any]:
+    if _is_leaf(value):
+        yield value
+    else:
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _leaves_of(part)
+
+
+def _is_leaf(value: Any) -> bool:
+    return type(value) in _LEAVES or is_array_number(value)
+
+
+_LEAVES = frozenset({int, float, bool, complex, str, bytes, range, type(None)})
+
+
+def _collect(value: Any, lifted: Callable[[Any], bool], found: list[Any]) -> bool:
+    """Whether a value is of nothing but leaves; ``found`` gets those that are lifted."""
+    if _is_leaf(value):
+        if is_liftable(value) and lifted(value):
+            found.append(value)
+        return True
+    if type(value) in (list, deque) and lifted(value):
+        found.append(value)
+        return True
+    if type(value) is list or type(value) is tuple:
+        return all(_collect(part, lifted, found) for part in value)
+    if type(value) is dict:
+        plain = all(_is_leaf(key) for key in value)
+        return plain and all(_collect(part, lifted, found) for part in value.values())
+    return False
+
+
+def _form(value: Any, lifted: Callable[[Any], bool]) -> Any:
+    if _is_leaf(value):
+        return PLACE if is_liftable(value) and lifted(value) else value
+    if type(value) in (list, deque) and lifted(value):
+        return PLACE
+    if type(value) is dict:
+        return {key: _form(part, lifted) for key, part in value.items()}
+    return type(value)([_form(part, lifted) for part in value])
+
+
+def is_lifted_in_parts(operation: Callable[..., Any], result: Any) -> bool:
+    """Whether a result is a tuple or list of as many numbers of the same types at every call."""
+    several = type(result) in (tuple, list) and bool(result) and all(map(is_number, result))
+    return several and is_of_one_type(operation)
+
+
+ANSWERS = frozenset({bool, np.bool_, type(None), str, bytes, type(NotImplemented)})
+"""Types of results that are compared by value, and are the same for many numbers."""

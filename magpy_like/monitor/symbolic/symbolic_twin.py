@@ -1,0 +1,506 @@
+"""The symbolic twin of a monitor run: each operator runs a second time, on sizes that may vary.
+
+While a record has dynamic dimensions, every node of the operator graph has a *twin* beside the real
+result: a fake tensor whose sizes are expressions of one ``ShapeEnv``, or a ``torch.SymInt``. What
+the program and torch's operators ask of those becomes guards of the ``ShapeEnv``. Where an operator
+has no symbolic counterpart, the sizes that it looked at are fixed instead (section 6 of the design;
+the PyTorch 2 paper, section 3.6).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import types
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+)
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from magpy_like.compiler.varying_inputs import Origin
+from magpy_like.logs import topic
+from magpy_like.monitor.symbolic.expressions import (
+    InGraph,
+    Size,
+    Untranslatable,
+    from_sympy,
+    is_number,
+)
+from magpy_like.monitor.symbolic.shape_environment import Sizes
+from magpy_like.monitor.torch_state.torch_modes import SETTERS
+from magpy_like.native import TensorCheck
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import ShadowNode
+
+log = topic("monitor")
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+TWIN = "twin"
+"""The key of a graph node's twin among what ``torch.fx`` keeps about it."""
+
+
+def _ask_for_devices() -> None:
+    """Let torch find out, in a thread that never ends, that there is no CUDA device.
+
+    It keeps what stands in for one with the thread that asks first; torch 2.11 crashes when that
+    thread has ended.
+    """
+
+    def ask() -> None:
+        with FakeTensorMode():
+            pass
+        asked.set()
+        threading.Event().wait()
+
+    asked = threading.Event()
+    if threading.current_thread() is threading.main_thread():
+        with FakeTensorMode():
+            return
+    threading.Thread(target=ask, name="magpy_like devices", daemon=True).start()
+    asked.wait()
+
+
+_ask_for_devices()
+
+
+_NATIVE = (types.BuiltinFunctionType, types.MethodDescriptorType, torch._ops.OpOverload)
+
+
+class _OnTwins(TorchDispatchMode):
+    """Operators run on twins alone: one that is given no fake tensor would run, and write."""
+
+    def __init__(self, fixed: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._fixed = fixed
+        self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        kinds: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        args, kwargs = _pytree.tree_map_only(torch.Tensor, self._twin, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        if id(tensor) not in self._known:
+            self._known[id(tensor)] = tensor, self._fixed(tensor)
+        return self._known[id(tensor)][1]
+
+
+class Twin:
+    """Fake tensors and symbolic numbers of one run, and the guards that they gather."""
+
+    def __init__(
+        self,
+        size_in_graph: Callable[[fx.Node, int], fx.Node],
+        account: Callable[[], None] = lambda: None,
+        locate: Callable[[], str] = lambda: "",
+    ) -> None:
+        """``size_in_graph(node, dim)`` makes a graph node for a size of an operator's result;
+        ``account()`` is called when operators have run that are none of the program's, and
+        ``locate()`` says where the program is."""
+        self.env = Sizes(assume_static_by_default=False, duck_shape=False, specialize_zero_one=True)
+        self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
+        self.sources: dict[sympy.Symbol, Any] = {}
+        """What each symbol stands for: a number outside, or one of the operator graph."""
+        self.numbers: dict[Any, Any] = {}
+        """Symbolic numbers of what is known at entry, by expression."""
+        self.inputs: dict[int, torch.Tensor] = {}
+        """Twins of tensors from outside with dynamic dimensions, by the id of their node."""
+        self.checks: dict[int, TensorCheck] = {}
+        self.inner: dict[int, tuple[int, ...]] = {}
+        """For each of their dimensions, see :func:`inner_dimensions`."""
+        self._layouts: dict[int, tuple[list[Any], list[Any]]] = {}
+        """Sizes and strides of these."""
+        self._size_in_graph, self.account, self.locate = size_in_graph, account, locate
+        self.places: dict[int, str] = {}
+        """Where the program was when a guard came up, by the guard's position."""
+
+    # --- what comes from outside -----------------------------------------------------------------
+
+    def number(self, source: Any, value: Any, *, size: bool) -> Any:
+        """A symbolic number for one outside; 0 and 1 are sizes like no others."""
+        origin = Origin(f"number_{len(self.sources)}")
+        if isinstance(value, float):
+            symbol = self.env.create_unspecified_symbol(value, origin, DimDynamic.DYNAMIC)
+            self.numbers[source] = self.env.create_symfloatnode(symbol, hint=value, source=origin)
+            return self.numbers[source]
+        symbol = self.env.create_symbol(
+            value,
+            origin,
+            dynamic_dim=DimDynamic.DYNAMIC,
+            constraint_dim=None,
+            positive=size or None,
+            do_not_specialize_zero_one=not size,
+        )
+        number = self.env.create_symintnode(symbol, hint=value, source=origin)
+        self.sources[symbol] = source
+        self.numbers[source] = number
+        return number
+
+    def drawn(self, source: Any, value: Any) -> Any:
+        """A symbolic number for one that no guard knows: nothing may be relied on of it."""
+        if isinstance(value, float):
+            self.numbers[source] = self.env.create_unbacked_symfloat()
+        else:
+            self.numbers[source] = self.env.create_unbacked_symint()
+            self.sources[self.numbers[source].node.expr] = source
+        self.env.pending_fresh_unbacked_symbols.clear()  # it is no operator's result
+        return self.numbers[source]
+
+    def tensor(
+        self, node: ShadowNode, tensor: torch.Tensor, dims: Collection[int]
+    ) -> TensorCheck | None:
+        """Give a tensor from outside a twin, of which ``dims`` may vary; returns its guard.
+
+        None when no dimension can: sizes 0 and 1 are what they are.
+        """
+        if not is_ordinary(tensor) or not any(tensor.shape[i] > 1 for i in dims):
+            return None
+        inner = inner_dimensions(tensor)
+        sizes = [
+            self.number(Size(node, i), n, size=True) if i in dims and n > 1 else n
+            for i, n in enumerate(tensor.shape)
+        ]
+        strides: dict[int, Any] = {}
+        for i in _inner_first(tensor):
+            follows = inner[i]
+            strides[i] = tensor.stride(i) if follows < 0 else sizes[follows] * strides[follows]
+        self._layouts[node.node_id] = sizes, [strides[i] for i in range(tensor.dim())]
+        self.inputs[node.node_id] = self._make(node.node_id, tensor)
+        self.inner[node.node_id] = tuple(inner)
+        check = self.checks[node.node_id] = TensorCheck(tensor, tuple(inner))
+        return check
+
+    def _make(self, shadow_id: int, tensor: torch.Tensor) -> torch.Tensor:
+        with self._quiet(), torch.inference_mode(False):
+            return torch.empty_strided(
+                *self._layouts[shadow_id],
+                dtype=tensor.dtype,
+                device=tensor.device,
+                requires_grad=tensor.requires_grad,
+            )
+
+    def varies(self, shadow_id: int) -> bool:
+        """Whether a tensor from outside may have other sizes."""
+        sizes, _ = self._layouts.get(shadow_id, ((), ()))
+        return any(map(self.is_open, sizes))
+
+    def is_open(self, size: Any) -> bool:
+        """Whether a size may be another one at the next call."""
+        return isinstance(size, torch.SymInt) and not self.env.replace(size.node.expr).is_number
+
+    def example(self, shadow_id: int, tensor: torch.Tensor) -> torch.Tensor:
+        """A fake tensor like the one outside when the region was entered."""
+        return self._make(shadow_id, tensor) if self.varies(shadow_id) else self.fixed(tensor)
+
+    def fixed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A twin whose sizes are those of the tensor."""
+        with self._quiet(), torch.inference_mode(False):
+            return self.mode.from_tensor(tensor, static_shapes=True)
+
+    def meet(self, node: fx.Node, tensor: torch.Tensor, shadow_id: int) -> None:
+        """A placeholder's twin."""
+        twin = self.inputs.get(shadow_id)
+        if twin is None:
+            try:
+                twin = self.fixed(tensor)
+            except Exception:  # of a class that torch cannot fake
+                return
+        node.meta[TWIN] = twin
+
+    # --- operators -------------------------------------------------------------------------------
+
+    def run(
+        self,
+        node: fx.Node,
+        constants: dict[str, Any],
+        result: Any,
+        repeatable: bool = True,
+        of_data: bool = False,
+    ) -> bool:
+        """Run a node of the graph on twins; whether its twin is known now.
+
+        Where torch cannot, or finds other sizes than the real run, the sizes that went in are
+        fixed, and so are those that came out, unless they depend on data as well.
+        """
+        if node.target in SETTERS:
+            return True  # the program has switched the modes already
+        try:
+            if node.op == "get_attr":
+                value = constants[str(node.target)]
+                node.meta[TWIN] = self.fixed(value) if isinstance(value, torch.Tensor) else value
+                return True
+            args, kwargs = self._inputs(node)
+        except KeyError:
+            return False
+        try:
+            if not repeatable:
+                raise ValueError("an operator does more than to compute")
+            with self._quiet(), self._of_outside(node):
+                if node.op == "call_method":
+                    twin = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+                else:
+                    twin = node.target(*args, **kwargs)
+            self._compare(twin, result)
+        except _DATA_DECIDES:
+            return False
+        except Exception as error:
+            if of_data or is_number(result) or not self.fix((args, kwargs)):
+                return False
+            log.debug("%s fixes the sizes that it is given: %s", node.target, error)
+            twin = _map(result, torch.Tensor, lambda t: self.fixed(t.detach()))
+        self.note_sources(node, twin)
+        node.meta[TWIN] = twin
+        return True
+
+    def _of_outside(self, node: fx.Node) -> contextlib.AbstractContextManager[Any]:
+        """Around a node: tensors that the code of a function knows by itself have twins, too."""
+        known = node.op == "call_method" or isinstance(node.target, _NATIVE)
+        return contextlib.nullcontext() if known else _OnTwins(self.fixed)
+
+    def join(
+        self,
+        node: fx.Node,
+        operation: Callable[..., Any],
+        element: torch.Tensor | None,
+        count: Any,
+        args: Sequence[Any],
+        kwargs: Any,
+        result: torch.Tensor,
+    ) -> bool:
+        """The same for an operator that joins ``count`` tensors like ``element`` along a dimension;
+        whether its twin is known now."""
+        if element is None or not isinstance(count, int | torch.SymInt):
+            return False
+        try:
+            with self._quiet():
+                one = operation([element], *args, **kwargs)
+                dims = [i for i, two in enumerate(operation([element] * 2, *args, **kwargs).shape)
+                        if not _equal(two, one.shape[i])]  # fmt: skip
+                if len(dims) != 1 or not one.is_contiguous():
+                    return False
+                sizes = [n * count if i in dims else n for i, n in enumerate(one.shape)]
+                twin = one.new_empty(sizes)
+            self._compare(twin, result)
+        except Exception as error:
+            log.debug("%s of a list: %s", operation, error)
+            return False
+        node.meta[TWIN] = twin
+        return True
+
+    def beside(self, function: Callable[[Any], Any], twin: Any) -> Any:
+        """What a function gives for a twin, of which no size is asked."""
+        with self._quiet():
+            return function(twin)
+
+    def _inputs(self, node: fx.Node) -> tuple[Any, Any]:
+        """Raises KeyError: an input has no twin."""
+        return (
+            fx.node.map_arg(node.args, lambda n: n.meta[TWIN]),
+            fx.node.map_arg(node.kwargs, lambda n: n.meta[TWIN]),
+        )
+
+    def _compare(self, twin: Any, real: Any) -> None:
+        """Raises ValueError: the twin does not describe the real result."""
+        if isinstance(real, torch.Tensor):
+            same = (
+                isinstance(twin, torch.Tensor)
+                and (twin.dtype, twin.device, twin.dim()) == (real.dtype, real.device, real.dim())
+                and all(map(_may_be, twin.shape, real.shape))
+            )
+        elif isinstance(real, tuple | list):
+            same = isinstance(twin, tuple | list) and len(twin) == len(real)
+            if same:
+                for a, b in zip(twin, real, strict=True):
+                    self._compare(a, b)
+        elif is_number(real):
+            same = _may_be(twin, real)
+        else:
+            same = True
+        if not same:
+            raise ValueError("an operator gives other sizes than its symbolic run")
+
+    def note_sources(self, node: fx.Node, twin: Any) -> None:
+        """Sizes and numbers that depend on data are known when the graph runs."""
+        if isinstance(twin, torch.Tensor):
+            for dim, size in enumerate(twin.shape):
+                symbol = _new_symbol(size)
+                if symbol is not None and symbol not in self.sources:
+                    self.sources[symbol] = (node, dim)
+        else:
+            symbol = _new_symbol(twin)
+            if symbol is not None and symbol not in self.sources:
+                self.sources[symbol] = InGraph(node)
+
+    @contextlib.contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """What runs on twins must leave no trace in the program's own run.
+
+        Nothing is drawn on fake tensors. To put generators back would rewind other threads' too.
+        """
+        try:
+            with self.mode, enable_python_dispatcher():
+                yield
+        finally:
+            self.env.pending_fresh_unbacked_symbols.clear()  # they are found in the results
+            self.note_place()
+            self.account()
+
+    # --- questions -------------------------------------------------------------------------------
+
+    def expression(self, number: Any) -> Any:
+        """What a symbolic number is made of; a plain number when it cannot vary.
+
+        Raises:
+            Untranslatable: it has parts that Python cannot compute.
+        """
+        return from_sympy(self.env.simplify(number.node.expr), self.source)
+
+    def source(self, symbol: sympy.Symbol) -> Any:
+        found = self.sources.get(symbol)
+        if found is None:
+            raise Untranslatable(str(symbol))
+        if isinstance(found, tuple):
+            found = self.sources[symbol] = InGraph(self._size_in_graph(*found))
+        return found
+
+    def fix(self, value: Any) -> bool:
+        """All sizes and numbers in ``value`` must not vary; False when data decides some."""
+        for number in _numbers_in(value):
+            try:
+                int(number) if isinstance(number, torch.SymInt) else float(number)
+            except Exception:  # of torch or of SymPy, which solves for it
+                return False
+        self.note_place()
+        return True
+
+    def note_place(self) -> None:
+        """Remember where the program is, if it has just relied on something new."""
+        if len(self.env.guards) > len(self.places):
+            where = self.locate()
+            for i in range(len(self.places), len(self.env.guards)):
+                self.places[i] = where
+
+    def reason(self, symbol: sympy.Symbol) -> str:
+        """Where the program first relied on a number being what it is; empty when not known."""
+        for i, guard in enumerate(self.env.guards):
+            if symbol in guard.expr.free_symbols and isinstance(guard.expr, sympy.Eq):
+                return self.places.get(i, "")
+        return ""
+
+    def value_of(self, symbol: sympy.Symbol) -> int | None:
+        """The only value that a symbol may have, or None."""
+        known = self.env.replace(symbol)
+        return int(known) if isinstance(known, sympy.Integer) else None
+
+
+_DATA_DECIDES = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+)
+"""What torch raises where only data could tell."""
+
+
+def is_ordinary(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is no more than its sizes, strides, dtype and device."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
+        and not tensor.is_inference()
+        and tensor.device.type in ("cpu", "cuda")
+    )
+
+
+def _inner_first(tensor: torch.Tensor) -> list[int]:
+    return sorted(range(tensor.dim()), key=lambda i: (tensor.stride(i), -i))
+
+
+def inner_dimensions(tensor: torch.Tensor) -> list[int]:
+    """For each dimension the next inner one, where the stride is its size times its stride."""
+    order = _inner_first(tensor)
+    inner = [-1] * tensor.dim()
+    for a, b in itertools.pairwise(order):
+        if tensor.stride(b) == tensor.shape[a] * tensor.stride(a):
+            inner[b] = a
+    return inner
+
+
+def hint(number: Any) -> Any:
+    """The value that a symbolic number had in the real run; None when data decides it."""
+    if not isinstance(number, SYMBOLIC):
+        return number
+    return number.node.hint if number.node.has_hint() else None
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two sizes are the same number or expression."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    return isinstance(one, torch.SymInt) and isinstance(other, torch.SymInt) and (
+        one.node.expr == other.node.expr
+    )  # fmt: skip
+
+
+def _may_be(twin: Any, real: Any) -> bool:
+    known = hint(twin)
+    return known is None or known == real
+
+
+def _new_symbol(number: Any) -> sympy.Symbol | None:
+    if isinstance(number, torch.SymInt | torch.SymFloat) and not number.node.has_hint():
+        expr = number.node.expr
+        return expr if isinstance(expr, sympy.Symbol) else None
+    return None
+
+
+def varies(tensor: torch.Tensor) -> bool:
+    """Whether the form of a twin is not the same in all calls: its sizes, or, of a row of a larger
+    tensor, its strides alone."""
+    return any(True for _ in _numbers_in(tensor))
+
+
+def _numbers_in(value: Any) -> Iterator[Any]:
+    if isinstance(value, torch.Tensor):
+        yield from _numbers_in((*value.shape, *value.stride(), value.storage_offset()))
+    elif isinstance(value, SYMBOLIC):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _numbers_in(item)
+    elif isinstance(value, dict):
+        yield from _numbers_in(tuple(value.values()))
+    elif isinstance(value, slice):
+        yield from _numbers_in((value.start, value.stop, value.step))
+
+
+def _map(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+    if isinstance(value, kind):
+        return function(value)
+    if isinstance(value, tuple | list):
+        items: Sequence[Any] = [_map(item, kind, function) for item in value]
+        return items
+    return value

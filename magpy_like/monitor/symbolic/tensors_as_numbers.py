@@ -1,0 +1,172 @@
+"""Tensors where torch wants a number, as in ``x[:n]`` and ``torch.zeros(n)``: it reads their value.
+
+The operator graph is to do the same in so many words, for sizes of results follow from it.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from magpy_like.monitor.calls.read_calls import inputs_of
+from magpy_like.monitor.operator_graph.graph_numbers import REAL_NUMBERS
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.split_points import Split
+
+Read = Callable[[torch.Tensor], Any]
+
+_SUBSCRIPTS = {
+    operator.getitem,
+    operator.setitem,
+    torch.Tensor.__getitem__,
+    torch.Tensor.__setitem__,
+}
+
+
+def with_numbers(
+    operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read: Read
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of an operator with what ``read`` gives for tensors that count as numbers."""
+    if not any(map(_may_count, (*args, *kwargs.values()))):
+        return args, kwargs
+    if operation in _SUBSCRIPTS:
+        target, key, *rest = args
+        parts = key if type(key) is tuple else (key,)
+        found = tuple(_with_bounds(part, read) for part in parts)
+        if any(a is not b for a, b in zip(found, parts, strict=True)):
+            key = found if type(key) is tuple else found[0]
+        return (target, key, *rest), kwargs
+    parameters = _parameters(operation, args, kwargs)
+
+    def convert(key: int | str, value: Any) -> Any:
+        kinds = [str(p.type) for p in parameters.get(key, ())]
+        if not (kinds and _may_count(value)) or any("Tensor" in kind for kind in kinds):
+            return value
+        if isinstance(value, torch.Tensor):
+            return read(value)
+        return type(value)(read(v) if isinstance(v, torch.Tensor) else v for v in value)
+
+    return (
+        tuple(convert(i, value) for i, value in enumerate(args)),
+        {name: convert(name, value) for name, value in kwargs.items()},
+    )
+
+
+def dimensions(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """What an operator is given to tell dimensions by, which decides how many its results have."""
+    given = dict(inputs_of(args, kwargs))
+    parameters = _parameters(operation, args, kwargs)
+    return [given[key] for key, found in parameters.items() if any(map(_is_dimension, found))]
+
+
+def _is_dimension(parameter: Any) -> bool:
+    name = parameter.name
+    return "dim" in name or name in ("axis", "axis0", "axis1", "source", "destination")
+
+
+def _may_count(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        with torch._C.DisableTorchFunctionSubclass():  # parameters of no size yet would raise
+            return value.numel() == 1 and value.dtype in REAL_NUMBERS and not value.requires_grad
+    if type(value) in (tuple, list):
+        return any(map(_may_count, value))
+    return type(value) is slice and any(isinstance(b, torch.Tensor) for b in _bounds(value))
+
+
+def _bounds(part: slice) -> tuple[Any, Any, Any]:
+    return part.start, part.stop, part.step
+
+
+def _with_bounds(part: Any, read: Read) -> Any:
+    """
+    Raises:
+        Split: a bound has a type that the operator graph reads no numbers of.
+    """
+    if type(part) is not slice:
+        return part
+    bounds = []
+    for bound in _bounds(part):
+        if isinstance(bound, torch.Tensor):
+            if not (_may_count(bound) or bound.dtype is torch.bool):
+                raise Split(f"slices by a tensor of type {bound.dtype}")
+            bound = read(bound)
+        bounds.append(bound)
+    return slice(*bounds) if any(map(operator.is_not, bounds, _bounds(part))) else part
+
+
+def _schemas(operation: Any) -> Sequence[Any]:
+    """What torch says of the parameters of an operator; nothing if it is none of torch's own."""
+    if isinstance(operation, torch._ops.OpOverload):
+        return (operation._schema,)
+    if isinstance(operation, torch._ops.OpOverloadPacket):
+        return [getattr(operation, name)._schema for name in operation.overloads()]
+    return _schemas_of(operation.__name__) if _is_of_torch(operation) else ()
+
+
+def _is_of_torch(operation: Any) -> bool:
+    """TorchScript has operators by the names of what lists and dictionaries do, too."""
+    if isinstance(operation, types.MethodDescriptorType):
+        return issubclass(operation.__objclass__, torch._C.TensorBase)
+    if not isinstance(operation, types.BuiltinFunctionType):
+        return False
+    module = str(operation.__module__).partition(".")[0]
+    return module == "torch" or isinstance(operation.__self__, torch.Tensor)
+
+
+@functools.cache
+def _schemas_of(name: str) -> Sequence[Any]:
+    return tuple(torch._C._jit_get_schemas_for_operator(f"aten::{name}"))
+
+
+def _parameters(
+    operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[int | str, list[Any]]:
+    """Which parameters take each argument, of all the overloads that take them all."""
+    found: dict[int | str, list[Any]] = {}
+    for schema in _schemas(operation):
+        for key, parameter in _bind(schema, args, kwargs).items():
+            found.setdefault(key, []).append(parameter)
+    return found
+
+
+def _bind(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int | str, Any]:
+    """The parameter that takes each argument; none when the arguments do not fit."""
+    places = [p for p in schema.arguments if not p.kwarg_only]
+    names = {p.name: p for p in schema.arguments}
+    found: dict[int | str, Any] = {}
+    for i, value in enumerate(args):
+        if i >= len(places) and not (places and "List[int]" in str(places[-1].type)):
+            return {}
+        found[i] = places[min(i, len(places) - 1)]  # view(2, n): a list's numbers one by one
+        if not _fits(str(found[i].type), value):
+            return {}
+    for name, value in kwargs.items():
+        known = names.get(name) or names.get(_OTHER_NAMES.get(name, ""))
+        if known is not None and _fits(str(known.type), value):
+            found[name] = known
+        elif known is not None or name not in _OF_CONSTRUCTORS:
+            return {}
+    taken = {p.name for p in found.values()}
+    given = all(p.has_default_value() or p.name in taken for p in schema.arguments)
+    return found if given else {}
+
+
+_OTHER_NAMES = {"input": "self", "axis": "dim", "keepdims": "keepdim"}
+"""What Python calls some parameters."""
+_OF_CONSTRUCTORS = {"dtype", "device", "layout", "requires_grad", "pin_memory", "out", "generator"}
+
+
+def _fits(kind: str, value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return any(word in kind for word in ("Tensor", "number", "int", "float"))
+    if type(value) in (int, float):
+        return "Tensor" not in kind
+    if type(value) in (tuple, list, torch.Size):
+        tensors = all(isinstance(v, torch.Tensor) for v in value)
+        return "List" in kind and ("Tensor" not in kind or tensors)
+    return True

@@ -1,0 +1,131 @@
+"""Tensors that the program takes apart into rows, as many as a size says that varies.
+
+What ``x.unbind(1)``, ``x.split(1)`` or ``x.chunk(len(x))`` gives is one list of the graph then, of
+which a loop goes through the elements, or that an operator joins again. Whoever looks at it in
+another way relies on the size.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from magpy_like.monitor.operator_graph.graph_nodes import LIST
+from magpy_like.monitor.symbolic.gathered_lists import Gathered
+from magpy_like.monitor.symbolic.loop_ranges import computed
+from magpy_like.native.instance_checks import isinstance
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., Any], Any]
+
+
+def take_apart(
+    run: MonitorRun, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+) -> bool:
+    """Whether ``result`` is a list of the graph now."""
+    name, rec = getattr(operation, "__name__", ""), run.recording
+    if name not in _NAMES or kwargs.keys() - {"dim"} or run.side is not None:
+        return False
+    tensor, *rest = args
+    each, dim = (1, *rest, 0)[:2] if name == "unbind" else (*rest, 0, 0)[:2]
+    dim = kwargs.get("dim", dim)
+    if type(tensor) not in _PLAIN or type(dim) is not int or type(each) is not int:
+        return False
+    twin = rec.twin_of(tensor)
+    if rec.twin is None or twin is None or rec.operators.has_data_shape(tensor):
+        return False
+    if run.lifted.any((dim,)) or not rec.twin.is_open(twin.shape[dim]):
+        return False
+    count = run.lifted.pair(tensor.shape[dim], twin.shape[dim])
+    if len(result) != count or not run.has_varied((count,)):
+        return False
+    if name == "split" and (each != 1 or run.lifted.any((each,))):
+        return False
+    if name == "chunk" and not (each == count and _is_size(run, each, twin.shape[dim])):
+        return False
+    source = rec.graph_value(tensor)
+    row: Callable[[torch.Tensor], torch.Tensor]
+    if name == "unbind":
+        node = rec.operators.graph.call_function(torch.unbind, (source, dim))
+        row = lambda tensor: tensor.select(dim, 0)  # noqa: E731
+    else:
+        node = rec.operators.graph.call_function(torch.split, (source, 1, dim))
+        row = lambda tensor: tensor.narrow(dim, 0, 1)  # noqa: E731
+    node.meta[LIST] = True
+    rec.operators.operators += 1
+    rec.operators.lists[id(result)] = Gathered(
+        result, node, count, rec.twin.beside(row, twin), lambda: run.lifted.settle((count,))
+    )
+    return True
+
+
+_NAMES = ("unbind", "split", "chunk")
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _is_size(run: MonitorRun, number: int, size: torch.SymInt) -> bool:
+    twin = run.lifted.twin(number)
+    return isinstance(twin, torch.SymInt) and run.lifted.hold(twin == size)
+
+
+def take_slice(run: MonitorRun, given: Gathered, key: slice) -> Token | None:
+    """``rows[::-1]``, ``rows[1:]`` and the like of a list of the graph, if that is one again."""
+    ends = key.start, key.stop, key.step
+    plain = all(type(end) in (int, types.NoneType) for end in ends) and not run.lifted.any(ends)
+    if not plain or not given.is_whole() or given.by_data:
+        return None
+    if key == _BACKWARDS:
+        return _turned, given
+    if key == _FIRST and given.are_new and given.has_ends:
+        given.know(run.recording.operators, 0)
+        return _finish_first, None
+    left_out = key.start or 0, -(key.stop or 0)
+    if min(left_out) < 0 or key.stop == 0 or key.step is not None or run.side is not None:
+        return None
+    fewest = sum(left_out) + 1  # none at all is told from others by more than its length
+    if len(given.value) < fewest:
+        return None
+    run.lifted.ask(operator.ge, (given.count, fewest))
+    return _finish_slice, (given, key, computed(run, operator.sub, given.count, fewest - 1))
+
+
+_BACKWARDS, _FIRST = slice(None, None, -1), slice(None, 1, None)
+
+
+def _turned(run: MonitorRun, given: Gathered, result: Any) -> None:
+    """``result`` has the elements of a list of the graph, the last one first."""
+    operators = run.recording.operators
+    _derived(run, given, operators.turned(given.node), given.count, result)
+
+
+def _finish_first(run: MonitorRun, _: None, result: Any) -> None:
+    """A list of one tensor is like any other."""
+
+
+def _finish_slice(run: MonitorRun, taken: tuple[Gathered, slice, Any], result: Any) -> None:
+    given, key, count = taken
+    node = run.recording.operators.graph.call_function(operator.getitem, (given.node, key))
+    node.meta[LIST] = True
+    _derived(run, given, node, count, result)
+
+
+def copied(run: MonitorRun, made: tuple[Gathered, type], result: Any) -> None:
+    """``result`` is a list or tuple of the elements of a list of the graph."""
+    given, kind = made
+    node = run.recording.operators.graph.call_function(kind, (given.node,))
+    node.meta[LIST] = True
+    _derived(run, given, node, given.count, result)
+
+
+def _derived(run: MonitorRun, given: Gathered, node: fx.Node, count: Any, result: Any) -> None:
+    if result is not given.value:  # a tuple of a tuple
+        run.recording.operators.lists[id(result)] = Gathered(
+            result, node, count, given.twin, given.settle, given.are_new
+        )

@@ -1,0 +1,248 @@
+"""Lists from outside that a record holds for as values, whatever they hold by then.
+
+A list that grows from call to call, or in which a program counts at places that vary, is another
+one every time. The mock has what it held at entry: how long it was, and, where it is of nothing but
+numbers, the numbers. Changes make another value of it, and are made again on the list itself, in
+the program's order. Whoever looks at it in another way relies on all that it holds.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from magpy_like.annotation import ValueRead
+from magpy_like.monitor.symbolic.expressions import Computed, Expression, Read, is_number
+from magpy_like.monitor.symbolic.repeatable_calls import PLACE, Repeated
+from magpy_like.refgraph import ShadowNode
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.recording import Recording
+    from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., Any], Any]
+
+KINDS = (list, deque)
+NUMBERS = frozenset({int, float})
+
+
+@dataclass
+class ListValue:
+    """What a list or deque from outside is, as the program has left it."""
+
+    at_entry: Expression
+    length: Expression
+    contents: Expression | None
+    """None where the program has put in more than numbers that the mock knows."""
+    is_asked_for_types: bool = False
+    added: int = 0
+    """How many elements the program has put behind all others."""
+
+
+@dataclass(frozen=True, eq=False)
+class Changed:
+    """A change of a list, as a function of the list that gives another one."""
+
+    operation: Callable[..., Any]
+
+    @property
+    def __name__(self) -> str:
+        return f"after_{self.operation.__name__}"
+
+    def __call__(self, items: Any, *args: Any) -> Any:
+        items = copy.copy(items)
+        self.operation(items, *args)
+        return items
+
+
+def types_in(items: Any) -> str:
+    """Which types of numbers a list holds; whether it holds anything else."""
+    kinds = set(map(type, items))
+    return ", ".join(sorted(kind.__name__ for kind in kinds)) if kinds <= NUMBERS else "others"
+
+
+def length_after(length: int, most: int) -> int:
+    """How long a deque is that has no more elements than it may."""
+    return min(length, most)
+
+
+def value_of(rec: Recording, container: Any, begin: bool = False) -> ListValue | None:
+    """What a list is known by; ``begin`` says that it is to be, though its length does not vary."""
+    if type(container) not in KINDS or rec.inside or rec.lifted.beside:
+        return None
+    node = rec.node(container)
+    if node is None or node.rewritten:
+        return None
+    found = rec.list_values.get(node.node_id)
+    if found is not None or node.changed or not (begin or rec.counts_vary(node)):
+        return found
+    entry = Read(node)
+    length = _known(rec, len, (entry,), len(container))
+    found = rec.list_values[node.node_id] = ListValue(entry, length, entry)
+    return found
+
+
+def _known(rec: Recording, operation: Any, parts: tuple[Any, ...], length: int) -> Expression:
+    """The expression for a length, which the operator graph may be given."""
+    number = Computed(operation, parts)
+    rec.lifted.values[number] = length
+    return number
+
+
+def numbers_of(rec: Recording, container: Any, begin: bool = False) -> ListValue | None:
+    """The same of a list of nothing but numbers, of these types at every call."""
+    value = value_of(rec, container, begin)
+    if value is None or value.contents is None or not container:
+        return None
+    if not set(map(type, container)) <= NUMBERS:
+        return None
+    node = rec.node(container)
+    assert node is not None
+    if not value.is_asked_for_types:
+        before = container if node.contents is None else node.contents
+        kinds = types_in(before)
+        if kinds == "others":
+            return None
+        rec.lifted.conditions.append((Computed(types_in, (value.at_entry,)), kinds))
+        value.is_asked_for_types = True
+    return value
+
+
+def contents_of(rec: Recording, value: Any) -> Expression | None:
+    """The expression for a list of numbers that varies; None for anything else."""
+    found = numbers_of(rec, value) if type(value) in KINDS else None
+    return None if found is None else found.contents
+
+
+def any_known(run: MonitorRun) -> bool:
+    """Whether there may be such lists."""
+    rec = run.recording
+    known = rec.list_values or rec.varying_counts or rec.varying_items
+    return bool(known) and not rec.inside and run.side is None
+
+
+def note_change(rec: Recording, node: ShadowNode, operation: Any, args: tuple[Any, ...]) -> None:
+    """A change is about to be made that the mock makes again on the list itself."""
+    container = node.variable
+    value = value_of(rec, container)
+    if value is None:
+        return
+    more = len(args[0]) if operation is list.extend else 1
+    length = len(container) + more
+    value.length = _known(rec, operator.add, (value.length, more), length)
+    most = container.maxlen if type(container) is deque else None
+    if most is not None:
+        value.length = _known(rec, length_after, (value.length, most), min(length, most))
+    value.added = value.added + more if operation in (list.append, list.extend) else 0
+    given = args[0] if operation is list.extend else args
+    if value.contents is None or not all(type(item) in NUMBERS for item in given):
+        value.contents = None
+    elif operation is list.extend:
+        for item in given:
+            value.contents = _after(rec, list.append, value.contents, item)
+    else:
+        value.contents = _after(rec, operation, value.contents, *args)
+
+
+def _after(rec: Recording, operation: Any, contents: Expression, *args: Any) -> Computed:
+    parts = (contents, *rec.lifted.parts(args))
+    return Computed(Changed(operation), parts)  # which never raises
+
+
+def take(run: MonitorRun, container: Any, key: Any) -> Token | None:
+    """``container[key]``, of a list of numbers that varies, or at a key that does."""
+    rec = run.recording
+    if type(container) not in KINDS or type(key) is not int or run.side is not None:
+        return None
+    varies = run.lifted.is_lifted(key)
+    if not (varies or any_known(run)):
+        return None
+    # At a key that a tensor gives, the graph can have an element of a list that is always the same.
+    begins = varies and type(container) is list
+    begins = begins and (run.lifted.is_known_before_graph(key) or rec.items_vary(container))
+    value = numbers_of(rec, container, begin=begins)
+    if value is None or not -len(container) <= key < len(container):
+        return None
+    rec.visit(container, ValueRead.TYPE)
+    return _finish_take, (value.contents, container, key)
+
+
+def _finish_take(run: MonitorRun, taken: tuple[Expression, Any, int], result: Any) -> Any:
+    contents, container, key = taken
+    item = Repeated(operator.getitem, (PLACE, PLACE), {}, type(result))
+    return run.lifted.lift(result, run.lifted.made(item, (container, key), (contents, key)))
+
+
+def put(run: MonitorRun, target: Any, key: Any, number: Any) -> Token | None:
+    """``target[key] = number``, in a list of numbers, at a key that varies."""
+    rec = run.recording
+    if type(target) is not list or type(key) is not int or run.side is not None:
+        return None
+    if not is_number(number) or not -len(target) <= key < len(target):
+        return None
+    varies = run.lifted.is_lifted(key)
+    if not (varies or rec.list_values):
+        return None
+    value, node = numbers_of(rec, target, begin=varies), rec.node(target)
+    if value is None or node is None or not (varies or node.replays):
+        return None
+    assert value.contents is not None
+    given = target, key, number
+    value.contents = run.lifted.made(
+        Changed(list.__setitem__), given, (value.contents, key, number)
+    )
+    rec.visit(target, ValueRead.TYPE)
+    _repeat(rec, node, list.__setitem__, (key, number))
+    return _finish_nothing, None
+
+
+TAKES_OUT = {list.pop: -1, deque.pop: -1, deque.popleft: 0}
+"""Methods that give an element and remove it, and where it is unless they are told."""
+
+
+def take_out(run: MonitorRun, operation: Any, container: Any, *keys: Any) -> Token | None:
+    """``container.pop(…)``, of a list of numbers that varies."""
+    rec = run.recording
+    value, node = numbers_of(rec, container), rec.node(container)
+    key = keys[0] if keys else TAKES_OUT[operation]
+    if value is None or node is None or type(key) is not int:
+        return None
+    if not -len(container) <= key < len(container):
+        return None
+    before, given = value.contents, (container, *keys)
+    value.contents = run.lifted.made(Changed(operation), given, (before, *keys))
+    value.length = _known(rec, operator.sub, (value.length, 1), len(container) - 1)
+    value.added = 0
+    rec.visit(container, ValueRead.TYPE)
+    _repeat(rec, node, operation, keys)
+    return _finish_take, (before, copy.copy(container), key)
+
+
+def _repeat(rec: Recording, node: ShadowNode, operation: Any, args: tuple[Any, ...]) -> None:
+    rec.snapshot(node)
+    rec.refs.in_place(node)
+    rec.replays.append((node, operation, args))
+    node.replays.append(operation)
+
+
+def _finish_nothing(run: MonitorRun, _: None, top: Any) -> None:
+    return None
+
+
+def count(run: MonitorRun, container: Any) -> Token | None:
+    """``len(container)``, of one whose length varies."""
+    if run.side is not None:
+        return None
+    value = value_of(run.recording, container)
+    if value is None:
+        return None
+    run.recording.visit(container, ValueRead.TYPE)
+    return _finish_count, value
+
+
+def _finish_count(run: MonitorRun, value: ListValue, result: int) -> Any:
+    return run.lifted.lift(result, value.length)

@@ -1,0 +1,1 @@
+"""State of torch: modes, devices, random generators, autograd nodes, tensor metadata."""

@@ -1,0 +1,248 @@
+"""What a program does with the autograd graph of its own operators: hooks for the backward pass.
+
+Whatever compiles a graph gives it one node for the backward pass, and there are none in between. So
+an operator whose node the program gets at, or whose result it wants the gradient of, runs as it is.
+The mock registers the hooks again when all that they refer to has been made: they are called in a
+backward pass, which is none of the record.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.utils.hooks import RemovableHandle
+
+from magpy_like.graph_operators.control_operators import is_control, may_write
+from magpy_like.monitor.operator_graph.graph_nodes import AS_IS
+from magpy_like.monitor.recording import Hook, Recording
+from magpy_like.monitor.torch_state import tensor_metadata
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph.plain_values import storage_of, tensor_version
+from magpy_like.split_points import AUTOGRAD, Split
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., Any], Any]
+
+_REASON = "makes a tensor whose place in the autograd graph the program looks at"
+
+KEEPS = {torch.Tensor.register_hook, torch.Tensor.retain_grad}
+"""What a tensor is asked to do with its gradient in a backward pass."""
+_OF_NODES = {"register_hook", "register_prehook"}
+
+
+def read_node(run: MonitorRun, tensor: torch.Tensor) -> Token:
+    """The program is about to read ``tensor.grad_fn``, which is not None.
+
+    Raises:
+        Split: no operator on the graph has made the tensor.
+    """
+    rec = run.recording
+    _note_behind(rec, tensor)
+    if run.side is not None or rec.inside or rec.node(tensor) is not None:
+        raise Split(AUTOGRAD)
+    _run_as_it_is(rec, tensor)
+    return _finish_node, tensor
+
+
+def _note_behind(rec: Recording, tensor: torch.Tensor) -> None:
+    """The stretch before this one may have made the tensor."""
+    rec.looks_behind |= rec.node(tensor) is not None and tensor.grad_fn is not None
+
+
+_CREATE_GRAPH = {torch.Tensor.backward: 3, torch.autograd.backward: 3, torch.autograd.grad: 4}
+"""Where functions are told that gradients are to have gradients."""
+
+
+def look_for_second_gradients(
+    rec: Recording, operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Gradients of gradients are taken through eager mode's graph: that of a backend has none.
+
+    Raises:
+        Split: a backward pass runs whose result has gradients.
+    """
+    position = _CREATE_GRAPH.get(operation)
+    if position is None:
+        return
+    asked = args[position] if len(args) > position else kwargs.get("create_graph", False)
+    if asked is False or asked is None:
+        return
+    tensors = args[0] if args else kwargs.get("outputs", kwargs.get("tensors"))
+    for tensor in tensors if isinstance(tensors, list | tuple) else (tensors,):
+        if isinstance(tensor, torch.Tensor):
+            _note_behind(rec, tensor)
+    if operation is not torch.autograd.grad:
+        raise looked_through(rec)
+
+
+def _finish_node(run: MonitorRun, tensor: torch.Tensor, node: Any) -> None:
+    rec = run.recording
+    if id(node) not in rec.autograd_nodes:
+        made = rec.operators.autograd_node(rec.graph_value(tensor))
+        rec.autograd_nodes[id(node)] = node, made
+
+
+def is_node(rec: Recording, value: Any) -> bool:
+    """Whether a value is a node of the autograd graph to which operators on the graph have led."""
+    return bool(rec.autograd_nodes) and issubclass(type(value), torch.autograd.graph.Node)
+
+
+def read_attribute(run: MonitorRun, node: Any, name: str) -> None:
+    """The program reads an attribute of a node.
+
+    Raises:
+        Split: it is not known to depend on no more than the operators, or the node is not that of
+            a tensor that the program has asked for it.
+    """
+    rec = run.recording
+    if id(node) not in rec.autograd_nodes or name not in (*_OF_NODES, "name", "next_functions"):
+        raise looked_through(rec)
+    if name != "next_functions":
+        return
+    # Where a tensor from outside is none of a leaf, this gives a node from outside.
+    inputs = {made: rec.refs.get_node_by_id(i).variable for made, i in _tensors(rec)}
+    _, made = rec.autograd_nodes[id(node)]
+    for maker in _makers(made.all_input_nodes[0]):
+        for source in maker.all_input_nodes:
+            if isinstance(tensor := inputs.get(source), torch.Tensor) and tensor.requires_grad:
+                if tensor.grad_fn is not None:
+                    raise Split(AUTOGRAD)
+                tensor_metadata.look_at(run, operator.attrgetter("grad_fn"), tensor)
+                rec.compare(tensor)
+
+
+def _tensors(rec: Recording) -> list[tuple[fx.Node, int]]:
+    return [(made, i) for made, i in rec.operators.inputs if isinstance(i, int)]
+
+
+def call(run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token:
+    """A native method of a node, which comes first in ``args``, is about to run.
+
+    Raises:
+        Split: it does more than to register a hook.
+    """
+    node, name = args[0], operation.__name__
+    if id(node) in run.recording.autograd_nodes and not kwargs:
+        if name in _OF_NODES and len(args) == 2:
+            return _register(run, node, name, args[1:])
+        if name == "name":
+            return _finish_name, None
+    raise looked_through(run.recording)
+
+
+def looked_through(rec: Recording) -> Split:
+    """The program does something with the graph that only eager mode's own one is fit for."""
+    rec.runs_as_is = f"an operator {_REASON}"
+    return Split(AUTOGRAD)
+
+
+def _finish_name(run: MonitorRun, _: None, result: Any) -> None:
+    """A text, which needs no further notice."""
+
+
+def keep(run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token:
+    """One of :data:`KEEPS` is about to run.
+
+    Raises:
+        Split: nothing is known of the tensor, or it is called in an unusual way.
+    """
+    rec, tensor = run.recording, args[0]
+    if kwargs or run.side is not None or not isinstance(tensor, torch.Tensor):
+        raise Split(AUTOGRAD)
+    _note_behind(rec, tensor)
+    if rec.node(tensor) is None and tensor.grad_fn is not None:
+        _run_as_it_is(rec, tensor)
+    return _register(run, tensor, operation.__name__, args[1:])
+
+
+def _register(run: MonitorRun, owner: Any, name: str, args: tuple[Any, ...]) -> Token:
+    rec = run.recording
+    if rec.inside or run.side is not None:
+        raise Split(AUTOGRAD)
+    run.suspended += 1
+    version = tensor_version(owner) if isinstance(owner, torch.Tensor) else None
+    return finish_registered, Hook(owner, name, args, version)
+
+
+def finish_registered(run: MonitorRun, hook: Hook, handle: Any) -> None:
+    """``handle`` removes the hook again; there is none for a gradient that is kept."""
+    run.suspended -= 1
+    run.account()
+    run.recording.hooks.append(hook._replace(handle=handle))
+
+
+def remove(run: MonitorRun, handle: Any) -> Token | None:
+    """``handle.remove()`` is about to run; None for one of which all is known.
+
+    Raises:
+        Split: it is from before, and nothing leads to its hooks but weak references.
+    """
+    rec = run.recording
+    if is_handle(rec, handle):
+        return _register(run, handle, "remove", ())
+    if isinstance(handle, RemovableHandle) and rec.node(handle) is not None:
+        hooks = handle.hooks_dict_ref()
+        if hooks is not None and rec.node(hooks) is None and not rec.is_born(hooks):
+            raise Split("removes a hook that was there before")
+    return None
+
+
+def is_handle(rec: Recording, value: Any) -> bool:
+    """Whether a value removes a hook that the record has."""
+    return any(hook.handle is value for hook in rec.hooks) and isinstance(value, RemovableHandle)
+
+
+def look_at_handle(rec: Recording, handle: Any, name: str) -> None:
+    """The program reads an attribute of what may be a handle.
+
+    Raises:
+        Split: it looks into one that the mock has to make.
+    """
+    if name not in ("remove", "__enter__", "__exit__") and is_handle(rec, handle):
+        raise Split(AUTOGRAD)
+
+
+# --- operators that run as they are ---------------------------------------------------------------
+
+
+def _run_as_it_is(rec: Recording, tensor: torch.Tensor) -> None:
+    """Let no backend have the operators that a tensor's place in the autograd graph is due to."""
+    node = rec.operators.node_of(tensor)
+    if node is None:
+        raise Split(AUTOGRAD)
+    makers = [part for maker in _makers(node) for part in _with_source(maker)]
+    written = storage_of(tensor) in rec.written_memory
+    whole = written and (tensor._is_view() or len(_makers(node)) - 1 != tensor_version(tensor))
+    if whole or any(map(is_control, makers)) or _is_used_between(node, makers):
+        rec.runs_as_is = f"an operator {_REASON}"
+    for maker in makers:
+        maker.meta[AS_IS] = _REASON
+    rec.operators_as_is.append(_REASON)
+
+
+def _makers(node: fx.Node) -> list[fx.Node]:
+    """The operator that has made a tensor, and those that have written to it since, in order."""
+    writers = [u for u in node.users if u.args and u.args[0] is node and may_write(u)]
+    return [node, *writers]
+
+
+def _is_used_between(node: fx.Node, makers: list[fx.Node]) -> bool:
+    """Whether an operator takes a tensor before the last one has written to it: what a compiled
+    part keeps for its backward pass may not change."""
+    order = {other: i for i, other in enumerate(node.graph.nodes)}
+    others = (user for user in node.users if user not in makers)
+    return any(order[user] < order[makers[-1]] for user in others)
+
+
+def _with_source(node: fx.Node) -> list[fx.Node]:
+    """An operator, and what makes several tensors if it takes one of these."""
+    found = [node]
+    while found[-1].target is operator.getitem and found[-1].all_input_nodes:
+        found.append(found[-1].all_input_nodes[0])
+    return [other for other in found if other.op in ("call_function", "call_method")]

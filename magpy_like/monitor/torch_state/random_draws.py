@@ -1,0 +1,365 @@
+"""Random numbers of Python and NumPy: the mock draws again, by the same calls in the same order.
+
+A call that draws, seeds a generator or makes one is repeated before the operator graph runs; so is
+what NumPy and torch make of the arrays that were drawn. A number among the results is lifted, a
+tensor is an input of the graph. A drawn array is like one from outside of which nothing may be
+relied on: whoever looks at it splits the program.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from magpy_like.annotation import ValueRead
+from magpy_like.monitor.objects.outside_reads import GUARDED_BYTES
+from magpy_like.monitor.symbolic.expressions import Draw, is_liftable, is_number
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph.plain_values import is_plain
+from magpy_like.split_points import Look, Split
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.recording import Recording
+    from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., Any], Any]
+
+REWINDABLE: dict[type, tuple[str, str]] = {
+    random.Random: ("{0}.getstate()", "{0}.setstate({1})"),
+    np.random.RandomState: ("{0}.get_state()", "{0}.set_state({1})"),
+    torch.Generator: ("{0}.get_state()", "{0}.set_state({1})"),
+    np.random.Generator: ("{0}.bit_generator.state", "{0}.bit_generator.state = {1}"),
+}
+"""Random generators, with the text that tells the state of one, and the text that sets it."""
+
+_MAKERS: dict[Any, type] = {
+    random.Random: random.Random,
+    np.random.RandomState: np.random.RandomState,
+    np.random.default_rng: np.random.Generator,
+}
+"""What makes a generator, and of which type."""
+
+_SEEDS: dict[Any, Any] = {
+    np.random.seed: np.random.mtrand._rand,
+    torch.manual_seed: torch.default_generator,
+}
+"""Functions that seed a generator which is none of their arguments."""
+
+
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """A call that the mock repeats before the operator graph; ``generator`` is what it changes of
+    what was there before."""
+
+    operation: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    generator: Any = None
+
+    @property
+    def can_be_undone(self) -> bool:
+        if self.generator is torch.default_generator and torch.cuda.is_available():
+            return False  # a seed is set on all devices
+        return self.generator is None or type(self.generator) in REWINDABLE
+
+
+def shuffled(shuffle: Callable[..., None], generator: Any, items: list[Any]) -> list[Any]:
+    """The same elements in the order that ``generator`` gives them."""
+    items = list(items)
+    shuffle(generator, items)
+    return items
+
+
+def draw(run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token:
+    """A call draws random numbers, or seeds or makes a generator.
+
+    Raises:
+        Split: it draws from something else than plain values, or changes what is no list.
+    """
+    rec, of_a_generator = run.recording, operation not in _MAKERS and operation not in _SEEDS
+    if operation is torch.manual_seed and rec.drawn_from():
+        raise Split("seeds torch's generator after drawing from it")
+    given = args[1:] if of_a_generator else args
+    kept = tuple(_snapshot(rec, value) for value in given)
+    keywords = {name: _snapshot(rec, value) for name, value in kwargs.items()}
+    if not run.lifted.is_known_at_entry((kept, tuple(keywords.values()))):
+        run.lifted.settle((kept, tuple(keywords.values())))
+    generator = _SEEDS.get(operation)
+    if of_a_generator:
+        kept = (args[0], *kept)
+        if run.lifted.expression(args[0]) is None:
+            generator = args[0]
+            rec.constant(generator)
+    drawing = Drawing(operation, kept, keywords, generator)
+    if getattr(operation, "__name__", "") == "shuffle":
+        order = args[1] if len(args) == 2 and not kwargs else None
+        if type(order) is not list or rec.node(order) is not None or not _all_numbers(order):
+            raise Split("draws at random from a container, or into it")
+        if len(set(map(type, order))) > 1:
+            raise Split("draws at random from values of several types")
+        drawing = Drawing(shuffled, (operation, *kept), {}, generator)
+        run.suspended += 1
+        return _finish_shuffle, (drawing, order)
+    if of_a_generator and len({type(value) for value in _leaves(kept[1:2])}) > 1:
+        raise Split("draws at random from values of several types")
+    run.suspended += 1
+    return _finish_draw, drawing
+
+
+def _all_numbers(values: Any) -> bool:
+    return bool(values) and all(map(is_number, values))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if type(value) in (list, tuple):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _snapshot(rec: Recording, value: Any, depth: int = 2) -> Any:
+    """An argument as it is now, whatever becomes of it.
+
+    Raises:
+        Split: it is more than plain values.
+    """
+    if is_plain(value) or _is_type(value) or rec.lifted.expression(value) is not None:
+        return value
+    if type(value) in (list, tuple) and depth:
+        rec.visit(value, ValueRead.ELEMENTS)
+        return type(value)(_snapshot(rec, item, depth - 1) for item in value)
+    if type(value) is np.ndarray and not value.dtype.hasobject:
+        if rec.node(value) is not None or rec.is_born(value):
+            rec.visit(value, ValueRead.ALL)
+            copy = value.copy()
+            rec.bear(copy)
+            return copy
+    raise Split("draws at random from a container, or into it")
+
+
+def _is_type(value: Any) -> bool:
+    """Whether a value names the type of an array's elements."""
+    return isinstance(value, type) and issubclass(value, np.generic)
+
+
+def _finish(run: MonitorRun, drawing: Drawing, result: Any) -> Any:
+    run.suspended -= 1
+    run.account()  # torch.manual_seed calls operators, too
+    made = _MAKERS.get(drawing.operation)
+    if made is not None and type(result) is not made:
+        raise Look(f"makes a random generator of type {type(result).__qualname__}")
+    return _adopt(run, drawing, result)
+
+
+def _finish_draw(run: MonitorRun, drawing: Drawing, result: Any) -> Any:
+    """Arguments that vary may seed a generator, or bound a number; nothing else is known of what
+    the mock would draw by others."""
+    given = drawing.args, tuple(drawing.kwargs.values())
+    if run.lifted.any_in(given):
+        if is_liftable(result):
+            drawing = replace(drawing, operation=_drawing_a(type(result), drawing.operation))
+        elif result is not None and type(result) not in REWINDABLE:
+            run.lifted.settle(given)
+    return _finish(run, drawing, result)
+
+
+def _drawing_a(kind: type, operation: Callable[..., Any]) -> Callable[..., Any]:
+    """``operation``, but that it raises TypeError where it draws something of another type."""
+
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        result = operation(*args, **kwargs)
+        if type(result) is not kind:
+            raise TypeError(f"a {type(result).__name__} is drawn, and not a {kind.__name__}")
+        return result
+
+    return draw
+
+
+def _finish_shuffle(run: MonitorRun, drawn: tuple[Drawing, list[Any]], _: Any) -> None:
+    drawing, order = drawn
+    run.suspended -= 1
+    order[:] = _lifted_items(run, run.lifted.draw(drawing), order)
+    run.watch_numbers()
+
+
+def _adopt(run: MonitorRun, drawing: Drawing, result: Any) -> Any:
+    """Learn what the result of a repeated call is known by; gives what to put in its place.
+
+    Raises:
+        Look: the mock could not tell what became of such a result.
+    """
+    lifted, rec = run.lifted, run.recording
+    if is_liftable(result):
+        return lifted.lift(result, lifted.draw(drawing))
+    if type(result) is list and _all_numbers(result):
+        return _lifted_items(run, lifted.draw(drawing), result)
+    if result is None or result is torch.default_generator:
+        lifted.draw(drawing)
+    elif isinstance(result, torch.Tensor):
+        rec.add_drawn(result, lifted.draw(drawing))
+    elif type(result) in (np.ndarray, *_MAKERS.values()) and not _holds_objects(result):
+        rec.meet_drawn(result)
+        lifted.adopt_drawn(result, lifted.draw(drawing))
+        run.watch_numbers()
+    else:
+        raise Look(f"draws a random {type(result).__qualname__}")
+    return None
+
+
+def _holds_objects(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.hasobject
+
+
+def _lifted_items(run: MonitorRun, drawn: Draw, items: list[Any]) -> list[Any]:
+    """Numbers of a drawn list, each known by its place in the list that the mock will draw."""
+    return [run.lifted.lift(item, Draw(drawn.index, i)) for i, item in enumerate(items)]
+
+
+_REPEATED: set[Any] = {
+    *(
+        getattr(np.ndarray, name)
+        for name in (
+            *("astype", "reshape", "copy", "transpose", "swapaxes", "repeat", "clip", "round"),
+            *("sum", "mean", "min", "max", "std", "var", "prod", "cumsum", "item", "argsort"),
+            *("argmax", "argmin"),
+        )
+    ),
+    *(
+        getattr(np, name)
+        for name in (
+            *("clip", "round", "reshape", "transpose", "stack", "concatenate", "sum", "mean"),
+            *("min", "max", "std", "var", "argsort", "sort", "cumsum", "outer", "expand_dims"),
+            *("argmax", "argmin"),
+            *("array", "asarray", "ascontiguousarray", "float32", "float64", "int64"),
+        )
+    ),
+    *(
+        getattr(operator, name)
+        for name in (
+            *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "neg", "pos"),
+            *("lt", "le", "gt", "ge", "eq", "ne", "getitem"),
+        )
+    ),
+    *(np.generic.item, int, float, abs, round),
+}
+_SHARING: set[Any] = {
+    *(np.ndarray.reshape, np.ndarray.transpose, np.ndarray.swapaxes, np.reshape, np.array),
+    *(np.asarray, np.ascontiguousarray, np.expand_dims, torch.from_numpy, torch.as_tensor),
+}
+"""Those of them whose results may share memory with their arguments."""
+_INDICES = (np.dtype(np.int64), np.dtype(np.int32))
+_IN_PLACE: set[Any] = {np.ndarray.sort}
+_FOLDS = {sum, min, max, math.prod}
+_TENSOR_MAKERS = {torch.from_numpy, torch.tensor, torch.as_tensor}
+
+
+def derives(
+    run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Token | None:
+    """What to do with the result of a call that makes something of drawn arrays and the like, by a
+    function whose result has a type and shape that follow from those of its arguments; None for any
+    other call."""
+    lifted, rec = run.lifted, run.recording
+    if not lifted or rec.inside or run.side is not None:
+        return None
+    if not lifted.any(tuple(_leaves(args))):
+        return None
+    values = [*_leaves(args), *kwargs.values()]
+    of_numpy = any(isinstance(value, np.ndarray | np.generic) for value in values)
+    if of_numpy:
+        known = isinstance(operation, np.ufunc) or operation in _REPEATED | _TENSOR_MAKERS
+        if operation in _IN_PLACE:
+            known = lifted.is_drawn(args[0])
+    elif operation in _FOLDS:
+        known = any(map(lifted.is_drawn, values)) and len(set(map(type, values))) == 1
+    else:
+        known = operation in _TENSOR_MAKERS and not is_number(args[0])
+    from_outside = [v for v in values if isinstance(v, np.ndarray) and not lifted.is_drawn(v)]
+    if from_outside and known:
+        known = _makes_anew(operation, args, kwargs)
+    if not known or "out" in kwargs:
+        return None
+    if not all(_is_type(value) or _is_known(run, value) for value in values):
+        return None
+    kept = tuple(_snapshot(rec, value) for value in args)
+    if operation in _TENSOR_MAKERS:
+        arrays = [value for value in values if isinstance(value, np.ndarray)]
+        rec.operators.arrays += [(array, array.copy()) for array in arrays]
+    run.suspended += 1
+    finish = _finish_in_place if operation in _IN_PLACE else _finish
+    return finish, Drawing(operation, kept, kwargs)
+
+
+def _is_known(run: MonitorRun, value: Any) -> bool:
+    """Whether the mock can have a value, or an array like it, before the operator graph runs."""
+    if isinstance(value, np.ndarray) and run.lifted.expression(value) is None:
+        node = run.recording.node(value)  # the guard compares what it holds
+        return node is not None and not value.dtype.hasobject and value.nbytes <= GUARDED_BYTES
+    return run.lifted.is_known_before_graph(value)
+
+
+def has_element(array: Any, key: Any) -> bool:
+    """Whether an index leads to one number of an array."""
+    keys = key if type(key) is tuple else (key,)
+    return len(keys) == array.ndim and all(type(part) is int for part in keys)
+
+
+def gives_numbers(run: MonitorRun, array: Any) -> bool:
+    """Whether a loop over an array takes numbers from it that the mock can draw."""
+    if type(array) is not np.ndarray or array.ndim != 1 or array.dtype.hasobject:
+        return False
+    return not run.recording.inside and run.side is None and run.lifted.is_drawn(array)
+
+
+def _makes_anew(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a result shares no memory with arrays from outside."""
+    if operation in _SHARING or not kwargs.keys() <= {"axis", "keepdims"}:
+        return False
+    return operation is not np.ndarray.astype or len(args) == 2
+
+
+def as_index(run: MonitorRun, key: Any) -> Any:
+    """An index of a tensor, with tensors for the drawn arrays and the lists of varying numbers in
+    it: so torch takes them, too."""
+    if type(key) is tuple:
+        parts = tuple(as_index(run, part) for part in key) if run.lifted else key
+        # A copy of a tuple from outside would be one that is relied on without a guard.
+        return key if all(map(operator.is_, parts, key)) else parts
+    if run.recording.inside or run.side is not None:
+        return key
+    if not (_is_drawn_index(run, key) or _is_varying_index(run, key)):
+        return key
+    tensor = torch.tensor(key)
+    _adopt(run, Drawing(torch.tensor, (_snapshot(run.recording, key),), {}), tensor)
+    return tensor
+
+
+def _is_drawn_index(run: MonitorRun, key: Any) -> bool:
+    of_integers = isinstance(key, np.ndarray) and key.dtype in _INDICES and bool(key.ndim)
+    return of_integers and run.lifted.is_drawn(key)
+
+
+def _is_varying_index(run: MonitorRun, key: Any) -> bool:
+    """Whether a key is a list of integers, some of which vary and all of which the mock knows."""
+    if type(key) is not list or not run.lifted.any(tuple(key)):
+        return False
+    integers = all(type(part) is int for part in key)
+    return integers and all(map(run.lifted.is_known_before_graph, key))
+
+
+def _finish_in_place(run: MonitorRun, drawing: Drawing, _: Any) -> None:
+    """The array is known by the call that drew it: what the mock has of that is changed, too."""
+    run.suspended -= 1
+    run.lifted.draw(drawing)
+
+
+FINISHERS = (_finish, _finish_draw, _finish_in_place, _finish_shuffle)
+"""What follows a call that is repeated and whose own code is not followed."""

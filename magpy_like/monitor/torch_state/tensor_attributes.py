@@ -1,0 +1,92 @@
+"""Attributes of tensors: torch's own are operators' work or metadata, Python keeps others in the
+tensor's dictionary."""
+
+from __future__ import annotations
+
+import operator
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magpy_like.annotation import RelationKind, lookup
+from magpy_like.monitor.calls import native_calls, native_results
+from magpy_like.monitor.instructions.step import finish_without_result
+from magpy_like.monitor.objects import attributes
+from magpy_like.monitor.torch_state import autograd_nodes, tensor_metadata
+from magpy_like.native import NULL, lookup_in_type
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import Relation, ShadowNode
+from magpy_like.split_points import Split
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+
+def read(run: MonitorRun, tensor: torch.Tensor, name: str) -> Any:
+    rec = run.recording
+    if (confined := run.confined()) is not None:
+        confined.check_attribute(name)
+    descriptor = lookup_in_type(type(tensor), name)
+    if isinstance(descriptor, types.GetSetDescriptorType):
+        if name == "grad":
+            return _read_grad(run, tensor)
+        if name in ("grad_fn", "_grad_fn") and tensor.grad_fn is None:
+            tensor_metadata.look_at(run, operator.attrgetter(name), tensor)
+            return None
+        if name == "grad_fn":
+            return autograd_nodes.read_node(run, tensor)
+        annotation = lookup(descriptor)
+        if annotation is None:
+            raise Split(f"reads Tensor.{name}")
+        return native_calls.native(run, annotation, descriptor, (tensor,), {})
+    if descriptor is NULL or not hasattr(type(descriptor), "__set__"):
+        attributes.read_instance(rec, tensor, name)
+    return None
+
+
+def _read_grad(run: MonitorRun, tensor: torch.Tensor) -> None:
+    node = run.recording.node(tensor)
+    if node is None:
+        raise Split("reads the gradient of an intermediate tensor")
+    relation = Relation(RelationKind.SLOT, "grad")
+    run.recording.meet(node, relation, tensor.grad)
+
+
+def write(run: MonitorRun, tensor: torch.Tensor, name: str, value: Any) -> Any:
+    """Python keeps an attribute in the tensor's dictionary; torch's own are operators' work."""
+    descriptor = lookup_in_type(type(tensor), name)
+    if descriptor is not NULL and hasattr(type(descriptor), "__set__"):
+        if isinstance(descriptor, property):
+            return None
+        if name == "data" and isinstance(value, torch.Tensor):
+            run.recording.replace_data(tensor, value)
+            return native_results.tensor_operation((tensor, value))
+        if name == "requires_grad" and isinstance(value, bool):
+            return _require_grad(run, tensor, value)
+        node = run.recording.node(tensor)
+        if name == "grad" and node is not None:
+            run.recording.snapshot(node)
+            return _finish_grad, (node, value)
+        raise Split(f"sets Tensor.{name}")
+    node = run.recording.node(tensor)
+    if node is not None:
+        run.recording.store(node, Relation(RelationKind.ATTRIBUTE, name), value)
+    return None
+
+
+def _require_grad(run: MonitorRun, tensor: torch.Tensor, value: bool) -> Any:
+    if tensor.requires_grad == value:
+        return None
+    operation = torch.Tensor.requires_grad_
+    annotation = lookup(operation)
+    assert annotation is not None
+    token = native_calls.native(run, annotation, operation, (tensor, value), {})
+    return finish_without_result, token
+
+
+def _finish_grad(run: MonitorRun, payload: tuple[ShadowNode, Any], result: Any) -> None:
+    """Torch has accepted a gradient."""
+    node, value = payload
+    run.account()
+    run.recording.store(node, Relation(RelationKind.SLOT, "grad"), value)

@@ -1,0 +1,93 @@
+"""Counters that a program keeps in tensors, as optimizers keep their steps.
+
+A tensor outside with a single value is counted up, and then its value is read as a number. That
+number is known before the operator graph runs: it is what the tensor holds at entry, and what was
+added. So a guard can ask about it, and Python computes with it as it does in eager mode.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magpy_like.monitor.symbolic.expressions import Computed, Read, is_number
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import ShadowNode
+from magpy_like.refgraph.plain_values import storage_of, tensor_version
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.operator_graph.graph_values import GraphValues
+
+_ADDS = (operator.iadd, torch.Tensor.add_, torch.Tensor.__iadd__, torch._foreach_add_)
+
+
+def _add_singly(value: float, amount: float) -> float:
+    """The sum of two numbers as ``float32`` has them; ``value`` is one of these."""
+    return ctypes.c_float(value + ctypes.c_float(amount).value).value
+
+
+_SUMS: dict[torch.dtype, Callable[[float, float], float]] = {
+    torch.float32: _add_singly,
+    torch.float64: operator.add,
+}
+
+
+class TensorCounters:
+    """What single values outside have become, as long as nothing but constants was added."""
+
+    def __init__(self) -> None:
+        self._writes: dict[int, int] = {}
+        """How often operators have written to memory that tensors share."""
+        self._sums: dict[int, tuple[int, int, Computed]] = {}
+        """By node: torch's count of changes, how often its memory was written to, and the sum."""
+
+    def note_write(self, memory: int) -> None:
+        self._writes[memory] = self._writes.get(memory, 0) + 1
+
+    def note(
+        self,
+        rec: GraphValues,
+        operation: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        """An operator has run."""
+        if operation not in _ADDS or len(args) != 2 or kwargs.get("alpha", 1) != 1:
+            return
+        amount = args[1]
+        if isinstance(amount, torch.Tensor) and amount.dim() == 0 and rec.constants.hold(amount):
+            amount = amount.item()
+        if not is_number(amount) or rec.lifted.expression(amount) is not None:
+            return
+        for tensor in args[0] if isinstance(args[0], list | tuple) else args[:1]:
+            node = rec.node(tensor)
+            replaced = node is None or node.node_id in rec.data_replaced
+            if node is not None and not replaced and _is_counter(tensor):
+                self._add(rec, node, tensor, amount)
+
+    def _add(self, rec: GraphValues, node: ShadowNode, tensor: torch.Tensor, amount: float) -> None:
+        version, writes = tensor_version(tensor), self._writes.get(storage_of(tensor), 0)
+        entered = Computed(torch.Tensor.item, (Read(node),))
+        known = self._sums.get(node.node_id, (rec.tensor_versions[node.node_id], 0, entered))
+        if known[:2] == (version - 1, writes - 1):
+            sum_of = _SUMS[tensor.dtype]
+            self._sums[node.node_id] = version, writes, Computed(sum_of, (known[2], amount))
+
+    def value(self, rec: GraphValues, tensor: torch.Tensor) -> Computed | None:
+        """The value of a tensor that was counted up, and changed in no other way."""
+        node = rec.node(tensor) if self._sums else None
+        if node is None or node.node_id not in self._sums or node.node_id in rec.data_replaced:
+            return None
+        *known, expression = self._sums[node.node_id]
+        now = [tensor_version(tensor), self._writes[storage_of(tensor)]]
+        return expression if known == now else None
+
+
+def _is_counter(tensor: Any) -> bool:
+    if type(tensor) is not torch.Tensor or tensor.device.type != "cpu" or tensor.is_inference():
+        return False
+    return tensor.dtype in _SUMS and tensor.layout is torch.strided and tensor.numel() == 1

@@ -1,0 +1,44 @@
+"""Metadata of tensors that the guard checks only when the program has looked at it."""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magpy_like.monitor.symbolic.expressions import Computed, Read
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.split_points import Split
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+UNCHECKED = {
+    "is_leaf", "retains_grad", "output_nr", "storage_offset", "is_pinned", "is_coalesced", "name",
+    "names", "_is_view",
+}  # fmt: skip
+
+
+def getter(operation: Any) -> Callable[[torch.Tensor], Any]:
+    """A function that looks at what a property or method of tensors looks at."""
+    if isinstance(operation, types.GetSetDescriptorType | property):
+        return operator.attrgetter(operation.__name__)  # type: ignore[union-attr]
+    function: Callable[[torch.Tensor], Any] = operation
+    return function
+
+
+def look_at(run: MonitorRun, get: Callable[[Any], Any], tensor: torch.Tensor) -> None:
+    """What ``get`` gives for a tensor from outside must be the same again.
+
+    Raises:
+        Split: the program has changed it, or it is a matter of where another tensor lies.
+    """
+    rec = run.recording
+    node = rec.node(tensor)
+    if node is not None and not rec.is_written(node):
+        run.lifted.conditions.append((Computed(get, (Read(node),)), get(tensor)))
+    elif node is not None or (get is torch.Tensor.storage_offset and tensor._is_view()):
+        raise Split("reads metadata of a tensor that depends on more than the program has read")

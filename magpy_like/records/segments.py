@@ -1,0 +1,398 @@
+"""Records of programs that split: a stretch, the dynamic instruction, and what follows.
+
+The record of a stretch ends in the state of the program's open frames. A call runs the stretch's
+mock, then the dynamic instruction natively, and hands the frames on to the dispatcher of the
+continuation, which has records of its own. One monitor run records all stretches that it comes
+through: where one ends, the frames' state becomes the arguments of the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magpy_like.annotation import RelationKind
+from magpy_like.logs import topic
+from magpy_like.monitor.calls import special_methods
+from magpy_like.monitor.objects import locks
+from magpy_like.monitor.objects.finalizers import has_destructor, noticed_in
+from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.run import MonitorRun
+from magpy_like.monitor.symbolic.expressions import fresh, is_liftable
+from magpy_like.monitor.symbolic.variation import argument_place
+from magpy_like.monitor.torch_state import default_device
+from magpy_like.monitor.torch_state.torch_modes import Modes
+from magpy_like.native import StateCheck, frame_set_local, frame_set_operand
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph.plain_values import put_back
+from magpy_like.split_points import LENGTH_VARIES, NotForetold, NotMerged, Place, Split, SplitPoint
+from magpy_like.splitting.continuation import Continuation, behind, open_frames, stands_for
+from magpy_like.splitting.dynamic_instruction import Crossing
+from magpy_like.splitting.frame_layout import Layout, NoLayout, lay_out
+from magpy_like.splitting.frame_state import FrameState, is_caught
+from magpy_like.splitting.resumption import Raised, run_chain
+from magpy_like.synthesis.record import Record
+from magpy_like.synthesis.shared_graphs import SharedGraphs
+from magpy_like.torch_interop.tracing_lock import TURNS
+
+_splits_log = topic("splits")
+
+if TYPE_CHECKING:
+    from magpy_like.records.dispatcher import Dispatcher
+
+
+class Ends(Exception):
+    """An object may die that a stretch would hold for too long; the text says which."""
+
+
+class Stretch:
+    """One stretch of a program in a monitor run, from the state that it was entered in."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.dispatcher, self.args, self.kwargs = dispatcher, args, kwargs
+        self.recorded = False
+        """Whether there is a record of it already."""
+        self.is_first = True
+        """Whether no other one came before in this run."""
+        self._is_as_before = StateCheck()
+        self._modes = Modes.now()
+        self._devices = default_device.modes()
+        self._turns = None if TURNS.is_held_elsewhere() else TURNS.of_others()
+
+    def is_disturbed(self) -> bool:
+        """Whether torch has traced in another thread since, so that what was read may be its."""
+        return TURNS.of_others() != self._turns
+
+    def record(self, rec: Recording, result: Any) -> Record:
+        """The record of what has been recorded since, with ``result`` as what its mock returns.
+
+        Raises:
+            Split: no record can be made.
+        """
+        if self.is_disturbed():
+            raise Split("another thread compiles meanwhile")
+        if rec.looks_behind:
+            self.dispatcher.show_nodes()
+        rec.operators.drawn_from = rec.drawn_from()
+        special_methods.look_for_compared(rec)
+        self._note_modes(rec)
+        return self.dispatcher.synthesise(rec, self.args, self.kwargs, result, self._at_entry)
+
+    def _note_modes(self, rec: Recording) -> None:
+        left, after = Modes.now(), default_device.modes()
+        with self._at_entry():
+            if not self._is_as_before():
+                raise Split("leaves torch's global modes changed")
+        if left != self._modes:
+            rec.modes_left = self._modes, left
+        if after != self._devices:
+            rec.devices_left = default_device.left(self._devices, after)
+
+    def has_from_outside(self, rec: Recording, value: Any) -> bool:
+        """Whether somebody else than the program holds something."""
+        node = rec.node(value)
+        if node is None or id(value) in rec.losing:
+            return False
+        begin, *way = rec.path(node) or (None,)
+        if begin is None:
+            return False
+        own = begin.kind is RelationKind.LOCAL and begin.key in self.dispatcher.own
+        return not own or (bool(way) and isinstance(value, torch.nn.Module))
+
+    def take_back(self, rec: Recording) -> bool:
+        """Whether what the program has done since the stretch began is as if it had not been: it
+        has only drawn random numbers from torch, which is undone."""
+        if self.recorded or rec.split is not None or rec.has_effects() or not self.is_first:
+            return False
+        if not (self._is_as_before() and Modes.now() == self._modes):
+            return False
+        put_back(rec.random_states)
+        return True
+
+    @contextlib.contextmanager
+    def _at_entry(self) -> Iterator[None]:
+        """Torch's modes as they were when the stretch began."""
+        with self._modes.held(), default_device.held(self._devices):
+            yield
+
+
+class StretchCut:
+    """Cuts a monitored program into stretches and makes a record of each: a monitor's ``Cut``."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        target = dispatcher.target
+        self._continues = isinstance(target, Continuation)
+        self.stretch = Stretch(dispatcher, args, kwargs)
+        self._frames: list[types.FrameType] = []
+        self._states: list[FrameState] = []
+
+    def release(self) -> None:
+        """Let go of what the last stretch began with: the frames that an exception there came
+        through would hold this frame's callers, and so the exception, until they are collected."""
+        self.stretch.args, self.stretch.kwargs = (), {}
+        self._frames, self._states = [], []
+
+    def no_record(self, point: SplitPoint, obstacle: str) -> None:
+        """No record of the stretch could be made, which says nothing of one that was disturbed."""
+        if not self.stretch.is_disturbed():
+            self.stretch.dispatcher.no_record(point, obstacle)
+
+    def foretells(self, place: Place) -> bool:
+        return self.stretch.dispatcher.may_foretell(place)
+
+    def begins(self, function: Any) -> bool:
+        return not self._continues or stands_for(function) is not function
+
+    def stands_for(self, function: Any) -> Any:
+        return stands_for(function)
+
+    def at_split(
+        self, run: MonitorRun, frame: types.FrameType, reason: str, handled: BaseException | None
+    ) -> bool:
+        dispatcher = self.stretch.dispatcher
+        try:
+            if run.root_frame is None:
+                raise NoLayout("the program has not begun")
+            if locks.holds_any(run.recording):
+                raise NoLayout("it holds a lock that a mock does not take")
+            run.arguments.read_rest(run)
+            self._frames, states = open_frames(frame, run.root_frame, run.step_of, handled)
+            run.recording.operators.look_at_all()
+            self._held = self._look_at_ends(run, states)
+            layout, values = lay_out(states)
+            if not self.stretch.recorded:
+                run.recording.goes_on = True
+                record = self.stretch.record(run.recording, tuple(values))
+                record.layout, record.ends_at = layout, SplitPoint.at(frame, reason)
+                dispatcher.add(record, self.stretch.args, self.stretch.kwargs)
+                self.stretch.recorded = True
+        except (NotForetold, NotMerged) as obstacle:
+            dispatcher.refrain(obstacle, run.recording)
+            return False
+        except Ends as obstacle:
+            dispatcher.note_split(SplitPoint.at(frame, reason))
+            dispatcher.run_natively(str(obstacle))
+            return False
+        except (NoLayout, Split) as obstacle:
+            if dispatcher.varying.keep_lengths():
+                return False  # it may have been cut for that alone
+            self.no_record(SplitPoint.at(frame, reason), str(obstacle))
+            return False
+        dispatcher.note_split(SplitPoint.at(frame, reason))
+        if dispatcher.fullgraph or dispatcher.is_eager:
+            return False
+        run.let_go()
+        self.stretch.args = ()
+        self._states, self._joins = states, reason == LENGTH_VARIES
+        return True
+
+    def _look_at_ends(self, run: MonitorRun, states: Sequence[FrameState]) -> set[int]:
+        """The ids of what others than the program hold of these states.
+
+        Raises:
+            Ends: the program may end the life of an object, and notice that.
+        """
+        held = {id(run.handled_outside)}
+
+        def is_held(value: Any) -> bool:
+            if self.stretch.has_from_outside(run.recording, value):
+                held.add(id(value))
+            return id(value) in held
+
+        for state in states:
+            is_held(state.function)  # and with it what its closure has
+        _look_at_ends(states, is_held)
+        return held
+
+    def behind_split(self, run: MonitorRun, frame: types.FrameType) -> None:
+        states, frames = self._states, self._frames
+        self._states, self._frames = [], []
+        try:
+            states[0] = behind(states[0], frame)
+        except NoLayout as obstacle:
+            _splits_log.info("what follows runs natively: %s", obstacle)
+            run.end()
+            return
+        self._go_on(run, frames, states)
+
+    def behind_raise(self, run: MonitorRun, exception: BaseException) -> None:
+        states, frames = self._states, self._frames
+        self._states, self._frames = [], []
+        if is_caught(states):
+            self._go_on(run, frames, states, exception)
+        else:
+            run.end()
+
+    def _go_on(
+        self,
+        run: MonitorRun,
+        frames: Sequence[types.FrameType],
+        states: Sequence[FrameState],
+        raised: BaseException | None = None,
+    ) -> None:
+        """The next stretch begins, in these states of the open frames."""
+        held = self._held
+        try:
+            _look_at_ends(states, lambda value: id(value) in held, raised)
+        except Ends as obstacle:
+            self.stretch.dispatcher.run_natively(str(obstacle))
+            run.end()
+            return
+        layout, values = lay_out(states, raised)
+        dispatcher = self.stretch.dispatcher.following(layout)
+        for position, value in enumerate(values):
+            if run.lifted.expression(value) is not None:
+                dispatcher.varying.expect(argument_place(position))
+            elif isinstance(value, torch.Tensor):
+                dims = run.recording.varying_dims(value)
+                if self._joins and position == layout.given and value.dim():
+                    dims = [0]  # along which lists are joined, most likely
+                dispatcher.varying.expect_sizes(argument_place(position), dims)
+        arguments = tuple(values)
+        covered = dispatcher.covers(arguments)
+        if dispatcher.is_eager and not covered:
+            run.end()
+            return
+        variation = dispatcher.variation(arguments, {})
+        varying = set(variation.numbers)
+        for position in range(len(values)):
+            place = argument_place(position)
+            if place in varying and is_liftable(values[position]):
+                number = fresh(values[position])
+                run.found.note(number, values[position])
+                if _replace(layout, position, frames, number):
+                    values[position] = number
+                else:
+                    varying.discard(place)
+        if varying:
+            arguments = tuple(values)
+        run.recording.release()
+        self.stretch = Stretch(dispatcher, arguments, {})
+        self.stretch.is_first = False
+        dispatcher.own = {i for i, value in enumerate(values) if id(value) not in held}
+        self.stretch.recorded = covered
+        functions = [state.function for state in states]
+        variation = dataclasses.replace(variation, numbers=frozenset(varying))
+        run.go_on(arguments, functions, variation)
+
+
+def _replace(layout: Layout, position: int, frames: Sequence[types.FrameType], number: Any) -> bool:
+    """Put a number where an open frame has an equal one; whether that can be done."""
+    found = layout.slot_of(position)
+    if found is None:
+        return False
+    frame, slot, depth = found
+    if slot is not None:
+        frame_set_local(frames[frame], slot, number)
+    elif frame == 0 and not layout.raised:  # an instruction that raises has taken its operands
+        frame_set_operand(frames[0], depth, number)
+    else:
+        return False  # the operand stack of a frame that called another cannot be seen
+    return True
+
+
+class Stretches:
+    """The continuations of one compiled function, by where they go on."""
+
+    def __init__(
+        self,
+        make: Callable[[Continuation], Dispatcher],
+        run_natively: Callable[[str], None],
+        forget: Callable[[], None],
+    ) -> None:
+        self._make = make
+        self.run_natively, self._forget = run_natively, forget
+        self.dispatchers: dict[Layout, Dispatcher] = {}
+        self.graphs = SharedGraphs()
+        self.surprises: set[Place] = set()
+        """Where the program has gone another way than foretold."""
+        self.says_compiling = True
+        """Whether the program hears in monitored runs that it is in a compiled region."""
+        self.shows_nodes = False
+        """Whether the program looks at the autograd graph of what an earlier stretch has made, so
+        that each runs operator by operator."""
+        self.is_exact = False
+        """Whether a stretch writes to what an earlier one may have saved for the backward pass, so
+        that each runs operator by operator when gradients are recorded."""
+        self._crossings: dict[int, Crossing] = {}
+
+    def following(self, layout: Layout) -> Dispatcher:
+        """The dispatcher of what is to be run from a state of this layout."""
+        found = self.dispatchers.get(layout)
+        if found is None:
+            found = self.dispatchers[layout] = self._make(Continuation(layout))
+        return found
+
+    def show_nodes(self) -> None:
+        if not self.shows_nodes:
+            self.shows_nodes = True
+            self._forget()
+
+    def be_exact(self) -> None:
+        if not self.is_exact:
+            self.is_exact = True
+            self._forget()
+
+    def cross(self, layout: Layout, values: Sequence[Any]) -> tuple[Dispatcher | None, Any]:
+        """Run the dynamic instruction at the end of a stretch.
+
+        Returns the dispatcher of what follows, with its arguments; or None and the program's
+        result, when the rest had to run natively.
+        """
+        # Every record has a layout object of its own, which lives as long as these stretches.
+        crossing = self._crossings.get(id(layout))
+        if crossing is None:
+            crossing = self._crossings[id(layout)] = Crossing(layout)
+        outcome = crossing.run(values)
+        if not isinstance(outcome, Raised):
+            ahead, following = outcome
+        elif crossing.raising is not None:
+            ahead, following = crossing.raising, (*values, outcome.exception)
+        else:
+            return None, run_chain(layout.build(values), outcome.exception)
+        if ahead.following is None:
+            ahead.following = self.following(ahead.layout)
+        return ahead.following, following
+
+
+def _look_at_ends(
+    states: Sequence[FrameState],
+    is_held: Callable[[Any], bool],
+    raised: BaseException | None = None,
+) -> None:
+    """A stretch keeps what it begins with until it ends.
+
+    Raises:
+        Ends: the program may end the life of an object in these states, and notice that.
+    """
+    values: list[Any] = [raised]
+    for state in states:
+        if state.code in _RUN_GENERATOR:
+            continue  # to where it waits in a `with` block, or to its end
+        values += [*state.locals, state.handled, state.waiting and state.waiting.complete]
+        values += [value for value in state.stack if not _ends_a_with(value)]
+    noticed = noticed_in(values, is_held)
+    if noticed is not None:
+        raise Ends(f"the end of a {type(noticed).__qualname__} is noticed")
+
+
+_RUN_GENERATOR = (
+    contextlib._GeneratorContextManager.__enter__.__code__,
+    contextlib._GeneratorContextManager.__exit__.__code__,
+)
+
+
+def _ends_a_with(value: Any) -> bool:
+    """Whether it is the method that a ``with`` block calls at its end, and its object finishes
+    then what it would do when it dies."""
+    method = isinstance(value, types.MethodType | types.BuiltinMethodType)
+    return method and value.__name__ == "__exit__" and not has_destructor(value.__self__)

@@ -1,0 +1,1 @@
+"""Splits: the state of open frames, continuations, dynamic instructions (MagPy, section 5.3.1)."""

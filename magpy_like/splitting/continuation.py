@@ -1,0 +1,103 @@
+"""Splitting a program at a dynamic instruction: what comes before is a record, what comes after a
+continuation with records of its own (MagPy, section 5.3.1; design, section 6)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from magpy_like.native import NULL
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.splitting.frame_layout import Layout, NoLayout
+from magpy_like.splitting.frame_state import (
+    FrameState,
+    capture,
+    line_of,
+    origins,
+    pushes_two,
+    restores,
+)
+from magpy_like.splitting.pending_instructions import suspend
+from magpy_like.splitting.resumption import STEPS, run_chain
+
+
+class Continuation:
+    """The rest of a program after a split, called with the values of its open frames."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def __call__(self, *values: Any) -> Any:
+        raised = values[-1] if self.layout.raised else None
+        return run_chain(self.layout.build(values), raised)
+
+    def __repr__(self) -> str:
+        frame = self.layout.frames[0]
+        line = line_of(frame.code, frame.offset)
+        return f"{frame.code.co_qualname}, from line {line} on"
+
+
+def open_frames(
+    frame: FrameType,
+    root: FrameType,
+    step_of: Callable[[FrameType], tuple[int, tuple[Any, ...]] | None],
+    handled: BaseException | None,
+) -> tuple[list[FrameType], list[FrameState]]:
+    """The chain of open frames from the split out to the root, every outer one waiting.
+
+    Both the frames themselves and their states, innermost first.
+
+    ``step_of`` gives the offset and operand stack of the instruction that a frame is in, and None
+    for one that is not followed.
+
+    Raises:
+        NoLayout: one of the frames cannot be run on later.
+    """
+    frames, states = [], []
+    current: FrameType | None = frame
+    while current is not None:
+        at = step_of(current)
+        if at is None:
+            raise NoLayout(f"{current.f_code.co_qualname} is code that the monitor does not follow")
+        offset, stack = at
+        if current is frame and restores(current.f_code, offset):
+            raise NoLayout("a continuation is being restored")
+        frames.append(current)
+        try:
+            states.append(capture(current, stack, offset, handled))
+        except ValueError as error:
+            raise NoLayout(str(error)) from None
+        if current is root:
+            break
+        current = current.f_back
+    else:
+        raise NoLayout("the program's first frame is not open")
+    name = states[0].instruction.name
+    if name not in STEPS:
+        raise NoLayout(f"{name} cannot be run by itself")
+    chain = suspend(states)
+    if isinstance(chain, str):
+        raise NoLayout(chain)
+    return frames, chain
+
+
+def behind(state: FrameState, frame: FrameType) -> FrameState:
+    """The state of the innermost frame after its instruction, as :func:`step` would give it.
+
+    Raises:
+        NoLayout: the instruction has left it in a state of another form.
+    """
+    try:
+        after = capture(frame, handled=sys.exception())
+    except ValueError as error:
+        raise NoLayout(str(error)) from None
+    if pushes_two(state.instruction) and after.stack[-2] is not NULL:
+        raise NoLayout("a method is on the operand stack")  # a step gives it bound
+    return after
+
+
+def stands_for(function: Any) -> Any:
+    """The program's own function, for one that runs the rest of it."""
+    return function.__wrapped__ if id(getattr(function, "__code__", None)) in origins else function

@@ -1,0 +1,179 @@
+"""The values in a chain of open frames, as a flat list that guards and mocks can work on.
+
+A mock hands the state at a split to the continuation as plain values, and the continuation's own
+records guard them like arguments. What is the same every time (code, offsets, which slots are
+bound) is the layout; two states with equal layouts continue at the same place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import (
+    BuiltinMethodType,
+    CodeType,
+    MethodDescriptorType,
+    MethodWrapperType,
+    WrapperDescriptorType,
+)
+from typing import Any
+
+from magpy_like.bytecode.data_flow import Kind, instructions, live_locals, stack_kinds
+from magpy_like.monitor.objects.finalizers import ends_here
+from magpy_like.native import NULL, lookup_in_type
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph.plain_values import bind
+from magpy_like.splitting.frame_state import FrameState, Then, Waiting, handled_then, handling
+
+
+class NoLayout(Exception):
+    """The state holds something that cannot be handed over; the text says what."""
+
+
+Slot = bool | str
+"""Whether a slot holds a value. A name: it holds the native method of that name, bound to the
+value. Such a method is another object at each call, `file.__exit__` in a `with` for one."""
+
+
+@dataclass(frozen=True)
+class FrameLayout:
+    """All of a frame's state but the values: which slots and operands there are."""
+
+    code: CodeType
+    offset: int
+    locals: tuple[Slot, ...]
+    stack: tuple[Slot, ...]
+    then: Then | None
+    completes: bool
+
+    @property
+    def handles(self) -> bool:
+        """Whether the frame is handling an exception."""
+        kinds = stack_kinds(self.code)[instructions(self.code)[self.offset].offset]
+        return Kind.HANDLED in kinds[: len(self.stack)]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layout of a chain of open frames, innermost first."""
+
+    frames: tuple[FrameLayout, ...]
+    raised: bool = False
+    """Whether the innermost frame's instruction has raised an exception: the last value."""
+
+    def build(self, values: Sequence[Any]) -> list[FrameState]:
+        """The states that these values, in order, belong to."""
+        source = iter(values)
+        states = [build_frame(frame, source) for frame in self.frames]
+        if self.handles:
+            handled = None
+            for i in reversed(range(len(states))):
+                states[i] = handling(states[i], handled)
+                handled = states[i].handled
+        return states
+
+    @property
+    def handles(self) -> bool:
+        """Whether one of the frames is handling an exception."""
+        return any(frame.handles for frame in self.frames)
+
+    @property
+    def functions(self) -> frozenset[int]:
+        """The positions of the frames' functions, whose code is the frames'."""
+        found, at = [], 0
+        for frame in self.frames:
+            found.append(at)
+            at += 1 + sum(map(bool, (*frame.locals, *frame.stack))) + frame.completes
+        return frozenset(found)
+
+    @property
+    def given(self) -> int | None:
+        """The position of the value that the last instruction has given, if the stack holds one."""
+        inner = self.frames[0]
+        if self.raised or not inner.stack or inner.stack[-1] is not True:
+            return None
+        return sum(map(bool, inner.locals)) + sum(map(bool, inner.stack))
+
+    def slot_of(self, position: int) -> tuple[int, int | None, int] | None:
+        """Where the value at a position is: frame, slot of a local, depth on the operand stack.
+
+        None when it is not in a frame itself.
+        """
+        at = position
+        for number, frame in enumerate(self.frames):
+            slots = [slot for slot, bound in enumerate(frame.locals) if bound]
+            depths = [len(frame.stack) - i for i, there in enumerate(frame.stack) if there]
+            if at == 0:
+                return None  # the function
+            if at <= len(slots):
+                return number, slots[at - 1], 0
+            if at <= len(slots) + len(depths):
+                return number, None, depths[at - 1 - len(slots)]
+            at -= 1 + len(slots) + len(depths)
+            if frame.completes:
+                if at == 0:
+                    return None
+                at -= 1
+        return None
+
+
+def lay_out(
+    states: Sequence[FrameState], raised: BaseException | None = None
+) -> tuple[Layout, list[Any]]:
+    """The layout of a chain of states, and its values; ``raised`` is what the innermost frame's
+    instruction has raised."""
+    values: list[Any] = []
+    frames = tuple([lay_out_frame(state, values) for state in states])
+    if raised is not None:
+        values.append(raised)
+    return Layout(frames, raised is not None), values
+
+
+def lay_out_frame(state: FrameState, values: list[Any]) -> FrameLayout:
+    """The layout of one frame; its values are appended to ``values``."""
+    live = live_locals(state.code, state.offset)
+    values.append(state.function)
+    slots = tuple(
+        [(slot in live or ends_here(v)) and _put(v, values) for slot, v in enumerate(state.locals)]
+    )
+    stack = tuple([_put(value, values) for value in handled_then(state)])
+    waiting = state.waiting
+    then, complete = (None, None) if waiting is None else (waiting.then, waiting.complete)
+    if complete is not None:
+        values.append(complete)
+    return FrameLayout(state.code, state.offset, slots, stack, then, complete is not None)
+
+
+def _put(value: Any, values: list[Any]) -> Slot:
+    if value is NULL:
+        return False
+    if isinstance(value, BuiltinMethodType | MethodWrapperType):
+        name, receiver = value.__name__, value.__self__
+        found = lookup_in_type(type(receiver), name)
+        if isinstance(found, _METHODS) and bind(found, receiver) == value:
+            values.append(receiver)
+            return name
+    values.append(value)
+    return True
+
+
+_METHODS = (MethodDescriptorType, WrapperDescriptorType)
+
+
+def _take(slot: Slot, source: Iterator[Any]) -> Any:
+    if slot is True:
+        return next(source)
+    if slot is False:
+        return NULL
+    receiver = next(source)
+    return bind(lookup_in_type(type(receiver), slot), receiver)
+
+
+def build_frame(frame: FrameLayout, source: Iterator[Any]) -> FrameState:
+    """The state of one frame from the next values."""
+    function = next(source)
+    slots = tuple([_take(slot, source) for slot in frame.locals])
+    stack = tuple([_take(slot, source) for slot in frame.stack])
+    complete = next(source) if frame.completes else None
+    waiting = None if frame.then is None else Waiting(frame.then, complete)
+    return FrameState(function, frame.code, frame.offset, slots, stack, None, waiting)

@@ -1,0 +1,73 @@
+"""Generators that stand between two of their elements, taken apart and made again.
+
+A mock makes a generator that the program had started, such as that of a `with` block around a
+split: a generator function whose code is the original one behind a prefix. The prefix restores
+locals and operand stack and yields once, from a place that the original's handlers cover, so that
+the generator waits where the first one did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import CodeType, GeneratorType
+from typing import Any
+
+from magpy_like.bytecode.data_flow import Kind, in_order, stack_kinds
+from magpy_like.native import frame_function, frame_locals, frame_operands
+from magpy_like.splitting.frame_layout import FrameLayout, build_frame, lay_out_frame
+from magpy_like.splitting.frame_state import FrameState
+from magpy_like.splitting.resumption import resumption, waiting_generator
+
+
+def take_apart(generator: GeneratorType[Any, Any, Any]) -> tuple[FrameLayout | None, list[Any]]:
+    """What :func:`put_together` makes an equal generator from. None for one that has finished.
+
+    Raises:
+        ValueError: it cannot be made again; the text says why.
+    """
+    frame = generator.gi_frame
+    if frame is None:
+        return None, []
+    name = frame.f_code.co_qualname
+    if generator.gi_running or generator.gi_yieldfrom is not None:
+        raise ValueError(f"{name} is a generator that waits for another one")
+    code, offset = frame.f_code, frame.f_lasti
+    begin = _begin(code)
+    started = offset > begin
+    kinds = stack_kinds(code).get(offset, ()) if started else ()
+    if Kind.HANDLED in kinds or Kind.LASTI in kinds:
+        raise ValueError(f"{name} is a generator that is handling an exception")
+    # The top operand was yielded, and is no more on the stack.
+    stack = (*frame_operands(frame, len(kinds) - 1), None) if started else ()
+    function = frame_function(frame)
+    state = FrameState(function, code, offset if started else begin, frame_locals(frame), stack)
+    values: list[Any] = []
+    return lay_out_frame(state, values), values
+
+
+def put_together(layout: FrameLayout | None, values: Sequence[Any]) -> GeneratorType[Any, Any, Any]:
+    """A generator that will do what the one that was taken apart would do."""
+    if layout is None:
+        return _finished()
+    state = build_frame(layout, iter(values))
+    if state.offset == _begin(layout.code):
+        return resumption(state)()
+    made: GeneratorType[Any, Any, Any] = waiting_generator(state)()
+    next(made)
+    return made
+
+
+def _begin(code: CodeType) -> int:
+    """The offset of the first instruction that a generator runs when it is asked to."""
+    return next(at.end for at in in_order(code) if at.name == "RESUME")
+
+
+def _finished() -> GeneratorType[Any, Any, Any]:
+    made = _nothing()
+    next(made, None)
+    return made
+
+
+def _nothing() -> Any:
+    return
+    yield

@@ -1,0 +1,78 @@
+"""What a backend is shown of the inputs of an operator graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.symbolic.expressions import Expression, known_at_entry
+from magpy_like.monitor.symbolic.symbolic_twin import Twin
+from magpy_like.native.instance_checks import isinstance
+
+
+def example_inputs(rec: Recording, changes_inputs: bool) -> list[Any]:
+    """The tensors of the recorded run, or, when something may vary, fake tensors and symbolic
+    numbers of one ``ShapeEnv``, as Dynamo's backends get them."""
+    sources = [source for _, source in rec.operators.inputs]
+    tensors = {source: _at_entry(rec, source) for source in sources if isinstance(source, int)}
+    known = {**rec.lifted.values, **rec.operators.samples}
+    numbers = [s for s in sources if isinstance(s, Expression) and not _is_tensor(known.get(s))]
+    twin = rec.twin
+    if twin is not None and changes_inputs and _share_memory(list(tensors.values())):
+        for fake in twin.inputs.values():  # how the memory is shared would depend on the sizes
+            twin.fix(fake)
+    varies = numbers or rec.operators.reads_data or (twin and any(map(twin.varies, tensors)))
+    if not varies:
+        return [tensors[s] if isinstance(s, int) else known[s] for s in sources]
+    if twin is None:
+        twin = Twin(rec.operators.size)
+    examples = []
+    for source in sources:
+        if isinstance(source, int):
+            examples.append(twin.example(source, tensors[source]))
+            continue
+        if _is_tensor(known.get(source)):
+            examples.append(twin.fixed(known[source]))
+            continue
+        number = twin.numbers.get(source)
+        if number is None and known_at_entry(source):
+            number = twin.number(source, known[source], size=False)
+        elif number is None:
+            number = twin.drawn(source, known[source])
+        examples.append(number)
+    return examples
+
+
+def _at_entry(rec: Recording, source: int) -> Any:
+    """What the recorded run was given, or for a tensor one like it that is as the guard asks for:
+    operators in place may have given that another form since the region was entered, or gradients
+    a way to it. Other objects are those that a custom autograd function reads."""
+    node = rec.refs.get_node_by_id(source)
+    tensor, form, before = node.variable, rec.layouts.get(source), node.first.value
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    takes_part, same = tensor.requires_grad, tensor
+    if form is not None and (tuple(tensor.shape), tuple(tensor.stride())) != form:
+        plain = tensor.detach()
+        try:
+            same = plain.as_strided(*form)
+        except RuntimeError:  # where it began has moved, too
+            same = plain.as_strided(*form, 0)
+        same = same.detach().requires_grad_(takes_part)
+    if before is not None and before.why(same) == "requires_grad":
+        same = same.detach().requires_grad_(not takes_part)
+    return same
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _share_memory(tensors: list[torch.Tensor]) -> bool:
+    try:
+        seen = [t.untyped_storage()._cdata for t in tensors]
+    except (NotImplementedError, RuntimeError):  # a tensor without storage
+        return True
+    return len(set(seen)) < len(seen)

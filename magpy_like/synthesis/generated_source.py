@@ -1,0 +1,81 @@
+"""Generated Python source: lines, the constants they use, and unique names."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import linecache
+import re
+import types
+from collections.abc import Callable
+from typing import Any
+
+from magpy_like.native.instance_checks import answers_in_python, isinstance
+
+_RESERVED = {*dir(builtins), "args", "kwargs", "state", "watch", "run_graph", "NOTHING"}
+
+
+class Source:
+    """A function in the making. Objects that have no literal are bound to names of its globals."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {}
+        self._constants: dict[int, str] = {}
+        self._count = 0
+
+    def emit(self, line: str) -> None:
+        self.lines.append(line)
+
+    def fresh(self, prefix: str) -> str:
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    def constant(self, value: Any, hint: str | None = None) -> str:
+        """A name for an object, like its own or ``hint``; the same object has one name."""
+        name = self._constants.get(id(value))
+        if name is None:
+            stem = re.sub(r"\W", "_", hint or _own_name(value))
+            if stem in _RESERVED or keyword.iskeyword(stem):
+                stem = f"{stem}_"
+            name = (
+                stem if stem.isidentifier() and stem not in self.names else self.fresh(f"{stem}_")
+            )
+            while name in self.names:
+                name = self.fresh(f"{stem}_")
+            self._constants[id(value)] = name
+            self.names[name] = value
+        return name
+
+    def text(self, name: str, parameters: str) -> str:
+        body = self.lines or ["pass"]
+        return f"def {name}({parameters}):\n" + "".join(f"    {line}\n" for line in body)
+
+    def build(self, name: str, parameters: str) -> Callable[..., Any]:
+        """Compile the function; tracebacks through it show its lines."""
+        text = self.text(name, parameters)
+        filename = f"<magpy_like {name} {id(self):x}>"
+        namespace: dict[str, Any] = dict(self.names)
+        exec(compile(text, filename, "exec"), namespace)
+        function = namespace[name]
+        linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+        assert isinstance(function, types.FunctionType)
+        return function
+
+
+def _own_name(value: Any) -> str:
+    if answers_in_python(value):
+        return type(value).__name__.lower()
+    name = getattr(value, "__name__", None)
+    return name if isinstance(name, str) else type(value).__name__.lower()
+
+
+def literal(value: Any) -> str | None:
+    """The source text of a plain value, or None when it has no exact one."""
+    if value is None or value is ... or isinstance(value, bool):
+        return repr(value)
+    if type(value) in (int, str, bytes):
+        return repr(value)
+    if type(value) is float and value == value and value not in (float("inf"), float("-inf")):
+        return repr(value)
+    return None

@@ -1,0 +1,1 @@
+"""Guard generation (MagPy, section 4.2)."""

@@ -1,0 +1,185 @@
+"""From the nodes of the RefGraph to the places where a later call finds the same variables.
+
+A node is *fixed* when the record knows the very object: a class, a module, a submodule, a function.
+Any other variable is *fetched*: each call walks from its arguments, or from a fixed object, to it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from magpy_like.annotation import RelationKind
+from magpy_like.monitor.objects.access_paths import at_key, in_classes
+from magpy_like.monitor.objects.iterators import ahead
+from magpy_like.monitor.recording import Recording
+from magpy_like.native import attribute, instance_dict, lookup_in_type
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import (
+    ABSENT,
+    EXTERNAL,
+    REFERENT,
+    ByIdentity,
+    Fact,
+    Relation,
+    ShadowNode,
+)
+from magpy_like.refgraph.plain_values import behind_proxy
+from magpy_like.split_points import Split
+from magpy_like.synthesis.generated_source import literal
+
+Edge = tuple[ShadowNode, Relation]
+
+_STORES = ("_parameters", "_buffers")
+
+
+class Places:
+    """Which nodes guard and mock are about, whether each is fixed, and the edges to it."""
+
+    def __init__(self, rec: Recording) -> None:
+        self.rec = rec
+        self.order: list[ShadowNode] = []
+        self.edges: dict[int, list[Edge]] = {}
+        self.fixed: set[int] = set()
+        self._walk()
+
+    def _walk(self) -> None:
+        """Breadth first over the first version, fixed variables before fetched ones."""
+        refs = self.rec.refs
+        first: deque[ShadowNode] = deque([refs.external])
+        later: deque[ShadowNode] = deque()
+        seen, done = {EXTERNAL}, set[int]()
+        waiting: dict[int, list[Edge]] = {}
+        self.fixed.add(EXTERNAL)
+        while first or later:
+            node = (first or later).popleft()
+            if node.node_id in done:
+                continue
+            done.add(node.node_id)
+            if node.node_id != EXTERNAL:
+                self.order.append(node)
+            edges = [(node, relation) for relation in node.first.refs]
+            for owner, relation in edges + waiting.pop(node.node_id, []):
+                target = owner.first.refs[relation]
+                key = self.key_node(relation)
+                if key is not None and key.node_id not in done:
+                    waiting.setdefault(key.node_id, []).append((owner, relation))
+                    continue
+                if target == ABSENT:
+                    continue
+                child = refs.get_node_by_id(target)
+                self.edges.setdefault(target, []).append((owner, relation))
+                waits = target in seen and target not in done and target not in self.fixed
+                if target in seen and not (waits and isinstance(child.variable, FunctionType)):
+                    continue
+                seen.add(target)
+                if self._is_fixed(owner, relation, child):
+                    self.fixed.add(target)
+                    first.append(child)
+                else:
+                    later.append(child)
+        if waiting:
+            raise Split("looks up a key that a later call could not find")
+        ids = {node.node_id: i for i, node in enumerate(self.order)}
+        self.edges = {
+            n: sorted(e, key=lambda edge: ids.get(edge[0].node_id, -1))
+            for n, e in self.edges.items()
+        }
+
+    def is_fixed(self, node: ShadowNode) -> bool:
+        return node.node_id in self.fixed
+
+    def key_node(self, relation: Relation) -> ShadowNode | None:
+        """The variable from outside that a relation has as a key."""
+        key = relation.key
+        if not isinstance(key, ByIdentity) or key.node_id is None:
+            return None
+        return self.rec.refs.get_node_by_id(key.node_id)
+
+    def is_watched(self, owner: ShadowNode, relation: Relation) -> bool:
+        """Whether a place is the same at every call: that of a fixed object, at a fixed key."""
+        key = self.key_node(relation)
+        return self.is_fixed(owner) and (key is None or self.is_fixed(key))
+
+    def _is_fixed(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> bool:
+        if Fact.IDENTITY in node.facts:
+            return True
+        value = node.variable
+        if isinstance(value, torch.nn.Module):
+            return True
+        if relation.kind is RelationKind.ITERATION:
+            return False
+        if node.plain:
+            return False
+        if parent.node_id == EXTERNAL or not self.is_watched(parent, relation):
+            return False
+        if isinstance(value, torch.Tensor):
+            return self._is_parameter(parent, relation, value)
+        if relation in parent.written:
+            return False
+        return value is not None
+
+    def _is_parameter(self, parent: ShadowNode, relation: Relation, tensor: torch.Tensor) -> bool:
+        """Parameters and buffers that the program does not replace are bound once."""
+        if relation in parent.written:
+            return False
+        return any(
+            above.key in _STORES
+            and isinstance(owner.variable, torch.nn.Module)
+            and above.kind is RelationKind.ATTRIBUTE
+            for owner, above in self.edges.get(parent.node_id, ())
+        ) or isinstance(tensor, torch.nn.Parameter)
+
+
+def _slot(name: str, slot: str, kind: type, constant: Callable[[Any], str]) -> str:
+    """The source text for what an object holds, and not for what its class answers in Python."""
+    methods = (lookup_in_type(kind, method) for method in ("__getattribute__", "__getattr__"))
+    if any(isinstance(method, FunctionType) for method in methods):
+        return f"{constant(object.__getattribute__)}({name}, {slot!r})"
+    return f"{name}.{slot}"
+
+
+def expression(
+    parent: str, relation: Relation, kind_of: type, constant: Callable[[Any], str]
+) -> str:
+    """The source text that follows ``relation`` from the variable called ``parent``.
+
+    It raises where there is no way, and runs no method in Python.
+    """
+    kind, key = relation
+    if kind is RelationKind.ATTRIBUTE:
+        return f"{constant(attribute)}({parent}, {key!r})"
+    if kind in (RelationKind.KEY, RelationKind.GLOBAL):
+        where = literal(key) or constant(key)
+        if kind_of is dict:
+            return f"{parent}[{where}]"
+        return f"{constant(at_key)}({parent}, {where})"
+    if kind is RelationKind.ITEM:
+        if kind_of in (list, tuple):
+            return f"{parent}[{key}]"
+        base = next((b.__name__ for b in (list, tuple) if issubclass(kind_of, b)), None)
+        return f"{base}.__getitem__({parent}, {key})" if base else f"{parent}[{key}]"
+    if kind is RelationKind.CELL:
+        return f"{parent}.cell_contents"
+    if kind is RelationKind.ITERATION:
+        return f"{constant(ahead)}({parent}, {key})"
+    if kind is RelationKind.CONTEXT:
+        return f"{parent}.get()"
+    if kind is RelationKind.CLOSURE:
+        return f"{parent}.__closure__[{key}]"
+    if kind is RelationKind.DEFAULT:
+        store = "__defaults__" if isinstance(key, int) else "__kwdefaults__"
+        return f"{parent}.{store}[{key!r}]"
+    if kind is RelationKind.SLOT:
+        return f"{parent}()" if key == REFERENT else _slot(parent, str(key), kind_of, constant)
+    if kind is RelationKind.DICT:
+        return f"{constant(instance_dict)}({parent})"
+    if kind is RelationKind.MAPPING:
+        return f"{constant(behind_proxy)}({parent})"
+    if kind is RelationKind.TYPE and isinstance(key, str):
+        return f"{constant(in_classes)}({parent}, {key!r})"
+    raise Split(f"there is no way back to a variable that was reached by {relation}")

@@ -1,0 +1,1 @@
+"""Mock generation: reconstruction of values, side effects, roll-back."""

@@ -1,0 +1,68 @@
+"""Results that nobody takes, of operators that may raise for other values.
+
+A backend leaves them out, and with them the exception that the program would have seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from magpy_like.monitor.operator_graph.graph_nodes import NUMBER
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.synthesis.mock.raising_operators import may_fail
+
+Compile = Callable[[fx.GraphModule], Callable[..., Any]]
+
+
+def computed_too(graph: fx.GraphModule, compile_graph: Compile) -> Callable[..., Any]:
+    """``graph`` as ``compile_graph`` compiles it, with everything computed that may raise."""
+    unused = _unused(graph.graph)
+    if not unused or not isinstance(graph.graph.output_node().args[0], (tuple, list)):
+        return compile_graph(graph)
+    found: dict[fx.Node, fx.Node] = {}
+    more = fx.Graph()
+    results = more.graph_copy(graph.graph, found)
+    seen = [more.call_function(_some_tensor, (found[node],)) for node in unused]
+    more.output((*results, *seen))
+    run, count = compile_graph(fx.GraphModule(graph, more)), len(results)
+    return lambda *args: run(*args)[:count]
+
+
+def _unused(graph: fx.Graph) -> list[fx.Node]:
+    """What may raise, changes nothing, and leads to nothing that is returned or written."""
+    needed: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node in needed or node.op == "output" or (not node.users and _changes(node)):
+            needed.add(node)
+            needed.update(node.all_input_nodes)
+    return [
+        node
+        for node in graph.nodes
+        if node not in needed and not node.meta.get(NUMBER) and may_fail(node)
+    ]
+
+
+def _changes(node: fx.Node) -> bool:
+    """Whether a call may be there for what it does rather than for what it returns."""
+    name = str(getattr(node.target, "__name__", node.target)).partition(".")[0]
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name.strip("_") in _STATEMENTS or "out" in node.kwargs
+
+
+_STATEMENTS = frozenset(
+    (
+        "setitem", "iadd", "iand", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow",
+        "irshift", "isub", "itruediv", "ixor",
+    )
+)  # fmt: skip
+
+
+def _some_tensor(result: Any) -> torch.Tensor:
+    """One tensor of a result, which stands for its having been computed."""
+    tensors = (leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
+    return next(tensors, torch.empty(0)).detach()

@@ -1,0 +1,128 @@
+"""Source text of the expressions that lifted numbers are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import fx
+
+from magpy_like.monitor.calls.operator_calls import OPERATORS
+from magpy_like.monitor.symbolic.expressions import (
+    Address,
+    AsPython,
+    Computed,
+    Draw,
+    InGraph,
+    Read,
+    Size,
+)
+from magpy_like.native.instance_checks import isinstance
+from magpy_like.refgraph import ShadowNode
+from magpy_like.synthesis.generated_source import literal
+
+
+class Numbers:
+    """Names what a function in the making computes of numbers, so that it does so but once."""
+
+    def __init__(
+        self,
+        in_python: Mapping[fx.Node, Computed],
+        name: Callable[[ShadowNode], str],
+        constant: Callable[[Any], str],
+        output: Callable[[fx.Node], str],
+    ) -> None:
+        """``in_python`` says how Python computes what nodes of the graph do; see ``text`` for the
+        others."""
+        self._in_python = in_python
+        self._ways = name, constant, output
+        self._names: dict[Computed, str] = {}
+        self._written = set[Computed]()
+
+    def text(self, expression: Any) -> str:
+        """The source text of a number; of one that is computed a name, which ``lines`` defines."""
+        if isinstance(expression, InGraph):
+            expression = self._in_python.get(expression.node, expression)
+        if isinstance(expression, Computed):
+            return self._names.setdefault(expression, f"number{len(self._names)}")
+        return text(expression, *self._ways)
+
+    def lines(self, wanted: Callable[[Computed], bool]) -> list[str]:
+        """Statements that compute those of the named numbers that are wanted, and were not yet."""
+        lines, pending = [], [e for e in reversed(self._names) if wanted(e)]
+        while pending:
+            number = pending[-1]
+            operands = [e for e in number.operands if isinstance(e, Computed) and wanted(e)]
+            missing = [e for e in operands if e not in self._written]
+            if missing and number not in self._written:
+                pending += missing
+                continue
+            pending.pop()
+            if number not in self._written:
+                self._written.add(number)
+                parts = [self.text(operand) for operand in number.operands]
+                way = _operation(number.operation, parts, self._ways[1])
+                lines.append(f"{self.text(number)} = {way}")
+        return lines
+
+
+def is_short(expression: Any, most: int = 8) -> bool:
+    """Whether an expression is computed, by so few operations that it may be written twice."""
+    pending = [expression]
+    while pending and most >= 0:
+        part = pending.pop()
+        if isinstance(part, Computed):
+            most -= 1
+            pending += part.operands
+    return isinstance(expression, Computed) and most >= 0
+
+
+_COMPARISONS = ("<", "<=", "==", "!=", ">", ">=")
+_SYMBOLS = {
+    function: symbol.removesuffix("=")
+    for symbol, function in OPERATORS.items()
+    if symbol not in _COMPARISONS
+} | {OPERATORS[symbol]: symbol for symbol in _COMPARISONS}
+_SIGNS = {"neg": "-", "pos": "+", "invert": "~", "not_": "not "}
+
+
+def text(
+    expression: Any,
+    name: Callable[[ShadowNode], str],
+    constant: Callable[[Any], str],
+    output: Callable[[fx.Node], str] | None = None,
+) -> str:
+    """Python source for an expression.
+
+    ``name`` gives the variable that holds a number read outside, ``output`` that of a number which
+    the operator graph gives.
+    """
+    if isinstance(expression, InGraph):
+        assert output is not None
+        return output(expression.node)
+    if isinstance(expression, Read):
+        return name(expression.node)
+    if isinstance(expression, Size):
+        return f"{name(expression.node)}.size({expression.dim})"
+    if isinstance(expression, Address):
+        return f"{constant(expression.tell)}({name(expression.node)})"
+    if isinstance(expression, Draw):
+        item = "" if expression.item is None else f"[{expression.item}]"
+        return f"draw{expression.index}{item}"
+    if isinstance(expression, AsPython):
+        return f"{text(expression.number, name, constant, output)}.item()"
+    if not isinstance(expression, Computed):
+        written = literal(expression) or constant(expression)
+        return f"({written})" if written.startswith("-") else written  # a power binds stronger
+    operands = [text(operand, name, constant, output) for operand in expression.operands]
+    return _operation(expression.operation, operands, constant)
+
+
+def _operation(operation: Any, operands: list[str], constant: Callable[[Any], str]) -> str:
+    symbol = _SYMBOLS.get(operation)
+    if symbol is not None:
+        return f"({operands[0]} {symbol} {operands[1]})"
+    sign = _SIGNS.get(getattr(operation, "__name__", ""))
+    if sign is not None and len(operands) == 1:
+        return f"({sign}{operands[0]})"
+    return f"{constant(operation)}({', '.join(operands)})"

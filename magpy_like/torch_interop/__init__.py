@@ -1,0 +1,1 @@
+"""Torch's process-wide state as capture and compiler share it."""

@@ -1,0 +1,350 @@
+"""A compiled graph's place in autograd's: thin, and eager's in all that autograd may ask of it."""
+
+import sys
+import weakref
+
+import pytest
+import torch
+from torch import fx
+from torch.utils.checkpoint import checkpoint
+
+import magpy_like as magpy
+from magpy_like.compiler import compile_fx
+from magpy_like.compiler.autograd.autograd_node import as_they_read
+from tests.compiler.programs import compiled, seeded
+
+
+def traced(function, *inputs):
+    """``function`` as captured without Dynamo."""
+    return compile_fx(fx.symbolic_trace(function), inputs, options={"strict": True})
+
+
+def leaf(*size, seed=0):
+    return seeded(*size, seed=seed).requires_grad_()
+
+
+def scaled(x, w):
+    return (x.exp() * w).tanh()
+
+
+def python_functions(call):
+    """The files of the Python functions that a call runs."""
+    files = []
+    sys.setprofile(lambda frame, event, _: event == "call" and files.append(frame.f_code))
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return [code.co_filename for code in files]
+
+
+def test_a_call_and_its_backward_pass_run_nothing_of_aot_autograd():
+    x, w = leaf(3), leaf(3, seed=1)
+    fast = traced(scaled, x, w)
+    fast(x, w).sum().backward()
+    ran = python_functions(lambda: fast(x, w).backward(torch.ones(3)))
+    assert not [file for file in ran if "_functorch" in file]
+
+
+def test_what_changes_its_arguments_runs_nothing_of_aot_autograd_and_counts_each_change_once():
+    def normed(x, mean, var):
+        return torch.nn.functional.batch_norm(x, mean, var, training=True).mul(mean + 0)
+
+    def counting(x, steps):
+        steps.add_(1)
+        return x.sin()
+
+    x, steps = leaf(4, 3), torch.zeros((), dtype=torch.int64)
+    fast = traced(counting, x, steps)
+    fast(x, steps)
+    version = steps._version
+    ran = python_functions(lambda: fast(x, steps))
+    assert not [file for file in ran if "_functorch" in file]
+    assert steps == 2
+    assert steps._version == version + 1
+    theirs = torch.zeros(3), torch.ones(3)
+    mine = torch.zeros(3), torch.ones(3)
+    got = traced(normed, x, *mine)(x, *mine)
+    wanted = normed(x, *theirs)
+    torch.testing.assert_close([got, *mine], [wanted, *theirs])
+
+
+def test_the_graph_of_the_backward_pass_may_be_kept_whenever():
+    x, w = leaf(3), leaf(3, seed=1)
+    fast = traced(scaled, x, w)
+    fast(x, w).sum().backward()
+    found = []
+    for call in (scaled, fast):
+        x.grad = None
+        result = call(x, w)
+        for keep in (True, True, False):
+            result.sum().backward(retain_graph=keep)
+        found.append(x.grad)
+    torch.testing.assert_close(*found)
+    with pytest.raises(RuntimeError, match="second time"):
+        result.sum().backward()
+
+
+def test_gradients_may_be_differentiated_again_and_taken_for_many_at_once():
+    x, w = leaf(3, 3), leaf(3, 3, seed=1)
+    hooked = []
+    x.register_hook(hooked.append)
+    found = []
+    for call in (scaled, traced(scaled, x, w)):
+        (slope,) = torch.autograd.grad(call(x, w).sum(), [x], create_graph=True)
+        both = torch.autograd.grad(slope.square().sum(), [x, w])
+        many = torch.eye(9).view(9, 3, 3)
+        rows = torch.autograd.grad(call(x, w), [x, w], many, is_grads_batched=True)
+        found.append((slope, *both, *rows, len(hooked)))
+        hooked.clear()
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize(
+    ("program", "made"),
+    [
+        (lambda x, w, other: scaled(x, w), lambda x: x * 2),
+        (lambda x, w, other: scaled(x, w) + other, lambda x: x),
+        (lambda x, w, other: torch.dropout(scaled(x, w), 0.5, True), lambda x: x),
+        (lambda x, w, other: (scaled(x, w), x.t()), lambda x: x),
+    ],
+    ids=["of what is gone", "of what has changed", "random", "beside a view"],
+)
+def test_gradients_that_cannot_be_differentiated_again_say_so(program, made):
+    x, w, other = leaf(3, 3), leaf(3, 3, seed=1), torch.ones(3, 3)
+    result = traced(program, made(x), w, other)(made(x), w, other)
+    result = result if isinstance(result, torch.Tensor) else result[0]
+    other.add_(1)
+    (gradient,) = torch.autograd.grad(result.sum(), [x], create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        torch.autograd.grad(gradient.sum(), [x, w], allow_unused=True)
+
+
+@pytest.mark.parametrize("compile", [compiled, lambda function: traced(function, *given())])
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda g: g.t().contiguous().t(),
+        lambda g: g[:1, :1].expand(3, 3),
+        lambda g: torch._neg_view(g),
+        torch.nn.Parameter,
+        lambda g: g.as_subclass(type("Named", (torch.Tensor,), {})),
+        lambda g: g.double().to_sparse().float(),
+    ],
+    ids=["transposed", "expanded", "negative", "parameter", "subclass", "sparse"],
+)
+def test_gradients_come_in_as_they_read_in_any_form(form, compile):
+    x, w = given()
+    upstream = form(leaf(3, 3, seed=2).detach())
+    mine = torch.autograd.grad(compile(scaled)(x, w), [x, w], upstream)
+    dense = upstream.to_dense() if upstream.layout is not torch.strided else upstream
+    theirs = torch.autograd.grad(scaled(x, w), [x, w], dense)
+    torch.testing.assert_close(mine, theirs)
+
+
+def given():
+    return leaf(3, 3), leaf(3, 3, seed=1)
+
+
+def test_conjugate_gradients_come_in_as_they_read():
+    def program(x):
+        return torch.view_as_complex(x.sin())
+
+    x = leaf(3, 2)
+    upstream = torch.view_as_complex(leaf(3, 2, seed=1).detach()).conj()
+    mine = torch.autograd.grad(compile_fx(fx.symbolic_trace(program), [x])(x), [x], upstream)
+    torch.testing.assert_close(mine, torch.autograd.grad(program(x), [x], upstream))
+
+
+class First(torch.autograd.Function):
+    """Hands a gradient on to its second argument only."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        return x * 1, y * 1
+
+    @staticmethod
+    def backward(ctx, x, y):
+        return None, y
+
+
+def test_an_absent_gradient_of_the_only_result_is_handed_on():
+    x, w = leaf(3), leaf(3, seed=1)
+    other = leaf(3, seed=2)
+    parts = First.apply(traced(scaled, x, w)(x, w), other)
+    found = torch.autograd.grad(sum(parts).sum(), [x, w, other], allow_unused=True)
+    assert found[:2] == (None, None)
+
+
+def test_what_led_to_an_input_without_a_gradient_is_not_run():
+    def program(x, y):
+        return x.detach() * y
+
+    x, y = leaf(3), leaf(3, seed=1)
+    fast = traced(program, x.exp(), y)
+    earlier = x.exp()
+    fast(earlier, y).sum().backward()
+    assert x.grad is None
+    earlier.sum().backward()  # its node has not been freed
+    torch.testing.assert_close(x.grad, x.exp())
+
+
+def test_results_without_gradients_ask_for_none():
+    def program(x):
+        return x.sin(), x.argmax(), x.detach().cos()
+
+    x = leaf(3)
+    got, wanted = traced(program, x)(x), program(x)
+    assert [t.requires_grad for t in got] == [t.requires_grad for t in wanted]
+    torch.testing.assert_close(got, wanted)
+    got[0].sum().backward()
+    torch.testing.assert_close(x.grad, x.cos())
+
+
+def test_a_tensor_changed_before_the_backward_pass_is_noticed():
+    x, w = leaf(3), leaf(3, seed=1)
+    other = w.detach().clone().requires_grad_()
+    result = traced(scaled, x, other)(x, other)
+    with torch.no_grad():
+        other.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
+
+
+class Stashed(torch.autograd.Function):
+    """Saves one tensor as torch wants it, and one where changes are not noticed."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x)
+        ctx.w = w
+        return x * w
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * ctx.w, g * x
+
+
+def test_tensors_saved_by_any_way_come_back_in_their_places():
+    x, w = leaf(3), leaf(3, seed=1)
+    mine, theirs = (
+        torch.autograd.grad(call(x, w).sum(), [x, w])
+        for call in (compiled(Stashed.apply), Stashed.apply)
+    )
+    torch.testing.assert_close(mine, theirs)
+
+
+def test_sizes_that_vary_reach_the_backward_pass():
+    def program(x, w):
+        return (x @ w).mean(0) * x.shape[0], x.flip(0).cumsum(0)
+
+    w = leaf(4, 4)
+    fast = magpy.compile(program, dynamic=True)
+    for rows in (3, 5, 8):
+        x = leaf(rows, 4, seed=rows)
+        mine, theirs = (
+            torch.autograd.grad(sum(t.sin().sum() for t in call(x, w)), [x, w])
+            for call in (fast, program)
+        )
+        torch.testing.assert_close(mine, theirs)
+    assert magpy.cache_info(fast).hits == 2
+
+
+def test_a_graph_traced_under_autocast_has_all_casts():
+    def program(x, w):
+        with torch.autocast("cpu", enabled=False):
+            product = x @ w
+        return product, x @ w
+
+    x, w = leaf(4, 4), leaf(4, 4, seed=1)
+    fast = magpy.compile(program)
+    for call in (fast, fast, program):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            results = call(x, w)
+            gradients = torch.autograd.grad(results[0].sum(), [x, w])
+        if call is fast:
+            mine = results, gradients
+    torch.testing.assert_close(mine[0], results)
+    torch.testing.assert_close(mine[1], gradients, rtol=1e-2, atol=1e-2)
+
+
+def test_a_graph_that_turns_gradients_on_has_them_whatever_the_caller_says():
+    def program(x):
+        with torch.enable_grad():
+            return x.sin()
+
+    x = leaf(3)
+    fast = magpy.compile(program)
+    with torch.no_grad():
+        fast(x)
+        result = fast(x)
+    assert magpy.cache_info(fast).hits == 1
+    torch.testing.assert_close(torch.autograd.grad(result.sum(), [x])[0], x.cos())
+
+
+def test_hooks_see_gradients_and_may_change_them():
+    x, w = leaf(3), leaf(3, seed=1)
+    fast = traced(scaled, x, w)
+    found = []
+    for call in (fast, scaled):
+        result = call(x, w)
+        result.register_hook(lambda g: g * 3)
+        seen = []
+        if call is fast:
+            result.grad_fn.register_prehook(lambda grads: seen.append(grads[0]))
+        found.append(torch.autograd.grad(result.sum(), [x, w]))
+        if call is fast:
+            torch.testing.assert_close(seen, [torch.full((3,), 3.0)])
+    torch.testing.assert_close(*found)
+
+
+def test_compiled_autograd_takes_the_pass_apart():
+    from torch._dynamo.compiled_autograd import _enable
+
+    x, w = leaf(3), leaf(3, seed=1)
+    fast = traced(scaled, x, w)
+    result = fast(x, w)
+    with _enable(lambda graph: graph):
+        result.sum().backward()
+    torch.testing.assert_close(x.grad, torch.autograd.grad(scaled(x, w).sum(), [x])[0])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_graph_is_compiled_by_its_first_call(reentrant):
+    def program(x, w):
+        return (torch.tanh(x @ w) * x.sum(1, keepdim=True)).softmax(1)
+
+    fast, found = compiled(program), []
+    for call in (program, fast):
+        x, w = leaf(4, 4), leaf(4, 4, seed=1)
+        checkpoint(call, x, w, use_reentrant=reentrant).pow(2).sum().backward()
+        found.append([x.grad, w.grad])
+    torch.testing.assert_close(*found)
+
+
+def test_hooks_on_saved_tensors_see_nothing_of_compiling_and_do_not_keep_the_node_from_being_ours():
+    x, w = leaf(3), leaf(3, seed=1)
+    seen = []
+
+    def pack(tensor):
+        seen.append(type(tensor))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        fast = traced(scaled, x, w)
+        assert not seen
+        fast(x, w).sum().backward()
+    assert set(seen) <= {torch.Tensor, torch.nn.Parameter}
+    ran = python_functions(lambda: fast(x, w).backward(torch.ones(3)))
+    assert not [file for file in ran if "_functorch" in file]
+
+
+def test_nothing_holds_a_gradient_while_the_pass_runs_that_has_it():
+    def backward(args):
+        held = weakref.ref(args[0])
+        args.clear()
+        return held()
+
+    (node,) = fx.symbolic_trace(lambda tangents: None).graph.find_nodes(op="placeholder")
+    assert as_they_read(backward, [node])([torch.ones(2)]) is None

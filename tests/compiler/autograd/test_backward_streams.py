@@ -1,0 +1,45 @@
+"""Which GPUs a graph is on, and on whose streams: with no GPU, streams are stood in for."""
+
+import pytest
+import torch
+from torch._subclasses import fake_tensor
+
+from magpy_like.compiler.autograd.backward_streams import gpus_of, on_default_streams
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """The number of each GPU's current stream; 0 is the default one."""
+    found = {0: 0, 1: 0}
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", found.__getitem__, raising=False)
+    return found
+
+
+@pytest.mark.parametrize("another", [0, 1])
+def test_gradients_on_several_gpus_are_eagers_on_other_streams(streams, another):
+    run = on_default_streams(lambda x: "compiled", lambda x: "eager", {0, 1})
+    assert run(1) == "compiled"
+    streams[another] = 140_000
+    assert run(1) == "eager"
+    with torch.no_grad():
+        assert run(1) == "compiled"
+    streams[another] = 0
+    assert run(1) == "compiled"
+
+
+def test_streams_of_other_gpus_do_not_matter(streams):
+    streams[1] = 140_000
+    assert on_default_streams(lambda: "compiled", lambda: "eager", {0})() == "compiled"
+
+
+def test_the_gpus_of_a_graph(monkeypatch):
+    # Where there are fewer GPUs, a tensor without data needs none, but torch starts it.
+    monkeypatch.setattr(fake_tensor, "init_gpu_context", lambda device: None)
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    with fake_tensor.FakeTensorMode():
+        for device in ("cuda:0", "cuda:2", "cpu", "cuda:2"):
+            node = graph.call_function(torch.ops.aten.to.device, (node, torch.device(device)))
+            node.meta["val"] = torch.empty(3, device=device)
+    graph.output(node)
+    assert gpus_of(torch.fx.GraphModule({}, graph)) == {0, 2}

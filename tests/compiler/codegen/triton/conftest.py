@@ -1,0 +1,44 @@
+"""On the CPU, kernels of these tests are printed in Triton and interpreted."""
+
+import pytest
+
+from magpy_like.compiler import build as building
+from magpy_like.compiler.codegen.triton import triton_printer
+from magpy_like.compiler.lowering.graph_lowering import ATOMIC_DTYPES
+from magpy_like.compiler.runtime import triton_launch
+from tests.compiler.codegen.triton import interpreter
+
+CPU_ONLY = ("gcd", "lcm")
+
+
+@pytest.fixture
+def printed(monkeypatch, device):
+    """Kernels go through the Triton printer, whatever the device."""
+    if device.type == "cuda":
+        # Not sooner: its tensors are made where its collection says.
+        from tests.compiler import test_programs
+
+        monkeypatch.setattr(test_programs, "X", test_programs.X.to(device))
+    else:
+        printer = building.Printer(triton_printer.settle, build)
+        monkeypatch.setitem(building.PRINTERS, "cpu", printer)
+        monkeypatch.setattr(triton_launch, "load_many", interpreter.load_many)
+
+
+def build(kernels, graph, kind, trace):
+    """Lowerings give some operations to the CPU alone; their kernels stay in C++."""
+    cpp = [k for k in kernels if any(map(is_for_cpu, k.nodes()))]
+    others = [k for k in kernels if k not in cpp]
+    return triton_printer.build(others, graph, kind, trace) | building.build_cpp(
+        cpp, graph, kind, trace
+    )
+
+
+def is_for_cpu(node):
+    def accumulates(store):
+        mode = store.args[3]
+        return mode is not None and (mode != "add" or store.dtype not in ATOMIC_DTYPES)
+
+    if any(map(accumulates, node.body.of("store"))):
+        return True
+    return any(v.op in CPU_ONLY or v.op.startswith("special_") for v in node.body.values)

@@ -1,0 +1,307 @@
+"""What single Triton kernels compute, in every way that one is laid out."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from magpy_like.compiler.codegen.common.kernel_plan import Kernel
+from magpy_like.compiler.codegen.triton.triton_tiling import tile, updated_in_place
+from magpy_like.compiler.scheduling.memory_planning import plan_memory
+from magpy_like.compiler.scheduling.scheduler import Scheduler
+from tests.compiler.codegen.triton.fake_gpu import lowered, run, sources
+from tests.compiler.programs import compiled, kernels, same
+
+pytestmark = pytest.mark.usefixtures("printed")
+
+
+def test_rows_longer_than_a_block():
+    x = torch.randn(300, 9_000)
+    same(lambda x: (x.softmax(-1), x.argmax(1), x.amin(1), (x > 4).any(1)), x[:3])
+    same(lambda x: x.log_softmax(-1), x[:5].to(torch.bfloat16))
+
+
+SCANS = {
+    "cumsum": torch.cumsum, "cumprod": torch.cumprod, "cummax": torch.cummax,
+    "cummin": torch.cummin, "logcumsumexp": torch.logcumsumexp,
+}  # fmt: skip
+
+
+def in_blocks(function, *args, **kw):
+    """Compare with eager where a kernel for other lengths, in all of their last dimension, takes
+    rows eight elements at a time."""
+    fast = compiled(function, dynamic=True)
+    fast(*(arg[..., :7].contiguous() for arg in args))
+    args = [arg.to(torch.get_default_device()) for arg in args]
+    close = {"rtol": 1e-5, "atol": 1e-5} | kw
+    torch.testing.assert_close(fast(*args), function(*args), equal_nan=True, **close)
+
+
+@pytest.mark.parametrize("name", SCANS)
+def test_scans_of_rows_longer_than_a_block(name):
+    scan, x = SCANS[name], torch.rand(2, 41) + 0.5
+    in_blocks(lambda x: scan(x * 1.2, 1), x)
+    x[0, 21], x[1, 3] = float("nan"), float("-inf")
+    in_blocks(lambda x: scan(x, 1), x)
+    same(lambda x: scan(x, 0), x.t().contiguous(), rtol=1e-5, atol=1e-5)  # along columns
+    if name != "logcumsumexp":
+        few = torch.arange(41).mul_(7).remainder_(5).sub_(1)  # with ties
+        for dtype in (torch.int64, torch.int8, torch.uint8):
+            in_blocks(lambda x: scan(x, 0), few.to(dtype))
+
+
+@pytest.mark.parametrize("name", SCANS)
+def test_scans_in_every_layout(name):
+    x = torch.rand(3, 9, 5) + 0.5
+    for dim in range(3):
+        same(lambda x, d=dim: SCANS[name](x.log(), d), x, rtol=1e-5, atol=1e-5)
+        same(lambda x, d=dim: SCANS[name](x.permute(2, 0, 1), d), x, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("compare", [same, in_blocks])
+def test_what_a_scan_has_found_is_there_in_later_phases(compare):
+    """Of rows that a block holds, and of longer ones, along which nothing is computed again."""
+
+    def scaled(x):
+        y = (x * 2).cumsum(1)
+        return y.cos() / y.amax(1, keepdim=True), (y * 3 - y.mean(1, keepdim=True)).argmin(1)
+
+    x = torch.rand(3, 41)
+    compare(scaled, x)
+    compare(lambda x: (x - x.mean(1, keepdim=True)).cumsum(1), x)
+    compare(lambda x: (x.softmax(1).cumsum(1) > 0.9).sum(1), x)
+
+
+def test_a_scan_goes_along_rows_of_any_length_in_one_kernel():
+    (source,) = sources(lambda x: (x * 2).cumsum(1).sin(), (2, 100_000))
+    assert source.text.count("tl.associative_scan") == 1
+    assert len(source.stages) == 1
+
+
+def test_a_long_row_by_itself_is_eagers():
+    for shape in ((100_000,), (1, 100_000, 1)):
+        found = lowered(lambda x: (x.cumsum(-2 if len(shape) > 1 else 0), x + 1), shape)
+        assert set(found.fallbacks) == {"aten.cumsum.default"}
+    assert not lowered(lambda x: x.cumsum(0), (8_000,)).fallbacks
+    assert not lowered(lambda x: x.cummax(0), (100_000,)).fallbacks
+
+
+def test_running_sums_of_low_precision_are_eagers():
+    """Which rounds them at every step; a running maximum rounds nothing."""
+    for dtype in (torch.bfloat16, torch.float16):
+        for name in ("cumsum", "cumprod", "logcumsumexp"):
+            found = lowered(lambda x, n=name: SCANS[n](x, 0), (9,), dtype=dtype).fallbacks
+            assert set(found) == {f"aten.{name}.default"}
+        assert not lowered(lambda x: x.cummax(0), (9,), dtype=dtype).fallbacks
+
+
+def test_a_running_sum_begins_with_zero():
+    x = torch.full((2, 5), -0.0)
+    assert not compiled(lambda x: x.cumsum(1))(x).signbit().any()
+
+
+def test_where_eager_has_no_deterministic_scan_there_is_none():
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert set(lowered(lambda x: x.cumsum(0), (9,)).fallbacks) == {"aten.cumsum.default"}
+        assert not lowered(lambda x: x.cumsum(0), (9,), dtype=torch.int64).fallbacks
+        assert not lowered(lambda x: x.cummax(0), (9,)).fallbacks
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_long_rows_are_shared_and_their_parts_combined():
+    x = torch.rand(70_001)
+    x[5] = 2
+    same(lambda x: (x.sum(), x.prod(), x.amax(), x.argmax(), (x > 1).any(), x.min(0)), x)
+    x[[9, 60_000]] = float("nan")
+    same(lambda x: (x.amax(), x.argmax(), x.argmin()), x)
+    same(lambda x: (x.to(torch.int32).sum(), x.to(torch.uint8).amax()), (x.nan_to_num() * 99))
+
+
+def test_phases_of_a_shared_row():
+    x, w, b = torch.randn(19, 3, 60, 30), torch.randn(3), torch.randn(3)
+    same(lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True).relu(), x, w, b)
+
+    def normalised(x, mean, variance):
+        return F.batch_norm(x, mean, variance, training=True) + x.mean((0, 2, 3), keepdim=True)
+
+    same(normalised, x, torch.zeros(3), torch.ones(3))  # running statistics are updated
+
+
+def test_a_row_is_updated_in_place_by_several_programs():
+    same(lambda x: x.sub_(x.mean(1, keepdim=True)).exp(), torch.randn(2, 33_000))
+    same(lambda x: (x.sub_(x.amax(1, keepdim=True)).exp_(), x.sum(1)), torch.randn(2, 33_001))
+
+    def centred(x):
+        y = x * 2
+        total = y.sum(1, keepdim=True)
+        x.copy_(y / total)
+        return (y - x.sum(1, keepdim=True)).amax(1), y
+
+    same(centred, torch.rand(3, 33_000))
+
+
+def test_a_long_row_that_is_needed_again_is_not_written_over():
+    def function(x, w):
+        product = x @ w
+        twice = product * 2  # not stored: made of the product again in each phase
+        centred = twice - twice.sum(1, keepdim=True)
+        return centred, twice * centred.amax(1, keepdim=True)
+
+    same(function, torch.randn(2, 3), torch.randn(3, 9_000), rtol=1e-3, atol=1e-3)
+
+
+def test_programs_share_a_row_that_is_written_over():
+    """As in the gradient of a batch norm: with one program for each row, most of a GPU idles."""
+
+    def function(x, w):
+        product = x @ w
+        return product - product.mean(1, keepdim=True) * product.amax(1, keepdim=True)
+
+    graph = lowered(function, (4, 3), (3, 100_000))
+    steps = plan_memory(graph, Scheduler(graph).run())
+    (kernel,) = (step.work for step in steps if isinstance(step.work, Kernel))
+    assert updated_in_place(kernel)
+    assert tile(kernel, graph.hint).split > 1
+    same(function, torch.randn(4, 3), torch.randn(3, 70_000), rtol=1e-3, atol=1e-3)
+
+
+def test_many_rows_that_are_written_over_are_not_shared_and_columns_are_taken_together():
+    def rows(x, w):
+        product = x @ w
+        return product - product.mean(1, keepdim=True) * product.amax(1, keepdim=True)
+
+    def columns(x):
+        return (x * 2).sum(0)
+
+    for function, shapes, shared, block in (
+        (rows, ((64, 3), (3, 100_000)), False, 1),
+        (columns, ((100_000, 64),), True, 32),
+    ):
+        graph = lowered(function, *shapes)
+        steps = plan_memory(graph, Scheduler(graph).run())
+        (kernel,) = (step.work for step in steps if isinstance(step.work, Kernel))
+        tiling = tile(kernel, graph.hint)
+        assert (tiling.split > 1) == shared
+        assert tiling.outer[0].block == block
+
+
+def test_programs_share_many_rows_that_are_read_where_a_number_for_each_is_written_over():
+    """As in a batch norm that trains, which updates its running mean."""
+
+    def function(x, a, b):
+        running, mean = (a @ b).reshape(-1), x.mean((0, 2), keepdim=True)
+        return x - mean, running * 0.9 + mean.reshape(-1) * 0.1
+
+    graph = lowered(function, (50, 64, 2_000), (8, 3), (3, 8))
+    steps = plan_memory(graph, Scheduler(graph).run())
+    (kernel,) = (step.work for step in steps if isinstance(step.work, Kernel))
+    assert updated_in_place(kernel)
+    assert tile(kernel, graph.hint).split > 1
+    x = torch.randn(17, 4, 2_000)
+    same(function, x, torch.randn(2, 3), torch.randn(3, 2), rtol=1e-3, atol=1e-3)
+
+
+def test_reductions_across_rows():
+    for shape in ((5, 40), (1100, 70), (33, 300), (2, 90, 13)):
+        same(lambda x: (x.amax(-2), x.argmin(-2), x - x.mean(-2, keepdim=True)), torch.randn(shape))
+
+
+def test_transposed_reads():
+    same(lambda x, y: x + y.t(), torch.randn(70, 33), torch.randn(33, 70))
+    same(lambda x: x.permute(2, 0, 1).contiguous() * 2, torch.randn(5, 40, 30))
+    x, y, z = torch.randn(9, 18, 36), torch.randn(36, 9, 18), torch.randn(18, 36, 9)
+    same(lambda x, y, z: x + y.permute(1, 2, 0) + z.permute(2, 0, 1), x, y, z)
+    same(lambda x: x.to(memory_format=torch.channels_last) + 1, torch.randn(2, 17, 9, 10))
+
+
+def test_unaligned_memory():
+    x = torch.randn(5_001)
+    same(lambda x, y: (x * 2 + y, x.sum()), x[1:], x[:-1])
+
+
+@pytest.mark.parametrize("n", [1, 2, 700, 9_000])
+def test_one_kernel_for_every_size(n):
+    def f(x, y):
+        return x.softmax(-1), (x * 2).sum(), x.t() + y, x.amax(0)
+
+    for rows in (2, 3):
+        same(f, torch.randn(rows, n), torch.randn(n, rows), dynamic=True, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(6, 33), (2, 9_000), (1, 60_000)])
+def test_variance_on_a_gpu_is_found_in_one_pass(shape):
+    """By Welford's recurrence, also far from zero."""
+    x = torch.randn(shape, device="cpu") + 1000
+    (source,) = sources(lambda x: torch.var_mean(x, 1), shape)
+    assert source.text.count("for start") <= 1
+    variance, mean = torch.empty(2, shape[0], device="cpu")
+    run(source, x, variance, mean)
+    torch.testing.assert_close((variance, mean), torch.var_mean(x.double(), 1), check_dtype=False,
+                               rtol=1e-4, atol=1e-4)  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (2, 2000)])
+def test_variance_of_rows_whose_length_varies(shape):
+    same(lambda x: (x.var(1), x.std(1, correction=0)), torch.randn(shape), dynamic=True)
+
+
+def test_an_infinity_leaves_no_variance_and_a_row_of_one_element_its_mean():
+    infinite, missing = float("inf"), float("nan")
+    for rows in ([[infinite, -3, 0], [-infinite, 5, 5], [missing, 1, 2]], [[infinite], [missing]]):
+        x = torch.tensor(rows, device="cpu")
+        (source,) = sources(lambda x: torch.var_mean(x, 1, correction=0), x.shape)
+        variance, mean = torch.empty(2, len(x), device="cpu")
+        run(source, x, variance, mean)
+        assert variance.isnan().all()
+        if x.shape[1] == 1:
+            torch.testing.assert_close(mean, x[:, 0], equal_nan=True)
+
+
+def test_the_gradient_of_a_softmax_rounds_its_products_as_eager_on_a_gpu_does():
+    backward = torch.ops.aten._softmax_backward_data
+
+    def rounded_first(grad, output):
+        product = (grad * output).float()
+        return (product - output.float() * product.sum(-1, keepdim=True)).to(grad.dtype)
+
+    output, grad = torch.rand(2, 8, 40, device="cpu").to(torch.bfloat16)
+    shape, result = output.shape, torch.empty_like(output)
+    (source,) = sources(
+        lambda grad, output: backward(grad, output, 1, grad.dtype), shape, shape, dtype=grad.dtype
+    )
+    run(source, grad, output, result)
+    expected = rounded_first(grad, output)
+    assert not torch.equal(expected, backward(grad, output, 1, grad.dtype))
+    torch.testing.assert_close(result, expected, rtol=2**-7, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64])
+def test_steps_that_eager_rounds_are_left_to_it(dtype):
+    def steps(like):
+        given = {"dtype": dtype, "device": like.device}
+        return torch.linspace(4.3, -3, 50, **given), torch.logspace(0, 2, 50, **given)
+
+    assert set(lowered(steps, (1,)).fallbacks) == {"aten.linspace.default", "aten.logspace.default"}
+    same(steps, torch.ones(1, device="cpu"))
+
+
+def test_softmax_of_any_layout_is_one_kernel():
+    assert len(kernels(lambda x: x.softmax(1), torch.randn(3, 20, 30))) == 1
+    same(lambda x: x.softmax(1), torch.randn(3, 20, 30))
+
+
+def test_special_values_reach_every_reduction():
+    x = torch.randn(4, 37)
+    x[1, 3] = x[1, 30] = float("nan")
+    x[2, 5], x[3, 6] = float("inf"), -float("inf")
+    same(lambda x: (x.amax(1), x.amin(1), x.argmax(1), x.argmin(1), x.sum(1), x.prod(1)), x)
+    same(lambda x: x.softmax(1), x)
+    same(lambda x: (-x, x * -1, x.sign(), x.abs()), torch.tensor([0.0, -0.0, 5.0]))
+
+
+def test_repeated_indices_accumulate():
+    at = torch.randint(0, 4, (50,))
+    same(lambda x, at: torch.zeros(4).index_add(0, at, x), torch.randn(50), at)
+    same(lambda x, at: torch.zeros(4, dtype=torch.int64).scatter_add(0, at, x), at * 3, at)
+    same(lambda x, at: x.index_put((at,), torch.ones(()), accumulate=True), torch.randn(4, 3), at)

@@ -1,0 +1,98 @@
+"""Random operators, compiled, draw eager's numbers and leave the generators as eager does."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import magpy_like as magpy
+from magpy_like.compiler.compiler_errors import MagpyWarning
+
+
+@pytest.fixture(autouse=True)
+def _default_device():
+    """As it is: beneath a default device nothing is captured."""
+
+
+DRAWS = {
+    "normal_": lambda x: torch.empty_like(x).normal_(1, 0.1),
+    "normal": lambda x: torch.normal(x, 0.5),
+    "uniform_": lambda x: torch.empty_like(x).uniform_(-1, 2),
+    "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
+    "bernoulli_": lambda x: torch.empty_like(x).bernoulli_(0.3),
+    "exponential_": lambda x: torch.empty_like(x).exponential_(2),
+    "geometric_": lambda x: torch.empty_like(x).geometric_(0.4),
+    "cauchy_": lambda x: torch.empty_like(x).cauchy_(),
+    "log_normal_": lambda x: torch.empty_like(x).log_normal_(),
+    "random_": lambda x: torch.empty_like(x).random_(3, 90),
+    "random_ of a transposed tensor": lambda x: (x.t() + 1).random_(3, 90),
+    "random_ of integers": lambda x: torch.empty_like(x, dtype=torch.int64).random_(
+        -(2**40), 2**40
+    ),
+    "randperm": lambda x: torch.randperm(70, device=x.device),
+    "randint_like": lambda x: torch.randint_like(x, 7),
+    "randn_like": lambda x: torch.randn_like(x),
+    "rand of half": lambda x: torch.rand(33, dtype=torch.float16, device=x.device),
+    "multinomial": lambda x: torch.multinomial(x.softmax(-1), 3),
+    "poisson": lambda x: torch.poisson(x.exp()),
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "rrelu of a transposed tensor": lambda x: F.rrelu(x.t(), training=True) * 2,
+    "alpha dropout": lambda x: F.alpha_dropout(x, 0.3, training=True),
+    "feature dropout": lambda x: F.dropout1d(x[None], 0.3, training=True),
+    "dropout of a transposed tensor": lambda x: F.dropout(x.t(), 0.4),
+    "dropout of what was transposed on the way": lambda x: F.dropout(
+        F.layer_norm((x * 2).t(), (6,)).t().tanh(), 0.4
+    ),
+    "dropout of an expanded tensor": lambda x: F.dropout(x[:1].expand(6, 10), 0.4),
+    "drawn for nothing": lambda x: (x + 1, torch.empty_like(x).normal_())[0],
+}
+
+
+@pytest.mark.filterwarnings("error::magpy_like.compiler.compiler_errors.MagpyWarning")
+@pytest.mark.parametrize("name", DRAWS)
+def test_every_random_operator_draws_what_eagers_does(name, device):
+    x = torch.randn(6, 10, device=device)
+    generator = torch.random if device.type == "cpu" else torch.cuda
+    fast = magpy.compile(DRAWS[name], fullgraph=True)
+    fast(x)
+    drawn = []
+    for call in (fast, DRAWS[name]):
+        generator.manual_seed(5)
+        drawn.append((call(x), generator.get_rng_state()))
+    torch.testing.assert_close(*drawn)
+    assert drawn[0][0].stride() == drawn[1][0].stride()
+    assert magpy.cache_info(fast).hits == 1
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("of", [0.5, "probabilities"])
+def test_what_is_drawn_into_transposed_memory_lies_where_eager_puts_it(of, gradients, device):
+    """Torch makes a new tensor of it, row by row: the graph is eager's."""
+
+    def program(x):
+        p = of if of != "probabilities" else x.detach().sigmoid()
+        return torch.empty_like(x).bernoulli_(p) * x
+
+    x = torch.randn(6, 10, device=device).t().requires_grad_(gradients)
+    generator = torch.random if device.type == "cpu" else torch.cuda
+    fast = magpy.compile(program, fullgraph=True)
+    with pytest.warns(MagpyWarning, match="eager may draw in another order"):
+        fast(x)
+    drawn = []
+    for call in (fast, program):
+        generator.manual_seed(5)
+        drawn.append((call(x), generator.get_rng_state()))
+    torch.testing.assert_close(*drawn)
+    assert drawn[0][0].stride() == drawn[1][0].stride()
+    assert magpy.cache_info(fast).hits == 1
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda s: torch.normal(0.0, s), lambda s: torch.normal(s, s)], ids=["number", "tensor"]
+)
+def test_a_negative_deviation_raises(draw):
+    fast = magpy.compile(lambda s: draw(s) + 1, fullgraph=True)
+    for _ in range(2):
+        fast(torch.ones(3))
+    assert magpy.cache_info(fast).hits == 1
+    with pytest.raises(RuntimeError, match="std >= 0"):
+        fast(-torch.ones(3))

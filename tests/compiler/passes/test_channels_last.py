@@ -1,0 +1,370 @@
+"""Where images become channels last for convolutions, and that nobody outside can tell."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from magpy_like.compiler import passes
+from magpy_like.compiler.autograd import aot
+from magpy_like.compiler.passes.layout.channels_last import (
+    save_once,
+    use_channels_last,
+)
+from tests.compiler.passes.pass_checks import aten_graph, names, optimised
+from tests.compiler.programs import compiled, same, seeded, tensors
+from tests.seeding import seed
+
+IMAGE = seeded(2, 5, 66, 70)
+WEIGHT, NEXT = seeded(6, 5, 3, 3, seed=1), seeded(4, 6, 3, 3, seed=2)
+POINT = seeded(6, 5, 1, 1, seed=3)
+ROWS, COLUMNS = torch.tensor([1, 0]).repeat(40), torch.tensor([3, 0, 1]).repeat(30)
+
+
+def block(x, w, v):
+    y = F.max_pool2d(F.conv2d(x, w, padding=1).relu() + 1, 2)
+    return F.conv2d(y, v)
+
+
+def strides(gm, name):
+    (node,) = (n for n in gm.graph.nodes if name in str(n.target))
+    return node.meta["val"].stride()
+
+
+def test_a_large_image_is_copied_once_and_what_follows_keeps_its_layout():
+    gm = optimised(block, IMAGE, WEIGHT, NEXT)
+    assert names(gm).count("clone") == 2  # to channels last, and the result back
+    assert strides(gm, "relu")[1] == 1
+    (output,) = (n for n in gm.graph.nodes if n.op == "output")
+    assert all(n.meta["val"].is_contiguous() for n in output.all_input_nodes)
+    same(block, IMAGE, WEIGHT, NEXT)
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda y, i, j: y[:, :, i],
+        lambda y, i, j: y[:, :, i][..., j],  # as images are padded
+        lambda y, i, j: y[:, :, i[:, None], j],  # as they are enlarged
+    ],
+    ids=range(3),
+)
+def test_what_is_taken_out_of_an_image_by_index_keeps_its_layout(take):
+    def function(x, w, v, i, j):
+        return F.conv2d(take(F.conv2d(x, w), i, j), v)
+
+    given = IMAGE, WEIGHT, NEXT, ROWS, COLUMNS
+    gm = optimised(function, *given)
+    assert names(gm).count("clone") == 2  # to channels last, and the result back
+    for node in gm.graph.nodes:
+        if "index" in str(node.target) or "convolution" in str(node.target):
+            assert node.meta["val"].stride(1) == 1
+    same(function, *given, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("image", "weight"),
+    [
+        (IMAGE[:, :, :20, :20].contiguous(), WEIGHT),  # small
+        (IMAGE, POINT),  # single pixels
+        (IMAGE.double(), WEIGHT.double()),
+        (IMAGE.contiguous(memory_format=torch.channels_last), WEIGHT),  # is what it would become
+        (IMAGE[:, :, :, 0].contiguous(), WEIGHT[..., 0].contiguous()),  # one dimension
+    ],
+    ids=range(5),
+)
+def test_other_convolutions_stay(image, weight):
+    convolve = F.conv2d if image.dim() == 4 else F.conv1d
+    gm = optimised(convolve, image, weight)
+    assert "clone" not in names(gm)
+    same(convolve, image, weight)
+
+
+def test_a_convolution_with_more_weights_than_pixels_gets_its_image_as_it_was():
+    def function(x, w, v):
+        y = F.max_pool2d(F.conv2d(x, w, padding=1), 16)
+        return F.conv2d(y, v), F.conv2d(y, v[:1])
+
+    many = seeded(64, 6, 3, 3)
+    gm = optimised(function, IMAGE, WEIGHT, many)
+    first, last, few = (n for n in gm.graph.nodes if "convolution" in str(n.target))
+    assert [n.args[0].meta["val"].stride(1) == 1 for n in (first, last, few)] == [True, False, True]
+    same(function, IMAGE, WEIGHT, many, rtol=1e-4, atol=1e-4)
+
+
+def test_images_of_varying_size_become_channels_last_and_no_size_is_guarded():
+    gm = aten_graph(block, IMAGE, WEIGHT, NEXT, sizes="symbolic")
+    (image, *_) = (n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder")
+    guards = list(image.fake_mode.shape_env.guards)
+    gm = passes.run(gm, inference=True)
+    assert names(gm).count("clone") == 2  # to channels last, and the result back
+    assert strides(gm, "relu")[1] == 1
+    assert image.fake_mode.shape_env.guards == guards
+    for given in (IMAGE, IMAGE[:1, :, :, :40].contiguous()):
+        got, wanted = gm(given, WEIGHT, NEXT), block(given, WEIGHT, NEXT)
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_operators_between_convolutions_do_not_run_on_sizes_that_vary(monkeypatch):
+    gm = aten_graph(block, IMAGE, WEIGHT, NEXT, sizes="symbolic")
+    ran = set()
+    real = FakeTensorMode.dispatch
+
+    def dispatch(mode, func, types, args=(), kwargs=None):
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        if any(type(size) is not int for a in tensors for size in a.shape):
+            ran.add(func._opname)
+        return real(mode, func, types, args, kwargs)
+
+    monkeypatch.setattr(FakeTensorMode, "dispatch", dispatch)
+    assert use_channels_last(gm)
+    assert strides(gm, "relu")[1] == 1
+    assert "clone" in ran and ran.isdisjoint({"relu", "add", "convolution"})
+
+
+def test_images_of_varying_size_beside_a_constant_that_no_size_environment_knows():
+    gm = aten_graph(block, IMAGE, WEIGHT, NEXT, sizes="symbolic")
+    gm.ones = torch.ones(3)
+    with gm.graph.inserting_before(next(iter(gm.graph.nodes))):
+        gm.graph.get_attr("ones").meta["val"] = FakeTensorMode().from_tensor(gm.ones)
+    assert use_channels_last(gm)
+    assert strides(gm, "relu")[1] == 1
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda y: (y.relu(), y[:, 1:]),
+        lambda y: y.view(y.shape[0], -1).sum(1),
+        lambda y: y.permute(0, 2, 3, 1).reshape(y.shape[0], -1, 3),
+        lambda y: F.conv2d(torch.cat(y.chunk(2, 1)[::-1], 1), NEXT),
+        lambda y: F.conv2d(F.pad(F.interpolate(y, scale_factor=2.0), [1] * 4, "reflect"), NEXT),
+        lambda y: y.as_strided((3, 4), (7, 2), 1),
+        lambda y: y + torch.rand_like(y),
+    ],
+    ids=range(7),
+)
+def test_images_of_any_size_give_eagers_result(after):
+    weight = torch.nn.Parameter(WEIGHT)  # its sizes are fixed
+
+    def function(x):
+        return after(F.conv2d(x, weight))
+
+    fast = compiled(function, dynamic=True)
+    for image in (IMAGE, seeded(3, 5, 7, 9)):
+        with torch.no_grad():
+            seed(0)
+            got = tensors(fast(image))
+            seed(0)
+            wanted = tensors(function(image))
+        for a, b in zip(got, wanted, strict=True):
+            assert a.stride() == b.stride()
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def normalised(y):
+    return F.batch_norm(y, y.mean((0, 2, 3)).detach(), y.var((0, 2, 3)).detach())
+
+
+AFTERS = [
+    lambda y: y.flatten(1),
+    lambda y: y.view(2, -1).sum(1),
+    lambda y: y.permute(0, 2, 3, 1),
+    lambda y: y.permute(0, 2, 3, 1).reshape(2, -1, 3),
+    lambda y: y.as_strided((3, 4), (7, 2), 1),
+    lambda y: y.permute(0, 2, 3, 1).as_strided((3, 4), (7, 2), 1),
+    lambda y: (y, y[:, 1:], y.view(-1)[::2]),
+    lambda y: y[:, 1:, ::2],
+    lambda y: (y, y),
+    lambda y: F.max_pool2d(y, 2, return_indices=True),
+    lambda y: torch.cat([y, y.relu() * 2], 1),
+    lambda y: F.interpolate(y, scale_factor=2.0, mode="bilinear"),
+    lambda y: y.softmax(1).argmax(1),
+    lambda y: y.mT @ y,
+    lambda y: torch.empty_like(y).fill_(1),
+    lambda y: y.cumsum(1),
+    lambda y: normalised(y).square().sum((2, 3)),  # without squares, nothing is left but rounding
+    lambda y: F.conv_transpose2d(y, WEIGHT, stride=2),
+    lambda y: F.pixel_shuffle(y[:, :4], 2),
+    lambda y: y.unfold(2, 3, 2).amax(-1),
+    lambda y: F.pad(y, (3, 1, 2, 2), mode="circular"),
+    lambda y: y[:, torch.tensor([2, 0])],
+    lambda y: y[torch.tensor([1]), :, torch.tensor([[0], [3], [5]])],
+    lambda y: y[:, torch.tensor([1, 0]), torch.tensor([3, 3])],
+    lambda y: y[:, :, torch.tensor([[0], [3], [5]]), torch.tensor([7, 2])].view(2, 6, 6),
+]
+
+
+@pytest.mark.parametrize("after", AFTERS, ids=range(len(AFTERS)))
+def test_whatever_follows_gives_eagers_result(after):
+    def function(x, w):
+        return after(F.conv2d(x, w))
+
+    same(function, IMAGE, WEIGHT, rtol=1e-4, atol=1e-4)
+
+
+def test_results_that_share_memory_share_it():
+    def function(x, w):
+        y = F.conv2d(x, w)
+        return y, y[:, 1:]
+
+    with torch.no_grad():
+        whole, part = compiled(function)(IMAGE, WEIGHT)
+    assert part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+
+
+def test_an_input_that_is_written_is_written_as_it_lies():
+    def function(x, w, out):
+        out.copy_(F.conv2d(x, w))
+        return out * 2
+
+    same(function, IMAGE, WEIGHT, torch.zeros(2, 6, 64, 68), rtol=1e-4, atol=1e-4)
+
+
+def test_random_numbers_are_drawn_in_the_order_of_the_traced_layout():
+    def function(x, w):
+        y = F.conv2d(x, w)
+        return y + torch.rand_like(y)
+
+    gm = optimised(function, IMAGE, WEIGHT)
+    assert strides(gm, "rand")[1] != 1
+
+
+def backward(results, at):
+    """The gradients of all results that have one, with a gradient of its own for each element."""
+    parts = [y for y in tensors(results) if y.requires_grad]
+    seed(1)
+    return torch.autograd.grad(parts, at, [torch.randn(y.shape) for y in parts])
+
+
+def assert_alike(got, wanted):
+    for a, b in zip(tensors(got), tensors(wanted), strict=True):
+        assert (a.stride(), a.dtype) == (b.stride(), b.dtype)
+        assert (a.double() - b.double()).norm() <= 1e-5 * b.double().norm()
+
+
+def with_gradients(after):
+    def function(x, w):
+        y = F.conv2d(F.pad(x, [1] * 4).relu(), w)
+        return after(y), y.mean()  # one of the two has a gradient in any case
+
+    return function
+
+
+@pytest.mark.parametrize("after", AFTERS, ids=range(len(AFTERS)))
+def test_whatever_follows_gives_eagers_gradients(after):
+    function = with_gradients(after)
+    given = IMAGE.clone().requires_grad_(), WEIGHT.clone().requires_grad_()
+    got, wanted = compiled(function)(*given), function(*given)
+    assert_alike(got, wanted)
+    assert_alike(backward(got, given), backward(wanted, given))
+
+
+def test_images_of_any_size_give_eagers_gradients():
+    function = with_gradients(lambda y: F.max_pool2d(torch.cat([y, y.relu() * 2], 1), 2))
+    fast, weight = compiled(function, dynamic=True), WEIGHT.clone().requires_grad_()
+    for image in (IMAGE, seeded(3, 5, 8, 9)):
+        given = image.clone().requires_grad_(), weight
+        got, wanted = fast(*given), function(*given)
+        assert_alike(got, wanted)
+        assert_alike(backward(got, given), backward(wanted, given))
+
+
+def joint_graphs(monkeypatch):
+    """The graphs of both passes that are laid out from now on."""
+    found = []
+
+    def lay_out(gm):
+        found.append(gm)
+        return use_channels_last(gm)
+
+    monkeypatch.setattr(aot, "use_channels_last", lay_out)
+    return found
+
+
+def test_both_passes_have_the_same_layout(monkeypatch):
+    found = joint_graphs(monkeypatch)
+    compiled(block)(*(t.clone().requires_grad_() for t in (IMAGE, WEIGHT, NEXT)))
+    (gm,) = found
+    convolutions = [n for n in gm.graph.nodes if "convolution" in str(n.target)]
+    assert names(gm).count("convolution_backward") == 2 and len(convolutions) == 4
+    for node in convolutions:
+        image = node.args["backward" in str(node.target)]
+        assert image.meta["val"].stride(1) == 1
+    images = {n.args["backward" in str(n.target)] for n in convolutions}
+    assert len(images) == 2  # a copy serves both passes
+
+
+def test_gradients_get_the_image_that_the_convolution_got(monkeypatch):
+    def function(x, w, v):
+        return F.conv2d(F.max_pool2d(F.conv2d(x, w, padding=1), 16), v)
+
+    found = joint_graphs(monkeypatch)
+    many = seeded(64, 6, 3, 3)
+    compiled(function)(*(t.clone().requires_grad_() for t in (IMAGE, WEIGHT, many)))
+    (gm,) = found
+    forward, backward = (
+        {n.args[at + 1]: n.args[at] for n in gm.graph.nodes if n.target is target}
+        for at, target in (
+            (0, torch.ops.aten.convolution.default),
+            (1, torch.ops.aten.convolution_backward.default),
+        )
+    )
+    assert forward == backward and len(forward) == 2  # by weight
+    layouts = [image.meta["val"].stride(1) == 1 for image in forward.values()]
+    assert layouts == [True, False]
+
+
+def test_no_copy_of_an_argument_is_kept_for_the_backward_pass():
+    fast, w = compiled(lambda x, w: F.conv2d(x, w).sum()), WEIGHT.clone().requires_grad_()
+    fast(IMAGE, w).backward()
+    kept = []
+    pack = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
+    with pack:
+        fast(IMAGE, w)
+    assert {t.untyped_storage().data_ptr() for t in kept} <= {
+        t.untyped_storage().data_ptr() for t in (IMAGE, w)
+    }
+
+
+def test_what_is_saved_is_not_saved_in_two_layouts(monkeypatch):
+    def function(x, w, v):
+        y = F.max_pool2d(F.conv2d(x, w, padding=1), 16).relu()
+        return F.conv2d(y, v)
+
+    saved = []
+
+    def save(forward, backward, count):
+        before = forward.graph.output_node().args[0][count:]
+        save_once(forward, backward, count)
+        saved.extend([before, forward.graph.output_node().args[0][count:]])
+
+    monkeypatch.setattr(aot, "save_once", save)
+    given = [t.clone().requires_grad_() for t in (IMAGE, WEIGHT, seeded(64, 6, 3, 3))]
+    fast = compiled(function)
+    assert_alike(backward(fast(*given), given), backward(function(*given), given))
+    before, after = ([n.target for n in nodes] for nodes in saved)
+    assert before.count(torch.ops.aten.clone.default) == 2  # the image, and what relu has made
+    assert torch.ops.aten.clone.default not in after
+
+
+def test_gradients_of_gradients_of_images_that_have_become_channels_last():
+    def function(x, w, v):
+        return block(x, w, v).square().sum()
+
+    penalties = []
+    for call in (compiled(function), function):
+        x, w, v = (t.clone().requires_grad_() for t in (IMAGE, WEIGHT, NEXT))
+        (slope,) = torch.autograd.grad(call(x, w, v), x, create_graph=True)
+        slope.norm().backward()
+        penalties.append([slope.detach(), w.grad, v.grad])
+    assert_alike(*penalties)
+
+
+def test_results_with_gradients_that_share_memory_share_it():
+    def function(x, w):
+        y = F.conv2d(x, w)
+        return y, y[:, 1:]
+
+    whole, part = compiled(function)(IMAGE, WEIGHT.clone().requires_grad_())
+    assert part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()

@@ -1,0 +1,100 @@
+"""Constant folding: what the graph makes by itself is computed once, nothing else is."""
+
+import torch
+
+from magpy_like.compiler import passes
+from magpy_like.compiler.passes.cleanup import constant_folding
+from tests.compiler.passes.pass_checks import aten_graph, names, optimised
+
+X = torch.randn(8)
+
+
+def test_equal_elements_become_a_full():
+    gm = optimised(lambda x: x * (torch.ones(8) * 3 + 1), X)
+    assert names(gm) == ["full", "mul"]
+
+
+def test_the_sign_of_zero_survives():
+    gm = optimised(lambda x: torch.copysign(x, torch.zeros(8) * -1), X)
+    assert "neg" not in names(gm)
+
+
+def test_a_small_table_is_kept_by_the_graph():
+    gm = optimised(lambda x: x[torch.arange(8).flip(0) % 3], X)
+    assert names(gm) == ["index"]
+    assert [b.tolist() for b in gm.buffers()] == [[1, 0, 2, 1, 0, 2, 1, 0]]
+
+
+def test_a_bare_arange_is_left_to_the_kernel():
+    assert names(optimised(lambda x: x * torch.arange(8), X)) == ["arange", "mul"]
+
+
+def test_a_large_table_is_computed_not_kept():
+    n = constant_folding.LARGEST_KEPT
+    gm = optimised(lambda x: x + torch.arange(n) * 2, torch.randn(n))
+    assert "arange" in names(gm)
+    assert not list(gm.buffers())
+
+
+def test_random_tensors_are_not_constant():
+    assert "rand" in names(optimised(lambda x: x + torch.rand(8) * 2, X))
+
+
+def test_a_returned_table_is_a_new_tensor_at_every_call():
+    gm = optimised(lambda x: (x + 1, torch.arange(8) * 2), X)
+    first = gm(X)[1]
+    first.zero_()
+    assert gm(X)[1].tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
+
+
+def test_a_view_of_a_table_does_not_hand_it_out():
+    gm = optimised(lambda x: (x + 1, (torch.arange(8) * 2).view(2, 4)), X)
+    gm(X)[1].zero_()
+    assert gm(X)[1].flatten().tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
+
+
+def test_a_tensor_that_is_written_is_not_constant():
+    def function(x):
+        total = torch.zeros(8) + 1
+        total.add_(x)
+        return total * 2
+
+    optimised(function, X, functional=False)
+
+
+def test_an_error_in_a_constant_is_raised_when_it_runs():
+    gm = aten_graph(lambda x: x + 1, X)
+    node = next(n for n in gm.graph.nodes if n.op == "call_function")
+    with gm.graph.inserting_before(node):
+        table = gm.graph.call_function(torch.ops.aten.arange.default, (8,))
+        nine = gm.graph.call_function(torch.ops.aten.full.default, ([1], 9))
+        bad = gm.graph.call_function(torch.ops.aten.index_select.default, (table, 0, nine))
+    for made, size in ((table, 8), (nine, 1), (bad, 1)):
+        made.meta["val"] = torch.empty(size, dtype=torch.int64)
+    node.args = (node.args[0], bad)
+    passes.run(gm, inference=True)
+    try:
+        gm(X)
+    except (IndexError, RuntimeError) as error:
+        assert "index" in str(error)
+    else:
+        raise AssertionError("the error is gone")
+
+
+def graph_with_table():
+    """``x + table * 2``, where ``table`` is an attribute of the graph's module."""
+    graph = torch.fx.Graph()
+    x, table = graph.placeholder("x"), graph.get_attr("table")
+    doubled = graph.call_function(torch.ops.aten.mul.Tensor, (table, 2))
+    graph.output(graph.call_function(torch.ops.aten.add.Tensor, (x, doubled)))
+    for node in graph.nodes:
+        node.meta["val"] = torch.empty(4)
+    return torch.fx.GraphModule({"table": torch.arange(4.0)}, graph)
+
+
+def test_a_tensor_the_program_closed_over_is_read_at_every_call():
+    gm = passes.run(graph_with_table(), inference=True)
+    x = torch.zeros(4)
+    before = gm(x).clone()
+    gm.table.data.mul_(10)
+    assert torch.equal(gm(x), before * 10)

@@ -1,0 +1,46 @@
+"""Biases of convolutions on a GPU are added along with what follows."""
+
+import torch.nn.functional as F
+
+from magpy_like.compiler import passes
+from tests.compiler.codegen.triton.fake_gpu import traced
+from tests.compiler.passes.pass_checks import names
+from tests.compiler.programs import same, same_gradients, seeded
+
+SIZES = (2, 4, 6, 6), (5, 4, 3, 3), (5,)
+
+
+def convolutions(function, *sizes):
+    gm = passes.run(traced(function, *sizes), inference=False)
+    return [n for n in gm.graph.nodes if "convolution" in str(n.target)], names(gm)
+
+
+def test_a_bias_is_a_sum_of_its_own():
+    (found,), operators = convolutions(lambda x, w, b: F.conv2d(x, w, b).relu(), *SIZES)
+    assert found.args[2] is None
+    assert "add" in operators
+
+    def transposed(x, w, b):
+        return F.conv_transpose2d(x, w, b, stride=2)
+
+    (found,), operators = convolutions(transposed, (2, 5, 6, 6), *SIZES[1:2], (4,))
+    assert found.args[2] is None and "add" in operators
+
+
+def test_convolutions_by_groups_and_on_a_cpu_keep_theirs():
+    def grouped(x, w, b):
+        return F.conv2d(x, w, b, groups=4)
+
+    (found,), _ = convolutions(grouped, SIZES[0], (4, 1, 3, 3), (4,))
+    assert found.args[2] is not None
+
+
+def test_what_comes_out_is_eagers():
+    def function(x, w, b, v):
+        y = F.conv2d(x, w, b, padding=1).relu()
+        return F.conv_transpose1d(F.conv1d(y.flatten(2), v, b[:3]), v, b[:5]).tanh()
+
+    args = seeded(2, 4, 6, 6), seeded(5, 4, 3, 3), seeded(5), seeded(3, 5, 3)
+    same(function, *args, rtol=1e-2, atol=1e-2)  # on a GPU, convolutions are cut to TF32
+    same(function, *(a.bfloat16() for a in args), rtol=5e-2, atol=5e-2)
+    same_gradients(lambda x, w, b: F.conv2d(x, w, b).relu(), *args[:3])

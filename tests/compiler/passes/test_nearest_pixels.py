@@ -1,0 +1,138 @@
+"""Pixels that are copied from the nearest ones are those that eager's kernels copy."""
+
+import math
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+
+import magpy_like as magpy
+from magpy_like.compiler.codegen.common.kernel_plan import Kernel
+from magpy_like.compiler.passes.images import nearest_pixels
+from tests.compiler.programs import compiled, same, schedule
+
+MODES = ["nearest", "nearest-exact"]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8]
+FACTORS = [0.5, 0.7, 1.01, 1.07, 1.3, 2.0, 2.1, 2.3, 3.0, 1 / 3]
+FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}
+
+
+def image(*shape, dtype=torch.float32, last=False):
+    """Each of whose pixels has a value of its own."""
+    pixels = torch.arange(math.prod(shape)).reshape(shape).remainder(251).to(dtype)
+    return pixels.to(memory_format=FORMATS[len(shape) - 2]) if last else pixels
+
+
+def assert_eagers(program, *images, dynamic=False):
+    """The results, and the gradients if they are floats."""
+    fast = compiled(program, dynamic=dynamic)
+    for x in images:
+        mine, theirs = (x.clone().requires_grad_(x.is_floating_point()) for _ in range(2))
+        got, wanted = fast(mine), program(theirs)
+        assert torch.equal(got, wanted)
+        assert got.stride() == wanted.stride()
+        if x.is_floating_point():
+            upstream = torch.empty_like(wanted).copy_(image(*wanted.shape))
+            (ours,) = torch.autograd.grad(got, mine, upstream)
+            (eagers,) = torch.autograd.grad(wanted, theirs, upstream)
+            torch.testing.assert_close(ours, eagers)
+            assert ours.stride() == eagers.stride()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", MODES)
+def test_lines_of_all_lengths(mode, dtype):
+    exact = mode == "nearest-exact"
+    for old in range(1, 65):
+        line = image(1, 1, old, dtype=dtype)
+        for new in range(1, 65):
+            got = nearest_pixels.resized(line, [new], exact, None)
+            assert torch.equal(got, F.interpolate(line, new, mode=mode)), (old, new)
+        for factor in FACTORS:
+            if new := int(old * factor):
+                got = nearest_pixels.resized(line, [new], exact, [factor])
+                wanted = F.interpolate(line, scale_factor=factor, mode=mode)
+                assert torch.equal(got, wanted), (old, factor)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("mode", "old", "new"), [(MODES[0], 30, 58), (MODES[1], 2, 41)])
+def test_quotients_that_are_whole_but_for_rounding(mode, old, new, dtype, dynamic):
+    lines = image(2, 3, old, dtype=dtype)
+    assert_eagers(lambda x: F.interpolate(x, new, mode=mode), lines, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "factor"),
+    [
+        ((1, 1, 4, 3), 1.3),  # as wide as it was
+        ((2, 5, 4, 1), 2.3),  # twice as wide
+        ((1, 5, 70, 61), (1.3, 1.01)),  # large, and as wide as it was
+        ((2, 5, 4, 3, 3), 1.3),
+    ],
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_images_that_grow_by_a_factor(mode, shape, factor, last):
+    def program(x):
+        grown = F.interpolate(x, scale_factor=factor, mode=mode)
+        again = F.interpolate(x, scale_factor=factor, mode=mode, recompute_scale_factor=True)
+        return torch.cat([grown, again], 1)
+
+    assert_eagers(program, image(*shape, last=last))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.uint8])
+def test_kernels_that_are_called_by_their_names(dtype):
+    def program(x):
+        return (
+            torch._C._nn.upsample_nearest2d(x, [4, 3], 1.3, None),
+            torch._C._nn._upsample_nearest_exact2d(x, [50, 99], None, scales_w=33.3),
+            torch._C._nn.upsample_nearest2d(x, None, scale_factors=[1.3, 1.3]),
+            torch.ops.aten.upsample_nearest2d(x, None, [1.3, 1.3]),
+            torch.ops.aten.upsample_nearest2d.default(x, [4, 3], 1.3, 1.3),
+        )
+
+    same(program, image(2, 5, 4, 3, dtype=dtype), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_record_serves_images_of_all_sizes(mode):
+    def program(x):
+        return F.interpolate(x, scale_factor=1.3, mode=mode) * 2
+
+    fast = magpy.compile(program, dynamic=True, options={"strict": True})
+    for n in (40, 3, 20, 41, 80):  # of which 3 is wide already, and 80 too wide for small images
+        x = image(2, 3, 4, n)
+        assert torch.equal(fast(x), program(x))
+    assert magpy.cache_info(fast).records == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_of_images_of_all_sizes(mode):
+    def program(x):
+        return F.interpolate(x, scale_factor=1.3, mode=mode)
+
+    assert_eagers(program, image(2, 3, 4, 40), image(2, 3, 5, 3), image(2, 3, 9, 99), dynamic=True)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_pixels_are_copied_by_loops(mode):
+    steps = schedule(lambda x: F.interpolate(x, scale_factor=1.3, mode=mode), image(2, 3, 9, 8))
+    assert all(isinstance(step, Kernel) for step in steps.steps)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_gpu_adds_each_gradient_to_the_last_pixel_that_starts_before(exact):
+    before = 0.5 if exact else 0.0
+    for old in range(1, 40):
+        for new in (*range(1, 40, 3), 73, 99):
+            step = numpy.float32(new) / numpy.float32(old)
+            starts = [
+                math.ceil(numpy.float32(float(step) * pixel - before)) for pixel in range(old + 1)
+            ]
+            wanted = [sum(start <= pixel for start in starts) - 1 for pixel in range(new)]
+            (got,) = nearest_pixels._gathering(image(1, 1, new), [old], [new], exact, [None])
+            assert got.tolist() == wanted

@@ -1,0 +1,83 @@
+"""Sums of parts that lie side by side are one sum, where nobody can tell."""
+
+import pytest
+import torch
+
+from tests.compiler.passes.pass_checks import names, optimised
+
+A, B = torch.randn(2, 6, 3), torch.randn(2, 7, 3)
+
+
+def parts(x, *bounds):
+    return [x[:, a:b] for a, b in bounds]
+
+
+def sums(function, *inputs):
+    return names(optimised(function, *inputs)).count("add")
+
+
+def added(first, second):
+    return [x + y for x, y in zip(first, second, strict=True)]
+
+
+def test_sums_of_neighbours_are_one():
+    def function(a, b):
+        bounds = (0, 1), (1, 3), (3, 6)
+        return [x.exp() for x in added(parts(a, *bounds), parts(b, *bounds))]
+
+    assert sums(function, A, B) == 1
+    assert sums(function, A.double(), B) == 1
+    assert sums(function, A.transpose(0, 2).contiguous().transpose(0, 2), B) == 1
+
+
+def test_what_is_summed_again_is_a_sum_of_sums():
+    """As the gradients of what went into three concatenations."""
+
+    def function(a, b, c):
+        bounds = (0, 2), (2, 4), (4, 6)
+        *first, last = added(parts(a, *bounds), parts(b, *bounds))
+        return [x.exp() for x in (*added(first, parts(c, *bounds[:2])), last)]
+
+    assert sums(function, A, B, A.sin()) == 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: (a[:, :2] + b[:, :2], a[:, 3:5] + b[:, 3:5]),
+        lambda a, b: (a[:, :2] + b[:, :2], a[:, 2:4] + b[:, 3:5]),
+        lambda a, b: (a[:, :2] + b[:, :2], a[:, 2:4] + a[:, 2:4]),
+        lambda a, b: (a[:, :4:2] + b[:, :2], a[:, 4:6] + b[:, 2:4]),
+        lambda a, b: (a[:, :1] + b[:, :3], a[:, 1:4] + b[:, 3:6]),
+        lambda a, b: (a[:, :2] + b[:, :2], a[:1, :2] + b[:1, :2]),
+        lambda a, b: (torch.add(a[:, :2], b[:, :2], alpha=2), a[:, 2:4] + b[:, 2:4]),
+        lambda a, b: ((a[:, :2] + b[:, :2]).exp(), a[:, 2:4] + b[:, 2:4]),
+    ],
+    ids=["apart", "shifted", "of others", "steps", "broadcast", "other dimensions", "scaled",
+         "one after the other"],
+)  # fmt: skip
+def test_other_sums_stay(function):
+    assert sums(lambda a, b: [x.exp() for x in function(a, b)], A, B) == 2
+
+
+def test_sums_whose_layout_somebody_sees_stay():
+    def pair(a, b):
+        return added(parts(a, (0, 2), (2, 4)), parts(b, (0, 2), (2, 4)))
+
+    assert sums(pair, A, B) == 2
+    assert sums(lambda a, b: [x.view(-1).exp() for x in pair(a, b)], A, B) == 2
+
+
+def test_a_dense_block_has_a_sum_of_gradients_for_each_layer():
+    def function(x, *weights):
+        maps = [x]
+        for weight in weights:
+            maps.append(torch.einsum("nchw,oc->nohw", torch.cat(maps, 1).sin(), weight))
+        return maps[-1].sum()
+
+    def count(layers):
+        weights = [torch.randn(2, 4 + 2 * k) for k in range(layers)]
+        gradients = torch.func.grad(function, tuple(range(1 + layers)))
+        return sums(gradients, torch.randn(2, 4, 3, 3), *weights)
+
+    assert count(8) - count(7) == count(7) - count(6)

@@ -1,0 +1,111 @@
+"""Compiled graphs kept on disk: found again, told apart, and never trusted when damaged."""
+
+import pytest
+import torch
+
+from magpy_like.compiler.lowering import graph_lowering as lowering
+from magpy_like.disk_cache import code_cache
+from tests.compiler.programs import compiled, same, same_gradients
+
+X = torch.arange(12.0).reshape(3, 4)
+
+
+@pytest.fixture(autouse=True)
+def lowered(tmp_path, monkeypatch):
+    """A cache of its own, and the graphs that were lowered rather than found there."""
+    monkeypatch.setenv("MAGPY_CACHE_DIR", str(tmp_path))
+    seen = []
+    run = lowering.Graph.run
+
+    def counted(self):
+        seen.append(self)
+        return run(self)
+
+    monkeypatch.setattr(lowering.Graph, "run", counted)
+    return seen
+
+
+def entries(root):
+    return list((root / "blob").rglob("*.bin"))
+
+
+def test_a_graph_compiled_before_is_found(lowered):
+    for _ in range(2):
+        same(lambda x: x.sin().sum(0) * 2 + torch.arange(4, device=x.device) * 3, X)
+    assert len(lowered) == 1
+
+
+def test_forward_and_backward_graphs_are_found(lowered):
+    for _ in range(2):
+        same_gradients(lambda x: torch.softmax(x, -1) * x, X)
+    assert len(lowered) == 2
+
+
+def test_symbolic_sizes_are_found(lowered):
+    for _ in range(2):
+        same(lambda x: x.exp() * x.shape[0], X, dynamic=True)
+    assert len(lowered) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (lambda x: x * 2.0, lambda x: x * 3.0),
+        (lambda x: x + 0.0, lambda x: x + -0.0),
+        (lambda x: x.sum(0), lambda x: x.sum(1)),
+        (lambda x: x.to(torch.int64), lambda x: x.to(torch.int32)),
+        (
+            lambda x: x * torch.tensor([1.0, 2.0, 3.0, 4.0], device=x.device),
+            lambda x: x * torch.arange(4.0, device=x.device) * 7,
+        ),
+    ],
+    ids=["number", "signed zero", "dimension", "dtype", "constant"],
+)
+def test_graphs_that_differ_are_told_apart(first, second):
+    same(first, X - 5)
+    same(second, X - 5)
+
+
+def test_a_change_of_layout_or_size_is_another_graph(lowered):
+    for x in (X, X.t().contiguous().t(), X[:, :3], X.double()):
+        same(lambda x: x * 2 + 1, x)
+    assert len(lowered) == 4
+
+
+def test_constants_of_the_program_are_read_from_the_program():
+    """Two closures over tensors of one kind share an entry, and keep their own tensors."""
+    for values in ([1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]):
+        other = torch.tensor(values)
+        same(lambda x, other=other: x * other, X)
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[::-1]])
+def test_a_damaged_entry_is_compiled_again(tmp_path, lowered, damage):
+    same(lambda x: x * 2 + 1, X)
+    (entry,) = entries(tmp_path)
+    entry.write_bytes(damage(entry.read_bytes()))
+    for _ in range(2):
+        same(lambda x: x * 2 + 1, X)
+    assert len(lowered) == 2
+
+
+@pytest.mark.cpu
+def test_kernels_that_were_deleted_are_compiled_again(tmp_path):
+    same(lambda x: x * 2 + 1, X)
+    for path in (tmp_path / "cpp").rglob("*.so"):
+        path.unlink()
+    same(lambda x: x * 2 + 1, X)
+
+
+def test_the_cache_counts_graphs(tmp_path):
+    compiled(lambda x: x * 2)(X)
+    assert code_cache.info().entries["blob"] == 1
+    code_cache.clear()
+    assert code_cache.info().entries["blob"] == 0
+
+
+def test_what_is_traced_is_compiled_in_full(tmp_path, lowered, monkeypatch):
+    same(lambda x: x * 2, X)
+    monkeypatch.setenv("MAGPY_TRACE", str(tmp_path / "trace"))
+    same(lambda x: x * 2, X)
+    assert len(lowered) == 2

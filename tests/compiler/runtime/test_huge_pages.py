@@ -1,0 +1,82 @@
+"""Large results lie on huge pages, small ones where the allocator likes."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from magpy_like.compiler.codegen.launcher.launcher import COMMON
+from magpy_like.compiler.runtime import huge_pages
+from tests.compiler.programs import same
+
+ROWS = huge_pages.LARGE // 4 // 1024  # of 1024 floats
+
+
+def advised(tensor):
+    """Whether the system was asked for huge pages in the middle of the tensor's memory."""
+    place = tensor.data_ptr() + tensor.nbytes // 2
+    flags = ""
+    with open("/proc/self/smaps") as maps:
+        inside = False
+        for line in maps:
+            if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+                inside = int(found[1], 16) <= place < int(found[2], 16)
+            elif inside and line.startswith("VmFlags:"):
+                flags = line
+    return "hg" in flags.split()
+
+
+@pytest.mark.parametrize("size", [(ROWS, 1024), (ROWS + 1, 1024), (3, ROWS, 512)])
+def test_a_large_tensor_asks_for_huge_pages_and_is_an_ordinary_tensor(size):
+    stride = torch.empty(size, device="meta").stride()
+    got = huge_pages.empty_large(size, stride, torch.float32)
+    assert (tuple(got.shape), got.stride(), got.dtype) == (size, stride, torch.float32)
+    assert got.untyped_storage().nbytes() == got.nbytes
+    assert advised(got) == os.path.exists("/sys/kernel/mm/transparent_hugepage")
+
+
+def test_a_smaller_tensor_does_not(monkeypatch):
+    """Its memory may have been a larger one's before, and what was asked for then stays."""
+    asked = []
+    monkeypatch.setattr(huge_pages, "_advise", lambda: lambda *given: asked.append(given))
+    tensors = [
+        huge_pages.empty_large((n, 1024), (1024, 1), torch.float32) for n in (ROWS // 2, ROWS)
+    ]
+    ((start, size, _),) = asked
+    assert tensors[1].data_ptr() <= start < start + size <= tensors[1].data_ptr() + huge_pages.LARGE
+
+
+def test_a_kernel_writes_large_results_there(monkeypatch):
+    made = []
+    empty = huge_pages.empty_large
+    monkeypatch.setitem(COMMON, "empty_large", lambda *a: made.append(empty(*a)) or made[-1])
+    same(lambda x: (x * 2, x[:2] * 2), torch.ones(ROWS, 1024))
+    assert [tuple(t.shape) for t in made] == [(ROWS, 1024)]
+
+
+KEPT = """
+import resource
+import torch
+from magpy_like.compiler import compile_fx
+
+graph = torch.fx.symbolic_trace(lambda x: (x + 1).tanh())
+compile_fx(graph, [torch.ones(8)])(torch.ones(8))
+
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    tensors = [torch.ones(1 << 21) for _ in range(5)]  # 8 MiB each
+    del tensors
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+print([faults() for _ in range(4)][-1])
+"""
+
+
+def test_what_one_call_has_freed_is_there_for_the_next_one():
+    done = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 2048  # of the 10240 pages

@@ -1,0 +1,204 @@
+"""Float32 products of a few rows by a large matrix, on a CPU, are computed as their operands lie;
+what they compute is eager's, whatever the layout."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import magpy_like as magpy
+from magpy_like.compiler import build, compiler_errors
+from magpy_like.compiler.passes.cleanup import matrix_products
+from magpy_like.compiler.runtime import captured_graph_cache, narrow_products
+from magpy_like.disk_cache import code_cache
+from tests.compiler import programs
+from tests.compiler.passes.pass_checks import names, optimised
+
+WIDE, DEEP = 1024, 256
+ROWS = torch.randn(4, DEEP)
+WEIGHTS, BIAS = torch.randn(WIDE, DEEP) / 32, torch.randn(WIDE)
+
+
+@pytest.fixture(autouse=True)
+def another_processor(monkeypatch):
+    """One that the BLAS was not made for."""
+    monkeypatch.setattr(matrix_products, "blas_is_at_home", lambda: False)
+    monkeypatch.setattr(build, "key", lambda *args: None)
+    monkeypatch.setattr(captured_graph_cache, "key", lambda *args: None)
+
+
+@pytest.fixture
+def ways(monkeypatch):
+    """The ways in which products were computed, in order; small ones, too."""
+    found = []
+    functions = narrow_products._functions()
+
+    def seen(way):
+        def run(*args):
+            found.append(way)
+            return functions[way](*args)
+
+        return run
+
+    monkeypatch.setattr(
+        narrow_products, "_functions", lambda: {way: seen(way) for way in functions}
+    )
+    monkeypatch.setattr(narrow_products, "SMALLEST", 1)
+    monkeypatch.setattr(narrow_products, "FAR", 1)
+    return found
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b, c: F.linear(a, b, c),
+        lambda a, b, c: F.linear(a, b),
+        lambda a, b, c: torch.addmm(c, a, b.t()),
+        lambda a, b, c: a[:1] @ b.t(),
+        lambda a, b, c: F.linear(a, b, c).t()[:, :4] @ a,  # the gradient of weights
+        lambda a, b, c: c.expand(8, -1) @ b,  # the gradient of rows
+    ],
+    ids=range(6),
+)
+def test_a_few_rows_are_multiplied_as_they_lie(function):
+    found = names(optimised(function, ROWS, WEIGHTS, BIAS))
+    assert "product" in found
+    assert not {"mm", "addmm", "add"} & set(found)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b, c: F.linear(a[:, :16], b[:, :16]),  # small: it lies near
+        lambda a, b, c: F.linear(a.double(), b.double()),
+        lambda a, b, c: torch.addmm(c, a, b.t(), alpha=2),
+        lambda a, b, c: a.repeat(3, 1) @ b.t(),  # rows enough for a library
+        lambda a, b, c: F.linear(a, b.repeat(1, 2)[:, ::2]),  # elements that are not adjacent
+    ],
+    ids=range(5),
+)
+def test_other_products_stay_with_libraries(function):
+    assert "product" not in names(optimised(function, ROWS, WEIGHTS, BIAS))
+
+
+def test_the_blas_keeps_few_rows_on_its_own_processor(monkeypatch):
+    monkeypatch.setattr(matrix_products, "blas_is_at_home", lambda: True)
+    assert names(optimised(lambda a, b: F.linear(a, b), ROWS, WEIGHTS)) == ["t", "mm"]
+
+
+LAYOUTS = {
+    "contiguous": lambda m, n: torch.randn(m, n),
+    "transposed": lambda m, n: torch.randn(n, m).t(),
+    "a window": lambda m, n: torch.randn(m + 2, n + 5)[1 : m + 1, 3 : n + 3],
+    "a transposed window": lambda m, n: torch.randn(n + 2, m + 5)[1 : n + 1, 3 : m + 3].t(),
+    "expanded": lambda m, n: torch.randn(n).expand(m, n),
+}
+
+
+@pytest.mark.parametrize("right", LAYOUTS)
+@pytest.mark.parametrize("left", LAYOUTS)
+def test_sizes_and_layouts_give_the_product(ways, left, right):
+    """Tails of vectors and panels, and everything that strides may be."""
+    for m in range(1, 10):
+        for n, k in ((9, 16), (70, 35), (33, 130)):
+            for m_, k_ in ((m, k), (k, m)):  # the few are rows, or columns times rows
+                a, b = LAYOUTS[left](m_, k_), LAYOUTS[right](k_, n)
+                for bias in (None, torch.randn(n)):
+                    exact = a.double() @ b.double() + (0 if bias is None else bias)
+                    found = narrow_products.product(a, b, bias, False)
+                    torch.testing.assert_close(found, exact.float(), rtol=1e-4, atol=1e-4)
+                    assert found.is_contiguous()
+
+
+def test_each_form_has_its_way(ways):
+    a, tall = torch.randn(4, 32), torch.randn(64, 4)
+    narrow_products.product(a, torch.randn(64, 32).t(), None, False)
+    narrow_products.product(a, torch.randn(32, 64), None, False)
+    narrow_products.product(tall, torch.randn(4, 32), None, False)
+    narrow_products.product(torch.randn(4, 0), torch.randn(0, 64), None, False)
+    assert ways == ["by_columns_of", "by_rows_of", "outer"]
+
+
+@pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf")])
+def test_special_values_spread_as_in_eager(ways, special):
+    for a, b in ((ROWS, WEIGHTS.t()), (ROWS, WEIGHTS.view(DEEP, WIDE)), (WEIGHTS[:, :4], ROWS)):
+        a, b = a.clone(), b.clone(memory_format=torch.preserve_format)
+        a[2, 1] = special
+        b[3, 5] = special
+        found, expected = narrow_products.product(a, b, None, False), a @ b
+        assert torch.equal(found.isfinite(), expected.isfinite())
+        assert torch.equal(found.isnan(), expected.isnan())
+    assert len(ways) == 3
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+def test_long_sums_of_equal_numbers_lose_but_a_few_roundings(ways, layout):
+    long = 60_000
+    a, b = torch.full((3, long), 0.1), LAYOUTS[layout](long, 20)
+    b.fill_(0.3)
+    found = narrow_products.product(a, b, None, False)
+    exact = a[0].double() @ b[:, 0].double()
+    torch.testing.assert_close(found, exact.float().expand(3, 20), rtol=2e-5, atol=0)
+    assert len(ways) == 1
+
+
+def test_threads_share_a_product_without_changing_it(ways):
+    pairs = ((ROWS, WEIGHTS.t()), (ROWS, WEIGHTS.view(DEEP, WIDE)), (WEIGHTS[:, :4], ROWS))
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append([narrow_products.product(a, b, None, False) for a, b in pairs])
+    finally:
+        torch.set_num_threads(before)
+    assert all(map(torch.equal, *found))
+
+
+def test_gradients_go_through_few_rows(ways):
+    programs.same_gradients(lambda a, b, c: F.linear(a, b, c).tanh(), ROWS, WEIGHTS, BIAS)
+    assert set(ways) == {"by_columns_of", "by_rows_of", "outer"}
+
+
+def test_rows_that_become_many_are_a_librarys(ways):
+    layer = torch.nn.Linear(DEEP, WIDE)
+    fast = magpy.compile(layer, dynamic=True)
+    with torch.no_grad():
+        for rows in (4, 3, 300, 9, 8, 2):
+            x = torch.randn(rows, DEEP)
+            torch.testing.assert_close(fast(x), layer(x), rtol=1e-4, atol=1e-5)
+    assert magpy.cache_info(fast).records == 1
+    assert len(ways) == 3  # the first call ran natively
+
+
+def test_weights_changed_between_calls_are_seen(ways):
+    layer = torch.nn.Linear(DEEP, WIDE)
+    fast = magpy.compile(layer)
+    with torch.no_grad():
+        for change in (
+            lambda: None,
+            lambda: layer.weight.mul_(2),
+            lambda: layer.weight.data.numpy().fill(0.5),
+            lambda: setattr(layer, "weight", torch.nn.Parameter(torch.randn(WIDE, DEEP))),
+        ):
+            change()
+            for _ in range(2):
+                torch.testing.assert_close(fast(ROWS), layer(ROWS), rtol=1e-4, atol=1e-4)
+    assert len(ways) == 6  # the first calls with a parameter ran natively
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_without_a_compiler_the_blas_computes_few_rows(monkeypatch, recwarn, is_refused):
+    refused = code_cache.CppCompileError("some products", ["g++"], "no such instruction", "")
+
+    def none(*args, **kwargs):
+        raise refused if is_refused else code_cache.NoCompilerError("none")
+
+    monkeypatch.setattr(narrow_products.code_cache, "compile_cpp", none)
+    monkeypatch.setattr(compiler_errors, "_warned", set())
+    narrow_products._functions.cache_clear()
+    try:
+        found = narrow_products.product(ROWS, WEIGHTS.t(), BIAS, False)
+    finally:
+        narrow_products._functions.cache_clear()
+    said = [str(w.message) for w in recwarn if w.category is compiler_errors.MagpyWarning]
+    assert ["no such instruction" in text for text in said] == [True] * is_refused
+    assert torch.equal(found, torch.addmm(BIAS, ROWS, WEIGHTS.t()))

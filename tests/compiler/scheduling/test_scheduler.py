@@ -1,0 +1,108 @@
+"""What is fused, what is not, and that the reason is kept."""
+
+import torch
+import torch.nn.functional as F
+
+from magpy_like.compiler.codegen.cpp import cpp_printer
+from magpy_like.compiler.codegen.cpp.cpp_columns import Columns
+from magpy_like.compiler.ir.loop_ir import Cost
+from tests.compiler.programs import kernels, same, schedule
+
+X = torch.randn(32, 64)
+
+
+def test_an_elementwise_chain_is_one_kernel():
+    assert len(kernels(lambda x: (x * 2 + 1).sin().exp() - x, X)) == 1
+
+
+def test_softmax_is_one_kernel_and_its_row_never_leaves_it():
+    (kernel,) = kernels(lambda x: x.softmax(-1), X)
+    assert len(kernel.phases) == 3
+    assert kernel.outputs and len(kernel.removed) == 3
+
+
+def test_what_softmax_is_given_is_computed_once_if_that_is_dear():
+    table, at = torch.randn(32, 64), torch.randint(64, (32, 64))
+    for dear in (lambda x, t, i: x + t.gather(1, i), lambda x, t, i: torch.sin(x)):
+        (kernel,) = kernels(lambda x, t, i, dear=dear: dear(x, t, i).softmax(-1), X, table, at)
+        assert len(kernel.outputs) == 1 and len(kernel.removed) == 4, "a row, never stored"
+    (kernel,) = kernels(lambda x: (x * 2).softmax(-1), X)
+    assert len(kernel.removed) == 3, "cheaper again than kept"
+
+
+def test_layer_norm_with_what_surrounds_it_is_one_kernel():
+    w = torch.randn(64)
+    (kernel,) = kernels(lambda x, w: F.gelu(F.layer_norm(x + 1, (64,), w)) * 2, X, w)
+    assert len(kernel.outputs) == 1
+
+
+def test_producers_join_a_reduction_read_through_a_view():
+    assert len(kernels(lambda x: (x.exp().view(32, 8, 8) * 2).sum((1, 2)), X)) == 1
+
+
+def test_independent_readers_of_one_input_share_a_kernel():
+    assert len(kernels(lambda x: (x.exp(), x.sin(), x.sum(1)), X)) == 1
+
+
+def test_pieces_are_computed_where_they_are_read():
+    def gates(x, y, bias):
+        i, f = (x + bias + y).chunk(2, 1)
+        return torch.sigmoid(i) * torch.tanh(f)
+
+    (kernel,) = kernels(gates, X, X + 1, X[0].clone())
+    assert len(kernel.outputs) == 1 and not kernel.removed
+
+
+def test_a_neighbours_value_is_not_there_in_the_same_iteration():
+    plan = schedule(lambda x: (lambda y: y + y.flip(1))(x.exp()), X)
+    assert len(plan.steps) == 2
+    assert any("is touched at" in str(d.reason) for d in plan.decisions if not d.fused)
+
+
+def test_an_aten_call_in_between_keeps_kernels_apart():
+    plan = schedule(lambda x: (x + 1) @ (x * 2).t() + 3, X)
+    assert len(plan.steps) == 3
+
+
+def test_concatenation_writes_straight_into_the_result():
+    plan = kernels(lambda x: torch.cat([x.exp(), x.sin()], 1), X)
+    assert {b for k in plan for b in k.outputs} == set(plan[0].outputs)
+    assert not any(k.removed for k in plan)
+
+
+def test_every_fusion_says_what_it_saves():
+    decisions = schedule(lambda x: x.softmax(-1), X).decisions
+    assert any(d.fused and "bytes less traffic" in str(d.reason) for d in decisions)
+
+
+def test_what_is_made_of_positions_alone_is_repeated_rather_than_stored():
+    assert not Cost(10, False, frozenset()).is_dear
+    assert Cost(10, False, frozenset({"arg0"})).is_dear
+    assert Cost(10, True, frozenset()).is_dear and Cost(40, False, frozenset()).is_dear
+
+
+def test_sums_of_rows_and_of_columns_of_a_square_are_two_kernels():
+    """As one, the loop that is good for the rows would jump from line to line for the columns."""
+    square = torch.randn(64, 64)
+    plan = schedule(lambda x: (x.sum(0), x.sum(1)), square)
+    assert len(plan.steps) == 2
+    assert any("across" in str(d.reason) for d in plan.decisions if not d.fused)
+    same(lambda x: (x.sum(0), x.sum(1), (x * 2).amax(0), x.exp().sum(1)), square)
+
+
+def normalised(x, mean, scale, g):
+    n = (x - mean) * scale
+    return (g * n).sum(0), (g * n).sum(1), g - n
+
+
+def test_what_is_normalised_is_computed_again_where_only_statistics_are_read_beside_it():
+    g, mean, scale = torch.randn(32, 64), torch.randn(32, 1), torch.randn(32, 1)
+    written = {b for kernel in kernels(normalised, X, mean, scale, g) for b in kernel.outputs}
+    assert len(written) == 3, "the results, and nothing between them"
+    same(normalised, X, mean, scale, g)
+
+
+def test_statistics_of_rows_do_not_turn_a_sum_over_rows_around():
+    rows, mean, scale = torch.randn(64, 48), torch.randn(64, 1), torch.randn(64, 1)
+    (kernel,) = kernels(lambda x, m, s: ((x - m) * s).sum(0), rows, mean, scale)
+    assert isinstance(cpp_printer.printer_of(kernel, int), Columns)

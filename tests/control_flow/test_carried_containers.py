@@ -1,0 +1,217 @@
+"""Rounds of a loop hand on what they leave in dictionaries, named tuples and instances that they
+make anew, as they do with lists and tuples."""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import magpy_like as magpy
+from tests.control_flow import loops
+from tests.control_flow.loops import has_loop
+
+
+class Pair(NamedTuple):
+    h: torch.Tensor
+    c: torch.Tensor
+
+
+@dataclass
+class State:
+    h: torch.Tensor
+    c: torch.Tensor
+
+    def next(self, y):
+        return State(torch.tanh(self.h + y), self.c * 0.5 + self.h)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    h: torch.Tensor
+    steps: int = 0
+
+
+def dictionary(x):
+    s = {"h": x[0] * 0, "c": x[0], "steps": 0, "name": "cell"}
+    for t in range(x.shape[0]):
+        s = {**s, "h": torch.tanh(s["h"] + x[t]), "c": s["c"] + s["h"], "steps": s["steps"] + 1}
+    return s
+
+
+def by_a_comprehension(x):
+    s = {"h": x[0] * 0, "c": x[0]}
+    for t in range(x.shape[0]):
+        s = {key: torch.tanh(value + x[t]) for key, value in s.items()}
+    s["h"] = s["h"] + 1
+    return s
+
+
+def named_tuple(x):
+    s = Pair(x[0] * 0, x[0])
+    for y in x:
+        s = Pair(torch.tanh(s.h + y), s.c * 0.5 + s.h)
+    return s
+
+
+def one_in_another(x):
+    s = Pair({"h": (x[0] * 0, [x[0]])}, x[0])
+    for y in x:
+        h, (last,) = s.h["h"]
+        s = Pair({"h": (torch.tanh(h + y), [h])}, last * 0.5)
+    return s
+
+
+def instance(x):
+    s = State(x[0] * 0, x[0])
+    for y in x:
+        s = s.next(y)
+    s.c = s.c + 1
+    return s.h, s.c
+
+
+def frozen_instance(x):
+    s = Frozen(x[0] * 0)
+    for y in x:
+        s = Frozen(torch.tanh(s.h + y), s.steps + 2)
+    return s.h, s.steps
+
+
+def the_one_before(x):
+    s, before = {"h": x[0]}, {"h": x[0] * 2}
+    for y in x:
+        before, s = s, {"h": torch.tanh(s["h"] + y + before["h"])}
+    return s, before
+
+
+HANDED_ON = [
+    dictionary, by_a_comprehension, named_tuple, one_in_another, instance, frozen_instance,
+    the_one_before,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", HANDED_ON, ids=loops.name)
+def test_states_that_are_made_anew_are_handed_on(program):
+    fast = magpy.compile(program, backend="eager", options={"record_limit": 20})
+    loops.check_calls(fast, program, (5, 7, 9, 12, 2, 1, 6), training=True)
+    assert has_loop(fast, torch.randn(8, 3, requires_grad=True))
+
+
+def test_an_instance_that_rounds_have_made_is_the_programs():
+    def program(x):
+        s = State(x[0] * 0, x[0])
+        for y in x:
+            s = s.next(y)
+        return s
+
+    fast = magpy.compile(program, backend="eager")
+    for size in (5, 7, 9, 6):
+        x = torch.randn(size, 3)
+        found, expected = fast(x), program(x)
+        assert type(found) is State and vars(found).keys() == vars(expected).keys()
+        assert torch.equal(found.h, expected.h) and torch.equal(found.c, expected.c)
+    assert has_loop(fast, x)
+
+
+def _first_state(make):
+    def program(x):
+        s = first = make(x[0] * 0)
+        for y in x:
+            weight = 2.0 if s is first else 0.5
+            s = make(torch.tanh(_tensor(s) + y) * weight)
+        return _tensor(s)
+
+    return program
+
+
+def _tensor(s):
+    return s.h if isinstance(s, Frozen) else s["h"] if isinstance(s, dict) else s[0]
+
+
+MAKERS = [lambda h: [h], lambda h: (h,), lambda h: {"h": h}, Frozen]
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=["list", "tuple", "dictionary", "instance"])
+def test_a_round_may_ask_whether_it_has_the_first_state(make):
+    loops.check(_first_state(make), (5, 7, 9, 2), training=False)
+
+
+def other_keys(x):
+    s = {"h": x[0]}
+    for t in range(x.shape[0]):
+        s = {**s, t: s["h"] + x[t]}
+    return s
+
+
+def another_order(x):
+    s = {"a": x[0] * 0, "b": x[0]}
+    for t in range(x.shape[0]):
+        s = {"b": s["a"] + x[t], "a": s["b"]} if len(x) > 3 else s
+    return [*s], s
+
+
+def changes_the_first_one(x):
+    s = first = {"h": x[0]}
+    for y in x:
+        s["h"] = s["h"] + 1
+        s = {"h": torch.tanh(s["h"] + y)}
+    return s, first
+
+
+def in_two_places(x):
+    s = same = {"h": x[0]}
+    for y in x:
+        same = s = {"h": torch.tanh(s["h"] + y)}
+    return s, same, same is s
+
+
+def an_attribute_more(x):
+    s = State(x[0], x[0])
+    for t in range(x.shape[0]):
+        s = s.next(x[t])
+        s.extra = s.h * 2
+    return s.h, s.extra
+
+
+def parts_of_a_state(x):
+    s = State(x[0], x[0])
+    for y in x:
+        s = replace(s, h=torch.tanh(s.h + y))
+    return s.h, s.c
+
+
+UNLIKE = [
+    other_keys, another_order, changes_the_first_one, in_two_places, an_attribute_more,
+    parts_of_a_state,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", UNLIKE, ids=loops.name)
+def test_states_that_differ_in_more_are_right(program):
+    loops.check(program, (5, 7, 9, 2), training=True)
+
+
+class Counted:
+    ended = 0
+
+    def __init__(self, h):
+        self.h = h
+
+    def __del__(self):
+        Counted.ended += 1
+
+
+def test_rounds_make_no_object_whose_end_is_noticed_beside_the_program():
+    def program(x):
+        s = Counted(x[0])
+        for y in x:
+            s = Counted(torch.tanh(s.h + y))
+        return s.h
+
+    fast = magpy.compile(program, backend="eager")
+    for size in (5, 7, 9):
+        x = torch.randn(size, 3)
+        Counted.ended = 0
+        found = fast(x)
+        assert Counted.ended == size + 1
+        assert torch.equal(found, program(x))

@@ -1,0 +1,225 @@
+"""Rounds that go on by their index, or by another number that differs from round to round, have a
+branch in their one graph."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import magpy_like as magpy
+from tests.control_flow import loops
+from tests.control_flow.loops import has_loop
+
+WEIGHT = torch.linspace(-1, 1, 9).reshape(3, 3)
+
+
+def last_round(x):
+    h, n = x[0] * 0, x.shape[0]
+    for t in range(n):
+        h = h @ WEIGHT + x[t]
+        if t < n - 1:
+            h = torch.relu(h)
+    return h
+
+
+def every_other(x):
+    h = x[0] * 0
+    for t, y in enumerate(x):
+        if t % 2 == 0:
+            h = torch.tanh(h + y)
+        else:
+            h = h - y
+    return h
+
+
+def truth_of_a_number(x):
+    h = x[0] * 0
+    for t in range(x.shape[0]):
+        h = torch.tanh(h @ WEIGHT + x[t])
+        if not t % 3:
+            h = h * 2
+    return h
+
+
+def goes_on_early(x):
+    h = x[0]
+    for t in range(1, x.shape[0]):
+        if t % 3 == 1:
+            continue
+        h = torch.tanh(h + x[t])
+    return h
+
+
+def several_questions(x):
+    h, n = x[0] * 0, x.shape[0]
+    for t in range(n):
+        h = h + x[t]
+        if (t > 1 and t % 3 == 2) or t == n - 1:
+            h = h * 0.5
+        elif 1 < t < 5:
+            h = h + 1
+    return h
+
+
+def counted(x):
+    h, k = x[0] * 0, 3
+    for t in range(x.shape[0]):
+        if k % 3 == 1:
+            h = h * 2
+        h = torch.tanh(h + x[t])
+        k += 1
+    return h, k
+
+
+def in_a_function(x):
+    def step(h, y, t):
+        if t % 2 == 1:
+            return h - y
+        return torch.tanh(h + y)
+
+    h = x[0] * 0
+    for t in range(x.shape[0]):
+        h = step(h, x[t], t)
+    return h
+
+
+def neighbour_where_there_is_one(x):
+    h, n = x[0] * 0, x.shape[0]
+    for t in range(n):
+        h = torch.tanh(h + x[t])
+        if t + 1 < n:
+            h = h + x[t + 1]
+    return h
+
+
+BRANCHING = [
+    last_round, every_other, truth_of_a_number, goes_on_early, several_questions, counted,
+    in_a_function, neighbour_where_there_is_one,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", BRANCHING, ids=loops.name)
+def test_rounds_that_go_on_by_a_number_are_one_operator(program):
+    loops.check_one_record(program)
+    loops.check(program, (6, 9, 1, 2, 12), training=True)
+
+
+def first_round(x):
+    h = x[0] * 0
+    for t in range(x.shape[0]):
+        h = x[t] * 3 if t == 0 else torch.tanh(h + x[t])
+    return h
+
+
+def test_a_question_that_only_the_first_round_answers_otherwise_is_in_no_other_round():
+    fast = magpy.compile(first_round, backend="eager")
+    for size in (5, 7, 9):
+        x = torch.randn(size, 3)
+        assert torch.equal(fast(x), first_round(x))
+    assert has_loop(fast, torch.randn(9, 3))
+    (graph,) = magpy.explain(fast, torch.randn(9, 3)).graphs
+    inside = {node.target for part in graph.modules() for node in part.graph.nodes}
+    assert torch.ops.higher_order.cond not in inside
+
+
+def raises(x):
+    h = x[0]
+    for t in range(x.shape[0]):
+        if t == 8:
+            raise IndexError("no ninth round")
+        h = torch.tanh(h + x[t])
+    return h
+
+
+def ends_by_its_index(x):
+    h = x[0]
+    for t in range(x.shape[0]):
+        h = torch.tanh(h + x[t])
+        if t == 6:
+            break
+    return h, t
+
+
+def collects_some(x):
+    h, found = x[0], []
+    for t in range(x.shape[0]):
+        h = torch.tanh(h + x[t])
+        if t % 2 == 0:
+            found.append(h)
+    return found
+
+
+def draws_in_some(x):
+    h = x[0]
+    for t in range(x.shape[0]):
+        h = torch.tanh(h + x[t])
+        if t % 2 == 0:
+            h = F.dropout(h, 0.5)
+    return h
+
+
+def another_kind_of_number(x):
+    h, scale = x[0], 1
+    for t in range(x.shape[0]):
+        if t > 2:
+            scale = scale * 0.5
+        h = h + x[t] * scale
+    return h, scale
+
+
+def cut_from_gradients(x):
+    h = x[0]
+    for t in range(x.shape[0]):
+        h = torch.tanh(h + x[t])
+        if t % 3 == 2:
+            h = h.detach()
+    return h, h.requires_grad
+
+
+def divides_by_its_index(x):
+    h = x[0]
+    for t in range(x.shape[0]):
+        if t % 2 == 0:
+            h = h + 6 / (t - 4)
+        h = torch.tanh(h + x[t])
+    return h
+
+
+def loops_inside(x):
+    h = x[0]
+    for t in range(x.shape[0]):
+        k = 0
+        while k < t:
+            h = h * 0.9
+            k += 1
+        h = torch.tanh(h + x[t])
+    return h
+
+
+UNLIKE = [
+    raises, ends_by_its_index, collects_some, draws_in_some, another_kind_of_number,
+    cut_from_gradients, loops_inside,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", UNLIKE, ids=loops.name)
+def test_sides_that_no_operator_can_do_are_done_round_by_round(program):
+    loops.check(program, (5, 7, 9, 2), training=True)
+
+
+def test_a_side_that_divides_by_zero_raises():
+    fast = magpy.compile(divides_by_its_index, backend="eager")
+    for size in (3, 4, 7):
+        x = torch.randn(size, 3)
+        if size < 5:
+            assert torch.equal(fast(x), divides_by_its_index(x))
+        else:
+            with pytest.raises(ZeroDivisionError):
+                fast(x)
+
+
+def test_the_compiler_runs_a_branch_on_an_index():
+    fast = magpy.compile(several_questions)
+    for size in (5, 7, 9, 4):
+        x = torch.randn(size, 3)
+        torch.testing.assert_close(fast(x), several_questions(x))
+    assert has_loop(fast, torch.randn(9, 3))

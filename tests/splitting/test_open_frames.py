@@ -1,0 +1,325 @@
+"""A program that is cut inside each of Python's constructs, and goes on by a record."""
+
+import contextlib
+import itertools
+import linecache
+import sys
+import traceback
+import warnings
+
+import pytest
+import torch
+
+import magpy_like as magpy
+from tests.compare import assert_same
+from tests.splitting.constructs import CONSTRUCTS, NATIVE, program
+
+LOG = []
+_NUMBERS = itertools.count()
+
+
+def tell(value):
+    """A dynamic function."""
+    LOG.append(value)
+    return len(LOG)
+
+
+def refuse(value):
+    """A dynamic function that raises."""
+    LOG.append(value)
+    raise ValueError("refused")
+
+
+def made(text, **further):
+    names = {"tell": magpy.disable(tell), "refuse": magpy.disable(refuse), "__name__": "program"}
+    names.update(further)
+    name = f"<construct {next(_NUMBERS)}>"
+    exec(compile(text, name, "exec"), names)
+    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+    return names["program"]
+
+
+def outcome(run, x):
+    LOG.clear()
+    result = run(x)
+    return result, list(LOG), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+
+
+def compare(*names):
+    """Three calls as in eager mode; how often a record served."""
+    text = program(*names)
+    eager, fast = made(text), magpy.compile(made(text), backend="eager")
+    for i in range(3):
+        x = torch.full((2,), 1.0 + i)
+        assert_same(outcome(fast, x.clone()), outcome(eager, x.clone()))
+    assert magpy.cache_info(fast).records > 0 or names[-1] in NATIVE
+    return magpy.cache_info(fast).hits
+
+
+@pytest.mark.parametrize("name", CONSTRUCTS)
+def test_goes_on_by_a_record_inside(name):
+    assert compare(name) == 2
+
+
+READS = "x = x + 1\nchange()\nx = x * 2 if KINDS[0] == 'double' else x - 1"
+
+
+@pytest.mark.parametrize("name", CONSTRUCTS)
+def test_what_a_dynamic_function_changes_inside_must_miss(name):
+    kinds = ["double"]
+    now = ["double"]
+
+    def change():
+        kinds[0] = now[0]
+
+    text = program(name, cut=READS)
+    names = {"change": magpy.disable(change), "KINDS": kinds}
+    eager, fast = made(text, **names), magpy.compile(made(text, **names), backend="eager")
+    missed = []
+    for now[0] in ("double", "double", "single", "single", "other", "other"):
+        before = magpy.cache_info(fast).misses
+        x = torch.full((2,), 3.0)
+        assert_same(outcome(fast, x.clone()), outcome(eager, x.clone()))
+        missed.append(magpy.cache_info(fast).misses > before)
+    assert missed == [True, False, True, False, True, False]
+
+
+OUTSIDE = ("callee", "for", "with a generator", "with autocast", "except as", "finally, raising")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("outer", CONSTRUCTS)
+def test_does_what_eager_mode_does_inside_each_other(outer):
+    for inner in CONSTRUCTS:
+        compare(outer, inner)
+
+
+@pytest.mark.parametrize("outer", OUTSIDE)
+@pytest.mark.parametrize("inner", ("callee", "except as", "with autocast", "over enumerate"))
+def test_goes_on_by_a_record_inside_others(outer, inner):
+    assert compare(outer, inner) == 2
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_an_open_generator_or_native_code_runs_natively(name):
+    assert compare(name) == 0
+
+
+@magpy.disable
+def maybe(kind):
+    LOG.append(kind)
+    if kind == 1:
+        raise ValueError("one")
+    if kind == 2:
+        raise KeyError("two")
+    if kind == 3:
+        raise OSError(2, "three", "file")
+
+
+@magpy.disable
+def show():
+    """Tells what a handler could write to a log: exceptions, causes and contexts with places."""
+    error = sys.exception()
+    while error is not None:
+        places = traceback.extract_tb(error.__traceback__)
+        own = [(f.name, f.lineno, f.colno) for f in places if f.filename == __file__]
+        LOG.append((type(error).__name__, str(error), getattr(error, "name", None), own))
+        error = error.__cause__ or error.__context__
+
+
+def of_a_dynamic_function(x, kind):
+    try:
+        x = x + 1
+        maybe(kind)
+        x = x * 2
+    except ValueError as error:
+        show()
+        x = x * 3
+        tell(str(error))
+    except (KeyError, OSError) as error:
+        x = x * 5
+        show()
+        raise RuntimeError("new") from error
+    finally:
+        x = x - 1
+        opaque("finally")
+    return x * 2
+
+
+def through_frames(x, kind):
+    try:
+        return of_a_dynamic_function(x, kind)
+    except RuntimeError as error:
+        show()
+        opaque(repr(error.__cause__))
+        return x * 7
+
+
+def of_its_own(x, kind):
+    try:
+        if kind == 1:
+            raise ValueError("a")
+        if kind == 2:
+            raise ValueError("b")
+        x = x + {}["k"]
+    except (ValueError, KeyError):
+        x = x * 2
+        show()
+        try:
+            x = x.missing
+        except AttributeError:
+            show()
+            x = x * 2
+            opaque("inner")
+        show()
+    show()
+    return x
+
+
+def made_before_the_cut(x, kind):
+    error = ValueError("outer")
+    try:
+        try:
+            maybe(kind)
+            raise error
+        except ValueError as caught:
+            x = x + 1
+            show()
+            caught.note = "n"
+            raise KeyError("second")
+    except KeyError as last:
+        show()
+        opaque(str(last.__context__))
+        return x * 2
+
+
+def in_a_loop(x, kind):
+    with contextlib.suppress(ValueError):
+        maybe(kind)
+        opaque("not raised")
+    for i in range(3):
+        try:
+            maybe(kind if i == 1 else 0)
+            x = x * 2
+        except ValueError:
+            show()
+            x = x + 5
+            continue
+        else:
+            opaque("else")
+        finally:
+            x = x * 2
+    return x
+
+
+opaque = magpy.disable(tell)
+HANDLING = [of_a_dynamic_function, through_frames, of_its_own, made_before_the_cut, in_a_loop]
+
+
+def handled(run, x, kind, around):
+    """What comes of a call, made where the caller handles an exception or not."""
+    LOG.clear()
+
+    def call():
+        try:
+            result = run(x.clone(), kind)
+        except Exception as error:
+            places = [(f.name, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+            links = repr(error.__cause__), repr(error.__context__)
+            result = type(error), str(error), places[-1], links
+        return result, list(LOG)
+
+    if not around:
+        return call()
+    try:
+        raise TypeError("the caller's")
+    except TypeError:
+        return call()
+
+
+@pytest.mark.parametrize("function", HANDLING, ids=lambda function: function.__name__)
+def test_an_exception_lands_in_its_handler_and_brings_what_it_had(function):
+    fast = magpy.compile(function, backend="eager")
+    for round_ in range(3):
+        for around in (False, True):
+            for kind in range(4):
+                x = torch.full((2,), float(kind + round_))
+                mine = handled(fast, x, kind, around)
+                assert_same(mine, handled(function, x, kind, around))
+    assert magpy.cache_info(fast).hits >= 5
+
+
+def test_an_exception_of_another_class_must_miss():
+    def caught(x, kind):
+        try:
+            maybe(kind)
+        except LookupError:
+            return x + 1
+        except Exception:
+            return x - 1
+        return x
+
+    fast = magpy.compile(caught, backend="eager")
+    x = torch.ones(2)
+    for kind in (1, 2, 3, 0, 2, 1, 3):
+        assert_same(handled(fast, x, kind, False), handled(caught, x, kind, False))
+    assert magpy.cache_info(fast).hits == 3
+
+
+def test_a_program_that_never_handles_what_is_raised_is_not_watched_for_ever():
+    def cleaned_up(x):
+        try:
+            refused(1)
+        finally:
+            x = x + 1
+            opaque("finally")
+
+    refused = magpy.disable(refuse)
+    fast = magpy.compile(cleaned_up, backend="eager")
+    for _ in range(6):
+        with pytest.raises(ValueError, match="refused"):
+            fast(torch.ones(2))
+    dispatcher = magpy.api._dispatcher(fast)
+    assert any(d.is_eager for d in dispatcher._stretches.dispatchers.values())
+
+
+def test_autocast_and_its_depth_are_left_as_by_the_program():
+    layer = torch.nn.Linear(2, 2)
+
+    def cast(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = layer(x)
+            opaque(torch.is_autocast_enabled("cpu"))
+            y = layer(y)
+        return y
+
+    def deeper(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return cast(x) + layer(x)
+
+    warnings.filterwarnings("error", message="magpy_like")
+    for backend, function in (("eager", cast), ("eager", deeper), ("aot_eager", cast)):
+        fast = magpy.compile(function, backend=backend)
+        for _ in range(3):
+            with torch.no_grad():
+                layer.weight.add_(1.0)  # what the cache of casts holds is out of date then
+            x = torch.ones(2, 2)
+            assert_same(fast(x), function(x))
+            assert torch.autocast_increment_nesting() == 1
+            torch.autocast_decrement_nesting()
+        assert magpy.cache_info(fast)[:2] == (2, 1)
+
+
+def test_autocast_is_switched_off_again_where_an_operator_raises():
+    def chosen(x, index):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return x[index] @ x
+
+    fast = magpy.compile(chosen, backend="eager")
+    x = torch.ones(2, 2)
+    for index in ([0, 1], [1, 0]):
+        assert_same(fast(x, torch.tensor(index)), chosen(x, torch.tensor(index)))
+    with pytest.raises(IndexError):
+        fast(x, torch.tensor([0, 5]))
+    assert not torch.is_autocast_enabled("cpu")
+    assert magpy.cache_info(fast)[:2] == (2, 1)

@@ -1,0 +1,205 @@
+"""Programs that rely on attributes and classes of what they know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.synthesis.guard.guarded.registry import Box, Made, Other, altered, ones, relies_on
+
+
+@relies_on(
+    "value: watch parent, relation, value",
+    "watch: watch place instance_dict(owner), key, value, equal",
+)
+def an_attribute_of_what_is_known() -> Made:
+    box = Box(value=1)
+    return altered(lambda x: x * box.value, lambda i: setattr(box, "value", i + 2))
+
+
+@relies_on(
+    "value: watch parent, relation, value",
+    "watch: watch place instance_dict(owner), key, value, equal",
+)
+def an_attribute_to_nothing() -> Made:
+    box = Box(value=1)
+    return altered(
+        lambda x: x if box.value is None else x + 1,
+        lambda i: setattr(box, "value", (1, None)[i]),
+    )
+
+
+@relies_on(
+    "absent: watch node, relation, NOTHING",
+    "watch: watch place instance_dict(owner), key, value, equal",
+)
+def an_attribute_more_of_what_is_known() -> Made:
+    box = Box()
+    return altered(
+        lambda x: x * getattr(box, "value", 7),
+        lambda i: box.__dict__.update(value=i) if i else None,
+    )
+
+
+@relies_on()
+def an_attribute_less_of_what_is_known() -> Made:
+    box = Box()
+
+    def change(i):
+        box.__dict__.clear()
+        if not i:
+            box.value = ones()
+
+    return altered(lambda x: x * getattr(box, "value", 7), change)
+
+
+@relies_on(
+    "holds: watch holder owner", "value: watch parent, relation, value", "watch: holds owner"
+)
+def other_attributes() -> Made:
+    box = Box(value=1)
+
+    def change(i):
+        if i:
+            box.__dict__ = {"value": 2}
+
+    return altered(lambda x: x * box.value, change)
+
+
+@relies_on(
+    "holds: watch holder owner", "value: watch parent, relation, value", "watch: holds owner"
+)
+def other_attributes_of_the_same_values() -> Made:
+    box = Box()
+
+    def change(i):
+        if i:
+            box.__dict__ = {"value": 1}
+            box.value = 5
+        else:
+            box.value = 1
+
+    return altered(lambda x: x * box.value, change)
+
+
+@relies_on(
+    "fixed_edge: watch parent, relation, node.variable",
+    "holds: watch holder owner",
+    "watch: holds owner",
+)
+def other_attributes_with_another_list() -> Made:
+    box = Box(items=[1])
+
+    def change(i):
+        if i:
+            box.__dict__ = {"items": [1, 2]}
+
+    return altered(lambda x: x * len(box.items), change)
+
+
+@relies_on(
+    "fixed_edge: watch parent, relation, node.variable",
+    "holds: watch holder owner",
+    "watch: holds owner (2)",
+)
+def vars_of_another_dictionary() -> Made:
+    box = Box(value=1)
+
+    def change(i):
+        if i:
+            box.__dict__ = {"value": 1, "other": 1}
+
+    return altered(lambda x: x * len(vars(box)), change)
+
+
+@relies_on("fixed_node: watch type value")
+def another_class_of_what_is_known() -> Made:
+    box = Box()
+    return altered(lambda x: box.twice(x), lambda i: setattr(box, "__class__", (Box, Other)[i]))
+
+
+@relies_on(
+    "value: watch parent, relation, value", "watch: watch place owner, key, value, equal (2)"
+)
+def a_class_attribute() -> Made:
+    class Kind:
+        value = 1
+
+    return altered(lambda x: x * Kind.value, lambda i: setattr(Kind, "value", i))
+
+
+@relies_on(
+    "watch: watch place owner, None, value, False",
+    "fixed_edge: watch parent, relation, node.variable",
+)
+def other_bases() -> Made:
+    class First:
+        value = 1
+
+    class Second:
+        value = 2
+
+    class Derived(First):
+        pass
+
+    return altered(
+        lambda x: x * Derived.value,
+        lambda i: setattr(Derived, "__bases__", (Second,)) if i else None,
+    )
+
+
+@relies_on(
+    "fixed_edge: watch parent, relation, node.variable",
+    "watch: watch place owner, key, value, equal",
+)
+def what_super_finds() -> Made:
+    class First:
+        def value(self):
+            return 1
+
+    class Derived(First):
+        def value(self):
+            return super().value() + 1
+
+    box = Derived()
+
+    def change(i):
+        First.value = (_one_of, _two_of)[i]
+
+    return altered(lambda x: x * box.value(), change)
+
+
+def _one_of(self: Any) -> int:
+    return 1
+
+
+def _two_of(self: Any) -> int:
+    return 2
+
+
+@relies_on("value: watch parent, relation, value")
+def a_number_of_another_type_that_is_known() -> Made:
+    box = Box()
+    return altered(lambda x: x.int() * box.value, lambda i: setattr(box, "value", (1, 1.0)[i]))
+
+
+@relies_on("value: watch parent, relation, value")
+def another_sign_of_a_known_zero() -> Made:
+    box = Box()
+    return altered(lambda x: x / box.value, lambda i: setattr(box, "value", (0.0, -0.0)[i]))
+
+
+@relies_on("fixed_edge: watch parent, relation, node.variable")
+def an_equal_list_that_is_known() -> Made:
+    box = Box(items=[1])
+    kept = box.items
+
+    def change(i):
+        kept[:] = [1]
+        if i:
+            box.items = [1]
+
+    def program(x):
+        box.items.append(2)
+        return x * len(kept)
+
+    return altered(program, change)

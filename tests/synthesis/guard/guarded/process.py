@@ -1,0 +1,117 @@
+"""Programs that rely on the state of the process, and on values that are foretold."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import logging
+
+import torch
+from torch import nn
+
+from tests.synthesis.guard.guarded.registry import Made, altered, given, ones, relies_on
+
+
+@relies_on("modes: torch's modes")
+def the_grad_mode() -> Made:
+    return altered(
+        lambda x: x if torch.is_grad_enabled() else -x, lambda i: torch.set_grad_enabled(i == 0)
+    )
+
+
+@relies_on("modes: torch's modes", backend="magpy")
+def the_type_that_is_cast_to() -> Made:
+    def program(x):
+        torch.set_autocast_enabled("cpu", True)
+        try:
+            return (x[None] @ x[:, None]).sum()
+        finally:
+            torch.set_autocast_enabled("cpu", False)
+
+    return altered(
+        program, lambda i: torch.set_autocast_dtype("cpu", (torch.bfloat16, torch.float16)[i])
+    )
+
+
+@relies_on("modes: the default device is …", behind=False)
+def the_default_device() -> Made:
+    return altered(lambda x: torch.ones(2), lambda i: torch.set_default_device(("cpu", "meta")[i]))
+
+
+@relies_on("state_reads: functools.partial(gives, again, result)")
+def the_precision() -> Made:
+    return altered(
+        lambda x: x if torch.get_float32_matmul_precision() == "highest" else -x,
+        lambda i: torch.set_float32_matmul_precision(("highest", "high")[i]),
+    )
+
+
+@relies_on("state_reads: …(…, …)")
+def the_level_of_a_logger() -> Made:
+    loggers = [logging.Logger("a", level) for level in (logging.INFO, logging.DEBUG)]
+
+    def program(x, logger):
+        return x * 2 if logger.isEnabledFor(logging.DEBUG) else x
+
+    return given(program, lambda: loggers[0], lambda: loggers[1])
+
+
+@relies_on("denied: StillDenied(self.rec.denied)")
+def the_classes_of_an_abstract_one() -> Made:
+    class Abstract(abc.ABC):
+        pass
+
+    class Concrete:
+        pass
+
+    def change(i):
+        if i:
+            Abstract.register(Concrete)
+
+    return altered(lambda x: x * 2 if issubclass(Concrete, Abstract) else x, change)
+
+
+@relies_on("cached_calls: the cache of … holds what it held")
+def a_cache() -> Made:
+    state = [1]
+
+    @functools.lru_cache
+    def cached(n: int) -> int:
+        return state[0] + n
+
+    def change(i):
+        if i:
+            state[0] = 5
+            cached.cache_clear()
+
+    return altered(lambda x: x * cached(1), change)
+
+
+# Values that are foretold -------------------------------------------------------------------------
+
+
+@relies_on("foretold: a value")
+def what_a_tensor_holds() -> Made:
+    def program(x, log):
+        if x.sum() > 0:
+            log.append(1)
+            return x * 2
+        log.clear()
+        return x
+
+    return program, [lambda i=i: (ones() * i, [0]) for i in (1, 1, 1, -1)]
+
+
+@relies_on("foretold: a value, in the graph")
+def what_a_tensor_holds_before_a_change() -> Made:
+    parameter = nn.Parameter(torch.ones(2))
+
+    def program(x):
+        with torch.no_grad():
+            if x.sum().item() > 0:
+                parameter.add_(x)
+            else:
+                parameter.sub_(2)
+        return x
+
+    return program, [lambda i=i: (ones() * i,) for i in (1, 1, 1, -1)]

@@ -1,0 +1,164 @@
+"""Real models through capture: one graph, eager's results, a hit when called again."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import magpy_like as magpy
+from tests import seeding
+from tests.compare import assert_same
+from zoo import ZOO
+
+pytestmark = pytest.mark.usefixtures("forget_everything")
+
+STATIC = [m for m in ZOO.values() if not m.dynamic]
+DYNAMIC = [m for m in ZOO.values() if m.dynamic]
+# AOTAutograd takes 5 to 20 seconds for each of these.
+DEEP = {"ResNet-101", "DenseNet-121", "TridentNet", "T5", "Mamba"}
+
+
+def by_name(models, full=frozenset()):
+    marks = {True: pytest.mark.full, False: ()}
+    return pytest.mark.parametrize(
+        "entry", [pytest.param(m, id=m.name, marks=marks[m.name in full]) for m in models]
+    )
+
+
+def pair(entry, train, device):
+    """Two equal models, one for each way to run."""
+    model = entry.make(seed=0).to(device).train(train)
+    return model, copy.deepcopy(model)
+
+
+def state(model):
+    """Everything on the modules that a call may change: buffers and plain attributes."""
+    attributes = {
+        f"{path}.{name}": value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+    }
+    return dict(model.named_buffers()), attributes
+
+
+def gradients(model):
+    """All gradients but those that are zero.
+
+    Where the loss uses some of a graph's outputs only, AOTAutograd gives the parameters behind the
+    other ones zeros, and eager gives them none.
+    """
+    found = {name: p.grad for name, p in model.named_parameters()}
+    return {name: grad for name, grad in found.items() if grad is not None and grad.any()}
+
+
+def calls_equal_eager(entry, fast, model, eager, *, batch=2, calls=3):
+    """Compares `calls` calls, each with fresh inputs; with backward when the models train."""
+    train = model.training and entry.trains
+    for seed in range(calls):
+        outcomes = []
+        for call, owner in ((fast, model), (eager, eager)):
+            args, kwargs = entry.inputs(owner, seed, batch)
+            seeding.seed(seed)
+            with torch.set_grad_enabled(train):
+                output = call(*args, **kwargs)
+            outcome = SimpleNamespace(
+                output=output, inputs=(args, kwargs), state=state(owner), rng=torch.get_rng_state()
+            )
+            if train:
+                owner.zero_grad()
+                entry.loss(output).backward()
+                outcome.gradients = gradients(owner)
+            outcomes.append(outcome)
+        assert_same(*outcomes, what=f"call {seed}")
+
+
+@by_name(STATIC)
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+def test_a_static_model_is_one_graph_and_hits_with_fresh_inputs(entry, train, device):
+    model, eager = pair(entry, train, device)
+    fast = magpy.compile(model, backend="eager", fullgraph=True)
+    calls_equal_eager(entry, fast, model, eager)
+    assert magpy.cache_info(fast) == (2, 1, 1, 1)  # hits, misses, records, graphs
+
+
+@by_name([m for m in STATIC if m.trains], full=DEEP)
+def test_a_static_model_trains_through_aot_autograd(entry, device):
+    """In double precision: on a GPU, AOTAutograd's batch norm rounds otherwise than cuDNN's."""
+    model, eager = (m.double() for m in pair(entry, True, device))
+    fast = magpy.compile(model, backend="aot_eager", fullgraph=True)
+    calls_equal_eager(entry, fast, model, eager, calls=2)
+    assert magpy.cache_info(fast) == (1, 1, 1, 1)
+
+
+@pytest.mark.full
+@by_name(STATIC)
+def test_a_static_model_infers_through_aot_autograd(entry, device):
+    model, eager = pair(entry, False, device)
+    fast = magpy.compile(model, backend="aot_eager", fullgraph=True)
+    calls_equal_eager(entry, fast, model, eager)
+    assert magpy.cache_info(fast) == (2, 1, 1, 1)
+
+
+@by_name(DYNAMIC)
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+def test_a_dynamic_model_equals_eager(entry, train, device):
+    model, eager = pair(entry, train, device)
+    fast = magpy.compile(model, backend="eager")
+    calls_equal_eager(entry, fast, model, eager, calls=5)
+
+
+@by_name([ZOO["ResNet-18"], ZOO["BERT"], ZOO["LSTM"]])
+def test_explain_shows_one_graph_and_no_split(entry, device):
+    model = entry.make(seed=0).to(device)
+    args, kwargs = entry.inputs(model, seed=0, batch=2)
+    with torch.no_grad():
+        report = magpy.explain(model, *args, **kwargs)
+    assert report.graph_count == len(report.graphs) == 1
+    assert report.split_points == []
+    assert report.guards
+    assert str(report)
+
+
+@by_name([ZOO["ResNet-18"], ZOO["BERT"]])
+@pytest.mark.parametrize("change", ["mode", "shape", "dtype", "grad mode"])
+def test_what_changes_the_program_misses(entry, change, device):
+    model, eager = pair(entry, False, device)
+    fast = magpy.compile(model, backend="eager")
+    calls_equal_eager(entry, fast, model, eager, calls=2)
+    misses = magpy.cache_info(fast).misses
+    if change == "mode":
+        model.train(), eager.train()
+    if change == "dtype":
+        model.double(), eager.double()
+    args, kwargs = entry.inputs(model, seed=9, batch=3 if change == "shape" else 2)
+    with torch.set_grad_enabled(change == "grad mode"):
+        assert_same(fast(*args, **kwargs), eager(*args, **kwargs))
+    assert magpy.cache_info(fast).misses > misses
+
+
+def test_new_weights_need_no_new_capture(device):
+    entry = ZOO["ResNet-18"]
+    model, eager = pair(entry, False, device)
+    fast = magpy.compile(model, backend="eager", fullgraph=True)
+    calls_equal_eager(entry, fast, model, eager, calls=1)
+    other = entry.make(seed=1).state_dict()
+    model.load_state_dict(other), eager.load_state_dict(other)
+    calls_equal_eager(entry, fast, model, eager, calls=1)
+    assert magpy.cache_info(fast).misses == 1
+
+
+def test_three_optimizer_steps_give_eagers_weights(device):
+    entry = ZOO["ResNet-18"]
+    model, eager = pair(entry, True, device)
+    fast = magpy.compile(model, backend="eager", fullgraph=True)
+    for call, owner in ((fast, model), (eager, eager)):
+        optimizer = torch.optim.SGD(owner.parameters(), lr=0.1, momentum=0.9)
+        for seed in range(3):
+            args, kwargs = entry.inputs(owner, seed, batch=2)
+            optimizer.zero_grad()
+            entry.loss(call(*args, **kwargs)).backward()
+            optimizer.step()
+    assert_same(model.state_dict(), eager.state_dict())
+    assert magpy.cache_info(fast).misses == 1
