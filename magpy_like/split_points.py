@@ -20,17 +20,17 @@ class Split(Exception):
     """The program does something here that cannot be part of a record; the text says what."""
 
 
-class Look(Split):
+class UnguardableRead(Split):
     """The same, found when it was done: something was read that a record cannot tell beforehand,
     and nothing was changed. So the program can still be cut before the instruction that did it."""
 
 
-class Effect(Split):
+class EffectInsideOperator(Split):
     """An operator's own Python code changes something outside: to run it again changes it twice."""
 
 
-class NotForetold(Split):
-    """A value was foretold, and what the program did later cannot be undone if it was wrong."""
+class SpeculationRefused(Split):
+    """A value was speculated on, and a later effect could not be undone after a misspeculation."""
 
 
 def unknown(value: Any, reason: str) -> Split:
@@ -58,7 +58,7 @@ def place_of(frame: FrameType) -> Place:
     return code.co_filename, code.co_qualname, *position
 
 
-class NotMerged(Split):
+class BranchRefused(Split):
     """A branch became an operator, which the program does not allow by what it did later."""
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 
 _BY_EQUALITY = (type(None), bool, int, str, bytes, range, type(...), type(NotImplemented), slice)
 _BY_IDENTITY = (type, types.ModuleType, types.CodeType, torch.dtype)
@@ -82,23 +82,23 @@ class _Comparison:
     def same(self, a: Any, e: Any, path: str) -> None:
         if type(a) is not type(e) and not _of_one_maker(type(a), type(e)):
             _differ(path, f"type {type(a).__qualname__}", type(e).__qualname__)
-        if not isinstance(e, _IMMUTABLE):
+        if not is_instance(e, _IMMUTABLE):
             if self._paired(a, e, path):
                 return
-        if isinstance(e, torch.Tensor):
+        if is_instance(e, torch.Tensor):
             self._tensor(a, e, path)
-        elif isinstance(e, np.ndarray):
+        elif is_instance(e, np.ndarray):
             self._array(a, e, path)
-        elif isinstance(e, (float, complex)):
+        elif is_instance(e, (float, complex)):
             self._number(a, e, path)
-        elif isinstance(e, enum.Enum):
+        elif is_instance(e, enum.Enum):
             self.same(a.name, e.name, f"{path}.name")
-        elif isinstance(e, type) and _of_one_maker(a, e):
+        elif is_instance(e, type) and _of_one_maker(a, e):
             self._class(a, e, path)
-        elif isinstance(e, _BY_IDENTITY):
+        elif is_instance(e, _BY_IDENTITY):
             if a is not e:
                 _differ(path, repr(a), repr(e))
-        elif isinstance(e, _BY_EQUALITY):
+        elif is_instance(e, _BY_EQUALITY):
             if a != e:
                 _differ(path, repr(a), repr(e))
         else:
@@ -122,7 +122,7 @@ class _Comparison:
     def _class(self, a: type, e: type, path: str) -> None:
         """Two classes of one maker: what a program may have left on them."""
         left, right = (
-            {k: v for k, v in vars(cls).items() if isinstance(v, _LEFT_ON_CLASSES)}
+            {k: v for k, v in vars(cls).items() if is_instance(v, _LEFT_ON_CLASSES)}
             for cls in (a, e)
         )
         names = [{k for k in own if not k.startswith("_")} for own in (left, right)]
@@ -132,51 +132,51 @@ class _Comparison:
             self.same(left[name], right[name], f"{path}.{name}")
 
     def _structure(self, a: Any, e: Any, path: str) -> None:
-        if isinstance(e, dict):
+        if is_instance(e, dict):
             self._keys(list(a), list(e), path)
             for ka, ke in zip(a, e):
                 self.same(dict.__getitem__(a, ka), dict.__getitem__(e, ke), f"{path}[{ke!r}]")
-        elif isinstance(e, (list, tuple, collections.deque)):
+        elif is_instance(e, (list, tuple, collections.deque)):
             if len(a) != len(e):
                 _differ(path, f"length {len(a)}", len(e))
             for i, (x, y) in enumerate(zip(a, e)):
                 self.same(x, y, f"{path}[{i}]")
-            if isinstance(e, collections.deque):
+            if is_instance(e, collections.deque):
                 self.same(a.maxlen, e.maxlen, f"{path}.maxlen")
-        elif isinstance(e, (set, frozenset)):
+        elif is_instance(e, (set, frozenset)):
             self._set(a, e, path)
-        elif isinstance(e, types.FunctionType):
+        elif is_instance(e, types.FunctionType):
             self._function(a, e, path)
             return
-        elif isinstance(e, types.MethodType):
+        elif is_instance(e, types.MethodType):
             self.same(a.__func__, e.__func__, f"{path}.__func__")
             self.same(a.__self__, e.__self__, f"{path}.__self__")
             return
-        elif isinstance(e, types.BuiltinFunctionType):
+        elif is_instance(e, types.BuiltinFunctionType):
             self.same(a.__name__, e.__name__, f"{path}.__name__")
             self.same(a.__self__, e.__self__, f"{path}.__self__")
             return
-        elif isinstance(e, functools.partial):
+        elif is_instance(e, functools.partial):
             for name in ("func", "args", "keywords"):
                 self.same(getattr(a, name), getattr(e, name), f"{path}.{name}")
-        elif isinstance(e, types.GeneratorType):
+        elif is_instance(e, types.GeneratorType):
             self._generator(a, e, path)
             return
-        elif isinstance(e, types.CellType):
+        elif is_instance(e, types.CellType):
             self.same(_cell(a), _cell(e), f"{path}.cell_contents")
             return
-        elif isinstance(e, _ITERATORS):
+        elif is_instance(e, _ITERATORS):
             # For these, __reduce__ tells what is left without consuming it.
             reduced_a, reduced_e = a.__reduce__(), e.__reduce__()
             self.alive += (reduced_a, reduced_e)
             self.same(reduced_a, reduced_e, f"{path}<iterator>")
             return
-        elif isinstance(e, (bytearray, array.array)):
+        elif is_instance(e, (bytearray, array.array)):
             if a != e:
                 _differ(path, repr(a), repr(e))
-        elif isinstance(e, (io.StringIO, io.BytesIO)):
+        elif is_instance(e, (io.StringIO, io.BytesIO)):
             self.same((a.getvalue(), a.tell()), (e.getvalue(), e.tell()), f"{path}.getvalue()")
-        elif isinstance(e, BaseException):
+        elif is_instance(e, BaseException):
             self.same(a.args, e.args, f"{path}.args")
         self._state(a, e, path)
 
@@ -225,7 +225,7 @@ class _Comparison:
         names: dict[str, None] = {}
         for cls in type(e).__mro__:
             slots = cls.__dict__.get("__slots__", ())
-            names.update(dict.fromkeys([slots] if isinstance(slots, str) else slots))
+            names.update(dict.fromkeys([slots] if is_instance(slots, str) else slots))
         if dataclasses.is_dataclass(type(e)):
             names.update(dict.fromkeys(f.name for f in dataclasses.fields(type(e))))
         names.pop("__dict__", None)
@@ -244,7 +244,7 @@ class _Comparison:
                 self.same(own_a[name], own_e[name], f"{path}.{name}")
 
     def _number(self, a: Any, e: Any, path: str) -> None:
-        if isinstance(e, complex):
+        if is_instance(e, complex):
             self._number(a.real, e.real, f"{path}.real")
             self._number(a.imag, e.imag, f"{path}.imag")
             return

@@ -29,11 +29,11 @@ from tests.promises import Promise
 
 MODES = "modes: torch's modes"
 RANGE = "sizes: range of a size"
-FORETOLD = "foretold: a value"
-FORETOLD_EARLY = "foretold: a value, in the graph"
+SPECULATED = "speculated: a value"
+SPECULATED_EARLY = "speculated: a value, in the graph"
 _PARTS = ("equals: its type", "equals: its text", "equals: its value")
 """What a comparison with a plain value is made of."""
-_ELSEWHERE = (MODES, RANGE, FORETOLD, FORETOLD_EARLY, *_PARTS)
+_ELSEWHERE = (MODES, RANGE, SPECULATED, SPECULATED_EARLY, *_PARTS)
 """Conditions that no call in the guard builder makes by itself."""
 _ROOMS = [sys.modules[cls.__module__] for cls in GuardBuilder.__mro__[:-1]]
 """The modules that the guard builder is spread over."""
@@ -260,12 +260,12 @@ _numbers: dict[int, tuple[list[str], dict[int, int]]] = {}
 
 
 class _MockBuilder(record.MockBuilder):
-    """Numbers the values that are foretold, and takes the forced ones for right."""
+    """Numbers the values that are speculated on, and takes the forced ones for right."""
 
-    def foretold(self) -> list[str]:
-        conditions = super().foretold()
+    def speculated(self) -> list[str]:
+        conditions = super().speculated()
         for i, condition in enumerate(conditions):
-            number, forced = _run.note((FORETOLD,), condition)
+            number, forced = _run.note((SPECULATED,), condition)
             if forced:
                 conditions[i] = "True"
                 continue
@@ -285,7 +285,7 @@ def _see(number: int) -> Callable[[bool], bool]:
 
 _synthesise, _try, _look = Dispatcher.synthesise, Dispatcher._try, early_checks._look
 _run_after, _backend = Dispatcher._run_after, Dispatcher._backend
-_foretold_wrongly = Dispatcher._foretold_wrongly
+_misspeculated = Dispatcher._misspeculated
 
 
 def _synthesise_noted(dispatcher: Dispatcher, *args: Any) -> Any:
@@ -307,9 +307,9 @@ def _run_after_noted(dispatcher: Dispatcher, *args: Any) -> Any:
     return _run_after(dispatcher, *args)
 
 
-def _foretold_wrongly_noted(dispatcher: Dispatcher, places: Any, raised: str) -> None:
+def _misspeculated_noted(dispatcher: Dispatcher, places: Any, raised: str) -> None:
     _run.raised += bool(raised)
-    _foretold_wrongly(dispatcher, places, raised)
+    _misspeculated(dispatcher, places, raised)
 
 
 def _backend_noted(dispatcher: Dispatcher, graph: Any, inputs: Any) -> CompiledGraph:
@@ -325,7 +325,7 @@ def _backend_noted(dispatcher: Dispatcher, graph: Any, inputs: Any) -> CompiledG
 
 
 def _look_noted(expression: Any, value: Any, place: Any, nodes: Any) -> Any:
-    number, forced = _run.note((FORETOLD_EARLY,), f"{value!r}")
+    number, forced = _run.note((SPECULATED_EARLY,), f"{value!r}")
     look = _look(expression, value, place, nodes)
 
     def seen(*given: Any) -> None:
@@ -354,7 +354,7 @@ def noted(run: Run) -> Iterator[None]:
             (Dispatcher, "synthesise", _synthesise_noted),
             (Dispatcher, "_try", _try_noted),
             (Dispatcher, "_run_after", _run_after_noted),
-            (Dispatcher, "_foretold_wrongly", _foretold_wrongly_noted),
+            (Dispatcher, "_misspeculated", _misspeculated_noted),
             (Dispatcher, "_backend", _backend_noted),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))

@@ -66,7 +66,7 @@ _BOOKKEEPING = re.compile(
 )
 """In assertions of tests that are about what was recorded, not about answers."""
 _DEAD = "the interpreter has died in it"
-_OF_LIFTED_VALUES = ("conditions", "bound", "sizes", "foretold")
+_OF_LIFTED_VALUES = ("conditions", "bound", "sizes", "speculated")
 
 
 def _is_of_lifted_value(check: Check) -> bool:
@@ -319,7 +319,7 @@ class Sweep:
             finding.together += 1
             run = Run(forced=[subject])
             outcome, _ = outcome_of(run)
-            if outcome != "right" or _surprises(run) > _surprises(first):
+            if outcome != "right" or _misspeculations(run) > _misspeculations(first):
                 continue
             if len(run.checks) >= len(first.checks):
                 finding.implied += 1
@@ -327,7 +327,7 @@ class Sweep:
                 finding.idle.append(subject if isinstance(subject, str) else ": ".join(subject))
 
 
-def _surprises(run: Run) -> int:
+def _misspeculations(run: Run) -> int:
     """How often a record has raised, or a graph was given what it was not promised."""
     return run.raised + len(run.broken)
 

@@ -246,7 +246,7 @@ def test_explain_of_a_whole_program():
     assert log == [3], "the run is real"
 
 
-def foretells_before_a_mode_is_switched(x, path, seen, opaque):
+def speculates_before_a_mode_is_switched(x, path, seen, opaque):
     with open(path, "a") as log:
         log.write(f"{len(seen)}\n")
     seen.append(len(seen))
@@ -269,7 +269,7 @@ def changes_what_a_branch_hands_on(x, path, seen, opaque):
 
 
 @pytest.mark.parametrize(
-    "program", [foretells_before_a_mode_is_switched, changes_what_a_branch_hands_on]
+    "program", [speculates_before_a_mode_is_switched, changes_what_a_branch_hands_on]
 )
 def test_explain_runs_a_program_once_that_is_recorded_otherwise_from_its_next_call_on(
     program, tmp_path, capsys
@@ -291,7 +291,7 @@ def test_explain_runs_a_program_once_that_is_recorded_otherwise_from_its_next_ca
     assert again.learnt == [] and again.graph_count > report.graph_count
 
 
-def test_a_program_whose_values_cannot_be_foretold_is_refused_by_its_first_call():
+def test_a_program_whose_values_cannot_be_speculated_on_is_refused_by_its_first_call():
     def program(x):
         if (x * 2).tolist()[0] > 1:
             x = x + 1
@@ -321,7 +321,7 @@ def test_explain_of_a_program_that_splits():
     assert f"{point.filename}:{point.lineno}" in str(report)
 
 
-def test_explain_lists_each_stretch_and_what_would_remove_each_split():
+def test_explain_lists_each_segment_and_what_would_remove_each_split():
     @magpy.disable
     def tell(value):
         pass
@@ -336,12 +336,12 @@ def test_explain_lists_each_stretch_and_what_would_remove_each_split():
 
     report = magpy.explain(program, tensor(1, -2))
     line = program.__code__.co_firstlineno
-    assert [s.ends_at and s.ends_at.lineno - line for s in report.stretches][:3] == [2, 5, 5]
-    assert report.stretches[-1].ends_at is None
+    assert [s.ends_at and s.ends_at.lineno - line for s in report.segments][:3] == [2, 5, 5]
+    assert report.segments[-1].ends_at is None
     assert report.graph_count == 3
     assert [point.lineno - line for point in report.split_points] == [2, 5]
     text = str(report)
-    assert f"stretch 1: {program.__qualname__}, from line {line + 2} on: graph of 2 op" in text
+    assert f"segment 1: {program.__qualname__}, from line {line + 2} on: graph of 2 op" in text
     assert text.count("to remove it: take magpy_like.disable off") == 2
 
 

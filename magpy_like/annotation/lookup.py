@@ -25,7 +25,7 @@ from magpy_like.annotation.annotation_files import annotations_dir
 from magpy_like.annotation.loader import Rule, is_pattern, read_rules
 from magpy_like.annotation.schema import Annotation, SchemaError, build
 from magpy_like.errors import AnnotationError
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 
 _log = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class Table:
             kind = _locate(name.rstrip("?"))
             if kind is _UNIMPORTED:
                 return False
-            if isinstance(kind, type):
+            if is_instance(kind, type):
                 self._instances[kind] = rule.annotation(name.rstrip("?"), line)
             elif not name.endswith("?"):
                 self._unknown(rule.error("no such type", name, line))
@@ -210,7 +210,7 @@ class Table:
         write = pattern.endswith("=")
         pattern = pattern.rstrip("=")
         for path, owner in owners:
-            for name in dir(owner) if isinstance(owner, types.ModuleType) else list(vars(owner)):
+            for name in dir(owner) if is_instance(owner, types.ModuleType) else list(vars(owner)):
                 if not fnmatchcase(name, pattern) or name in rule.exclude:
                     continue
                 operation = _member(owner, name)
@@ -238,7 +238,7 @@ class Table:
         self._bound[key] = exact
         annotation = rule.annotation(name, line)
         entries[id(operation)] = (operation, annotation)
-        if isinstance(operation, property):
+        if is_instance(operation, property):
             accessor = operation.fset if write else operation.fget
             if accessor is not None:
                 self._reads[id(accessor)] = (accessor, annotation)
@@ -268,9 +268,9 @@ def resolve(function: object) -> tuple[Any, Any]:
         # Through `super` the wrapper need not be the first of its name in the receiver's class.
         owner = function.__objclass__  # type: ignore[attr-defined]
         return owner.__dict__[function.__name__], function.__self__  # type: ignore[attr-defined]
-    if kind is types.FunctionType or isinstance(function, (type, *_NATIVE)):
+    if kind is types.FunctionType or is_instance(function, (type, *_NATIVE)):
         return function, NULL
-    if isinstance(function, functools.partial) or _TABLE.lookup(function) is not None:
+    if is_instance(function, functools.partial) or _TABLE.lookup(function) is not None:
         return function, NULL
     call = _inherited(kind, "__call__")
     return (function, NULL) if call is _ABSENT else (call, function)
@@ -278,15 +278,15 @@ def resolve(function: object) -> tuple[Any, Any]:
 
 def _resolve_builtin(function: Any) -> tuple[Any, Any]:
     receiver = function.__self__
-    if receiver is None or isinstance(receiver, types.ModuleType):
+    if receiver is None or is_instance(receiver, types.ModuleType):
         return function, NULL
     name = function.__name__
-    if isinstance(receiver, type):
+    if is_instance(receiver, type):
         for base in receiver.__mro__:
             member = base.__dict__.get(name)
-            if member is function or isinstance(member, staticmethod):
+            if member is function or is_instance(member, staticmethod):
                 return function, NULL
-            if isinstance(member, types.ClassMethodDescriptorType) and (
+            if is_instance(member, types.ClassMethodDescriptorType) and (
                 member.__get__(None, receiver) == function
             ):
                 return member, receiver
@@ -294,7 +294,7 @@ def _resolve_builtin(function: Any) -> tuple[Any, Any]:
     for base in kind.__mro__:
         member = base.__dict__.get(name)
         # Through `super` the method need not be the first of its name in the receiver's class.
-        if isinstance(member, types.MethodDescriptorType) and (
+        if is_instance(member, types.MethodDescriptorType) and (
             member.__get__(receiver, kind) == function
         ):
             return member, receiver
@@ -322,7 +322,7 @@ def annotate(
     source = f"{frame.f_code.co_filename}:{frame.f_lineno}"
     name = getattr(fn, "__qualname__", repr(fn))
     refuse = functools.partial(AnnotationError, file=frame.f_code.co_filename, line=frame.f_lineno)
-    if not callable(fn) and not isinstance(fn, _PROPERTY):
+    if not callable(fn) and not is_instance(fn, _PROPERTY):
         raise refuse("expected a function, method or class", key=name)
     given = {
         "pure_closure": pure_closure,
@@ -385,11 +385,11 @@ def _locate(path: str) -> object:
 
 def _member(owner: object, name: str) -> object:
     """What a namespace itself holds under a name: of a class the descriptor, not what it gives."""
-    if isinstance(owner, type):
+    if is_instance(owner, type):
         member = owner.__dict__.get(name, _ABSENT)
     else:
         member = getattr(owner, name, _ABSENT)
-    if isinstance(member, staticmethod | classmethod):
+    if is_instance(member, staticmethod | classmethod):
         return member.__func__
     return member
 
@@ -403,13 +403,13 @@ def _inherited(kind: type, name: str) -> object:
 
 def _kind(operation: object) -> str:
     # Cython has a type of its own for functions, in every library that was built with it.
-    if isinstance(operation, _NATIVE) or type(operation).__name__ == "cython_function_or_method":
+    if is_instance(operation, _NATIVE) or type(operation).__name__ == "cython_function_or_method":
         return "native"
-    if isinstance(operation, type):
+    if is_instance(operation, type):
         return "class"
-    if isinstance(operation, _PROPERTY):
+    if is_instance(operation, _PROPERTY):
         return "property"
-    if isinstance(operation, types.FunctionType):
+    if is_instance(operation, types.FunctionType):
         return "function"
     return "instance" if callable(operation) else ""
 

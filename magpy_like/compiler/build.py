@@ -32,11 +32,11 @@ Call = Callable[[list[Any]], Any]
 Functions = dict[str, Callable[..., Any]]  # kernel -> function of addresses, sizes and numbers
 
 
-def settle(kernel: Kernel, graph: Graph) -> None:
+def adapt_plan(kernel: Kernel, graph: Graph) -> None:
     """Let the printer of the kernel's device change its plan. Raises Unsupported without one."""
     if kernel.device.type not in PRINTERS:
         raise Unsupported("a graph", f"no printer for device {kernel.device.type}")
-    PRINTERS[kernel.device.type].settle(kernel, graph.hint)
+    PRINTERS[kernel.device.type].adapt_plan(kernel, graph.hint)
 
 
 def key(gm: fx.GraphModule, kind: str, trace: Trace) -> str | None:
@@ -185,15 +185,15 @@ def _load_units(compiled: CompiledGraph, kind: str) -> Functions:
 
 @dataclass(frozen=True)
 class Printer:
-    """``settle(kernel, hint)`` may change a plan before memory is planned; ``build(kernels, graph,
-    kind, trace)`` prints, compiles and loads."""
+    """``adapt_plan(kernel, hint)`` may change a plan before memory is planned; ``build(kernels,
+    graph, kind, trace)`` prints, compiles and loads."""
 
-    settle: Callable[[Kernel, Callable[[Any], int]], None]
+    adapt_plan: Callable[[Kernel, Callable[[Any], int]], None]
     build: Callable[..., Functions]
 
 
 #: Device type -> the printer for its kernels.
 PRINTERS = {
     "cpu": Printer(lambda kernel, hint: None, build_cpp),
-    "cuda": Printer(triton_printer.settle, triton_printer.build),
+    "cuda": Printer(triton_printer.adapt_plan, triton_printer.build),
 }

@@ -40,7 +40,7 @@ from magpy_like.graph_operators.checkpoint_statistics import NotWritten
 from magpy_like.graph_operators.control_operators import has_parts
 from magpy_like.torch_interop.current_gpu import has_calls_for_current_gpu, traced_afresh
 from magpy_like.torch_interop.saved_tensor_hooks import no_hooks
-from magpy_like.torch_interop.tracing_lock import TURNS
+from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
 _OPTIONS = {"strict", "trace"}
 
@@ -106,7 +106,7 @@ def compile_untransformed(
     trace.write("fx", "graph.py", lambda: gm.print_readable(print_output=False))
 
     try:
-        turn = traced_afresh() if has_calls_for_current_gpu(gm) else TURNS
+        turn = traced_afresh() if has_calls_for_current_gpu(gm) else TRACING_LOCK
         with turn, trace.timing("compile"), torch.random.fork_rng(devices=[]):
             try:
                 return _compile_captured(gm, example_inputs, strict, trace)
@@ -294,7 +294,7 @@ def _compile(gm: fx.GraphModule, kind: str, trace: Trace) -> Callable[[list[Any]
         schedule = Scheduler(graph).run()
         for work in schedule.steps:
             if isinstance(work, Kernel):
-                build.settle(work, graph)
+                build.adapt_plan(work, graph)
         steps = plan_memory(graph, schedule)
     trace.write("schedule", f"{kind}.txt", lambda: ir_text.schedule(schedule))
     kernels = [step.work for step in steps if isinstance(step.work, Kernel)]

@@ -1,6 +1,6 @@
 """Graphs with branches and loops: what lies between is compiled, and Python goes from part to part.
 
-A graph is cut at its branches and loops (:mod:`.control`). Each stretch between two of them, and
+A graph is cut at its branches and loops (:mod:`.control`). Each segment between two of them, and
 each side of a branch and body of a loop in the same way, is a graph of its own for a backend, and
 compiled when it is first reached; a plain ``if`` chooses the side, a plain ``while`` or ``for``
 repeats the body, and numbers and lists are Python's. Gradients flow through as in eager mode: what
@@ -35,7 +35,7 @@ from magpy_like.graph_operators.control_operators import (
     is_pythons,
     may_write,
 )
-from magpy_like.torch_interop.tracing_lock import TURNS
+from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -265,7 +265,7 @@ class Part(torch.nn.Module):
             key, known = (shared, key), self._of_shared
         found = known.get(key)
         if found is None:
-            with TURNS:
+            with TRACING_LOCK:
                 found = known.get(key)
                 if found is None:
                     general = known is self._compiled

@@ -25,7 +25,7 @@ from magpy_like.monitor.symbolic.expressions import (
     known_at_entry,
 )
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import OwnReference, is_plain
 from magpy_like.split_points import Split
@@ -71,7 +71,7 @@ class Outcomes:
             if left is MOVED:
                 raise Split("one side moves an iterator that is needed afterwards")
             return
-        if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        if is_instance(left, torch.Tensor) and is_instance(right, torch.Tensor):
             check_like(left, right)
             sources = [*self._sources(left, self.true), *self._sources(right, self.false)]
             yield Output(place, (left, right), sources)
@@ -98,7 +98,7 @@ class Outcomes:
         if sources or end.made(tensor):
             return sources
         node = self.run.recording.operators.node_of(tensor)
-        if isinstance(tensor, FakeTensor) and node in end.nodes:
+        if is_instance(tensor, FakeTensor) and node in end.nodes:
             raise Split("one side leaves a view of a tensor that was there before")
         if tensor.is_inference():
             raise Split("one side leaves an inference tensor that was there before")
@@ -122,7 +122,7 @@ class Outcomes:
         for end, given in zip(ends, results, strict=True):
             inside = set(end.nodes)
             used = [n for node in end.nodes for n in node.all_input_nodes]
-            used += [n for n in given if isinstance(n, fx.Node)]
+            used += [n for n in given if is_instance(n, fx.Node)]
             outside |= {n: None for n in used if n not in inside}
         graphs = [
             operators.subgraph(list(outside), end.nodes, given)
@@ -146,11 +146,11 @@ def _twin_of_both(run: MonitorRun, left: Any, right: Any) -> torch.Tensor | None
     """
     if run.recording.twin is None:
         return None
-    twins = [n.meta.get(TWIN) if isinstance(n, fx.Node) else None for n in (left, right)]
-    if any(isinstance(n, fx.Node) and n.meta.get(NUMBER) for n in (left, right)):
+    twins = [n.meta.get(TWIN) if is_instance(n, fx.Node) else None for n in (left, right)]
+    if any(is_instance(n, fx.Node) and n.meta.get(NUMBER) for n in (left, right)):
         return None
-    if not all(isinstance(twin, torch.Tensor) for twin in twins):
-        if any(isinstance(n, fx.Node) for n in (left, right)):
+    if not all(is_instance(twin, torch.Tensor) for twin in twins):
+        if any(is_instance(n, fx.Node) for n in (left, right)):
             raise Split("the sizes of a tensor that a side makes are not known")
         return None
     check_twins(run, *twins)

@@ -42,11 +42,11 @@ from magpy_like.control_flow.loop_heads import (
     shift_of,
 )
 from magpy_like.control_flow.loop_tensor_writes import Written
-from magpy_like.control_flow.substitute_tensors import StandIns
+from magpy_like.control_flow.substitute_tensors import SubstituteTensors
 from magpy_like.control_flow.while_loop import find_loop
 from magpy_like.logs import topic
 from magpy_like.monitor.instructions.step import Step
-from magpy_like.monitor.isolated_runs import Side
+from magpy_like.monitor.isolated_runs import BranchRun
 from magpy_like.monitor.objects.loop_written_places import Filled
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
@@ -62,7 +62,7 @@ from magpy_like.native import (
     frame_set_operand,
     frame_stack,
 )
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import OwnReference, Steady
 from magpy_like.split_points import Split, SplitPoint
@@ -93,7 +93,7 @@ class Branches:
         self._waiting: list[Callable[[MonitorRun, FrameType], None]] = []
         """What is to be done where operators end that the program has yet to go through."""
         self._depth = 0
-        self._stand_ins = StandIns()
+        self._stand_ins = SubstituteTensors()
         self._may_be: dict[int, tuple[OwnReference, list[OwnReference]]] = {}
         """By id, results of branches, with what they may be that was there before."""
         self._any: list[OwnReference] = []
@@ -258,8 +258,8 @@ class Branches:
         if not self._depth:
             self._heads.at_next_round(run, step)
 
-    def settle(self, run: MonitorRun, frame: FrameType | None = None) -> None:
-        self._heads.settle(run, frame)
+    def abandon_loops(self, run: MonitorRun, frame: FrameType | None = None) -> None:
+        self._heads.abandon_loops(run, frame)
 
     def wait(self, receive: Callable[[MonitorRun, FrameType], None]) -> None:
         """Call this where the operator ends that the program is about to go through."""
@@ -321,7 +321,7 @@ class Branches:
 
     def at_identity(self, run: MonitorRun, step: Step, depths: Sequence[int]) -> None:
         operands = [(depth, step.stack[-depth]) for depth in depths]
-        if not all(isinstance(value, torch.Tensor) for _, value in operands):
+        if not all(is_instance(value, torch.Tensor) for _, value in operands):
             return
         if any(reference() is value for reference in self._any for _, value in operands):
             raise Split("asks which tensor it is that rounds of a loop hand on")
@@ -396,7 +396,7 @@ class Branches:
         copies = {id(b): a for a, b in zip(before, after, strict=True) if a is not b}
         function = resumption(start)
         shift = origins[id(function.__code__)].shift
-        side = Side(function.__code__, shift, self._fake, run.abandon)
+        side = BranchRun(function.__code__, shift, self._fake, run.abandon)
         side.gradients_differ, side.tensors.draws, side.filled = gradients_differ, draws, filled
         side.reads = reads if run.side is None else run.side.reads
         side.copies = {*stand_ins, *(run.side.copies if run.side is not None else ())}
@@ -407,7 +407,7 @@ class Branches:
         if exits is not None:
             exits.original = original
         for value in (*(v for v in after if id(v) in copies), *own):
-            side.tensors.own(value) if isinstance(value, torch.Tensor) else side.own(value)
+            side.tensors.own(value) if is_instance(value, torch.Tensor) else side.own(value)
         last = next(iter(reversed(rec.operators.graph.nodes)), None)
         watched, as_is = len(rec.unchanged), _as_is(rec)
         self._depth += 1
@@ -455,7 +455,7 @@ class Branches:
         return end
 
     def _undo(
-        self, rec: Recording, last: fx.Node | None, reason: str, side: Side | None = None
+        self, rec: Recording, last: fx.Node | None, reason: str, side: BranchRun | None = None
     ) -> Split:
         nodes = nodes_after(rec, last)
         rec.operators.forget_numbers(set(nodes))
@@ -467,7 +467,7 @@ class Branches:
     def share_memory(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         """Whether two tensors have one memory, which those without data only stand for."""
         storages = [
-            (t if isinstance(t, FakeTensor) else self._fake.from_tensor(t)).untyped_storage()
+            (t if is_instance(t, FakeTensor) else self._fake.from_tensor(t)).untyped_storage()
             for t in (one, other)
         ]
         return bool(storages[0]._cdata == storages[1]._cdata)
@@ -551,8 +551,8 @@ class Branches:
         if is_number(output.values[0]):
             if type(value) is not type(output.values[0]):
                 raise Split("a branch leaves another kind of number")
-            return run.lift(value, InGraph(node) if isinstance(node, fx.Node) else node)
-        assert isinstance(node, fx.Node)
+            return run.lift(value, InGraph(node) if is_instance(node, fx.Node) else node)
+        assert is_instance(node, fx.Node)
         check_like(value, output.values[0])
         if rec.operators.node_of(value) is not None or rec.node(value) is not None:
             value = self._stand_ins.make(value)

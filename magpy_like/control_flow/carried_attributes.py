@@ -25,7 +25,7 @@ def read(run: MonitorRun, place: Holder) -> Any:
     node, relation = _edge(rec, place)
     if node is None:
         return value
-    rec.meet(node, relation, value)
+    rec.record_read(node, relation, value)
     rec.visit(value, ValueRead.ALL)
     lifted = run.lift_element(node, relation, value, is_updated=True)
     return value if lifted is None else lifted

@@ -13,7 +13,7 @@ from magpy_like.control_flow.carried_places import say, unchanged
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import is_number
 from magpy_like.native import NULL, instance_dict, lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import HEAP_TYPE
 from magpy_like.split_points import Split
 
@@ -43,7 +43,7 @@ def part(value: Any, path: Path) -> Any:
 
 def put(container: Any, key: Any, value: Any) -> Any:
     """The container with another value in it: itself, or another tuple."""
-    if isinstance(container, tuple):
+    if is_instance(container, tuple):
         return tuple.__new__(type(container), (*container[:key], value, *container[key + 1 :]))
     (container if type(container) in (list, dict) else instance_dict(container))[key] = value
     return container
@@ -58,7 +58,7 @@ def rebuilt(value: Any, leaves: Mapping[Path, Any], path: Path = ()) -> Any:
     if inside is None:
         return value
     items = {key: rebuilt(item, leaves, (*path, key)) for key, item in inside.items()}
-    if isinstance(value, tuple):
+    if is_instance(value, tuple):
         return tuple.__new__(type(value), items.values())
     if type(value) is list:
         return [*items.values()]
@@ -83,8 +83,8 @@ def differences(before: Any, after: Any, path: Path = ()) -> Iterator[tuple[Path
     if one is not None and other is not None and [*one] == [*other]:
         for key in one:
             yield from differences(one[key], other[key], (*path, key))
-    elif isinstance(before, torch.Tensor) == isinstance(after, torch.Tensor) and (
-        isinstance(after, torch.Tensor) or (same_type and is_number(after))
+    elif is_instance(before, torch.Tensor) == is_instance(after, torch.Tensor) and (
+        is_instance(after, torch.Tensor) or (same_type and is_number(after))
     ):
         yield path, after
     else:
@@ -95,7 +95,7 @@ def containers(value: Any) -> Iterator[Any]:
     """Those of which it can be told which one they are, as they may be changed."""
     inside = parts(value)
     if inside is not None:
-        if not isinstance(value, tuple):
+        if not is_instance(value, tuple):
             yield value
         for item in inside.values():
             yield from containers(item)
@@ -132,7 +132,7 @@ _MOST_NESTED = 8
 def _is_named(value: Any) -> bool:
     kind = type(value)
     fields = getattr(kind, "_fields", ())
-    named = isinstance(value, tuple) and type(fields) is tuple and len(fields) == len(value)
+    named = is_instance(value, tuple) and type(fields) is tuple and len(fields) == len(value)
     return named and kind.__basicsize__ == tuple.__basicsize__ and not kind.__dictoffset__
 
 

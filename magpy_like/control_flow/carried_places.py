@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.monitor.isolated_runs import Side, is_iterator
+from magpy_like.monitor.isolated_runs import BranchRun, is_iterator
 from magpy_like.monitor.objects.iterators import FORESEEN
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import Expression, is_number
 from magpy_like.native import NULL
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import Split
 from magpy_like.splitting.frame_state import FrameState
@@ -26,7 +26,7 @@ class End:
 
     locals: tuple[Any, ...]
     stack: tuple[Any, ...]
-    side: Side | None
+    side: BranchRun | None
     """None when there is nothing between the branch and that place."""
     nodes: list[fx.Node]
     again: bool = False
@@ -147,7 +147,7 @@ def check_like(left: Any, right: torch.Tensor, but: str = "") -> None:
     for name, look in _LOOKS.items():
         if name == but:
             continue
-        one = look(left) if isinstance(left, torch.Tensor) else None
+        one = look(left) if is_instance(left, torch.Tensor) else None
         other = look(right)
         if one != other:
             raise Split(f"the sides differ in the {name} of a tensor: {one} and {other}")

@@ -37,7 +37,7 @@ from magpy_like.control_flow.carried_containers import (
 from magpy_like.control_flow.carried_places import End, Output, check_like, erase, nodes_after, say
 from magpy_like.control_flow.counting_loops import Counter, Turn, bounds_of, is_one_number, step_of
 from magpy_like.control_flow.loop_exits import Exits
-from magpy_like.control_flow.loop_outputs import Behind, twin_of
+from magpy_like.control_flow.loop_outputs import LoopOutputs, twin_of
 from magpy_like.control_flow.loop_tensor_writes import (
     Past,
     Written,
@@ -63,7 +63,7 @@ from magpy_like.monitor.symbolic.loop_ranges import (
 from magpy_like.monitor.symbolic.loop_windows import Reads
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native import NULL
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_identity, is_plain
 from magpy_like.split_points import Split
 from magpy_like.splitting.frame_state import FrameState
@@ -412,7 +412,7 @@ class Loop:
             Split: the elements are not alike.
         """
         rec = self.run.recording
-        if not isinstance(tensor, torch.Tensor):
+        if not is_instance(tensor, torch.Tensor):
             return self._element_of(tensor, made)
         node = rec.graph_value(tensor)
         made.append(rec.operators.row(node, self.index))
@@ -420,10 +420,10 @@ class Loop:
 
     def _element_of(self, rows: Any, made: list[fx.Node]) -> torch.Tensor:
         operators = self.run.recording.operators
-        found = operators.lists[id(rows.rows if isinstance(rows, Backwards) else rows)]
-        assert isinstance(found, Gathered)
+        found = operators.lists[id(rows.rows if is_instance(rows, Backwards) else rows)]
+        assert is_instance(found, Gathered)
         at = self.index
-        if isinstance(rows, Backwards):
+        if is_instance(rows, Backwards):
             at = operators.graph.call_function(operator.invert, (at,))
             at.meta[NUMBER] = True
             made.append(at)
@@ -520,7 +520,7 @@ class Loop:
         if found.per_index:
             if added != self.bounds[2]:
                 raise Split("a list grows otherwise than the index by which a round looks into it")
-            self.run.lifted.settle(self.bounds[:1])  # how far from its end the elements are
+            self.run.lifted.specialize(self.bounds[:1])  # how far from its end the elements are
 
     def _hand_on_last(self, slot: int, begin: Sequence[Any], after: Sequence[Any]) -> None:
         """Each round finds elements at the end of a list that it appends to, as the one before has
@@ -535,7 +535,7 @@ class Loop:
             leaf = self.carried.get((slot, path))
             if leaf is None:
                 first = begin[-distance]
-                if not isinstance(first, torch.Tensor):
+                if not is_instance(first, torch.Tensor):
                     raise Split(f"a round looks up {say(first)} in a list that it appends to")
                 takes_part = _takes_part(first)
                 self.carried[slot, path] = Leaf(slot, path, first, takes_part, is_last=True)
@@ -593,7 +593,7 @@ class Loop:
             Split: there is something else that the round has made.
         """
         rec = self.run.recording
-        if isinstance(value, torch.Tensor):
+        if is_instance(value, torch.Tensor):
             node = rec.operators.node_of(value)
             if end.made(value) or node in end.nodes or node in self._symbols():
                 yield path, value
@@ -642,11 +642,11 @@ class Loop:
         for found in self.lists:
             hands_on = [self.was_there(item, end) for item in found.added]
             found.was_there = any(hands_on)
-        if any(not isinstance(item, torch.Tensor) for s in self.lists for item in s.added):
+        if any(not is_instance(item, torch.Tensor) for s in self.lists for item in s.added):
             raise Split("rounds add numbers to a list")
         differ = False
         for leaf in self.carried.values():
-            if isinstance(leaf.first, torch.Tensor):
+            if is_instance(leaf.first, torch.Tensor):
                 check_like(leaf.result, leaf.first, but="part in gradients")
                 self._check_twin(leaf)
                 differ |= leaf.gradients != leaf.result.requires_grad
@@ -664,7 +664,7 @@ class Loop:
         results = [leaf.result for leaf in leaves] + [t for s in self.lists for t in s.added]
         handed_on = {self.run.recording.operators.node_of(result) for result in results}
         for key, leaf in list(self.carried.items()):
-            is_tensor = isinstance(leaf.first, torch.Tensor)
+            is_tensor = is_instance(leaf.first, torch.Tensor)
             if leaf.slot < self._first_place or not is_tensor:
                 continue
             if not leaf.symbol.users and leaf.symbol not in handed_on:
@@ -677,7 +677,7 @@ class Loop:
         Raises:
             Split: it is none that the next round may be given.
         """
-        if not isinstance(value, torch.Tensor):
+        if not is_instance(value, torch.Tensor):
             if not is_number(value):
                 raise Split(f"a round hands on {say(value)}")
             return False
@@ -740,7 +740,7 @@ class Loop:
         symbols = [index, *(past.symbol for past in pasts), *others]
         inside = {*end.nodes, *symbols}
         used = [n for node in end.nodes for n in node.all_input_nodes]
-        used += [n for n in given if isinstance(n, fx.Node)]
+        used += [n for n in given if is_instance(n, fx.Node)]
         outside = list(dict.fromkeys(n for n in used if n not in inside))
         body = operators.subgraph([*symbols, *outside], end.nodes, given)
         on_a_copy(body, range(1 + len(pasts) + len(self.carried), len(symbols)))
@@ -775,12 +775,12 @@ class Loop:
         """The program, in ``frame``, has come to the end of the loop.
 
         Raises:
-            Split: it is not as the round beside it has foretold.
+            Split: it is not as the round beside it has recorded.
         """
         if self.exits is not None:
             self.exits.receive(self, nodes, frame)
         else:
-            Behind(self, nodes, self._inner).receive(frame)
+            LoopOutputs(self, nodes, self._inner).receive(frame)
         self.run.account()
 
 
@@ -794,4 +794,4 @@ def check_twins(run: MonitorRun, left: torch.Tensor, right: torch.Tensor) -> Non
 
 
 def _takes_part(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
+    return is_instance(value, torch.Tensor) and value.requires_grad

@@ -38,7 +38,7 @@ from magpy_like.monitor.symbolic.expressions import InGraph, is_number
 from magpy_like.monitor.symbolic.gathered_lists import Gathered
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native import frame_locals
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_identity, is_plain
 from magpy_like.split_points import Split
 from magpy_like.splitting.frame_state import FrameState
@@ -197,7 +197,7 @@ class Exits:
         for node in nodes[len(nodes) - len(loop.lists) :]:
             node.meta[LIST] = True
         self._element_twins = [
-            n.meta.get(TWIN) if isinstance(n, fx.Node) else None for n in elements
+            n.meta.get(TWIN) if is_instance(n, fx.Node) else None for n in elements
         ]
         return nodes
 
@@ -235,9 +235,9 @@ class Exits:
         is_one = all(value is first for value in values)
         if all(unchanged(before, value) for value in values):
             return
-        if all(isinstance(value, torch.Tensor) for value in values):
+        if all(is_instance(value, torch.Tensor) for value in values):
             key = tuple(map(id, values))
-            if key in seen or (is_one and not isinstance(first, FakeTensor)):
+            if key in seen or (is_one and not is_instance(first, FakeTensor)):
                 return
             seen.add(key)
             for value in values:
@@ -246,7 +246,7 @@ class Exits:
             were_there = [self._was_there(loop, value, exit.end) for value, exit in pairs]
             if any(were_there):
                 sources = [t for leaf in loop.carried.values() if _is_tensor(t := leaf.first)]
-                sources += [value for value in values if not isinstance(value, FakeTensor)]
+                sources += [value for value in values if not is_instance(value, FakeTensor)]
                 yield Output(place, tuple(values), sources)
             else:
                 yield Output(place, tuple(values))
@@ -283,8 +283,8 @@ class Exits:
         if run.recording.twin is None or is_number(self.outputs[i].values[0]):
             return None
         nodes = [exit.results[i] for exit in self.found]
-        twins = [n.meta.get(TWIN) if isinstance(n, fx.Node) else None for n in nodes]
-        if not all(isinstance(twin, torch.Tensor) for twin in twins):
+        twins = [n.meta.get(TWIN) if is_instance(n, fx.Node) else None for n in nodes]
+        if not all(is_instance(twin, torch.Tensor) for twin in twins):
             raise Split("the sizes of a tensor that a round makes are not known")
         first: torch.Tensor = twins[0]
         for twin in twins[1:]:
@@ -297,7 +297,7 @@ class Exits:
         """The program, in ``frame``, is out of the loop.
 
         Raises:
-            Split: it is not as the round beside it has foretold.
+            Split: it is not as the round beside it has recorded.
         """
         run, count = loop.run, len(self.outputs)
         loop.explorer.receive(run, frame, list(zip(self.outputs, nodes[:count], strict=True)))
@@ -312,13 +312,13 @@ class Exits:
                 raise Split("a loop's list is gone")
             number = run.lift(len(value), InGraph(length))
 
-            def settle(number: int = number) -> None:
-                run.lifted.settle((number,))
+            def specialize_length(number: int = number) -> None:
+                run.lifted.specialize((number,))
 
             alike = len(found.added) == 1 and not found.begin
             twin = self._element_twins[at] if alike else None
             at += len(found.added)
-            known = Gathered(value, node, number, twin, settle, by_data=True)
+            known = Gathered(value, node, number, twin, specialize_length, by_data=True)
             known.stand_in, known.has_ends = loop.explorer.stand_in, has_ends
             gather(run.recording, known, found)
 
@@ -332,9 +332,9 @@ def at(output: Output, exit: Exit, exits: Sequence[Exit]) -> Any:
 
 
 def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
+    return is_instance(value, torch.Tensor)
 
 
 def _used(nodes: Sequence[fx.Node], results: Sequence[Any]) -> list[fx.Node]:
     used = [n for node in nodes for n in node.all_input_nodes]
-    return used + [n for n in results if isinstance(n, fx.Node)]
+    return used + [n for n in results if is_instance(n, fx.Node)]

@@ -61,12 +61,12 @@ class _Begun:
         lists = run.recording.operators.lists
         return all(lists.get(id(given.value)) is given for given in self.rows)
 
-    def settle(self, run: MonitorRun) -> None:
+    def abandon(self, run: MonitorRun) -> None:
         """The number of rounds must not vary."""
         for given in self.rows:
             run.recording.operators.look_at(given.value)
         if not self.rows:
-            run.lifted.settle(self.bounds)
+            run.lifted.specialize(self.bounds)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class LoopHeads:
             return False
         key = id(step.frame), head.state.offset + shift_of(step.frame)
         if key in self._begun:  # it has been left in its first round, and begins once more
-            self._begun.pop(key).settle(run)
+            self._begun.pop(key).abandon(run)
         self._begun[key] = _Begun(bounds, tensors, element, rows)
         run.watch_iterators()
         return True
@@ -164,7 +164,7 @@ class LoopHeads:
             _say_why_not(step, why)
             made = False
         if not made:
-            begun.settle(run)
+            begun.abandon(run)
 
     def counts(self, run: MonitorRun, step: Step, compared: Comparison) -> bool:
         """See ``Branching.at_comparison``."""
@@ -200,10 +200,10 @@ class LoopHeads:
         self._tries[key] = self._tries.get(key, 0) + 1
         return False
 
-    def settle(self, run: MonitorRun, frame: FrameType | None = None) -> None:
-        """See ``Branching.settle``."""
+    def abandon_loops(self, run: MonitorRun, frame: FrameType | None = None) -> None:
+        """See ``Branching.abandon_loops``."""
         for key in [key for key in self._begun if frame is None or key[0] == id(frame)]:
-            self._begun.pop(key).settle(run)
+            self._begun.pop(key).abandon(run)
 
     def _make_loop(
         self,

@@ -22,7 +22,7 @@ from magpy_like.monitor.symbolic.gathered_lists import Gathered
 from magpy_like.monitor.symbolic.loop_ranges import computed, rounds_of
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native import frame_locals, frame_set_local, frame_stack
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import Steady
 from magpy_like.split_points import Split
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from magpy_like.monitor.recording import Recording
 
 
-class Behind:
+class LoopOutputs:
     """The end of a loop over its ``loop.bounds``, whose results are ``nodes`` of the graph."""
 
     def __init__(self, loop: Loop, nodes: Sequence[fx.Node], inner: Sequence[Any]) -> None:
@@ -47,12 +47,12 @@ class Behind:
         """The program is there, in ``frame``.
 
         Raises:
-            Split: it is not as the round beside it has foretold.
+            Split: it is not as the round beside it has recorded.
         """
         loop, rec = self._loop, self._run.recording
         leaves = [*loop.carried.values(), *loop.written, *loop.last]
         if any(leaf.was_there for leaf in leaves) or any(s.was_there for s in loop.lists):
-            steady = [leaf.first for leaf in leaves if isinstance(leaf.first, torch.Tensor)]
+            steady = [leaf.first for leaf in leaves if is_instance(leaf.first, torch.Tensor)]
             rec.unchanged += map(Steady, steady)
         for leaf, node, inner in zip(leaves, self._nodes, self._inner, strict=False):
             if leaf.is_last:
@@ -144,11 +144,11 @@ class Behind:
 
         bounds = self._bounds
 
-        def settle() -> None:
-            run.lifted.settle(bounds)
+        def specialize_length() -> None:
+            run.lifted.specialize(bounds)
 
         twin = twin_of(inner) if alike else None
-        gather(run.recording, Gathered(value, node, count, twin, settle), found)
+        gather(run.recording, Gathered(value, node, count, twin, specialize_length), found)
 
 
 def gather(rec: Recording, known: Gathered, found: List) -> None:
@@ -161,4 +161,4 @@ def gather(rec: Recording, known: Gathered, found: List) -> None:
 
 def twin_of(node: Any) -> torch.Tensor | None:
     """That of a node of the graph; None for a plain value."""
-    return node.meta.get(TWIN) if isinstance(node, fx.Node) else None
+    return node.meta.get(TWIN) if is_instance(node, fx.Node) else None

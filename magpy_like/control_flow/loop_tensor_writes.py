@@ -20,7 +20,7 @@ from torch import fx
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.symbolic.loop_ranges import added_to, computed, rounds_of
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
 
 
@@ -113,7 +113,7 @@ def written_row(symbol: fx.Node, index: fx.Node) -> Row | None:
         if getattr(user.target, "__name__", "") not in ("getitem", "setitem"):
             return None
         tensor, key, *value = user.args
-        if tensor is not symbol or any(not isinstance(v, fx.Node) or v is symbol for v in value):
+        if tensor is not symbol or any(not is_instance(v, fx.Node) or v is symbol for v in value):
             return None
         places[user] = _place(key, index)
     writes = [user for user in places if len(user.args) == 3]
@@ -130,7 +130,7 @@ def written_row(symbol: fx.Node, index: fx.Node) -> Row | None:
 def _place(key: Any, index: fx.Node) -> tuple[int, int] | None:
     """The dimension of which a key takes what is at ``index``, or so far from it; None where it
     takes something else."""
-    parts = key if isinstance(key, tuple) else (key,)
+    parts = key if is_instance(key, tuple) else (key,)
     places = [i for i, part in enumerate(parts) if part != slice(None)]
     if len(places) != 1:
         return None
@@ -147,19 +147,19 @@ def check_writes(symbols: Collection[fx.Node], nodes: Iterable[fx.Node]) -> None
     for node in nodes:
         name = str(getattr(node.target, "__name__", node.target))
         target = node.args[0] if node.args else None
-        if not isinstance(target, fx.Node) or not _is_in_place(name):
+        if not is_instance(target, fx.Node) or not _is_in_place(name):
             continue
         if target in symbols and name != "setitem":
             continue
-        while isinstance(target, fx.Node) and target not in symbols:
+        while is_instance(target, fx.Node) and target not in symbols:
             target = target.args[0] if target.args else None
-        if isinstance(target, fx.Node):
+        if is_instance(target, fx.Node):
             raise Split("rounds write into parts of a tensor")
 
 
 def check_apart(written: Iterable[torch.Tensor], made: Iterable[object]) -> None:
     """Raises Split: rounds hand on a tensor for the memory that they write to."""
-    memory = {t.untyped_storage()._cdata for t in made if isinstance(t, torch.Tensor)}
+    memory = {t.untyped_storage()._cdata for t in made if is_instance(t, torch.Tensor)}
     if any(tensor.untyped_storage()._cdata in memory for tensor in written):
         raise Split("rounds hand on a tensor that they write into, or a view of it")
 

@@ -26,7 +26,7 @@ from magpy_like.native import frame_locals, frame_set_local, frame_set_operand, 
 from magpy_like.refgraph.plain_values import OwnReference
 
 
-class StandIns:
+class SubstituteTensors:
     """The tensors of one monitor run that stand for others.
 
     What a stand-in stands for is kept no longer than the stand-in itself: a monitored run is to

@@ -32,7 +32,7 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.symbolic.expressions import InGraph, is_number
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
 from magpy_like.splitting.frame_state import FrameState
 
@@ -112,7 +112,7 @@ def _round(
         results = [at_place(after, place) for place in carried]
         for value, result, twin in zip(values, results, twins, strict=True):
             check_carried(value, result)
-            if isinstance(twin, torch.Tensor):
+            if is_instance(twin, torch.Tensor):
                 check_twins(run, twin, _twin_of(run, result))
         return _while_loop(rec, stays, carried, first, symbols, end, results)
     finally:
@@ -124,7 +124,7 @@ def _any_like(explorer: Explorer, run: MonitorRun, value: Any, symbol: fx.Node) 
     """A tensor without data, or a lifted number, for any value that a loop may carry there."""
     if is_number(value):
         return run.lift(value, InGraph(symbol))
-    if not isinstance(value, torch.Tensor):
+    if not is_instance(value, torch.Tensor):
         raise Split(f"a {type(value).__qualname__} differs from round to round")
     return explorer.any_tensor(run, value, symbol, value.requires_grad)
 
@@ -136,7 +136,7 @@ def _twin_of(run: MonitorRun, value: Any) -> Any:
         Split: the sizes are not known.
     """
     rec = run.recording
-    if rec.twin is None or not isinstance(value, torch.Tensor):
+    if rec.twin is None or not is_instance(value, torch.Tensor):
         return type(value)(value) if is_number(value) else None
     twin = rec.graph_value(value).meta.get(TWIN)
     if twin is None:
@@ -158,7 +158,7 @@ def _while_loop(
     end.nodes = [node for node in end.nodes if not operators.is_constant_tensor(node)]
     inside = {*end.nodes, *symbols}
     used = [n for node in end.nodes for n in node.all_input_nodes]
-    used += [n for n in given if isinstance(n, fx.Node)]
+    used += [n for n in given if is_instance(n, fx.Node)]
     outside = list(dict.fromkeys(n for n in used if n not in inside))
     inputs = [*symbols, *outside]
     graphs = [
@@ -173,7 +173,7 @@ def _while_loop(
     for node, symbol, counts in zip(nodes, symbols, numbers, strict=True):
         if TWIN in symbol.meta and not counts:
             node.meta[TWIN] = symbol.meta[TWIN]
-    sources = [value for value in first[1:] if isinstance(value, torch.Tensor)]
+    sources = [value for value in first[1:] if is_instance(value, torch.Tensor)]
     outputs = [
         Output(place, (value, value), [] if number else sources)
         for place, value, number in zip(carried, first, numbers, strict=True)

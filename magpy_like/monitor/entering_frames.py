@@ -25,7 +25,7 @@ from magpy_like.monitor.objects.finalizers import WEAK_CONTAINERS
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.torch_state.default_device import MODE_CODE
 from magpy_like.native import NULL, frame_function, frame_locals, lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
 from magpy_like.split_points import Split
 
@@ -44,7 +44,7 @@ _FORGETTING = {
     constant
     for container in _WEAK_CONTAINERS
     for constant in container.__init__.__code__.co_consts
-    if isinstance(constant, types.CodeType)
+    if is_instance(constant, types.CodeType)
 }
 """What weak containers do when objects die, which may be amid any operation. The keys of torch's
 hash themselves in Python for it."""
@@ -114,7 +114,7 @@ class Entering:
             function = run.cut.stands_for(function)
         if run.arguments.waiting is None:
             run.enter_root(frame, function)
-        if isinstance(function, types.FunctionType):
+        if is_instance(function, types.FunctionType):
             self.enter_function(run.recording, function)
             self._enter_method(run, frame, function)
         return True
@@ -129,11 +129,11 @@ class Entering:
         self._entered.add(id(function))
         self._keep.append(function)
         for i, cell in enumerate(function.__closure__ or ()):
-            rec.meet(node, Relation(RelationKind.CLOSURE, i), cell)
+            rec.record_read(node, Relation(RelationKind.CLOSURE, i), cell)
         for i, value in enumerate(function.__defaults__ or ()):
-            rec.meet(node, Relation(RelationKind.DEFAULT, i), value)
+            rec.record_read(node, Relation(RelationKind.DEFAULT, i), value)
         for name, value in (function.__kwdefaults__ or {}).items():
-            rec.meet(node, Relation(RelationKind.DEFAULT, name), value)
+            rec.record_read(node, Relation(RelationKind.DEFAULT, name), value)
 
     def _enter_method(
         self, run: MonitorRun, frame: types.FrameType, function: types.FunctionType
@@ -147,7 +147,7 @@ class Entering:
                     special_methods.enter(rec, given[0], function)
             return
         receiver = frame_locals(frame)[0]
-        if code.co_varnames[0] in code.co_cellvars and isinstance(receiver, types.CellType):
+        if code.co_varnames[0] in code.co_cellvars and is_instance(receiver, types.CellType):
             receiver = receiver.cell_contents
         special_methods.enter(rec, receiver, function)
         if not function.__name__.startswith("__"):

@@ -30,7 +30,7 @@ from magpy_like.monitor.objects.finalizers import gives_destructor
 from magpy_like.monitor.objects.loop_written_places import Filled, place_of
 from magpy_like.monitor.torch_state.default_device import SWITCHES
 from magpy_like.native import NULL, lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import HEAP_TYPE, is_plain
 from magpy_like.split_points import Split
 
@@ -75,7 +75,7 @@ class TensorEffects(TorchDispatchMode):
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether the side has allocated a tensor's memory."""
-        return isinstance(tensor, FakeTensor) and tensor.untyped_storage()._cdata in self._own
+        return is_instance(tensor, FakeTensor) and tensor.untyped_storage()._cdata in self._own
 
     def own(self, tensor: torch.Tensor) -> None:
         """The side may write to a tensor without data that stands for another one."""
@@ -83,7 +83,7 @@ class TensorEffects(TorchDispatchMode):
         self._own[storage._cdata] = storage
 
     def _storage(self, tensor: torch.Tensor) -> Any:
-        if not isinstance(tensor, FakeTensor):
+        if not is_instance(tensor, FakeTensor):
             tensor = self._fake.from_tensor(tensor)
         return tensor.untyped_storage()
 
@@ -93,7 +93,7 @@ class TensorEffects(TorchDispatchMode):
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in pytree.tree_leaves(tree) if is_instance(leaf, torch.Tensor)]
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
@@ -116,7 +116,7 @@ _WRITES_UNDECLARED = {
 whether they train, is true."""
 
 
-class Confined:
+class IsolatedRun:
     """A part of the program that may change those objects alone that it has made itself. Its rules
     come before those of the monitor."""
 
@@ -213,9 +213,9 @@ class Confined:
         switches &= operation is not torch._C._set_grad_enabled  # looked at in the end
         if switches or annotation.random or annotation.replay:
             raise Split(f"{name} changes something outside")
-        if isinstance(operation, functools._lru_cache_wrapper):
+        if is_instance(operation, functools._lru_cache_wrapper):
             raise Split(f"{name} keeps its results")
-        looks_for = isinstance(args[0], CONTAINERS) if args else False
+        looks_for = is_instance(args[0], CONTAINERS) if args else False
         if looks_for and operation.__name__ in _TELLS_WHICH and any(map(_holds_fake, args[1:])):
             raise Split(f"{name} asks which tensor it is")
         relation = annotation.output.relation
@@ -228,7 +228,7 @@ class Confined:
         for position, value in inputs:
             if is_plain(value):
                 continue
-            if isinstance(value, torch.Tensor):
+            if is_instance(value, torch.Tensor):
                 if (self.beside and operation in _TELLS_FAKE) or (
                     position == written and operation not in _PUTS
                 ):
@@ -265,12 +265,12 @@ class Confined:
         # One reference each from the frame, from ``stack`` and from the argument.
         if instead is None and sys.getrefcount(stack[-1]) == 3:
             value = stack[-1]
-            if not is_plain(value) and not isinstance(value, np.ndarray | torch.Tensor):
+            if not is_plain(value) and not is_instance(value, np.ndarray | torch.Tensor):
                 self.own(value)
         return instead
 
 
-class Side(Confined):
+class BranchRun(IsolatedRun):
     """The run of one side."""
 
     beside = True
@@ -303,7 +303,9 @@ class Side(Confined):
         return self.tensors.owns(tensor)
 
 
-def finish_in_side(run: MonitorRun, payload: tuple[Confined, Token], stack: tuple[Any, ...]) -> Any:
+def finish_in_side(
+    run: MonitorRun, payload: tuple[IsolatedRun, Token], stack: tuple[Any, ...]
+) -> Any:
     side, token = payload
     return side.finish(run, token, stack)
 
@@ -324,43 +326,43 @@ _ITERATES = {"UNPACK_SEQUENCE", "UNPACK_EX", "LIST_EXTEND", "SET_UPDATE"}
 
 
 def _holds_fake(value: Any) -> bool:
-    return any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(value))
+    return any(is_instance(leaf, FakeTensor) for leaf in pytree.tree_leaves(value))
 
 
 def is_iterator(value: Any) -> bool:
     return hasattr(type(value), "__next__")
 
 
-def _changes(place: int) -> Callable[[Confined, MonitorRun, Step], None]:
-    def rule(side: Confined, run: MonitorRun, step: Step) -> None:
+def _changes(place: int) -> Callable[[IsolatedRun, MonitorRun, Step], None]:
+    def rule(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
         target = step.stack[place]
-        if isinstance(target, torch.Tensor) and opcode.opname[step.opcode] in _ON_TENSORS:
+        if is_instance(target, torch.Tensor) and opcode.opname[step.opcode] in _ON_TENSORS:
             return  # an operator, which `TensorEffects` sees
         side.needs_own(target, "changes")
 
     return rule
 
 
-def _stores_attribute(side: Confined, run: MonitorRun, step: Step) -> None:
+def _stores_attribute(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
     target = step.stack[-1]
     found = lookup_in_type(type(target), step.name)
-    setter = found.fset if isinstance(found, property) else None
+    setter = found.fset if is_instance(found, property) else None
     for way in (setter, lookup_in_type(type(target), "__setattr__")):
-        if isinstance(way, types.FunctionType):
+        if is_instance(way, types.FunctionType):
             return  # followed
     what = f"changes a {type(target).__qualname__} that was there before"
     side.store(target, RelationKind.ATTRIBUTE, step.name, what)
 
 
-def _stores_item(side: Confined, run: MonitorRun, step: Step) -> None:
+def _stores_item(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
     target, key = step.stack[-2:]
-    if isinstance(target, torch.Tensor):
+    if is_instance(target, torch.Tensor):
         return  # an operator, which `TensorEffects` sees
     what = f"changes a {type(target).__qualname__} that was there before"
     side.store(target, RelationKind.KEY, key, what)
 
 
-def _stores_global(side: Confined, run: MonitorRun, step: Step) -> None:
+def _stores_global(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
     what = "changes a global variable"
     side.store(step.frame.f_globals, RelationKind.GLOBAL, step.name, what)
 
@@ -368,8 +370,8 @@ def _stores_global(side: Confined, run: MonitorRun, step: Step) -> None:
 _ON_TENSORS = {"STORE_SLICE"}
 
 
-def _adds(below: int) -> Callable[[Confined, MonitorRun, Step], None]:
-    def rule(side: Confined, run: MonitorRun, step: Step) -> None:
+def _adds(below: int) -> Callable[[IsolatedRun, MonitorRun, Step], None]:
+    def rule(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
         side.needs_own(step.stack[-step.oparg - below], "changes")
         if opcode.opname[step.opcode] in _ITERATES:
             side.consume(step.stack[-1])
@@ -377,17 +379,17 @@ def _adds(below: int) -> Callable[[Confined, MonitorRun, Step], None]:
     return rule
 
 
-def _operates(side: Confined, run: MonitorRun, step: Step) -> None:
+def _operates(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
     if BINARY[step.oparg].__name__ not in IN_PLACE:
         return
     left = step.stack[-2]
-    if not is_plain(left) and not isinstance(left, torch.Tensor | tuple | frozenset):
-        if not type(left).__flags__ & HEAP_TYPE or isinstance(left, list | set | dict | deque):
+    if not is_plain(left) and not is_instance(left, torch.Tensor | tuple | frozenset):
+        if not type(left).__flags__ & HEAP_TYPE or is_instance(left, list | set | dict | deque):
             side.needs_own(left, "changes")
     side.consume(step.stack[-1])
 
 
-def _writes_cell(side: Confined, run: MonitorRun, step: Step) -> None:
+def _writes_cell(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
     cell = run.cell(step.frame, step.oparg)
     if cell is None or side.owns(cell):
         return
@@ -401,35 +403,35 @@ def _writes_cell(side: Confined, run: MonitorRun, step: Step) -> None:
         raise Split("takes away a variable that functions share")
 
 
-def _calls(side: Confined, run: MonitorRun, step: Step) -> None:
+def _calls(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
     """What a class makes here goes unannounced, later on."""
     if opcode.opname[step.opcode] == "CALL":
         first = len(step.stack) - step.oparg - 2
         called = step.stack[first + 1] if step.stack[first] is NULL else step.stack[first]
     else:
         called = step.stack[-3 if step.oparg & 1 else -2]
-    if isinstance(called, type) and gives_destructor(called):
+    if is_instance(called, type) and gives_destructor(called):
         raise Split(f"makes a {called.__qualname__}, whose end is noticed")
 
 
-def _asks_which(side: Confined, run: MonitorRun, step: Step) -> None:
+def _asks_which(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
     given = [id(operand) in side.copies for operand in step.stack[-2:]]
     if any(given) and not any(map(is_plain, step.stack[-2:])):
         raise Split("asks which container it is that rounds of a loop hand on")
 
 
-def _consumes(side: Confined, run: MonitorRun, step: Step) -> None:
+def _consumes(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
     side.consume(step.stack[-1])
 
 
-def _never(what: str) -> Callable[[Confined, MonitorRun, Step], None]:
-    def rule(side: Confined, run: MonitorRun, step: Step) -> None:
+def _never(what: str) -> Callable[[IsolatedRun, MonitorRun, Step], None]:
+    def rule(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
         raise Split(what)
 
     return rule
 
 
-def _rules() -> dict[int, Callable[[Confined, MonitorRun, Step], None]]:
+def _rules() -> dict[int, Callable[[IsolatedRun, MonitorRun, Step], None]]:
     table = {
         "STORE_ATTR": _stores_attribute,
         "DELETE_ATTR": _changes(-1),

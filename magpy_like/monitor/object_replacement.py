@@ -12,7 +12,7 @@ from typing import Any
 
 from magpy_like.monitor.objects.containers import elements
 from magpy_like.native import instance_dict, replace_references, tuple_set
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 
 
 class FoundNumbers:
@@ -21,26 +21,26 @@ class FoundNumbers:
 
     def __init__(self) -> None:
         self._pairs: dict[int, tuple[Any, Any]] = {}
-        self._lent: list[tuple[Any, Any, Any]] = []
+        self._substituted: list[tuple[Any, Any, Any]] = []
         """Containers from outside, each with a key and the number that is there now."""
 
     def note(self, number: Any, found: Any) -> None:
         """The program has ``number`` instead of ``found``."""
         self._pairs[id(number)] = number, self.original(found)
 
-    def lend(self, container: Any, key: Any, number: Any) -> None:
+    def substitute(self, container: Any, key: Any, number: Any) -> None:
         """Let a container have ``number`` for as long as the program is watched, so that whatever
         goes through it, native code too, hands on an object that the monitor knows."""
         _put(container, key, number)
-        self._lent.append((container, key, number))
+        self._substituted.append((container, key, number))
 
     def recall(self, keep: Callable[[Any], bool] | None = None) -> None:
         """Put back what was found, except in containers to ``keep``: what a mock is to leave there
         is told by the numbers."""
-        lent, self._lent = self._lent, []
-        for container, key, number in lent:
+        substituted, self._substituted = self._substituted, []
+        for container, key, number in substituted:
             if keep is not None and keep(container):
-                self._lent.append((container, key, number))
+                self._substituted.append((container, key, number))
                 continue
             try:
                 found = container[key]
@@ -75,7 +75,7 @@ class FoundNumbers:
 
 def _put(container: Any, key: Any, value: Any) -> None:
     """Put a value in the place of an equal one."""
-    if isinstance(container, tuple):
+    if is_instance(container, tuple):
         tuple_set(container, key, value)
     else:
         container[key] = value
@@ -124,28 +124,28 @@ def replace_all(
     that are ``held``: ``originals`` by their ids. Frames are left alone, and what has an id among
     ``ours``."""
     for holder in [*gc.get_referrers(*held), *more]:
-        if id(holder) not in ours and not isinstance(holder, types.FrameType):
+        if id(holder) not in ours and not is_instance(holder, types.FrameType):
             _replace_in(holder, held, originals)
 
 
 def _replace_in(holder: Any, held: Sequence[Any], originals: Mapping[int, Any]) -> None:
     """Let ``holder`` refer to the originals of the values that are ``held`` instead of those,
     past whatever methods its class has for that."""
-    if isinstance(holder, dict):
+    if is_instance(holder, dict):
         for key, value in list(dict.items(holder)):
             if id(value) in originals:
                 dict.__setitem__(holder, key, originals[id(value)])
-    elif isinstance(holder, list | deque):
-        base: Any = list if isinstance(holder, list) else deque
+    elif is_instance(holder, list | deque):
+        base: Any = list if is_instance(holder, list) else deque
         for i, value in enumerate(elements(holder)):
             if id(value) in originals:
                 base.__setitem__(holder, i, originals[id(value)])
-    elif isinstance(holder, set):
+    elif is_instance(holder, set):
         for value in [member for member in elements(holder) if id(member) in originals]:
             set.discard(holder, value)
             set.add(holder, originals[id(value)])
     else:
-        if not isinstance(holder, tuple):
+        if not is_instance(holder, tuple):
             _replace_attributes(holder, originals)
         for value in held:
             replace_references(holder, value, originals[id(value)])

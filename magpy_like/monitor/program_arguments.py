@@ -20,14 +20,14 @@ from magpy_like.monitor.symbolic.expressions import fresh
 from magpy_like.monitor.symbolic.variation import argument_place
 from magpy_like.monitor.symbolic.varying_reads import can_vary
 from magpy_like.native import frame_locals, lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation, ShadowNode
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
 
 
-class OwnArguments:
+class ProgramArguments:
     """What a run was given, and what of it the program has not loaded yet."""
 
     def __init__(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -52,10 +52,10 @@ class OwnArguments:
         """Arguments are read when the program loads them, or at once when it cannot be seen."""
         self.waiting = {}
         target, bound = self.target, 0
-        if isinstance(target, types.MethodType):
+        if is_instance(target, types.MethodType):
             run.recording.constant(target.__self__)
             target, bound = target.__func__, 1
-        elif not isinstance(target, types.FunctionType):
+        elif not is_instance(target, types.FunctionType):
             run.recording.constant(target)
             class_lookup.read_class(run.recording, type(target), "__call__")
         if function is not target:
@@ -124,7 +124,7 @@ class OwnArguments:
 
     def _read(self, run: MonitorRun, key: int | str, value: Any) -> ShadowNode:
         relation = Relation(RelationKind.LOCAL, key)
-        node = run.recording.meet(run.recording.refs.external, relation, value)
+        node = run.recording.record_read(run.recording.refs.external, relation, value)
         if is_native_iterator(value):
             run.watch_iterators()
         if can_vary(value) and (relation,) in run.varying.numbers:

@@ -24,13 +24,13 @@ class Cut(Protocol):
     ) -> bool:
         """The program stands before a dynamic instruction: is it to be watched beyond that?"""
 
-    def foretells(self, place: Place) -> bool:
-        """Whether values of tensors that steer the program there may be foretold."""
+    def speculates(self, place: Place) -> bool:
+        """Whether values of tensors that steer the program there may be speculated on."""
 
-    def behind_split(self, run: MonitorRun, frame: types.FrameType) -> None:
+    def after_split(self, run: MonitorRun, frame: types.FrameType) -> None:
         """The instruction has run natively, and the program stands behind it."""
 
-    def behind_raise(self, run: MonitorRun, exception: BaseException) -> None:
+    def after_raise(self, run: MonitorRun, exception: BaseException) -> None:
         """The instruction has raised an exception, which no handler has seen yet."""
 
     def release(self) -> None:
@@ -66,7 +66,7 @@ class Branching(Protocol):
         ``frame`` is None when it has not come there.
 
         Raises:
-            Split: it is not as the sides have foretold.
+            Split: it is not as the sides have recorded.
         """
 
     def at_loop(
@@ -115,7 +115,7 @@ class Branching(Protocol):
         """The program is at the head of a loop, maybe for the second time: if the first round has
         kept it from being an operator, the others may be one."""
 
-    def settle(self, run: MonitorRun, frame: types.FrameType | None = None) -> None:
+    def abandon_loops(self, run: MonitorRun, frame: types.FrameType | None = None) -> None:
         """The loops of a frame, or all, end here, and have not become operators."""
 
     def at_identity(self, run: MonitorRun, step: Step, depths: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from magpy_like.monitor.objects.mutations import Changes
+from magpy_like.monitor.objects.mutations import Mutations
 from magpy_like.monitor.torch_state.default_device import default_device
 from magpy_like.monitor.torch_state.torch_modes import Modes
 from magpy_like.refgraph.plain_values import generator_states
@@ -36,7 +36,7 @@ class Hook(NamedTuple):
     """What the method has given."""
 
 
-class Recording(Changes):
+class Recording(Mutations):
     """The record in the making."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from magpy_like.native import lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 
 _compiling_lock = threading.Lock()
 _compiling_count = 0
@@ -74,10 +74,10 @@ def ask_for_instructions() -> None:
 
 def seen_entry(target: Callable[..., Any]) -> Callable[..., Any]:
     """``target`` itself, or a Python function that calls it, so that the call can be watched."""
-    called = target.__func__ if isinstance(target, types.MethodType) else target
-    if not isinstance(called, types.FunctionType):
+    called = target.__func__ if is_instance(target, types.MethodType) else target
+    if not is_instance(called, types.FunctionType):
         called = lookup_in_type(type(target), "__call__")
-    if isinstance(called, types.FunctionType):
+    if is_instance(called, types.FunctionType):
         return target
     namespace: dict[str, Any] = {}
     exec(_ENTRY, namespace)

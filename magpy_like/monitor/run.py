@@ -25,9 +25,15 @@ from magpy_like.monitor.calls.replayed_calls import outward
 from magpy_like.monitor.entering_frames import Entering
 from magpy_like.monitor.instructions.rule_table import WHEN, Rules, load_rules
 from magpy_like.monitor.instructions.step import Step, finish_without_result
-from magpy_like.monitor.isolated_runs import MAKES, Confined, Side, finish_in_side, side_filter
+from magpy_like.monitor.isolated_runs import (
+    MAKES,
+    BranchRun,
+    IsolatedRun,
+    finish_in_side,
+    side_filter,
+)
 from magpy_like.monitor.object_replacement import FoundNumbers
-from magpy_like.monitor.program_arguments import OwnArguments
+from magpy_like.monitor.program_arguments import ProgramArguments
 from magpy_like.monitor.protocols import Branching, Cut
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.region_entry import Compiling, ask_for_instructions, seen_entry
@@ -35,10 +41,10 @@ from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.expressions import Expression
 from magpy_like.monitor.symbolic.gathered_lists import looked_at
 from magpy_like.monitor.symbolic.lifted_flags import Flags
-from magpy_like.monitor.symbolic.lifted_number_rules import SETTLED_BY
+from magpy_like.monitor.symbolic.lifted_number_rules import SPECIALIZED_BY
 from magpy_like.monitor.symbolic.lifted_numbers import LiftedNumbers
 from magpy_like.monitor.symbolic.variation import NOTHING_VARIES, Variation
-from magpy_like.monitor.tensor_restoration import OwnTensors
+from magpy_like.monitor.tensor_restoration import TensorRestoration
 from magpy_like.monitor.torch_state import tensor_attributes
 from magpy_like.native import (
     Monitor,
@@ -50,9 +56,17 @@ from magpy_like.native import (
     start_counting,
     stop_counting,
 )
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import PLAIN_TYPES
-from magpy_like.split_points import Effect, Look, Place, Split, SplitPoint, active, place_of
+from magpy_like.split_points import (
+    EffectInsideOperator,
+    Place,
+    Split,
+    SplitPoint,
+    UnguardableRead,
+    active,
+    place_of,
+)
 
 log = topic("monitor")
 
@@ -92,11 +106,11 @@ class MonitorRun:
         """Whether the program has heard that it is in a compiled region."""
         self._compiling = Compiling(says_compiling)
         self.branching = branching
-        self.side: Side | None = None
+        self.side: BranchRun | None = None
         """The side of a branch that is running beside the program."""
         self.skipping = False
         """Whether a side goes through a branch inside it, whose operator is on the graph."""
-        self.arguments = OwnArguments(seen_entry(target), args, kwargs)
+        self.arguments = ProgramArguments(seen_entry(target), args, kwargs)
         self.name = getattr(target, "__qualname__", type(target).__qualname__)
         self.cut = cut
         self.found = FoundNumbers()
@@ -128,14 +142,14 @@ class MonitorRun:
             on_interruption=self._on_interruption,
             filter=self._rules.filter,
         )
-        self._own = OwnTensors(self._monitor, branching, id(outward(sys._getframe())))
+        self._own = TensorRestoration(self._monitor, branching, id(outward(sys._getframe())))
         self.updates: dict[types.CodeType, set[int]] = {}
         self._keywords: dict[types.CodeType, dict[int, tuple[str, ...]]] = {}
 
     def _begin(self, varying: Variation) -> None:
         """A recording begins, of which nothing is known yet."""
         self.recording = Recording()
-        self.lifted = LiftedNumbers(self.recording, self._place_to_foretell, self.found)
+        self.lifted = LiftedNumbers(self.recording, self._speculation_place, self.found)
         self.recording.lifted = self.lifted
         self.flags = Flags(self.recording)
         self.recording.operators.expression = self.lifted.expression
@@ -179,11 +193,11 @@ class MonitorRun:
                 log.info("%s: %d instructions, %d of interest", self.name, *self._monitor.counts())
                 self._close()
 
-    def _place_to_foretell(self) -> Place | None:
+    def _speculation_place(self) -> Place | None:
         if self.cut is None or self.at is None:
             return None
         place = place_of(self.at)
-        return place if self.cut.foretells(place) else None
+        return place if self.cut.speculates(place) else None
 
     def _locate(self) -> str:
         frame = self.at
@@ -244,7 +258,7 @@ class MonitorRun:
         it has found for numbers, which it must not have others for elsewhere either, as in what it
         has ``changed``."""
         self.recording.release()
-        self.lifted = LiftedNumbers(self.recording, self._place_to_foretell, self.found)
+        self.lifted = LiftedNumbers(self.recording, self._speculation_place, self.found)
         return self.found.give_back(result, changed)
 
     def let_go(self) -> None:
@@ -276,12 +290,12 @@ class MonitorRun:
 
     def _fail(self, frame: types.FrameType, error: BaseException, stands: bool = False) -> None:
         """A callback has raised: its own errors end the recording, an interruption the program."""
-        if not isinstance(error, Exception):
+        if not is_instance(error, Exception):
             raise error
-        ends = isinstance(error, Effect) or self.side is not None
-        if isinstance(error, Split) and self.recording.inside and not ends:
+        ends = is_instance(error, EffectInsideOperator) or self.side is not None
+        if is_instance(error, Split) and self.recording.inside and not ends:
             self.recording.keep_as_is(f"{frame.f_code.co_qualname} {error}")
-        elif isinstance(error, Split):
+        elif is_instance(error, Split):
             if self.recording.inside:
                 refuse(self.recording)
             self._split(frame, str(error), stands)
@@ -305,7 +319,7 @@ class MonitorRun:
             step = Step(frame, number, oparg, offset, stack)
             if self.skipping:
                 jumps = "JUMP" in opcode.opname[number]
-                if jumps and self.branching is not None and isinstance(stack[-1], torch.Tensor):
+                if jumps and self.branching is not None and is_instance(stack[-1], torch.Tensor):
                     frame_set_operand(frame, 1, self.branching.choose(step))
                 return None
             operators = self.recording.operators
@@ -315,18 +329,18 @@ class MonitorRun:
             step = self.flags.at(self, step)
             if (confined := self.confined()) is not None:
                 return self._on_confined_instruction(confined, step)
-            if self.lifted and number in SETTLED_BY:
-                done = SETTLED_BY[number](self, step)
+            if self.lifted and number in SPECIALIZED_BY:
+                done = SPECIALIZED_BY[number](self, step)
                 if done is not None:
                     return done
             return self._rules.rules[number](self, step)
         except BaseException as error:
-            if isinstance(error, Split) and self._cut_here(frame, error, handled):
+            if is_instance(error, Split) and self._cut_here(frame, error, handled):
                 return _finish_dynamic, (frame,)
             self._fail(frame, error, stands=True)
             return None
 
-    def confined(self) -> Confined | None:
+    def confined(self) -> IsolatedRun | None:
         """The part of the program that may change nothing but what is its own."""
         return self.recording.checkpointed if self.side is None else self.side
 
@@ -341,13 +355,13 @@ class MonitorRun:
         self.recording.checkpointed = Checkpointed(call, self.recording)
         self.choose_filter()
 
-    def _on_confined_instruction(self, confined: Confined, step: Step) -> Any:
+    def _on_confined_instruction(self, confined: IsolatedRun, step: Step) -> Any:
         if confined.is_restored_by(step):
             return None
         confined.check(self, step)
         token = None
-        if self.lifted and step.opcode in SETTLED_BY:
-            token = SETTLED_BY[step.opcode](self, step)
+        if self.lifted and step.opcode in SPECIALIZED_BY:
+            token = SPECIALIZED_BY[step.opcode](self, step)
         rule = self._rules.rules.get(step.opcode)
         if token is None and rule is not None:
             token = rule(self, step)
@@ -378,7 +392,7 @@ class MonitorRun:
         self._monitor.set_root(None)
         self.arguments.read_all(self)
         for function in functions:
-            if isinstance(function, types.FunctionType):
+            if is_instance(function, types.FunctionType):
                 self._entering.enter_function(self.recording, function)
         self.account()
 
@@ -392,8 +406,8 @@ class MonitorRun:
         if rec.checkpointed is not None:
             return False
         if self.branching is not None:
-            self.branching.settle(self)
-        self.flags.settle_all()
+            self.branching.abandon_loops(self)
+        self.flags.specialize_all()
         self._recall()
         self._compiling.leave()  # neither a backend nor a dynamic function is part of the region
         changed = rec.changed_objects()
@@ -421,7 +435,9 @@ class MonitorRun:
         except BaseException as raised:
             error = raised
         try:
-            if isinstance(error, Look) and self._cut_here(frame, error, sys.exception()):
+            if is_instance(error, UnguardableRead) and self._cut_here(
+                frame, error, sys.exception()
+            ):
                 self._on_result((_finish_dynamic, (frame,)), frame, ())
             else:
                 self._fail(frame, error, stands=True)
@@ -465,7 +481,7 @@ class MonitorRun:
         if is_root:
             self.root_frame = None
         if self.branching is not None:
-            self.branching.settle(self, frame)
+            self.branching.abandon_loops(self, frame)
         caller = None if is_root else frame.f_back
         if not self.lifted.any((value,)) or caller is None:
             return
@@ -473,7 +489,7 @@ class MonitorRun:
             native = self._monitor.waits(caller) or calling(caller) not in _PASSES_THROUGH
             _, operands = (native and self.step_of(caller)) or (0, ())
             if native and not is_handed_through(frame.f_code, caller, operands, value):
-                self.lifted.settle(value)
+                self.lifted.specialize(value)
         except BaseException as error:
             self._fail(frame, error)
 
@@ -487,7 +503,7 @@ class MonitorRun:
             self._split(frame, "runs native code that applies tensor operators out of sight")
 
     def explore(
-        self, function: types.FunctionType, until: int, again: int, side: Side
+        self, function: types.FunctionType, until: int, again: int, side: BranchRun
     ) -> tuple[int, tuple[Any, ...], tuple[Any, ...]] | None:
         """Run a part of the program beside it, up to the offset ``until`` or ``again`` of its code.
 
@@ -555,7 +571,7 @@ class MonitorRun:
 
     varies = varying_reads.varies
     has_varied = varying_reads.has_varied
-    lend = varying_reads.lend
+    substitute = varying_reads.substitute
     lift_element = varying_reads.lift_element
     lift_read = varying_reads.lift_read
 
@@ -563,7 +579,7 @@ class MonitorRun:
 
     def cell(self, frame: types.FrameType, slot: int) -> types.CellType | None:
         found = frame_locals(frame)[slot]
-        return found if isinstance(found, types.CellType) else None
+        return found if is_instance(found, types.CellType) else None
 
     def keyword_names(self, step: Step) -> tuple[str, ...]:
         """The names of the keyword arguments of a CALL instruction."""
@@ -589,7 +605,7 @@ def _finish_dynamic(run: MonitorRun, payload: tuple[types.FrameType], result: An
     run.suspended -= 1
     run._compiling.enter()
     assert run.cut is not None
-    run.cut.behind_split(run, *payload)
+    run.cut.after_split(run, *payload)
 
 
 def _finish_raising(
@@ -602,7 +618,7 @@ def _finish_raising(
     run.suspended -= 1
     run._compiling.enter()
     assert run.cut is not None
-    run.cut.behind_raise(run, exception)
+    run.cut.after_raise(run, exception)
     if traceback is not None and traceback.tb_frame is frame:
         traceback = traceback.tb_next  # the frame will be entered again
     run.recording.note_raised(exception, traceback)

@@ -1,9 +1,9 @@
-"""Values of tensors that steer the program are foretold, where nothing speaks against it.
+"""Values of tensors that steer the program are speculated on, where nothing speaks against it.
 
 The guard cannot know whether ``if loss.isnan().any():`` will go the recorded way. The mock can: it
 runs the operator graph, looks at the condition, and goes on to the effects only when it is what it
 was. Otherwise nothing has happened yet, and the program runs as it is written. Where a value was
-foretold wrongly, the program is split from then on.
+misspeculated, the program is split from then on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from magpy_like.monitor.operator_graph.graph_numbers import REAL_NUMBERS
 from magpy_like.monitor.symbolic.expressions import Computed, InGraph, Read
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ COMPARISONS = {torch.equal, torch.Tensor.equal, torch.allclose, torch.Tensor.all
 
 def asks_for_truth(operation: Any, args: tuple[Any, ...]) -> bool:
     """Whether a call gives the truth of the one tensor that it is given."""
-    if len(args) != 1 or not isinstance(args[0], torch.Tensor):
+    if len(args) != 1 or not is_instance(args[0], torch.Tensor):
         return False
     return operation in TRUTHS or (operation is torch.Tensor.item and args[0].dtype is torch.bool)
 
@@ -55,13 +55,13 @@ def gives_numbers(operation: Any, args: tuple[Any, ...]) -> bool:
 _FEW = 16
 
 
-def foretell_branch(run: MonitorRun, tensor: torch.Tensor) -> None:
+def speculate_on_branch(run: MonitorRun, tensor: torch.Tensor) -> None:
     """The program branches on a tensor, or asks for its truth.
 
     Of a tensor from outside that nothing was written to, the guard can ask as well.
 
     Raises:
-        Split: what it does cannot be foretold, or the tensor has no truth.
+        Split: what it does cannot be speculated on, or the tensor has no truth.
     """
     rec, reason = run.recording, "branches on a tensor's value"
     if tensor.numel() != 1:
@@ -71,20 +71,20 @@ def foretell_branch(run: MonitorRun, tensor: torch.Tensor) -> None:
     if node is not None and not rec.is_written(node):
         run.lifted.conditions.append((Computed(operator.truth, (Read(node),)), bool(tensor)))
         return
-    place = run.lifted.may_foretell(reason)
+    place = run.lifted.may_speculate(reason)
     truth = Computed(operator.truth, (InGraph(run.recording.snapshot_of(tensor)),))
-    run.lifted.foretold.append((truth, bool(tensor), place))
+    run.lifted.speculated.append((truth, bool(tensor), place))
 
 
-def foretell_values(
+def speculate_on_values(
     run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """The program compares tensors as a whole, or makes a list of one.
 
     Raises:
-        Split: what it gives cannot be foretold.
+        Split: what it gives cannot be speculated on.
     """
-    place = run.lifted.may_foretell("reads a tensor's value into Python")
+    place = run.lifted.may_speculate("reads a tensor's value into Python")
     result = operation(*args, **kwargs)
     node = run.recording.plain_result(operation, args, kwargs)
-    run.lifted.foretold.append((InGraph(node), result, place))
+    run.lifted.speculated.append((InGraph(node), result, place))

@@ -13,7 +13,7 @@ from magpy_like.monitor.protocols import Branching
 from magpy_like.native import Monitor
 
 
-class OwnTensors:
+class TensorRestoration:
     """Who may still have tensors that are not the program's own, in one monitor run."""
 
     def __init__(self, monitor: Monitor, branching: Branching | None, caller: int) -> None:

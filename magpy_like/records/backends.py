@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.native.instance_checks import isinstance
-from magpy_like.torch_interop.tracing_lock import TURNS
+from magpy_like.native.instance_checks import is_instance
+from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
 RELIABLE = frozenset({"eager", "aot_eager", "inductor", "magpy"})
 """Backends that raise where one of the graph's operators does, and nowhere else."""
@@ -28,7 +28,7 @@ def resolve_backend(
     if callable(backend):
         extra = {k: v for k, v in (("mode", mode), ("options", options)) if v is not None}
         return functools.partial(backend, **extra) if extra else backend
-    if not isinstance(backend, str):
+    if not is_instance(backend, str):
         raise TypeError(f"backend must be a name or a callable, not {type(backend).__name__}")
     if backend == "eager":
         return lambda graph, inputs: graph.forward
@@ -52,7 +52,7 @@ def _named(found: Callable[..., Any], graph: fx.GraphModule, inputs: Any) -> Cal
     from magpy_like.compiler.passes.inner_gradients import keep_saved
 
     keep_saved(graph)
-    with TURNS:
+    with TRACING_LOCK:
         compiled: Callable[..., Any] = found(graph, inputs)
     return compiled
 

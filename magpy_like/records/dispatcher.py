@@ -27,28 +27,35 @@ from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.symbolic.variation import Variation, argument_place
 from magpy_like.monitor.torch_state import default_device
 from magpy_like.native import call_as_caller
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.records.backends import RELIABLE, resolve_backend
-from magpy_like.records.interface import CacheInfo, Explanation, Stretch
+from magpy_like.records.interface import CacheInfo, Explanation, Segment
 from magpy_like.records.miss_analysis import Limits, Varying
-from magpy_like.records.segments import StretchCut, Stretches
-from magpy_like.split_points import NotForetold, NotMerged, Place, Split, SplitPoint, is_monitoring
+from magpy_like.records.segments import SegmentCut, Segments
+from magpy_like.split_points import (
+    BranchRefused,
+    Place,
+    SpeculationRefused,
+    Split,
+    SplitPoint,
+    is_monitoring,
+)
 from magpy_like.splitting.continuation import Continuation
 from magpy_like.splitting.frame_layout import Layout
-from magpy_like.synthesis.mock.roll_back import Failed, Mistaken
+from magpy_like.synthesis.mock.roll_back import Failed, Misspeculated
 from magpy_like.synthesis.mock.unused_results import computed_too
 from magpy_like.synthesis.record import Record, synthesise
 from magpy_like.synthesis.shared_graphs import CompiledGraph, relied_on
 from magpy_like.torch_interop.dynamo_disable import untraced
-from magpy_like.torch_interop.tracing_lock import TURNS
+from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
 _records_log = topic("records")
 _guards_log = topic("guards")
 _graph_log = topic("graph")
 _splits_log = topic("splits")
 
-SURPRISE_LIMIT = 8
-"""Places of one program at which values are foretold wrongly, before none is foretold any more."""
+MISSPECULATION_LIMIT = 8
+"""Misspeculated places of one program after which it speculates no more."""
 SPLIT_LIMIT = 3
 """Monitor runs that end in a split before the function runs eagerly without further tries."""
 
@@ -67,9 +74,9 @@ class Dispatcher:
         backend: str | Callable[..., Any] = "magpy",
         mode: str | None = None,
         options: dict[str, Any] | None = None,
-        stretches: Stretches | None = None,
+        segments: Segments | None = None,
     ) -> None:
-        """``stretches`` are those of the program that the target is a continuation of."""
+        """``segments`` are those of the program that the target is a continuation of."""
         self.target = target
         self.fullgraph = fullgraph
         self.dynamic = dynamic
@@ -83,10 +90,10 @@ class Dispatcher:
         self.hits = self.misses = self._given_up = self._failures = 0
         self.split_points: list[SplitPoint] = []
         self._eager: str | None = None
-        self._is_program = stretches is None
-        self._stretches = stretches or self._new_stretches()
-        self.foretells = True
-        """Whether values of tensors that steer the program are foretold."""
+        self._is_program = segments is None
+        self._segments = segments or self._new_segments()
+        self.speculates = True
+        """Whether values of tensors that steer the program are speculated on."""
         self.merges = True
         """Whether branches on tensors become operators."""
         self.learnt: list[str] = []
@@ -108,17 +115,17 @@ class Dispatcher:
             given = record.mock(*found)
             if type(given) is Failed:
                 return dispatcher._run_after(given, args, kwargs)
-            if type(given) is Mistaken:
+            if type(given) is Misspeculated:
                 mistaken = (*mistaken, record)
-                suspects = record.foretells if given.place is None else {given.place}
-                dispatcher._foretold_wrongly(suspects, given.why)
+                suspects = record.speculates if given.place is None else {given.place}
+                dispatcher._misspeculated(suspects, given.why)
                 match = dispatcher._match(args, kwargs, mistaken)
                 continue
             if record.layout is None:
                 return given
             layout, args, kwargs, mistaken = record.layout, (), {}, ()
-            del match, record, found  # an open file that the stretch lets go of is written here
-            following, args = self._stretches.cross(layout, given)
+            del match, record, found  # an open file that the segment lets go of is written here
+            following, args = self._segments.cross(layout, given)
             if following is None:
                 return args
             del given
@@ -153,27 +160,31 @@ class Dispatcher:
             )
         return result
 
-    def _foretold_wrongly(self, places: Collection[Place], raised: str) -> None:
+    def _misspeculated(self, places: Collection[Place], raised: str) -> None:
         """From now on the program is split at these places, unless it must not be."""
         where = ", ".join("{0}:{2} in {1}".format(*place) for place in places)
         because = f": the operator graph raised {raised}" if raised else ""
-        _records_log.info("%s: a value was foretold wrongly at %s%s", self.name, where, because)
-        surprises = self._stretches.surprises
+        _records_log.info("%s: a value was misspeculated at %s%s", self.name, where, because)
+        misspeculations = self._segments.misspeculations
         with self._lock:
             self.hits -= 1
             if self.fullgraph:
                 return
-            surprises.update(places)
-        for other in {self, *list(self._stretches.dispatchers.values())}:
+            misspeculations.update(places)
+        for other in {self, *list(self._segments.dispatchers.values())}:
             with other._lock:
                 other.records = tuple(
-                    r for r in other.records if all(map(other.may_foretell, r.foretells))
+                    r for r in other.records if all(map(other.may_speculate, r.speculates))
                 )
 
-    def may_foretell(self, place: Place) -> bool:
-        """Whether a tensor's value that steers the program at a place may be foretold."""
-        surprises = self._stretches.surprises
-        return self.foretells and place not in surprises and len(surprises) <= SURPRISE_LIMIT
+    def may_speculate(self, place: Place) -> bool:
+        """Whether a tensor's value that steers the program at a place may be speculated on."""
+        misspeculations = self._segments.misspeculations
+        return (
+            self.speculates
+            and place not in misspeculations
+            and len(misspeculations) <= MISSPECULATION_LIMIT
+        )
 
     def _match(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], mistaken: tuple[Record, ...] = ()
@@ -204,7 +215,7 @@ class Dispatcher:
             for i, why in enumerate(self.why_missed(args, kwargs)):
                 _records_log.info("%s: record %d does not match: %s", self.name, i, why)
         self.misses += 1
-        if TURNS.is_held_elsewhere():
+        if TRACING_LOCK.is_held_elsewhere():
             return call_as_caller(self.target, args, kwargs)  # torch is not what a guard may find
         if self._is_program and len(self.records) >= self._limits.records:
             self._give_up(args, kwargs)
@@ -231,16 +242,16 @@ class Dispatcher:
             except Exception as error:
                 reasons.append(f"the guard met something else: {type(error).__name__}: {error}")
                 continue
-            reasons.append(record.why_not(found) if isinstance(found, int) else "it matches")
+            reasons.append(record.why_not(found) if is_instance(found, int) else "it matches")
         return reasons
 
     @property
     def name(self) -> str:
         target = self.target
-        if isinstance(target, Continuation):
+        if is_instance(target, Continuation):
             return repr(target)
         named = getattr(target, "__qualname__", None)
-        return named if isinstance(named, str) else type(target).__qualname__
+        return named if is_instance(named, str) else type(target).__qualname__
 
     # --- monitor runs ----------------------------------------------------------------------------
 
@@ -252,7 +263,7 @@ class Dispatcher:
             backend=self.backend,
             mode=self.mode,
             options=self.options,
-            stretches=self._stretches,
+            segments=self._segments,
         )
         if rest.layout.given is not None:
             following.varying.expect(argument_place(rest.layout.given))
@@ -260,7 +271,7 @@ class Dispatcher:
 
     def following(self, layout: Layout) -> Dispatcher:
         """The dispatcher of what the program does from a state of this layout."""
-        return self._stretches.following(layout)
+        return self._segments.following(layout)
 
     @property
     def is_eager(self) -> bool:
@@ -268,23 +279,23 @@ class Dispatcher:
         return self._eager is not None
 
     def _monitor(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the program natively; each of the stretches that it comes through gets a record."""
-        cut = StretchCut(self, args, kwargs)
-        branches = Branches(lambda: cut.stretch.dispatcher.merges)
+        """Run the program natively; each of the segments that it comes through gets a record."""
+        cut = SegmentCut(self, args, kwargs)
+        branches = Branches(lambda: cut.segment.dispatcher.merges)
         varying = self.variation(args, kwargs)
-        says = self._stretches.says_compiling
+        says = self._segments.says_compiling
         run = MonitorRun(self.target, args, dict(kwargs), varying, cut, branches, says)
         try:
             result = run.run()
         except Exception:
-            cut.stretch.dispatcher.note_escape()
+            cut.segment.dispatcher.note_escape()
             # The program may raise only because it has heard so, which a native run has not.
-            if not (run.told_compiling and cut.stretch.take_back(run.recording)):
-                self._stretches.says_compiling &= not run.told_compiling
+            if not (run.told_compiling and cut.segment.take_back(run.recording)):
+                self._segments.says_compiling &= not run.told_compiling
                 run.give_back(None, run.recording.changed_objects())
                 raise
         except BaseException:
-            cut.stretch.dispatcher.note_escape()
+            cut.segment.dispatcher.note_escape()
             raise
         else:
             return self._finish(run, cut, branches, result)
@@ -292,22 +303,22 @@ class Dispatcher:
         run.recording.release()
         cut.release()
         result = call_as_caller(self.target, args, kwargs)
-        self._stretches.says_compiling = False
+        self._segments.says_compiling = False
         return result
 
-    def _finish(self, run: MonitorRun, cut: StretchCut, branches: Branches, result: Any) -> Any:
+    def _finish(self, run: MonitorRun, cut: SegmentCut, branches: Branches, result: Any) -> Any:
         """The program has come to its end, and what was not recorded before is now."""
-        last, changed = cut.stretch.dispatcher, run.recording.changed_objects()
+        last, changed = cut.segment.dispatcher, run.recording.changed_objects()
         if run.refrained is not None:
             last.learnt.append(run.refrained)
         elif run.recording.split is not None:
             cut.no_record(run.recording.split, "")
-        elif not cut.stretch.recorded:
+        elif not cut.segment.recorded:
             try:
-                record = cut.stretch.record(run.recording, result)
-                last.add(record, cut.stretch.args, cut.stretch.kwargs)
+                record = cut.segment.record(run.recording, result)
+                last.add(record, cut.segment.args, cut.segment.kwargs)
                 self.varying.check_marks(record)
-            except (NotForetold, NotMerged) as obstacle:
+            except (SpeculationRefused, BranchRefused) as obstacle:
                 last.refrain(obstacle, run.recording)
             except Split as reason:
                 cut.no_record(SplitPoint.of(self.name, _code_of(self.target), str(reason)), "")
@@ -334,13 +345,13 @@ class Dispatcher:
         result: Any,
         entry: Callable[[], Any],
     ) -> Record:
-        """A record of a stretch that began with these arguments and ends with ``result``.
+        """A record of a segment that began with these arguments and ends with ``result``.
 
         Raises:
             Split: no record can be made.
         """
         try:
-            layout = self.target.layout if isinstance(self.target, Continuation) else None
+            layout = self.target.layout if is_instance(self.target, Continuation) else None
             known = None if layout is None else layout.functions
             return synthesise(rec, args, kwargs, result, self._backend, entry, known)
         except (Split, FullGraphError):
@@ -353,18 +364,18 @@ class Dispatcher:
         if _graph_log.isEnabledFor(logging.INFO):
             _graph_log.info("%s: operator graph\n%s", self.name, graph.print_readable(False))
         may_fail = self.backend not in RELIABLE
-        if self._stretches.shows_nodes:
+        if self._segments.shows_nodes:
             return CompiledGraph(graph, interpreted(graph))
         before = [] if self._is_program else made_before(graph, inputs)
         if self.backend != "eager" and overwrites_saved(graph, before):
-            self._stretches.be_exact()
-        exact = self._stretches.is_exact
+            self._segments.be_exact()
+        exact = self._segments.is_exact
         keep_checkpoints(graph, unfolds=self.backend == "magpy")
         if has_parts(graph):
             varying = [is_symbolic(given) for given in inputs]
             run = in_parts(graph, self._compile_graph, varying, exact=exact)
             return CompiledGraph(graph, run, may_fail)
-        compiled = self._stretches.graphs.compiled(
+        compiled = self._segments.graphs.compiled(
             graph,
             () if self.backend == "eager" else relied_on(inputs),
             lambda: CompiledGraph(graph, self._compile_graph(graph, inputs), may_fail),
@@ -407,7 +418,7 @@ class Dispatcher:
     def show_nodes(self) -> None:
         """From now on this continuation finds eager mode's autograd graph in what came before."""
         if not self._is_program and self.backend != "eager":
-            self._stretches.show_nodes()
+            self._segments.show_nodes()
 
     def _forget_program(self) -> None:
         for dispatcher in (self, *self._following()):
@@ -421,20 +432,20 @@ class Dispatcher:
             self.split_points.append(point)
 
     def no_record(self, point: SplitPoint, obstacle: str) -> None:
-        """The program splits there, and no record of the stretch before could be made."""
+        """The program splits there, and no record of the segment before could be made."""
         self.note_split(point)
         if obstacle:
-            _splits_log.info("%s: no stretch ends there: %s", self.name, obstacle)
+            _splits_log.info("%s: no segment ends there: %s", self.name, obstacle)
         self._given_up += 1
         if self._given_up >= SPLIT_LIMIT:
             self._eager = f"it splits at {point}"
 
     def run_natively(self, reason: str) -> None:
         """The program, of which this may be a continuation, is not to be recorded any more."""
-        self._stretches.run_natively(reason)
+        self._segments.run_natively(reason)
 
-    def _new_stretches(self) -> Stretches:
-        return Stretches(self._continue, self._give_up_program, self._forget_program)
+    def _new_segments(self) -> Segments:
+        return Segments(self._continue, self._give_up_program, self._forget_program)
 
     def _give_up_program(self, reason: str) -> None:
         _splits_log.info("%s: runs natively from now on: %s", self.name, reason)
@@ -444,7 +455,7 @@ class Dispatcher:
 
     def note_escape(self) -> None:
         """An exception has left the program, which no record does."""
-        layout = self.target.layout if isinstance(self.target, Continuation) else None
+        layout = self.target.layout if is_instance(self.target, Continuation) else None
         if layout is not None and (layout.raised or layout.handles):
             self._given_up += 1
             if self._given_up >= SPLIT_LIMIT:
@@ -452,13 +463,13 @@ class Dispatcher:
 
     def _following(self) -> list[Dispatcher]:
         """The dispatchers of all that follows splits."""
-        return list(self._stretches.dispatchers.values()) if self._is_program else []
+        return list(self._segments.dispatchers.values()) if self._is_program else []
 
     def cache_info(self) -> CacheInfo:
         following = self._following()
         records = [r for d in (self, *following) for r in d.records]
         graphs = len({id(record.graph) for record in records if record.graph is not None})
-        # A call that was monitored in a later stretch has needed a monitor run after all.
+        # A call that was monitored in a later segment has needed a monitor run after all.
         late = min(self.hits, sum(d.misses for d in following))
         return CacheInfo(self.hits - late, self.misses + late, len(records), graphs)
 
@@ -481,7 +492,7 @@ class Dispatcher:
         report.generalised = self.varying.in_words()
         found = [(record, d.name) for d in everywhere for record in d.records]
         for record, name in sorted(found, key=lambda entry: entry[0].number):
-            report.stretches.append(Stretch(name, record.graph, record.ends_at))
+            report.segments.append(Segment(name, record.graph, record.ends_at))
             if record.graph is not None and record.graph not in report.graphs:
                 report.graphs.append(record.graph)
             report.lifted += record.lifted
@@ -493,23 +504,23 @@ class Dispatcher:
     def _take_over(self, known: Dispatcher) -> None:
         """Begin with what another dispatcher has learnt about the same program."""
         self.dynamic, self.varying = known.dynamic, copy.deepcopy(known.varying)
-        self._stretches.surprises |= known._stretches.surprises
-        self._stretches.says_compiling = known._stretches.says_compiling
+        self._segments.misspeculations |= known._segments.misspeculations
+        self._segments.says_compiling = known._segments.says_compiling
         pairs = [(self, known)]
-        for layout, other in list(known._stretches.dispatchers.items()):
-            if not (other.foretells and other.merges):
+        for layout, other in list(known._segments.dispatchers.items()):
+            if not (other.speculates and other.merges):
                 pairs.append((self.following(layout), other))
         for mine, other in pairs:
-            mine.foretells, mine.merges = other.foretells, other.merges
+            mine.speculates, mine.merges = other.speculates, other.merges
 
-    def refrain(self, obstacle: NotForetold | NotMerged, rec: Recording) -> None:
+    def refrain(self, obstacle: SpeculationRefused | BranchRefused, rec: Recording) -> None:
         """Do without what has kept a program from being recorded, from the next run on."""
         self.learnt.append(str(obstacle))
-        if isinstance(obstacle, NotMerged):
+        if is_instance(obstacle, BranchRefused):
             self.merges = False
             return
-        self.foretells = False
-        *_, (filename, function, lineno, *_) = rec.lifted.foretold[0]
+        self.speculates = False
+        *_, (filename, function, lineno, *_) = rec.lifted.speculated[0]
         self.note_split(SplitPoint(function, filename, lineno or 0, str(obstacle)))
 
     def reset(self) -> None:
@@ -519,10 +530,10 @@ class Dispatcher:
             self.hits = self.misses = self._given_up = self._failures = 0
             self.split_points = []
             self.varying = Varying(self.dynamic, inner=not self._is_program)
-            self.foretells = self.merges = True
+            self.speculates = self.merges = True
             self.learnt = []
             if self._is_program:
-                self._stretches = self._new_stretches()
+                self._segments = self._new_segments()
             self._eager = None
 
 
@@ -551,7 +562,7 @@ def _is_traced() -> bool:
 
 
 def _code_of(target: Any) -> types.CodeType | None:
-    if isinstance(target, torch.nn.Module):
+    if is_instance(target, torch.nn.Module):
         target = type(target).forward
     target = getattr(target, "__func__", target)
     return getattr(target, "__code__", None)

@@ -28,7 +28,7 @@ class CacheInfo(NamedTuple):
     graphs: int
 
 
-class Stretch(NamedTuple):
+class Segment(NamedTuple):
     """What a program does between two splits: where it begins, its graph, the split behind it."""
 
     begins: str
@@ -40,13 +40,13 @@ class Stretch(NamedTuple):
 class Explanation:
     """Graphs, guards, side effects, split points and generated source of one program run.
 
-    ``stretches`` are in the order in which the program came to them.
+    ``segments`` are in the order in which the program came to them.
     ``lifted`` are the sizes and numbers that the records leave open; ``generalised`` those that
     have caused misses before. ``learnt`` says why the run could not be recorded as it went: the
     next call is recorded otherwise, and to explain a compiled function after it shows how.
     """
 
-    stretches: list[Stretch] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
     graphs: list[torch.fx.GraphModule] = field(default_factory=list)
     split_points: list[SplitPoint] = field(default_factory=list)
     guards: list[str] = field(default_factory=list)
@@ -62,11 +62,11 @@ class Explanation:
 
     def __str__(self) -> str:
         lines = []
-        for i, stretch in enumerate(self.stretches):
-            lines.append(f"stretch {i}: {stretch.begins}: {_described(stretch.graph)}")
-            if stretch.ends_at is not None:
-                lines.append(f"  up to {stretch.ends_at.filename}:{stretch.ends_at.lineno}")
-        if not self.stretches:
+        for i, segment in enumerate(self.segments):
+            lines.append(f"segment {i}: {segment.begins}: {_described(segment.graph)}")
+            if segment.ends_at is not None:
+                lines.append(f"  up to {segment.ends_at.filename}:{segment.ends_at.lineno}")
+        if not self.segments:
             lines.append("no operator graph")
         lines.append(_listed("split points", [_with_remedy(p) for p in self.split_points]))
         if self.learnt:

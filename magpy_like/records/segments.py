@@ -1,8 +1,8 @@
-"""Records of programs that split: a stretch, the dynamic instruction, and what follows.
+"""Records of programs that split: a segment, the dynamic instruction, and what follows.
 
-The record of a stretch ends in the state of the program's open frames. A call runs the stretch's
+The record of a segment ends in the state of the program's open frames. A call runs the segment's
 mock, then the dynamic instruction natively, and hands the frames on to the dispatcher of the
-continuation, which has records of its own. One monitor run records all stretches that it comes
+continuation, which has records of its own. One monitor run records all segments that it comes
 through: where one ends, the frames' state becomes the arguments of the next.
 """
 
@@ -28,9 +28,16 @@ from magpy_like.monitor.symbolic.variation import argument_place
 from magpy_like.monitor.torch_state import default_device
 from magpy_like.monitor.torch_state.torch_modes import Modes
 from magpy_like.native import StateCheck, frame_set_local, frame_set_operand
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import put_back
-from magpy_like.split_points import LENGTH_VARIES, NotForetold, NotMerged, Place, Split, SplitPoint
+from magpy_like.split_points import (
+    LENGTH_VARIES,
+    BranchRefused,
+    Place,
+    SpeculationRefused,
+    Split,
+    SplitPoint,
+)
 from magpy_like.splitting.continuation import Continuation, behind, open_frames, stands_for
 from magpy_like.splitting.dynamic_instruction import Crossing
 from magpy_like.splitting.frame_layout import Layout, NoLayout, lay_out
@@ -38,7 +45,7 @@ from magpy_like.splitting.frame_state import FrameState, is_caught
 from magpy_like.splitting.resumption import Raised, run_chain
 from magpy_like.synthesis.record import Record
 from magpy_like.synthesis.shared_graphs import SharedGraphs
-from magpy_like.torch_interop.tracing_lock import TURNS
+from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
 _splits_log = topic("splits")
 
@@ -47,11 +54,11 @@ if TYPE_CHECKING:
 
 
 class Ends(Exception):
-    """An object may die that a stretch would hold for too long; the text says which."""
+    """An object may die that a segment would hold for too long; the text says which."""
 
 
-class Stretch:
-    """One stretch of a program in a monitor run, from the state that it was entered in."""
+class Segment:
+    """One segment of a program in a monitor run, from the state that it was entered in."""
 
     def __init__(
         self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -64,11 +71,11 @@ class Stretch:
         self._is_as_before = StateCheck()
         self._modes = Modes.now()
         self._devices = default_device.modes()
-        self._turns = None if TURNS.is_held_elsewhere() else TURNS.of_others()
+        self._turns = None if TRACING_LOCK.is_held_elsewhere() else TRACING_LOCK.of_others()
 
     def is_disturbed(self) -> bool:
         """Whether torch has traced in another thread since, so that what was read may be its."""
-        return TURNS.of_others() != self._turns
+        return TRACING_LOCK.of_others() != self._turns
 
     def record(self, rec: Recording, result: Any) -> Record:
         """The record of what has been recorded since, with ``result`` as what its mock returns.
@@ -104,10 +111,10 @@ class Stretch:
         if begin is None:
             return False
         own = begin.kind is RelationKind.LOCAL and begin.key in self.dispatcher.own
-        return not own or (bool(way) and isinstance(value, torch.nn.Module))
+        return not own or (bool(way) and is_instance(value, torch.nn.Module))
 
     def take_back(self, rec: Recording) -> bool:
-        """Whether what the program has done since the stretch began is as if it had not been: it
+        """Whether what the program has done since the segment began is as if it had not been: it
         has only drawn random numbers from torch, which is undone."""
         if self.recorded or rec.split is not None or rec.has_effects() or not self.is_first:
             return False
@@ -118,36 +125,36 @@ class Stretch:
 
     @contextlib.contextmanager
     def _at_entry(self) -> Iterator[None]:
-        """Torch's modes as they were when the stretch began."""
+        """Torch's modes as they were when the segment began."""
         with self._modes.held(), default_device.held(self._devices):
             yield
 
 
-class StretchCut:
-    """Cuts a monitored program into stretches and makes a record of each: a monitor's ``Cut``."""
+class SegmentCut:
+    """Cuts a monitored program into segments and makes a record of each: a monitor's ``Cut``."""
 
     def __init__(
         self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         target = dispatcher.target
-        self._continues = isinstance(target, Continuation)
-        self.stretch = Stretch(dispatcher, args, kwargs)
+        self._continues = is_instance(target, Continuation)
+        self.segment = Segment(dispatcher, args, kwargs)
         self._frames: list[types.FrameType] = []
         self._states: list[FrameState] = []
 
     def release(self) -> None:
-        """Let go of what the last stretch began with: the frames that an exception there came
+        """Let go of what the last segment began with: the frames that an exception there came
         through would hold this frame's callers, and so the exception, until they are collected."""
-        self.stretch.args, self.stretch.kwargs = (), {}
+        self.segment.args, self.segment.kwargs = (), {}
         self._frames, self._states = [], []
 
     def no_record(self, point: SplitPoint, obstacle: str) -> None:
-        """No record of the stretch could be made, which says nothing of one that was disturbed."""
-        if not self.stretch.is_disturbed():
-            self.stretch.dispatcher.no_record(point, obstacle)
+        """No record of the segment could be made, which says nothing of one that was disturbed."""
+        if not self.segment.is_disturbed():
+            self.segment.dispatcher.no_record(point, obstacle)
 
-    def foretells(self, place: Place) -> bool:
-        return self.stretch.dispatcher.may_foretell(place)
+    def speculates(self, place: Place) -> bool:
+        return self.segment.dispatcher.may_speculate(place)
 
     def begins(self, function: Any) -> bool:
         return not self._continues or stands_for(function) is not function
@@ -158,7 +165,7 @@ class StretchCut:
     def at_split(
         self, run: MonitorRun, frame: types.FrameType, reason: str, handled: BaseException | None
     ) -> bool:
-        dispatcher = self.stretch.dispatcher
+        dispatcher = self.segment.dispatcher
         try:
             if run.root_frame is None:
                 raise NoLayout("the program has not begun")
@@ -169,13 +176,13 @@ class StretchCut:
             run.recording.operators.look_at_all()
             self._held = self._look_at_ends(run, states)
             layout, values = lay_out(states)
-            if not self.stretch.recorded:
+            if not self.segment.recorded:
                 run.recording.goes_on = True
-                record = self.stretch.record(run.recording, tuple(values))
+                record = self.segment.record(run.recording, tuple(values))
                 record.layout, record.ends_at = layout, SplitPoint.at(frame, reason)
-                dispatcher.add(record, self.stretch.args, self.stretch.kwargs)
-                self.stretch.recorded = True
-        except (NotForetold, NotMerged) as obstacle:
+                dispatcher.add(record, self.segment.args, self.segment.kwargs)
+                self.segment.recorded = True
+        except (SpeculationRefused, BranchRefused) as obstacle:
             dispatcher.refrain(obstacle, run.recording)
             return False
         except Ends as obstacle:
@@ -191,7 +198,7 @@ class StretchCut:
         if dispatcher.fullgraph or dispatcher.is_eager:
             return False
         run.let_go()
-        self.stretch.args = ()
+        self.segment.args = ()
         self._states, self._joins = states, reason == LENGTH_VARIES
         return True
 
@@ -204,7 +211,7 @@ class StretchCut:
         held = {id(run.handled_outside)}
 
         def is_held(value: Any) -> bool:
-            if self.stretch.has_from_outside(run.recording, value):
+            if self.segment.has_from_outside(run.recording, value):
                 held.add(id(value))
             return id(value) in held
 
@@ -213,7 +220,7 @@ class StretchCut:
         _look_at_ends(states, is_held)
         return held
 
-    def behind_split(self, run: MonitorRun, frame: types.FrameType) -> None:
+    def after_split(self, run: MonitorRun, frame: types.FrameType) -> None:
         states, frames = self._states, self._frames
         self._states, self._frames = [], []
         try:
@@ -224,7 +231,7 @@ class StretchCut:
             return
         self._go_on(run, frames, states)
 
-    def behind_raise(self, run: MonitorRun, exception: BaseException) -> None:
+    def after_raise(self, run: MonitorRun, exception: BaseException) -> None:
         states, frames = self._states, self._frames
         self._states, self._frames = [], []
         if is_caught(states):
@@ -239,20 +246,20 @@ class StretchCut:
         states: Sequence[FrameState],
         raised: BaseException | None = None,
     ) -> None:
-        """The next stretch begins, in these states of the open frames."""
+        """The next segment begins, in these states of the open frames."""
         held = self._held
         try:
             _look_at_ends(states, lambda value: id(value) in held, raised)
         except Ends as obstacle:
-            self.stretch.dispatcher.run_natively(str(obstacle))
+            self.segment.dispatcher.run_natively(str(obstacle))
             run.end()
             return
         layout, values = lay_out(states, raised)
-        dispatcher = self.stretch.dispatcher.following(layout)
+        dispatcher = self.segment.dispatcher.following(layout)
         for position, value in enumerate(values):
             if run.lifted.expression(value) is not None:
                 dispatcher.varying.expect(argument_place(position))
-            elif isinstance(value, torch.Tensor):
+            elif is_instance(value, torch.Tensor):
                 dims = run.recording.varying_dims(value)
                 if self._joins and position == layout.given and value.dim():
                     dims = [0]  # along which lists are joined, most likely
@@ -276,10 +283,10 @@ class StretchCut:
         if varying:
             arguments = tuple(values)
         run.recording.release()
-        self.stretch = Stretch(dispatcher, arguments, {})
-        self.stretch.is_first = False
+        self.segment = Segment(dispatcher, arguments, {})
+        self.segment.is_first = False
         dispatcher.own = {i for i, value in enumerate(values) if id(value) not in held}
-        self.stretch.recorded = covered
+        self.segment.recorded = covered
         functions = [state.function for state in states]
         variation = dataclasses.replace(variation, numbers=frozenset(varying))
         run.go_on(arguments, functions, variation)
@@ -300,7 +307,7 @@ def _replace(layout: Layout, position: int, frames: Sequence[types.FrameType], n
     return True
 
 
-class Stretches:
+class Segments:
     """The continuations of one compiled function, by where they go on."""
 
     def __init__(
@@ -313,15 +320,15 @@ class Stretches:
         self.run_natively, self._forget = run_natively, forget
         self.dispatchers: dict[Layout, Dispatcher] = {}
         self.graphs = SharedGraphs()
-        self.surprises: set[Place] = set()
-        """Where the program has gone another way than foretold."""
+        self.misspeculations: set[Place] = set()
+        """Where the program has gone another way than speculated."""
         self.says_compiling = True
         """Whether the program hears in monitored runs that it is in a compiled region."""
         self.shows_nodes = False
-        """Whether the program looks at the autograd graph of what an earlier stretch has made, so
+        """Whether the program looks at the autograd graph of what an earlier segment has made, so
         that each runs operator by operator."""
         self.is_exact = False
-        """Whether a stretch writes to what an earlier one may have saved for the backward pass, so
+        """Whether a segment writes to what an earlier one may have saved for the backward pass, so
         that each runs operator by operator when gradients are recorded."""
         self._crossings: dict[int, Crossing] = {}
 
@@ -343,17 +350,17 @@ class Stretches:
             self._forget()
 
     def cross(self, layout: Layout, values: Sequence[Any]) -> tuple[Dispatcher | None, Any]:
-        """Run the dynamic instruction at the end of a stretch.
+        """Run the dynamic instruction at the end of a segment.
 
         Returns the dispatcher of what follows, with its arguments; or None and the program's
         result, when the rest had to run natively.
         """
-        # Every record has a layout object of its own, which lives as long as these stretches.
+        # Every record has a layout object of its own, which lives as long as these segments.
         crossing = self._crossings.get(id(layout))
         if crossing is None:
             crossing = self._crossings[id(layout)] = Crossing(layout)
         outcome = crossing.run(values)
-        if not isinstance(outcome, Raised):
+        if not is_instance(outcome, Raised):
             ahead, following = outcome
         elif crossing.raising is not None:
             ahead, following = crossing.raising, (*values, outcome.exception)
@@ -369,7 +376,7 @@ def _look_at_ends(
     is_held: Callable[[Any], bool],
     raised: BaseException | None = None,
 ) -> None:
-    """A stretch keeps what it begins with until it ends.
+    """A segment keeps what it begins with until it ends.
 
     Raises:
         Ends: the program may end the life of an object in these states, and notice that.
@@ -394,5 +401,5 @@ _RUN_GENERATOR = (
 def _ends_a_with(value: Any) -> bool:
     """Whether it is the method that a ``with`` block calls at its end, and its object finishes
     then what it would do when it dies."""
-    method = isinstance(value, types.MethodType | types.BuiltinMethodType)
+    method = is_instance(value, types.MethodType | types.BuiltinMethodType)
     return method and value.__name__ == "__exit__" and not has_destructor(value.__self__)

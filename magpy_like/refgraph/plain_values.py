@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 
 HEAP_TYPE = 1 << 9
 """Of ``__flags__``: a class that was made while Python ran, as all classes in Python are."""
@@ -111,10 +111,10 @@ def is_plain(value: Any) -> bool:
 
     A structured scalar of NumPy's can be changed, and so can an instance of a class in Python.
     """
-    if type(value) in PLAIN_TYPES or isinstance(value, np.dtype):
+    if type(value) in PLAIN_TYPES or is_instance(value, np.dtype):
         return True
-    return isinstance(value, np.generic) and not (
-        isinstance(value, np.void) or type(value).__flags__ & HEAP_TYPE
+    return is_instance(value, np.generic) and not (
+        is_instance(value, np.void) or type(value).__flags__ & HEAP_TYPE
     )
 
 
@@ -132,7 +132,7 @@ def is_same_value(a: Any, b: Any) -> bool:
         return bool(a == b)
     if type(a) in (tuple, frozenset):
         return len(a) == len(b) and all(map(is_same_value, a, b))
-    if isinstance(a, np.generic):
+    if is_instance(a, np.generic):
         return is_plain(a) and a.dtype == b.dtype and a.tobytes() == b.tobytes()
     # Of a long pattern the text shows the beginning only, and NaN is not equal to itself.
     return is_plain(a) and repr(a) == repr(b) and (a == b or a != a)
@@ -156,7 +156,7 @@ _TOLD_BY_EQUALITY = (bool, int, str, bytes, torch.dtype, torch.device)
 
 def is_identity(value: Any) -> bool:
     """Whether a value stands for itself, as a class or a built-in function does."""
-    return isinstance(value, IDENTITY_TYPES)
+    return is_instance(value, IDENTITY_TYPES)
 
 
 def slot_names(cls: type) -> list[str]:
@@ -165,7 +165,7 @@ def slot_names(cls: type) -> list[str]:
     names = []
     for base in cls.__mro__:
         slots = base.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
+        for name in (slots,) if is_instance(slots, str) else slots:
             if name.startswith("__") and not name.endswith("__"):
                 name = f"_{base.__name__.lstrip('_')}{name}" if base.__name__.strip("_") else name
             if name not in ("__dict__", "__weakref__"):
@@ -213,7 +213,7 @@ def answers_for_itself(value: Any) -> bool:
 
     Those of torch itself do nothing else than what the operator does.
     """
-    if type(value) in (torch.Tensor, torch.nn.Parameter) or not isinstance(value, torch.Tensor):
+    if type(value) in (torch.Tensor, torch.nn.Parameter) or not is_instance(value, torch.Tensor):
         return False
     decides = getattr(type(value).__torch_function__, "__func__", None)
     return decides is not None and not str(decides.__module__).startswith("torch.")
@@ -252,4 +252,4 @@ def _version_counter(tensor: torch.Tensor) -> torch.Tensor:
 
 def has_values(tensor: torch.Tensor) -> bool:
     """Whether a tensor is more than the place of a parameter that is made later."""
-    return not isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
+    return not is_instance(tensor, torch.nn.parameter.UninitializedTensorMixin)

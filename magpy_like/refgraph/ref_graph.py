@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from magpy_like.annotation.schema import RelationKind
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import OwnReference
 
 EXTERNAL = 0
@@ -70,7 +70,7 @@ class ByIdentity:
         return self._held()
 
     def __eq__(self, other: object) -> bool:
-        if self is other or not isinstance(other, ByIdentity) or self._id != other._id:
+        if self is other or not is_instance(other, ByIdentity) or self._id != other._id:
             return self is other
         variable = self.variable
         return variable is not None and variable is other.variable
@@ -128,7 +128,7 @@ class ShadowNode:
         self.existed = existed
         self.plain = plain
         self.type = type(value)
-        self._weak = isinstance(value, torch.Tensor)
+        self._weak = is_instance(value, torch.Tensor)
         self._held: Any = OwnReference(value) if self._weak else value
         self.versions = [ShadowVersion()]
         self.facts: set[Fact] = set()

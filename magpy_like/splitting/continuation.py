@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 from magpy_like.native import NULL
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.splitting.frame_layout import Layout, NoLayout
 from magpy_like.splitting.frame_state import (
     FrameState,
@@ -78,7 +78,7 @@ def open_frames(
     if name not in STEPS:
         raise NoLayout(f"{name} cannot be run by itself")
     chain = suspend(states)
-    if isinstance(chain, str):
+    if is_instance(chain, str):
         raise NoLayout(chain)
     return frames, chain
 

@@ -1,4 +1,4 @@
-"""A dynamic instruction between two stretches, made ready once and run at every call.
+"""A dynamic instruction between two segments, made ready once and run at every call.
 
 :func:`~magpy_like.splitting.resumption.step` works on the states of frames. Most crossings take the
 same values to the same places, so here the way from the values before the instruction to those
@@ -16,7 +16,7 @@ from typing import Any
 from magpy_like.bytecode.data_flow import instructions, live_locals, slot_count
 from magpy_like.monitor.objects.finalizers import ends_here
 from magpy_like.native import NULL, call_as_caller, lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import bind
 from magpy_like.splitting.frame_layout import FrameLayout, Layout, Slot, lay_out
 from magpy_like.splitting.frame_state import is_caught, line_of, pushes_two
@@ -49,7 +49,7 @@ class Crossing:
         self._stack = [next(places) if slot else -1 for slot in inner.stack]
         self._rest = next(places, 1 + sum(map(bool, (*inner.locals, *inner.stack))))
         named = zip((*inner.locals, *inner.stack), (*self._locals, *self._stack), strict=True)
-        self._methods = [(place, slot) for slot, place in named if isinstance(slot, str)]
+        self._methods = [(place, slot) for slot, place in named if is_instance(slot, str)]
         self._handles = layout.handles
         """Whether the instruction may ask which exception is being handled."""
         caught = is_caught(layout.frames)
@@ -101,7 +101,7 @@ class Crossing:
             element = next(given[self._stack[-1]], NULL)
         except BaseException as exception:
             return _raised(exception, 1)
-        if isinstance(element, _METHODS):
+        if is_instance(element, _METHODS):
             stack = (*(given[place] for place in self._stack), element)
             return self._lay_out(values, self._at.end, stack)
         more = element is not NULL
@@ -139,7 +139,7 @@ class Crossing:
             same += 1
         results = stack[same:]
         for result in results:
-            if result is NULL or isinstance(result, _METHODS):
+            if result is NULL or is_instance(result, _METHODS):
                 return self._lay_out(values, self._at.end, stack)
         key = same, len(results)
         ahead = self._ahead.get(key)
@@ -185,7 +185,7 @@ class Crossing:
     def _step(self, values: Sequence[Any]) -> tuple[Ahead, tuple[Any, ...]] | Raised:
         states = self.layout.build(values)
         outcome = step(states[0])
-        if isinstance(outcome, Raised):
+        if is_instance(outcome, Raised):
             return outcome
         return self._lay_out(values, outcome.offset, outcome.stack)
 

@@ -21,7 +21,7 @@ from typing import Any
 from magpy_like.bytecode.data_flow import Kind, instructions, live_locals, stack_kinds
 from magpy_like.monitor.objects.finalizers import ends_here
 from magpy_like.native import NULL, lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import bind
 from magpy_like.splitting.frame_state import FrameState, Then, Waiting, handled_then, handling
 
@@ -147,10 +147,10 @@ def lay_out_frame(state: FrameState, values: list[Any]) -> FrameLayout:
 def _put(value: Any, values: list[Any]) -> Slot:
     if value is NULL:
         return False
-    if isinstance(value, BuiltinMethodType | MethodWrapperType):
+    if is_instance(value, BuiltinMethodType | MethodWrapperType):
         name, receiver = value.__name__, value.__self__
         found = lookup_in_type(type(receiver), name)
-        if isinstance(found, _METHODS) and bind(found, receiver) == value:
+        if is_instance(found, _METHODS) and bind(found, receiver) == value:
             values.append(receiver)
             return name
     values.append(value)

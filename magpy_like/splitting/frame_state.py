@@ -24,7 +24,7 @@ from magpy_like.bytecode.data_flow import (
     stack_kinds,
 )
 from magpy_like.native import NULL, frame_function, frame_locals, frame_stack
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 
 if TYPE_CHECKING:
     from magpy_like.splitting.frame_layout import FrameLayout
@@ -229,7 +229,7 @@ def is_resumable(state: FrameState, generator: bool = False) -> str | None:
         return f"{code.co_qualname} is a generator or coroutine: its object holds the frame"
     if not (code.co_flags & inspect.CO_OPTIMIZED and code.co_flags & inspect.CO_NEWLOCALS):
         return f"{code.co_qualname} is the body of a class or module: its locals are a dictionary"
-    if not isinstance(state.function, FunctionType):
+    if not is_instance(state.function, FunctionType):
         return f"{code.co_qualname} was not entered through a Python function"
     kinds = stack_kinds(code).get(state.instruction.offset)
     if kinds is None:

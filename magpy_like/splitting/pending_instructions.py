@@ -21,7 +21,7 @@ from magpy_like.bytecode.data_flow import Instruction, in_order, instructions, r
 from magpy_like.monitor.calls import compiled_callees
 from magpy_like.monitor.calls.polyfills import polyfill
 from magpy_like.native import NULL, lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import active
 from magpy_like.splitting.frame_state import FrameState, Then, Waiting, is_resumable, pushes_two
 
@@ -43,7 +43,7 @@ def suspend(states: Sequence[FrameState]) -> list[FrameState] | str:
             return reason
         if chain and state.waiting is None:
             found = _wait(state, chain[-1])
-            if isinstance(found, str):
+            if is_instance(found, str):
                 return found
             state = found
         chain.append(state)
@@ -113,7 +113,7 @@ def _called(
         elif kind in (staticmethod, classmethod):
             return None
         elif (
-            isinstance(function, type)
+            is_instance(function, type)
             and lookup_in_type(kind, "__call__") is _TYPE_CALL
             and polyfill(function, args, keywords) is None
         ):
@@ -136,10 +136,10 @@ def _constructed(
     cls: type, args: tuple[Any, ...], keywords: dict[str, Any], callee: FrameState
 ) -> Callable[[Any], Any] | None:
     new = lookup_in_type(cls, "__new__")
-    if isinstance(new, staticmethod) and new.__func__ is callee.function:
+    if is_instance(new, staticmethod) and new.__func__ is callee.function:
         return functools.partial(_initialise, cls, args, keywords)
     instance = _unchanged_self(callee)
-    if isinstance(instance, cls) and _calls(instance, "__init__", callee):
+    if is_instance(instance, cls) and _calls(instance, "__init__", callee):
         return functools.partial(_initialised, instance)
     return None
 
@@ -164,7 +164,7 @@ def _initialised(instance: Any, result: Any) -> Any:
 
 
 def _initialise(cls: type, args: tuple[Any, ...], keywords: dict[str, Any], made: Any) -> Any:
-    if isinstance(made, cls):
+    if is_instance(made, cls):
         _initialised(made, type(made).__init__(made, *args, **keywords))
     return made
 
@@ -215,7 +215,7 @@ def _attribute(state: FrameState, instruction: Instruction, callee: FrameState) 
     if lookup_in_type(type(value), "__getattr__") is not NULL:
         # It is asked next, should the callee raise AttributeError.
         found = lookup_in_type(type(value), name)
-        if not isinstance(found, property) or found.fget is not callee.function:
+        if not is_instance(found, property) or found.fget is not callee.function:
             return None
         return below, replace(waiting, complete=functools.partial(get_attribute, value, name))
     if _calls(value, "__getattribute__", callee):
@@ -239,7 +239,7 @@ _SHIFTED_NAMES = sys.version_info >= (3, 12)  # the lowest bit of LOAD_ATTR asks
 
 
 def _gets(descriptor: Any, callee: FrameState) -> bool:
-    if isinstance(descriptor, property):
+    if is_instance(descriptor, property):
         return descriptor.fget is callee.function
     return descriptor is not NULL and _calls(descriptor, "__get__", callee)
 
@@ -250,7 +250,7 @@ def _changed_attribute(special: str, accessor: str, descriptor_method: str, oper
         held_by = type(values[-1])
         found = lookup_in_type(held_by, state.code.co_names[instruction.arg])
         known = _calls(values[-1], special, callee)
-        if isinstance(found, property):
+        if is_instance(found, property):
             known = known or getattr(found, accessor) is callee.function
         elif found is not NULL:
             known = known or _calls(found, descriptor_method, callee)
@@ -260,7 +260,7 @@ def _changed_attribute(special: str, accessor: str, descriptor_method: str, oper
 
 
 def _truth(result: Any) -> bool:
-    if not isinstance(result, bool):
+    if not is_instance(result, bool):
         raise TypeError(f"__bool__ should return bool, returned {type(result).__name__}")
     return result
 
@@ -352,7 +352,7 @@ def _binary(state: FrameState, instruction: Instruction, callee: FrameState) -> 
     below, (left, right) = _split(state.stack, 2)
     inplace = instruction.arg >= len(_BINARY)
     name, symbol = _BINARY[instruction.arg % len(_BINARY)]
-    if name in ("add", "mul") and isinstance(left, _SEQUENCES) | isinstance(right, _SEQUENCES):
+    if name in ("add", "mul") and is_instance(left, _SEQUENCES) | is_instance(right, _SEQUENCES):
         return None  # those are joined or repeated by other rules when the methods give up
     forward, reflected = f"__{name}__", f"__r{name}__"
     candidates: list[Candidate] = [(left, forward, right)]

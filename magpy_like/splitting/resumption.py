@@ -35,7 +35,7 @@ from magpy_like.bytecode.data_flow import (
     stack_kinds,
 )
 from magpy_like.native import NULL, call_as_caller
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.splitting.frame_state import (
     FrameState,
     Origin,
@@ -77,7 +77,7 @@ def run_chain(states: Sequence[FrameState], raised: BaseException | None = None)
     run = resumption(states[0]) if raised is None else raising(states[0], raised)
     for state in states[1:]:
         run = _waiting(state, run)
-    if isinstance(states, list):
+    if is_instance(states, list):
         states.clear()
         del state
     return call_as_caller(run, ())
@@ -104,7 +104,7 @@ def _waiting(state: FrameState, callee: Callable[[], Any]) -> FunctionType:
     waiting = state.waiting
     assert waiting is not None
     complete = waiting.complete
-    if isinstance(complete, functools.partial) and complete.func is get_attribute:
+    if is_instance(complete, functools.partial) and complete.func is get_attribute:
         callee, complete = functools.partial(complete, callee), None
     if complete is None:
         return _function(state, _Ending("wait", waiting.then), (NULL, callee))
@@ -123,7 +123,7 @@ def step(state: FrameState) -> FrameState | Raised:
     at, stack = state.instruction, state.stack
     if at.name in TESTS:
         outcome = _attempt(state.handled, lambda: bool(stack[-1]))
-        if isinstance(outcome, Raised):
+        if is_instance(outcome, Raised):
             return outcome
         assert at.target is not None
         jumps = outcome is ("IF_TRUE" in at.name)
@@ -131,7 +131,7 @@ def step(state: FrameState) -> FrameState | Raised:
         return replace(state, offset=at.target if jumps else at.end, stack=rest)
     if at.name == "FOR_ITER":
         outcome = _attempt(state.handled, lambda: next(stack[-1], NULL))
-        if isinstance(outcome, Raised):
+        if is_instance(outcome, Raised):
             return outcome
         if outcome is NULL:
             return replace(state, offset=at.exhausted, stack=stack[:-1])
@@ -140,11 +140,11 @@ def step(state: FrameState) -> FrameState | Raised:
         # A method is pushed as two entries, one of which may be an empty slot; a bound one will do.
         name = state.code.co_names[at.arg if at.name == "LOAD_METHOD" else at.arg >> 1]
         outcome = _attempt(state.handled, lambda: getattr(stack[-1], name))
-        return outcome if isinstance(outcome, Raised) else pushed(state, outcome)
+        return outcome if is_instance(outcome, Raised) else pushed(state, outcome)
     if at.name not in STEPS:
         raise ValueError(f"{state.where}: {at.name} is not an operation on its operands")
     outcome = _attempt(state.handled, _function(state, _Ending("step"), ()))
-    if isinstance(outcome, Raised):
+    if is_instance(outcome, Raised):
         return outcome
     return replace(state, offset=at.end, stack=outcome)
 

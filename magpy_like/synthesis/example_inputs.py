@@ -9,28 +9,28 @@ import torch
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import Expression, known_at_entry
 from magpy_like.monitor.symbolic.symbolic_twin import Twin
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 
 
 def example_inputs(rec: Recording, changes_inputs: bool) -> list[Any]:
     """The tensors of the recorded run, or, when something may vary, fake tensors and symbolic
     numbers of one ``ShapeEnv``, as Dynamo's backends get them."""
     sources = [source for _, source in rec.operators.inputs]
-    tensors = {source: _at_entry(rec, source) for source in sources if isinstance(source, int)}
+    tensors = {source: _at_entry(rec, source) for source in sources if is_instance(source, int)}
     known = {**rec.lifted.values, **rec.operators.samples}
-    numbers = [s for s in sources if isinstance(s, Expression) and not _is_tensor(known.get(s))]
+    numbers = [s for s in sources if is_instance(s, Expression) and not _is_tensor(known.get(s))]
     twin = rec.twin
     if twin is not None and changes_inputs and _share_memory(list(tensors.values())):
         for fake in twin.inputs.values():  # how the memory is shared would depend on the sizes
             twin.fix(fake)
     varies = numbers or rec.operators.reads_data or (twin and any(map(twin.varies, tensors)))
     if not varies:
-        return [tensors[s] if isinstance(s, int) else known[s] for s in sources]
+        return [tensors[s] if is_instance(s, int) else known[s] for s in sources]
     if twin is None:
         twin = Twin(rec.operators.size)
     examples = []
     for source in sources:
-        if isinstance(source, int):
+        if is_instance(source, int):
             examples.append(twin.example(source, tensors[source]))
             continue
         if _is_tensor(known.get(source)):
@@ -51,7 +51,7 @@ def _at_entry(rec: Recording, source: int) -> Any:
     a way to it. Other objects are those that a custom autograd function reads."""
     node = rec.refs.get_node_by_id(source)
     tensor, form, before = node.variable, rec.layouts.get(source), node.first.value
-    if not isinstance(tensor, torch.Tensor):
+    if not is_instance(tensor, torch.Tensor):
         return tensor
     takes_part, same = tensor.requires_grad, tensor
     if form is not None and (tuple(tensor.shape), tuple(tensor.stride())) != form:
@@ -67,7 +67,7 @@ def _at_entry(rec: Recording, source: int) -> Any:
 
 
 def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
+    return is_instance(value, torch.Tensor)
 
 
 def _share_memory(tensors: list[torch.Tensor]) -> bool:

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from magpy_like.native.instance_checks import answers_in_python, isinstance
+from magpy_like.native.instance_checks import answers_in_python, is_instance
 
 _RESERVED = {*dir(builtins), "args", "kwargs", "state", "watch", "run_graph", "NOTHING"}
 
@@ -59,7 +59,7 @@ class Source:
         exec(compile(text, filename, "exec"), namespace)
         function = namespace[name]
         linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
-        assert isinstance(function, types.FunctionType)
+        assert is_instance(function, types.FunctionType)
         return function
 
 
@@ -67,12 +67,12 @@ def _own_name(value: Any) -> str:
     if answers_in_python(value):
         return type(value).__name__.lower()
     name = getattr(value, "__name__", None)
-    return name if isinstance(name, str) else type(value).__name__.lower()
+    return name if is_instance(name, str) else type(value).__name__.lower()
 
 
 def literal(value: Any) -> str | None:
     """The source text of a plain value, or None when it has no exact one."""
-    if value is None or value is ... or isinstance(value, bool):
+    if value is None or value is ... or is_instance(value, bool):
         return repr(value)
     if type(value) in (int, str, bytes):
         return repr(value)

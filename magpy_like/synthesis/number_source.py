@@ -17,7 +17,7 @@ from magpy_like.monitor.symbolic.expressions import (
     Read,
     Size,
 )
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.synthesis.generated_source import literal
 
@@ -41,9 +41,9 @@ class Numbers:
 
     def text(self, expression: Any) -> str:
         """The source text of a number; of one that is computed a name, which ``lines`` defines."""
-        if isinstance(expression, InGraph):
+        if is_instance(expression, InGraph):
             expression = self._in_python.get(expression.node, expression)
-        if isinstance(expression, Computed):
+        if is_instance(expression, Computed):
             return self._names.setdefault(expression, f"number{len(self._names)}")
         return text(expression, *self._ways)
 
@@ -52,7 +52,7 @@ class Numbers:
         lines, pending = [], [e for e in reversed(self._names) if wanted(e)]
         while pending:
             number = pending[-1]
-            operands = [e for e in number.operands if isinstance(e, Computed) and wanted(e)]
+            operands = [e for e in number.operands if is_instance(e, Computed) and wanted(e)]
             missing = [e for e in operands if e not in self._written]
             if missing and number not in self._written:
                 pending += missing
@@ -71,10 +71,10 @@ def is_short(expression: Any, most: int = 8) -> bool:
     pending = [expression]
     while pending and most >= 0:
         part = pending.pop()
-        if isinstance(part, Computed):
+        if is_instance(part, Computed):
             most -= 1
             pending += part.operands
-    return isinstance(expression, Computed) and most >= 0
+    return is_instance(expression, Computed) and most >= 0
 
 
 _COMPARISONS = ("<", "<=", "==", "!=", ">", ">=")
@@ -97,21 +97,21 @@ def text(
     ``name`` gives the variable that holds a number read outside, ``output`` that of a number which
     the operator graph gives.
     """
-    if isinstance(expression, InGraph):
+    if is_instance(expression, InGraph):
         assert output is not None
         return output(expression.node)
-    if isinstance(expression, Read):
+    if is_instance(expression, Read):
         return name(expression.node)
-    if isinstance(expression, Size):
+    if is_instance(expression, Size):
         return f"{name(expression.node)}.size({expression.dim})"
-    if isinstance(expression, Address):
+    if is_instance(expression, Address):
         return f"{constant(expression.tell)}({name(expression.node)})"
-    if isinstance(expression, Draw):
+    if is_instance(expression, Draw):
         item = "" if expression.item is None else f"[{expression.item}]"
         return f"draw{expression.index}{item}"
-    if isinstance(expression, AsPython):
+    if is_instance(expression, AsPython):
         return f"{text(expression.number, name, constant, output)}.item()"
-    if not isinstance(expression, Computed):
+    if not is_instance(expression, Computed):
         written = literal(expression) or constant(expression)
         return f"({written})" if written.startswith("-") else written  # a power binds stronger
     operands = [text(operand, name, constant, output) for operand in expression.operands]

@@ -32,10 +32,10 @@ from magpy_like.monitor.symbolic.variation import Path
 from magpy_like.monitor.torch_state.default_device import switch, without_default_device
 from magpy_like.monitor.torch_state.torch_modes import Modes
 from magpy_like.native import instance_dict
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ABSENT, ByIdentity, Fact, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import is_plain
-from magpy_like.split_points import NotForetold, NotMerged, Place, Split, SplitPoint
+from magpy_like.split_points import BranchRefused, Place, SpeculationRefused, Split, SplitPoint
 from magpy_like.splitting.tracebacks import raised_in_caller
 from magpy_like.synthesis import number_source
 from magpy_like.synthesis.example_inputs import example_inputs
@@ -87,8 +87,8 @@ class Record:
     """The split that the record ends at."""
     watch: Any = None
     watch_reason: int = -1
-    foretells: frozenset[Place] = frozenset()
-    """Where the mock may find that a value was foretold wrongly, and give ``Mistaken``."""
+    speculates: frozenset[Place] = frozenset()
+    """Where the mock may find that a value was misspeculated, and give ``Misspeculated``."""
 
     @property
     def graph(self) -> fx.GraphModule | None:
@@ -190,20 +190,22 @@ class MockBuilder:
         lines = self.numbers.lines(lambda number: not known_before_graph(number))
         return lines, not all(map(known_before_graph, raising))
 
-    def foretold(self) -> list[str]:
-        """Conditions on what the operator graph gives that hold if all was foretold rightly.
+    def speculated(self) -> list[str]:
+        """Conditions on what the operator graph gives that hold if all was speculated rightly.
 
         None are left where the graph itself looks at them, before it changes what is outside.
 
         Raises:
-            NotForetold: the mock could not undo what comes before them.
+            SpeculationRefused: the mock could not undo what comes before them.
         """
         rec, conditions = self.rec, []
-        if rec.lifted.foretold and rec.changed_inputs():
+        if rec.lifted.speculated and rec.changed_inputs():
             if not (rec.lifted.can_rewind() and look_before_writing(rec)):
-                raise NotForetold("foretells a tensor's value before it changes what is outside")
+                raise SpeculationRefused(
+                    "speculates on a tensor's value before it changes what is outside"
+                )
             return []
-        for expression, value, _ in rec.lifted.foretold:
+        for expression, value, _ in rec.lifted.speculated:
             way = number_source.text(
                 expression, self.existing, self.source.constant, self.graph_output
             )
@@ -213,7 +215,9 @@ class MockBuilder:
             conditions.append(f"{same}({way}, {given})")
             self.guard.readable.append(f"a value that steers the program gives {value!r}")
         if conditions and not rec.lifted.can_rewind():
-            raise NotForetold("foretells a tensor's value before it changes what is outside")
+            raise SpeculationRefused(
+                "speculates on a tensor's value before it changes what is outside"
+            )
         return conditions
 
     # --- side effects ----------------------------------------------------------------------------
@@ -289,7 +293,7 @@ class MockBuilder:
         try:
             value = lookup(node.variable, relation)
         except (LookupError, AttributeError, ValueError):
-            if before == ABSENT or (isinstance(relation.key, ByIdentity) and relation.key.is_new):
+            if before == ABSENT or (is_instance(relation.key, ByIdentity) and relation.key.is_new):
                 return []
             self.side_effects.append(f"del {self.guard.label(node)} → {relation}")
             return [self._statement(node, owner, relation, None)]
@@ -324,7 +328,7 @@ class MockBuilder:
         if at is None or found == ABSENT or not number_source.is_short(number):
             return text
         before = self.rec.refs.get_node_by_id(found)
-        parts = [part.node if isinstance(part, Read) else None for part in made_of(number)]
+        parts = [part.node if is_instance(part, Read) else None for part in made_of(number)]
         if before not in parts or None in parts:
             return text
         read = self.source.constant(instance_dict) if at.startswith("{instance_dict}") else ""
@@ -352,7 +356,7 @@ class MockBuilder:
 
     def _key(self, key: Any) -> str:
         """The text of a dictionary key, an attribute's name or a position."""
-        if isinstance(key, ByIdentity):
+        if is_instance(key, ByIdentity):
             return self.values.value(key.variable)
         return literal(key) or self.source.constant(key)
 
@@ -363,7 +367,7 @@ class MockBuilder:
         name = self.existing(node)
         self.side_effects.append(f"contents of {self.guard.label(node)}")
         base = self.source.constant(native_base(node.type), native_base(node.type).__name__)
-        if isinstance(value, dict):
+        if is_instance(value, dict):
             entries, known = items_of(value), len(before)
             if not same_keys([key for key, _ in entries[:known]], list(before)):
                 text = self.values.dict_text(value)
@@ -372,7 +376,7 @@ class MockBuilder:
             changed = [item for item, found in kept if item[1] is not found]
             text = self.values.dict_text(value, [*changed, *entries[known:]])
             return [f"{base}.update({name}, {text})"]
-        if isinstance(value, set):
+        if is_instance(value, set):
             fill, text = "update", self.values.members_text(value)
         else:
             fill, text = "extend", self.values.list_text(elements(value))
@@ -388,10 +392,10 @@ def native_base(cls: type) -> type:
 def _same_contents(value: Any, before: Any) -> bool:
     if length_of(value) != len(before):
         return False
-    if isinstance(value, dict):
+    if is_instance(value, dict):
         kept = all(v is w for (_, v), w in zip(items_of(value), before.values(), strict=True))
         return kept and same_keys([key for key, _ in items_of(value)], list(before))
-    if isinstance(value, set):
+    if is_instance(value, set):
         return same_keys(elements(value), list(before))
     return all(a is b for a, b in zip(elements(value), before, strict=True))
 
@@ -506,7 +510,7 @@ def _assemble(
 ) -> Record:
     returned = mock.result(result)
     mock.effects()
-    foretold = mock.foretold()
+    speculated = mock.speculated()
     behind, may_raise = mock.behind_graph()
     compiled, names = _compile(rec, guard, mock, backend, entry)
     guard.conditions()
@@ -518,10 +522,10 @@ def _assemble(
     floats = {
         node: name
         for (node, source), name in zip(rec.operators.inputs, names, strict=compiled is not None)
-        if isinstance(source, Expression) and type(rec.lifted.values.get(source)) is float
+        if is_instance(source, Expression) and type(rec.lifted.values.get(source)) is float
     }
     undoing = Undoing(
-        rec, mock.source, mock.existing, bool(foretold), may_fail, bool(drawn), floats
+        rec, mock.source, mock.existing, bool(speculated), may_fail, bool(drawn), floats
     )
     before, mock.source.lines = mock.source.lines, []
     if compiled is not None:
@@ -532,10 +536,10 @@ def _assemble(
         mock.source.names["run_graph"] = graph
         comma = "," if len(mock.outputs) == 1 else ""
         mock.source.emit(f"{targets}{comma} = {call}" if targets else call)
-    places_foretold = [place for *_, place in rec.lifted.foretold]
+    speculation_places = [place for *_, place in rec.lifted.speculated]
     run = mock.source.lines
-    if foretold:
-        run = undoing.unless(foretold, places_foretold, run, behind)
+    if speculated:
+        run = undoing.unless(speculated, speculation_places, run, behind)
     elif compiled is not None:
         run = undoing.guarded([*run, *behind])
     mock.source.lines = [*before, *undoing.unless_raising(drawn), *run]
@@ -561,14 +565,14 @@ def _assemble(
         lifted=guard.lifted,
         watch=guard.watch,
         watch_reason=guard.watch_reason,
-        foretells=frozenset(places_foretold),
+        speculates=frozenset(speculation_places),
     )
 
 
 def _drawn_before(count: int, number: Any) -> bool:
     """Whether a number is made of no more than the first draws, and of what is from outside."""
     parts = made_of(number)
-    drawn = all(part.index < count for part in parts if isinstance(part, Draw))
+    drawn = all(part.index < count for part in parts if is_instance(part, Draw))
     return drawn and known_before_graph(number)
 
 
@@ -652,8 +656,8 @@ def _compile(
     if not mock.outputs and not (operators.operators and noticed):
         return None, []
     if rec.has_changed():
-        raise NotMerged("changes a tensor in place that a branch may have handed on")
-    if not rec.constants.lent_is_unchanged():
+        raise BranchRefused("changes a tensor in place that a branch may have handed on")
+    if not rec.constants.numpy_shares_are_unchanged():
         raise Split("changes memory that a tensor and a NumPy array share")
     operators.let_go(rec.lifted.in_python, mock.outputs)
     graph = operators.finish(mock.outputs)
@@ -661,13 +665,13 @@ def _compile(
         _leave_autocast(graph, *rec.modes_left)
     nodes, names = [], []
     for _, source in operators.inputs:
-        if isinstance(source, Expression):
+        if is_instance(source, Expression):
             names.append(mock.values.number(source))
             continue
         node = rec.refs.get_node_by_id(source)
         if node.variable is None:
             raise Split("an input of the operator graph is gone by the end of the region")
-        if isinstance(node.variable, torch.Tensor):
+        if is_instance(node.variable, torch.Tensor):
             nodes.append(node)
         names.append(mock.existing(node))
     if changed:

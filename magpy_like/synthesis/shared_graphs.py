@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from magpy_like.monitor.operator_graph.graph_nodes import NUMBER
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_interop.current_gpu import current_gpu
 
 
@@ -99,9 +99,9 @@ def _argument(value: Any, numbers: dict[fx.Node, int]) -> Any:
     kind = type(value)
     if kind is fx.Node:
         return kind, numbers[value]
-    if isinstance(value, tuple | list):
+    if is_instance(value, tuple | list):
         return kind, *(_argument(item, numbers) for item in value)
-    if isinstance(value, dict):
+    if is_instance(value, dict):
         return kind, *((name, _argument(item, numbers)) for name, item in value.items())
     if kind is slice:
         return kind, *(_argument(part, numbers) for part in (value.start, value.stop, value.step))
@@ -122,13 +122,13 @@ def relied_on(inputs: Sequence[Any]) -> Key | None:
 
     Parameters are told apart by identity, other tensors by their form and by the memory they share.
     """
-    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    tensors = [value for value in inputs if is_instance(value, torch.Tensor)]
     if len(tensors) < len(inputs) or not all(map(_is_plain, tensors)):
         return None
     memory: dict[int, int] = {}
     forms = [
         (
-            id(t) if isinstance(t, torch.nn.Parameter) else None,
+            id(t) if is_instance(t, torch.nn.Parameter) else None,
             tuple(t.shape),
             t.stride(),
             t.storage_offset(),

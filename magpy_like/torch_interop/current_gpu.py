@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from magpy_like.torch_interop.tracing_lock import TURNS
+from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
 _TENSOR_TYPE = type(torch.FloatTensor)
 
@@ -62,6 +62,6 @@ def has_calls_for_current_gpu(gm: fx.GraphModule) -> bool:
 @contextlib.contextmanager
 def traced_afresh() -> Iterator[None]:
     """Nothing is known of what calls give, and nobody else traces meanwhile."""
-    with TURNS:
+    with TRACING_LOCK:
         FakeTensorMode.cache_clear()
         yield

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 
 
-class Turns:
+class TracingLock:
     """Held by the thread that traces; ``with`` waits for others, not for the thread itself."""
 
     def __init__(self) -> None:
@@ -46,4 +46,4 @@ class _Own(threading.local):
     taken = 0
 
 
-TURNS = Turns()
+TRACING_LOCK = TracingLock()

@@ -1,5 +1,7 @@
-"""A tensor's value that steers the program is foretold: one graph as long as it steers as before,
-and whatever it does, every call gives what eager gives."""
+"""A tensor's value that steers the program is speculated on: one graph while it steers as before.
+
+Whatever it does, every call gives what eager gives.
+"""
 
 import random
 
@@ -160,7 +162,7 @@ def _autocast(module, y):
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("effect", EFFECTS)
-def test_effects_happen_once_whatever_was_foretold(effect, when):
+def test_effects_happen_once_whatever_was_speculated_on(effect, when):
     twins = Twins(lambda: _Effects(**{when: EFFECTS[effect]}))
     for i, scale in enumerate((1.0, 2.0, -1.0, -2.0, 3.0, -1.0, 1.0)):
         twins.call(lambda scale=scale: (torch.full((3,), scale),), why=f"call {i}")
@@ -249,7 +251,7 @@ SIZES = [_elements, _iterated, _native_size]
 
 
 @pytest.mark.parametrize("program", SIZES, ids=lambda program: program.__name__)
-def test_a_size_that_depends_on_data_is_foretold(program):
+def test_a_size_that_depends_on_data_is_speculated_on(program):
     check_made(lambda: program, one(1.0, -2.0, 3.0))
     assert not magpy.explain(program, tensor(1.0, -2.0, 3.0)).split_points
     check_right(lambda: program, one(1.0, -2.0, 3.0), one(5.0, 4.0, 6.0), one(1.0, -2.0, -3.0))
@@ -280,7 +282,7 @@ def _drawn_and_read(x):
 
 
 @pytest.mark.parametrize("program", [_drawn, _drawn_and_read], ids=lambda it: it.__name__)
-def test_random_numbers_that_steer_are_foretold_and_drawn_once(program):
+def test_random_numbers_that_steer_are_speculated_on_and_drawn_once(program):
     fast = magpy.compile(program, backend="eager")
     for seed in (5, 5, *range(20)):
         results = []
@@ -335,7 +337,7 @@ def _two_questions(x):
 seen: list[int] = []
 
 
-def test_a_program_is_split_only_where_a_value_was_foretold_wrongly():
+def test_a_program_is_split_only_where_a_value_was_misspeculated():
     twins = Twins(lambda: _two_questions)
     twins.call(one(1.0, 2.0, 3.0), hit=False)
     twins.call(one(4.0, 2.0, 3.0), hit=True)
@@ -346,11 +348,11 @@ def test_a_program_is_split_only_where_a_value_was_foretold_wrongly():
         twins.call(one(*values), hit=True, why="both ways are known")
     lines = {p.lineno for p in magpy.explain(twins.compiled, tensor(1.0, 2.0, 3.0)).split_points}
     asked = _two_questions.__code__.co_firstlineno + 5
-    assert lines == {asked}, "the first question is foretold still"
+    assert lines == {asked}, "the first question is speculated on still"
 
 
-def test_a_program_that_keeps_going_other_ways_is_foretold_no_more(monkeypatch):
-    monkeypatch.setattr("magpy_like.records.dispatcher.SURPRISE_LIMIT", 1)
+def test_a_program_that_keeps_going_other_ways_is_speculated_on_no_more(monkeypatch):
+    monkeypatch.setattr("magpy_like.records.dispatcher.MISSPECULATION_LIMIT", 1)
 
     def program(x):
         a = x + 1 if x[0].item() > 0 else x - 1
@@ -362,7 +364,7 @@ def test_a_program_that_keeps_going_other_ways_is_foretold_no_more(monkeypatch):
         assert torch.equal(fast(tensor(*values)), program(tensor(*values)))
     dispatcher = magpy.api._dispatcher(fast)
     records = [r for d in (dispatcher, *dispatcher._following()) for r in d.records]
-    assert records and not any(record.foretells for record in records)
+    assert records and not any(record.speculates for record in records)
 
 
 class _Normalised(nn.Module):
@@ -397,7 +399,7 @@ def test_statistics_that_were_changed_before_a_branch_are_not_changed_twice():
             twins.call(lambda scale=scale: (torch.ones(4, 3).cumsum(0) * scale,))
 
 
-def test_a_function_that_runs_as_it_is_does_not_run_for_a_value_foretold_wrongly():
+def test_a_function_that_runs_as_it_is_does_not_run_for_a_value_misspeculated():
     """What it writes to nobody knows, so nothing would put it back."""
 
     def make():

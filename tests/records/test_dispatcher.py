@@ -123,7 +123,7 @@ def test_miss_over_torchs_modes_has_a_reason():
     assert "grad" in why
 
 
-def test_program_that_splits_runs_by_stretches():
+def test_program_that_splits_runs_by_segments():
     def calls(x):
         y = native(x * 2)
         return y * y

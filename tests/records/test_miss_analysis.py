@@ -77,7 +77,7 @@ def test_number_that_keeps_sizes_leaves_them_known():
     twins.call(sized((4, 3), 0.5), hit=False)
     twins.call(sized((5, 3), 1.5), hit=False)
     (record,) = magpy.api._dispatcher(twins.compiled).records
-    assert not record.foretells, "the guard knows the branch"
+    assert not record.speculates, "the guard knows the branch"
     twins.call(sized((9, 3), 2.5), hit=True)
     twins.call(sized((3, 3), 2.5), hit=False)
 

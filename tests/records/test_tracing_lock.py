@@ -8,7 +8,7 @@ from torch import fx, nn
 
 import magpy_like as magpy
 from magpy_like.compiler import compile_fx
-from magpy_like.torch_interop.tracing_lock import TURNS
+from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 from tests.compare import assert_same
 
 together = 0
@@ -59,7 +59,7 @@ def held_by_another_thread(meanwhile):
     has_begun, may_end = threading.Event(), threading.Event()
 
     def trace():
-        with TURNS:
+        with TRACING_LOCK:
             has_begun.set()
             may_end.wait()
 

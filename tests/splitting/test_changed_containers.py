@@ -1,4 +1,4 @@
-"""What a stretch leaves behind it may go through a container that the same stretch has changed."""
+"""What a segment leaves behind it may go through a container that the same segment has changed."""
 
 import pytest
 import torch

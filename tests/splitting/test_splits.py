@@ -1,4 +1,4 @@
-"""Programs that split: each stretch is a record, and everything comes out as in eager mode."""
+"""Programs that split: each segment is a record, and everything comes out as in eager mode."""
 
 import contextlib
 import functools
@@ -195,7 +195,7 @@ def test_split_program_does_what_eager_mode_does(program):
 
 
 @pytest.mark.parametrize("program", [straight, nested, in_loop, closure, file_in_a_loop, shared])
-def test_one_monitor_run_records_all_stretches(program):
+def test_one_monitor_run_records_all_segments(program):
     fast = magpy.compile(program, backend="eager")
     first, *others = inputs(4)
     outcome(fast, first)

@@ -169,7 +169,7 @@ def test_a_program_with_a_started_generator_is_cut(program):
     if program is raises_in_managed_block:
         return  # what a handler does runs natively
     info = magpy.cache_info(fast)
-    assert info.records >= 2  # one for each stretch, at least
+    assert info.records >= 2  # one for each segment, at least
     assert info.hits >= 3
 
 

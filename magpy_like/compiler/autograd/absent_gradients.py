@@ -25,7 +25,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from magpy_like.compiler.passes.graph_queries import aten, insert, interchangeable, value
 from magpy_like.graph_operators.checkpoint_statistics import written_again
 from magpy_like.torch_interop.dynamo_disable import untraced
-from magpy_like.torch_interop.tracing_lock import TURNS
+from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
 Call = Callable[[list[Any]], Any]
 
@@ -72,7 +72,7 @@ class Absent:
                 call = known.get(absent)
                 if call is None:
                     part = without(graph, absent, whole=self._whole)
-                    with TURNS, torch.no_grad():
+                    with TRACING_LOCK, torch.no_grad():
                         call = (compiler if len(known) < LIMIT else interpret)(part)
                     if len(known) < LIMIT:
                         known[absent] = call

@@ -22,7 +22,7 @@ from magpy_like.compiler.autograd.absent_gradients import spare_behind
 from magpy_like.compiler.autograd.double_backward import again, given, has_tangents, once, say_once
 from magpy_like.graph_operators.checkpoint_statistics import Again, wanted
 from magpy_like.torch_interop.dynamo_disable import untraced
-from magpy_like.torch_interop.tracing_lock import TURNS
+from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
 Call = Callable[[list[Any]], Any]
 
@@ -154,7 +154,7 @@ def _backward(theirs: Any, compile_backward: Callable[..., Call]) -> Call:
     def run(args: list[Any]) -> Any:
         nonlocal call
         if call is None:
-            with TURNS:
+            with TRACING_LOCK:
                 if call is None:
                     graph = copy.deepcopy(lazily.bw_module)
                     contexts = lazily.saved_context, lazily.saved_compile_context

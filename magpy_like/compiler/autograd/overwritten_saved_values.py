@@ -3,7 +3,7 @@
 A compiled part has one node in autograd's graph. It leads back to all that the part was given, and
 asks for all that the part has saved, although the operators that a gradient passes may need nothing
 of it. So gradients that eager mode gives are refused where something unneeded has been written to.
-Within a part that shows when it is compiled; of a graph's parts it is foretold here, from who may
+Within a part that shows when it is compiled; of a graph's parts it is predicted here, from who may
 hold whose memory, as far as the names of operators tell.
 """
 

@@ -284,7 +284,7 @@ Unique = Callable[[Tensor, int], Sequence[Tensor]]
 
 def _along(a: Tensor, dim: int, unique: Unique) -> Sequence[Tensor]:
     """On a CPU, what is unique along a dimension comes as rows that are turned."""
-    if a.device.type != "cpu":  # torch foretells sizes wrongly for negative dimensions
+    if a.device.type != "cpu":  # torch speculates on sizes wrongly for negative dimensions
         return unique(a, dim % max(a.dim(), 1))
     first, *rest = unique(a.movedim(dim, 0), 0)
     return first.movedim(0, dim), *rest

@@ -373,7 +373,7 @@ class Graph:
         mutated = _mutated_arguments(schema, args, kwargs)
         for box in mutated:
             if isinstance(box, Box):
-                self.settle(box.realize().buffer)
+                self.realize_readers(box.realize().buffer)
         args, kwargs = self._extern_arguments((args, kwargs))
         mutates = [
             s.buffer for s in loop_ir.strided_leaves(_mutated_arguments(schema, args, kwargs))
@@ -468,7 +468,7 @@ class Graph:
         small = [b for b in by_size[:-1] if SMALL * self.hint(self.buffers[b].numel()) <= size]
         return replace(cost, reads=cost.reads - set(small))
 
-    def settle(self, buffer: str) -> None:
+    def realize_readers(self, buffer: str) -> None:
         """Store every lazy box that reads ``buffer``, which is about to be overwritten."""
         # Only views change what they read: once their base is stored, a computed buffer.
         computed = self.buffers[buffer].kind == "computed"

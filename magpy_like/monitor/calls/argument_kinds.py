@@ -11,17 +11,17 @@ import torch
 from magpy_like.annotation import lookup
 from magpy_like.monitor.objects.containers import CONTAINERS, SCALARS, elements, goes_own_ways
 from magpy_like.native import lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import HEAP_TYPE, is_identity, is_plain
 
 
 def is_followed(function: Any) -> bool:
     """Whether a call goes on in Python code, so that its arguments need not be known before."""
-    if isinstance(function, types.MethodType):
+    if is_instance(function, types.MethodType):
         function = function.__func__
-    if isinstance(function, torch.nn.Module):
+    if is_instance(function, torch.nn.Module):
         function = lookup_in_type(type(function), "__call__")
-    if isinstance(function, types.FunctionType | type):
+    if is_instance(function, types.FunctionType | type):
         return lookup(function) is None
     return False
 
@@ -37,9 +37,9 @@ def describe(function: Any) -> str:
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """The tensors in nested built-in containers."""
-    if isinstance(value, torch.Tensor):
+    if is_instance(value, torch.Tensor):
         yield value
-    elif isinstance(value, CONTAINERS):
+    elif is_instance(value, CONTAINERS):
         for item in elements(value):
             if not is_plain(item):
                 yield from tensors_in(item)
@@ -47,9 +47,9 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 def holds_tensor(value: Any) -> bool:
     """Whether a value is a tensor, or a container with one in it, however deep."""
-    if isinstance(value, torch.Tensor):
+    if is_instance(value, torch.Tensor):
         return True
-    if not isinstance(value, CONTAINERS):
+    if not is_instance(value, CONTAINERS):
         return False
     return any(holds_tensor(item) for item in elements(value) if not is_plain(item))
 
@@ -60,23 +60,23 @@ def answers_in_python(operation: Any, args: tuple[Any, ...]) -> bool:
     They are followed then, and what they apply to tensors is recorded instead.
     """
     of_python = getattr(operation, "__module__", None) in ("builtins", "_operator")
-    return of_python and any(is_instance(value) for value in args)
+    return of_python and any(is_python_instance(value) for value in args)
 
 
-def is_instance(value: Any) -> bool:
+def is_python_instance(value: Any) -> bool:
     """Whether a value is, or a container holds, an instance of a class in Python."""
-    if isinstance(value, torch.Tensor) or is_plain(value) or is_identity(value):
+    if is_instance(value, torch.Tensor) or is_plain(value) or is_identity(value):
         return False
-    if isinstance(value, CONTAINERS):
-        return goes_own_ways(value) or any(is_instance(item) for item in elements(value))
-    return bool(type(value).__flags__ & HEAP_TYPE) and not isinstance(value, SCALARS)
+    if is_instance(value, CONTAINERS):
+        return goes_own_ways(value) or any(is_python_instance(item) for item in elements(value))
+    return bool(type(value).__flags__ & HEAP_TYPE) and not is_instance(value, SCALARS)
 
 
 def is_number_like(value: Any) -> bool:
     """Whether a tensor operator would run methods of an instance, or of one inside, unseen."""
-    if isinstance(value, CONTAINERS):
+    if is_instance(value, CONTAINERS):
         return goes_own_ways(value) or any(map(is_number_like, elements(value)))
-    return is_instance(value) and any(hasattr(type(value), name) for name in _CONVERSIONS)
+    return is_python_instance(value) and any(hasattr(type(value), name) for name in _CONVERSIONS)
 
 
 _CONVERSIONS = (

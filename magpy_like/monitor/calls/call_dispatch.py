@@ -21,7 +21,7 @@ from magpy_like.monitor.objects import attributes, class_lookup
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.torch_state import autograd_nodes
 from magpy_like.native import NULL
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, Relation
 from magpy_like.refgraph.plain_values import HEAP_TYPE, is_identity
 from magpy_like.split_points import Split, is_disabled, unknown
@@ -48,13 +48,13 @@ def call(
         if kind is types.MethodType:
             attributes.read_method(rec, function)
             function, args = function.__func__, (function.__self__, *args)
-        elif isinstance(function, functools.partial):
+        elif is_instance(function, functools.partial):
             _read_partial(rec, function)
             kwargs = {**function.keywords, **kwargs}
             function, args = function.func, (*function.args, *args)
         else:
             break
-    if args and isinstance(args[0], functools.partial) and _makes_partial(function):
+    if args and is_instance(args[0], functools.partial) and _makes_partial(function):
         _read_partial(rec, args[0])  # it is taken apart, and the new one has its parts
     if kind is types.FunctionType:
         if is_disabled(function):
@@ -82,30 +82,30 @@ def call(
             args = (receiver, *args)
             bound = rec.node(function)
             if bound is not None and receiver is not function:
-                rec.meet(bound, Relation(RelationKind.SLOT, "__self__"), receiver)
-            elif not isinstance(operation, types.FunctionType):
+                rec.record_read(bound, Relation(RelationKind.SLOT, "__self__"), receiver)
+            elif not is_instance(operation, types.FunctionType):
                 rely_on(rec, function)
-        if isinstance(operation, types.FunctionType):
+        if is_instance(operation, types.FunctionType):
             class_lookup.read_class(rec, kind, "__call__")
             annotation = lookup(operation)
             return None if annotation is None else native(run, annotation, operation, args, kwargs)
-        if operation is type.__call__ and args and isinstance(args[0], type):
+        if operation is type.__call__ and args and is_instance(args[0], type):
             function = operation = args[0]  # what a metaclass makes of a call in the end
             args, annotation = args[1:], lookup(operation)
         elif operation is not function:
             annotation = lookup(operation)
     if args and autograd_nodes.is_node(rec, args[0]):
-        if isinstance(operation, types.MethodDescriptorType):
+        if is_instance(operation, types.MethodDescriptorType):
             return autograd_nodes.call(run, operation, args, kwargs)
     if annotation is not None:
         return native(run, annotation, operation, args, kwargs)
-    if isinstance(function, type):
+    if is_instance(function, type):
         return instantiate(run, function, args, kwargs)
-    if isinstance(function, torch.jit.ScriptModule):
+    if is_instance(function, torch.jit.ScriptModule):
         raise Split("calls a TorchScript module")
     if rec.inside and str(getattr(function, "__module__", "")).startswith("torch."):
         return None  # the operator's own machinery
-    receiver = args[0] if args and isinstance(operation, types.MethodDescriptorType) else None
+    receiver = args[0] if args and is_instance(operation, types.MethodDescriptorType) else None
     raise unknown(receiver, f"calls {describe(function)}, native code without an annotation")
 
 
@@ -117,7 +117,7 @@ def rely_on(rec: Recording, function: Any) -> None:
 
 
 def _makes_partial(function: Any) -> bool:
-    return isinstance(function, type) and issubclass(function, functools.partial)
+    return is_instance(function, type) and issubclass(function, functools.partial)
 
 
 def _read_partial(rec: Recording, partial: functools.partial[Any]) -> None:
@@ -125,7 +125,7 @@ def _read_partial(rec: Recording, partial: functools.partial[Any]) -> None:
     if node is not None:
         for name in ("func", "args", "keywords"):
             part = getattr(partial, name)
-            rec.meet(node, Relation(RelationKind.SLOT, name), part)
+            rec.record_read(node, Relation(RelationKind.SLOT, name), part)
             if name != "func":
                 rec.visit(part, ValueRead.ELEMENTS)
 
@@ -145,7 +145,7 @@ def instantiate(run: MonitorRun, cls: type, args: tuple[Any, ...], kwargs: dict[
         class_lookup.read_class(rec, meta, "__call__")
     for name in ("__new__", "__init__"):
         made = class_lookup.read_class(rec, cls, name)
-        native_maker = not isinstance(made, types.FunctionType | staticmethod | classmethod)
+        native_maker = not is_instance(made, types.FunctionType | staticmethod | classmethod)
         if native_maker and made is not NULL and made not in _KNOWN_MAKERS:
             owner = next((b for b in cls.__mro__ if name in b.__dict__), cls)
             annotation = lookup(owner)

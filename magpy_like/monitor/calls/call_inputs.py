@@ -20,7 +20,7 @@ from magpy_like.monitor.calls.read_calls import inputs_of
 from magpy_like.monitor.objects.containers import CONTAINERS
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import is_liftable
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Token = tuple[Callable[..., Any], Any]
 
 
-def lend(
+def substitute_inputs(
     run: MonitorRun, annotation: Annotation, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Numbers that vary in containers which a call goes through are lifted."""
@@ -37,7 +37,7 @@ def lend(
         read = annotation.input(position).value_read
         shown = relation is not None and relation.of == position and relation.kind in _SHOWS
         if shown or read in GOES_THROUGH:
-            run.lend(value, deep=read is ValueRead.ALL)
+            run.substitute(value, deep=read is ValueRead.ALL)
 
 
 def look_at_all(
@@ -49,31 +49,31 @@ def look_at_all(
 ) -> None:
     """A call looks at its arguments as those of ``operation`` do, which makes a new object."""
     rec = run.recording
-    lend(run, annotation, args, kwargs)
+    substitute_inputs(run, annotation, args, kwargs)
     for position, value in inputs_of(args, kwargs):
         read = annotation.input(position).value_read
-        settle(run, operation, read, value)
+        specialize_input(run, operation, read, value)
         rec.visit(value, read)
         if read in COMPARES:
             rec.compare(value)
 
 
-def settle(run: MonitorRun, operation: Any, read: ValueRead, value: Any) -> None:
+def specialize_input(run: MonitorRun, operation: Any, read: ValueRead, value: Any) -> None:
     """An argument is read in this way: numbers in it that vary are guarded, if it is looked at."""
     if read not in LIKE_TYPES and (operation not in _MOVES or is_liftable(value)):
-        run.lifted.settle(_keys_of(value) if operation is dict else value)
+        run.lifted.specialize(_keys_of(value) if operation is dict else value)
 
 
 def _keys_of(value: Any) -> Any:
     """What a dictionary made of a value hashes, as far as that can be told beforehand."""
-    if isinstance(value, dict):
+    if is_instance(value, dict):
         return tuple(dict.keys(value))
     return value.__reduce__()[1][:1] if type(value) is zip else value
 
 
-def offer(rec: Recording, value: Any) -> None:
+def visit_input(rec: Recording, value: Any) -> None:
     """An operator looks at its whole argument, however deep its tensors lie."""
-    if isinstance(value, (*CONTAINERS, np.ndarray)):
+    if is_instance(value, (*CONTAINERS, np.ndarray)):
         rec.visit(value, ValueRead.ALL)
 
 

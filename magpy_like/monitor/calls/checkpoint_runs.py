@@ -22,7 +22,7 @@ from magpy_like.graph_operators.checkpoint_operator import (
 )
 from magpy_like.graph_operators.control_operators import is_control
 from magpy_like.monitor.calls.argument_kinds import tensors_in
-from magpy_like.monitor.isolated_runs import Confined
+from magpy_like.monitor.isolated_runs import IsolatedRun
 from magpy_like.monitor.operator_graph.graph_nodes import AS_IS, NUMBER
 from magpy_like.refgraph.plain_values import is_plain, storage_of
 from magpy_like.split_points import Split
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from magpy_like.monitor.recording import Recording
 
 
-class Checkpointed(Confined):
+class Checkpointed(IsolatedRun):
     """One call of a function under a checkpoint, while it runs."""
 
     def __init__(self, call: Call, rec: Recording) -> None:

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import (
 )
 
 from magpy_like.monitor.torch_state.default_device import are_all_modes
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
 
 if TYPE_CHECKING:
@@ -70,21 +70,21 @@ def _can_be_reentrant(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _tensors(args: Iterable[Any]) -> list[torch.Tensor]:
-    return [value for value in args if isinstance(value, torch.Tensor)]
+    return [value for value in args if is_instance(value, torch.Tensor)]
 
 
 def owner(function: Any) -> Any:
     """Whom it says something of that a function does more than to compute; None for nobody."""
-    if isinstance(function, functools.partial):
+    if is_instance(function, functools.partial):
         return owner(function.func)
-    if isinstance(function, types.MethodType):
+    if is_instance(function, types.MethodType):
         receiver = function.__self__
-        return owner(receiver if isinstance(receiver, torch.nn.Module) else function.__func__)
-    if isinstance(function, torch.nn.Module):
+        return owner(receiver if is_instance(receiver, torch.nn.Module) else function.__func__)
+    if is_instance(function, torch.nn.Module):
         # What torch's own containers do is what their parts do.
         is_own = not type(function).__module__.startswith("torch.")
         return owner(type(function).forward) if is_own else function
-    return function.__code__ if isinstance(function, types.FunctionType) else None
+    return function.__code__ if is_instance(function, types.FunctionType) else None
 
 
 class Call:

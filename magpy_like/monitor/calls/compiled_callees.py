@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.annotation import RelationKind
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ CODE: set[types.CodeType] = set()
 
 def follow(wrapper: Any, attribute: str) -> None:
     """``wrapper`` is such a function, or the class of such modules."""
-    if isinstance(wrapper, types.FunctionType):
+    if is_instance(wrapper, types.FunctionType):
         _ATTRIBUTES[wrapper.__code__] = attribute
         return
     _ATTRIBUTES[wrapper] = attribute
     methods = (getattr(method, "fget", method) for method in vars(wrapper).values())
-    CODE.update(method.__code__ for method in methods if isinstance(method, types.FunctionType))
+    CODE.update(method.__code__ for method in methods if is_instance(method, types.FunctionType))
 
 
 def target(function: Any) -> Any:
@@ -45,7 +45,7 @@ def called(rec: Recording, function: Any) -> Any:
     attribute, node = _attribute(function), rec.node(function)
     if attribute is None or node is None:
         return function
-    rec.meet(node, Relation(RelationKind.ATTRIBUTE, attribute), target(function))
+    rec.record_read(node, Relation(RelationKind.ATTRIBUTE, attribute), target(function))
     return target(function)
 
 

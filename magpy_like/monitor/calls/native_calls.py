@@ -21,8 +21,8 @@ from magpy_like.monitor.calls import checkpointed_functions, special_methods
 from magpy_like.monitor.calls.argument_kinds import (
     describe,
     is_followed,
-    is_instance,
     is_number_like,
+    is_python_instance,
     tensors_in,
 )
 from magpy_like.monitor.calls.call_inputs import (
@@ -30,8 +30,8 @@ from magpy_like.monitor.calls.call_inputs import (
     GOES_THROUGH,
     TELL_NO_METHODS,
     TELLS_OBJECTS,
-    offer,
-    settle,
+    specialize_input,
+    visit_input,
 )
 from magpy_like.monitor.calls.native_inspections import (
     LOOKS_INSIDE,
@@ -74,10 +74,10 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.symbolic_twin import hint
 from magpy_like.monitor.symbolic.varying_lists import note_change
 from magpy_like.monitor.torch_state import autograd_nodes, random_draws
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
 from magpy_like.refgraph.plain_values import is_plain
-from magpy_like.split_points import LENGTH_VARIES, Effect, Split
+from magpy_like.split_points import LENGTH_VARIES, EffectInsideOperator, Split
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -150,7 +150,7 @@ def native(
     _allow(run, annotation, operation, args, kwargs)
     relation = annotation.output.relation
     if relation is not None and relation.access == "write" and args and is_plain(args[0]):
-        run.lifted.settle(args[1:])  # a value that is written in Python, such as a UUID
+        run.lifted.specialize(args[1:])  # a value that is written in Python, such as a UUID
     if relation is not None and relation.access == "write" and write(run, annotation, args, kwargs):
         return finish_pure, call
     if annotation.calls:
@@ -201,12 +201,12 @@ def _allow(
     rec = run.recording
     if annotation.replay:
         if rec.inside:
-            raise Effect(f"calls {describe(operation)} inside an operator")
+            raise EffectInsideOperator(f"calls {describe(operation)} inside an operator")
     elif not annotation.as_op_node:
         if not annotation.pure_closure:
             raise Split(annotation.reason or f"calls {describe(operation)}")
         look_at_tensors(run, annotation, operation, args, kwargs)
-    if isinstance(operation, np.ufunc | NUMPY):
+    if is_instance(operation, np.ufunc | NUMPY):
         look_at_numpy_errors(rec)
     if operation in special_methods.ASKS:
         special_methods.ask_class(rec, operation, args)
@@ -231,9 +231,9 @@ def _look_at_inputs(run: MonitorRun, call: NativeCall) -> list[Any]:
     for position, value in inputs_of(call.args, call.kwargs):
         wanted = call.annotation.input(position)
         if run.lifted and not (on_graph or hands_on) and position not in SHOWN.get(operation, ()):
-            settle(run, operation, wanted.value_read, value)
+            specialize_input(run, operation, wanted.value_read, value)
         elif on_graph and type(value) is str and run.lifted:
-            run.lifted.settle(value)  # an operator's mode, not a value
+            run.lifted.specialize(value)  # an operator's mode, not a value
         if is_plain(value):
             if operation in TELLS_OBJECTS:
                 rec.tell_apart(value)
@@ -242,14 +242,14 @@ def _look_at_inputs(run: MonitorRun, call: NativeCall) -> list[Any]:
             object_addresses.look_at_order(rec, value)
         if wanted.value_read not in TELL_NO_METHODS:
             special_methods.look_for_all(rec, value)
-        if wanted.in_place and not isinstance(value, torch.Tensor):
+        if wanted.in_place and not is_instance(value, torch.Tensor):
             changed.append(value)
         elif on_graph:
             if is_number_like(value):
                 raise Split(f"gives a {type(value).__qualname__} to a tensor operator")
             if rec.length_varies(value):
                 raise Split(LENGTH_VARIES)
-            offer(rec, value)
+            visit_input(rec, value)
         elif by_key and position != "key":
             rec.visit(value, ValueRead.ELEMENTS)
         else:
@@ -275,7 +275,7 @@ def _have_effects(run: MonitorRun, call: NativeCall, changed: list[Any]) -> None
     for value in changed:
         change(rec, operation, value, args, kwargs)
     if getattr(operation, "__name__", "") in MAKES_SEVERAL and args and call.on_graph:
-        if isinstance(args[0], torch.Tensor) and _data_decides_sizes(rec, args[0]):
+        if is_instance(args[0], torch.Tensor) and _data_decides_sizes(rec, args[0]):
             run.lifted.fix_sizes(args[0])
 
 
@@ -293,17 +293,17 @@ def change(
     kwargs: Mapping[str, Any],
 ) -> None:
     """``operation`` is about to change ``value``, one of its arguments, in place."""
-    if isinstance(value, contextvars.ContextVar):
-        rec.meet_context(value)
+    if is_instance(value, contextvars.ContextVar):
+        rec.read_context(value)
         rec.store(rec.constant(value), Relation(RelationKind.CONTEXT), args[-1])
         return
     node = rec.node(value)
     if node is None:
         return
     repeats = operation in _DEPENDS_ON_NOTHING and not kwargs and not node.rewritten
-    if isinstance(value, set) and repeats:
+    if is_instance(value, set) and repeats:
         repeats = not (hashes_in_python(args[1]) or rec.asks_members(node))
-    if repeats and (operation is not list.extend or isinstance(args[1], list | tuple)):
+    if repeats and (operation is not list.extend or is_instance(args[1], list | tuple)):
         rec.snapshot(node)
         arguments = tuple(list(a) if operation is list.extend else a for a in args[1:])
         note_change(rec, node, operation, arguments)
@@ -343,7 +343,7 @@ def _given_to(call: NativeCall) -> Iterator[torch.Tensor]:
     included."""
     yield from tensors_in((call.args, call.kwargs))
     for value in (*call.args, *call.kwargs.values()):
-        if isinstance(value, Closure):
+        if is_instance(value, Closure):
             yield from tensors_in(value.operands)
 
 
@@ -352,10 +352,10 @@ def _begin(run: MonitorRun, call: NativeCall) -> Token:
     rec, annotation, operation, args, kwargs = (
         run.recording, call.annotation, call.operation, call.args, call.kwargs,
     )  # fmt: skip
-    if (annotation.replay or isinstance(operation, _RUNS_PYTHON)) and not (
+    if (annotation.replay or is_instance(operation, _RUNS_PYTHON)) and not (
         _is_given_code(operation, annotation, args, kwargs)
     ):
-        if isinstance(operation, functools._lru_cache_wrapper):
+        if is_instance(operation, functools._lru_cache_wrapper):
             if rec.is_born(operation):
                 raise Split(f"calls {describe(operation)}, whose cache it has made")
             look_at_cached(rec, (*args, *kwargs.values()))
@@ -376,7 +376,7 @@ def _is_given_code(
     operation: Any, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool:
     """Whether Python code of the program's runs in an operation, which is to be followed."""
-    if isinstance(operation, NUMPY):
+    if is_instance(operation, NUMPY):
         return any(map(_calls_back, (*args, *kwargs.values())))
     given = dict(inputs_of(args, kwargs))
     return any(is_followed(given.get(position)) for position in annotation.calls)
@@ -385,7 +385,7 @@ def _is_given_code(
 def _calls_back(value: Any) -> bool:
     """Whether NumPy may call an argument, or a method of it such as ``__array__``."""
     called = types.FunctionType | types.MethodType | functools.partial
-    return isinstance(value, called) or is_instance(value)
+    return is_instance(value, called) or is_python_instance(value)
 
 
 _SUSPENDED = (
@@ -415,9 +415,9 @@ def undo(run: MonitorRun, finish: Callable[..., None], payload: Any) -> str | No
     if finish in _SUSPENDED:
         run.suspended -= 1
     if finish in (finish_computed, finish_computed_unseen, finish_fold):
-        run.lifted.settle(payload[1])
+        run.lifted.specialize(payload[1])
     elif finish in (finish_of_lists, finish_of_lists_unseen):
-        run.lifted.settle(payload[1])
+        run.lifted.specialize(payload[1])
         for value in payload[1]:
             run.recording.visit(value, ValueRead.ALL)
     elif finish is finish_item:
@@ -425,7 +425,7 @@ def undo(run: MonitorRun, finish: Callable[..., None], payload: Any) -> str | No
         run.lifted.fix_sizes(tensor)
         if tensor.numel() == 1:
             return f"catches what {describe(operation)} raises for a tensor's value"
-    elif isinstance(payload, random_draws.Drawing):
+    elif is_instance(payload, random_draws.Drawing):
         return f"catches what {describe(payload.operation)} raises for numbers that vary"
     if finish in (finish_operator, finish_operator_suspended):
         run.recording.inside -= 1
@@ -442,6 +442,6 @@ def _by_values(run: MonitorRun, call: NativeCall) -> bool:
     if run.lifted.any(tuple(leaves)):
         return True
     for value in leaves:
-        if isinstance(value, torch.Tensor):
+        if is_instance(value, torch.Tensor):
             run.lifted.fix_sizes(value)
     return may_succeed(call.operation, call.args, call.kwargs)

@@ -23,7 +23,7 @@ from magpy_like.monitor.objects.containers import CONTAINERS, elements, hashes_i
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.torch_state import tensor_metadata
 from magpy_like.native import lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact
 from magpy_like.refgraph.plain_values import is_identity, is_plain
 from magpy_like.split_points import Split
@@ -60,7 +60,7 @@ def _holds_plain(value: Any) -> bool:
 
 def _only_looks(function: Any) -> bool:
     """Whether native code is known to depend on the contents of its arguments alone."""
-    if isinstance(function, operator.itemgetter):
+    if is_instance(function, operator.itemgetter):
         return True
     found = lookup(function)
     if found is None or not found.pure_closure or found.state_read or found.calls:
@@ -86,14 +86,14 @@ def look_at_tensors(
         if by_key and position != "default":
             continue
         if annotation.input(position).value_read is ValueRead.ALL:
-            if getattr(operation, "__objclass__", None) in _HASHED and isinstance(
+            if getattr(operation, "__objclass__", None) in _HASHED and is_instance(
                 value, torch.Tensor
             ):
                 continue  # tensors hash and compare by identity there
             raise Split(
                 annotation.reason or f"{describe(operation)} reads a tensor's value into Python"
             )
-        if isinstance(value, torch.Tensor) and annotation.input(position).value_read in _SIZES:
+        if is_instance(value, torch.Tensor) and annotation.input(position).value_read in _SIZES:
             name = getattr(operation, "__name__", "")
             if name in tensor_metadata.UNCHECKED:
                 tensor_metadata.look_at(run, tensor_metadata.getter(operation), value)
@@ -147,7 +147,7 @@ def look_inside(rec: Recording, operation: Any, value: Any) -> None:
         Split: it may look further than that.
     """
     node = None if is_plain(value) else rec.node(value)
-    if node is None or isinstance(value, (*CONTAINERS, torch.Tensor)) or is_identity(value):
+    if node is None or is_instance(value, (*CONTAINERS, torch.Tensor)) or is_identity(value):
         return
     if operation in (str.format, str.format_map):
         raise Split(f"formats a {type(value).__qualname__} from outside")
@@ -163,21 +163,21 @@ def look_at_cached(rec: Recording, values: Iterable[Any]) -> None:
     for value in values:
         if hashes_in_python(value) and not _hashes_fields(value):
             raise Split(f"looks for a {type(value).__qualname__} in a cache")
-        if isinstance(value, tuple | frozenset):
+        if is_instance(value, tuple | frozenset):
             look_at_cached(rec, value)
             continue
         node = None if is_plain(value) else rec.node(value)
-        if node is not None and not isinstance(value, CONTAINERS):
+        if node is not None and not is_instance(value, CONTAINERS):
             node.facts.add(Fact.IDENTITY)
 
 
 def _hashes_fields(key: Any) -> bool:
     """Whether a key is found by methods that dataclasses make, which do nothing else."""
-    if isinstance(key, tuple | frozenset):
+    if is_instance(key, tuple | frozenset):
         return all(not hashes_in_python(item) or _hashes_fields(item) for item in elements(key))
     for name in ("__hash__", "__eq__"):
         method = lookup_in_type(type(key), name)
-        if isinstance(method, types.FunctionType):
+        if is_instance(method, types.FunctionType):
             if not method.__code__.co_qualname.startswith(_MADE):
                 return False
     fields = getattr(type(key), "__dataclass_fields__", ())

@@ -25,9 +25,9 @@ from magpy_like.monitor.region_entry import ASK_WHETHER_COMPILING
 from magpy_like.monitor.symbolic.expressions import is_number
 from magpy_like.monitor.symbolic.unbound_tensors import take_apart
 from magpy_like.monitor.torch_state.torch_modes import SETTERS
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import answers_for_itself, is_plain
-from magpy_like.split_points import Look
+from magpy_like.split_points import UnguardableRead
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -55,11 +55,11 @@ def finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
         run.recording.state_reads.append((done.operation, done.args, done.kwargs, result))
         run.told_compiling |= result is True and done.operation in ASK_WHETHER_COMPILING
         run.account()  # torch makes a tensor to find out which device is the default one
-    if isinstance(done.operation, functools._lru_cache_wrapper):
+    if is_instance(done.operation, functools._lru_cache_wrapper):
         run.recording.cached_calls.append((done.operation, done.args, done.kwargs, result))
     relation = done.annotation.output.relation
     if relation is not None and relation.access == "read":
-        if relation.kind is RelationKind.TYPE and isinstance(result, type) and len(done.args) == 1:
+        if relation.kind is RelationKind.TYPE and is_instance(result, type) and len(done.args) == 1:
             if not run.recording.is_born(result):
                 run.recording.constant(result)
     if relation is not None and relation.kind is RelationKind.CONSTANT:
@@ -70,9 +70,9 @@ def finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
         abstract, asked = done.args
         for cls in _classes_of(asked) if done.operation is _abc._abc_instancecheck else [asked]:
             run.recording.denied[abstract, cls] = None
-    if any(isinstance(value, torch.Tensor) for value in (*done.args, *done.kwargs.values())):
+    if any(is_instance(value, torch.Tensor) for value in (*done.args, *done.kwargs.values())):
         run.account()
-        run.recording.constants.lend(done.args, result)
+        run.recording.constants.share_with_numpy(done.args, result)
     if type(result) is str and not all(map(is_plain, (*done.args, *done.kwargs.values()))):
         object_addresses.finish_text(run, None, result)
     run.recording.bear(result)
@@ -138,7 +138,9 @@ def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
     assert annotation is not None
     for tensor in tensors_in(result):
         if answers_for_itself(tensor):
-            raise Look(f"makes a {type(tensor).__qualname__}, which has a __torch_function__")
+            raise UnguardableRead(
+                f"makes a {type(tensor).__qualname__}, which has a __torch_function__"
+            )
     for position, value in inputs_of(done.args, done.kwargs):
         if annotation.writes_to(position, done.args):
             for tensor in tensors_in(value):
@@ -156,9 +158,9 @@ def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
     elif on_tensors and result is None:
         run.recording.operator(done.operation, done.args, done.kwargs, result)
     elif on_tensors and (done.operation in _REPEATS or not _about_metadata(result)):
-        raise Look(f"{describe(done.operation)} reads a tensor's value into Python")
+        raise UnguardableRead(f"{describe(done.operation)} reads a tensor's value into Python")
     elif not on_tensors:
-        run.lifted.settle((done.args, tuple(done.kwargs.values())))
+        run.lifted.specialize((done.args, tuple(done.kwargs.values())))
         finish_pure(run, done, result)
 
 
@@ -167,4 +169,4 @@ _REPEATS = (operator.mul, operator.imul)
 
 
 def _about_metadata(result: Any) -> bool:
-    return isinstance(result, torch.dtype | torch.device | torch.Size | torch.layout | str)
+    return is_instance(result, torch.dtype | torch.device | torch.Size | torch.layout | str)

@@ -11,9 +11,9 @@ from magpy_like.monitor.calls.argument_kinds import tensors_in
 from magpy_like.monitor.calls.operator_closures import Closure
 from magpy_like.monitor.objects.containers import CONTAINERS, elements
 from magpy_like.monitor.recording import Recording
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_identity, is_plain
-from magpy_like.split_points import Effect, Split
+from magpy_like.split_points import EffectInsideOperator, Split
 
 
 def look_for_strangers(rec: Recording, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -29,7 +29,7 @@ def look_for_strangers(rec: Recording, args: tuple[Any, ...], kwargs: Mapping[st
         if rec.node(tensor) is not None:
             raise Split("uses a tensor from outside that is none of the operator's arguments")
         if rec.operators.node_of(tensor) is not None:
-            raise Effect(
+            raise EffectInsideOperator(
                 "uses a tensor that is none of the operator's arguments inside an operator"
             )
 
@@ -41,9 +41,9 @@ def keep_objects(rec: Recording, args: tuple[Any, ...]) -> None:
     compiled, which would fix what the object holds now.
     """
     for value in args[1:]:
-        if isinstance(value, torch.Tensor | Closure) or is_plain(value) or is_identity(value):
+        if is_instance(value, torch.Tensor | Closure) or is_plain(value) or is_identity(value):
             continue
-        if isinstance(value, CONTAINERS):
+        if is_instance(value, CONTAINERS):
             keep_objects(rec, (None, *elements(value)))
             continue
         rec.running_as_is = f"a custom function is given a {type(value).__qualname__}"

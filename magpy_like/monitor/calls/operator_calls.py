@@ -19,7 +19,7 @@ from magpy_like.monitor.calls.native_results import finish_followed, judged
 from magpy_like.monitor.objects import class_lookup, object_addresses
 from magpy_like.monitor.objects.containers import CONTAINERS
 from magpy_like.monitor.recording import Recording
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact
 from magpy_like.refgraph.plain_values import HEAP_TYPE, is_of_python, is_plain, is_same_value
 from magpy_like.split_points import Split
@@ -81,9 +81,9 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
     Python classes answer with special methods, which the monitor follows.
     """
     rec = run.recording
-    on_tensors = any(isinstance(value, torch.Tensor) for value in args)
+    on_tensors = any(is_instance(value, torch.Tensor) for value in args)
     in_python = answers_in_python(operation, args)
-    if operation in FORMATS and isinstance(args[0], str | bytes | bytearray):
+    if operation in FORMATS and is_instance(args[0], str | bytes | bytearray):
         if holds_tensor(args[1]):
             raise Split("formats a tensor as text")
     if on_tensors and not in_python:
@@ -91,7 +91,7 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
         if annotation is None:
             raise Split(f"applies {operation.__name__} to a tensor")
         return native(run, annotation, operation, args, {})
-    if any(isinstance(value, np.ndarray) for value in args):
+    if any(is_instance(value, np.ndarray) for value in args):
         look_at_numpy_errors(rec)
     in_place = operation.__name__ in IN_PLACE
     for position, value in enumerate(args):
@@ -99,12 +99,12 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
             continue
         rec.compare(value)
         node = rec.node(value)
-        if position == 0 and in_place and node is not None and isinstance(value, _CHANGE_IN_PLACE):
-            if isinstance(value, list) and operation is operator.iadd:
+        if position == 0 and in_place and node is not None and is_instance(value, _CHANGE_IN_PLACE):
+            if is_instance(value, list) and operation is operator.iadd:
                 change(rec, list.extend, value, args, {})
             else:
                 rec.rewrite(node)
-        elif isinstance(value, CONTAINERS):
+        elif is_instance(value, CONTAINERS):
             rec.visit(value, ValueRead.ALL)
             if holds_tensor(value) and operation in _COMPARISONS:
                 raise Split("compares containers that hold tensors")
@@ -115,7 +115,7 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
                 class_lookup.read_class(rec, type(value), name)
         if on_tensors and type(value).__flags__ & HEAP_TYPE:
             class_lookup.read_class(rec, type(value), "__torch_function__")
-    if operation in FORMATS and isinstance(args[0], str | bytes) and not is_plain(args[1]):
+    if operation in FORMATS and is_instance(args[0], str | bytes) and not is_plain(args[1]):
         return object_addresses.finish_text, None
     if in_python:
         return finish_followed, None

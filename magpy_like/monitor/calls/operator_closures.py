@@ -21,7 +21,7 @@ from magpy_like.annotation import RelationKind
 from magpy_like.monitor.calls.checkpointed_functions import owner
 from magpy_like.monitor.objects.containers import CONTAINERS
 from magpy_like.monitor.operator_graph.function_nodes import REPLAYED
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact
 from magpy_like.refgraph.plain_values import is_identity, is_plain
 from magpy_like.split_points import Split
@@ -70,9 +70,9 @@ def close_over(rec: Recording, value: Any) -> Any:
         Split: see :class:`Closure`; or it has had effects inside an operator.
     """
     called = None
-    if isinstance(value, torch.nn.Module):
+    if is_instance(value, torch.nn.Module):
         called = owner(value)
-    elif isinstance(value, torch.autograd.function.FunctionMeta):
+    elif is_instance(value, torch.autograd.function.FunctionMeta):
         called = value
     elif _refers(value):
         value = Closure(rec, value)
@@ -88,7 +88,7 @@ def _refers(value: Any) -> bool:
     """Whether an argument is, or holds, an object by which an operator may find others."""
     if type(value) is tuple:
         return any(map(_refers, value))
-    known = isinstance(value, (torch.Tensor, torch.nn.Module, *CONTAINERS))
+    known = is_instance(value, (torch.Tensor, torch.nn.Module, *CONTAINERS))
     return not (known or is_plain(value) or is_identity(value)) and callable(value)
 
 
@@ -104,7 +104,7 @@ def with_operands(
     """``operation`` as a function that is given, where it takes a closure, the operands of that;
     and its arguments."""
     given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-    closures = {place: value for place, value in given if isinstance(value, Closure)}
+    closures = {place: value for place, value in given if is_instance(value, Closure)}
     if not closures:
         return operation, args, kwargs
 
@@ -120,7 +120,7 @@ def with_operands(
 
 
 def _operands(value: Any) -> Any:
-    return value.take() if isinstance(value, Closure) else value
+    return value.take() if is_instance(value, Closure) else value
 
 
 class _Makers:
@@ -140,7 +140,7 @@ class _Makers:
         return self._new(value) if known is None else known
 
     def _new(self, value: Any) -> Maker:
-        if isinstance(value, torch.Tensor):
+        if is_instance(value, torch.Tensor):
             if self._rec.node(value) is None and self._rec.operators.node_of(value) is None:
                 raise Split("gives an operator a function that refers to an unknown tensor")
             return self._operand(value)
@@ -192,7 +192,10 @@ class _Makers:
                 # Made by what the monitor takes for one operator.
                 return lambda operands, made: value
             raise Split("gives an operator a function that refers to the region's own values")
-        path, is_one = self._rec.path(node), isinstance(value, types.FunctionType | torch.nn.Module)
+        path, is_one = (
+            self._rec.path(node),
+            is_instance(value, types.FunctionType | torch.nn.Module),
+        )
         if path and path[0].kind is RelationKind.LOCAL and not is_one:
             raise Split("gives an operator a function that refers to an argument")
         node.facts.add(Fact.IDENTITY)

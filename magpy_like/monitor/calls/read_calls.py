@@ -21,7 +21,7 @@ from magpy_like.monitor.objects.containers import CONTAINERS, DICT_VIEWS
 from magpy_like.monitor.objects.iterators import advancing
 from magpy_like.monitor.recording import Recording
 from magpy_like.native import NULL, lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import REFERENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import is_identity, is_plain
 from magpy_like.split_points import Split
@@ -60,24 +60,24 @@ def follow(
     if source is None or source is NOT_GIVEN:
         return
     if relation.kind is RelationKind.CONTEXT:
-        rec.meet_context(source)
+        rec.read_context(source)
     elif relation.kind is RelationKind.DICT:
         attributes.read_attribute(rec, source, "__dict__")
-    elif relation.kind is RelationKind.CELL and isinstance(source, types.CellType):
+    elif relation.kind is RelationKind.CELL and is_instance(source, types.CellType):
         cell = rec.node(source)
         if cell is not None:
             try:
-                rec.meet(cell, Relation(RelationKind.CELL), source.cell_contents)
+                rec.record_read(cell, Relation(RelationKind.CELL), source.cell_contents)
             except ValueError:
                 rec.absent(cell, Relation(RelationKind.CELL))
     elif relation.kind is RelationKind.SLOT:
         _read_native_slot(rec, source, annotation.operation.rpartition(".")[2])
     elif relation.kind in ATTRIBUTES and key is not NOT_GIVEN:
         name = key
-        if isinstance(name, str):
-            if isinstance(source, torch.Tensor):
+        if is_instance(name, str):
+            if is_instance(source, torch.Tensor):
                 # What all tensors have is told by the class; others keep it in a dictionary.
-                if not isinstance(lookup_in_type(type(source), name), types.GetSetDescriptorType):
+                if not is_instance(lookup_in_type(type(source), name), types.GetSetDescriptorType):
                     run.read_tensor_attribute(source, name)
             elif annotation.operation.endswith("object.__getattribute__"):
                 attributes.read_by_default_rules(rec, source, name)
@@ -102,11 +102,11 @@ def number_at(
     """The place that a call has just read a number from, if a number there can be lifted."""
     source, key, _ = way_of(relation, args, kwargs)
     place: tuple[ShadowNode | None, Relation] | None = None
-    if relation.kind is RelationKind.ATTRIBUTE and not isinstance(source, torch.Tensor):
+    if relation.kind is RelationKind.ATTRIBUTE and not is_instance(source, torch.Tensor):
         place = attributes.number_at(rec, source, key)[:2]
-    elif relation.kind in (RelationKind.KEY, RelationKind.ITEM) and isinstance(source, dict):
+    elif relation.kind in (RelationKind.KEY, RelationKind.ITEM) and is_instance(source, dict):
         place = rec.node(source), Relation(RelationKind.KEY, rec.key(key))
-    elif relation.kind is RelationKind.ITEM and isinstance(source, list) and type(key) is int:
+    elif relation.kind is RelationKind.ITEM and is_instance(source, list) and type(key) is int:
         index = key if key >= 0 else key + list.__len__(source)
         place = rec.node(source), Relation(RelationKind.ITEM, index)
     return None if place is None or place[0] is None else (place[0], place[1])
@@ -118,14 +118,14 @@ def _read_native_slot(rec: Recording, source: Any, name: str) -> None:
     Raises:
         Split: nothing but a weak reference leads there, so a guard must not hold it.
     """
-    if isinstance(source, weakref.ref):
+    if is_instance(source, weakref.ref):
         rec.look_for_lost()
     node = rec.node(source)
     if node is None:
-        if isinstance(source, torch.Tensor):
+        if is_instance(source, torch.Tensor):
             raise Split("reads the gradient or base of an intermediate tensor")
         return
-    if isinstance(source, weakref.ref) and name == "__call__":
+    if is_instance(source, weakref.ref) and name == "__call__":
         found, name = source(), REFERENT
         known = is_plain(found) or is_identity(found) or rec.node(found) is not None
         if not (known or rec.is_born(found)):
@@ -135,7 +135,7 @@ def _read_native_slot(rec: Recording, source: Any, name: str) -> None:
     if found is NULL:
         rec.absent(node, Relation(RelationKind.SLOT, name))
     else:
-        rec.meet(node, Relation(RelationKind.SLOT, name), found)
+        rec.record_read(node, Relation(RelationKind.SLOT, name), found)
 
 
 def read_item(rec: Recording, source: Any, key: Any) -> None:
@@ -144,29 +144,31 @@ def read_item(rec: Recording, source: Any, key: Any) -> None:
     node = rec.node(source)
     if node is None:
         return
-    if isinstance(source, dict):
+    if is_instance(source, dict):
         relation = Relation(RelationKind.KEY, rec.key_in(node, key))
         if dict.__contains__(source, key):
-            rec.meet(node, relation, dict.__getitem__(source, key))
+            rec.record_read(node, relation, dict.__getitem__(source, key))
         else:
             rec.absent(node, relation)
             missing = getattr(type(source), "__missing__", None)
             if missing is not None and lookup(missing):
                 rec.rewrite(node)
-    elif isinstance(source, list | tuple) and isinstance(key, int):
-        base: Any = list if isinstance(source, list) else tuple
+    elif is_instance(source, list | tuple) and is_instance(key, int):
+        base: Any = list if is_instance(source, list) else tuple
         size = base.__len__(source)
         if -size <= key < 0 and rec.counts_vary(node):
             if rec.is_added(node, key):
                 return
             if not node.changed:
-                rec.meet(node, Relation(RelationKind.ITEM, key), base.__getitem__(source, key))
+                rec.record_read(
+                    node, Relation(RelationKind.ITEM, key), base.__getitem__(source, key)
+                )
                 return
         if not 0 <= key < size:
             rec.look_at_length(node)
             key += size
         if 0 <= key < size:
-            rec.meet(node, Relation(RelationKind.ITEM, key), base.__getitem__(source, key))
+            rec.record_read(node, Relation(RelationKind.ITEM, key), base.__getitem__(source, key))
     else:
         rec.open(node)
 
@@ -177,7 +179,7 @@ def look_for(rec: Recording, source: Any, key: Any) -> None:
     node = rec.node(source)
     if node is None:
         return
-    if isinstance(source, dict):
+    if is_instance(source, dict):
         relation = Relation(RelationKind.MEMBERSHIP, rec.key_in(node, key))
         if Relation(RelationKind.KEY, relation.key) in node.written and not node.rewritten:
             return  # the program has put it there, or taken it away
@@ -197,20 +199,20 @@ def iterate(rec: Recording, source: Any) -> None:
     Raises:
         Split: it is an iterator that was there before, whose state no guard can check.
     """
-    if is_plain(source) or isinstance(source, torch.Tensor):
+    if is_plain(source) or is_instance(source, torch.Tensor):
         return
     source = rec.proxied(source)
     object_addresses.look_at_order(rec, source)
     node = rec.node(source)
     if node is None:
         return
-    if isinstance(source, CONTAINERS):
+    if is_instance(source, CONTAINERS):
         rec.open(node)
-    elif isinstance(source, DICT_VIEWS):
+    elif is_instance(source, DICT_VIEWS):
         raise Split("iterates over a view of a dictionary from outside")
-    elif hasattr(type(source), "__next__") and not isinstance(
+    elif hasattr(type(source), "__next__") and not is_instance(
         lookup_in_type(type(source), "__next__"), types.FunctionType
     ):
         raise advancing(source)
-    elif not isinstance(lookup_in_type(type(source), "__iter__"), types.FunctionType):
+    elif not is_instance(lookup_in_type(type(source), "__iter__"), types.FunctionType):
         rec.visit(source, ValueRead.ALL)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from magpy_like.monitor.recording import Recording
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import Split
 
@@ -56,7 +56,7 @@ def repeatable(
         return operation, args, kwargs
     given = dict(zip(("message", "category", "stacklevel", "source"), args, strict=False)) | kwargs
     message = _as_it_is(given["message"])
-    category = type(message) if isinstance(message, Warning) else given.get("category")
+    category = type(message) if is_instance(message, Warning) else given.get("category")
     if _may_raise(category or UserWarning):
         raise Split("shows a warning that may be an exception")
     rec.state_reads.append((_may_raise, (category or UserWarning,), {}, False))
@@ -124,8 +124,8 @@ def _as_it_is(shown: Any) -> Any:
         return type(shown)(_as_it_is(item) for item in shown)
     if type(shown) is dict:
         return {_as_it_is(key): _as_it_is(value) for key, value in shown.items()}
-    told = shown.args if isinstance(shown, BaseException) else (shown,)
-    if not all(is_plain(value) or isinstance(value, _UNCHANGING) for value in told):
+    told = shown.args if is_instance(shown, BaseException) else (shown,)
+    if not all(is_plain(value) or is_instance(value, _UNCHANGING) for value in told):
         raise Split(f"shows a {type(shown).__qualname__}, which may change")
     return shown
 

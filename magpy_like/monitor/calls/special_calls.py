@@ -24,7 +24,7 @@ from magpy_like.monitor.calls.argument_kinds import (
     describe,
     holds_tensor,
 )
-from magpy_like.monitor.calls.call_inputs import lend, offer
+from magpy_like.monitor.calls.call_inputs import substitute_inputs, visit_input
 from magpy_like.monitor.calls.native_inspections import SHAPELESS
 from magpy_like.monitor.calls.native_results import (
     NativeCall,
@@ -58,9 +58,9 @@ from magpy_like.monitor.torch_state import (
     tensor_metadata,
 )
 from magpy_like.native import lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import storage_of
-from magpy_like.split_points import Effect, Look, Split
+from magpy_like.split_points import EffectInsideOperator, Split, UnguardableRead
 from magpy_like.torch_interop.current_gpu import is_for_current_gpu
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _look_at_default_device(rec: Recording, operation: Any) -> None:
     if rec.inside and operation in default_device.CONSTRUCTORS:
         reason = f"{describe(operation)} needs the default device inside an operator"
         if default_device.default_device() != rec.default_device:
-            raise Effect(reason)
+            raise EffectInsideOperator(reason)
         rec.runs_as_is = reason
 
 
@@ -183,10 +183,10 @@ def _resizes(run: MonitorRun, call: NativeCall) -> Any:
 
 def _is_outside(rec: Recording, tensor: Any) -> bool:
     """Whether a tensor is from outside, or shares its memory with one that is."""
-    inputs = (rec.refs.get_node_by_id(i) for _, i in rec.operators.inputs if isinstance(i, int))
+    inputs = (rec.refs.get_node_by_id(i) for _, i in rec.operators.inputs if is_instance(i, int))
     variables = (node.variable for node in inputs)
     return rec.node(tensor) is not None or any(
-        isinstance(other, torch.Tensor) and storage_of(other) == storage_of(tensor)
+        is_instance(other, torch.Tensor) and storage_of(other) == storage_of(tensor)
         for other in variables
     )
 
@@ -194,7 +194,7 @@ def _is_outside(rec: Recording, tensor: Any) -> bool:
 def _answers_in_python(run: MonitorRun, call: NativeCall) -> Any:
     if call.annotation.as_op_node and answers_in_python(call.operation, call.args):
         for value in call.args:
-            offer(run.recording, value)
+            visit_input(run.recording, value)
         return finish_followed, None
     return NotImplemented
 
@@ -213,18 +213,18 @@ def _of_list(run: MonitorRun, call: NativeCall) -> Token | None:
     rec, operation = run.recording, call.operation
     operators, rest = rec.operators, (*call.args[1:], *call.kwargs.values())
     given = operators.lists[id(call.args[0])]
-    if isinstance(given, Growing) and operation in (list.append, list.extend):
+    if is_instance(given, Growing) and operation in (list.append, list.extend):
         if operation is list.append or (len(rest) == 1 and given.takes(rec, rest[0])):
             return finish_pure, call
-    if isinstance(given, Growing) and operation is len and not rest:
+    if is_instance(given, Growing) and operation is len and not rest:
         return _finish_length, given
-    if isinstance(given, Gathered) and operation is len and not rest:
+    if is_instance(given, Gathered) and operation is len and not rest:
         return _finish_count, given
-    if isinstance(given, Gathered) and operation in (list, tuple) and not rest:
+    if is_instance(given, Gathered) and operation in (list, tuple) and not rest:
         if given.is_whole() and not given.by_data:
             return unbound_tensors.copied, (given, operation)
     plain = all(type(value) is int for value in rest) and not run.lifted.any(rest)
-    joins = isinstance(given, Gathered) and operation in JOINS and given.is_whole()
+    joins = is_instance(given, Gathered) and operation in JOINS and given.is_whole()
     if not (joins and plain):
         operators.look_at(given.value)
         return None
@@ -257,13 +257,13 @@ def _reads_constant(run: MonitorRun, call: NativeCall) -> Any:
 
 def _finish_constant(run: MonitorRun, done: NativeCall, result: Any) -> None:
     run.account()
-    run.recording.constants.lend(done.args, result)
+    run.recording.constants.share_with_numpy(done.args, result)
     run.recording.bear(result)
 
 
 def _asks_for_truth(run: MonitorRun, call: NativeCall) -> Any:
     if speculation.asks_for_truth(call.operation, call.args):
-        speculation.foretell_branch(run, call.args[0])
+        speculation.speculate_on_branch(run, call.args[0])
         return judged(call.operation, call.args, call.kwargs)
     return NotImplemented
 
@@ -272,7 +272,7 @@ def _asks_for_values(run: MonitorRun, call: NativeCall) -> Any:
     operation, args = call.operation, call.args
     if speculation.asks_for_values(operation, args) and holds_tensor(args):
         try:
-            speculation.foretell_values(run, operation, args, call.kwargs)
+            speculation.speculate_on_values(run, operation, args, call.kwargs)
             return judged(call.operation, call.args, call.kwargs)
         except Split:
             if not speculation.gives_numbers(operation, args):
@@ -298,7 +298,7 @@ def _finish_items(run: MonitorRun, read: tuple[Any, torch.Tensor], result: Any) 
 def _gives_number(run: MonitorRun, call: NativeCall) -> Any:
     one = len(call.args) == 1 and not call.kwargs
     if call.operation in _ITEMS and not run.recording.inside and one:
-        if isinstance(call.args[0], torch.Tensor):
+        if is_instance(call.args[0], torch.Tensor):
             return finish_item, (call.operation, call.args)
     return NotImplemented
 
@@ -312,7 +312,7 @@ _ITEMS = {
 
 def finish_item(run: MonitorRun, read: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
     if not is_number(result):
-        raise Look(f"reads a tensor's value into Python, as a {type(result).__name__}")
+        raise UnguardableRead(f"reads a tensor's value into Python, as a {type(result).__name__}")
     number = run.lifted.item(*read, result)
     run.account()
     return number
@@ -330,14 +330,14 @@ def _of_varying_lists(run: MonitorRun, call: NativeCall) -> Any:
         token = varying_lists.take_out(run, call.operation, *given)
         return NotImplemented if token is None else token
     known = functools.partial(_is_known, run)
-    if any(isinstance(value, CONTAINERS) and not known(value) for value in given):
+    if any(is_instance(value, CONTAINERS) and not known(value) for value in given):
         return NotImplemented  # what it holds is relied on
     function = as_function(call.annotation, call.operation, call.args, call.kwargs, known)
     if function is None or not any(type(v) in varying_lists.KINDS for v in function[1]):
         return NotImplemented
     for value in given:
         run.recording.visit(value, ValueRead.TYPE)
-    if isinstance(call.operation, OF_NUMPY):
+    if is_instance(call.operation, OF_NUMPY):
         run.suspended += 1
         return finish_of_lists_unseen, function
     return finish_of_lists, function
@@ -360,7 +360,7 @@ def finish_of_lists(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], resul
         if type(result) in ANSWERS:
             lifted.rely_on(operation, operands, result, parts)
         else:
-            lifted.settle(operands)
+            lifted.specialize(operands)
             for value in operands:
                 rec.visit(value, ValueRead.ALL)
     rec.bear(result)
@@ -376,7 +376,7 @@ def finish_of_lists_unseen(
 
 def _lends(run: MonitorRun, call: NativeCall) -> Any:
     if not run.recording.inside:
-        lend(run, call.annotation, call.args, call.kwargs)
+        substitute_inputs(run, call.annotation, call.args, call.kwargs)
     return NotImplemented
 
 
@@ -399,9 +399,9 @@ def _takes_numbers(run: MonitorRun, call: NativeCall) -> Any:
     read = functools.partial(_read, run, numbers)
     call.args, call.kwargs = with_numbers(call.operation, call.args, call.kwargs, read)
     if not call.on_graph:
-        run.lifted.settle(numbers)
+        run.lifted.specialize(numbers)
     elif run.lifted:
-        run.lifted.settle(dimensions(call.operation, call.args, call.kwargs))
+        run.lifted.specialize(dimensions(call.operation, call.args, call.kwargs))
     return NotImplemented
 
 
@@ -411,7 +411,7 @@ def _read(run: MonitorRun, numbers: list[Any], tensor: torch.Tensor) -> Any:
     Raises:
         Split: a tensor of a run beside the program has no value.
     """
-    if isinstance(tensor, FakeTensor):
+    if is_instance(tensor, FakeTensor):
         raise Split("takes a number out of a tensor")
     read: Any = int if tensor.dtype is torch.bool else torch.Tensor.item
     number = run.lifted.item(read, (tensor,), read(tensor))
@@ -423,7 +423,7 @@ def _read(run: MonitorRun, numbers: list[Any], tensor: torch.Tensor) -> Any:
 def _tells_sizes(run: MonitorRun, call: NativeCall) -> Any:
     operation, args, kwargs = call.operation, call.args, call.kwargs
     if _looks_at_sizes(run, call.annotation, operation, args):
-        run.lifted.settle((args[1:], tuple(kwargs.values())))
+        run.lifted.specialize((args[1:], tuple(kwargs.values())))
         if operation is len:
             run.suspended += 1  # Tensor.__len__ is written in Python
             return finish_length, (operation, args, kwargs)
@@ -436,7 +436,7 @@ def _looks_at_sizes(
 ) -> bool:
     """Whether a call tells of a tensor's sizes, and these may vary."""
     rec = run.recording
-    if rec.inside or not args or not isinstance(args[0], torch.Tensor):
+    if rec.inside or not args or not is_instance(args[0], torch.Tensor):
         return False
     if annotation.as_op_node or not annotation.pure_closure:
         return False
@@ -469,26 +469,32 @@ def _finish_metadata(
 
 def _reads_attribute(run: MonitorRun, call: NativeCall) -> Any:
     args = call.args
-    if call.operation is getattr and isinstance(args[0], torch.Tensor) and isinstance(args[1], str):
-        if isinstance(lookup_in_type(type(args[0]), args[1]), types.GetSetDescriptorType):
+    if (
+        call.operation is getattr
+        and is_instance(args[0], torch.Tensor)
+        and is_instance(args[1], str)
+    ):
+        if is_instance(lookup_in_type(type(args[0]), args[1]), types.GetSetDescriptorType):
             return run.read_tensor_attribute(args[0], args[1])
     return NotImplemented
 
 
 @contextlib.contextmanager
 def _only_computed() -> Iterator[None]:
-    """What cannot be said of a result ends the stretch before the instruction that gave it, which
+    """What cannot be said of a result ends the segment before the instruction that gave it, which
     has done no more than to compute."""
     try:
         yield
     except Split as split:
-        raise Look(str(split)) from None
+        raise UnguardableRead(str(split)) from None
 
 
 def _folds(run: MonitorRun, call: NativeCall) -> Any:
     operation, args = call.operation, call.args
     if not call.kwargs and run.lifted.any_in(args) and run.lifted.folds(operation, args):
-        offer(run.recording, args[0])  # it may be from outside, and have other elements besides
+        visit_input(
+            run.recording, args[0]
+        )  # it may be from outside, and have other elements besides
         return finish_fold, (operation, args)
     return NotImplemented
 
@@ -507,13 +513,13 @@ def _computes(run: MonitorRun, call: NativeCall) -> Any:
     )
     if function is not None:
         for value in given:
-            offer(run.recording, value)
-        if isinstance(call.operation, OF_NUMPY):
+            visit_input(run.recording, value)
+        if is_instance(call.operation, OF_NUMPY):
             run.suspended += 1  # some of it is written in Python
             return finish_computed_unseen, function
         return finish_computed, function
     if call.on_graph and of_python(call.operation) and not holds_tensor(given):
-        run.lifted.settle(given)
+        run.lifted.specialize(given)
     return NotImplemented
 
 
@@ -537,7 +543,7 @@ def finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], resul
         elif type(result) in ANSWERS:
             run.lifted.rely_on(operation, operands, result)
         else:
-            run.lifted.settle(operands)
+            run.lifted.specialize(operands)
     run.recording.bear(result)
     return None
 

@@ -16,7 +16,7 @@ from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.containers import CONTAINERS, elements
 from magpy_like.monitor.recording import Recording
 from magpy_like.native import lookup_in_type
-from magpy_like.native.instance_checks import isinstance as is_of
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import HEAP_TYPE
 
 _GROUPS = (
@@ -66,7 +66,7 @@ def _special_functions(cls: type) -> dict[types.FunctionType, list[str]]:
     if cls.__flags__ & HEAP_TYPE and not issubclass(cls, torch.Tensor):
         for name in _INSTEAD:
             method = lookup_in_type(cls, name)
-            if is_of(method, types.FunctionType):
+            if is_instance(method, types.FunctionType):
                 found.setdefault(method, []).append(name)
     return found
 
@@ -74,7 +74,7 @@ def _special_functions(cls: type) -> dict[types.FunctionType, list[str]]:
 def look_for_all(rec: Recording, value: Any) -> None:
     """Native code looks at an object, by whatever its class has for it, or has not."""
     kinds = {type(value)}
-    if is_of(value, CONTAINERS):
+    if is_instance(value, CONTAINERS):
         kinds.update(map(type, elements(value)))
     for cls in kinds:
         look_for_class(rec, cls)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
 
 _NO_OPERATOR = {
@@ -146,10 +146,10 @@ def refusal(function: torch._C.ScriptFunction) -> Split:
 
 
 def _is_of(kind: torch._C.JitType, value: Any) -> bool:
-    if isinstance(kind, torch._C.OptionalType):
+    if is_instance(kind, torch._C.OptionalType):
         kind = kind.getElementType()
         return value is None or (kind.kind() not in _CONVERTED and _is_of(kind, value))
-    if isinstance(kind, torch._C.ListType):
+    if is_instance(kind, torch._C.ListType):
         if not any(type(value) is one for one in (list, tuple, torch.Size)):
             return False
         return all(_is_of(kind.getElementType(), item) for item in value)
@@ -172,7 +172,7 @@ _CONVERTED = {"FloatType", "ListType"}
 
 def _converted(kind: torch._C.JitType, name: str) -> str:
     """How an argument, or an item of one, becomes what a parameter says that it is."""
-    if isinstance(kind, torch._C.ListType):
+    if is_instance(kind, torch._C.ListType):
         item = kind.getElementType()
         if item.kind() in _CONVERTED:
             return f"[{_converted(item, '_item')} for _item in {name}]"
@@ -384,11 +384,11 @@ def _is_dtype(value: Any) -> bool:
 
 
 def _is_tensors(kind: torch._C.JitType) -> bool:
-    if isinstance(kind, torch._C.TupleType):
+    if is_instance(kind, torch._C.TupleType):
         return all(map(_is_tensors, kind.elements()))
-    if isinstance(kind, torch._C.ListType):
+    if is_instance(kind, torch._C.ListType):
         kind = kind.getElementType()
-    return isinstance(kind, torch._C.TensorType)
+    return is_instance(kind, torch._C.TensorType)
 
 
 def _functional(node: torch._C.Node) -> torch._ops.OpOverload | None:

@@ -12,7 +12,7 @@ from magpy_like.annotation import Annotation, RelationKind
 from magpy_like.monitor.calls.read_calls import NOT_GIVEN, way_of
 from magpy_like.monitor.objects import attributes
 from magpy_like.monitor.recording import Recording
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
 
 if TYPE_CHECKING:
@@ -32,25 +32,25 @@ def write(
     assert relation is not None
     target, key, value = way_of(relation, args, kwargs)
     stores = value is not NOT_GIVEN
-    if relation.kind is RelationKind.ATTRIBUTE or not isinstance(target, torch.Tensor):
-        run.lifted.settle(key)  # an index of a tensor is for the operator that takes it
-    if isinstance(target, contextvars.ContextVar):
+    if relation.kind is RelationKind.ATTRIBUTE or not is_instance(target, torch.Tensor):
+        run.lifted.specialize(key)  # an index of a tensor is for the operator that takes it
+    if is_instance(target, contextvars.ContextVar):
         variable, place = rec.constant(target), Relation(RelationKind.CONTEXT)
         if place not in variable.first.refs:
-            rec.meet_context(target)
+            rec.read_context(target)
         rec.store(variable, place, value)
         return True
-    if isinstance(target, torch.Tensor) and isinstance(key, str):
+    if is_instance(target, torch.Tensor) and is_instance(key, str):
         run.write_tensor_attribute(target, key, value)
         return True
-    if isinstance(target, torch.Tensor) or target is None or target is NOT_GIVEN:
+    if is_instance(target, torch.Tensor) or target is None or target is NOT_GIVEN:
         return False
     if relation.kind is RelationKind.ATTRIBUTE:
         return _write_attribute(rec, annotation, target, key, value)
     node = rec.node(target)
     if node is None:
         return True
-    if relation.kind is RelationKind.KEY and isinstance(target, dict):
+    if relation.kind is RelationKind.KEY and is_instance(target, dict):
         place = Relation(RelationKind.KEY, rec.key_in(node, key))
     elif relation.kind is RelationKind.CELL:
         place = Relation(RelationKind.CELL)
@@ -71,7 +71,7 @@ def _write_attribute(
     Python refuses a name that is no string, and ``object.__setattr__`` for a class.
     """
     owner, _, called = annotation.operation.rpartition(".")
-    if not isinstance(name, str) or (isinstance(target, type) and owner == "builtins.object"):
+    if not is_instance(name, str) or (is_instance(target, type) and owner == "builtins.object"):
         return True
     asks_class = called in ("setattr", "delattr")
     method = "__delattr__" if value is NOT_GIVEN else "__setattr__"

@@ -13,7 +13,7 @@ from magpy_like.monitor.instructions.step import Step, Token
 from magpy_like.monitor.objects import attributes, class_lookup
 from magpy_like.monitor.torch_state import autograd_nodes
 from magpy_like.native import lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split, unknown
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def read_attribute(run: MonitorRun, step: Step) -> Token:
     """``value.name``, unless native code that needs no guard computes it."""
     value = step.stack[-1]
     name = step.name
-    if isinstance(value, torch.Tensor):
+    if is_instance(value, torch.Tensor):
         return run.read_tensor_attribute(value, name)
     if autograd_nodes.is_node(run.recording, value):
         autograd_nodes.read_attribute(run, value, name)
@@ -44,7 +44,7 @@ def read_attribute(run: MonitorRun, step: Step) -> Token:
 
 
 def _lift_attribute(run: MonitorRun, step: Step, value: Any, name: str) -> Token:
-    if isinstance(lookup_in_type(type(value), "__getattribute__"), types.FunctionType):
+    if is_instance(lookup_in_type(type(value), "__getattribute__"), types.FunctionType):
         return None  # it is Python code that has read, or will read
     node, relation, found = attributes.number_at(run.recording, value, name)
     return run.lift_read(step, node, relation, found)
@@ -55,7 +55,7 @@ def read_super_attribute(run: MonitorRun, step: Step) -> Token:
     function, cls, receiver = step.stack[-3:]
     if function is not super:
         return call_dispatch.call(run, function, (cls, receiver), {})
-    bound_to_class = isinstance(receiver, type) and issubclass(receiver, cls)
+    bound_to_class = is_instance(receiver, type) and issubclass(receiver, cls)
     of = receiver if bound_to_class else type(receiver)
     class_lookup.read_super(run.recording, cls, of, step.name)
     return None
@@ -69,7 +69,7 @@ def write_attribute(run: MonitorRun, step: Step) -> Token:
 
 def store_attribute(run: MonitorRun, target: Any, name: str, value: Any) -> Token:
     """``target.name = value`` by the default rules; a ``__setattr__`` in Python is followed."""
-    if isinstance(target, torch.Tensor):
+    if is_instance(target, torch.Tensor):
         return run.write_tensor_attribute(target, name, value)
     place = attributes.place_of_store(run.recording, target, name, "__setattr__")
     if place is not None:
@@ -80,7 +80,7 @@ def store_attribute(run: MonitorRun, target: Any, name: str, value: Any) -> Toke
 def delete_attribute(run: MonitorRun, step: Step) -> Token:
     """``del target.name``."""
     target = step.stack[-1]
-    if isinstance(target, torch.Tensor):
+    if is_instance(target, torch.Tensor):
         raise Split(f"deletes the attribute {step.name} of a tensor")
     place = attributes.place_of_store(run.recording, target, step.name, "__delattr__")
     if place is not None and attributes.look_at_place(run.recording, target, place):

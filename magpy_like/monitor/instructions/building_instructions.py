@@ -16,7 +16,7 @@ from magpy_like.monitor.instructions.step import Step, Token
 from magpy_like.monitor.objects import object_addresses
 from magpy_like.monitor.symbolic import tensor_formatting
 from magpy_like.monitor.symbolic.gathered_lists import Growing
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import Split
 
@@ -36,7 +36,7 @@ def add_element(run: MonitorRun, step: Step) -> Token:
     if opcode.opname[step.opcode] == "SET_ADD":
         run.recording.compare(value)
         _put_into(run, target)
-    elif not isinstance(run.recording.operators.lists.get(id(target)), Growing):
+    elif not is_instance(run.recording.operators.lists.get(id(target)), Growing):
         native_calls.change(run.recording, list.append, target, (target, value), {})
     return None
 

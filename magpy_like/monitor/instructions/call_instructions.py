@@ -26,7 +26,7 @@ from magpy_like.monitor.objects.containers import goes_own_ways
 from magpy_like.monitor.symbolic import loop_ranges, tensor_formatting
 from magpy_like.monitor.symbolic.lifted_number_rules import give_back
 from magpy_like.native import NULL, frame_set_operand
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
 
 if TYPE_CHECKING:
@@ -93,18 +93,18 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
     depth = 3 if step.oparg & 1 else 2
     function, args, kwargs = stack[-3:] if depth == 3 else (*stack[-2:], {})
     function = _compiled_inside(run, step, depth, function)
-    plain = isinstance(args, tuple | list) and isinstance(kwargs, dict)
+    plain = is_instance(args, tuple | list) and is_instance(kwargs, dict)
     if not plain or goes_own_ways(args):
         # The instruction itself will go through the iterable; a function in between sees the rest.
-        run.lend(args)
-        run.lend(kwargs)
+        run.substitute(args)
+        run.substitute(kwargs)
         read_calls.iterate(run.recording, args)
         run.recording.visit(kwargs, ValueRead.ELEMENTS)
         if not is_followed(function):
             frame_set_operand(step.frame, depth, spread(function))
         return None
     for given in (args, kwargs):
-        run.lend(given)
+        run.substitute(given)
         run.recording.visit(given, ValueRead.ELEMENTS)
         special_methods.look_for_class(run.recording, type(given))
     loop = any(function is head for head in loop_ranges.HEADS)
@@ -137,7 +137,7 @@ def enter_context(run: MonitorRun, step: Step) -> Token:
         return None
     for name in ("__enter__", "__exit__"):
         method = class_lookup.read_class(rec, type(manager), name)
-        if method is not NULL and not isinstance(method, types.FunctionType):
+        if method is not NULL and not is_instance(method, types.FunctionType):
             annotation = lookup(method)
             if annotation is None or not annotation.pure_closure:
                 raise Split(f"enters a {type(manager).__qualname__}, a native context manager")

@@ -25,7 +25,7 @@ from magpy_like.monitor.symbolic.gathered_lists import ENDS, Gathered, Growing
 from magpy_like.monitor.symbolic.loop_ranges import added_to
 from magpy_like.monitor.torch_state import random_draws
 from magpy_like.native import lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import Split
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def read_item(run: MonitorRun, step: Step) -> Token:
     """``source[key]``."""
     source, key = step.stack[-2:]
-    if isinstance(source, dict):
+    if is_instance(source, dict):
         ask_which(run, step, 1)
     return get_item(run, source, key, step)
 
@@ -45,17 +45,17 @@ def read_item(run: MonitorRun, step: Step) -> Token:
 def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -> Token:
     """``source[key]``, by an instruction or on the way of another operation."""
     rec = run.recording
-    if isinstance(source, torch.Tensor):
+    if is_instance(source, torch.Tensor):
         token = operator_calls.operate(
             run, operator.getitem, (source, random_draws.as_index(run, key))
         )
         loop_windows.narrow(run, token)
         return token
     given = rec.operators.lists.get(id(source))
-    if isinstance(given, Growing) and type(key) is int:
+    if is_instance(given, Growing) and type(key) is int:
         is_first = given.look_up(key, _follows_index(run, given, key))
         return (_finish_first, given.begin[key]) if is_first else None
-    if isinstance(given, Gathered):
+    if is_instance(given, Gathered):
         token = _get_from_list(run, given, key)
         if token is not NotImplemented:
             return token
@@ -65,23 +65,23 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
     if not is_plain(key):
         rec.visit(key, ValueRead.ALL)
         rec.compare(key)
-        if isinstance(key, torch.Tensor) and not isinstance(
+        if is_instance(key, torch.Tensor) and not is_instance(
             lookup_in_type(type(source), "__getitem__"), types.FunctionType
         ):
-            if not isinstance(source, dict):
+            if not is_instance(source, dict):
                 raise Split("uses a tensor as an index into a Python container")
             for other in dict.keys(source):  # tensors are found by their identity
                 rec.compare(other)
-    if isinstance(source, type):
+    if is_instance(source, type):
         return None
     source = rec.proxied(source)
-    if isinstance(source, CONTAINERS):
+    if is_instance(source, CONTAINERS):
         if type(source) not in CONTAINERS:
             getter = class_lookup.read_class(rec, type(source), "__getitem__")
-            if isinstance(getter, types.FunctionType):
+            if is_instance(getter, types.FunctionType):
                 return None
-        if isinstance(key, slice):
-            run.lend(source)
+        if is_instance(key, slice):
+            run.substitute(source)
         taken = varying_lists.take(run, source, key)
         if taken is not None:
             return taken
@@ -90,16 +90,16 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
         if node is None or step is None:
             return None
         found_by = is_plain(key) or is_told_by_identity(key)
-        if isinstance(source, dict) and found_by and dict.__contains__(source, key):
+        if is_instance(source, dict) and found_by and dict.__contains__(source, key):
             found = dict.__getitem__(source, key)
             return run.lift_read(step, node, Relation(RelationKind.KEY, rec.key(key)), found)
-        if isinstance(source, list | tuple) and type(key) is int:
+        if is_instance(source, list | tuple) and type(key) is int:
             at = key if key >= 0 else key + len(source)
             if 0 <= at < len(source):
                 return run.lift_read(step, node, Relation(RelationKind.ITEM, at), source[at])
     elif type(source) not in run.simple_types:
         class_lookup.read_class(rec, type(source), "__getitem__")
-        if rec.node(source) is not None and not isinstance(
+        if rec.node(source) is not None and not is_instance(
             lookup_in_type(type(source), "__getitem__"), types.FunctionType
         ):
             rec.visit(source, ValueRead.ALL)
@@ -111,7 +111,7 @@ def _get_from_list(run: MonitorRun, given: Gathered, key: Any) -> Any:
     operators = run.recording.operators
     if given.is_whole() and type(key) is int and (token := loop_windows.take(run, given, key)):
         return token
-    run.lifted.settle(key)
+    run.lifted.specialize(key)
     if given.is_whole() and type(key) is int and key in ENDS:
         if given.are_new and given.has_ends:
             if given.by_data:
@@ -131,10 +131,10 @@ def _follows_index(run: MonitorRun, given: Growing, key: int) -> bool:
         Split: it does, from round to round.
     """
     number, index = run.lifted.expression(key), run.lifted.expression(given.index)
-    if isinstance(number, InGraph) and isinstance(index, InGraph) and key >= 0:
+    if is_instance(number, InGraph) and is_instance(index, InGraph) and key >= 0:
         if added_to(index.node, number.node) is not None:
             return True
-    run.lifted.settle((key,))
+    run.lifted.specialize((key,))
     return False
 
 
@@ -162,30 +162,30 @@ def write_item(run: MonitorRun, step: Step) -> Token:
 def set_item(run: MonitorRun, target: Any, key: Any, value: Any) -> Token:
     """``target[key] = value``, by an instruction or on the way of another operation."""
     rec = run.recording
-    if isinstance(target, torch.Tensor):
+    if is_instance(target, torch.Tensor):
         token = operator_calls.operate(
             run, operator.setitem, (target, random_draws.as_index(run, key), value)
         )
         return None if token is None else (finish_without_result, token)
     rec.compare(key)
     setter = class_lookup.read_class(rec, type(target), "__setitem__")
-    if isinstance(key, slice) and not isinstance(setter, types.FunctionType):
-        run.lend(value)
+    if is_instance(key, slice) and not is_instance(setter, types.FunctionType):
+        run.substitute(value)
         read_calls.iterate(rec, value)  # its elements are what is stored
     node = rec.node(target)
-    if isinstance(setter, types.FunctionType):
+    if is_instance(setter, types.FunctionType):
         return None
-    if isinstance(target, list) and isinstance(key, slice):
+    if is_instance(target, list) and is_instance(key, slice):
         read_calls.iterate(rec, value)
-    elif not isinstance(target, CONTAINERS):
+    elif not is_instance(target, CONTAINERS):
         # An array of NumPy's keeps what it takes as bytes.
-        run.lifted.settle(value)
+        run.lifted.specialize(value)
         rec.visit(value, ValueRead.ALL)
     if node is None:
         return None
-    if isinstance(target, dict):
+    if is_instance(target, dict):
         rec.store(node, Relation(RelationKind.KEY, rec.key_in(node, key)), value)
-    elif isinstance(target, list) and isinstance(key, int) and not node.rewritten:
+    elif is_instance(target, list) and is_instance(key, int) and not node.rewritten:
         size = len(target)
         rec.look_at_length(node)
         rec.store(node, Relation(RelationKind.ITEM, key % size if size else key), value)
@@ -198,14 +198,14 @@ def delete_item(run: MonitorRun, step: Step) -> Token:
     """``del target[key]``."""
     target, key = step.stack[-2:]
     rec = run.recording
-    if isinstance(target, torch.Tensor):
+    if is_instance(target, torch.Tensor):
         raise Split("deletes an item of a tensor")
     rec.compare(key)
     remover = class_lookup.read_class(rec, type(target), "__delitem__")
     node = rec.node(target)
-    if isinstance(remover, types.FunctionType) or node is None:
+    if is_instance(remover, types.FunctionType) or node is None:
         return None
-    if isinstance(target, dict):
+    if is_instance(target, dict):
         read_calls.read_item(rec, target, key)
         rec.remove(node, Relation(RelationKind.KEY, rec.key_in(node, key)))
     else:

@@ -32,7 +32,7 @@ from magpy_like.monitor.symbolic import loop_ranges
 from magpy_like.monitor.torch_state import random_draws
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import frame_set_operand
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation, ShadowNode
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import Split
@@ -45,7 +45,7 @@ def iterate(run: MonitorRun, step: Step) -> Token:
     """``iter(value)`` at the head of a loop, an unpacking or a ``yield from``."""
     rec = run.recording
     value = step.stack[-1]
-    rows = isinstance(value, torch.Tensor) or id(value) in rec.operators.lists
+    rows = is_instance(value, torch.Tensor) or id(value) in rec.operators.lists
     if rows and loop_ranges.begins(run, step, iter, (value,), {}):
         return None
     rec.operators.look_at(value)
@@ -54,12 +54,12 @@ def iterate(run: MonitorRun, step: Step) -> Token:
     ):
         run.watch_iterators()
         return None
-    if not is_plain(value) and not isinstance(value, torch.Tensor):
+    if not is_plain(value) and not is_instance(value, torch.Tensor):
         if type(value) not in run.simple_types:
             getter = class_lookup.read_class(rec, type(value), "__iter__")
-            if isinstance(getter, types.FunctionType):
+            if is_instance(getter, types.FunctionType):
                 return None
-        run.lend(value)
+        run.substitute(value)
         read_calls.iterate(rec, value)
     return None
 
@@ -104,7 +104,7 @@ def _finish_take(run: MonitorRun, taken: tuple[ShadowNode, Relation], element: A
     node, relation = taken
     rec = run.recording
     rec.advanced[node.node_id] = rec.advanced.get(node.node_id, 0) + 1
-    rec.meet(node, relation, element)
+    rec.record_read(node, relation, element)
     return run.lift_element(node, relation, element)
 
 
@@ -120,7 +120,7 @@ def unpack(run: MonitorRun, step: Step) -> Token:
         return iterate(run, step)
     rec.look_at_length(node)
     for relation, item in zip(relations, source, strict=True):
-        rec.meet(node, relation, item)
+        rec.record_read(node, relation, item)
     return _finish_unpack, (step.frame, node, relations, tuple(source))
 
 

@@ -45,11 +45,11 @@ def _read_name(run: MonitorRun, name: str, names: dict[str, Any], builtins: dict
     node = rec.constant(names)
     relation = Relation(RelationKind.GLOBAL, name)
     if name in names:
-        rec.meet(node, relation, names[name])
+        rec.record_read(node, relation, names[name])
     elif relation not in node.written:
         rec.absent(node, relation)
         if name in builtins:
-            rec.meet(rec.constant(builtins), relation, builtins[name])
+            rec.record_read(rec.constant(builtins), relation, builtins[name])
 
 
 def read_name(run: MonitorRun, step: Step) -> Token:
@@ -87,7 +87,7 @@ def read_cell(run: MonitorRun, step: Step) -> Token:
         except ValueError:
             run.recording.absent(node, relation)
             return None
-        run.recording.meet(node, relation, found)
+        run.recording.record_read(node, relation, found)
         return run.lift_read(step, node, relation, found)
     return None
 

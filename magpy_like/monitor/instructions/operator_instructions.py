@@ -20,7 +20,7 @@ from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.containers import CONTAINERS, elements
 from magpy_like.monitor.symbolic import tensor_formatting
 from magpy_like.monitor.symbolic.gathered_lists import Growing
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import Split
 
@@ -36,7 +36,7 @@ def binary(run: MonitorRun, step: Step) -> Token:
     left, right = step.stack[-2:]
     if operation is operator.iadd:
         growing = run.recording.operators.lists.get(id(left))
-        if isinstance(growing, Growing) and growing.takes(run.recording, right):
+        if is_instance(growing, Growing) and growing.takes(run.recording, right):
             return None
     return operator_calls.operate(run, operation, (left, right))
 
@@ -59,10 +59,10 @@ def contains(run: MonitorRun, step: Step) -> Token:
     item, container = step.stack[-2:]
     ask_which(run, step, 2)
     rec = run.recording
-    if isinstance(container, torch.Tensor):
+    if is_instance(container, torch.Tensor):
         raise Split("looks for a value in a tensor")
     tester = class_lookup.read_class(rec, type(container), "__contains__")
-    if isinstance(tester, types.FunctionType):
+    if is_instance(tester, types.FunctionType):
         return None
     special_methods.look_for_all(rec, container)
     if not is_plain(item):
@@ -70,10 +70,10 @@ def contains(run: MonitorRun, step: Step) -> Token:
         rec.compare((item, container))
     elif type(item) is float and item != item:
         # NaN is equal to no other, and yet found where it is itself.
-        others = elements(container) if isinstance(container, CONTAINERS) else ()
+        others = elements(container) if is_instance(container, CONTAINERS) else ()
         rec.tell_apart(item, *(other for other in others if type(other) is float))
-    if isinstance(item, torch.Tensor) and isinstance(container, list | tuple | deque):
-        if any(isinstance(e, torch.Tensor) for e in container if e is not item):
+    if is_instance(item, torch.Tensor) and is_instance(container, list | tuple | deque):
+        if any(is_instance(e, torch.Tensor) for e in container if e is not item):
             raise Split("compares a tensor with the elements of a container")
     read_calls.look_for(rec, container, item)
     return None

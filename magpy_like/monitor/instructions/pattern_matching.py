@@ -9,7 +9,7 @@ from magpy_like.annotation import ValueRead
 from magpy_like.monitor.calls import read_calls
 from magpy_like.monitor.instructions.step import Step, Token
 from magpy_like.monitor.objects import attributes, class_lookup
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -31,7 +31,7 @@ def match_keys(run: MonitorRun, step: Step) -> Token:
     """``case {key: …}``."""
     subject, keys = step.stack[-2:]
     getter = class_lookup.read_class(run.recording, type(subject), "get")
-    if not isinstance(getter, types.FunctionType):
+    if not is_instance(getter, types.FunctionType):
         for key in keys:
             read_calls.read_item(run.recording, subject, key)
     return None
@@ -40,7 +40,7 @@ def match_keys(run: MonitorRun, step: Step) -> Token:
 def match_class(run: MonitorRun, step: Step) -> Token:
     """``case Class(positional, keyword=…)``."""
     subject, cls, keywords = step.stack[-3:]
-    if isinstance(subject, cls):
+    if is_instance(subject, cls):
         if step.oparg:
             attributes.read_attribute(run.recording, cls, "__match_args__")
         positional = getattr(cls, "__match_args__", ())[: step.oparg]

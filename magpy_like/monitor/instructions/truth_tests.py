@@ -1,7 +1,7 @@
 """Where the program goes on by what a value says: jumps, ``not``, and questions of identity.
 
 A tensor's truth is not known to a guard: it is a constant, or becomes an operator with both ways,
-or is foretold before the operator graph runs, or the program splits.
+or is speculated on before the operator graph runs, or the program splits.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from magpy_like.monitor.calls import native_results, special_methods
 from magpy_like.monitor.instructions.step import Step, Token, finish_without_result
 from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.containers import CONTAINERS
-from magpy_like.monitor.speculation import foretell_branch
+from magpy_like.monitor.speculation import speculate_on_branch
 from magpy_like.monitor.symbolic.gathered_lists import Growing
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_of_python
 from magpy_like.split_points import Split
 
@@ -35,14 +35,14 @@ def truth(run: MonitorRun, step: Step) -> Token:
     """A jump, or ``not``: what is looked at is whether the value is true."""
     value = step.stack[-1]
     rec = run.recording
-    if isinstance(value, torch.Tensor):
+    if is_instance(value, torch.Tensor):
         if rec.constants.hold(value):
             return finish_without_result, native_results.tensor_operation((value,))
         return _branch(run, step, value)
     growing = rec.operators.lists.get(id(value))
-    if isinstance(growing, Growing) and value:
+    if is_instance(growing, Growing) and value:
         return None  # in any round, for it does not become shorter
-    if isinstance(value, CONTAINERS):
+    if is_instance(value, CONTAINERS):
         rec.look_at_truth(value)
         special_methods.look_for_all(rec, value)
     elif type(value) not in run.simple_types:
@@ -55,7 +55,7 @@ def truth(run: MonitorRun, step: Step) -> Token:
 
 
 def _branch(run: MonitorRun, step: Step, tensor: torch.Tensor) -> Token:
-    """Both ways become one operator, or else which one it goes is foretold."""
+    """Both ways become one operator, or else which one it goes is speculated on."""
     try:
         if run.branching is not None:
             run.branching.at_branch(run, step)
@@ -64,9 +64,9 @@ def _branch(run: MonitorRun, step: Step, tensor: torch.Tensor) -> Token:
         if run.side is not None:
             raise
         try:
-            foretell_branch(run, tensor)
+            speculate_on_branch(run, tensor)
         except Split:
             raise obstacle from None
     else:
-        foretell_branch(run, tensor)
+        speculate_on_branch(run, tensor)
     return finish_without_result, native_results.tensor_operation((tensor,))

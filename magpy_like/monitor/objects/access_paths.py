@@ -8,7 +8,7 @@ from magpy_like.annotation import RelationKind
 from magpy_like.monitor.objects.iterators import ahead
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import attribute, instance_dict
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import REFERENT, ByIdentity, Relation
 from magpy_like.refgraph.plain_values import behind_proxy
 
@@ -19,7 +19,7 @@ def lookup(parent: Any, relation: Relation) -> Any:
     if kind is RelationKind.ATTRIBUTE:
         return attribute(parent, key)
     if kind in (RelationKind.KEY, RelationKind.GLOBAL, RelationKind.MEMBERSHIP):
-        if isinstance(key, ByIdentity):
+        if is_instance(key, ByIdentity):
             key = key.variable
             if key is None:
                 raise LookupError("the key is gone")
@@ -29,7 +29,7 @@ def lookup(parent: Any, relation: Relation) -> Any:
     if kind is RelationKind.CELL:
         return parent.cell_contents
     if kind is RelationKind.ITERATION:
-        found = ahead(parent, key) if isinstance(key, int) else NOTHING
+        found = ahead(parent, key) if is_instance(key, int) else NOTHING
         if found is NOTHING:
             raise LookupError("the iterator is exhausted")
         return found
@@ -38,7 +38,7 @@ def lookup(parent: Any, relation: Relation) -> Any:
     if kind is RelationKind.CLOSURE:
         return parent.__closure__[key]
     if kind is RelationKind.DEFAULT:
-        return (parent.__defaults__ if isinstance(key, int) else parent.__kwdefaults__)[key]
+        return (parent.__defaults__ if is_instance(key, int) else parent.__kwdefaults__)[key]
     if kind is RelationKind.SLOT:
         return parent() if key == REFERENT else object.__getattribute__(parent, str(key))
     if kind is RelationKind.DICT:
@@ -59,16 +59,16 @@ def at_key(entries: dict[Any, Any], key: Any) -> Any:
 
 
 def _item(parent: Any, index: Any) -> Any:
-    if isinstance(parent, list):
+    if is_instance(parent, list):
         return list.__getitem__(parent, index)
-    if isinstance(parent, tuple):
+    if is_instance(parent, tuple):
         return tuple.__getitem__(parent, index)
     return parent[index]
 
 
 def in_classes(cls: type, key: Any) -> Any:
     """What a class or its bases hold under a name; behind one of them, if a pair is given."""
-    name, after = key if isinstance(key, tuple) else (key, None)
+    name, after = key if is_instance(key, tuple) else (key, None)
     mro = cls.__mro__
     for base in mro if after is None else mro[mro.index(after) + 1 :]:
         if name in base.__dict__:

@@ -24,7 +24,7 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import is_number_or_truth
 from magpy_like.monitor.torch_state import autograd_nodes
 from magpy_like.native import NULL, instance_dict, lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation, ShadowNode
 from magpy_like.refgraph.plain_values import HEAP_TYPE, IMMUTABLE_TYPE, slot_names
 from magpy_like.split_points import Split
@@ -47,7 +47,7 @@ def entry_of(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, 
     A module's attributes are the global names of its functions: one place, whichever way it is
     reached. None when the instance was made inside the region.
     """
-    if isinstance(value, types.ModuleType):
+    if is_instance(value, types.ModuleType):
         return rec.constant(value.__dict__), Relation(RelationKind.GLOBAL, name)
     if rec.dictionaries:
         kept = rec.node(instance_dict(value))
@@ -58,16 +58,16 @@ def entry_of(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, 
 
 def number_at(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None, Relation, Any]:
     """Where a number is kept that ``value.name`` gives, and the number."""
-    slot = NULL if isinstance(value, type) else lookup_in_type(type(value), name)
+    slot = NULL if is_instance(value, type) else lookup_in_type(type(value), name)
     if type(slot) is types.MemberDescriptorType:
         found = _slot_value(value, slot)
         place = rec.node(value), Relation(RelationKind.SLOT, name)
         return (*place, found) if is_number_or_truth(found) else _NOWHERE
-    entries = None if isinstance(value, type) else instance_dict(value)
+    entries = None if is_instance(value, type) else instance_dict(value)
     found = NULL if entries is None else dict.get(entries, name, NULL)
     if found is not NULL:
         return (*entry_of(rec, value, name), found) if is_number_or_truth(found) else _NOWHERE
-    cls = value if isinstance(value, type) else type(value)
+    cls = value if is_instance(value, type) else type(value)
     found = lookup_in_type(cls, name)
     return (*place_of_number(rec, cls, name), found) if is_number_or_truth(found) else _NOWHERE
 
@@ -86,22 +86,22 @@ def read_instance(rec: Recording, value: Any, name: str) -> bool:
         if found is NULL:
             rec.absent(node, relation)
         else:
-            rec.meet(node, relation, found)
+            rec.record_read(node, relation, found)
     return found is not NULL
 
 
 def read_attribute(rec: Recording, value: Any, name: str) -> None:
     """The program is about to evaluate ``value.name``."""
     cls = type(value)
-    if isinstance(value, _OPERATORS):
+    if is_instance(value, _OPERATORS):
         _find_operator(value, name)
-    if cls is types.ModuleType or isinstance(value, types.ModuleType):
+    if cls is types.ModuleType or is_instance(value, types.ModuleType):
         read_module(rec, value, name)
-    elif isinstance(value, type):
+    elif is_instance(value, type):
         if name == "__dict__" and value.__flags__ & HEAP_TYPE and not rec.is_born(value):
             # Each look gives another proxy of one and the same dictionary.
             proxy = value.__dict__
-            rec.meet(rec.constant(value), Relation(RelationKind.DICT), proxy)
+            rec.record_read(rec.constant(value), Relation(RelationKind.DICT), proxy)
             rec.proxied(proxy)
             return
         of_metaclass = read_class(rec, cls, name)  # before the class's own when it is a property
@@ -109,7 +109,9 @@ def read_attribute(rec: Recording, value: Any, name: str) -> None:
             read_class(rec, cls, "__getattr__")
         of_heap = value.__flags__ & HEAP_TYPE and not rec.is_born(value)
         if of_heap and name in _CLASS_SLOTS and type(of_metaclass) is types.GetSetDescriptorType:
-            rec.meet(rec.constant(value), Relation(RelationKind.SLOT, name), getattr(value, name))
+            rec.record_read(
+                rec.constant(value), Relation(RelationKind.SLOT, name), getattr(value, name)
+            )
     elif cls is super:
         read_super(rec, value.__thisclass__, value.__self_class__, name)
     elif cls is types.MethodType:
@@ -146,24 +148,24 @@ def read_function(rec: Recording, function: types.FunctionType, name: str) -> No
     if node is None:
         return
     if name in _FUNCTION_SLOTS:
-        rec.meet(node, Relation(RelationKind.SLOT, name), getattr(function, name))
+        rec.record_read(node, Relation(RelationKind.SLOT, name), getattr(function, name))
     elif name == "__dict__":
-        rec.meet_dictionary(node, function.__dict__)
+        rec.read_dictionary(node, function.__dict__)
     else:
         read_instance(rec, function, name)
 
 
 def read_signature(rec: Recording, function: Any) -> None:
     """What tells the parameters of a function, a method or a class, and their annotations."""
-    if isinstance(function, types.MethodType):
+    if is_instance(function, types.MethodType):
         read_method(rec, function)
         function = function.__func__
-    if isinstance(function, type):
+    if is_instance(function, type):
         for name in ("__signature__", "__new__", "__init__", "__annotations__"):
             found = read_class(rec, function, name)
-            if isinstance(found, types.FunctionType):
+            if is_instance(found, types.FunctionType):
                 read_signature(rec, found)
-    node = rec.node(function) if isinstance(function, types.FunctionType) else None
+    node = rec.node(function) if is_instance(function, types.FunctionType) else None
     if node is None:
         return
     for name in ("__code__", "__defaults__", "__kwdefaults__", "__annotations__"):
@@ -176,7 +178,7 @@ def read_signature(rec: Recording, function: Any) -> None:
 
 def read_object(rec: Recording, value: Any, name: str) -> None:
     cls = type(value)
-    if isinstance(value, threading.local) and rec.node(value) is not None:
+    if is_instance(value, threading.local) and rec.node(value) is not None:
         raise Split("reads what every thread has of its own")
     if rec.hooks:
         autograd_nodes.look_at_handle(rec, value, name)
@@ -184,7 +186,7 @@ def read_object(rec: Recording, value: Any, name: str) -> None:
     if cls not in rec.read_from:
         rec.read_from.add(cls)
         read_class(rec, cls, "__getattribute__")
-    if isinstance(getter, types.FunctionType):
+    if is_instance(getter, types.FunctionType):
         pass  # followed
     elif issubclass(cls, _PROXIES) and rec.node(value) is not None:
         raise Split(f"reads {name} of what a weak proxy hides")
@@ -204,7 +206,7 @@ def read_by_default_rules(rec: Recording, value: Any, name: str) -> None:
             node = rec.node(value)
             attributes = instance_dict(value)
             if node is not None and attributes is not None:
-                rec.meet_dictionary(node, attributes)
+                rec.read_dictionary(node, attributes)
         elif kind not in _KNOWN_PROPERTIES or not _is_followed(found):
             _read_natively(rec, value, name, kind)
         return
@@ -241,7 +243,7 @@ _KNOWN_PROPERTIES = {property, types.GetSetDescriptorType}
 
 def _is_followed(found: Any) -> bool:
     """Whether the getter of a property, if it is one, is Python code."""
-    return not isinstance(found, property) or isinstance(found.fget, types.FunctionType | None)
+    return not is_instance(found, property) or is_instance(found.fget, types.FunctionType | None)
 
 
 def _read_natively(rec: Recording, value: Any, name: str, kind: type) -> None:
@@ -254,9 +256,9 @@ def _read_natively(rec: Recording, value: Any, name: str, kind: type) -> None:
     getter = lookup_in_type(kind, "__get__")
     if node is None or getter is NULL or kind in _BINDING:
         return
-    if isinstance(getter, types.FunctionType):
+    if is_instance(getter, types.FunctionType):
         return  # followed
-    if not isinstance(value, tuple):
+    if not is_instance(value, tuple):
         raise Split(f"reads {type(value).__qualname__}.{name}, which native code computes")
     rec.open(node)
 
@@ -266,7 +268,7 @@ def read_all(rec: Recording, value: Any) -> None:
     node = rec.node(value)
     entries = instance_dict(value)
     if node is not None and entries is not None:
-        inside = rec.meet_dictionary(node, entries)
+        inside = rec.read_dictionary(node, entries)
         rec.look_at_keys(inside)
         for name in dict.keys(entries):
             read_instance(rec, value, name)
@@ -282,7 +284,7 @@ def read_slot(rec: Recording, value: Any, name: str, slot: Any) -> None:
     if found is NULL:
         rec.absent(node, relation)
     else:
-        rec.meet(node, relation, found)
+        rec.record_read(node, relation, found)
 
 
 def read_submodule(rec: Recording, module: torch.nn.Module, name: str) -> None:
@@ -296,7 +298,7 @@ def read_submodule(rec: Recording, module: torch.nn.Module, name: str) -> None:
         if node is not None:
             relation = Relation(RelationKind.KEY, name)
             if there:
-                rec.meet(node, relation, entries[name])
+                rec.record_read(node, relation, entries[name])
             else:
                 rec.absent(node, relation)
         if there:
@@ -317,23 +319,23 @@ def place_of_store(
     """
     cls = type(target)
     setter = read_class(rec, cls, method) if asks_class else getattr(type, method)
-    if isinstance(setter, types.FunctionType):
+    if is_instance(setter, types.FunctionType):
         return None
     node = rec.node(target)
-    if isinstance(target, type):
+    if is_instance(target, type):
         if rec.is_born(target) or target.__flags__ & (HEAP_TYPE | IMMUTABLE_TYPE) != HEAP_TYPE:
             return None
     elif node is None:
         return None
     found = read_class(rec, cls, name)
-    if isinstance(found, types.MemberDescriptorType) and node is not None:
+    if is_instance(found, types.MemberDescriptorType) and node is not None:
         return node, Relation(RelationKind.SLOT, name)
     stores = [lookup_in_type(type(found), way) for way in ("__set__", "__delete__")]
-    if isinstance(found, property) or any(isinstance(way, types.FunctionType) for way in stores):
+    if is_instance(found, property) or any(is_instance(way, types.FunctionType) for way in stores):
         return None
     if any(way is not NULL for way in stores):
         raise Split(f"sets {cls.__qualname__}.{name}, which native code stores")
-    if isinstance(target, type):
+    if is_instance(target, type):
         return place_of_class_store(rec, target, name, setter)
     if instance_dict(target) is None:
         raise Split(f"sets an attribute of a {cls.__qualname__}")
@@ -346,14 +348,14 @@ def look_at_place(rec: Recording, target: Any, place: tuple[ShadowNode, Relation
     kind, name = place[1].kind, str(place[1].key)
     if kind is RelationKind.SLOT:
         found = _slot_value(target, lookup_in_type(type(target), name))
-    elif isinstance(target, type):
+    elif is_instance(target, type):
         found = type.__dict__["__dict__"].__get__(target).get(name, NULL)
     else:
         found = dict.get(instance_dict(target) or {}, name, NULL)
     if found is NULL:
         rec.absent(*place)
     else:
-        rec.meet(*place, found)
+        rec.record_read(*place, found)
     return found is not NULL
 
 
@@ -368,7 +370,7 @@ def _slot_value(value: Any, slot: Any) -> Any:
 def native_property(value: Any, name: str) -> Any:
     """The native descriptor that will compute ``value.name``, or None."""
     found = lookup_in_type(type(value), name)
-    return found if isinstance(found, types.GetSetDescriptorType) and name not in _KNOWN else None
+    return found if is_instance(found, types.GetSetDescriptorType) and name not in _KNOWN else None
 
 
 _KNOWN = {"__dict__", "__class__", "__weakref__"}

@@ -16,7 +16,7 @@ from magpy_like.annotation.schema import RelationKind
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import is_number
 from magpy_like.native import NULL, lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import MRO, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import HEAP_TYPE, own_entries
 from magpy_like.split_points import Split
@@ -71,7 +71,7 @@ def _look_up(
         if found is NULL:
             rec.absent(node, relation)
         else:
-            rec.meet(node, relation, found)
+            rec.record_read(node, relation, found)
 
 
 def _read_entries(rec: Recording, cls: type, name: str, bases: Sequence[type]) -> None:
@@ -81,12 +81,12 @@ def _read_entries(rec: Recording, cls: type, name: str, bases: Sequence[type]) -
         if base.__flags__ & HEAP_TYPE:  # others cannot be changed
             node, relation = entries_of(rec, base), Relation(RelationKind.KEY, name)
             if there:
-                rec.meet(node, relation, _dict_of(base)[name])
+                rec.record_read(node, relation, _dict_of(base)[name])
             else:
                 rec.absent(node, relation)
         if (there and (i or base is not cls)) or (not there and base is bases[-1]):
             node, relation = rec.constant(cls), Relation(RelationKind.SLOT, MRO)
-            rec.meet(node, relation, _mro_of(cls))
+            rec.record_read(node, relation, _mro_of(cls))
         if there:
             return
 
@@ -122,11 +122,11 @@ def _follow_entries(rec: Recording, name: str) -> None:
     rec.specials.clear()
     for node in list(rec.refs):
         cls = node.variable
-        if not isinstance(cls, type):
+        if not is_instance(cls, type):
             continue
         for relation in [r for r in node.first.refs if r.kind is RelationKind.TYPE]:
             key = relation.key
-            called, after = key if isinstance(key, tuple) else (key, None)
+            called, after = key if is_instance(key, tuple) else (key, None)
             if called == name:
                 for version in node.versions:
                     version.refs.pop(relation, None)

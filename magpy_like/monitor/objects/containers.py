@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from magpy_like.native import dict_of, lookup_in_type, ordered_keys, stored_hashes
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import (
     PLAIN_TYPES,
     answers_for_itself,
@@ -34,11 +34,11 @@ SCALARS = (int, float, complex, str, bytes)
 
 def elements(value: Any) -> list[Any]:
     """What a built-in container, or an instance of a subclass, holds directly."""
-    if isinstance(value, dict):
+    if is_instance(value, dict):
         return list(dict.values(value))
-    if isinstance(value, list):
+    if is_instance(value, list):
         return list.__getitem__(value, slice(None))
-    base = next((kind for kind in _ITERATED if isinstance(value, kind)), None)
+    base = next((kind for kind in _ITERATED if is_instance(value, kind)), None)
     return list(value if base is None else base.__iter__(value))
 
 
@@ -47,7 +47,7 @@ _ITERATED: tuple[Any, ...] = (tuple, set, frozenset, collections.deque)
 
 def length_of(value: Any) -> int:
     """How much a built-in container, or an instance of a subclass, holds."""
-    base: Any = next(kind for kind in CONTAINERS if isinstance(value, kind))
+    base: Any = next(kind for kind in CONTAINERS if is_instance(value, kind))
     return int(base.__len__(value))
 
 
@@ -56,12 +56,12 @@ def goes_own_ways(value: Any) -> bool:
     if type(value) in CONTAINERS:
         return False
     ways = (lookup_in_type(type(value), name) for name in ("__iter__", "__getitem__", "__len__"))
-    return any(isinstance(way, types.FunctionType) for way in ways)
+    return any(is_instance(way, types.FunctionType) for way in ways)
 
 
 def items_of(mapping: dict[Any, Any]) -> list[tuple[Any, Any]]:
     """Keys and values in the order that iterating gives, whatever a subclass makes of it."""
-    if isinstance(mapping, collections.OrderedDict):  # keeps an order of its own
+    if is_instance(mapping, collections.OrderedDict):  # keeps an order of its own
         values = {id(key): value for key, value in dict.items(mapping)}
         return [(key, values[id(key)]) for key in ordered_keys(mapping)]
     return list(dict.items(mapping))
@@ -87,18 +87,18 @@ def hashes_of(container: Any) -> dict[int, int]:
 
 def hashes_in_python(key: Any) -> bool:
     """Whether code of the program's runs when a key is looked for, which may have effects."""
-    if isinstance(key, tuple | frozenset):
+    if is_instance(key, tuple | frozenset):
         if any(map(hashes_in_python, elements(key))):
             return True
     elif is_plain(key):
         return False  # some of those are written in Python, and do nothing else
     methods = (lookup_in_type(type(key), name) for name in ("__hash__", "__eq__"))
-    return any(isinstance(m, types.FunctionType) and m not in _QUIET for m in methods)
+    return any(is_instance(m, types.FunctionType) and m not in _QUIET for m in methods)
 
 
 def any_hashes_in_python(container: Any) -> bool:
     """Whether looking for anything in a dictionary or set may run code of its keys or members."""
-    keys = dict.keys(container) if isinstance(container, dict) else elements(container)
+    keys = dict.keys(container) if is_instance(container, dict) else elements(container)
     odd = set(map(type, keys)) - PLAIN_TYPES
     return bool(odd) and any(hashes_in_python(key) for key in keys if type(key) in odd)
 
@@ -116,9 +116,9 @@ def plain_key(key: Any) -> Any:
         return key
     if hashes_in_python(key):
         raise unknown(key, f"looks up a {type(key).__qualname__} as a key")
-    if is_identity(key) or isinstance(key, types.FunctionType | torch.nn.Module):
+    if is_identity(key) or is_instance(key, types.FunctionType | torch.nn.Module):
         return key
-    if isinstance(key, weakref.ref) and is_identity(key()) and not hashes_in_python(key()):
+    if is_instance(key, weakref.ref) and is_identity(key()) and not hashes_in_python(key()):
         return key  # equal to any other reference to the same object
     if type(key) in (tuple, frozenset):
         for item in key:
@@ -129,7 +129,7 @@ def plain_key(key: Any) -> Any:
 
 def is_told_by_identity(key: Any) -> bool:
     """Whether a key that is found by its hash is equal to itself alone."""
-    if isinstance(key, torch.Tensor):
+    if is_instance(key, torch.Tensor):
         return type(key).__hash__ is torch.Tensor.__hash__ and not answers_for_itself(key)
     if is_plain(key) or is_identity(key):
         return False
@@ -147,6 +147,6 @@ def transparent(value: Any) -> bool:
     """
     return (
         is_identity(value)
-        or isinstance(value, types.FunctionType | types.MethodType | super)
+        or is_instance(value, types.FunctionType | types.MethodType | super)
         or is_of_python(type(value))
     )

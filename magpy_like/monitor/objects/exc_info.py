@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from magpy_like.native.instance_checks import isinstance
-from magpy_like.split_points import Look
+from magpy_like.native.instance_checks import is_instance
+from magpy_like.split_points import UnguardableRead
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -27,10 +27,10 @@ def ask(run: MonitorRun) -> Token:
 
 
 def _finish(run: MonitorRun, _: None, result: Any) -> None:
-    error = result[1] if isinstance(result, tuple) else result
+    error = result[1] if is_instance(result, tuple) else result
     if error is None:
         run.recording.state_reads.append((sys.exception, (), {}, None))
     elif error is run.handled_outside:
-        raise Look("asks for an exception that its caller is handling")
-    elif isinstance(result, tuple) and run.recording.node(error) is not None:
-        raise Look("asks for the frames that an exception came through")
+        raise UnguardableRead("asks for an exception that its caller is handling")
+    elif is_instance(result, tuple) and run.recording.node(error) is not None:
+        raise UnguardableRead("asks for the frames that an exception came through")

@@ -21,7 +21,7 @@ from magpy_like.bytecode.code_facts import cleans_up
 from magpy_like.monitor.objects.access_paths import lookup
 from magpy_like.monitor.objects.containers import elements
 from magpy_like.native import lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation, ShadowNode
 from magpy_like.refgraph.plain_values import HEAP_TYPE, OwnReference, is_plain
 
@@ -38,7 +38,7 @@ def is_heard_of(value: Any) -> bool:
 
 def has_cleanup(value: Any) -> bool:
     """Whether an object itself brings code of the program that runs when it dies."""
-    if isinstance(value, types.GeneratorType):
+    if is_instance(value, types.GeneratorType):
         frame = value.gi_frame
         return frame is not None and cleans_up(frame.f_code, frame.f_lasti)
     return has_destructor(value)
@@ -52,7 +52,7 @@ def gives_destructor(kind: type) -> bool:
     """Whether the end of a class's instances is Python code."""
     if not kind.__flags__ & HEAP_TYPE:
         return False
-    return isinstance(lookup_in_type(kind, "__del__"), types.FunctionType)
+    return is_instance(lookup_in_type(kind, "__del__"), types.FunctionType)
 
 
 def _is_programs(reference: Any) -> bool:
@@ -69,7 +69,7 @@ def _is_programs(reference: Any) -> bool:
 def _calls_back(reference: Any) -> bool:
     """What weak containers do then is nothing but to forget it."""
     callback = reference.__callback__
-    own = isinstance(callback, types.FunctionType) and callback.__module__ in WEAK_CONTAINERS
+    own = is_instance(callback, types.FunctionType) and callback.__module__ in WEAK_CONTAINERS
     return callback is not None and not own and _is_programs(reference)
 
 
@@ -91,7 +91,7 @@ def held_by(values: Iterable[Any], is_held: Callable[[Any], bool] | None = None)
     todo = list(values)
     while todo:
         value = todo.pop()
-        if id(value) in seen or is_plain(value) or isinstance(value, _APART):
+        if id(value) in seen or is_plain(value) or is_instance(value, _APART):
             continue
         if (is_held is not None and is_held(value)) or _is_defined(value):
             continue
@@ -107,24 +107,24 @@ _APART = (type, types.ModuleType, types.CodeType)
 def _is_defined(value: Any) -> bool:
     """Whether it is a function that is kept where its name says, in its module or class: torch
     keeps weak tables of those, too."""
-    if not isinstance(value, types.FunctionType):
+    if not is_instance(value, types.FunctionType):
         return False
     holder: Any = sys.modules.get(value.__module__)
     for name in value.__qualname__.split("."):
-        holder = vars(holder).get(name) if isinstance(holder, type | types.ModuleType) else None
+        holder = vars(holder).get(name) if is_instance(holder, type | types.ModuleType) else None
     return holder is value
 
 
 def _parts(value: Any) -> list[Any]:
     """What an object holds directly, as far as it may be the only one."""
-    if isinstance(value, torch.Tensor):
+    if is_instance(value, torch.Tensor):
         return list(object.__getattribute__(value, "__dict__").values())
-    if isinstance(value, types.FunctionType):
+    if is_instance(value, types.FunctionType):
         keywords = value.__kwdefaults__ or {}
         own = *(value.__closure__ or ()), *(value.__defaults__ or ()), *keywords.values()
         return [*own, *value.__dict__.values()]
     held = gc.get_referents(value)
-    if isinstance(value, types.FrameType):
+    if is_instance(value, types.FrameType):
         apart = (value.f_trace, value.f_back)  # the monitor's, and another frame's callers
         return [entry for entry in held if not any(entry is other for other in apart)]
     return held
@@ -141,7 +141,7 @@ def dropped(node: ShadowNode, relation: Relation, value: Any) -> list[Any]:
 
 def contents(value: Any) -> list[Any]:
     """What a container may lose: a dictionary its keys as well."""
-    return [*elements(value), *(dict.keys(value) if isinstance(value, dict) else ())]
+    return [*elements(value), *(dict.keys(value) if is_instance(value, dict) else ())]
 
 
 def ends_here(value: Any) -> bool:
@@ -151,7 +151,7 @@ def ends_here(value: Any) -> bool:
 
 def _is_open_file(value: Any) -> bool:
     """What it holds back is written when it dies, and seen by what splits a program alone."""
-    if not isinstance(value, io.IOBase) or type(value).__module__ != "_io":
+    if not is_instance(value, io.IOBase) or type(value).__module__ != "_io":
         return False
     with contextlib.suppress(ValueError):  # of a file that has been taken apart
         return not value.closed

@@ -14,16 +14,16 @@ import torch
 
 from magpy_like.annotation.schema import RelationKind, ValueRead
 from magpy_like.monitor.objects.containers import CONTAINERS, any_hashes_in_python, elements
-from magpy_like.monitor.objects.outside_reads import Meetings
+from magpy_like.monitor.objects.outside_reads import OutsideReads
 from magpy_like.monitor.symbolic.variation import Path
 from magpy_like.native import lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import Steady, behind_proxy, is_identity, is_plain, is_single
 from magpy_like.split_points import Split
 
 
-class Looks(Meetings):
+class Inspections(OutsideReads):
     """What operations find out about variables from outside."""
 
     def __init__(self) -> None:
@@ -44,13 +44,13 @@ class Looks(Meetings):
 
     def visit(self, value: Any, read: ValueRead) -> None:
         """An operation looked at ``value`` to the depth ``read``."""
-        if read is ValueRead.NONE or is_plain(value) or isinstance(value, torch.Tensor):
+        if read is ValueRead.NONE or is_plain(value) or is_instance(value, torch.Tensor):
             return
-        if isinstance(value, types.MappingProxyType) and read is not ValueRead.TYPE:
+        if is_instance(value, types.MappingProxyType) and read is not ValueRead.TYPE:
             value = self.proxied(value)
         node = self.node(value)
         if node is None:
-            if read in (ValueRead.ALL, ValueRead.PAIRS) and isinstance(value, CONTAINERS):
+            if read in (ValueRead.ALL, ValueRead.PAIRS) and is_instance(value, CONTAINERS):
                 deeper = read if read is ValueRead.ALL else ValueRead.ELEMENTS
                 for item in elements(value):
                     if not is_plain(item):
@@ -62,7 +62,7 @@ class Looks(Meetings):
             self.look_at_keys(node)
         elif read in (ValueRead.ELEMENTS, ValueRead.PAIRS, ValueRead.ALL):
             self.open(node)
-            if read is not ValueRead.ELEMENTS and isinstance(value, CONTAINERS):
+            if read is not ValueRead.ELEMENTS and is_instance(value, CONTAINERS):
                 deeper = read if read is ValueRead.ALL else ValueRead.ELEMENTS
                 for item in elements(value):
                     if not is_plain(item):
@@ -70,25 +70,25 @@ class Looks(Meetings):
 
     def proxied(self, value: Any) -> Any:
         """The mapping that a mapping proxy shows, or any other value itself."""
-        if not isinstance(value, types.MappingProxyType):
+        if not is_instance(value, types.MappingProxyType):
             return value
         mapping, node = behind_proxy(value), self.node(value)
         if node is not None:
-            self.meet(node, Relation(RelationKind.MAPPING), mapping)
+            self.record_read(node, Relation(RelationKind.MAPPING), mapping)
         return mapping
 
     def look_at_length(self, node: ShadowNode) -> None:
         self.look_from_inside(node)
         if not self._has_first_length(node):
             self.open(node)
-        elif isinstance(node.variable, CONTAINERS) or not isinstance(
+        elif is_instance(node.variable, CONTAINERS) or not is_instance(
             lookup_in_type(node.type, "__len__"), types.FunctionType
         ):  # others answer in Python
             node.facts.add(Fact.LENGTH)
 
     def _has_first_length(self, node: ShadowNode) -> bool:
         """Whether a container holds as many elements as it did: a list may have others by now."""
-        replaced = isinstance(node.variable, list) and not (node.replays or node.rewritten)
+        replaced = is_instance(node.variable, list) and not (node.replays or node.rewritten)
         return node.contents is None or replaced
 
     def look_at_truth(self, value: Any) -> None:
@@ -134,7 +134,7 @@ class Looks(Meetings):
 
     def look_at_keys(self, node: ShadowNode) -> None:
         self.look_from_inside(node)
-        if node.contents is not None or not isinstance(node.variable, dict):
+        if node.contents is not None or not is_instance(node.variable, dict):
             self.open(node)
         else:
             if self.asks_members(node):
@@ -165,16 +165,16 @@ class Looks(Meetings):
         """
         if is_plain(value) or is_identity(value) or id(value) in seen:
             return
-        if isinstance(value, torch.Tensor) and any(s.tensor() is value for s in self.unchanged):
+        if is_instance(value, torch.Tensor) and any(s.tensor() is value for s in self.unchanged):
             raise Split("asks which tensor it is that a branch has handed on")
         node = self.node(value)
         if node is not None:
             self.compared[node.node_id] = None
-        if isinstance(value, CONTAINERS):
+        if is_instance(value, CONTAINERS):
             seen |= {id(value)}
             for item in elements(value):
                 self.compare(item, seen)
-            for key in dict.keys(value) if isinstance(value, dict) else ():
+            for key in dict.keys(value) if is_instance(value, dict) else ():
                 self.compare(key, seen)
 
     def tell_apart(self, *values: Any) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import NULL, lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.split_points import Split
 
@@ -106,7 +106,7 @@ def separate(*iterators: Any) -> bool:
 def container_of(iterator: Any) -> Any:
     """What an iterator over a container goes through; None when it is exhausted."""
     if type(iterator) in DICT_ITERATORS:
-        return next((held for held in gc.get_referents(iterator) if isinstance(held, dict)), None)
+        return next((held for held in gc.get_referents(iterator) if is_instance(held, dict)), None)
     return iterator.__reduce__()[1][0]
 
 
@@ -118,9 +118,9 @@ def foreseen(rec: Recording, value: Any) -> ShadowNode | None:
 def is_native_iterator(value: Any) -> bool:
     """Whether native code gives what comes next, and keeps how far it has come."""
     step = lookup_in_type(type(value), "__next__")
-    return step is not NULL and not isinstance(step, FunctionType)
+    return step is not NULL and not is_instance(step, FunctionType)
 
 
 def is_started_before(rec: Recording, value: Any) -> bool:
     """Whether a value is a generator from outside: what it does next depends on its frame."""
-    return isinstance(value, GeneratorType) and rec.node(value) is not None
+    return is_instance(value, GeneratorType) and rec.node(value) is not None

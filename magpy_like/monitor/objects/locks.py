@@ -13,7 +13,7 @@ import types
 from typing import Any
 
 from magpy_like.monitor.recording import Recording
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 
 _LOCKS = (_thread.LockType, _thread.RLock)
 _LEAVE = {_thread.LockType.__exit__, _thread.RLock.__exit__}
@@ -22,7 +22,7 @@ _FILLS_A_CACHE = {functools.cached_property.__get__.__code__}
 
 def takes_quietly(rec: Recording, manager: Any, code: types.CodeType) -> bool:
     """``with manager`` in ``code``: whether it is such a lock, which is remembered then."""
-    if not isinstance(manager, _LOCKS):
+    if not is_instance(manager, _LOCKS):
         return False
     if not rec.is_born(manager) and code not in _FILLS_A_CACHE:
         return False
@@ -45,4 +45,4 @@ def holds_any(rec: Recording) -> bool:
 
 
 def _is_held(lock: Any) -> bool:
-    return bool(lock.locked() if isinstance(lock, _thread.LockType) else lock._is_owned())
+    return bool(lock.locked() if is_instance(lock, _thread.LockType) else lock._is_owned())

@@ -17,7 +17,7 @@ import torch
 
 from magpy_like.annotation import RelationKind
 from magpy_like.native import NULL, instance_dict, lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation, ShadowNode
 from magpy_like.split_points import Split
 
@@ -73,10 +73,10 @@ def place_of(owner: Any, kind: RelationKind, key: Any) -> Holder | None:
     nothing is there, or more than that would change."""
     relation = Relation(kind, key)
     if kind is RelationKind.ATTRIBUTE:
-        if isinstance(owner, torch.Tensor | type | types.ModuleType) or type(key) is not str:
+        if is_instance(owner, torch.Tensor | type | types.ModuleType) or type(key) is not str:
             return None
         found = lookup_in_type(type(owner), key)
-        if isinstance(found, types.MemberDescriptorType):
+        if is_instance(found, types.MemberDescriptorType):
             relation = Relation(RelationKind.SLOT, key)
         elif lookup_in_type(type(found), "__set__") is not NULL or not instance_dict(owner):
             return None

@@ -17,14 +17,14 @@ from magpy_like.monitor.objects.finalizers import (
     is_heard_of,
     is_noticed,
 )
-from magpy_like.monitor.objects.inspections import Looks
+from magpy_like.monitor.objects.inspections import Inspections
 from magpy_like.native import NULL
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation, ShadowNode
-from magpy_like.split_points import Effect, Split
+from magpy_like.split_points import EffectInsideOperator, Split
 
 
-class Changes(Looks):
+class Mutations(Inspections):
     """What the program does to variables from outside."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Changes(Looks):
     def lose(self, node: ShadowNode, relation: Relation, value: Any = NULL) -> None:
         """Something else, or ``value``, is about to take the place of what is there."""
         if node.replays:
-            self.settle(node)
+            self.specialize_iterator_reads(node)
         self.list_values.pop(node.node_id, None)
         self._look_at_end(node, dropped(node, relation, value))
         self.snapshot(node)
@@ -59,7 +59,7 @@ class Changes(Looks):
 
     def remove(self, node: ShadowNode, relation: Relation) -> None:
         if node.replays:
-            self.settle(node)
+            self.specialize_iterator_reads(node)
         self._look_at_end(node, dropped(node, relation, NULL))
         self.snapshot(node)
         if node.rewritten:
@@ -69,7 +69,7 @@ class Changes(Looks):
 
     def rewrite(self, node: ShadowNode) -> None:
         """A container from outside is about to be changed in a way that depends on its contents."""
-        if not isinstance(node.variable, list | dict | set | collections.deque):
+        if not is_instance(node.variable, list | dict | set | collections.deque):
             raise Split(f"changes a {node.type.__qualname__} from outside in native code")
         self.list_values.pop(node.node_id, None)
         self._look_at_end(node, contents(node.variable))
@@ -85,16 +85,18 @@ class Changes(Looks):
             Effect: the change happens inside an operator.
         """
         if self.inside:
-            raise Effect(f"changes a {node.type.__qualname__} from outside inside an operator")
+            raise EffectInsideOperator(
+                f"changes a {node.type.__qualname__} from outside inside an operator"
+            )
         if node.node_id in self.dictionaries:
             self._check_dictionary(node)
         value = node.variable
         if node.contents is None:
-            if isinstance(value, dict):
+            if is_instance(value, dict):
                 node.contents = copy_of(value)
-            elif isinstance(value, list | tuple | collections.deque):
+            elif is_instance(value, list | tuple | collections.deque):
                 node.contents = elements(value)
-            elif isinstance(value, set):
+            elif is_instance(value, set):
                 node.contents = tuple(elements(value))
 
     def _look_at_end(self, node: ShadowNode, dropped: list[Any]) -> None:

@@ -24,10 +24,10 @@ from magpy_like.monitor.objects.containers import elements
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import Address
 from magpy_like.native import lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import is_plain
-from magpy_like.split_points import Look, Split
+from magpy_like.split_points import Split, UnguardableRead
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -89,14 +89,14 @@ def rely_on(rec: Recording, value: Any) -> None:
         Split: a later call does not find the object.
     """
     node = _outside(rec, value)
-    known = (part for part, _ in rec.lifted.conditions if isinstance(part, Address))
+    known = (part for part, _ in rec.lifted.conditions if is_instance(part, Address))
     if not any(part.node is node and part.tell is id for part in known):
         rec.lifted.conditions.append((Address(node, id), id(value)))
 
 
 def _outside(rec: Recording, value: Any) -> ShadowNode:
     node = rec.node(value)
-    if node is None and isinstance(value, type | types.ModuleType) and not rec.is_born(value):
+    if node is None and is_instance(value, type | types.ModuleType) and not rec.is_born(value):
         node = rec.constant(value)
     if node is None or node in rec.drawn:
         raise Split(_OF_ITS_OWN)
@@ -116,12 +116,12 @@ def _hashed_by(value: Any) -> Callable[[Any], int] | None:
 
 def _hashed_in(value: Any) -> Iterator[Any]:
     """The objects whose addresses are part of the hash of what holds them."""
-    if isinstance(value, tuple | frozenset):
+    if is_instance(value, tuple | frozenset):
         for part in elements(value):
             yield from _hashed_in(part)
-    elif isinstance(value, weakref.ref):
+    elif is_instance(value, weakref.ref):
         yield from _hashed_in(value())
-    elif isinstance(value, types.MethodType | types.BuiltinFunctionType | types.MethodWrapperType):
+    elif is_instance(value, types.MethodType | types.BuiltinFunctionType | types.MethodWrapperType):
         if not is_plain(value.__self__):
             yield value.__self__
         yield from _hashed_in(getattr(value, "__func__", None))
@@ -144,15 +144,15 @@ def finish_text(run: MonitorRun, _: Any, text: Any) -> None:
     Raises:
         Look: it shows that of an object which a later call does not find.
     """
-    if not isinstance(text, str | bytes):
+    if not is_instance(text, str | bytes):
         run.recording.bear(text)
         return
-    for found in _ADDRESS.findall(text if isinstance(text, str) else text.decode("latin-1")):
+    for found in _ADDRESS.findall(text if is_instance(text, str) else text.decode("latin-1")):
         address = int(found, 16)
         if address >= _LEAST:
             node = run.recording.refs.get_node_at(address)
             if node is None or not node.existed:
-                raise Look(_OF_ITS_OWN)
+                raise UnguardableRead(_OF_ITS_OWN)
             rely_on(run.recording, node.variable)
 
 
@@ -168,7 +168,7 @@ def look_at_order(rec: Recording, found: Any) -> None:
     Raises:
         Split: it has made some of them.
     """
-    if isinstance(found, set | frozenset) and len(members := elements(found)) > 1:
+    if is_instance(found, set | frozenset) and len(members := elements(found)) > 1:
         node = rec.node(found)
         if node is None or node.changed:
             for member in members:
@@ -186,7 +186,7 @@ def _codes(function: types.FunctionType) -> Iterator[types.CodeType]:
     while pending:
         code = pending.pop()
         yield code
-        pending += [part for part in code.co_consts if isinstance(part, types.CodeType)]
+        pending += [part for part in code.co_consts if is_instance(part, types.CodeType)]
 
 
 _KEEP_TO_THEMSELVES = {
@@ -195,7 +195,7 @@ _KEEP_TO_THEMSELVES = {
         *vars(copy).values(), torch.Tensor.__deepcopy__, torch.Tensor.__hash__,
         reprlib.recursive_repr, getattr(dataclasses, "_recursive_repr", None),
     )
-    if isinstance(function, types.FunctionType)
+    if is_instance(function, types.FunctionType)
     for code in _codes(function)
 }  # fmt: skip
 """What notes which objects it has been at already, and the hash of a tensor in a dictionary."""

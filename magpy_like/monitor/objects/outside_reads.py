@@ -28,7 +28,7 @@ from magpy_like.monitor.objects.containers import (
 from magpy_like.monitor.objects.loop_written_places import Filled
 from magpy_like.monitor.operator_graph.graph_values import GraphValues
 from magpy_like.native import TensorCheck
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import (
     HEAP_TYPE,
@@ -41,7 +41,7 @@ from magpy_like.refgraph.plain_values import (
     own_entries,
     tensor_version,
 )
-from magpy_like.split_points import Effect, Split, unknown
+from magpy_like.split_points import EffectInsideOperator, Split, unknown
 
 if TYPE_CHECKING:
     from magpy_like.monitor.symbolic.varying_lists import ListValue
@@ -59,7 +59,7 @@ def came(exception: BaseException) -> Came:
     return error.__traceback__, error.__cause__, error.__context__, error.__suppress_context__
 
 
-class Meetings(GraphValues):
+class OutsideReads(GraphValues):
     """Variables from outside as the program finds them, one after the other."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class Meetings(GraphValues):
         for cls in (torch.Tensor, torch.nn.Parameter):
             self.know_tensor_class(cls)
 
-    def meet(self, source: ShadowNode, relation: Relation, value: Any) -> ShadowNode:
+    def record_read(self, source: ShadowNode, relation: Relation, value: Any) -> ShadowNode:
         """The program got ``value`` by following ``relation`` from ``source``.
 
         Raises:
@@ -97,7 +97,7 @@ class Meetings(GraphValues):
         if self.filled.covers(source, relation):
             return source
         if source.replays:
-            self.settle(source)
+            self.specialize_iterator_reads(source)
         if source.node_id in self.dictionaries:
             self._check_dictionary(source, relation)
         if source.contents is not None and source.rewritten:
@@ -114,7 +114,7 @@ class Meetings(GraphValues):
             self._expect(node, value, plain)
         if self.inside:
             self.look_from_inside(source, relation)
-            if isinstance(value, torch.Tensor):
+            if is_instance(value, torch.Tensor):
                 self.keep_as_is("uses a tensor from outside that is none of its arguments")
         return node
 
@@ -128,12 +128,12 @@ class Meetings(GraphValues):
         """
         written = node.written if relation is None else relation in node.written
         if self.inside and (written or node.rewritten or node.replays):
-            raise Effect("looks inside an operator at what the program has changed")
+            raise EffectInsideOperator("looks inside an operator at what the program has changed")
 
     def absent(self, source: ShadowNode, relation: Relation) -> None:
         self.look_from_inside(source, relation)
         if source.replays:
-            self.settle(source)
+            self.specialize_iterator_reads(source)
         if source.node_id in self.dictionaries:
             self._check_dictionary(source, relation)
         if not (source.contents is not None and source.rewritten):
@@ -142,25 +142,25 @@ class Meetings(GraphValues):
     def keep(self, value: Any) -> None:
         """A cached result: the same object at every call from now on."""
         node = self.constant(value)
-        if isinstance(value, torch.Tensor):
+        if is_instance(value, torch.Tensor):
             self._expect(node, value, False)
             self.cached.append(value)
 
-    def meet_drawn(self, value: Any) -> None:
+    def record_drawn(self, value: Any) -> None:
         """``value`` is there before the operator graph runs, but another one at every call."""
         self.drawn.append(self.refs.add(value, existed=True))
 
-    def meet_context(self, variable: contextvars.ContextVar[Any]) -> None:
+    def read_context(self, variable: contextvars.ContextVar[Any]) -> None:
         """The program looked at a context variable."""
         node, relation = self.constant(variable), Relation(RelationKind.CONTEXT)
         try:
-            self.meet(node, relation, variable.get())
+            self.record_read(node, relation, variable.get())
         except LookupError:
             self.absent(node, relation)
 
-    def meet_dictionary(self, owner: ShadowNode, attributes: dict[str, Any]) -> ShadowNode:
+    def read_dictionary(self, owner: ShadowNode, attributes: dict[str, Any]) -> ShadowNode:
         """The program has got at the dictionary that keeps an instance's attributes."""
-        node = self.meet(owner, Relation(RelationKind.DICT), attributes)
+        node = self.record_read(owner, Relation(RelationKind.DICT), attributes)
         self.dictionaries[node.node_id] = owner
         return node
 
@@ -181,7 +181,7 @@ class Meetings(GraphValues):
             else:
                 node.facts.add(Fact.VALUE)
                 self.just_read.add(node.node_id)
-        elif isinstance(value, torch.Tensor):
+        elif is_instance(value, torch.Tensor):
             if Fact.METADATA not in node.facts:
                 node.facts.add(Fact.METADATA)
                 node.first.value = self._dynamic(node, value) or TensorCheck(value)
@@ -194,17 +194,17 @@ class Meetings(GraphValues):
             node.facts.add(Fact.IDENTITY)
         else:
             node.facts.add(Fact.TYPE)
-            if isinstance(value, np.ndarray):
+            if is_instance(value, np.ndarray):
                 if Fact.METADATA not in node.facts:
                     node.facts.add(Fact.METADATA)
                     node.first.value = array_layout(value)
-            elif isinstance(value, SCALARS):
+            elif is_instance(value, SCALARS):
                 node.facts.add(Fact.VALUE)
-            elif isinstance(value, slice):
+            elif is_instance(value, slice):
                 self.open(node)  # native code takes its parts without asking
-            elif isinstance(value, types.MethodType):
+            elif is_instance(value, types.MethodType):
                 self.take_apart(node)  # Python 3.11 does, before the call that the monitor sees
-            elif isinstance(value, BaseException):
+            elif is_instance(value, BaseException):
                 self.exceptions.setdefault(node.node_id, (value, came(value)))
 
     def know_tensor_class(self, cls: type) -> None:
@@ -218,7 +218,7 @@ class Meetings(GraphValues):
     def take_apart(self, node: ShadowNode) -> None:
         """A bound method from outside leads to its function and receiver."""
         for name in ("__func__", "__self__"):
-            self.meet(node, Relation(RelationKind.SLOT, name), getattr(node.variable, name))
+            self.record_read(node, Relation(RelationKind.SLOT, name), getattr(node.variable, name))
 
     def note_raised(self, exception: BaseException, traceback: types.TracebackType | None) -> None:
         """An exception from outside was raised: Python 3.11 tells it later through which frames."""
@@ -235,30 +235,30 @@ class Meetings(GraphValues):
         self.filled.check(node)
         self.look_from_inside(node)
         if node.replays:
-            self.settle(node)
+            self.specialize_iterator_reads(node)
         if node.node_id in self.dictionaries:
             self._check_dictionary(node)
         value = node.variable
         before = value if node.contents is None else node.contents
-        if isinstance(value, dict):
+        if is_instance(value, dict):
             entries = [(self.key(plain_key(key)), item) for key, item in items_of(before)]
             node.facts.add(Fact.KEYS)
             for key, item in entries:
                 self._keep(node, Relation(RelationKind.KEY, key), item)
-        elif isinstance(value, list | tuple | collections.deque):
+        elif is_instance(value, list | tuple | collections.deque):
             node.facts.add(Fact.LENGTH)
             for i, item in enumerate(elements(before)):
                 self._keep(node, Relation(RelationKind.ITEM, i), item)
-        elif isinstance(value, set | frozenset):
+        elif is_instance(value, set | frozenset):
             members = elements(before)
             for item in members:
                 plain_key(item)
             node.facts.add(Fact.VALUE)
             if node.contents is None:
                 node.contents = tuple(members)
-        elif isinstance(value, np.ndarray):
+        elif is_instance(value, np.ndarray):
             self._open_array(node, value)
-        elif isinstance(value, slice):
+        elif is_instance(value, slice):
             for part in ("start", "stop", "step"):
                 self._keep(node, Relation(RelationKind.SLOT, part), getattr(value, part))
         elif not transparent(value):
@@ -282,7 +282,7 @@ class Meetings(GraphValues):
         """
         for node in self.refs:
             tensor = node.variable
-            if isinstance(tensor, torch.Tensor) and node.existed and self.is_written(node):
+            if is_instance(tensor, torch.Tensor) and node.existed and self.is_written(node):
                 start, size = memory_span(tensor)
                 if start <= array.ctypes.data < start + size:
                     raise Split("reads a NumPy array that was changed by a tensor")
@@ -308,11 +308,11 @@ class Meetings(GraphValues):
         if child.existed:
             self._expect(child, item, plain)
 
-    def settle(self, node: ShadowNode) -> None:
+    def specialize_iterator_reads(self, node: ShadowNode) -> None:
         """A container that was only added to is looked at: its first contents count after all."""
         for changed, operation, args in self.replays:
             if changed is node and operation in (list.__setitem__, list.pop):
-                self.lifted.settle(args[:1])  # its elements are told by where they are
+                self.lifted.specialize(args[:1])  # its elements are told by where they are
         self.list_values.pop(node.node_id, None)
         self.replays = [entry for entry in self.replays if entry[0] is not node]
         node.replays = []

@@ -19,7 +19,7 @@ from magpy_like.monitor.objects.containers import CONTAINERS, is_told_by_identit
 from magpy_like.monitor.objects.finalizers import is_noticed
 from magpy_like.monitor.operator_graph.operator_graph import OperatorGraph
 from magpy_like.monitor.symbolic.variation import Path
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import EXTERNAL, ByIdentity, Fact, RefGraph, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import HEAP_TYPE, OwnReference, is_plain
 from magpy_like.split_points import unknown
@@ -86,7 +86,7 @@ class Variables:
 
     def is_new(self, value: Any) -> bool:
         """Whether the program has made an object, or an operator a tensor."""
-        if isinstance(value, torch.Tensor):
+        if is_instance(value, torch.Tensor):
             return self.node(value) is None and self.operators.node_of(value) is not None
         return self.is_born(value)
 
@@ -94,12 +94,12 @@ class Variables:
         """``value`` was created inside the region."""
         if is_plain(value) or self.refs.get_node_by_var(value) is not None:
             return
-        if isinstance(value, BaseException) or _is_native_iterator(value):
+        if is_instance(value, BaseException) or _is_native_iterator(value):
             return  # would keep alive what it goes through, or the frames that it came through
         try:
             self._born[id(value)] = OwnReference(value)
         except TypeError:
-            if not isinstance(value, CONTAINERS) and not is_noticed(value):
+            if not is_instance(value, CONTAINERS) and not is_noticed(value):
                 self._born[id(value)] = functools.partial(_identity, value)
 
     def is_born(self, value: Any) -> bool:
@@ -108,7 +108,7 @@ class Variables:
 
 
 def _is_native_iterator(value: Any) -> bool:
-    return isinstance(value, Iterator) and not type(value).__flags__ & HEAP_TYPE
+    return is_instance(value, Iterator) and not type(value).__flags__ & HEAP_TYPE
 
 
 def _identity(value: Any) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from magpy_like.monitor.objects.containers import elements
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import OwnReference, is_plain, storage_of, tensor_version
 
 _FACTORIES = frozenset(
@@ -48,13 +48,15 @@ class ConstantTensors:
     def __init__(self) -> None:
         self._known: dict[int, tuple[OwnReference, int]] = {}
         self._shared: set[int] = set()
-        self.lent: list[tuple[torch.Tensor, int, np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
+        self.numpy_shares: list[
+            tuple[torch.Tensor, int, np.ndarray[Any, Any], np.ndarray[Any, Any]]
+        ] = []
         """Tensors that lend their memory to NumPy, each with its count of changes, the array and
         a copy of what it held."""
 
     def hold(self, *values: Any) -> bool:
         """Whether the tensors among some values, and in them, hold the same at every call."""
-        tensors = [value for value in _leaves(values) if isinstance(value, torch.Tensor)]
+        tensors = [value for value in _leaves(values) if is_instance(value, torch.Tensor)]
         return bool(self._known) and all(self._holds(tensor, 0) for tensor in tensors)
 
     def _holds(self, tensor: torch.Tensor, changes: int) -> bool:
@@ -90,7 +92,7 @@ class ConstantTensors:
         if not (makes or self._known) or VARIES.search(name):
             return
         inputs = list(_leaves((args, kwargs)))
-        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        tensors = [value for value in inputs if is_instance(value, torch.Tensor)]
         if name in _SHARES_SILENTLY:
             self._shared.update(
                 storage_of(tensor) for tensor in tensors if id(tensor) in self._known
@@ -100,7 +102,7 @@ class ConstantTensors:
         if not tensors and not makes:
             return
         for value in inputs:
-            if isinstance(value, torch.Tensor):
+            if is_instance(value, torch.Tensor):
                 if not self._holds(value, int(value is changed and tensors[0] is changed)):
                     return
             elif varies(value) or not is_plain(value):
@@ -109,25 +111,27 @@ class ConstantTensors:
             if type(tensor) is torch.Tensor and not tensor.is_inference():
                 self._known[id(tensor)] = (OwnReference(tensor), tensor_version(tensor))
 
-    def lend(self, args: Sequence[Any], result: Any) -> None:
+    def share_with_numpy(self, args: Sequence[Any], result: Any) -> None:
         """NumPy may have got the memory of the constant tensors among ``args``."""
-        if isinstance(result, np.ndarray):
+        if is_instance(result, np.ndarray):
             for tensor in _leaves(args):
-                if isinstance(tensor, torch.Tensor):
-                    self.lent.append((tensor, tensor_version(tensor), result, result.copy()))
+                if is_instance(tensor, torch.Tensor):
+                    self.numpy_shares.append(
+                        (tensor, tensor_version(tensor), result, result.copy())
+                    )
 
-    def lent_is_unchanged(self) -> bool:
+    def numpy_shares_are_unchanged(self) -> bool:
         """Whether neither side has written to memory that tensors and NumPy share."""
         return all(
             tensor_version(tensor) == version
             and storage_of(tensor) not in self._shared
             and array.tobytes() == before.tobytes()
-            for tensor, version, array, before in self.lent
+            for tensor, version, array, before in self.numpy_shares
         )
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, list | tuple | dict):
+    if is_instance(value, list | tuple | dict):
         for item in elements(value):
             yield from _leaves(item)
     else:

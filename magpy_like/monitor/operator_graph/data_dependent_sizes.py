@@ -9,16 +9,16 @@ import torch
 
 from magpy_like.annotation import Annotation, lookup
 from magpy_like.annotation.schema import DataShape
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 
 
 def declared_shape(annotation: Annotation, operation: Any) -> DataShape:
     """When sizes of an operator's results depend on data: one of ``torch.ops`` may be another name
     of one that is annotated."""
-    if not isinstance(operation, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+    if not is_instance(operation, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return annotation.output.shape_from_data
     overloads = [operation]
-    if isinstance(operation, torch._ops.OpOverloadPacket):
+    if is_instance(operation, torch._ops.OpOverloadPacket):
         overloads = [getattr(operation, name) for name in operation.overloads()]
     space, _, name = overloads[0]._schema.name.partition("::")
     if space == "aten" and name in ("index", "_unsafe_index"):
@@ -39,9 +39,9 @@ def depends_on_data(shape: DataShape, args: Sequence[Any], kwargs: Mapping[str, 
         return True
     if shape is DataShape.MASK_INDEX:
         index = args[1] if len(args) > 1 else None
-        parts = index if isinstance(index, tuple | list) else (index,)
+        parts = index if is_instance(index, tuple | list) else (index,)
         return any(
-            isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8)
+            is_instance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8)
             for part in parts
         )
     others = [*args, *kwargs.values()][1:]
@@ -49,4 +49,4 @@ def depends_on_data(shape: DataShape, args: Sequence[Any], kwargs: Mapping[str, 
         return not others
     if shape is DataShape.SIZE_NOT_GIVEN:
         return not others or (type(others[0]) is int and others[0] == -1)
-    return not others or any(isinstance(value, torch.Tensor) for value in others)
+    return not others or any(is_instance(value, torch.Tensor) for value in others)

@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree
 
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_interop.saved_tensor_hooks import no_hooks
 
 _log = logging.getLogger("torch._subclasses.fake_tensor")
@@ -32,10 +32,12 @@ def may_succeed(
     whose size depends on data, the answer is yes: a caught exception costs little, a wrong answer
     much.
     """
-    if not any(isinstance(value, torch.Tensor) for value in _pytree.tree_leaves((args, kwargs))):
+    if not any(is_instance(value, torch.Tensor) for value in _pytree.tree_leaves((args, kwargs))):
         return False
-    of_a_class = isinstance(getattr(operation, "__self__", None), type)  # a custom Function's apply
-    if isinstance(operation, types.FunctionType) or of_a_class:
+    of_a_class = is_instance(
+        getattr(operation, "__self__", None), type
+    )  # a custom Function's apply
+    if is_instance(operation, types.FunctionType) or of_a_class:
         return True  # Python code, whose effects must not happen twice
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 
 REPLAYED = "replayed"
 """The attribute by which a function of the graph tells which operation it runs."""
@@ -21,12 +21,12 @@ def graph_function(operation: Callable[..., Any], args: tuple[Any, ...] = ()) ->
     """A function that ``torch.fx`` can name, for one that lies where its name does not lead to."""
     if is_of_negative_base(operation, args):
         return pow
-    if isinstance(operation, types.FunctionType) and REPLAYED in operation.__dict__:
+    if is_instance(operation, types.FunctionType) and REPLAYED in operation.__dict__:
         return operation
     module = sys.modules.get(getattr(operation, "__module__", None) or "")
     if getattr(module, getattr(operation, "__name__", ""), None) is operation:
         return operation
-    if isinstance(operation, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+    if is_instance(operation, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return operation
     if getattr(torch, getattr(operation, "__name__", ""), None) is operation:
         return operation

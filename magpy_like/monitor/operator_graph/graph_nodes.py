@@ -15,7 +15,7 @@ from torch import fx
 from magpy_like.graph_operators.checkpoint_operator import fold
 from magpy_like.monitor.symbolic.expressions import Expression
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN, Twin
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import OwnReference
 
 NUMBER = "number"
@@ -83,7 +83,7 @@ class GraphNodes:
         """A placeholder for a tensor that was there when the region was entered."""
         node = self._placeholder(shadow_id)
         if self.twin is not None:
-            self.twin.meet(node, tensor, shadow_id)
+            self.twin.record_read(node, tensor, shadow_id)
         self.know(tensor, node)
         return node
 
@@ -112,11 +112,11 @@ class GraphNodes:
 
     def is_constant_tensor(self, node: fx.Node) -> bool:
         value = self._constants.get(str(node.target)) if node.op == "get_attr" else None
-        return isinstance(value, torch.Tensor)
+        return is_instance(value, torch.Tensor)
 
     def generators(self) -> list[torch.Generator]:
         """Those that operators draw from, beside torch's own."""
-        return [g for g in self._constants.values() if isinstance(g, torch.Generator)]
+        return [g for g in self._constants.values() if is_instance(g, torch.Generator)]
 
     def autograd_node(self, tensor: fx.Node) -> fx.Node:
         """The node of the autograd graph that a tensor has at this point."""
@@ -143,7 +143,7 @@ class GraphNodes:
                 self._twins[node] = node.meta.pop(TWIN)
         root = torch.nn.Module()
         for name, value in self._constants.items():
-            if isinstance(value, torch.Tensor):
+            if is_instance(value, torch.Tensor):
                 root.register_buffer(name, value)
             else:
                 setattr(root, name, value)

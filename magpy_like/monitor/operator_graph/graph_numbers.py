@@ -32,9 +32,9 @@ from magpy_like.monitor.symbolic.expressions import (
     total,
 )
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN, hint
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import tensor_version
-from magpy_like.split_points import Look
+from magpy_like.split_points import UnguardableRead
 
 REAL_NUMBERS = frozenset(
     {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
@@ -71,7 +71,7 @@ class GraphNumbers(GraphNodes):
         self.reads_data = True
         tensor = resolve(args[0])
         if args[0].dtype not in REAL_NUMBERS:
-            function = operation if isinstance(operation, type) else type(value)
+            function = operation if is_instance(operation, type) else type(value)
             return self._know_number(self.graph.call_function(function, (tensor,)), value)
         read = args[0].dtype.is_floating_point
         node = self._know_number(
@@ -141,7 +141,9 @@ class GraphNumbers(GraphNodes):
         if found is not None:
             return found[1]
         if not known_before_graph(expression):
-            raise Look("gives a number of NumPy's, made of a tensor's value, to an operator")
+            raise UnguardableRead(
+                "gives a number of NumPy's, made of a tensor's value, to an operator"
+            )
         number = AsPython(expression)
         self.samples[number] = value.item()
         node: fx.Node = self._node_for(number, None)
@@ -150,17 +152,19 @@ class GraphNumbers(GraphNodes):
 
     def _node_for(self, expression: Any, value: Any) -> Any:
         """The node of an expression, or the constant itself; ``value`` is what it was, if known."""
-        if isinstance(expression, InGraph):
+        if is_instance(expression, InGraph):
             return expression.node
         found = self._numbers.get(id(expression))
         if found is not None:
             return found[1]
         if is_left_to_python(expression):
-            raise Look("gives a number out of a list, which depends on a tensor, to an operator")
-        if isinstance(expression, Computed) and not self._is_for_python(expression):
+            raise UnguardableRead(
+                "gives a number out of a list, which depends on a tensor, to an operator"
+            )
+        if is_instance(expression, Computed) and not self._is_for_python(expression):
             parts = tuple(self._node_for(part, None) for part in expression.operands)
             node = self._arithmetic(expression.operation, parts, value)
-        elif isinstance(expression, Expression):
+        elif is_instance(expression, Expression):
             node = self._placeholder(expression)
             node.meta[NUMBER] = True
             known = self.twin.numbers.get(expression) if self.twin is not None else None
@@ -188,11 +192,11 @@ class GraphNumbers(GraphNodes):
 
     def value_node(self, value: Any, resolve: Callable[[torch.Tensor], fx.Node]) -> Any:
         """The node of a tensor or lifted number; any other number itself."""
-        return resolve(value) if isinstance(value, torch.Tensor) else self._number(value) or value
+        return resolve(value) if is_instance(value, torch.Tensor) else self._number(value) or value
 
     def value_in(self, value: Any) -> Any:
         """The symbolic number in a tensor or of a lifted number, else a plain number, or None."""
-        if isinstance(value, torch.Tensor):
+        if is_instance(value, torch.Tensor):
             node = self.node_of(value)
             known = self._values.get(node) if node is not None else None
             return known[0] if known is not None and known[1] == tensor_version(value) else None
@@ -207,22 +211,22 @@ class GraphNumbers(GraphNodes):
         """Remember what an integer in a tensor is made of, for it may become a bound or size."""
         if self.twin is None or operation not in _KEEP_VALUE:
             return
-        if not isinstance(result, torch.Tensor) or result.dim() or result.dtype is not torch.int64:
+        if not is_instance(result, torch.Tensor) or result.dim() or result.dtype is not torch.int64:
             return
         values = [self.value_in(arg) for arg in args]
-        if not any(isinstance(value, torch.SymInt) for value in values):
+        if not any(is_instance(value, torch.SymInt) for value in values):
             return
-        if all(isinstance(value, int | torch.SymInt) for value in values):
+        if all(is_instance(value, int | torch.SymInt) for value in values):
             value = _KEEP_VALUE[operation](*values)
             if hint(value) == int(result):
                 self._values[node] = (value, tensor_version(result))
 
     def _bound(self, part: Any) -> Any:
         """A bound, as of a slice: a number, if it comes in a tensor and is known at entry."""
-        if not isinstance(part, torch.Tensor) or self.twin is None:
+        if not is_instance(part, torch.Tensor) or self.twin is None:
             return part
         value = self.value_in(part)
-        if not isinstance(value, torch.SymInt):
+        if not is_instance(value, torch.SymInt):
             return part
         try:
             return self._node_for(self.twin.expression(value), int(part))

@@ -25,10 +25,10 @@ from magpy_like.monitor.symbolic.variation import Path
 from magpy_like.monitor.torch_state.default_device import with_device
 from magpy_like.monitor.torch_state.tensor_counters import TensorCounters
 from magpy_like.native import TensorCheck
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import storage_of, tensor_version
-from magpy_like.split_points import Effect, Split
+from magpy_like.split_points import EffectInsideOperator, Split
 from magpy_like.torch_interop.saved_tensor_hooks import no_hooks
 
 
@@ -136,7 +136,7 @@ class GraphValues(Variables):
         if node is None:
             raise Split("sets the data of an intermediate tensor")
         if self.inside:
-            raise Effect("sets the data of a tensor inside an operator")
+            raise EffectInsideOperator("sets the data of a tensor inside an operator")
         before, after = self.graph_value(tensor), self.graph_value(value)
         if tensor.requires_grad:
             after = self.operators.graph.call_function(replace_data, (before, after))
@@ -212,14 +212,14 @@ class GraphValues(Variables):
         return [
             node
             for _, shadow in self.operators.inputs
-            if isinstance(shadow, int)
-            and isinstance((node := self.refs.get_node_by_id(shadow)).variable, torch.Tensor)
+            if is_instance(shadow, int)
+            and is_instance((node := self.refs.get_node_by_id(shadow)).variable, torch.Tensor)
             and self.is_written(node)
         ]
 
     def changed_arrays(self) -> bool:
         """Whether NumPy arrays that count hold something else by now."""
-        seen = [(n.variable, n.contents) for n in self.refs if isinstance(n.contents, np.ndarray)]
+        seen = [(n.variable, n.contents) for n in self.refs if is_instance(n.contents, np.ndarray)]
         pairs = [*seen, *self.operators.arrays]
         return any(array.tobytes() != before.tobytes() for array, before in pairs)
 
@@ -257,7 +257,7 @@ class GraphValues(Variables):
 
     def _dynamic(self, node: ShadowNode, tensor: torch.Tensor) -> TensorCheck | None:
         """The check of a tensor of which some dimensions may vary."""
-        if self.twin is None or isinstance(tensor, torch.nn.Parameter):
+        if self.twin is None or is_instance(tensor, torch.nn.Parameter):
             return None
         path = self.path(node)
         if not path or (len(path) > 1 and path[-2].key in ("_parameters", "_buffers")):

@@ -31,7 +31,7 @@ from magpy_like.monitor.symbolic.symbolic_forms import (
     is_basic_key,
 )
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_identity, is_plain
 from magpy_like.split_points import Split
 
@@ -72,10 +72,10 @@ class OperatorGraph(GraphControl):
         Raises:
             Split: it cannot be part of a graph, with these arguments.
         """
-        if isinstance(operation, types.ClassMethodDescriptorType):
+        if is_instance(operation, types.ClassMethodDescriptorType):
             operation, args = operation.__get__(None, args[0]), args[1:]
-        if any(isinstance(arg, np.ndarray) for arg in args) and isinstance(result, torch.Tensor):
-            if not any(isinstance(arg, torch.Tensor) for arg in (*args, *kwargs.values())):
+        if any(is_instance(arg, np.ndarray) for arg in args) and is_instance(result, torch.Tensor):
+            if not any(is_instance(arg, torch.Tensor) for arg in (*args, *kwargs.values())):
                 return self._adopt_array(args, result)
         if args and type(args[-1]) is torch.Size and _is_constructor_of_old(operation):
             if not args[-1]:
@@ -86,7 +86,7 @@ class OperatorGraph(GraphControl):
                 operation, kwargs = torch.scalar_tensor, _scalar_tensor_kwargs(args[0], kwargs)
         operation, args, kwargs = with_operands(operation, args, kwargs)
         given = self.lists.get(id(args[0])) if args else None
-        if isinstance(given, Gathered):
+        if is_instance(given, Gathered):
             return self._join(operation, given, args[1:], kwargs, result)
         if operation in SUBSCRIPTS and self._varies_in(args[1]):
             operation = SUBSCRIPTS[operation]  # a number as an index would be read
@@ -103,19 +103,19 @@ class OperatorGraph(GraphControl):
                 kwargs = {name: self._bound(bound) for name, bound in kwargs.items()}
         fx_args = tuple(self._argument(arg, resolve) for arg in args)
         fx_kwargs = {name: self._argument(arg, resolve) for name, arg in kwargs.items()}
-        if isinstance(operation, types.GetSetDescriptorType):
+        if is_instance(operation, types.GetSetDescriptorType):
             node = self.graph.call_function(getattr, (fx_args[0], name))
-        elif isinstance(operation, _METHODS) and issubclass(
+        elif is_instance(operation, _METHODS) and issubclass(
             operation.__objclass__, torch._C.TensorBase
         ):
             node = self.graph.call_method(name, fx_args, fx_kwargs)
         else:
-            if name in IN_PLACE and not isinstance(fx_args[0], fx.Node):
+            if name in IN_PLACE and not is_instance(fx_args[0], fx.Node):
                 operation = IN_PLACE[name]  # 2.0 += t makes a new tensor
             function = graph_function(operation, fx_args)
             node = self.graph.call_function(function, fx_args, fx_kwargs)
         self.operators += 1
-        if name == "setitem" and isinstance(args[2], torch.Tensor):
+        if name == "setitem" and is_instance(args[2], torch.Tensor):
             node.meta[WRITTEN_FORM] = args[2].shape
         from_data = any(source in self._data_shapes for source in node.all_input_nodes) or (
             self._takes_number(node) and not self._keeps_shape(operation, name, fx_args)
@@ -138,9 +138,9 @@ class OperatorGraph(GraphControl):
 
     def _argument(self, value: Any, resolve: Callable[[torch.Tensor], fx.Node]) -> Any:
         """An argument as ``torch.fx`` writes it: tensors become nodes, containers are rebuilt."""
-        if isinstance(value, torch.Tensor):
+        if is_instance(value, torch.Tensor):
             return resolve(value)
-        if isinstance(value, fx.Node):
+        if is_instance(value, fx.Node):
             return value
         kind = type(value)
         if id(value) in self._objects:
@@ -153,7 +153,7 @@ class OperatorGraph(GraphControl):
             return tuple(self._argument(item, resolve) for item in value)
         if kind is list:
             return [self._argument(item, resolve) for item in value]
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
+        if is_instance(value, tuple) and hasattr(value, "_fields"):
             return kind(*(self._argument(item, resolve) for item in value))
         if kind is dict:
             return {key: self._argument(item, resolve) for key, item in value.items()}
@@ -161,26 +161,26 @@ class OperatorGraph(GraphControl):
             parts = (self._bound(part) for part in (value.start, value.stop, value.step))
             return slice(
                 *(
-                    part if isinstance(part, fx.Node) else self._argument(part, resolve)
+                    part if is_instance(part, fx.Node) else self._argument(part, resolve)
                     for part in parts
                 )
             )
-        if isinstance(value, np.generic):
+        if is_instance(value, np.generic):
             return self._array_number(value) or value.item()
-        if isinstance(value, np.ndarray):
+        if is_instance(value, np.ndarray):
             value = value.copy(order="K")
         elif not is_plain(value) and not is_identity(value) and _may_change(value):
             raise Split(f"gives a {kind.__qualname__} to a tensor operator")
-        if isinstance(value, Iterator):
+        if is_instance(value, Iterator):
             raise Split(f"hands a {type(value).__qualname__} to an operator")
         return self._constant(value)
 
     def _adopt(self, node: fx.Node, result: Any) -> None:
         """Learn which tensors an operator has made. One that is known already stays what it was."""
-        if isinstance(result, torch.Tensor):
+        if is_instance(result, torch.Tensor):
             if self.node_of(result) is None:
                 self.know(result, node)
-        elif isinstance(result, tuple | list):
+        elif is_instance(result, tuple | list):
             for i, item in enumerate(result):
                 if _has_tensor(item):
                     part = self.graph.call_function(operator.getitem, (node, i))
@@ -194,7 +194,7 @@ class OperatorGraph(GraphControl):
     def _adopt_array(self, args: Sequence[Any], result: torch.Tensor) -> fx.Node:
         """A tensor made from a NumPy array is a constant as the array is; each run gets its own."""
         self.operators += 1
-        self.arrays += [(arg, arg.copy()) for arg in args if isinstance(arg, np.ndarray)]
+        self.arrays += [(arg, arg.copy()) for arg in args if is_instance(arg, np.ndarray)]
         node = self.graph.call_method("clone", (self._constant(result.detach().clone()),))
         self.know(result, node)
         return node
@@ -211,7 +211,7 @@ class OperatorGraph(GraphControl):
         node = self.graph.call_function(operation, (given.node, *args), dict(kwargs))
         self.operators += 1
         count = given.count if self.expression(given.count) is None else self._number(given.count)
-        count = count.meta.get(TWIN) if isinstance(count, fx.Node) else count
+        count = count.meta.get(TWIN) if is_instance(count, fx.Node) else count
         known = self.twin is not None and self.twin.join(
             node, operation, given.twin, count, args, kwargs, result
         )
@@ -235,7 +235,7 @@ class OperatorGraph(GraphControl):
         """What follows a split is given the elements of lists; where data decides how many there
         are, it is given the list."""
         for found in list(self.lists.values()):
-            if isinstance(found, Gathered) and found.by_data:
+            if is_instance(found, Gathered) and found.by_data:
                 found.is_left = True
             found.look(self)
 
@@ -246,8 +246,8 @@ class OperatorGraph(GraphControl):
         if operation is torch.narrow and len(args) == 4:
             return args[1] not in self._scalars and args[3] not in self._scalars
         if operation in _READS_ITEM:
-            index = args[1] if isinstance(args[1], tuple) else (args[1],)
-            parts = [part for part in index if not isinstance(part, fx.Node)]
+            index = args[1] if is_instance(args[1], tuple) else (args[1],)
+            parts = [part for part in index if not is_instance(part, fx.Node)]
             return not any(n in self._scalars for part in parts for n in _nodes_in(part))
         return name in _KEEPS_SHAPE or name.startswith("_foreach_")
 
@@ -277,9 +277,9 @@ def _may_change(value: Any) -> bool:
 
     Not a ``Sequential``: what is given a module calls it, as it is at that time.
     """
-    if isinstance(value, torch.nn.Module):
+    if is_instance(value, torch.nn.Module):
         return False
-    return isinstance(value, set | frozenset) or hasattr(type(value), "__iter__")
+    return is_instance(value, set | frozenset) or hasattr(type(value), "__iter__")
 
 
 _WRITTEN_AS_THEY_ARE = frozenset(
@@ -346,12 +346,12 @@ _INFERS_DTYPE = {torch.tensor, torch.as_tensor, torch.asarray}
 
 
 def _holds_array_scalar(value: Any) -> bool:
-    if isinstance(value, list | tuple):
+    if is_instance(value, list | tuple):
         return any(map(_holds_array_scalar, value))
-    return isinstance(value, np.generic)
+    return is_instance(value, np.generic)
 
 
 def _has_tensor(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
+    if is_instance(value, torch.Tensor):
         return True
-    return isinstance(value, tuple | list) and any(map(_has_tensor, value))
+    return is_instance(value, tuple | list) and any(map(_has_tensor, value))

@@ -15,7 +15,7 @@ from torch import fx
 from magpy_like.monitor.operator_graph.graph_nodes import LIST, NUMBER
 from magpy_like.monitor.operator_graph.graph_numbers import GraphNumbers
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 
 
 class GraphControl(GraphNumbers):
@@ -37,7 +37,7 @@ class GraphControl(GraphNumbers):
             copies[node] = graph.node_copy(node, copies.__getitem__)
             if node.op == "get_attr":
                 setattr(root, str(node.target), self._constants[str(node.target)])
-        graph.output(tuple(copies[n] if isinstance(n, fx.Node) else n for n in outputs))
+        graph.output(tuple(copies[n] if is_instance(n, fx.Node) else n for n in outputs))
         return fx.GraphModule(root, graph, class_name="Subgraph")
 
     def condition(self, inputs: Sequence[fx.Node], stays: bool) -> fx.GraphModule:

@@ -17,7 +17,7 @@ from torch import fx
 from torch.utils._sympy import functions
 
 from magpy_like.native import fresh_plain
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 
 
@@ -99,7 +99,7 @@ def is_number_or_truth(value: Any) -> bool:
 
 def is_array_number(value: Any) -> bool:
     """Whether a value is a number of NumPy's that one of Python's can stand for."""
-    return isinstance(value, np.integer | np.floating) and not isinstance(value, np.longdouble)
+    return is_instance(value, np.integer | np.floating) and not is_instance(value, np.longdouble)
 
 
 def is_liftable(value: Any) -> bool:
@@ -109,44 +109,44 @@ def is_liftable(value: Any) -> bool:
 
 def fresh(value: Any) -> Any:
     """An equal value with an identity of its own."""
-    return value.copy() if isinstance(value, np.generic) else fresh_plain(value)
+    return value.copy() if is_instance(value, np.generic) else fresh_plain(value)
 
 
 def made_of(expression: Any) -> frozenset[Expression]:
     """What an expression is computed from in the end; nothing for a plain value."""
-    if isinstance(expression, Computed):
+    if is_instance(expression, Computed):
         return expression.made_of
-    if isinstance(expression, AsPython):
+    if is_instance(expression, AsPython):
         return made_of(expression.number)
-    return frozenset((expression,)) if isinstance(expression, Expression) else frozenset()
+    return frozenset((expression,)) if is_instance(expression, Expression) else frozenset()
 
 
 def known_at_entry(expression: Any) -> bool:
     """Whether a guard can compute the expression before the region runs."""
-    return not any(isinstance(part, Draw | InGraph) for part in made_of(expression))
+    return not any(is_instance(part, Draw | InGraph) for part in made_of(expression))
 
 
 def known_before_graph(expression: Any) -> bool:
     """Whether the mock can compute the expression before it runs the operator graph."""
-    return not any(isinstance(part, InGraph) for part in made_of(expression))
+    return not any(is_instance(part, InGraph) for part in made_of(expression))
 
 
 def is_of_tensor(expression: Any) -> bool:
     """Whether an expression is made of what tensors outside hold, which is likely to differ."""
-    parts = (part.node.type for part in made_of(expression) if isinstance(part, Read))
+    parts = (part.node.type for part in made_of(expression) if is_instance(part, Read))
     return any(issubclass(kind, torch.Tensor) for kind in parts)
 
 
 def is_left_to_python(expression: Any) -> bool:
     """Whether a number is computed of a list behind the operator graph, which so cannot have it."""
-    if not isinstance(expression, Computed) or known_before_graph(expression):
+    if not is_instance(expression, Computed) or known_before_graph(expression):
         return False
-    return any(isinstance(p, Read) and p.node.type in (list, deque) for p in expression.made_of)
+    return any(is_instance(p, Read) and p.node.type in (list, deque) for p in expression.made_of)
 
 
 def is_drawn(expression: Any) -> bool:
     """Whether an expression is made of random numbers that the mock draws again."""
-    return any(isinstance(part, Draw) for part in made_of(expression))
+    return any(is_instance(part, Draw) for part in made_of(expression))
 
 
 def as_number(flag: bool) -> int:
@@ -234,11 +234,11 @@ def from_sympy(expression: Any, symbol: Callable[[sympy.Symbol], Any]) -> Any:
     Raises:
         Untranslatable: a part of it has no exact counterpart in Python.
     """
-    if isinstance(expression, sympy.Symbol):
+    if is_instance(expression, sympy.Symbol):
         return symbol(expression)
-    if isinstance(expression, sympy.Integer):
+    if is_instance(expression, sympy.Integer):
         return int(expression)
-    if isinstance(expression, sympy.Float):
+    if is_instance(expression, sympy.Float):
         return float(expression)
     if expression in (sympy.true, sympy.false):
         return bool(expression)

@@ -20,7 +20,7 @@ from torch import fx
 
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native import NULL
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import Steady
 from magpy_like.split_points import Split
 
@@ -106,7 +106,7 @@ class Gathered:
     """How many elements there are: a lifted number, or a plain one."""
     twin: torch.Tensor | None
     """That of any element, if they are alike."""
-    settle: Callable[[], None]
+    specialize_length: Callable[[], None]
     """The number of rounds must not vary."""
     are_new: bool = True
     """Whether the rounds have made all elements. Otherwise it depends on the number of rounds which
@@ -135,13 +135,13 @@ class Gathered:
         """From here on it is a list like any other.
 
         Raises:
-            Split: data decides how long it is, which cannot be foretold; or that is beside the
+            Split: data decides how long it is, which cannot be speculated on; or that is beside the
                 program, which has not come there yet.
         """
         if self.is_left:
             return
         self._check(operators)
-        self.settle()
+        self.specialize_length()
         operators.lists.pop(id(self.value), None)
         for i, item in enumerate(self.value):
             if operators.node_of(item) is None:
@@ -181,13 +181,13 @@ class Numbered:
 
     value: Any
     bounds: tuple[int, int, int]
-    settle: Callable[[], None]
+    specialize_length: Callable[[], None]
     """The numbers must not vary."""
     allowed = frozenset({zip, reversed})
 
     def look(self, operators: OperatorGraph) -> None:
         operators.lists.pop(id(self.value), None)
-        self.settle()
+        self.specialize_length()
 
 
 Lists = Mapping[int, Growing | Gathered | Numbered]
@@ -201,24 +201,24 @@ def looked_at(step: Step, lists: Lists, follows: Callable[[Any], bool]) -> Itera
     if name == "CALL":
         first = len(stack) - step.oparg - 2
         function = stack[first + 1] if stack[first] is NULL else stack[first]
-        if isinstance(function, types.FunctionType | types.MethodType) and follows(function):
+        if is_instance(function, types.FunctionType | types.MethodType) and follows(function):
             return
         taken = stack[first:]
     elif name in ("LOAD_ATTR", "LOAD_METHOD"):
         function = getattr(list, step.name, None)
-    elif name == "GET_ITER" and isinstance(lists.get(id(taken[0])), Gathered):
+    elif name == "GET_ITER" and is_instance(lists.get(id(taken[0])), Gathered):
         return  # a loop may begin
-    elif name == "STORE_DEREF" and isinstance(lists.get(id(taken[-1])), Gathered):
+    elif name == "STORE_DEREF" and is_instance(lists.get(id(taken[-1])), Gathered):
         return  # a comprehension may have it
     elif name in ("BINARY_SUBSCR", "BINARY_SLICE"):
         found = lists.get(id(taken[0]))
         is_number = name == "BINARY_SUBSCR" and type(taken[1]) is int
-        if isinstance(found, Gathered) or (found is not None and is_number):
+        if is_instance(found, Gathered) or (found is not None and is_number):
             return  # it depends on the key
-    elif name in _TRUTHS and isinstance(lists.get(id(taken[-1])), Growing):
+    elif name in _TRUTHS and is_instance(lists.get(id(taken[-1])), Growing):
         return  # the rule knows whether any round finds the same
     elif name == "BINARY_OP" and step.oparg == _IN_PLACE_ADD:
-        if isinstance(lists.get(id(taken[0])), Growing):
+        if is_instance(lists.get(id(taken[0])), Growing):
             taken = taken[1:]
     for value in taken:
         found = lists.get(id(value))

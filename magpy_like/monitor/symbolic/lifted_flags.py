@@ -28,7 +28,7 @@ from magpy_like.monitor.calls.operator_calls import BINARY
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import Computed, Read, as_number, as_tensor, is_number
 from magpy_like.native import NULL, frame_locals, frame_set_operand, lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.split_points import Split
 
@@ -69,7 +69,7 @@ class Flags:
 
     def __init__(self, rec: Recording) -> None:
         self._rec = rec
-        self._settled: set[int] = set()
+        self._specialized: set[int] = set()
         """Ids of the nodes of flags whose values count."""
         self._frames: dict[int, _Frame] = {}
         """By the id of the frame."""
@@ -107,7 +107,7 @@ class Flags:
         where it is clear what takes it."""
         if node.node_id not in self._constant and self._taker(run, step) is None:
             self._know(node)
-            self.settle(node)
+            self.specialize(node)
             return None
         return _finish_reading, (step, node, value)
 
@@ -148,7 +148,9 @@ class Flags:
             return
         self._frames.pop(id(frame), None)
         self._coming.pop(id(frame), None)
-        self._settle(self._forwarders.pop(id(frame), {}).values())  # of another frame, long gone
+        self._specialize(
+            self._forwarders.pop(id(frame), {}).values()
+        )  # of another frame, long gone
         side = self._sides.get(id(frame.f_code))
         if side is not None:
             self._frames[id(frame)] = side
@@ -159,19 +161,19 @@ class Flags:
             if call.caller == id(caller) and call.code is frame.f_code:
                 self._arrive(frame, call.given)
                 return
-            self._settle(call.given.values())
+            self._specialize(call.given.values())
         given = self._forwarders.pop(id(caller), None)
         if given is not None and caller is not None:
             before = _bound_before(caller, frame)
             if before is not None:
                 self._arrive(frame, _moved(given, before))
             else:
-                self._settle(given.values())
+                self._specialize(given.values())
 
     def lose(self) -> None:
         """A function has been entered that is not followed."""
         if self._call is not None:
-            self._settle(self._call.given.values())
+            self._specialize(self._call.given.values())
             self._call = None
 
     def _arrive(self, frame: types.FrameType, given: Given) -> None:
@@ -187,15 +189,15 @@ class Flags:
             if slot in local_uses(code).followed and slots[slot] is node.first.value:
                 found[slot] = node
             else:
-                self.settle(node)
+                self.specialize(node)
         for given in self._forwarders.values():
-            self._settle(given.values())  # the other function was not seen to begin
-        open_ones = {slot: n for slot, n in found.items() if n.node_id not in self._settled}
+            self._specialize(given.values())  # the other function was not seen to begin
+        open_ones = {slot: n for slot, n in found.items() if n.node_id not in self._specialized}
         for node in {node.node_id: node for node in open_ones.values()}.values():
             if node.node_id in self._rec.just_read:
                 self._open(node)
             else:
-                self.settle(node)  # the program has read it in another way since
+                self.specialize(node)  # the program has read it in another way since
         if open_ones:
             self._frames[id(frame)] = _Frame(code, 0, open_ones)
 
@@ -204,7 +206,7 @@ class Flags:
         found = self._frames.get(id(frame))
         if found is None:
             return {}
-        return {s: n for s, n in found.slots.items() if n.node_id not in self._settled}
+        return {s: n for s, n in found.slots.items() if n.node_id not in self._specialized}
 
     def begin_side(
         self,
@@ -232,17 +234,17 @@ class Flags:
 
     # --- what becomes of them --------------------------------------------------------------------
 
-    def settle(self, node: ShadowNode) -> None:
+    def specialize(self, node: ShadowNode) -> None:
         """The program goes on by the value of a flag."""
         if node.node_id in self._known:
-            self._settled.add(node.node_id)
+            self._specialized.add(node.node_id)
             self._close(node)
             self._rec.just_read.discard(node.node_id)
 
-    def settle_all(self) -> None:
+    def specialize_all(self) -> None:
         """Nobody follows the flags any further."""
         for node in self._known.values():
-            self.settle(node)
+            self.specialize(node)
 
     def _close(self, node: ShadowNode) -> None:
         """Let nothing but its guard rely on a flag's value, for now."""
@@ -279,8 +281,8 @@ class Flags:
             )
         for node in found.values():
             if Fact.VALUE in node.facts:  # the program has read it in another way since
-                self.settle(node)
-        found = {d: node for d, node in found.items() if node.node_id not in self._settled}
+                self.specialize(node)
+        found = {d: node for d, node in found.items() if node.node_id not in self._specialized}
         return self._take(run, step, found) if found else step
 
     def _arrived(self, step: Step) -> dict[int, ShadowNode]:
@@ -311,12 +313,12 @@ class Flags:
             (depth,) = found
             if _is_arithmetic(BINARY[step.oparg], step.stack[depth - 3]):
                 return self._count(run, step, found, [depth])
-        self._settle(found.values())
+        self._specialize(found.values())
         return step
 
-    def _settle(self, nodes: Iterable[ShadowNode]) -> None:
+    def _specialize(self, nodes: Iterable[ShadowNode]) -> None:
         for node in nodes:
-            self.settle(node)
+            self.specialize(node)
 
     def _count(
         self, run: MonitorRun, step: Step, found: dict[int, ShadowNode], depths: list[int]
@@ -339,12 +341,12 @@ class Flags:
         code = None
         if type(function) is types.MethodType:
             function, bound = function.__func__, bound + 1
-        if isinstance(function, torch.nn.Module):
+        if is_instance(function, torch.nn.Module):
             function, bound = lookup_in_type(type(function), "__call__"), bound + 1
         if type(function) is types.FunctionType and is_followed(function):
             code = function.__code__
         if code is None or code.co_flags & _LATER or any(depth > count for depth in found):
-            self._settle(found.values())
+            self._specialize(found.values())
             return step
         self.lose()
         names = run.keyword_names(step)
@@ -392,18 +394,18 @@ def _local(frame: types.FrameType, name: str) -> Any:
     code = frame.f_code
     cells = [cell for cell in code.co_cellvars if cell not in code.co_varnames]
     value = frame_locals(frame)[[*code.co_varnames, *cells].index(name)]
-    return value.cell_contents if isinstance(value, types.CellType) else value
+    return value.cell_contents if is_instance(value, types.CellType) else value
 
 
 def _moved(given: Given, by: int) -> Given:
-    return {key + by if isinstance(key, int) else key: node for key, node in given.items()}
+    return {key + by if is_instance(key, int) else key: node for key, node in given.items()}
 
 
 def _slot(code: types.CodeType, key: int | str) -> int:
     """The local that an argument is in; -1 for one that is in a tuple or dictionary there."""
     if code.co_flags & _LATER:
         return -1
-    if isinstance(key, int):
+    if is_instance(key, int):
         return key if key < code.co_argcount else -1
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     found = names.index(key) if key in names else -1
@@ -412,7 +414,7 @@ def _slot(code: types.CodeType, key: int | str) -> int:
 
 def _is_arithmetic(operation: Any, other: Any) -> bool:
     """Whether a flag may be 0 or 1 instead: with a bool it may make another bool."""
-    if isinstance(other, torch.Tensor):
+    if is_instance(other, torch.Tensor):
         return operation in _WITH_TENSORS and other.dtype is not torch.bool
     return is_number(other) and operation in _WITH_NUMBERS
 

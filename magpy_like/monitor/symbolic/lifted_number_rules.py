@@ -15,7 +15,7 @@ import torch
 
 from magpy_like.annotation import ValueRead
 from magpy_like.monitor.calls import operator_calls
-from magpy_like.monitor.calls.call_inputs import offer
+from magpy_like.monitor.calls.call_inputs import visit_input
 from magpy_like.monitor.calls.special_calls import finish_computed
 from magpy_like.monitor.symbolic import varying_lists
 from magpy_like.monitor.symbolic.expressions import is_liftable, is_number
@@ -25,7 +25,7 @@ from magpy_like.monitor.symbolic.lifted_text import formatted, joined
 from magpy_like.monitor.symbolic.repeatable_calls import Function, repeated
 from magpy_like.monitor.torch_state import random_draws
 from magpy_like.native import frame_set_operand, lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import is_plain
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 
 def _compute(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Token:
-    if operation in operator_calls.FORMATS and isinstance(operands[0], str | bytes):
+    if operation in operator_calls.FORMATS and is_instance(operands[0], str | bytes):
         if (function := _repeated(run, operation, operands)) is not None:
             return finish_computed, function
-        run.lifted.settle(operands)
+        run.lifted.specialize(operands)
     if not run.lifted.any(operands):
         return None
     if (derived := random_draws.derives(run, operation, operands, {})) is not None:
@@ -49,9 +49,9 @@ def _compute(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Toke
         return finish_computed, (operation, operands)
     if operation in _APPENDS and all(type(operand) is str for operand in operands):
         return finish_computed, (joined, operands)
-    if any(isinstance(operand, torch.Tensor) for operand in operands):
+    if any(is_instance(operand, torch.Tensor) for operand in operands):
         return None  # an input of the operator graph
-    run.lifted.settle(operands)
+    run.lifted.specialize(operands)
     return None
 
 
@@ -60,7 +60,7 @@ def _repeated(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Fun
     function = repeated(operation, operands, {}, run.lifted.is_lifted)
     if function is not None:
         for operand in operands:
-            offer(run.recording, operand)
+            visit_input(run.recording, operand)
     return function
 
 
@@ -97,7 +97,7 @@ def _becomes_branch(run: MonitorRun, step: Step, operation: Any, operands: tuple
 def _contains(run: MonitorRun, step: Step) -> Token:
     item, container = step.stack[-2:]
     if getattr(type(container), "__contains__", None) is dict.__contains__:
-        run.lifted.settle((item, tuple(dict.keys(container))))  # its values say nothing
+        run.lifted.specialize((item, tuple(dict.keys(container))))  # its values say nothing
         return None
     return _ask(run, operator.contains, (container, item))
 
@@ -105,7 +105,7 @@ def _contains(run: MonitorRun, step: Step) -> Token:
 def _identify(run: MonitorRun, step: Step) -> Token:
     left, right = step.stack[-2:]
     if is_liftable(left) and is_liftable(right):
-        run.lifted.settle((left, right))
+        run.lifted.specialize((left, right))
         give_back(run, step, 2)
     return None
 
@@ -128,8 +128,8 @@ def _branch(run: MonitorRun, step: Step) -> Token:
 
 
 def _ask(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Token:
-    tensors = any(isinstance(operand, torch.Tensor) for operand in operands)
-    if any(isinstance(operand, np.ndarray) for operand in operands):
+    tensors = any(is_instance(operand, torch.Tensor) for operand in operands)
+    if any(is_instance(operand, np.ndarray) for operand in operands):
         return random_draws.derives(run, operation, operands, {})
     if tensors or not run.lifted.any_in(operands):
         return None
@@ -144,32 +144,32 @@ def _ask(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Token:
     return None
 
 
-def _settle(*depths: int) -> Callable[[MonitorRun, Step], Token]:
+def _specialize(*depths: int) -> Callable[[MonitorRun, Step], Token]:
     """The rule that the operands at these depths (1: the topmost) must not differ."""
 
-    def settle(run: MonitorRun, step: Step) -> Token:
-        run.lifted.settle([step.stack[-depth] for depth in depths])
+    def specialize(run: MonitorRun, step: Step) -> Token:
+        run.lifted.specialize([step.stack[-depth] for depth in depths])
         return None
 
-    return settle
+    return specialize
 
 
 def _index(container: int, *keys: int) -> Callable[[MonitorRun, Step], Token]:
     """The rule for a container and keys at these depths: those of a tensor are on the graph."""
 
-    def settle(run: MonitorRun, step: Step) -> Token:
-        if not isinstance(step.stack[-container], torch.Tensor):
-            run.lifted.settle([step.stack[-depth] for depth in keys])
+    def specialize(run: MonitorRun, step: Step) -> Token:
+        if not is_instance(step.stack[-container], torch.Tensor):
+            run.lifted.specialize([step.stack[-depth] for depth in keys])
         return None
 
-    return settle
+    return specialize
 
 
 def _take(run: MonitorRun, step: Step) -> Token:
     """An item at a key that varies: a number of a list or tuple varies with it."""
     container, key = step.stack[-2:]
     rows = run.recording.operators.lists.get(id(container))
-    if isinstance(rows, Gathered) or (rows is not None and type(key) is int):
+    if is_instance(rows, Gathered) or (rows is not None and type(key) is int):
         return None  # whoever reads it asks which element that is in any round
     if type(container) is np.ndarray and random_draws.has_element(container, key):
         derived = random_draws.derives(run, operator.getitem, (container, key), {})
@@ -212,7 +212,7 @@ def _format(run: MonitorRun, step: Step) -> Token:
     operands = (value, step.oparg & 3, specification)
     if is_plain(value) and run.lifted.any(operands):
         return finish_computed, (formatted, operands)
-    run.lifted.settle([value, specification])
+    run.lifted.specialize([value, specification])
     return None
 
 
@@ -223,24 +223,24 @@ def _join(run: MonitorRun, step: Step) -> Token:
 
 def _take_apart(run: MonitorRun, step: Step) -> Token:
     if type(step.stack[-1]) is str:
-        run.lifted.settle(step.stack[-1])
+        run.lifted.specialize(step.stack[-1])
     return None
 
 
 def _make_set(run: MonitorRun, step: Step) -> Token:
-    run.lifted.settle(list(step.stack[len(step.stack) - step.oparg :]))
+    run.lifted.specialize(list(step.stack[len(step.stack) - step.oparg :]))
     return None
 
 
 def _make_dict(run: MonitorRun, step: Step) -> Token:
-    run.lifted.settle(list(step.stack[len(step.stack) - 2 * step.oparg :: 2]))
+    run.lifted.specialize(list(step.stack[len(step.stack) - 2 * step.oparg :: 2]))
     return None
 
 
 def _attribute(run: MonitorRun, step: Step) -> Token:
     value = step.stack[-1]
     if is_liftable(value) and not _is_called(step, value):
-        run.lifted.settle(value)
+        run.lifted.specialize(value)
     return None
 
 
@@ -249,7 +249,7 @@ def _is_called(step: Step, value: Any) -> bool:
     finds = opcode.opname[step.opcode] == "LOAD_METHOD" or (
         sys.version_info >= (3, 12) and step.oparg & 1
     )
-    return bool(finds) and isinstance(lookup_in_type(type(value), step.name), _METHODS)
+    return bool(finds) and is_instance(lookup_in_type(type(value), step.name), _METHODS)
 
 
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -257,14 +257,14 @@ _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 def _store_attribute(run: MonitorRun, step: Step) -> Token:
     if is_plain(step.stack[-1]):  # a fraction is one value, whatever it keeps
-        run.lifted.settle(step.stack[-2])
+        run.lifted.specialize(step.stack[-2])
     return None
 
 
 _TAKE_APART = ("GET_ITER", "UNPACK_SEQUENCE", "UNPACK_EX", "GET_LEN", "LIST_EXTEND", "SET_UPDATE")
 
 
-def _settled_by() -> dict[int, Callable[[MonitorRun, Step], Token]]:
+def _specialized_by() -> dict[int, Callable[[MonitorRun, Step], Token]]:
     """What instructions do with lifted numbers on the stack, where it is more than moving them."""
     table: dict[str, Callable[[MonitorRun, Step], Token]] = {
         "BINARY_OP": _compute_binary,
@@ -282,12 +282,12 @@ def _settled_by() -> dict[int, Callable[[MonitorRun, Step], Token]]:
         "STORE_SLICE": _index(3, 2, 1),
         "FORMAT_VALUE": _format,
         "BUILD_STRING": _join,
-        "MATCH_KEYS": _settle(1),
-        "MATCH_CLASS": _settle(3),
+        "MATCH_KEYS": _specialize(1),
+        "MATCH_CLASS": _specialize(3),
         "BUILD_SET": _make_set,
         "BUILD_MAP": _make_dict,
-        "SET_ADD": _settle(1),
-        "MAP_ADD": _settle(2),
+        "SET_ADD": _specialize(1),
+        "MAP_ADD": _specialize(2),
         "LOAD_ATTR": _attribute,
         "LOAD_METHOD": _attribute,
         "STORE_ATTR": _store_attribute,
@@ -304,4 +304,4 @@ def _settled_by() -> dict[int, Callable[[MonitorRun, Step], Token]]:
     }
 
 
-SETTLED_BY = _settled_by()
+SPECIALIZED_BY = _specialized_by()

@@ -47,10 +47,10 @@ from magpy_like.monitor.symbolic.raising_arithmetic import may_raise
 from magpy_like.monitor.symbolic.repeatable_calls import PLACE, Repeated
 from magpy_like.monitor.symbolic.symbolic_twin import varies
 from magpy_like.monitor.torch_state.random_draws import Drawing
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.refgraph.plain_values import behind_proxy, bind, is_plain
-from magpy_like.split_points import Look, Place, Split
+from magpy_like.split_points import Place, Split, UnguardableRead
 
 NUMBERS = (int, float)
 
@@ -61,17 +61,17 @@ class LiftedNumbers:
     def __init__(
         self,
         rec: Recording,
-        place_to_foretell: Callable[[], Place | None],
+        speculation_place: Callable[[], Place | None],
         found: FoundNumbers,
     ) -> None:
-        """``place_to_foretell`` gives where the program stands; None when values must not be
-        foretold there. ``found`` is told what stands outside for the program's numbers."""
+        """``speculation_place`` gives where the program stands; None when values must not be
+        speculated on there. ``found`` is told what stands outside for the program's numbers."""
         self.rec = rec
         self.found = found
-        self._place_to_foretell = place_to_foretell
+        self._speculation_place = speculation_place
         self.beside = False
-        """Whether the numbers are those of a run beside the program, which foretells nothing."""
-        self.foretold: list[tuple[Expression, Any, Place]] = []
+        """Whether the numbers are those of a run beside the program, which never speculates."""
+        self.speculated: list[tuple[Expression, Any, Place]] = []
         """Expressions that the mock computes and that must give these values, or else it has no
         effect and the program runs as it is written; and where the program looks at them."""
         self.nodes: set[int] = set()
@@ -107,7 +107,7 @@ class LiftedNumbers:
     def is_read_of(self, value: Any, node: ShadowNode) -> bool:
         """Whether a value is the object of the lifted number at a place outside."""
         expression = self.expression(value)
-        return isinstance(expression, Read) and expression.node is node
+        return is_instance(expression, Read) and expression.node is node
 
     def twin(self, value: Any) -> Any:
         """The symbolic number beside a lifted one, or None."""
@@ -192,11 +192,11 @@ class LiftedNumbers:
         if divisor is not None and known_at_entry(divisor):
             self.ask(operator.ne, (operands[1], 0))  # the program may catch what that raises
         twin = self._compute_twin(operation, operands, value)
-        if twin is not None and not isinstance(twin, torch.SymInt | torch.SymFloat):
+        if twin is not None and not is_instance(twin, torch.SymInt | torch.SymFloat):
             return None  # it is the same whatever the operands are
         parts = self.parts(operands)
         computed = self._note_raising(operation, operands, parts)
-        in_graph = is_number(value) and any(isinstance(part, InGraph) for part in parts)
+        in_graph = is_number(value) and any(is_instance(part, InGraph) for part in parts)
         if in_graph and not any(map(is_left_to_python, parts)):
             node = self.rec.operators.compute(operation, operands, value)
             self.in_python[node] = computed
@@ -231,7 +231,7 @@ class LiftedNumbers:
     ) -> Computed:
         """What ``operation`` makes of ``operands``, of which some are known by the expressions that
         stand for them in ``parts``."""
-        known = (p if isinstance(p, Expression) else self.expression(p) or p for p in parts)
+        known = (p if is_instance(p, Expression) else self.expression(p) or p for p in parts)
         return self._note_raising(operation, operands, tuple(known))
 
     def _note_raising(
@@ -252,7 +252,7 @@ class LiftedNumbers:
     def _as_python_computes(self, part: Any) -> Any:
         """A number that the graph computes of others, as the program does: a compiled graph divides
         by zero without an exception."""
-        return self.in_python.get(part.node, part) if isinstance(part, InGraph) else part
+        return self.in_python.get(part.node, part) if is_instance(part, InGraph) else part
 
     def _choose(self, operation: Callable[..., Any], operands: tuple[Any, ...]) -> None:
         """One of several numbers of different types: which one it is must not differ."""
@@ -282,7 +282,7 @@ class LiftedNumbers:
             twin = symbolic(*twins)
         except Exception:  # of torch or of SymPy: whatever has no symbolic form is fixed
             return None
-        return twin if type(value) is int or isinstance(twin, torch.SymFloat) else None
+        return twin if type(value) is int or is_instance(twin, torch.SymFloat) else None
 
     def twins_of(self, value: Any) -> Any:
         """``value`` with symbolic numbers for the lifted ones in it; None when one has none."""
@@ -307,7 +307,7 @@ class LiftedNumbers:
         """A tensor's value became a number: it stays one of the graph, unless it is known what
         the tensor was made of."""
         known = self.rec.operators.value_in(args[0])
-        if isinstance(known, torch.SymInt) and type(value) is int:
+        if is_instance(known, torch.SymInt) and type(value) is int:
             return self.pair(value, known)
         counted = None if self.beside else self.rec.counters.value(self.rec, args[0])
         if counted is not None and type(value) is float:
@@ -325,13 +325,13 @@ class LiftedNumbers:
             Split: data decides it, and Python looks at it.
         """
         if not is_number(value):
-            if isinstance(value, tuple | list) and len(twin) == len(value):
+            if is_instance(value, tuple | list) and len(twin) == len(value):
                 items = [self.pair(a, b) for a, b in zip(value, twin, strict=True)]
                 return type(value)(items)
-            if isinstance(twin, torch.SymBool):
+            if is_instance(twin, torch.SymBool):
                 self.hold(twin)
             return value
-        if not isinstance(twin, torch.SymInt | torch.SymFloat):
+        if not is_instance(twin, torch.SymInt | torch.SymFloat):
             return value
         assert self.rec.twin is not None
         try:
@@ -339,7 +339,7 @@ class LiftedNumbers:
         except Untranslatable:
             self.hold(twin == value)
             return value
-        if not isinstance(expression, Expression):
+        if not is_instance(expression, Expression):
             return value
         return self.lift(value, expression, twin)
 
@@ -370,7 +370,7 @@ class LiftedNumbers:
         try:
             if operation in _LENGTH:
                 seen = twin.shape[0]
-            elif isinstance(operation, types.GetSetDescriptorType):
+            elif is_instance(operation, types.GetSetDescriptorType):
                 seen = bind(operation, twin)
             else:
                 seen = operation(twin, *rest)
@@ -385,7 +385,7 @@ class LiftedNumbers:
         name = getattr(operation, "__name__", "")
         node = self.rec.operators.node_of(tensor)
         assert node is not None
-        if name in ("shape", "size") and isinstance(value, torch.Size):
+        if name in ("shape", "size") and is_instance(value, torch.Size):
             sizes = (self.rec.operators.size(node, dim) for dim in range(len(value)))
             return torch.Size(
                 self.lift(n, InGraph(size)) for n, size in zip(value, sizes, strict=True)
@@ -396,7 +396,7 @@ class LiftedNumbers:
             return self._data_numel(node, tensor)
         if name == "size" and len(rest) == 1 and type(rest[0]) is int:
             return self.lift(value, InGraph(self.rec.operators.size(node, rest[0])))
-        self._foretell_sizes(tensor)
+        self._speculate_on_sizes(tensor)
         return None
 
     def _data_numel(self, node: fx.Node, tensor: torch.Tensor) -> Any:
@@ -424,20 +424,20 @@ class LiftedNumbers:
     def _fix_sizes(self, tensor: torch.Tensor) -> None:
         twin = self.rec.twin_of(tensor)
         if self.rec.operators.has_data_shape(tensor):
-            self._foretell_sizes(tensor)
+            self._speculate_on_sizes(tensor)
         elif twin is not None and self.rec.twin is not None and not self.rec.twin.fix(twin):
-            raise Look(_DATA_SIZE)
+            raise UnguardableRead(_DATA_SIZE)
 
-    def _foretell_sizes(self, tensor: torch.Tensor) -> None:
+    def _speculate_on_sizes(self, tensor: torch.Tensor) -> None:
         try:
-            place = self.may_foretell(_DATA_SIZE)
+            place = self.may_speculate(_DATA_SIZE)
         except Split as split:
-            raise Look(str(split)) from None
+            raise UnguardableRead(str(split)) from None
         operators = self.rec.operators
         node = operators.node_of(tensor)
         assert node is not None
         for dim, size in enumerate(tensor.shape):
-            self.foretold.append((InGraph(operators.size(node, dim)), size, place))
+            self.speculated.append((InGraph(operators.size(node, dim)), size, place))
         operators.fix_shape(node)
 
     def fold(self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Any:
@@ -449,12 +449,12 @@ class LiftedNumbers:
             return self.pair(value, FOLDS[operation](*twins))
         if len(numbers) > 1 and all(map(is_number, numbers)) and operation in _OF_SEVERAL:
             return self.compute(_OF_SEVERAL[operation], tuple(numbers), value)
-        self.settle(args)
+        self.specialize(args)
         return None
 
     def folds(self, operation: Any, args: tuple[Any, ...]) -> bool:
         """Whether ``fold`` knows what ``operation`` makes of numbers in a container."""
-        if operation not in FOLDS or len(args) != 1 or not isinstance(args[0], list | tuple):
+        if operation not in FOLDS or len(args) != 1 or not is_instance(args[0], list | tuple):
             return False
         return operation in _OF_SEVERAL or self.twins_of(args) is not None
 
@@ -468,7 +468,7 @@ class LiftedNumbers:
         """Whether there is a lifted number in nested containers."""
         return any(id(number) in self._known for number in _numbers_in(value))
 
-    def settle(self, values: Any) -> None:
+    def specialize(self, values: Any) -> None:
         """The program looks at these values in a way that is not recorded: they must not differ.
 
         Raises:
@@ -479,10 +479,10 @@ class LiftedNumbers:
             if expression is None:
                 continue
             if not known_at_entry(expression) or is_of_tensor(expression):
-                self.foretell(expression, value)
+                self.speculate(expression, value)
                 continue
             twin = self.twin(value)
-            if isinstance(twin, torch.SymInt):
+            if is_instance(twin, torch.SymInt):
                 self.hold(twin == value)
             elif not any(known is expression for known, _ in self.conditions):
                 self.conditions.append((expression, value))
@@ -505,23 +505,23 @@ class LiftedNumbers:
         """The program goes on by the truth of ``operation(*operands)``, of plain values.
 
         Raises:
-            Split: an operand is only known when the region runs, and cannot be foretold.
+            Split: an operand is only known when the region runs, and cannot be speculated on.
         """
         parts = self.parts(operands)
         twins = self.twins_of(operands)
         numbers = all(is_liftable(operand) for operand in operands)
-        if self.least.settle(operation, parts):
+        if self.least.has_one_answer(operation, parts):
             return
         if numbers and not all(map(known_at_entry, parts)):
-            self.foretell(Computed(operation, parts), operation(*operands))
+            self.speculate(Computed(operation, parts), operation(*operands))
         elif not all(known_at_entry(self.expression(n)) for n in _numbers_in(operands)):
-            self.settle(operands)
-        elif twins is not None and not any(isinstance(twin, _FLOATS) for twin in twins):
+            self.specialize(operands)
+        elif twins is not None and not any(is_instance(twin, _FLOATS) for twin in twins):
             self.hold(operation(*twins))
         elif numbers:
             self.conditions.append((Computed(operation, parts), operation(*operands)))
         else:
-            self.settle(operands)
+            self.specialize(operands)
 
     def steers(self, operation: Callable[..., Any], operands: tuple[Any, ...]) -> bool:
         """Whether the answer may differ from round to round of a loop, as an operand does.
@@ -530,11 +530,11 @@ class LiftedNumbers:
             Split: only that of the first round does, which may go its own way.
         """
         parts = self.parts(operands)
-        if not any(isinstance(part, InGraph) for part in parts):
+        if not any(is_instance(part, InGraph) for part in parts):
             return False
-        if not all(map(is_number, operands)) or self.least.settle(operation, parts):
+        if not all(map(is_number, operands)) or self.least.has_one_answer(operation, parts):
             return False
-        if self.least.settle_later(operation, parts):
+        if self.least.has_one_answer_later(operation, parts):
             raise Split("asks whether it is the first round")
         return True
 
@@ -548,24 +548,24 @@ class LiftedNumbers:
         """The program goes on by what ``operation`` has made of plain values.
 
         Raises:
-            Split: an operand is only known when the region runs, and cannot be foretold.
+            Split: an operand is only known when the region runs, and cannot be speculated on.
         """
         if parts is None:
             parts = self.parts(operands)
         if all(map(known_at_entry, parts)):
             self.conditions.append((Computed(operation, parts), value))
         else:
-            self.foretell(Computed(operation, parts), value)
+            self.speculate(Computed(operation, parts), value)
 
-    def may_foretell(self, reason: str) -> Place:
-        """Ask whether the mock could still undo everything when a value is foretold wrongly.
+    def may_speculate(self, reason: str) -> Place:
+        """Ask whether the mock could still undo everything when a value is misspeculated.
 
         Returns the place at which the program looks at the value.
 
         Raises:
             Split: it could not, or the program is to split there, for ``reason``.
         """
-        place = None if self.beside or self.rec.inside else self._place_to_foretell()
+        place = None if self.beside or self.rec.inside else self._speculation_place()
         if place is None or not self.can_undo():
             raise Split(reason)
         return place
@@ -579,18 +579,18 @@ class LiftedNumbers:
         rewindable = all(drawing.can_be_undone for drawing in self.draws)
         return rewindable and not self.rec.operators.sets_modes
 
-    def foretell(self, expression: Expression, value: Any) -> None:
+    def speculate(self, expression: Expression, value: Any) -> None:
         """The program looks at a value that is only known when its operators have run.
 
         Raises:
-            Split: it cannot be foretold.
+            Split: it cannot be speculated on.
         """
         drawn = is_drawn(expression)
         of = "a NumPy array's number" if self.rec.operators.arrays else "a random number"
         what = of if drawn else "a tensor's value, read as a number,"
-        place = self.may_foretell(f"{what} steers the program")
-        if not any(known is expression for known, *_ in self.foretold):
-            self.foretold.append((expression, value, place))
+        place = self.may_speculate(f"{what} steers the program")
+        if not any(known is expression for known, *_ in self.speculated):
+            self.speculated.append((expression, value, place))
 
 
 _DIVISIONS = {
@@ -619,20 +619,20 @@ def _numbers_in(value: Any) -> Iterator[Any]:
 
 def _parts(value: Any) -> list[Any]:
     """What an object holds that native code may look at when it is given it."""
-    if isinstance(value, CONTAINERS):
+    if is_instance(value, CONTAINERS):
         return elements(value)
-    if isinstance(value, slice):
+    if is_instance(value, slice):
         return [value.start, value.stop, value.step]
-    if isinstance(value, BaseException):
+    if is_instance(value, BaseException):
         return [*value.args]
-    if isinstance(value, types.SimpleNamespace):
+    if is_instance(value, types.SimpleNamespace):
         return [*value.__dict__.values()]
-    if isinstance(value, types.MappingProxyType):
+    if is_instance(value, types.MappingProxyType):
         return [behind_proxy(value)]
-    if is_native_iterator(value) and not isinstance(value, types.GeneratorType):
+    if is_native_iterator(value) and not is_instance(value, types.GeneratorType):
         return gc.get_referents(value)  # whatever it takes its elements from
     view: Any = value
-    return list(view) if isinstance(value, DICT_VIEWS) else []
+    return list(view) if is_instance(value, DICT_VIEWS) else []
 
 
 ARITHMETIC = {

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from magpy_like.monitor.symbolic.gathered_lists import Gathered, Numbered
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _bounds(args: Sequence[Any]) -> tuple[int, int, int] | None:
 
 def _numbered(run: MonitorRun, value: Any) -> Numbered | None:
     found = run.recording.operators.lists.get(id(value))
-    return found if isinstance(found, Numbered) else None
+    return found if is_instance(found, Numbered) else None
 
 
 def _element_of_several(run: MonitorRun, args: Sequence[Any]) -> Element:
@@ -138,7 +138,7 @@ def number(
 
 def _finish_numbers(run: MonitorRun, bounds: tuple[int, int, int], result: Any) -> None:
     lists = run.recording.operators.lists
-    lists[id(result)] = Numbered(result, bounds, lambda: run.lifted.settle(bounds))
+    lists[id(result)] = Numbered(result, bounds, lambda: run.lifted.specialize(bounds))
 
 
 def turned(run: MonitorRun, bounds: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -184,7 +184,7 @@ class Backwards:
 def _has_rows(run: MonitorRun, value: Any) -> bool:
     """Whether a loop may be given the rows of a tensor, or the elements of a list of the graph."""
     found = run.recording.operators.lists.get(id(value))
-    if isinstance(found, Gathered):
+    if is_instance(found, Gathered):
         return not found.by_data and found.is_whole()
     return type(value) in _PLAIN and value.dim() > 0
 
@@ -196,9 +196,9 @@ def _rows(run: MonitorRun, tensor: Any) -> Any:
         Split: data decides it.
     """
     found = run.recording.operators.lists.get(id(tensor))
-    if isinstance(found, Gathered):
+    if is_instance(found, Gathered):
         return found.count
-    if isinstance(found, Numbered):
+    if is_instance(found, Numbered):
         return rounds_of(run, found.bounds)
     if run.recording.operators.has_data_shape(tensor):
         raise Split("data decides how many rows there are")
@@ -215,7 +215,7 @@ def added_to(index: fx.Node, node: Any) -> int | None:
     """The constant that has been added to ``index`` to make ``node``; None if it is no such sum."""
     if node is index:
         return 0
-    if isinstance(node, fx.Node) and node.target in _SUMS and len(node.args) == 2:
+    if is_instance(node, fx.Node) and node.target in _SUMS and len(node.args) == 2:
         left, right = node.args
         if node.target is operator.add and type(left) is int:
             left, right = right, left

@@ -20,7 +20,7 @@ from magpy_like.monitor.calls.native_results import NativeCall
 from magpy_like.monitor.symbolic.expressions import Computed, Expression, InGraph, known_at_entry
 from magpy_like.monitor.symbolic.gathered_lists import Gathered
 from magpy_like.monitor.symbolic.loop_ranges import computed
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -56,7 +56,7 @@ def narrow(run: MonitorRun, token: Any) -> None:
     if reads is None or token is None:
         return
     call = token[1]
-    if not isinstance(call, NativeCall) or not call.on_graph:
+    if not is_instance(call, NativeCall) or not call.on_graph:
         return
     tensor, key = call.args
     parts = key if type(key) is tuple else (key,)
@@ -116,17 +116,17 @@ def _place(run: MonitorRun, index: fx.Node, number: int) -> tuple[Any, Any]:
 
 
 def _linear(run: MonitorRun, index: fx.Node, part: Any) -> tuple[int, Any] | None:
-    if isinstance(part, InGraph):
+    if is_instance(part, InGraph):
         if part.node is index:
             return 1, 0
         part = run.lifted.in_python.get(part.node, part)
-    if not isinstance(part, Expression):
+    if not is_instance(part, Expression):
         return (0, part) if type(part) is int else None
     if known_at_entry(part):
         number = run.lifted.values.get(part)
         return (0, number) if type(number) is int else None
-    operation = _SUMS.get(part.operation) if isinstance(part, Computed) else None
-    if operation is None or not isinstance(part, Computed):
+    operation = _SUMS.get(part.operation) if is_instance(part, Computed) else None
+    if operation is None or not is_instance(part, Computed):
         return None
     operands = part.operands if len(part.operands) == 2 else (0, *part.operands)
     left, right = (_linear(run, index, operand) for operand in operands)

@@ -35,11 +35,11 @@ class LeastValues:
         """That of a number or an expression; None where it is not known."""
         return part if type(part) in (int, float) else self._least.get(part)
 
-    def settle(self, question: Callable[..., Any], parts: tuple[Any, ...]) -> bool:
+    def has_one_answer(self, question: Callable[..., Any], parts: tuple[Any, ...]) -> bool:
         """Whether a question has one answer for all values from the least one up."""
         return _have_one_answer(question, parts, self._least)
 
-    def settle_later(self, question: Callable[..., Any], parts: tuple[Any, ...]) -> bool:
+    def has_one_answer_later(self, question: Callable[..., Any], parts: tuple[Any, ...]) -> bool:
         """The same from the second round on."""
         return _have_one_answer(question, parts, self._later)
 

@@ -18,7 +18,7 @@ import numpy as np
 from magpy_like.annotation import Annotation, RelationKind, ValueRead
 from magpy_like.monitor.calls.read_calls import inputs_of
 from magpy_like.monitor.symbolic.expressions import is_array_number, is_liftable, is_number
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 
 
 class NotOfOneType(TypeError):
@@ -134,7 +134,7 @@ def repeated(
         return None
     if not kwargs and all(map(_is_leaf, args)) and is_of_one_type(operation):
         return operation, args
-    if isinstance(operation, OF_NUMPY):
+    if is_instance(operation, OF_NUMPY):
         operation = Strict(operation)
     forms = tuple(_form(arg, lifted) for arg in args)
     keywords = {name: _form(arg, lifted) for name, arg in kwargs.items()}
@@ -145,7 +145,7 @@ def typed(operation: Callable[..., Any], numbers: tuple[Any, ...], result: Any) 
     """``operation``, or one of results that have the type that ``result``, for ``numbers``, has."""
     if is_of_one_type(operation):
         return operation
-    if isinstance(operation, Repeated):
+    if is_instance(operation, Repeated):
         return replace(operation, kind=type(result))
     return Repeated(operation, (PLACE,) * len(numbers), {}, type(result))
 
@@ -156,11 +156,11 @@ def _only_computes(annotation: Annotation, operation: Any) -> bool:
     relation = annotation.output.relation
     if not (relation is None or relation.kind is RelationKind.ARGUMENT or operation is sorted):
         return False
-    if not isinstance(operation, _NATIVE) or (annotation.as_op_node and not of_python(operation)):
+    if not is_instance(operation, _NATIVE) or (annotation.as_op_node and not of_python(operation)):
         return False
-    if isinstance(operation, type) and issubclass(operation, tuple):
+    if is_instance(operation, type) and issubclass(operation, tuple):
         return False  # it has its elements as they are, such as torch.Size
-    if isinstance(operation, OF_NUMPY):
+    if is_instance(operation, OF_NUMPY):
         return True  # what it may change is an array, and no number
     inputs = (annotation.default_input, *annotation.inputs.values())
     return not any(given.in_place for given in inputs)
@@ -186,7 +186,7 @@ def of_python(operation: Any) -> bool:
 def is_of_one_type(operation: Any) -> bool:
     """Whether the types of what a function is given decide that of its result. Powers are looked
     after elsewhere."""
-    if isinstance(operation, Repeated):
+    if is_instance(operation, Repeated):
         operation = operation.operation
     if getattr(operation, "__name__", "") in ("__pow__", "__rpow__", "getitem"):
         return False
@@ -201,7 +201,7 @@ def _leaves_of(value: Any) -> Iterator[Any]:
     if _is_leaf(value):
         yield value
     else:
-        for part in value.values() if isinstance(value, Mapping) else value:
+        for part in value.values() if is_instance(value, Mapping) else value:
             yield from _leaves_of(part)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 
 
 def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
@@ -44,7 +44,7 @@ def setitem(tensor: Tensor, key: Any, value: Any) -> None:
 
 def _select(tensor: Tensor, key: Any) -> tuple[Tensor, tuple[Any, ...]]:
     """What the numbers in a key select, and the rest of the key."""
-    parts = key if isinstance(key, tuple) else (key,)
+    parts = key if is_instance(key, tuple) else (key,)
     unnamed = tensor.dim() - sum(part is not None and part is not ... for part in parts)
     rest: list[Any] = []
     dim = 0
@@ -52,7 +52,7 @@ def _select(tensor: Tensor, key: Any) -> tuple[Tensor, tuple[Any, ...]]:
         if part is ...:
             dim += unnamed
             rest.append(part)
-        elif part is None or isinstance(part, slice):
+        elif part is None or is_instance(part, slice):
             dim += part is not None
             rest.append(part)
         else:
@@ -64,7 +64,7 @@ def is_basic_key(key: Any) -> bool:
     """Whether a key of numbers, slices and the like selects a view."""
     parts = key if type(key) is tuple else (key,)
     return all(
-        part is None or part is ... or type(part) in (int, slice) or isinstance(part, np.integer)
+        part is None or part is ... or type(part) in (int, slice) or is_instance(part, np.integer)
         for part in parts
     )
 

@@ -45,7 +45,7 @@ from magpy_like.monitor.symbolic.expressions import (
 from magpy_like.monitor.symbolic.shape_environment import Sizes
 from magpy_like.monitor.torch_state.torch_modes import SETTERS
 from magpy_like.native import TensorCheck
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 
 log = topic("monitor")
@@ -101,7 +101,7 @@ class _OnTwins(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
-        if isinstance(tensor, FakeTensor):
+        if is_instance(tensor, FakeTensor):
             return tensor
         if id(tensor) not in self._known:
             self._known[id(tensor)] = tensor, self._fixed(tensor)
@@ -142,7 +142,7 @@ class Twin:
     def number(self, source: Any, value: Any, *, size: bool) -> Any:
         """A symbolic number for one outside; 0 and 1 are sizes like no others."""
         origin = Origin(f"number_{len(self.sources)}")
-        if isinstance(value, float):
+        if is_instance(value, float):
             symbol = self.env.create_unspecified_symbol(value, origin, DimDynamic.DYNAMIC)
             self.numbers[source] = self.env.create_symfloatnode(symbol, hint=value, source=origin)
             return self.numbers[source]
@@ -161,7 +161,7 @@ class Twin:
 
     def drawn(self, source: Any, value: Any) -> Any:
         """A symbolic number for one that no guard knows: nothing may be relied on of it."""
-        if isinstance(value, float):
+        if is_instance(value, float):
             self.numbers[source] = self.env.create_unbacked_symfloat()
         else:
             self.numbers[source] = self.env.create_unbacked_symint()
@@ -209,7 +209,7 @@ class Twin:
 
     def is_open(self, size: Any) -> bool:
         """Whether a size may be another one at the next call."""
-        return isinstance(size, torch.SymInt) and not self.env.replace(size.node.expr).is_number
+        return is_instance(size, torch.SymInt) and not self.env.replace(size.node.expr).is_number
 
     def example(self, shadow_id: int, tensor: torch.Tensor) -> torch.Tensor:
         """A fake tensor like the one outside when the region was entered."""
@@ -220,7 +220,7 @@ class Twin:
         with self._quiet(), torch.inference_mode(False):
             return self.mode.from_tensor(tensor, static_shapes=True)
 
-    def meet(self, node: fx.Node, tensor: torch.Tensor, shadow_id: int) -> None:
+    def record_read(self, node: fx.Node, tensor: torch.Tensor, shadow_id: int) -> None:
         """A placeholder's twin."""
         twin = self.inputs.get(shadow_id)
         if twin is None:
@@ -250,7 +250,7 @@ class Twin:
         try:
             if node.op == "get_attr":
                 value = constants[str(node.target)]
-                node.meta[TWIN] = self.fixed(value) if isinstance(value, torch.Tensor) else value
+                node.meta[TWIN] = self.fixed(value) if is_instance(value, torch.Tensor) else value
                 return True
             args, kwargs = self._inputs(node)
         except KeyError:
@@ -277,7 +277,7 @@ class Twin:
 
     def _of_outside(self, node: fx.Node) -> contextlib.AbstractContextManager[Any]:
         """Around a node: tensors that the code of a function knows by itself have twins, too."""
-        known = node.op == "call_method" or isinstance(node.target, _NATIVE)
+        known = node.op == "call_method" or is_instance(node.target, _NATIVE)
         return contextlib.nullcontext() if known else _OnTwins(self.fixed)
 
     def join(
@@ -292,7 +292,7 @@ class Twin:
     ) -> bool:
         """The same for an operator that joins ``count`` tensors like ``element`` along a dimension;
         whether its twin is known now."""
-        if element is None or not isinstance(count, int | torch.SymInt):
+        if element is None or not is_instance(count, int | torch.SymInt):
             return False
         try:
             with self._quiet():
@@ -324,14 +324,14 @@ class Twin:
 
     def _compare(self, twin: Any, real: Any) -> None:
         """Raises ValueError: the twin does not describe the real result."""
-        if isinstance(real, torch.Tensor):
+        if is_instance(real, torch.Tensor):
             same = (
-                isinstance(twin, torch.Tensor)
+                is_instance(twin, torch.Tensor)
                 and (twin.dtype, twin.device, twin.dim()) == (real.dtype, real.device, real.dim())
                 and all(map(_may_be, twin.shape, real.shape))
             )
-        elif isinstance(real, tuple | list):
-            same = isinstance(twin, tuple | list) and len(twin) == len(real)
+        elif is_instance(real, tuple | list):
+            same = is_instance(twin, tuple | list) and len(twin) == len(real)
             if same:
                 for a, b in zip(twin, real, strict=True):
                     self._compare(a, b)
@@ -344,7 +344,7 @@ class Twin:
 
     def note_sources(self, node: fx.Node, twin: Any) -> None:
         """Sizes and numbers that depend on data are known when the graph runs."""
-        if isinstance(twin, torch.Tensor):
+        if is_instance(twin, torch.Tensor):
             for dim, size in enumerate(twin.shape):
                 symbol = _new_symbol(size)
                 if symbol is not None and symbol not in self.sources:
@@ -382,7 +382,7 @@ class Twin:
         found = self.sources.get(symbol)
         if found is None:
             raise Untranslatable(str(symbol))
-        if isinstance(found, tuple):
+        if is_instance(found, tuple):
             found = self.sources[symbol] = InGraph(self._size_in_graph(*found))
         return found
 
@@ -390,7 +390,7 @@ class Twin:
         """All sizes and numbers in ``value`` must not vary; False when data decides some."""
         for number in _numbers_in(value):
             try:
-                int(number) if isinstance(number, torch.SymInt) else float(number)
+                int(number) if is_instance(number, torch.SymInt) else float(number)
             except Exception:  # of torch or of SymPy, which solves for it
                 return False
         self.note_place()
@@ -406,14 +406,14 @@ class Twin:
     def reason(self, symbol: sympy.Symbol) -> str:
         """Where the program first relied on a number being what it is; empty when not known."""
         for i, guard in enumerate(self.env.guards):
-            if symbol in guard.expr.free_symbols and isinstance(guard.expr, sympy.Eq):
+            if symbol in guard.expr.free_symbols and is_instance(guard.expr, sympy.Eq):
                 return self.places.get(i, "")
         return ""
 
     def value_of(self, symbol: sympy.Symbol) -> int | None:
         """The only value that a symbol may have, or None."""
         known = self.env.replace(symbol)
-        return int(known) if isinstance(known, sympy.Integer) else None
+        return int(known) if is_instance(known, sympy.Integer) else None
 
 
 _DATA_DECIDES = (
@@ -451,16 +451,16 @@ def inner_dimensions(tensor: torch.Tensor) -> list[int]:
 
 def hint(number: Any) -> Any:
     """The value that a symbolic number had in the real run; None when data decides it."""
-    if not isinstance(number, SYMBOLIC):
+    if not is_instance(number, SYMBOLIC):
         return number
     return number.node.hint if number.node.has_hint() else None
 
 
 def _equal(one: Any, other: Any) -> bool:
     """Whether two sizes are the same number or expression."""
-    if isinstance(one, int) and isinstance(other, int):
+    if is_instance(one, int) and is_instance(other, int):
         return one == other
-    return isinstance(one, torch.SymInt) and isinstance(other, torch.SymInt) and (
+    return is_instance(one, torch.SymInt) and is_instance(other, torch.SymInt) and (
         one.node.expr == other.node.expr
     )  # fmt: skip
 
@@ -471,9 +471,9 @@ def _may_be(twin: Any, real: Any) -> bool:
 
 
 def _new_symbol(number: Any) -> sympy.Symbol | None:
-    if isinstance(number, torch.SymInt | torch.SymFloat) and not number.node.has_hint():
+    if is_instance(number, torch.SymInt | torch.SymFloat) and not number.node.has_hint():
         expr = number.node.expr
-        return expr if isinstance(expr, sympy.Symbol) else None
+        return expr if is_instance(expr, sympy.Symbol) else None
     return None
 
 
@@ -484,23 +484,23 @@ def varies(tensor: torch.Tensor) -> bool:
 
 
 def _numbers_in(value: Any) -> Iterator[Any]:
-    if isinstance(value, torch.Tensor):
+    if is_instance(value, torch.Tensor):
         yield from _numbers_in((*value.shape, *value.stride(), value.storage_offset()))
-    elif isinstance(value, SYMBOLIC):
+    elif is_instance(value, SYMBOLIC):
         yield value
-    elif isinstance(value, tuple | list):
+    elif is_instance(value, tuple | list):
         for item in value:
             yield from _numbers_in(item)
-    elif isinstance(value, dict):
+    elif is_instance(value, dict):
         yield from _numbers_in(tuple(value.values()))
-    elif isinstance(value, slice):
+    elif is_instance(value, slice):
         yield from _numbers_in((value.start, value.stop, value.step))
 
 
 def _map(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
-    if isinstance(value, kind):
+    if is_instance(value, kind):
         return function(value)
-    if isinstance(value, tuple | list):
+    if is_instance(value, tuple | list):
         items: Sequence[Any] = [_map(item, kind, function) for item in value]
         return items
     return value

@@ -16,7 +16,7 @@ from magpy_like.monitor.calls.special_calls import finish_computed
 from magpy_like.monitor.operator_graph.graph_numbers import REAL_NUMBERS
 from magpy_like.monitor.symbolic.lifted_text import formatted, percent
 from magpy_like.native import frame_set_operand, lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,12 +76,12 @@ def by_percent(run: MonitorRun, step: Step) -> Token | None:
     values = given if type(given) is tuple else (given,)
     if type(form) is not str or not _is_seen(run):
         return None
-    if not any(isinstance(value, torch.Tensor) for value in values):
+    if not any(is_instance(value, torch.Tensor) for value in values):
         return None
     kinds = _kinds(form)
     if kinds is None or len(kinds) != len(values):
         return None
-    reads = [_READS.get(k) if isinstance(v, torch.Tensor) else None
+    reads = [_READS.get(k) if is_instance(v, torch.Tensor) else None
              for k, v in zip(kinds, values, strict=True)]  # fmt: skip
     for value, read in zip(values, reads, strict=True):
         plain = type(value) in (int, float, str) and read is None
@@ -111,13 +111,13 @@ _LETTERS = frozenset("eEfFgGdisr")
 def arguments(run: MonitorRun, step: Step, function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """``format(*args)`` or ``str.format(*args)`` is about to be called: what it is called with, and
     gives the same text of."""
-    tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    tensors = [value for value in args if is_instance(value, torch.Tensor)]
     if not tensors or not all(map(_has_number, tensors)) or not _is_seen(run):
         return args
     if function is not format and not (type(args[0]) is str and _plain_fields(args[0])):
         return args
     given = [
-        _number(run, value, torch.Tensor.item) if isinstance(value, torch.Tensor) else value
+        _number(run, value, torch.Tensor.item) if is_instance(value, torch.Tensor) else value
         for value in args
     ]
     for depth, (before, value) in enumerate(zip(args[::-1], given[::-1], strict=True), start=1):

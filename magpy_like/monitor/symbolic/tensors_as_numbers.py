@@ -15,7 +15,7 @@ import torch
 
 from magpy_like.monitor.calls.read_calls import inputs_of
 from magpy_like.monitor.operator_graph.graph_numbers import REAL_NUMBERS
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
 
 Read = Callable[[torch.Tensor], Any]
@@ -47,9 +47,9 @@ def with_numbers(
         kinds = [str(p.type) for p in parameters.get(key, ())]
         if not (kinds and _may_count(value)) or any("Tensor" in kind for kind in kinds):
             return value
-        if isinstance(value, torch.Tensor):
+        if is_instance(value, torch.Tensor):
             return read(value)
-        return type(value)(read(v) if isinstance(v, torch.Tensor) else v for v in value)
+        return type(value)(read(v) if is_instance(v, torch.Tensor) else v for v in value)
 
     return (
         tuple(convert(i, value) for i, value in enumerate(args)),
@@ -70,12 +70,12 @@ def _is_dimension(parameter: Any) -> bool:
 
 
 def _may_count(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
+    if is_instance(value, torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():  # parameters of no size yet would raise
             return value.numel() == 1 and value.dtype in REAL_NUMBERS and not value.requires_grad
     if type(value) in (tuple, list):
         return any(map(_may_count, value))
-    return type(value) is slice and any(isinstance(b, torch.Tensor) for b in _bounds(value))
+    return type(value) is slice and any(is_instance(b, torch.Tensor) for b in _bounds(value))
 
 
 def _bounds(part: slice) -> tuple[Any, Any, Any]:
@@ -91,7 +91,7 @@ def _with_bounds(part: Any, read: Read) -> Any:
         return part
     bounds = []
     for bound in _bounds(part):
-        if isinstance(bound, torch.Tensor):
+        if is_instance(bound, torch.Tensor):
             if not (_may_count(bound) or bound.dtype is torch.bool):
                 raise Split(f"slices by a tensor of type {bound.dtype}")
             bound = read(bound)
@@ -101,21 +101,21 @@ def _with_bounds(part: Any, read: Read) -> Any:
 
 def _schemas(operation: Any) -> Sequence[Any]:
     """What torch says of the parameters of an operator; nothing if it is none of torch's own."""
-    if isinstance(operation, torch._ops.OpOverload):
+    if is_instance(operation, torch._ops.OpOverload):
         return (operation._schema,)
-    if isinstance(operation, torch._ops.OpOverloadPacket):
+    if is_instance(operation, torch._ops.OpOverloadPacket):
         return [getattr(operation, name)._schema for name in operation.overloads()]
     return _schemas_of(operation.__name__) if _is_of_torch(operation) else ()
 
 
 def _is_of_torch(operation: Any) -> bool:
     """TorchScript has operators by the names of what lists and dictionaries do, too."""
-    if isinstance(operation, types.MethodDescriptorType):
+    if is_instance(operation, types.MethodDescriptorType):
         return issubclass(operation.__objclass__, torch._C.TensorBase)
-    if not isinstance(operation, types.BuiltinFunctionType):
+    if not is_instance(operation, types.BuiltinFunctionType):
         return False
     module = str(operation.__module__).partition(".")[0]
-    return module == "torch" or isinstance(operation.__self__, torch.Tensor)
+    return module == "torch" or is_instance(operation.__self__, torch.Tensor)
 
 
 @functools.cache
@@ -162,11 +162,11 @@ _OF_CONSTRUCTORS = {"dtype", "device", "layout", "requires_grad", "pin_memory", 
 
 
 def _fits(kind: str, value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
+    if is_instance(value, torch.Tensor):
         return any(word in kind for word in ("Tensor", "number", "int", "float"))
     if type(value) in (int, float):
         return "Tensor" not in kind
     if type(value) in (tuple, list, torch.Size):
-        tensors = all(isinstance(v, torch.Tensor) for v in value)
+        tensors = all(is_instance(v, torch.Tensor) for v in value)
         return "List" in kind and ("Tensor" not in kind or tensors)
     return True

@@ -18,7 +18,7 @@ from torch import fx
 from magpy_like.monitor.operator_graph.graph_nodes import LIST
 from magpy_like.monitor.symbolic.gathered_lists import Gathered
 from magpy_like.monitor.symbolic.loop_ranges import computed
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -61,7 +61,7 @@ def take_apart(
     node.meta[LIST] = True
     rec.operators.operators += 1
     rec.operators.lists[id(result)] = Gathered(
-        result, node, count, rec.twin.beside(row, twin), lambda: run.lifted.settle((count,))
+        result, node, count, rec.twin.beside(row, twin), lambda: run.lifted.specialize((count,))
     )
     return True
 
@@ -72,7 +72,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def _is_size(run: MonitorRun, number: int, size: torch.SymInt) -> bool:
     twin = run.lifted.twin(number)
-    return isinstance(twin, torch.SymInt) and run.lifted.hold(twin == size)
+    return is_instance(twin, torch.SymInt) and run.lifted.hold(twin == size)
 
 
 def take_slice(run: MonitorRun, given: Gathered, key: slice) -> Token | None:
@@ -127,5 +127,5 @@ def copied(run: MonitorRun, made: tuple[Gathered, type], result: Any) -> None:
 def _derived(run: MonitorRun, given: Gathered, node: fx.Node, count: Any, result: Any) -> None:
     if result is not given.value:  # a tuple of a tuple
         run.recording.operators.lists[id(result)] = Gathered(
-            result, node, count, given.twin, given.settle, given.are_new
+            result, node, count, given.twin, given.specialize_length, given.are_new
         )

@@ -16,7 +16,7 @@ from magpy_like.monitor.symbolic.expressions import (
     is_number_or_truth,
     made_of,
 )
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import is_plain
 
@@ -39,7 +39,7 @@ def has_varied(run: MonitorRun, numbers: Iterable[Any]) -> bool:
     """Whether one of these numbers is another one at other calls, for all that is known: with
     ``dynamic=True`` sizes are lifted before they have differed."""
     return any(
-        not isinstance(part, Size)
+        not is_instance(part, Size)
         or run.varying.has_varied(run.recording.path(part.node), part.dim)
         for number in numbers
         for part in made_of(run.lifted.expression(number))
@@ -67,11 +67,11 @@ def lift_element(
     return run.lifted.read(child, value)
 
 
-def lend(run: MonitorRun, value: Any, deep: bool = False) -> None:
+def substitute(run: MonitorRun, value: Any, deep: bool = False) -> None:
     """Native code is about to go through a container, should this be one from outside: numbers in
     it that vary are lifted, and it hands out their objects. ``deep`` says that it looks into what
     is inside, too."""
-    if not run.varying.numbers or type(value) not in _LENT:
+    if not run.varying.numbers or type(value) not in _SUBSTITUTED_IN:
         return
     rec = run.recording
     node = rec.node(value)
@@ -84,17 +84,17 @@ def lend(run: MonitorRun, value: Any, deep: bool = False) -> None:
             if varies(run, node, relation):
                 target = node.first.refs.get(relation)
                 if target is None or Fact.VALUE not in rec.refs.get_node_by_id(target).facts:
-                    rec.meet(node, relation, item)
+                    rec.record_read(node, relation, item)
                     number = lift_element(run, node, relation, item)
                     if number is not None:
-                        run.found.lend(value, key, number)
-    if deep and any(type(item) in _LENT for item in elements(value)):
+                        run.found.substitute(value, key, number)
+    if deep and any(type(item) in _SUBSTITUTED_IN for item in elements(value)):
         rec.visit(value, ValueRead.ELEMENTS)
         for item in elements(value):
-            lend(run, item, deep)
+            substitute(run, item, deep)
 
 
-_LENT = (list, tuple, dict)
+_SUBSTITUTED_IN = (list, tuple, dict)
 
 
 def _let_vary(run: MonitorRun, node: ShadowNode) -> bool:

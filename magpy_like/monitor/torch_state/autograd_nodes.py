@@ -20,7 +20,7 @@ from magpy_like.graph_operators.control_operators import is_control, may_write
 from magpy_like.monitor.operator_graph.graph_nodes import AS_IS
 from magpy_like.monitor.recording import Hook, Recording
 from magpy_like.monitor.torch_state import tensor_metadata
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import storage_of, tensor_version
 from magpy_like.split_points import AUTOGRAD, Split
 
@@ -51,7 +51,7 @@ def read_node(run: MonitorRun, tensor: torch.Tensor) -> Token:
 
 
 def _note_behind(rec: Recording, tensor: torch.Tensor) -> None:
-    """The stretch before this one may have made the tensor."""
+    """The segment before this one may have made the tensor."""
     rec.looks_behind |= rec.node(tensor) is not None and tensor.grad_fn is not None
 
 
@@ -74,8 +74,8 @@ def look_for_second_gradients(
     if asked is False or asked is None:
         return
     tensors = args[0] if args else kwargs.get("outputs", kwargs.get("tensors"))
-    for tensor in tensors if isinstance(tensors, list | tuple) else (tensors,):
-        if isinstance(tensor, torch.Tensor):
+    for tensor in tensors if is_instance(tensors, list | tuple) else (tensors,):
+        if is_instance(tensor, torch.Tensor):
             _note_behind(rec, tensor)
     if operation is not torch.autograd.grad:
         raise looked_through(rec)
@@ -110,7 +110,7 @@ def read_attribute(run: MonitorRun, node: Any, name: str) -> None:
     _, made = rec.autograd_nodes[id(node)]
     for maker in _makers(made.all_input_nodes[0]):
         for source in maker.all_input_nodes:
-            if isinstance(tensor := inputs.get(source), torch.Tensor) and tensor.requires_grad:
+            if is_instance(tensor := inputs.get(source), torch.Tensor) and tensor.requires_grad:
                 if tensor.grad_fn is not None:
                     raise Split(AUTOGRAD)
                 tensor_metadata.look_at(run, operator.attrgetter("grad_fn"), tensor)
@@ -118,7 +118,7 @@ def read_attribute(run: MonitorRun, node: Any, name: str) -> None:
 
 
 def _tensors(rec: Recording) -> list[tuple[fx.Node, int]]:
-    return [(made, i) for made, i in rec.operators.inputs if isinstance(i, int)]
+    return [(made, i) for made, i in rec.operators.inputs if is_instance(i, int)]
 
 
 def call(run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token:
@@ -153,7 +153,7 @@ def keep(run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[st
         Split: nothing is known of the tensor, or it is called in an unusual way.
     """
     rec, tensor = run.recording, args[0]
-    if kwargs or run.side is not None or not isinstance(tensor, torch.Tensor):
+    if kwargs or run.side is not None or not is_instance(tensor, torch.Tensor):
         raise Split(AUTOGRAD)
     _note_behind(rec, tensor)
     if rec.node(tensor) is None and tensor.grad_fn is not None:
@@ -166,7 +166,7 @@ def _register(run: MonitorRun, owner: Any, name: str, args: tuple[Any, ...]) -> 
     if rec.inside or run.side is not None:
         raise Split(AUTOGRAD)
     run.suspended += 1
-    version = tensor_version(owner) if isinstance(owner, torch.Tensor) else None
+    version = tensor_version(owner) if is_instance(owner, torch.Tensor) else None
     return finish_registered, Hook(owner, name, args, version)
 
 
@@ -186,7 +186,7 @@ def remove(run: MonitorRun, handle: Any) -> Token | None:
     rec = run.recording
     if is_handle(rec, handle):
         return _register(run, handle, "remove", ())
-    if isinstance(handle, RemovableHandle) and rec.node(handle) is not None:
+    if is_instance(handle, RemovableHandle) and rec.node(handle) is not None:
         hooks = handle.hooks_dict_ref()
         if hooks is not None and rec.node(hooks) is None and not rec.is_born(hooks):
             raise Split("removes a hook that was there before")
@@ -195,7 +195,7 @@ def remove(run: MonitorRun, handle: Any) -> Token | None:
 
 def is_handle(rec: Recording, value: Any) -> bool:
     """Whether a value removes a hook that the record has."""
-    return any(hook.handle is value for hook in rec.hooks) and isinstance(value, RemovableHandle)
+    return any(hook.handle is value for hook in rec.hooks) and is_instance(value, RemovableHandle)
 
 
 def look_at_handle(rec: Recording, handle: Any, name: str) -> None:

@@ -21,9 +21,9 @@ import torch
 from magpy_like.annotation import ValueRead
 from magpy_like.monitor.objects.outside_reads import GUARDED_BYTES
 from magpy_like.monitor.symbolic.expressions import Draw, is_liftable, is_number
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain
-from magpy_like.split_points import Look, Split
+from magpy_like.split_points import Split, UnguardableRead
 
 if TYPE_CHECKING:
     from magpy_like.monitor.recording import Recording
@@ -90,7 +90,7 @@ def draw(run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[st
     kept = tuple(_snapshot(rec, value) for value in given)
     keywords = {name: _snapshot(rec, value) for name, value in kwargs.items()}
     if not run.lifted.is_known_at_entry((kept, tuple(keywords.values()))):
-        run.lifted.settle((kept, tuple(keywords.values())))
+        run.lifted.specialize((kept, tuple(keywords.values())))
     generator = _SEEDS.get(operation)
     if of_a_generator:
         kept = (args[0], *kept)
@@ -147,7 +147,7 @@ def _snapshot(rec: Recording, value: Any, depth: int = 2) -> Any:
 
 def _is_type(value: Any) -> bool:
     """Whether a value names the type of an array's elements."""
-    return isinstance(value, type) and issubclass(value, np.generic)
+    return is_instance(value, type) and issubclass(value, np.generic)
 
 
 def _finish(run: MonitorRun, drawing: Drawing, result: Any) -> Any:
@@ -155,7 +155,7 @@ def _finish(run: MonitorRun, drawing: Drawing, result: Any) -> Any:
     run.account()  # torch.manual_seed calls operators, too
     made = _MAKERS.get(drawing.operation)
     if made is not None and type(result) is not made:
-        raise Look(f"makes a random generator of type {type(result).__qualname__}")
+        raise UnguardableRead(f"makes a random generator of type {type(result).__qualname__}")
     return _adopt(run, drawing, result)
 
 
@@ -167,7 +167,7 @@ def _finish_draw(run: MonitorRun, drawing: Drawing, result: Any) -> Any:
         if is_liftable(result):
             drawing = replace(drawing, operation=_drawing_a(type(result), drawing.operation))
         elif result is not None and type(result) not in REWINDABLE:
-            run.lifted.settle(given)
+            run.lifted.specialize(given)
     return _finish(run, drawing, result)
 
 
@@ -203,19 +203,19 @@ def _adopt(run: MonitorRun, drawing: Drawing, result: Any) -> Any:
         return _lifted_items(run, lifted.draw(drawing), result)
     if result is None or result is torch.default_generator:
         lifted.draw(drawing)
-    elif isinstance(result, torch.Tensor):
+    elif is_instance(result, torch.Tensor):
         rec.add_drawn(result, lifted.draw(drawing))
     elif type(result) in (np.ndarray, *_MAKERS.values()) and not _holds_objects(result):
-        rec.meet_drawn(result)
+        rec.record_drawn(result)
         lifted.adopt_drawn(result, lifted.draw(drawing))
         run.watch_numbers()
     else:
-        raise Look(f"draws a random {type(result).__qualname__}")
+        raise UnguardableRead(f"draws a random {type(result).__qualname__}")
     return None
 
 
 def _holds_objects(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype.hasobject
+    return is_instance(value, np.ndarray) and value.dtype.hasobject
 
 
 def _lifted_items(run: MonitorRun, drawn: Draw, items: list[Any]) -> list[Any]:
@@ -273,16 +273,16 @@ def derives(
     if not lifted.any(tuple(_leaves(args))):
         return None
     values = [*_leaves(args), *kwargs.values()]
-    of_numpy = any(isinstance(value, np.ndarray | np.generic) for value in values)
+    of_numpy = any(is_instance(value, np.ndarray | np.generic) for value in values)
     if of_numpy:
-        known = isinstance(operation, np.ufunc) or operation in _REPEATED | _TENSOR_MAKERS
+        known = is_instance(operation, np.ufunc) or operation in _REPEATED | _TENSOR_MAKERS
         if operation in _IN_PLACE:
             known = lifted.is_drawn(args[0])
     elif operation in _FOLDS:
         known = any(map(lifted.is_drawn, values)) and len(set(map(type, values))) == 1
     else:
         known = operation in _TENSOR_MAKERS and not is_number(args[0])
-    from_outside = [v for v in values if isinstance(v, np.ndarray) and not lifted.is_drawn(v)]
+    from_outside = [v for v in values if is_instance(v, np.ndarray) and not lifted.is_drawn(v)]
     if from_outside and known:
         known = _makes_anew(operation, args, kwargs)
     if not known or "out" in kwargs:
@@ -291,7 +291,7 @@ def derives(
         return None
     kept = tuple(_snapshot(rec, value) for value in args)
     if operation in _TENSOR_MAKERS:
-        arrays = [value for value in values if isinstance(value, np.ndarray)]
+        arrays = [value for value in values if is_instance(value, np.ndarray)]
         rec.operators.arrays += [(array, array.copy()) for array in arrays]
     run.suspended += 1
     finish = _finish_in_place if operation in _IN_PLACE else _finish
@@ -300,7 +300,7 @@ def derives(
 
 def _is_known(run: MonitorRun, value: Any) -> bool:
     """Whether the mock can have a value, or an array like it, before the operator graph runs."""
-    if isinstance(value, np.ndarray) and run.lifted.expression(value) is None:
+    if is_instance(value, np.ndarray) and run.lifted.expression(value) is None:
         node = run.recording.node(value)  # the guard compares what it holds
         return node is not None and not value.dtype.hasobject and value.nbytes <= GUARDED_BYTES
     return run.lifted.is_known_before_graph(value)
@@ -343,7 +343,7 @@ def as_index(run: MonitorRun, key: Any) -> Any:
 
 
 def _is_drawn_index(run: MonitorRun, key: Any) -> bool:
-    of_integers = isinstance(key, np.ndarray) and key.dtype in _INDICES and bool(key.ndim)
+    of_integers = is_instance(key, np.ndarray) and key.dtype in _INDICES and bool(key.ndim)
     return of_integers and run.lifted.is_drawn(key)
 
 

@@ -15,7 +15,7 @@ from magpy_like.monitor.instructions.step import finish_without_result
 from magpy_like.monitor.objects import attributes
 from magpy_like.monitor.torch_state import autograd_nodes, tensor_metadata
 from magpy_like.native import NULL, lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation, ShadowNode
 from magpy_like.split_points import Split
 
@@ -28,7 +28,7 @@ def read(run: MonitorRun, tensor: torch.Tensor, name: str) -> Any:
     if (confined := run.confined()) is not None:
         confined.check_attribute(name)
     descriptor = lookup_in_type(type(tensor), name)
-    if isinstance(descriptor, types.GetSetDescriptorType):
+    if is_instance(descriptor, types.GetSetDescriptorType):
         if name == "grad":
             return _read_grad(run, tensor)
         if name in ("grad_fn", "_grad_fn") and tensor.grad_fn is None:
@@ -50,19 +50,19 @@ def _read_grad(run: MonitorRun, tensor: torch.Tensor) -> None:
     if node is None:
         raise Split("reads the gradient of an intermediate tensor")
     relation = Relation(RelationKind.SLOT, "grad")
-    run.recording.meet(node, relation, tensor.grad)
+    run.recording.record_read(node, relation, tensor.grad)
 
 
 def write(run: MonitorRun, tensor: torch.Tensor, name: str, value: Any) -> Any:
     """Python keeps an attribute in the tensor's dictionary; torch's own are operators' work."""
     descriptor = lookup_in_type(type(tensor), name)
     if descriptor is not NULL and hasattr(type(descriptor), "__set__"):
-        if isinstance(descriptor, property):
+        if is_instance(descriptor, property):
             return None
-        if name == "data" and isinstance(value, torch.Tensor):
+        if name == "data" and is_instance(value, torch.Tensor):
             run.recording.replace_data(tensor, value)
             return native_results.tensor_operation((tensor, value))
-        if name == "requires_grad" and isinstance(value, bool):
+        if name == "requires_grad" and is_instance(value, bool):
             return _require_grad(run, tensor, value)
         node = run.recording.node(tensor)
         if name == "grad" and node is not None:

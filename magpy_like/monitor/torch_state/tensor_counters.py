@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.monitor.symbolic.expressions import Computed, Read, is_number
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import storage_of, tensor_version
 
@@ -59,11 +59,11 @@ class TensorCounters:
         if operation not in _ADDS or len(args) != 2 or kwargs.get("alpha", 1) != 1:
             return
         amount = args[1]
-        if isinstance(amount, torch.Tensor) and amount.dim() == 0 and rec.constants.hold(amount):
+        if is_instance(amount, torch.Tensor) and amount.dim() == 0 and rec.constants.hold(amount):
             amount = amount.item()
         if not is_number(amount) or rec.lifted.expression(amount) is not None:
             return
-        for tensor in args[0] if isinstance(args[0], list | tuple) else args[:1]:
+        for tensor in args[0] if is_instance(args[0], list | tuple) else args[:1]:
             node = rec.node(tensor)
             replaced = node is None or node.node_id in rec.data_replaced
             if node is not None and not replaced and _is_counter(tensor):

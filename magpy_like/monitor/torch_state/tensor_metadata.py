@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.monitor.symbolic.expressions import Computed, Read
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ UNCHECKED = {
 
 def getter(operation: Any) -> Callable[[torch.Tensor], Any]:
     """A function that looks at what a property or method of tensors looks at."""
-    if isinstance(operation, types.GetSetDescriptorType | property):
+    if is_instance(operation, types.GetSetDescriptorType | property):
         return operator.attrgetter(operation.__name__)  # type: ignore[union-attr]
     function: Callable[[torch.Tensor], Any] = operation
     return function

@@ -18,7 +18,7 @@ from magpy_like.monitor.objects.access_paths import at_key, in_classes
 from magpy_like.monitor.objects.iterators import ahead
 from magpy_like.monitor.recording import Recording
 from magpy_like.native import attribute, instance_dict, lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import (
     ABSENT,
     EXTERNAL,
@@ -74,7 +74,7 @@ class Places:
                 child = refs.get_node_by_id(target)
                 self.edges.setdefault(target, []).append((owner, relation))
                 waits = target in seen and target not in done and target not in self.fixed
-                if target in seen and not (waits and isinstance(child.variable, FunctionType)):
+                if target in seen and not (waits and is_instance(child.variable, FunctionType)):
                     continue
                 seen.add(target)
                 if self._is_fixed(owner, relation, child):
@@ -96,7 +96,7 @@ class Places:
     def key_node(self, relation: Relation) -> ShadowNode | None:
         """The variable from outside that a relation has as a key."""
         key = relation.key
-        if not isinstance(key, ByIdentity) or key.node_id is None:
+        if not is_instance(key, ByIdentity) or key.node_id is None:
             return None
         return self.rec.refs.get_node_by_id(key.node_id)
 
@@ -109,7 +109,7 @@ class Places:
         if Fact.IDENTITY in node.facts:
             return True
         value = node.variable
-        if isinstance(value, torch.nn.Module):
+        if is_instance(value, torch.nn.Module):
             return True
         if relation.kind is RelationKind.ITERATION:
             return False
@@ -117,7 +117,7 @@ class Places:
             return False
         if parent.node_id == EXTERNAL or not self.is_watched(parent, relation):
             return False
-        if isinstance(value, torch.Tensor):
+        if is_instance(value, torch.Tensor):
             return self._is_parameter(parent, relation, value)
         if relation in parent.written:
             return False
@@ -129,16 +129,16 @@ class Places:
             return False
         return any(
             above.key in _STORES
-            and isinstance(owner.variable, torch.nn.Module)
+            and is_instance(owner.variable, torch.nn.Module)
             and above.kind is RelationKind.ATTRIBUTE
             for owner, above in self.edges.get(parent.node_id, ())
-        ) or isinstance(tensor, torch.nn.Parameter)
+        ) or is_instance(tensor, torch.nn.Parameter)
 
 
 def _slot(name: str, slot: str, kind: type, constant: Callable[[Any], str]) -> str:
     """The source text for what an object holds, and not for what its class answers in Python."""
     methods = (lookup_in_type(kind, method) for method in ("__getattribute__", "__getattr__"))
-    if any(isinstance(method, FunctionType) for method in methods):
+    if any(is_instance(method, FunctionType) for method in methods):
         return f"{constant(object.__getattribute__)}({name}, {slot!r})"
     return f"{name}.{slot}"
 
@@ -172,7 +172,7 @@ def expression(
     if kind is RelationKind.CLOSURE:
         return f"{parent}.__closure__[{key}]"
     if kind is RelationKind.DEFAULT:
-        store = "__defaults__" if isinstance(key, int) else "__kwdefaults__"
+        store = "__defaults__" if is_instance(key, int) else "__kwdefaults__"
         return f"{parent}.{store}[{key!r}]"
     if kind is RelationKind.SLOT:
         return f"{parent}()" if key == REFERENT else _slot(parent, str(key), kind_of, constant)
@@ -180,6 +180,6 @@ def expression(
         return f"{constant(instance_dict)}({parent})"
     if kind is RelationKind.MAPPING:
         return f"{constant(behind_proxy)}({parent})"
-    if kind is RelationKind.TYPE and isinstance(key, str):
+    if kind is RelationKind.TYPE and is_instance(key, str):
         return f"{constant(in_classes)}({parent}, {key!r})"
     raise Split(f"there is no way back to a variable that was reached by {relation}")

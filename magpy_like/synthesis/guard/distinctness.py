@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from magpy_like.monitor.objects.iterators import FORESEEN, separate
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import is_identity, storage_of
 from magpy_like.split_points import Split
@@ -20,7 +20,7 @@ _FEW = 2
 """So many objects that are changed are told apart from all others pair by pair."""
 
 
-class ToldApart(GuardText):
+class Distinctness(GuardText):
     """Conditions about two variables or more."""
 
     def _distinct(self) -> None:
@@ -34,7 +34,7 @@ class ToldApart(GuardText):
         fixed = [
             n
             for n in self.places.order
-            if self.places.is_fixed(n) and not isinstance(n.variable, torch.Tensor)
+            if self.places.is_fixed(n) and not is_instance(n.variable, torch.Tensor)
         ]
         for node in fetched:
             self._not_fixed(node, [n for n in fixed if n.type is node.type])

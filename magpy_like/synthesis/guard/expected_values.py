@@ -17,7 +17,7 @@ from magpy_like.monitor.objects.access_paths import lookup
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import Computed, Read, Size, is_liftable
 from magpy_like.monitor.symbolic.variation import Path
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import EXTERNAL, Fact, Relation
 from magpy_like.synthesis.guard.access_places import Places
 
@@ -68,7 +68,7 @@ class Expected:
         first, *rest = place
         if first.kind is not RelationKind.LOCAL:
             value = self.roots[first]
-        elif isinstance(first.key, int):
+        elif is_instance(first.key, int):
             value = args[first.key]
         else:
             value = kwargs[str(first.key)]
@@ -115,12 +115,12 @@ def _fits(
 
 
 def _evaluate(expression: Any, places: dict[int, Path], sample: Expected) -> Any:
-    if isinstance(expression, Computed):
+    if is_instance(expression, Computed):
         parts = (_evaluate(part, places, sample) for part in expression.operands)
         return expression.operation(*parts)
-    if isinstance(expression, Size):
+    if is_instance(expression, Size):
         return sample.layouts[places[expression.node.node_id]].sizes[expression.dim]
-    if isinstance(expression, Read):
+    if is_instance(expression, Read):
         place = places[expression.node.node_id]
         return sample.numbers[place] if place in sample.numbers else sample.lifted[place]
     return expression
@@ -146,7 +146,7 @@ def expected(rec: Recording, places: Places) -> Expected:
             found.lengths[place] = list.__len__(contents)
         elif node.plain and (is_liftable(node.first.value) or type(node.first.value) is bool):
             parent, relation = places.edges[node.node_id][0]
-            if relation.key == "training" and isinstance(parent.variable, torch.nn.Module):
+            if relation.key == "training" and is_instance(parent.variable, torch.nn.Module):
                 continue  # a mode: each has graphs of its own
             if relation.kind is RelationKind.MEMBERSHIP:
                 continue
@@ -200,7 +200,7 @@ def differences(
             found = record.now(place, args, kwargs)
         except Exception:
             continue
-        if not isinstance(found, torch.Tensor) or found.dim() != len(layout.sizes):
+        if not is_instance(found, torch.Tensor) or found.dim() != len(layout.sizes):
             continue
         free = record.free.get(place, {})
         for dim, size in enumerate(layout.sizes):

@@ -18,7 +18,7 @@ from magpy_like.monitor.objects.containers import CONTAINERS, SCALARS, elements,
 from magpy_like.monitor.recording import Recording
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import TensorCheck
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import EXTERNAL, Fact, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import is_same_value
 from magpy_like.synthesis.generated_source import literal
@@ -81,21 +81,21 @@ class FetchedVariables(FixedObjects):
         self._check(self._equals(self._way(parent, relation), value), f"{label} == {value!r}")
 
     def _equals(self, way: str, value: Any) -> str:
-        if value is None or value is ... or isinstance(value, bool) or value is NotImplemented:
+        if value is None or value is ... or is_instance(value, bool) or value is NotImplemented:
             return f"{way} is {value!r}"
-        if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+        if is_instance(value, torch.dtype | torch.layout | torch.memory_format):
             return f"{way} is {self.source.constant(value, str(value))}"
-        if isinstance(value, np.generic | np.dtype):
+        if is_instance(value, np.generic | np.dtype):
             same = self.source.constant(is_same_value)
             return f"{same}({way}, {self.source.constant(value, 'value')})"
         name = self.source.fresh("x")
         kind = self.source.constant(type(value), type(value).__name__)
         text = literal(value) or self.source.constant(value, "value")
         is_kind = f"type({name} := {way}) is {kind}"
-        if isinstance(value, float):
+        if is_instance(value, float):
             if value != value or value == 0:
                 return f"{is_kind} and repr({name}) == {repr(value)!r}"
-        elif not isinstance(value, int | str | bytes | torch.device):
+        elif not is_instance(value, int | str | bytes | torch.device):
             # 0j and -0j, or two empty ranges, are equal and yet not the same.
             return f"{is_kind} and repr({name}) == {repr(value)!r} and {name} == {text}"
         return f"{is_kind} and {name} == {text}"
@@ -103,7 +103,7 @@ class FetchedVariables(FixedObjects):
     def _contents(self, name: str, node: ShadowNode) -> None:
         """What is relied on about a fetched variable itself."""
         value, label = node.variable, self.label(node)
-        if isinstance(node.type, type) and issubclass(node.type, torch.Tensor):
+        if is_instance(node.type, type) and issubclass(node.type, torch.Tensor):
             self._tensor(name, node, label)
             return
         parent, relation = self.places.edges[node.node_id][0]
@@ -114,18 +114,18 @@ class FetchedVariables(FixedObjects):
         if node.node_id in self.rec.lifted.nodes:
             self._about_lifted.append(self.readable[-1])
         before = value if node.contents is None else node.contents
-        if isinstance(value, SCALARS) and Fact.VALUE in node.facts:  # a lifted number may differ
+        if is_instance(value, SCALARS) and Fact.VALUE in node.facts:  # a lifted number may differ
             same = self.source.constant(same_scalar, "same_scalar")
             self._check(
                 f"{same}({name}, {self.source.constant(value, 'value')})", f"{label} == {value!r}"
             )
-        if isinstance(value, collections.deque):
+        if is_instance(value, collections.deque):
             self._check(f"{name}.maxlen == {value.maxlen}", f"{label}.maxlen == {value.maxlen}")
-        if isinstance(value, types.FunctionType):
+        if is_instance(value, types.FunctionType):
             code = self.source.constant(value.__code__, "code")
             self._check(f"{name}.__code__ is {code}", f"{label} runs the same code")
-        elif isinstance(value, dict):
-            if isinstance(value, collections.defaultdict):
+        elif is_instance(value, dict):
+            if is_instance(value, collections.defaultdict):
                 factory = self.source.constant(value.default_factory, "factory")
                 self._check(
                     f"{name}.default_factory is {factory}", f"{label} makes the same defaults"
@@ -137,20 +137,20 @@ class FetchedVariables(FixedObjects):
             elif Fact.LENGTH in node.facts:
                 size = length_of(before)
                 self._check(f"{self._length(node)} == {size}", f"len({label}) == {size}")
-        elif isinstance(value, set | frozenset) and Fact.VALUE in node.facts:
+        elif is_instance(value, set | frozenset) and Fact.VALUE in node.facts:
             held = name if node.type in CONTAINERS else f"{self.source.constant(elements)}({name})"
             self._keys(held, elements(before), label)
         elif Fact.LENGTH in node.facts:
-            size = length_of(before) if isinstance(before, CONTAINERS) else len(before)
+            size = length_of(before) if is_instance(before, CONTAINERS) else len(before)
             self._check(f"{self._length(node)} == {size}", f"len({label}) == {size}")
         if Fact.TRUTH in node.facts and not _EXTENTS & node.facts:
             held = self.source.constant(elements, "elements")
             self._check(f"{held}({name})", f"{label} is not empty")
-        if isinstance(value, np.ndarray) and node.first.value is not None:
+        if is_instance(value, np.ndarray) and node.first.value is not None:
             same = self.source.constant(same_layout)
             layout = self.source.constant(node.first.value, "layout")
             self._check(f"{same}({name}, {layout})", f"{label} is an array of {value.shape}")
-        if Fact.VALUE in node.facts and isinstance(value, np.ndarray):
+        if Fact.VALUE in node.facts and is_instance(value, np.ndarray):
             same = self.source.constant(same_array, "same_array")
             array = self.source.constant(before, "array")
             self._check(f"{same}({name}, {array})", f"{label} holds what it held")

@@ -13,16 +13,16 @@ from magpy_like.annotation import RelationKind
 from magpy_like.monitor.recording import Recording
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import lacks
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ABSENT, ByIdentity, Relation, ShadowNode
 from magpy_like.synthesis.guard.access_places import Places
-from magpy_like.synthesis.guard.distinctness import ToldApart
+from magpy_like.synthesis.guard.distinctness import Distinctness
 from magpy_like.synthesis.guard.guard_checks import is_missing
 from magpy_like.synthesis.guard.lifted_conditions import LiftedConditions
 from magpy_like.synthesis.guard.process_state import ProcessState
 
 
-class GuardBuilder(LiftedConditions, ToldApart, ProcessState):
+class GuardBuilder(LiftedConditions, Distinctness, ProcessState):
     """Builds the guard of one record, and names the variables that it fetches on the way."""
 
     def __init__(
@@ -104,8 +104,8 @@ class GuardBuilder(LiftedConditions, ToldApart, ProcessState):
             self._alias(parent, relation, node)
 
     def _absent(self, node: ShadowNode, relations: list[Relation]) -> None:
-        self._missing += [(node, r) for r in relations if isinstance(r.key, ByIdentity)]
-        relations = [r for r in relations if not isinstance(r.key, ByIdentity)]
+        self._missing += [(node, r) for r in relations if is_instance(r.key, ByIdentity)]
+        relations = [r for r in relations if not is_instance(r.key, ByIdentity)]
         if self.places.is_fixed(node):
             for relation in relations:
                 self._watch(node, relation, NOTHING, equal=False)
@@ -131,7 +131,7 @@ class GuardBuilder(LiftedConditions, ToldApart, ProcessState):
     def _lacks_key(self, node: ShadowNode, relation: Relation) -> None:
         """A dictionary has nothing at a key that is one object and no other."""
         key = relation.key
-        assert isinstance(key, ByIdentity)
+        assert is_instance(key, ByIdentity)
         if key.is_new:
             return  # no dictionary has had it before
         if self.places.is_watched(node, relation):

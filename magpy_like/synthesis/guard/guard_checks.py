@@ -12,7 +12,7 @@ import torch
 from magpy_like.monitor.objects.access_paths import lookup
 from magpy_like.monitor.objects.containers import SCALARS, items_of
 from magpy_like.native import ABSENT as NOTHING
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
 from magpy_like.refgraph.plain_values import array_layout, is_plain, is_same_value, storage_of
 
@@ -21,7 +21,7 @@ def same_scalar(a: Any, b: Any) -> bool:
     """Whether plain values, or instances of a subclass of a number or string, are equal."""
     if is_plain(b):
         return is_same_value(a, b)
-    base = next(kind for kind in SCALARS if isinstance(b, kind))
+    base = next(kind for kind in SCALARS if is_instance(b, kind))
     return base.__repr__(a) == base.__repr__(b)
 
 
@@ -42,8 +42,8 @@ def same_keys(found: Iterable[Any], expected: list[Any]) -> bool:
 
 
 def _same_key(a: Any, b: Any) -> bool:
-    if isinstance(b, weakref.ref):
-        return isinstance(a, weakref.ref) and a == b
+    if is_instance(b, weakref.ref):
+        return is_instance(a, weakref.ref) and a == b
     if type(a) is type(b) is tuple:
         return same_keys(a, list(b))
     return is_same_value(a, b)

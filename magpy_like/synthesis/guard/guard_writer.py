@@ -15,7 +15,7 @@ import torch
 from magpy_like.annotation import RelationKind
 from magpy_like.monitor.recording import Recording
 from magpy_like.native import Watch
-from magpy_like.native.instance_checks import answers_in_python, isinstance
+from magpy_like.native.instance_checks import answers_in_python, is_instance
 from magpy_like.refgraph import EXTERNAL, ByIdentity, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import has_values, is_identity, is_plain
 from magpy_like.split_points import Split
@@ -69,21 +69,21 @@ class GuardText:
         kind, key = relation
         if kind is RelationKind.CONSTANT:
             value = self.rec.classes.get(node.node_id, node.variable)
-            if isinstance(value, dict):
+            if is_instance(value, dict):
                 return f"{value.get('__name__', 'module')} globals"
             if answers_in_python(value):
                 return f"<{type(value).__qualname__}>"
             name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
             return name or f"<{type(value).__qualname__}>"
         if kind is RelationKind.LOCAL:
-            return f"args[{key}]" if isinstance(key, int) else str(key)
+            return f"args[{key}]" if is_instance(key, int) else str(key)
         above = self.label(parent)
         if kind in (RelationKind.ATTRIBUTE, RelationKind.SLOT):
             return f"{above}.{key}"
         if kind is RelationKind.GLOBAL:
             return f"{key} ({above})"
         if kind is RelationKind.TYPE:
-            return f"{above}.{key[0] if isinstance(key, tuple) else key}"
+            return f"{above}.{key[0] if is_instance(key, tuple) else key}"
         if kind is RelationKind.KEY and parent.node_id in self.rec.classes:
             return f"{above}.{key}"
         if kind in (RelationKind.KEY, RelationKind.ITEM):
@@ -91,7 +91,7 @@ class GuardText:
             return f"{above}[{repr(key) if variable is None else self.label(variable)}]"
         if kind is RelationKind.CLOSURE:
             names = parent.variable.__code__.co_freevars
-            return f"{names[key] if isinstance(key, int) else key} (closure of {above})"
+            return f"{names[key] if is_instance(key, int) else key} (closure of {above})"
         if kind is RelationKind.CELL:
             return above
         return f"{above} → {relation}"
@@ -108,7 +108,7 @@ class GuardText:
             if relation.kind is not RelationKind.LOCAL:
                 raise Split(f"no way to {relation}")
             key = relation.key
-            return f"args[{key}]" if isinstance(key, int) else f"kwargs[{key!r}]"
+            return f"args[{key}]" if is_instance(key, int) else f"kwargs[{key!r}]"
         return expression(self.name(parent), relation, parent.type, self._constant)
 
     def _constant(self, value: Any) -> str:
@@ -117,7 +117,7 @@ class GuardText:
         Raises:
             Split: a key holds a variable that may be another one.
         """
-        if isinstance(value, ByIdentity):
+        if is_instance(value, ByIdentity):
             if value.node_id is not None:
                 return self.name(self.rec.refs.get_node_by_id(value.node_id))
             value = value.variable

@@ -11,7 +11,7 @@ from typing import Any
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import Address, Size, made_of
 from magpy_like.monitor.symbolic.symbolic_twin import Twin
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.synthesis import number_source
 from magpy_like.synthesis.generated_source import literal
@@ -46,7 +46,7 @@ class LiftedConditions(FetchedVariables):
         if self.rec.twin is not None:
             self._sizes(self.rec.twin)
         for number, value in self.rec.lifted.conditions:
-            if isinstance(number, Address) and self.places.is_fixed(number.node):
+            if is_instance(number, Address) and self.places.is_fixed(number.node):
                 continue  # the record holds the very object
             way = number_source.text(number, self.name_of_number, self.source.constant)
             words = number_source.text(number, self.label, repr)
@@ -62,7 +62,7 @@ class LiftedConditions(FetchedVariables):
         bounds, conditions = size_guards(twin)
         free: dict[int, dict[int, Bounds]] = {}
         for bound in bounds:
-            if isinstance(bound.number, Size):
+            if is_instance(bound.number, Size):
                 node = bound.number.node
                 free.setdefault(node.node_id, {})[bound.number.dim] = bound
                 if bound.varies:
@@ -110,5 +110,5 @@ def _of_places(condition: tuple[Any, Any]) -> tuple[Any, Any]:
     """A condition as other records can be held to it. Where an object lies says nothing of theirs,
     and the record must not keep it alive."""
     number, value = condition
-    told = any(isinstance(part, Address) for part in made_of(number))
+    told = any(is_instance(part, Address) for part in made_of(number))
     return (None if told else number), value

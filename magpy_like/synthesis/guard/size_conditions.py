@@ -20,7 +20,7 @@ from magpy_like.monitor.symbolic.expressions import (
     from_sympy,
 )
 from magpy_like.monitor.symbolic.symbolic_twin import Twin, hint
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 
 LARGEST = (1 << 63) - 1
 """The largest size that torch can count."""
@@ -47,7 +47,7 @@ def size_guards(twin: Twin) -> tuple[list[Bounds], list[Expression]]:
         ranges = {
             symbol: _range(twin, symbol)
             for symbol, source in twin.sources.items()
-            if isinstance(source, Size | Read)
+            if is_instance(source, Size | Read)
         }
         for guard in twin.env.guards:
             _narrow(guard.expr, ranges, twin)

@@ -18,7 +18,7 @@ from torch import fx
 from magpy_like.monitor.operator_graph.function_nodes import REPLAYED
 from magpy_like.monitor.operator_graph.graph_nodes import NUMBER
 from magpy_like.monitor.torch_state.torch_modes import SETTERS
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 
 NEVER_RAISE = frozenset(
     {
@@ -81,7 +81,7 @@ NEVER_RAISE = frozenset(
         "new_zeros", "new_ones", "new_full", "new_empty", "rand_like", "randn_like", "size",
         "getattr", "replace_data", "meshgrid", "broadcast_tensors", "atleast_1d", "atleast_2d",
         "atleast_3d", "item",
-        # Looks at what was foretold, which are over before anything is changed.
+        # Looks at what was speculated on, which are over before anything is changed.
         "look",
         # Modes.
         *(setter.__name__.strip("_") for setter in SETTERS), "set_fwd_grad_enabled",
@@ -106,10 +106,10 @@ _OF_FLOATS = frozenset(("add", "sub", "mul", "truediv", "lerp", "addcmul", "addc
 
 def largest_float(nodes: Iterable[fx.Node], inputs: Iterable[Any]) -> float:
     """The largest number that all types of elements in a graph may have room for."""
-    types_found = {torch.float32, *(t.dtype for t in inputs if isinstance(t, torch.Tensor))}
+    types_found = {torch.float32, *(t.dtype for t in inputs if is_instance(t, torch.Tensor))}
     for node in nodes:
         named = [*node.args, *node.kwargs.values()]
-        types_found.update(value for value in named if isinstance(value, torch.dtype))
+        types_found.update(value for value in named if is_instance(value, torch.dtype))
         if (
             node.target in _SETTERS_OF_TYPES
             or str(getattr(node.target, "__name__", node.target)) in _NARROWS
@@ -144,7 +144,7 @@ def may_fail(node: fx.Node, floats: Collection[fx.Node] = ()) -> bool:
     if name is None:
         return True
     if name in _SUBSCRIPTS:
-        return any(isinstance(index, fx.Node) for index in node.all_input_nodes[1:])
+        return any(is_instance(index, fx.Node) for index in node.all_input_nodes[1:])
     numbers = [source for source in node.all_input_nodes if source.meta.get(NUMBER)]
     if numbers:
         known = name in _OF_FLOATS or name in _AUGMENTED
@@ -161,14 +161,14 @@ def _name_in_torch(node: fx.Node) -> str | None:
     if node.op == "call_method":
         return str(node.target).strip("_")
     operation: Any = getattr(node.target, REPLAYED, node.target)
-    if isinstance(operation, torch._ops.OpOverload):
+    if is_instance(operation, torch._ops.OpOverload):
         operation = operation.overloadpacket
-    if isinstance(operation, torch._ops.OpOverloadPacket):
+    if is_instance(operation, torch._ops.OpOverloadPacket):
         own = operation._qualified_op_name.startswith("aten::")
-    elif isinstance(operation, types.FunctionType):
+    elif is_instance(operation, types.FunctionType):
         own = str(operation.__module__).startswith(("torch.", "magpy_like."))
     else:
-        own = isinstance(operation, _NATIVE) and _module_of(operation) in _MODULES
+        own = is_instance(operation, _NATIVE) and _module_of(operation) in _MODULES
     return _FAMILY.sub("", str(operation.__name__).strip("_")) if own else None
 
 

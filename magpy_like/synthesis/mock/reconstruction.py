@@ -38,7 +38,7 @@ from magpy_like.monitor.objects.iterators import (
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.gathered_lists import Gathered
 from magpy_like.native import NULL, dict_of, instance_dict, lookup_in_type
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import (
     HEAP_TYPE,
@@ -109,9 +109,9 @@ class Reconstruction:
         text = literal(value)
         if text is not None:
             return text
-        made_inside = isinstance(value, _WRAPPERS) and self.rec.is_born(value)
+        made_inside = is_instance(value, _WRAPPERS) and self.rec.is_born(value)
         if is_plain(value) or (is_identity(value) and not (_is_bound(value) or made_inside)):
-            if self.rec.is_born(value if isinstance(value, type) else type(value)):
+            if self.rec.is_born(value if is_instance(value, type) else type(value)):
                 raise Split("leaves a class that it has made")
             return self.source.constant(value)
         made = self._made.get(id(value))
@@ -124,10 +124,10 @@ class Reconstruction:
             return self._made[id(value)][1]
         if id(value) in self._open:
             raise Split(f"makes a {type(value).__qualname__} that contains itself")
-        if isinstance(value, torch.Tensor):
+        if is_instance(value, torch.Tensor):
             return self._tensor(value)
         gathered = self.rec.operators.lists.get(id(value))
-        if isinstance(gathered, Gathered) and gathered.is_whole():
+        if is_instance(gathered, Gathered) and gathered.is_whole():
             return self._remember(value, self._scalar(gathered.node))
         node = self.rec.node(value)
         if node is not None:
@@ -196,7 +196,7 @@ class Reconstruction:
             text = self.members_text(value) if value else ""
             return self._bind(value, f"{kind.__name__}({text})")
         for types_, maker in _MAKERS:
-            if isinstance(value, types_):
+            if is_instance(value, types_):
                 return maker(self, value)
         return self._instance(value)
 
@@ -238,7 +238,7 @@ class Reconstruction:
 
     def _of_known_hashes(self, container: Any, items: Sequence[tuple[Any, Any]]) -> str:
         """The program has asked the keys for their hashes, with whatever effects that had."""
-        if isinstance(container, collections.OrderedDict):
+        if is_instance(container, collections.OrderedDict):
             raise Split(_ASKS_AGAIN)
         hashes = hashes_of(container)
         numbers = tuple(hashes[id(key)] for key, _ in items)
@@ -325,7 +325,7 @@ class Reconstruction:
         receiver, name = method.__self__, method.__name__
         for base in type(receiver).__mro__:
             found = base.__dict__.get(name)
-            if isinstance(found, types.MethodDescriptorType) and bind(found, receiver) == method:
+            if is_instance(found, types.MethodDescriptorType) and bind(found, receiver) == method:
                 names = self.source.constant(bind, "bind"), self.source.constant(found, name)
                 return self._bind(method, f"{names[0]}({names[1]}, {self.value(receiver)})")
         raise Split(f"leaves a method {name} of a {type(receiver).__qualname__}")
@@ -417,12 +417,12 @@ class Reconstruction:
             raise Split("leaves an instance of a class that it has made")
         if lookup_in_type(cls, "__del__") is not NULL:
             raise Split(f"leaves a {cls.__qualname__}, whose end another call will bring about")
-        if isinstance(value, torch.nn.Module) and not self.rec.is_born(value):
+        if is_instance(value, torch.nn.Module) and not self.rec.is_born(value):
             return self._remember(value, self.source.constant(value, cls.__name__.lower()))
-        structseq = isinstance(value, tuple) and hasattr(cls, "n_sequence_fields")
-        if not self.rec.is_born(value) and not isinstance(value, _KNOWN_BASES):
+        structseq = is_instance(value, tuple) and hasattr(cls, "n_sequence_fields")
+        if not self.rec.is_born(value) and not is_instance(value, _KNOWN_BASES):
             raise Split(f"leaves a {cls.__qualname__} of unknown origin")
-        if isinstance(value, BaseException):
+        if is_instance(value, BaseException):
             if value is self.rec.handled_outside:
                 raise Split("leaves an exception that its caller handles")
             if value.__traceback__ is not None and not self.rec.goes_on:
@@ -434,7 +434,7 @@ class Reconstruction:
             )
         name = self._empty(value, cls, class_name)
         state = instance_dict(value)
-        if isinstance(value, collections.OrderedDict):
+        if is_instance(value, collections.OrderedDict):
             put = self.source.constant(collections.OrderedDict.__setitem__, "OrderedDict_setitem")
             for key, item in items_of(value):
                 if hashes_in_python(key):
@@ -445,7 +445,7 @@ class Reconstruction:
         if state:
             own = f"{self.source.constant(instance_dict)}({name})"
             self.source.emit(f"dict.update({own}, {self.dict_text(state)})")
-        if isinstance(value, BaseException):
+        if is_instance(value, BaseException):
             self._origin(value, name)
         for slot in slot_names(cls):
             try:
@@ -460,11 +460,11 @@ class Reconstruction:
         """What native classes of exceptions keep, and where this one came from."""
         cls = type(error)
         alike = _layout(cls).__new__(cls, *_made_from(error))
-        if isinstance(error, BaseExceptionGroup):
+        if is_instance(error, BaseExceptionGroup):
             self.source.emit(f"{name}.args = {self.value(error.args)}")
         for slot in _native_slots(cls):
             found, default = getattr(error, slot), getattr(alike, slot)
-            if found is not default and not (isinstance(found, _COMPARED) and found == default):
+            if found is not default and not (is_instance(found, _COMPARED) and found == default):
                 self.source.emit(f"{name}.{slot} = {self.value(found)}")
         links = {"__cause__": error.__cause__, "__suppress_context__": error.__suppress_context__}
         context = error.__context__
@@ -489,7 +489,7 @@ class Reconstruction:
 
     def _fill_container(self, value: Any, name: str) -> None:
         for base, fill in _CONTENTS:
-            if isinstance(value, base) and base.__len__(value):
+            if is_instance(value, base) and base.__len__(value):
                 if base is dict:
                     text = self.dict_text(value)
                 elif base is set:
@@ -500,25 +500,25 @@ class Reconstruction:
 
     def _empty(self, value: Any, cls: type, class_name: str) -> str:
         """The object with nothing in it, made without running ``__init__``."""
-        if isinstance(value, tuple):
+        if is_instance(value, tuple):
             return self._frozen(
                 value,
                 lambda: f"tuple.__new__({class_name}, {self.tuple_text(tuple.__iter__(value))})",
             )
-        if isinstance(value, collections.defaultdict):
+        if is_instance(value, collections.defaultdict):
             factory = self.value(value.default_factory)
             name = self._bind(value, f"{class_name}.__new__({class_name})")
             maker = self.source.constant(collections.defaultdict, "defaultdict")
             self.source.emit(f"{maker}.__init__({name}, {factory})")
             return name
-        if isinstance(value, collections.deque):
+        if is_instance(value, collections.deque):
             maker = self.source.constant(collections.deque, "deque")
             name = self._bind(value, f"{maker}.__new__({class_name})")
             if value.maxlen is not None:
                 self.source.emit(f"{maker}.__init__({name}, (), {value.maxlen})")
             return name
         for base, state in _NATIVE_STATE:
-            if isinstance(value, base):
+            if is_instance(value, base):
                 base = _layout(cls) if base is BaseException else base
                 maker = self.source.constant(base, base.__name__)
                 args = "".join(f", {self.value(part)}" for part in state(value))
@@ -538,7 +538,7 @@ _ASKS_AGAIN = "leaves an OrderedDict, which asks its keys for their hashes whate
 
 def _keeps_hash(key: Any) -> bool:
     """Whether a key has the hash in a mock that the program has asked it for."""
-    if isinstance(key, tuple | frozenset) and not isinstance(
+    if is_instance(key, tuple | frozenset) and not is_instance(
         lookup_in_type(type(key), "__hash__"), types.FunctionType
     ):
         return all(map(_keeps_hash, elements(key)))
@@ -567,7 +567,7 @@ _NATIVE_STATE: tuple[tuple[type, Callable[[Any], tuple[Any, ...]]], ...] = (
 def _made_from(error: BaseException) -> tuple[Any, ...]:
     """What a native class makes an exception of: a group looks into the list that it is given,
     which the program may have filled, and the mock will only fill later."""
-    if isinstance(error, BaseExceptionGroup):
+    if is_instance(error, BaseExceptionGroup):
         return error.message, error.exceptions
     return error.args
 
@@ -576,7 +576,7 @@ def _layout(cls: type) -> type:
     """The native class that makes and lays out the instances of ``cls``."""
     for base in cls.__mro__:
         maker = base.__dict__.get("__new__")
-        native_maker = maker is not None and not isinstance(
+        native_maker = maker is not None and not is_instance(
             maker, staticmethod | types.FunctionType
         )
         if native_maker or not base.__flags__ & HEAP_TYPE or _keeps_native_state(base):
@@ -591,7 +591,7 @@ def _native_slots(cls: type) -> list[str]:
     """What native classes of exceptions keep beside arguments, such as a missing name."""
     native = [b for b in cls.__mro__ if not b.__flags__ & HEAP_TYPE and b is not BaseException]
     kinds = types.MemberDescriptorType
-    return [name for b in native for name, d in b.__dict__.items() if isinstance(d, kinds)]
+    return [name for b in native for name, d in b.__dict__.items() if is_instance(d, kinds)]
 
 
 def _keeps_native_state(cls: type) -> bool:
@@ -599,7 +599,7 @@ def _keeps_native_state(cls: type) -> bool:
     base = cls.__base__
     assert base is not None
     slots = cls.__dict__.get("__slots__", ())
-    names = {slots} if isinstance(slots, str) else set(slots)
+    names = {slots} if is_instance(slots, str) else set(slots)
     words = len(names - {"__dict__", "__weakref__"})
     words += cls.__dictoffset__ not in (0, _MANAGED) and not base.__dictoffset__
     words += cls.__weakrefoffset__ > 0 >= base.__weakrefoffset__
@@ -629,9 +629,9 @@ _MAKERS: tuple[tuple[Any, Callable[[Reconstruction, Any], str]], ...] = (
 
 def _is_bound(value: Any) -> bool:
     """Whether a native function belongs to an object that is not a module or class."""
-    if not isinstance(value, types.BuiltinMethodType | types.MethodWrapperType):
+    if not is_instance(value, types.BuiltinMethodType | types.MethodWrapperType):
         return False
-    return not isinstance(value.__self__, type | types.ModuleType | None)
+    return not is_instance(value.__self__, type | types.ModuleType | None)
 
 
 def _refers_to_itself(container: Any) -> bool:
@@ -645,7 +645,7 @@ def _refers_to_itself(container: Any) -> bool:
         if id(item) in seen or is_plain(item):
             continue
         seen.add(id(item))
-        if isinstance(item, CONTAINERS):
+        if is_instance(item, CONTAINERS):
             pending.extend(elements(item))
         else:
             pending.extend((instance_dict(item) or {}).values())

@@ -1,4 +1,4 @@
-"""Mocks that undo what they have done: a value was foretold wrongly, or an operator has raised."""
+"""Mocks that undo what they have done: a value was misspeculated, or an operator has raised."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from magpy_like.monitor.torch_state.random_draws import REWINDABLE
 from magpy_like.monitor.torch_state.torch_modes import SETTERS, Modes
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import tensor_version
-from magpy_like.split_points import NotForetold, Place, Split
+from magpy_like.split_points import Place, SpeculationRefused, Split
 from magpy_like.synthesis.generated_source import Source
 from magpy_like.synthesis.mock import raising_operators
 
 
-class Mistaken(NamedTuple):
-    """What a mock gives that has foretold a value wrongly, and done nothing."""
+class Misspeculated(NamedTuple):
+    """What a mock gives that has recorded a value wrongly, and done nothing."""
 
     place: Place | None
     """Where the program looks at the value; None when the operator graph has raised."""
@@ -36,24 +36,24 @@ class Failed(NamedTuple):
 
 
 class Wrong(Exception):
-    """An operator graph has found that a value was foretold wrongly, and changed nothing yet."""
+    """An operator graph has found that a value was misspeculated, and changed nothing yet."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
-        self.mistaken = Mistaken(place)
+        self.mistaken = Misspeculated(place)
 
 
-def first_mistake(held: tuple[bool, ...], places: Sequence[Place]) -> Mistaken:
-    """What has gone another way than foretold, of the conditions in the program's order."""
-    return Mistaken(places[held.index(False)])
+def first_misspeculation(held: tuple[bool, ...], places: Sequence[Place]) -> Misspeculated:
+    """What has gone another way than speculated, of the conditions in the program's order."""
+    return Misspeculated(places[held.index(False)])
 
 
 def failed(error: Exception) -> Failed:
     return Failed(f"{type(error).__name__}: {error}")
 
 
-def graph_raised(error: Exception) -> Mistaken:
-    return Mistaken(None, failed(error).why)
+def graph_raised(error: Exception) -> Misspeculated:
+    return Misspeculated(None, failed(error).why)
 
 
 class Before:
@@ -100,7 +100,7 @@ class Undoing:
         rec: Recording,
         source: Source,
         existing: Callable[[ShadowNode], str],
-        foretells: bool,
+        speculates: bool,
         may_fail: bool,
         draws: bool,
         floats: Mapping[fx.Node, str],
@@ -112,20 +112,20 @@ class Undoing:
         are the numbers of that type among its inputs, and their names.
 
         Raises:
-            NotForetold: the mock foretells values, and runs functions that change who knows what.
+            SpeculationRefused: the mock speculates, and runs functions with unknown effects.
             Split: something may fail, and not all can be put back.
         """
         self._undo: list[str] = []
         self._source = source
         nodes = list(rec.operators.graph.nodes)
-        if foretells and any(map(is_checkpoint, nodes)):
+        if speculates and any(map(is_checkpoint, nodes)):
             # Of what it writes to nothing is known: a batch norm under a checkpoint counts.
-            raise NotForetold("foretells a value and runs a function as it is")
+            raise SpeculationRefused("speculates on a value and runs a function as it is")
         setters = {node.target for node in nodes if node.op == "call_function"} & SETTERS
         if setters - {torch._C._set_grad_enabled}:
             source.emit(f"modes = {source.constant(Modes.now, 'modes_now')}()")
             self._undo.append("modes.switch()")
-        elif foretells or setters:
+        elif speculates or setters:
             source.emit(f"mode = {source.constant(torch.is_grad_enabled)}()")
             self._undo.append(f"{source.constant(torch._C._set_grad_enabled)}(mode)")
         self._switch_back = list(self._undo)
@@ -133,7 +133,7 @@ class Undoing:
         if rec.lifted.may_raise and not rec.lifted.can_rewind():
             raise Split("computes what may raise, and cannot take back what comes before")
         may_fail = may_fail or any(raising_operators.may_fail(node, floats) for node in nodes)
-        self._leaves_nothing = foretells or (rec.lifted.can_rewind() and (not written or may_fail))
+        self._leaves_nothing = speculates or (rec.lifted.can_rewind() and (not written or may_fail))
         """Whether all is put back. Where tensors are changed and nothing ever fails, to copy them
         before every call would be for nothing."""
         self._looks_for_large: list[str] = []
@@ -144,12 +144,12 @@ class Undoing:
             most = raising_operators.largest_float(nodes, (node.variable for node in inputs))
             self._looks_for_large = [f"{look}({most!r}, {', '.join(floats.values())})"]
         modes = len(self._undo)
-        if self._leaves_nothing or rec.lifted.foretold or (draws and rec.lifted.can_rewind()):
+        if self._leaves_nothing or rec.lifted.speculated or (draws and rec.lifted.can_rewind()):
             self._save_draws(rec)
         self._before_writing = list(self._undo)
-        """What puts back all that was done before a graph looks at what was foretold."""
+        """What puts back all that was done before a graph looks at what was speculated on."""
         self._before_graph = self._undo[modes:]
-        self._looks = bool(rec.lifted.foretold) and not foretells
+        self._looks = bool(rec.lifted.speculated) and not speculates
         if self._leaves_nothing:
             for i, node in enumerate(written):
                 if _is_view_that_takes_part_now(node):
@@ -186,7 +186,7 @@ class Undoing:
         computed ``behind`` them may raise where that is what the program does.
         """
         names = self._source.names
-        names["graph_raised"], names["first_mistake"] = graph_raised, first_mistake
+        names["graph_raised"], names["first_mistake"] = graph_raised, first_misspeculation
         names["places"], names["failed"] = tuple(places), failed
         return [
             "ended = held = None",

@@ -13,7 +13,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from magpy_like.monitor.operator_graph.graph_nodes import NUMBER
-from magpy_like.native.instance_checks import isinstance
+from magpy_like.native.instance_checks import is_instance
 from magpy_like.synthesis.mock.raising_operators import may_fail
 
 Compile = Callable[[fx.GraphModule], Callable[..., Any]]
@@ -22,7 +22,7 @@ Compile = Callable[[fx.GraphModule], Callable[..., Any]]
 def computed_too(graph: fx.GraphModule, compile_graph: Compile) -> Callable[..., Any]:
     """``graph`` as ``compile_graph`` compiles it, with everything computed that may raise."""
     unused = _unused(graph.graph)
-    if not unused or not isinstance(graph.graph.output_node().args[0], (tuple, list)):
+    if not unused or not is_instance(graph.graph.output_node().args[0], (tuple, list)):
         return compile_graph(graph)
     found: dict[fx.Node, fx.Node] = {}
     more = fx.Graph()
@@ -64,5 +64,5 @@ _STATEMENTS = frozenset(
 
 def _some_tensor(result: Any) -> torch.Tensor:
     """One tensor of a result, which stands for its having been computed."""
-    tensors = (leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
+    tensors = (leaf for leaf in pytree.tree_leaves(result) if is_instance(leaf, torch.Tensor))
     return next(tensors, torch.empty(0)).detach()

@@ -43,7 +43,7 @@ def used_behind_the_write(a, b):
 
 
 @pytest.mark.parametrize("program", [written_behind_a_branch, written_through_a_view])
-def test_writes_to_what_another_part_may_have_saved_are_foretold(program):
+def test_writes_to_what_another_part_may_have_saved_are_speculated_on(program):
     assert overwrites(program, (3,), (3,))
 
 

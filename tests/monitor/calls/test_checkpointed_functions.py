@@ -466,7 +466,7 @@ class Reads(nn.Module):
         return y, others, torch.ones(3, dtype=y.dtype)
 
 
-class Changes(nn.Module):
+class Mutations(nn.Module):
     """``inner`` changes what is read behind it."""
 
     def __init__(self, options):
@@ -507,7 +507,7 @@ def test_a_function_finds_what_the_program_has_changed_before(options):
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_program_finds_what_a_function_has_changed(options):
-    twins = Twins(lambda: Changes(options))
+    twins = Twins(lambda: Mutations(options))
     for _ in range(4):
         twins.call(leaf, backward=True)
 

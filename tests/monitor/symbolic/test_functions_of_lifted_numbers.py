@@ -216,7 +216,7 @@ def test_exceptions_are_those_of_native_code(function):
 
 
 def test_a_program_is_cut_inside_what_native_code_does():
-    """The order of tensors' values steers ``max``: its rest is a stretch of its own."""
+    """The order of tensors' values steers ``max``: its rest is a segment of its own."""
 
     def program(x):
         return x * max([x[0].item(), x[1].item()], key=lambda n: -n)

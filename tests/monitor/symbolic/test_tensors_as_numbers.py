@@ -185,7 +185,7 @@ CHOICES = {
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_a_choice_by_a_tensor_s_value_behind_a_change_splits_before_it(name):
-    """It was found when the number was there, and no stretch ended: every call ran natively."""
+    """It was found when the number was there, and no segment ended: every call ran natively."""
 
     def program(x, step):
         x.mul_(0.5)

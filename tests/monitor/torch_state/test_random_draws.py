@@ -378,7 +378,7 @@ def test_what_draws_decide_comes_out_as_in_eager_mode(program):
 
 
 class _Steered(torch.nn.Module):
-    """Draws by generators of its own, then looks at a tensor: what is foretold may be wrong."""
+    """Draws by generators of its own, then looks at a tensor, which may be misspeculated."""
 
     def __init__(self):
         super().__init__()
@@ -391,7 +391,7 @@ class _Steered(torch.nn.Module):
         return x + noise if (x + noise).sum() > 3 else x - noise
 
 
-def test_draws_of_every_generator_are_taken_back_when_a_value_was_foretold_wrongly():
+def test_draws_of_every_generator_are_taken_back_when_a_value_was_misspeculated():
     twins = Twins(_Steered)
     for values in ((1.0, 2.0), (1.0, 2.0), (-1.0, -2.0), (1.0, 2.0), (-3.0, 1.0)):
         twins.call(one(*values, 1.0))
@@ -400,7 +400,7 @@ def test_draws_of_every_generator_are_taken_back_when_a_value_was_foretold_wrong
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_values_behind_dropout_are_foretold_and_what_it_draws_is_taken_back(device, training):
+def test_values_behind_dropout_are_speculated_on_and_what_it_draws_is_taken_back(device, training):
     def program(x):
         y = nn.functional.dropout(x, training=training)
         kept = y[y > 1]

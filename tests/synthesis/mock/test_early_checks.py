@@ -1,4 +1,4 @@
-"""A value that steers the program is foretold although tensors from outside are changed later."""
+"""A steering value is speculated on although tensors from outside are changed later."""
 
 import copy
 

@@ -502,7 +502,7 @@ def _starts(kind: str, dtype: torch.dtype) -> list[str]:
     return [identity(kind, dtype)]
 
 
-def settle(kernel: Kernel, hint: Hint) -> None:
+def adapt_plan(kernel: Kernel, hint: Hint) -> None:
     """Before memory is planned: let a looped kernel store what it could not compute again.
 
     A value per element that a later phase reads is computed again from memory, unless that memory

@@ -20,7 +20,7 @@ def printed(monkeypatch, device):
 
         monkeypatch.setattr(test_programs, "X", test_programs.X.to(device))
     else:
-        printer = building.Printer(triton_printer.settle, build)
+        printer = building.Printer(triton_printer.adapt_plan, build)
         monkeypatch.setitem(building.PRINTERS, "cpu", printer)
         monkeypatch.setattr(triton_launch, "load_many", interpreter.load_many)
 

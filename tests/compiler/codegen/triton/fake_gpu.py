@@ -37,7 +37,7 @@ def sources(function, *shapes, dtype=torch.float32):
     assert not graph.fallbacks
     found = [step for step in Scheduler(graph).run().steps if isinstance(step, Kernel)]
     for kernel in found:
-        printer.settle(kernel, graph.hint)
+        printer.adapt_plan(kernel, graph.hint)
     return [printer.print_function(k, graph) for k in found]
 
 

@@ -1,4 +1,4 @@
-"""Programs that rely on the state of the process, and on values that are foretold."""
+"""Programs that rely on the state of the process, and on values that are speculated on."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ def a_cache() -> Made:
     return altered(lambda x: x * cached(1), change)
 
 
-# Values that are foretold -------------------------------------------------------------------------
+# Speculated values -------------------------------------------------------------------------------
 
 
-@relies_on("foretold: a value")
+@relies_on("speculated: a value")
 def what_a_tensor_holds() -> Made:
     def program(x, log):
         if x.sum() > 0:
@@ -102,7 +102,7 @@ def what_a_tensor_holds() -> Made:
     return program, [lambda i=i: (ones() * i, [0]) for i in (1, 1, 1, -1)]
 
 
-@relies_on("foretold: a value, in the graph")
+@relies_on("speculated: a value, in the graph")
 def what_a_tensor_holds_before_a_change() -> Made:
     parameter = nn.Parameter(torch.ones(2))
 
