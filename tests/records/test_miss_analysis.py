@@ -183,7 +183,7 @@ def test_marked_dimension_that_the_program_fixes_is_an_error():
     magpy.mark_dynamic(x, 0)
     fast = magpy.compile(program, backend="eager")
     with pytest.raises(
-        magpy.DynamicDimensionError, match=r"dimension 0 of args\[0\].*4.*test_misses"
+        magpy.DynamicDimensionError, match=r"dimension 0 of args\[0\].*4.*test_miss_analysis"
     ):
         fast(x)
 
