@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from magpy_like.refgraph.plain_values import OwnReference
+from magpy_like.refgraph.plain_values import MonitorWeakRef
 
 AUTOGRAD = "runs or changes the autograd graph"
 
@@ -88,16 +88,16 @@ class SplitPoint:
         return f"{self.filename}:{self.lineno} in {self.function}: {self.reason}"
 
 
-_disabled: set[OwnReference] = set()
+_disabled: set[MonitorWeakRef] = set()
 
 
 def mark_disabled(function: Callable[..., Any]) -> None:
     """Calls of this function are never part of a record."""
-    _disabled.add(OwnReference(function, _disabled.discard))
+    _disabled.add(MonitorWeakRef(function, _disabled.discard))
 
 
 def is_disabled(function: Callable[..., Any]) -> bool:
-    return OwnReference(function) in _disabled
+    return MonitorWeakRef(function) in _disabled
 
 
 active = threading.local()

@@ -92,7 +92,7 @@ def compile_untransformed(
     if has_parts(gm):
         varying = [is_symbolic(given) for given in example_inputs]
         compile_part = functools.partial(compile_untransformed, mode=mode, options=options)
-        return in_parts(gm, compile_part, varying, exact=overwrites_saved(gm))
+        return in_parts(gm, compile_part, varying, eager_with_gradients=overwrites_saved(gm))
     settings = dict(options or {})
     unknown = set(settings) - _OPTIONS
     if unknown:

@@ -45,9 +45,11 @@ def interpreted(gm: fx.GraphModule) -> Callable[..., Any]:
     return in_parts(gm, lambda graph, inputs: graph.forward) if has_parts(gm) else gm.forward
 
 
-def exactly(gm: fx.GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """The graph operator by operator when gradients are recorded, or what was made of it: autograd
-    then knows of each operator what it needs."""
+def eager_under_autograd(gm: fx.GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Run the graph operator by operator while autograd records, else the compiled callable.
+
+    Autograd then saves for each operator what its backward needs, at that operator.
+    """
     constants = (*gm.parameters(), *gm.buffers())
 
     def call(*args: Any) -> Any:
@@ -59,7 +61,11 @@ def exactly(gm: fx.GraphModule, compiled: Callable[..., Any]) -> Callable[..., A
 
 
 def in_parts(
-    gm: fx.GraphModule, backend: Backend, varying: Sequence[bool] = (), *, exact: bool = False
+    gm: fx.GraphModule,
+    backend: Backend,
+    varying: Sequence[bool] = (),
+    *,
+    eager_with_gradients: bool = False,
 ) -> Callable[..., Any]:
     """A callable like ``gm`` which runs the parts between those operators compiled by ``backend``.
 
@@ -67,10 +73,10 @@ def in_parts(
     an operator that runs as it is, hands it tensors of another form. ``varying`` says of which
     inputs of ``gm`` that may happen.
 
-    ``exact`` is to be set where a part may write to what another has saved: parts then run
-    :func:`exactly`.
+    ``eager_with_gradients`` is to be set where a part may write to what another has saved: parts
+    then run :func:`eager_under_autograd`.
     """
-    return _Parts(gm, backend, varying, exact=exact).build()
+    return _Parts(gm, backend, varying, eager_with_gradients=eager_with_gradients).build()
 
 
 class _Parts:
@@ -82,12 +88,13 @@ class _Parts:
         backend: Backend,
         varying: Sequence[bool],
         *,
-        exact: bool,
+        eager_with_gradients: bool,
         rounds: bool = False,
     ) -> None:
-        """With ``exact``, parts run :func:`exactly`. If ``gm`` is what ``rounds`` of a loop repeat,
-        the callable's first argument is a :class:`Rounds`, made for one call of the loop."""
-        self._gm, self._backend, self._exact = gm, backend, exact
+        """With ``eager_with_gradients``, parts run :func:`eager_under_autograd`. If ``gm`` is what
+        ``rounds`` of a loop repeat, the callable's first argument is a :class:`Rounds`, made for
+        one call of the loop."""
+        self._gm, self._backend, self._eager_with_gradients = gm, backend, eager_with_gradients
         inputs = gm.graph.find_nodes(op="placeholder")
         self._varying = {node for node, varies in zip(inputs, varying, strict=False) if varies}
         """Nodes whose tensors have not the same form at every call."""
@@ -119,7 +126,11 @@ class _Parts:
                     varying = self._varying_operands(node, source)
                     rounds = source is body_of(node)
                     inside = _Parts(
-                        value, self._backend, varying, exact=self._exact, rounds=rounds
+                        value,
+                        self._backend,
+                        varying,
+                        eager_with_gradients=self._eager_with_gradients,
+                        rounds=rounds,
                     ).build()
                     value = (_Body if rounds else _Python)(inside)
                 self._copies[source] = self._whole.get_attr(self._add(value))
@@ -170,8 +181,8 @@ class _Parts:
         part: torch.nn.Module
         captured = fx.GraphModule(own, graph, class_name="Part")
         arguments = tuple(self._copies[source] for source in inputs)
-        if self._exact:
-            part = _Python(exactly(captured, Part(captured, varying, self._backend)))
+        if self._eager_with_gradients:
+            part = _Python(eager_under_autograd(captured, Part(captured, varying, self._backend)))
         elif self._rounds is None or not self._constant.intersection(inputs):
             part = Part(captured, varying, self._backend)
         else:

@@ -27,11 +27,11 @@ from magpy_like.monitor.symbolic.expressions import (
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
-from magpy_like.refgraph.plain_values import OwnReference, is_plain
+from magpy_like.refgraph.plain_values import MonitorWeakRef, is_plain
 from magpy_like.split_points import Split
 from magpy_like.splitting.frame_state import FrameState
 
-MayBe: TypeAlias = Mapping[int, tuple[OwnReference, list[OwnReference]]]
+MayBe: TypeAlias = Mapping[int, tuple[MonitorWeakRef, list[MonitorWeakRef]]]
 """By id, results of branches, with what they may be that was there before."""
 
 

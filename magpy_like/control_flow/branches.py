@@ -64,7 +64,7 @@ from magpy_like.native import (
 )
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
-from magpy_like.refgraph.plain_values import OwnReference, Steady
+from magpy_like.refgraph.plain_values import MonitorWeakRef, VersionCheck
 from magpy_like.split_points import Split, SplitPoint
 from magpy_like.splitting.frame_layout import NoLayout
 from magpy_like.splitting.frame_state import FrameState, origins
@@ -94,9 +94,9 @@ class Branches:
         """What is to be done where operators end that the program has yet to go through."""
         self._depth = 0
         self._stand_ins = SubstituteTensors()
-        self._may_be: dict[int, tuple[OwnReference, list[OwnReference]]] = {}
+        self._may_be: dict[int, tuple[MonitorWeakRef, list[MonitorWeakRef]]] = {}
         """By id, results of branches, with what they may be that was there before."""
-        self._any: list[OwnReference] = []
+        self._any: list[MonitorWeakRef] = []
         """What stands for any tensor that rounds of a loop hand on."""
         self._heads = LoopHeads(self)
         self._exits: Exits | None = None
@@ -325,7 +325,7 @@ class Branches:
             return
         if any(reference() is value for reference in self._any for _, value in operands):
             raise Split("asks which tensor it is that rounds of a loop hand on")
-        unsure = {id(steady.tensor()) for steady in run.recording.unchanged}
+        unsure = {id(check.tensor()) for check in run.recording.unchanged}
         for depth, tensor in operands:
             original = self._stand_ins.original(tensor)
             if original is not tensor:
@@ -506,7 +506,7 @@ class Branches:
         return self.any_tensor(run, first, node, first.requires_grad)
 
     def _known(self, run: MonitorRun, made: torch.Tensor, node: fx.Node) -> torch.Tensor:
-        self._any.append(OwnReference(made))
+        self._any.append(MonitorWeakRef(made))
         run.recording.operators.know(made, node)
         return made
 
@@ -558,9 +558,9 @@ class Branches:
             value = self._stand_ins.make(value)
         rec.operators.know(value, node)
         if output.sources:
-            self._may_be[id(value)] = OwnReference(value), [*map(OwnReference, output.sources)]
+            self._may_be[id(value)] = MonitorWeakRef(value), [*map(MonitorWeakRef, output.sources)]
         for tensor in (value, *output.sources) if output.sources else ():
-            rec.unchanged.append(Steady(tensor))
+            rec.unchanged.append(VersionCheck(tensor))
         return value
 
 

@@ -23,7 +23,7 @@ from magpy_like.monitor.symbolic.loop_ranges import computed, rounds_of
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native import frame_locals, frame_set_local, frame_stack
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph.plain_values import Steady
+from magpy_like.refgraph.plain_values import VersionCheck
 from magpy_like.split_points import Split
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class LoopOutputs:
         leaves = [*loop.carried.values(), *loop.written, *loop.last]
         if any(leaf.was_there for leaf in leaves) or any(s.was_there for s in loop.lists):
             steady = [leaf.first for leaf in leaves if is_instance(leaf.first, torch.Tensor)]
-            rec.unchanged += map(Steady, steady)
+            rec.unchanged += map(VersionCheck, steady)
         for leaf, node, inner in zip(leaves, self._nodes, self._inner, strict=False):
             if leaf.is_last:
                 continue  # the list itself is a result
@@ -108,7 +108,7 @@ class LoopOutputs:
             if is_known:
                 value = self._loop.explorer.stand_in(value)
                 is_known = False
-            rec.unchanged.append(Steady(value))
+            rec.unchanged.append(VersionCheck(value))
         elif id(value) in self._known:
             raise Split("a loop leaves one tensor in two places")
         if leaf.in_place:
@@ -154,7 +154,7 @@ class LoopOutputs:
 def gather(rec: Recording, known: Gathered, found: List) -> None:
     """From here on the program has a list that the operator has gathered."""
     if found.was_there or known.by_data:
-        rec.unchanged += map(Steady, known.value)
+        rec.unchanged += map(VersionCheck, known.value)
         known.are_new = not found.was_there
     rec.operators.lists[id(known.value)] = known
 

@@ -23,7 +23,7 @@ import torch
 
 from magpy_like.monitor.object_replacement import replace_all, replaced
 from magpy_like.native import frame_locals, frame_set_local, frame_set_operand, frame_stack
-from magpy_like.refgraph.plain_values import OwnReference
+from magpy_like.refgraph.plain_values import MonitorWeakRef
 
 
 class SubstituteTensors:
@@ -34,7 +34,7 @@ class SubstituteTensors:
     """
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[OwnReference, torch.Tensor]] = {}
+        self._made: dict[int, tuple[MonitorWeakRef, torch.Tensor]] = {}
         """Stand-ins by their ids, in the order of their making, each with what it stands for."""
         self._kept: list[torch.Tensor] = []
         """Those that were given back: native code may look at one that nothing refers to."""
@@ -48,7 +48,7 @@ class SubstituteTensors:
         with torch.enable_grad():
             made = tensor.view_as(tensor)
         known, key = self._made, id(made)
-        known[key] = OwnReference(made, lambda _: known.pop(key, None)), tensor
+        known[key] = MonitorWeakRef(made, lambda _: known.pop(key, None)), tensor
         return made
 
     def original(self, tensor: Any) -> Any:

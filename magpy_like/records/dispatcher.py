@@ -15,7 +15,7 @@ import torch
 from torch.autograd import forward_ad
 
 from magpy_like.compiler.autograd.overwritten_saved_values import made_before, overwrites_saved
-from magpy_like.compiler.graph_parts import exactly, in_parts, interpreted
+from magpy_like.compiler.graph_parts import eager_under_autograd, in_parts, interpreted
 from magpy_like.compiler.varying_inputs import is_symbolic
 from magpy_like.control_flow.branches import Branches
 from magpy_like.errors import FullGraphError
@@ -42,10 +42,10 @@ from magpy_like.split_points import (
 )
 from magpy_like.splitting.continuation import Continuation
 from magpy_like.splitting.frame_layout import Layout
-from magpy_like.synthesis.mock.roll_back import Failed, Misspeculated
-from magpy_like.synthesis.mock.unused_results import computed_too
+from magpy_like.synthesis.mock.roll_back import GraphFailure, Misspeculation
+from magpy_like.synthesis.mock.unused_results import compile_with_unused_results
 from magpy_like.synthesis.record import Record, synthesise
-from magpy_like.synthesis.shared_graphs import CompiledGraph, relied_on
+from magpy_like.synthesis.shared_graphs import CompiledGraph, compile_assumptions
 from magpy_like.torch_interop.dynamo_disable import untraced
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
@@ -109,21 +109,21 @@ class Dispatcher:
         if _is_traced():
             return call_as_caller(self.target, args, kwargs)
         dispatcher, match = self, self._match(args, kwargs)
-        mistaken: tuple[Record, ...] = ()
+        misspeculated: tuple[Record, ...] = ()
         while match is not None:
             record, found = match
             given = record.mock(*found)
-            if type(given) is Failed:
+            if type(given) is GraphFailure:
                 return dispatcher._run_after(given, args, kwargs)
-            if type(given) is Misspeculated:
-                mistaken = (*mistaken, record)
+            if type(given) is Misspeculation:
+                misspeculated = (*misspeculated, record)
                 suspects = record.speculates if given.place is None else {given.place}
                 dispatcher._misspeculated(suspects, given.why)
-                match = dispatcher._match(args, kwargs, mistaken)
+                match = dispatcher._match(args, kwargs, misspeculated)
                 continue
             if record.layout is None:
                 return given
-            layout, args, kwargs, mistaken = record.layout, (), {}, ()
+            layout, args, kwargs, misspeculated = record.layout, (), {}, ()
             del match, record, found  # an open file that the segment lets go of is written here
             following, args = self._segments.cross(layout, given)
             if following is None:
@@ -147,7 +147,9 @@ class Dispatcher:
             # anything; the record is not for them, and `why_missed` says what it was.
             return None
 
-    def _run_after(self, failure: Failed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_after(
+        self, failure: GraphFailure, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """A record has raised: what the program does is seen when it runs natively."""
         _records_log.info("%s: the operator graph raised %s", self.name, failure.why)
         result = call_as_caller(self.target, args, kwargs)
@@ -187,11 +189,11 @@ class Dispatcher:
         )
 
     def _match(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], mistaken: tuple[Record, ...] = ()
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], misspeculated: tuple[Record, ...] = ()
     ) -> tuple[Record, tuple[Any, ...]] | None:
         """The first record whose guard holds, with what its mock needs."""
         for i, record in enumerate(self.records):
-            if mistaken and any(record is other for other in mistaken):
+            if misspeculated and any(record is other for other in misspeculated):
                 continue
             found = self._try(record, args, kwargs)
             if type(found) is tuple:
@@ -368,27 +370,29 @@ class Dispatcher:
             return CompiledGraph(graph, interpreted(graph))
         before = [] if self._is_program else made_before(graph, inputs)
         if self.backend != "eager" and overwrites_saved(graph, before):
-            self._segments.be_exact()
-        exact = self._segments.is_exact
+            self._segments.run_eagerly_with_gradients()
+        eagerly = self._segments.eager_with_gradients
         keep_checkpoints(graph, unfolds=self.backend == "magpy")
         if has_parts(graph):
             varying = [is_symbolic(given) for given in inputs]
-            run = in_parts(graph, self._compile_graph, varying, exact=exact)
+            run = in_parts(graph, self._compile_graph, varying, eager_with_gradients=eagerly)
             return CompiledGraph(graph, run, may_fail)
         compiled = self._segments.graphs.compiled(
             graph,
-            () if self.backend == "eager" else relied_on(inputs),
+            () if self.backend == "eager" else compile_assumptions(inputs),
             lambda: CompiledGraph(graph, self._compile_graph(graph, inputs), may_fail),
         )
-        if not exact:
+        if not eagerly:
             return compiled
-        return CompiledGraph(compiled.graph, exactly(compiled.graph, compiled.run), may_fail)
+        return CompiledGraph(
+            compiled.graph, eager_under_autograd(compiled.graph, compiled.run), may_fail
+        )
 
     def _compile_graph(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         if any(node.target in _OF_TANGENTS for node in graph.graph.nodes):
             return cast(Callable[..., Any], graph.forward)  # in a level that it has not opened
         try:
-            return computed_too(graph, lambda whole: self._compile(whole, inputs))
+            return compile_with_unused_results(graph, lambda whole: self._compile(whole, inputs))
         except Exception as error:
             if self.fullgraph:
                 raise

@@ -29,7 +29,7 @@ from magpy_like.monitor.torch_state import default_device
 from magpy_like.monitor.torch_state.torch_modes import Modes
 from magpy_like.native import StateCheck, frame_set_local, frame_set_operand
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph.plain_values import put_back
+from magpy_like.refgraph.plain_values import restore_generators
 from magpy_like.split_points import (
     LENGTH_VARIES,
     BranchRefused,
@@ -120,7 +120,7 @@ class Segment:
             return False
         if not (self._is_as_before() and Modes.now() == self._modes):
             return False
-        put_back(rec.random_states)
+        restore_generators(rec.random_states)
         return True
 
     @contextlib.contextmanager
@@ -327,7 +327,7 @@ class Segments:
         self.shows_nodes = False
         """Whether the program looks at the autograd graph of what an earlier segment has made, so
         that each runs operator by operator."""
-        self.is_exact = False
+        self.eager_with_gradients = False
         """Whether a segment writes to what an earlier one may have saved for the backward pass, so
         that each runs operator by operator when gradients are recorded."""
         self._crossings: dict[int, Crossing] = {}
@@ -344,9 +344,9 @@ class Segments:
             self.shows_nodes = True
             self._forget()
 
-    def be_exact(self) -> None:
-        if not self.is_exact:
-            self.is_exact = True
+    def run_eagerly_with_gradients(self) -> None:
+        if not self.eager_with_gradients:
+            self.eager_with_gradients = True
             self._forget()
 
     def cross(self, layout: Layout, values: Sequence[Any]) -> tuple[Dispatcher | None, Any]:

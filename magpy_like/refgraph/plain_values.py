@@ -77,26 +77,26 @@ IDENTITY_TYPES: tuple[type, ...] = (
 """Things that are what they are: the guard asks for the same object."""
 
 
-def behind_proxy(proxy: types.MappingProxyType[Any, Any]) -> Any:
+def proxied_mapping(proxy: types.MappingProxyType[Any, Any]) -> Any:
     """The mapping that a proxy shows, which Python itself does not hand out."""
     return gc.get_referents(proxy)[0]
 
 
-def own_entries(cls: type) -> dict[str, Any]:
+def class_entries(cls: type) -> dict[str, Any]:
     """The dictionary in which a class keeps its own attributes."""
-    entries: dict[str, Any] = behind_proxy(_dict_of(cls))
+    entries: dict[str, Any] = proxied_mapping(_dict_of(cls))
     return entries
 
 
 _dict_of = type.__dict__["__dict__"].__get__
 
 
-def array_layout(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+def array_metadata(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     """What a NumPy array tells of itself beside its contents; strides are in bytes."""
     return array.dtype, array.shape, array.strides, array.flags.num
 
 
-def is_of_python(cls: type) -> bool:
+def is_mutable_class(cls: type) -> bool:
     """Whether a class can be changed, as those made in Python; some native ones can, too."""
     return cls.__flags__ & (HEAP_TYPE | IMMUTABLE_TYPE) == HEAP_TYPE
 
@@ -138,7 +138,7 @@ def is_same_value(a: Any, b: Any) -> bool:
     return is_plain(a) and repr(a) == repr(b) and (a == b or a != a)
 
 
-def is_single(value: Any) -> bool:
+def is_interned(value: Any) -> bool:
     """Whether there is but one object of a plain value, so that equal ones are the same."""
     if type(value) is int:
         return -5 <= value <= 256
@@ -179,7 +179,7 @@ def generator_states() -> list[tuple[torch.Generator, torch.Tensor]]:
     return [(generator, generator.get_state()) for generator in (torch.default_generator, *on_gpus)]
 
 
-def put_back(states: list[tuple[torch.Generator, torch.Tensor]]) -> None:
+def restore_generators(states: list[tuple[torch.Generator, torch.Tensor]]) -> None:
     """Let generators go on from the states that :func:`generator_states` has given."""
     for generator, state in states:
         generator.set_state(state)
@@ -208,7 +208,7 @@ def tensor_version(tensor: torch.Tensor) -> int:
         return -1 if tensor.is_inference() else tensor._version
 
 
-def answers_for_itself(value: Any) -> bool:
+def overrides_torch_function(value: Any) -> bool:
     """Whether a class in Python decides what any operator makes of a tensor, and sees all of them.
 
     Those of torch itself do nothing else than what the operator does.
@@ -219,20 +219,20 @@ def answers_for_itself(value: Any) -> bool:
     return decides is not None and not str(decides.__module__).startswith("torch.")
 
 
-class OwnReference(weakref.ref[Any]):
+class MonitorWeakRef(weakref.ref[Any]):
     """A weak reference that is no part of the program, which may ask for its own."""
 
     __slots__ = ()
 
 
-class Steady:
+class VersionCheck:
     """Notices that a tensor's data was changed in place, without keeping its memory.
 
     Views of a tensor count their changes together with it, and may outlive it.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = OwnReference(tensor)
+        self.tensor = MonitorWeakRef(tensor)
         self._counter = _version_counter(tensor)
         self._version = tensor_version(self._counter)
 

@@ -19,7 +19,7 @@ import torch
 
 from magpy_like.annotation.schema import RelationKind
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph.plain_values import OwnReference
+from magpy_like.refgraph.plain_values import MonitorWeakRef
 
 EXTERNAL = 0
 """The id of the node that stands for everything outside the compiled region (SN #0)."""
@@ -61,7 +61,7 @@ class ByIdentity:
         Raises:
             TypeError: there are no weak references to the variable.
         """
-        self._held, self._id = OwnReference(variable), id(variable)
+        self._held, self._id = MonitorWeakRef(variable), id(variable)
         self.node_id, self.is_new = node_id, is_new
 
     @property
@@ -110,12 +110,12 @@ class ShadowNode:
     __slots__ = (
         "_held",
         "_weak",
-        "again",
         "contents",
         "existed",
         "facts",
         "node_id",
         "plain",
+        "reinserted",
         "replays",
         "rewritten",
         "type",
@@ -129,11 +129,11 @@ class ShadowNode:
         self.plain = plain
         self.type = type(value)
         self._weak = is_instance(value, torch.Tensor)
-        self._held: Any = OwnReference(value) if self._weak else value
+        self._held: Any = MonitorWeakRef(value) if self._weak else value
         self.versions = [ShadowVersion()]
         self.facts: set[Fact] = set()
         self.written: dict[Relation, None] = {}
-        self.again: set[Relation] = set()
+        self.reinserted: set[Relation] = set()
         """What the program removed and put there again, behind all else in a dictionary's order."""
         self.contents: Any = None
         """A shallow copy of a container's first version, taken before its first change."""
@@ -249,7 +249,7 @@ class RefGraph:
             return
         if source.last.refs.get(relation) == ABSENT and relation in source.written:
             del source.written[relation]
-            source.again.add(relation)
+            source.reinserted.add(relation)
         version = self.in_place(source)
         if node is None:
             version.refs.pop(relation, None)

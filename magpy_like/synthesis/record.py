@@ -44,9 +44,9 @@ from magpy_like.synthesis.guard.access_places import Places
 from magpy_like.synthesis.guard.expected_values import Expected
 from magpy_like.synthesis.guard.guard_builder import GuardBuilder
 from magpy_like.synthesis.guard.guard_checks import same_keys, same_list, same_scalar
-from magpy_like.synthesis.mock.early_checks import look_before_writing
+from magpy_like.synthesis.mock.early_checks import check_before_writing
 from magpy_like.synthesis.mock.reconstruction import Reconstruction
-from magpy_like.synthesis.mock.roll_back import Undoing
+from magpy_like.synthesis.mock.roll_back import RollBack
 from magpy_like.synthesis.shared_graphs import CompiledGraph
 from magpy_like.torch_interop.current_gpu import traced_afresh
 
@@ -88,7 +88,7 @@ class Record:
     watch: Any = None
     watch_reason: int = -1
     speculates: frozenset[Place] = frozenset()
-    """Where the mock may find that a value was misspeculated, and give ``Misspeculated``."""
+    """Where the mock may find that a value was misspeculated, and give ``Misspeculation``."""
 
     @property
     def graph(self) -> fx.GraphModule | None:
@@ -181,7 +181,7 @@ class MockBuilder:
         for line in self.numbers.lines(known_before_graph):
             self.source.emit(line)
 
-    def behind_graph(self) -> tuple[list[str], bool]:
+    def compute_after_graph(self) -> tuple[list[str], bool]:
         """Statements that compute with what the operator graph gives, and whether they may raise;
         here it is learnt, too, what is to be computed only because it may raise."""
         raising = self.rec.lifted.may_raise
@@ -200,7 +200,7 @@ class MockBuilder:
         """
         rec, conditions = self.rec, []
         if rec.lifted.speculated and rec.changed_inputs():
-            if not (rec.lifted.can_rewind() and look_before_writing(rec)):
+            if not (rec.lifted.can_rewind() and check_before_writing(rec)):
                 raise SpeculationRefused(
                     "speculates on a tensor's value before it changes what is outside"
                 )
@@ -297,7 +297,7 @@ class MockBuilder:
                 return []
             self.side_effects.append(f"del {self.guard.label(node)} → {relation}")
             return [self._statement(node, owner, relation, None)]
-        again = relation in node.again and relation.kind in _ORDERED
+        again = relation in node.reinserted and relation.kind in _ORDERED
         if before is not None and before != ABSENT and not again:
             first = self.rec.refs.get_node_by_id(before)
             if first.variable is value and not is_plain(value):
@@ -511,7 +511,7 @@ def _assemble(
     returned = mock.result(result)
     mock.effects()
     speculated = mock.speculated()
-    behind, may_raise = mock.behind_graph()
+    behind, may_raise = mock.compute_after_graph()
     compiled, names = _compile(rec, guard, mock, backend, entry)
     guard.conditions()
     body = mock.source.lines
@@ -524,7 +524,7 @@ def _assemble(
         for (node, source), name in zip(rec.operators.inputs, names, strict=compiled is not None)
         if is_instance(source, Expression) and type(rec.lifted.values.get(source)) is float
     }
-    undoing = Undoing(
+    undoing = RollBack(
         rec, mock.source, mock.existing, bool(speculated), may_fail, bool(drawn), floats
     )
     before, mock.source.lines = mock.source.lines, []

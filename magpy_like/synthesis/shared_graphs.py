@@ -117,7 +117,7 @@ _COMPARABLE = {
 }  # fmt: skip
 
 
-def relied_on(inputs: Sequence[Any]) -> Key | None:
+def compile_assumptions(inputs: Sequence[Any]) -> Key | None:
     """What a backend sees when it compiles a graph for these inputs; None if sizes may vary.
 
     Parameters are told apart by identity, other tensors by their form and by the memory they share.

@@ -236,7 +236,7 @@ def _look_at_inputs(run: MonitorRun, call: NativeCall) -> list[Any]:
             run.lifted.specialize(value)  # an operator's mode, not a value
         if is_plain(value):
             if operation in TELLS_OBJECTS:
-                rec.tell_apart(value)
+                rec.require_distinct(value)
             continue
         if operation is set.pop or (wanted.value_read in GOES_THROUGH and not is_of_sets):
             object_addresses.look_at_order(rec, value)

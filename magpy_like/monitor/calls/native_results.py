@@ -26,7 +26,7 @@ from magpy_like.monitor.symbolic.expressions import is_number
 from magpy_like.monitor.symbolic.unbound_tensors import take_apart
 from magpy_like.monitor.torch_state.torch_modes import SETTERS
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph.plain_values import answers_for_itself, is_plain
+from magpy_like.refgraph.plain_values import is_plain, overrides_torch_function
 from magpy_like.split_points import UnguardableRead
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
     annotation = done.annotation
     assert annotation is not None
     for tensor in tensors_in(result):
-        if answers_for_itself(tensor):
+        if overrides_torch_function(tensor):
             raise UnguardableRead(
                 f"makes a {type(tensor).__qualname__}, which has a __torch_function__"
             )

@@ -21,7 +21,7 @@ from magpy_like.monitor.objects.containers import CONTAINERS
 from magpy_like.monitor.recording import Recording
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact
-from magpy_like.refgraph.plain_values import HEAP_TYPE, is_of_python, is_plain, is_same_value
+from magpy_like.refgraph.plain_values import HEAP_TYPE, is_mutable_class, is_plain, is_same_value
 from magpy_like.split_points import Split
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
             rec.visit(value, ValueRead.ALL)
             if holds_tensor(value) and operation in _COMPARISONS:
                 raise Split("compares containers that hold tensors")
-        elif node is not None and not is_of_python(type(value)):
+        elif node is not None and not is_mutable_class(type(value)):
             rec.visit(value, ValueRead.ALL)
         for name in _SPECIAL.get(operation, ()):
             if type(value).__flags__ & HEAP_TYPE:
@@ -158,7 +158,7 @@ def identify(rec: Recording, left: Any, right: Any) -> None:
     """``left is right``: two variables from outside that differ must differ again."""
     if is_plain(left) or is_plain(right):
         if is_same_value(left, right):
-            rec.tell_apart(left, right)
+            rec.require_distinct(left, right)
         return
     if left is right:
         return

@@ -71,7 +71,7 @@ def contains(run: MonitorRun, step: Step) -> Token:
     elif type(item) is float and item != item:
         # NaN is equal to no other, and yet found where it is itself.
         others = elements(container) if is_instance(container, CONTAINERS) else ()
-        rec.tell_apart(item, *(other for other in others if type(other) is float))
+        rec.require_distinct(item, *(other for other in others if type(other) is float))
     if is_instance(item, torch.Tensor) and is_instance(container, list | tuple | deque):
         if any(is_instance(e, torch.Tensor) for e in container if e is not item):
             raise Split("compares a tensor with the elements of a container")

@@ -18,7 +18,7 @@ from magpy_like.monitor.objects.containers import CONTAINERS
 from magpy_like.monitor.speculation import speculate_on_branch
 from magpy_like.monitor.symbolic.gathered_lists import Growing
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph.plain_values import is_of_python
+from magpy_like.refgraph.plain_values import is_mutable_class
 from magpy_like.split_points import Split
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def truth(run: MonitorRun, step: Step) -> Token:
         for name in ("__bool__", "__len__"):
             class_lookup.read_class(rec, type(value), name)
         node = rec.node(value)
-        if node is not None and not is_of_python(type(value)):
+        if node is not None and not is_mutable_class(type(value)):
             rec.visit(value, ValueRead.ALL)
     return None
 

@@ -10,7 +10,7 @@ from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import attribute, instance_dict
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import REFERENT, ByIdentity, Relation
-from magpy_like.refgraph.plain_values import behind_proxy
+from magpy_like.refgraph.plain_values import proxied_mapping
 
 
 def lookup(parent: Any, relation: Relation) -> Any:
@@ -44,7 +44,7 @@ def lookup(parent: Any, relation: Relation) -> Any:
     if kind is RelationKind.DICT:
         return instance_dict(parent)
     if kind is RelationKind.MAPPING:
-        return behind_proxy(parent)
+        return proxied_mapping(parent)
     if kind is RelationKind.TYPE:
         return in_classes(parent, key)
     raise LookupError(f"no way along {relation}")

@@ -18,7 +18,7 @@ from magpy_like.monitor.symbolic.expressions import is_number
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import MRO, Relation, ShadowNode
-from magpy_like.refgraph.plain_values import HEAP_TYPE, own_entries
+from magpy_like.refgraph.plain_values import HEAP_TYPE, class_entries
 from magpy_like.split_points import Split
 
 _dict_of = type.__dict__["__dict__"].__get__
@@ -27,7 +27,7 @@ _mro_of = type.__dict__["__mro__"].__get__
 
 def entries_of(rec: Recording, cls: type) -> ShadowNode:
     """The node of the dictionary in which a class keeps its own attributes."""
-    node = rec.constant(own_entries(cls))
+    node = rec.constant(class_entries(cls))
     rec.classes[node.node_id] = cls
     return node
 

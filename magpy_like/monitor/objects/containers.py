@@ -19,10 +19,10 @@ from magpy_like.native import dict_of, lookup_in_type, ordered_keys, stored_hash
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import (
     PLAIN_TYPES,
-    answers_for_itself,
     is_identity,
-    is_of_python,
+    is_mutable_class,
     is_plain,
+    overrides_torch_function,
 )
 from magpy_like.split_points import unknown
 
@@ -130,7 +130,7 @@ def plain_key(key: Any) -> Any:
 def is_told_by_identity(key: Any) -> bool:
     """Whether a key that is found by its hash is equal to itself alone."""
     if is_instance(key, torch.Tensor):
-        return type(key).__hash__ is torch.Tensor.__hash__ and not answers_for_itself(key)
+        return type(key).__hash__ is torch.Tensor.__hash__ and not overrides_torch_function(key)
     if is_plain(key) or is_identity(key):
         return False
     cls = type(key)
@@ -148,5 +148,5 @@ def transparent(value: Any) -> bool:
     return (
         is_identity(value)
         or is_instance(value, types.FunctionType | types.MethodType | super)
-        or is_of_python(type(value))
+        or is_mutable_class(type(value))
     )

@@ -23,7 +23,7 @@ from magpy_like.monitor.objects.containers import elements
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation, ShadowNode
-from magpy_like.refgraph.plain_values import HEAP_TYPE, OwnReference, is_plain
+from magpy_like.refgraph.plain_values import HEAP_TYPE, MonitorWeakRef, is_plain
 
 
 def is_noticed(value: Any) -> bool:
@@ -60,7 +60,7 @@ def _is_programs(reference: Any) -> bool:
 
     Once Dynamo has compiled anything, it keeps a table of all modules that are made.
     """
-    if type(reference) is OwnReference:
+    if type(reference) is MonitorWeakRef:
         return False
     makers = type(reference), reference.__callback__
     return not any(str(getattr(maker, "__module__", "")).startswith("torch.") for maker in makers)

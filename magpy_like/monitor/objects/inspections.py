@@ -19,7 +19,13 @@ from magpy_like.monitor.symbolic.variation import Path
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, Relation, ShadowNode
-from magpy_like.refgraph.plain_values import Steady, behind_proxy, is_identity, is_plain, is_single
+from magpy_like.refgraph.plain_values import (
+    VersionCheck,
+    is_identity,
+    is_interned,
+    is_plain,
+    proxied_mapping,
+)
 from magpy_like.split_points import Split
 
 
@@ -39,7 +45,7 @@ class Inspections(OutsideReads):
         """Pairs of nodes that the program found to be different objects."""
         self.compared: dict[int, None] = {}
         """Objects that native code has compared with others, as it does by identity."""
-        self.unchanged: list[Steady] = []
+        self.unchanged: list[VersionCheck] = []
         """Tensors that must keep their data, as one may be another."""
 
     def visit(self, value: Any, read: ValueRead) -> None:
@@ -72,7 +78,7 @@ class Inspections(OutsideReads):
         """The mapping that a mapping proxy shows, or any other value itself."""
         if not is_instance(value, types.MappingProxyType):
             return value
-        mapping, node = behind_proxy(value), self.node(value)
+        mapping, node = proxied_mapping(value), self.node(value)
         if node is not None:
             self.record_read(node, Relation(RelationKind.MAPPING), mapping)
         return mapping
@@ -177,10 +183,10 @@ class Inspections(OutsideReads):
             for key in dict.keys(value) if is_instance(value, dict) else ():
                 self.compare(key, seen)
 
-    def tell_apart(self, *values: Any) -> None:
+    def require_distinct(self, *values: Any) -> None:
         """Which objects these plain values are makes a difference: those from outside must be the
         very same again, wherever they were found, as there may be equal ones."""
-        told = [value for value in values if not is_single(value)]
+        told = [value for value in values if not is_interned(value)]
         if not told:
             return
         for node in self.refs:
@@ -190,4 +196,4 @@ class Inspections(OutsideReads):
 
     def has_changed(self, since: int = 0) -> bool:
         """Whether one of the tensors that must keep their data was changed in place."""
-        return any(steady.has_changed() for steady in self.unchanged[since:])
+        return any(check.has_changed() for check in self.unchanged[since:])

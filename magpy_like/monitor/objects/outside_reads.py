@@ -32,13 +32,13 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import (
     HEAP_TYPE,
-    answers_for_itself,
-    array_layout,
+    array_metadata,
+    class_entries,
     has_values,
     is_identity,
     is_plain,
     memory_span,
-    own_entries,
+    overrides_torch_function,
     tensor_version,
 )
 from magpy_like.split_points import EffectInsideOperator, Split, unknown
@@ -103,7 +103,7 @@ class OutsideReads(GraphValues):
         if source.contents is not None and source.rewritten:
             self.open(source)
             return source
-        if answers_for_itself(value):
+        if overrides_torch_function(value):
             raise Split(f"meets a {type(value).__qualname__}, which has a __torch_function__")
         if type(value) is types.TracebackType and relation.kind is RelationKind.SLOT:
             raise Split("looks at the frames that an exception came through")
@@ -197,7 +197,7 @@ class OutsideReads(GraphValues):
             if is_instance(value, np.ndarray):
                 if Fact.METADATA not in node.facts:
                     node.facts.add(Fact.METADATA)
-                    node.first.value = array_layout(value)
+                    node.first.value = array_metadata(value)
             elif is_instance(value, SCALARS):
                 node.facts.add(Fact.VALUE)
             elif is_instance(value, slice):
@@ -211,7 +211,7 @@ class OutsideReads(GraphValues):
         """All that a class of tensors holds in Python is relied on."""
         for base in cls.__mro__:
             if base.__flags__ & HEAP_TYPE and base not in self.tensor_classes:
-                entries = dict(own_entries(base))
+                entries = dict(class_entries(base))
                 entries.pop("__slotnames__", None)
                 self.tensor_classes[base] = entries
 

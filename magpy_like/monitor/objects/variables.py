@@ -21,7 +21,7 @@ from magpy_like.monitor.operator_graph.operator_graph import OperatorGraph
 from magpy_like.monitor.symbolic.variation import Path
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import EXTERNAL, ByIdentity, Fact, RefGraph, Relation, ShadowNode
-from magpy_like.refgraph.plain_values import HEAP_TYPE, OwnReference, is_plain
+from magpy_like.refgraph.plain_values import HEAP_TYPE, MonitorWeakRef, is_plain
 from magpy_like.split_points import unknown
 
 
@@ -97,7 +97,7 @@ class Variables:
         if is_instance(value, BaseException) or _is_native_iterator(value):
             return  # would keep alive what it goes through, or the frames that it came through
         try:
-            self._born[id(value)] = OwnReference(value)
+            self._born[id(value)] = MonitorWeakRef(value)
         except TypeError:
             if not is_instance(value, CONTAINERS) and not is_noticed(value):
                 self._born[id(value)] = functools.partial(_identity, value)

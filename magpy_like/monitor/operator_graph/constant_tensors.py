@@ -16,7 +16,7 @@ import torch
 
 from magpy_like.monitor.objects.containers import elements
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph.plain_values import OwnReference, is_plain, storage_of, tensor_version
+from magpy_like.refgraph.plain_values import MonitorWeakRef, is_plain, storage_of, tensor_version
 
 _FACTORIES = frozenset(
     (
@@ -46,7 +46,7 @@ class ConstantTensors:
     """The constant tensors of a run, as long as nothing else is written to their memory."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[OwnReference, int]] = {}
+        self._known: dict[int, tuple[MonitorWeakRef, int]] = {}
         self._shared: set[int] = set()
         self.numpy_shares: list[
             tuple[torch.Tensor, int, np.ndarray[Any, Any], np.ndarray[Any, Any]]
@@ -109,7 +109,7 @@ class ConstantTensors:
                 return
         for tensor in (result if changed is None else changed, *_leaves(result)):
             if type(tensor) is torch.Tensor and not tensor.is_inference():
-                self._known[id(tensor)] = (OwnReference(tensor), tensor_version(tensor))
+                self._known[id(tensor)] = (MonitorWeakRef(tensor), tensor_version(tensor))
 
     def share_with_numpy(self, args: Sequence[Any], result: Any) -> None:
         """NumPy may have got the memory of the constant tensors among ``args``."""

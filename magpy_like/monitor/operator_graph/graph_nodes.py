@@ -16,7 +16,7 @@ from magpy_like.graph_operators.checkpoint_operator import fold
 from magpy_like.monitor.symbolic.expressions import Expression
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN, Twin
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph.plain_values import OwnReference
+from magpy_like.refgraph.plain_values import MonitorWeakRef
 
 NUMBER = "number"
 """The key by which ``torch.fx`` keeps about a node whether it is a number, not a tensor."""
@@ -37,7 +37,7 @@ class GraphNodes:
         """Runs each operator on symbolic sizes too, while there are dynamic dimensions."""
         self._twins: dict[fx.Node, Any] = {}
         """Those of a finished graph, for what follows a split: nobody else is to see them."""
-        self._known: dict[int, tuple[OwnReference, fx.Node]] = {}
+        self._known: dict[int, tuple[MonitorWeakRef, fx.Node]] = {}
         self.inputs: list[tuple[fx.Node, Any]] = []
         """Placeholders, each with the id of a tensor's or object's ShadowNode, or an expression."""
         self.samples: dict[Any, Any] = {}
@@ -58,7 +58,7 @@ class GraphNodes:
         return ((tensor, node) for tensor, node in alive if tensor is not None)
 
     def know(self, tensor: torch.Tensor, node: fx.Node) -> None:
-        self._known[id(tensor)] = (OwnReference(tensor), node)
+        self._known[id(tensor)] = (MonitorWeakRef(tensor), node)
 
     def twin_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The symbolic twin of an operator's result or input, where there is one."""

@@ -21,7 +21,7 @@ from torch import fx
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native import NULL
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.refgraph.plain_values import Steady
+from magpy_like.refgraph.plain_values import VersionCheck
 from magpy_like.split_points import Split
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Gathered:
         assert self.stand_in is not None
         found = self.stand_in(self.value[position])
         rec.operators.know(found, self._element(rec.operators, position))
-        rec.unchanged.append(Steady(found))
+        rec.unchanged.append(VersionCheck(found))
         return found
 
     def _element(self, operators: OperatorGraph, position: int) -> fx.Node:

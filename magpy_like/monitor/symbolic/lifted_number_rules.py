@@ -116,7 +116,7 @@ def give_back(run: MonitorRun, step: Step, count: int) -> None:
     for depth, value in enumerate(step.stack[: -count - 1 : -1], start=1):
         found = run.lifted.as_found(value)
         if found is not value:
-            run.recording.tell_apart(value, found)
+            run.recording.require_distinct(value, found)
             frame_set_operand(step.frame, depth, found)
 
 

@@ -49,7 +49,7 @@ from magpy_like.monitor.symbolic.symbolic_twin import varies
 from magpy_like.monitor.torch_state.random_draws import Drawing
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, ShadowNode
-from magpy_like.refgraph.plain_values import behind_proxy, bind, is_plain
+from magpy_like.refgraph.plain_values import bind, is_plain, proxied_mapping
 from magpy_like.split_points import Place, Split, UnguardableRead
 
 NUMBERS = (int, float)
@@ -628,7 +628,7 @@ def _parts(value: Any) -> list[Any]:
     if is_instance(value, types.SimpleNamespace):
         return [*value.__dict__.values()]
     if is_instance(value, types.MappingProxyType):
-        return [behind_proxy(value)]
+        return [proxied_mapping(value)]
     if is_native_iterator(value) and not is_instance(value, types.GeneratorType):
         return gc.get_referents(value)  # whatever it takes its elements from
     view: Any = value

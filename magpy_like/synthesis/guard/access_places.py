@@ -28,7 +28,7 @@ from magpy_like.refgraph import (
     Relation,
     ShadowNode,
 )
-from magpy_like.refgraph.plain_values import behind_proxy
+from magpy_like.refgraph.plain_values import proxied_mapping
 from magpy_like.split_points import Split
 from magpy_like.synthesis.generated_source import literal
 
@@ -179,7 +179,7 @@ def expression(
     if kind is RelationKind.DICT:
         return f"{constant(instance_dict)}({parent})"
     if kind is RelationKind.MAPPING:
-        return f"{constant(behind_proxy)}({parent})"
+        return f"{constant(proxied_mapping)}({parent})"
     if kind is RelationKind.TYPE and is_instance(key, str):
         return f"{constant(in_classes)}({parent}, {key!r})"
     raise Split(f"there is no way back to a variable that was reached by {relation}")

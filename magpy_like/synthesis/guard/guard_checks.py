@@ -14,7 +14,7 @@ from magpy_like.monitor.objects.containers import SCALARS, items_of
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
-from magpy_like.refgraph.plain_values import array_layout, is_plain, is_same_value, storage_of
+from magpy_like.refgraph.plain_values import array_metadata, is_plain, is_same_value, storage_of
 
 
 def same_scalar(a: Any, b: Any) -> bool:
@@ -50,7 +50,7 @@ def _same_key(a: Any, b: Any) -> bool:
 
 
 def same_layout(array: Any, layout: tuple[Any, ...]) -> bool:
-    return array_layout(array) == layout
+    return array_metadata(array) == layout
 
 
 def same_array(array: Any, expected: np.ndarray[Any, Any]) -> bool:

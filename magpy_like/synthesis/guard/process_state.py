@@ -13,7 +13,7 @@ import torch
 
 from magpy_like.monitor.torch_state.default_device import default_devices
 from magpy_like.native import StateCheck
-from magpy_like.refgraph.plain_values import is_plain, own_entries
+from magpy_like.refgraph.plain_values import class_entries, is_plain
 from magpy_like.split_points import Split
 from magpy_like.synthesis.guard.abstract_classes import StillDenied
 from magpy_like.synthesis.guard.guard_checks import gives, gives_cached, is_same
@@ -48,7 +48,7 @@ class ProcessState(GuardText):
             Split: operators that are methods are others by now.
         """
         classes = self.rec.tensor_classes.items()
-        state = StateCheck(*((own_entries(cls), entries) for cls, entries in classes))
+        state = StateCheck(*((class_entries(cls), entries) for cls, entries in classes))
         if not state():
             raise Split("leaves a class of tensors changed")
         return state

@@ -19,10 +19,10 @@ from magpy_like.refgraph.plain_values import is_plain, storage_of
 from magpy_like.synthesis import number_source
 from magpy_like.synthesis.generated_source import Source, literal
 from magpy_like.synthesis.guard.guard_checks import same_list, same_scalar
-from magpy_like.synthesis.mock.roll_back import Wrong
+from magpy_like.synthesis.mock.roll_back import EarlyMisspeculation
 
 
-def look_before_writing(rec: Recording) -> bool:
+def check_before_writing(rec: Recording) -> bool:
     """Let the operator graph check speculated values; False where they are not known in time."""
     order = {node: i for i, node in enumerate(rec.operators.graph.nodes)}
     memory = [storage_of(node.variable) for node in rec.changed_inputs()]
@@ -62,7 +62,9 @@ def _look(expression: Any, value: Any, place: Any, nodes: list[fx.Node]) -> Any:
     check = source.constant(same_scalar if is_plain(value) else same_list)
     expected = literal(value) or source.constant(value, "value")
     source.emit(f"if not {check}({way}, {expected}):")
-    source.emit(f"    raise {source.constant(Wrong)}({source.constant(place, 'place')})")
+    source.emit(
+        f"    raise {source.constant(EarlyMisspeculation)}({source.constant(place, 'place')})"
+    )
     look = source.build("look", ", ".join(names.values()))
     look.__module__ = __name__  # graphs ask for it
     return look

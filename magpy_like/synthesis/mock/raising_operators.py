@@ -104,7 +104,7 @@ _OF_FLOATS = frozenset(("add", "sub", "mul", "truediv", "lerp", "addcmul", "addc
 """Never raise for a number of type ``float`` that the elements' type has room for."""
 
 
-def largest_float(nodes: Iterable[fx.Node], inputs: Iterable[Any]) -> float:
+def largest_safe_float(nodes: Iterable[fx.Node], inputs: Iterable[Any]) -> float:
     """The largest number that all types of elements in a graph may have room for."""
     types_found = {torch.float32, *(t.dtype for t in inputs if is_instance(t, torch.Tensor))}
     for node in nodes:
@@ -124,7 +124,7 @@ _NARROWS = {"half", "type", "type_as"}
 _SETTERS_OF_TYPES = SETTERS - {torch._C._set_grad_enabled}
 
 
-def look_for_large(most: float, *numbers: float) -> None:
+def check_float_range(most: float, *numbers: float) -> None:
     """
     Raises:
         OverflowError: operators may raise for one of these numbers.

@@ -42,10 +42,10 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import (
     HEAP_TYPE,
-    behind_proxy,
     bind,
     is_identity,
     is_plain,
+    proxied_mapping,
     slot_names,
     tensor_version,
 )
@@ -393,7 +393,7 @@ class Reconstruction:
         if not self.rec.is_born(proxy):
             raise Split("leaves a mapping proxy of unknown origin")
         make = self.source.constant(types.MappingProxyType, "MappingProxyType")
-        return self._bind(proxy, f"{make}({self.value(behind_proxy(proxy))})")
+        return self._bind(proxy, f"{make}({self.value(proxied_mapping(proxy))})")
 
     def _label(self, label: record_function) -> str:
         """A label in a profile, which is another one at every call."""

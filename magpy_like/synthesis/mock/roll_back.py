@@ -19,7 +19,7 @@ from magpy_like.synthesis.generated_source import Source
 from magpy_like.synthesis.mock import raising_operators
 
 
-class Misspeculated(NamedTuple):
+class Misspeculation(NamedTuple):
     """What a mock gives that has recorded a value wrongly, and done nothing."""
 
     place: Place | None
@@ -28,35 +28,35 @@ class Misspeculated(NamedTuple):
     """What it has raised."""
 
 
-class Failed(NamedTuple):
+class GraphFailure(NamedTuple):
     """What a mock gives whose operator graph has raised, when nothing is left of it."""
 
     why: str
     """The exception in words; to keep itself would keep the frames that it came through."""
 
 
-class Wrong(Exception):
+class EarlyMisspeculation(Exception):
     """An operator graph has found that a value was misspeculated, and changed nothing yet."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
-        self.mistaken = Misspeculated(place)
+        self.misspeculation = Misspeculation(place)
 
 
-def first_misspeculation(held: tuple[bool, ...], places: Sequence[Place]) -> Misspeculated:
+def first_misspeculation(held: tuple[bool, ...], places: Sequence[Place]) -> Misspeculation:
     """What has gone another way than speculated, of the conditions in the program's order."""
-    return Misspeculated(places[held.index(False)])
+    return Misspeculation(places[held.index(False)])
 
 
-def failed(error: Exception) -> Failed:
-    return Failed(f"{type(error).__name__}: {error}")
+def graph_failure(error: Exception) -> GraphFailure:
+    return GraphFailure(f"{type(error).__name__}: {error}")
 
 
-def graph_raised(error: Exception) -> Misspeculated:
-    return Misspeculated(None, failed(error).why)
+def misspeculation_of_error(error: Exception) -> Misspeculation:
+    return Misspeculation(None, graph_failure(error).why)
 
 
-class Before:
+class TensorSnapshot:
     """A tensor that operators are about to change, and what it takes to make it what it was."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -87,7 +87,7 @@ class Before:
             torch._C._autograd._unsafe_set_version_counter((tensor,), (self._version,))
 
 
-class Undoing:
+class RollBack:
     """Lines that note what a mock is about to change, and lines that put it back.
 
     Before its effects a mock draws random numbers and runs the operator graph, which may switch
@@ -139,9 +139,9 @@ class Undoing:
         self._looks_for_large: list[str] = []
         """The call that raises where it may fail after all, for numbers that are too large."""
         if floats and not may_fail:
-            look = source.constant(raising_operators.look_for_large)
+            look = source.constant(raising_operators.check_float_range)
             inputs = (rec.refs.get_node_by_id(i) for _, i in rec.operators.inputs if type(i) is int)
-            most = raising_operators.largest_float(nodes, (node.variable for node in inputs))
+            most = raising_operators.largest_safe_float(nodes, (node.variable for node in inputs))
             self._looks_for_large = [f"{look}({most!r}, {', '.join(floats.values())})"]
         modes = len(self._undo)
         if self._leaves_nothing or rec.lifted.speculated or (draws and rec.lifted.can_rewind()):
@@ -154,8 +154,8 @@ class Undoing:
             for i, node in enumerate(written):
                 if _is_view_that_takes_part_now(node):
                     raise Split("lets a view take part in gradients, which nothing undoes")
-                source.emit(f"before_{i} = {source.constant(Before)}({existing(node)})")
-                self._undo.append(f"before_{i}.put_back()")
+                source.emit(f"before_{i} = {source.constant(TensorSnapshot)}({existing(node)})")
+                self._undo.append(f"before_{i}.restore()")
 
     def _save_draws(self, rec: Recording) -> None:
         source, operators = self._source, rec.operators
@@ -186,15 +186,18 @@ class Undoing:
         computed ``behind`` them may raise where that is what the program does.
         """
         names = self._source.names
-        names["graph_raised"], names["first_mistake"] = graph_raised, first_misspeculation
-        names["places"], names["failed"] = tuple(places), failed
+        names["graph_raised"], names["first_misspeculation"] = (
+            misspeculation_of_error,
+            first_misspeculation,
+        )
+        names["places"], names["failed"] = tuple(places), graph_failure
         return [
             "ended = held = None",
             "try:",
             *(f"    {line}" for line in run),
             f"    held = {' and '.join(conditions)}",
             "    if not held:",
-            f"        ended = first_mistake(({', '.join(conditions)},), places)",
+            f"        ended = first_misspeculation(({', '.join(conditions)},), places)",
             *(["    else:", *(f"        {line}" for line in behind)] if behind else []),
             "except Exception as error:  # the program is seen when it runs as it is written",
             "    ended = failed(error) if held else graph_raised(error)",
@@ -207,14 +210,14 @@ class Undoing:
         ]
 
     def guarded(self, run: Sequence[str]) -> list[str]:
-        """Lines that run the operator graph, and give ``Failed`` if it raises.
+        """Lines that run the operator graph, and give ``GraphFailure`` if it raises.
 
         Then the program is to run as it is written: it may have effects before the operator that
         fails, or catch the exception. Not so an interruption, which nothing is to follow.
         """
         handlers = []
         if self._looks:
-            self._source.names["Wrong"] = Wrong
+            self._source.names["Wrong"] = EarlyMisspeculation
             found = [*self._before_writing, "return wrong.mistaken"]
             handlers += _handler("Wrong as wrong", found)
         if self._leaves_nothing:
@@ -226,8 +229,8 @@ class Undoing:
     def _attempted(
         self, run: Sequence[str], undo: Sequence[str], handlers: Sequence[str]
     ) -> list[str]:
-        """Lines that give ``Failed`` if others raise, when what these have done is undone."""
-        self._source.names["failed"] = failed
+        """Lines that give ``GraphFailure`` if others raise, when what these have done is undone."""
+        self._source.names["failed"] = graph_failure
         if undo:
             again = ["if not isinstance(error, Exception):", "    raise", "return failed(error)"]
             last = _handler("BaseException as error", [*undo, *again])

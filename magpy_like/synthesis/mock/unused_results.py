@@ -19,7 +19,9 @@ from magpy_like.synthesis.mock.raising_operators import may_fail
 Compile = Callable[[fx.GraphModule], Callable[..., Any]]
 
 
-def computed_too(graph: fx.GraphModule, compile_graph: Compile) -> Callable[..., Any]:
+def compile_with_unused_results(
+    graph: fx.GraphModule, compile_graph: Compile
+) -> Callable[..., Any]:
     """``graph`` as ``compile_graph`` compiles it, with everything computed that may raise."""
     unused = _unused(graph.graph)
     if not unused or not is_instance(graph.graph.output_node().args[0], (tuple, list)):
