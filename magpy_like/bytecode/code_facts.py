@@ -11,7 +11,7 @@ _READS = {"LOAD_ATTR", "LOAD_GLOBAL", "LOAD_DEREF", "BINARY_SUBSCR"}
 _FIRST_IN_PLACE = next(i for i, (name, _) in enumerate(opcode._nb_ops) if "INPLACE" in name)  # type: ignore[attr-defined]
 
 
-def calling(frame: types.FrameType) -> str:
+def current_opname(frame: types.FrameType) -> str:
     """The name of the instruction that a frame is inside of."""
     code, at = frame.f_code.co_code, frame.f_lasti
     while opcode.opname[code[at]] == "CACHE":  # a Python function was entered without C in between
@@ -20,11 +20,11 @@ def calling(frame: types.FrameType) -> str:
 
 
 @functools.cache
-def first_resume(code: types.CodeType) -> int:
+def resume_offset(code: types.CodeType) -> int:
     return next(i.offset for i in dis.get_instructions(code) if i.opname == "RESUME")
 
 
-def cleans_up(code: types.CodeType, offset: int) -> bool:
+def runs_cleanup(code: types.CodeType, offset: int) -> bool:
     """Whether code of the program runs when a generator is closed that waits at this offset."""
     for row in dis._parse_exception_table(code):  # type: ignore[attr-defined]
         if row.start <= offset < row.end:

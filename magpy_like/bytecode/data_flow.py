@@ -15,7 +15,7 @@ from enum import Enum
 from types import CodeType
 from typing import TypeVar
 
-from magpy_like.bytecode.local_uses import LOOK_AROUND
+from magpy_like.bytecode.local_uses import FRAME_INSPECTORS
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class Instruction:
         return self.name not in _NEVER_FALLS_THROUGH
 
     @property
-    def exhausted(self) -> int:
+    def exhaustion_target(self) -> int:
         """Where FOR_ITER goes when its iterator has nothing more, which it pops."""
         assert self.target is not None
         return self.target + (2 if "END_FOR" in dis.opmap else 0)  # 3.12 skips the END_FOR
@@ -100,7 +100,7 @@ def instructions(code: CodeType) -> dict[int, Instruction]:
     return out
 
 
-def in_order(code: CodeType) -> list[Instruction]:
+def instruction_list(code: CodeType) -> list[Instruction]:
     return list(dict.fromkeys(instructions(code).values()))
 
 
@@ -169,23 +169,23 @@ def handler_of(code: CodeType, instruction: Instruction) -> Handler | None:
     return None
 
 
-class Kind(Enum):
+class EntryKind(Enum):
     """What an entry of the operand stack is."""
 
     VALUE = "value"
     LASTI = "place of an exception"
-    HANDLED = "the exception that was being handled before"
+    PREVIOUS_EXCEPTION = "the exception that was being handled before"
 
 
-Kinds = tuple[Kind, ...]
+EntryKinds = tuple[EntryKind, ...]
 
 
 @per_code
-def stack_kinds(code: CodeType) -> dict[int, Kinds]:
+def stack_kinds(code: CodeType) -> dict[int, EntryKinds]:
     """The operand stack before each reachable instruction, by the instruction's offset."""
     table = instructions(code)
-    out: dict[int, Kinds] = {}
-    todo: list[tuple[int, Kinds]] = [(0, ())]
+    out: dict[int, EntryKinds] = {}
+    todo: list[tuple[int, EntryKinds]] = [(0, ())]
     while todo:
         offset, kinds = todo.pop()
         if offset in out:
@@ -199,15 +199,15 @@ def stack_kinds(code: CodeType) -> dict[int, Kinds]:
         # PUSH_EXC_INFO cannot raise, and is covered by the row for what it has not set up yet.
         handler = handler_of(code, instruction)
         if handler and instruction.name != "PUSH_EXC_INFO":
-            pushed = (Kind.LASTI, Kind.VALUE) if handler.lasti else (Kind.VALUE,)
+            pushed = (EntryKind.LASTI, EntryKind.VALUE) if handler.lasti else (EntryKind.VALUE,)
             todo.append((handler.target, kinds[: handler.depth] + pushed))
     return out
 
 
-def _after(instruction: Instruction, kinds: Kinds, jump: bool) -> Kinds:
+def _after(instruction: Instruction, kinds: EntryKinds, jump: bool) -> EntryKinds:
     match instruction.name:
         case "PUSH_EXC_INFO":
-            return (*kinds[:-1], Kind.HANDLED, Kind.VALUE)
+            return (*kinds[:-1], EntryKind.PREVIOUS_EXCEPTION, EntryKind.VALUE)
         case "SWAP":
             swapped = list(kinds)
             swapped[-1], swapped[-instruction.arg] = swapped[-instruction.arg], swapped[-1]
@@ -215,13 +215,13 @@ def _after(instruction: Instruction, kinds: Kinds, jump: bool) -> Kinds:
         case "COPY":
             # POP_EXCEPT takes the copy, and with it the handler ends.
             copied = list(kinds)
-            if (kind := kinds[-instruction.arg]) is Kind.HANDLED:
-                copied[-instruction.arg] = Kind.VALUE
+            if (kind := kinds[-instruction.arg]) is EntryKind.PREVIOUS_EXCEPTION:
+                copied[-instruction.arg] = EntryKind.VALUE
             return (*copied, kind)
         case _:
             effect = stack_effect(instruction, jump)
             if effect >= 0:
-                return kinds + (Kind.VALUE,) * effect
+                return kinds + (EntryKind.VALUE,) * effect
             return kinds[:effect]
 
 
@@ -267,9 +267,9 @@ def slot_count(code: CodeType) -> int:
 @per_code
 def _live(code: CodeType) -> dict[int, int]:
     """Bit sets of the live slots before each reachable instruction."""
-    reachable = [i for i in in_order(code) if i.offset in stack_kinds(code)]
+    reachable = [i for i in instruction_list(code) if i.offset in stack_kinds(code)]
     always = 0
-    if LOOK_AROUND & {*code.co_names}:
+    if FRAME_INSPECTORS & {*code.co_names}:
         always = (1 << slot_count(code)) - 1
     elif "__class__" in code.co_freevars:  # super() finds both in the frame
         always = 1 | 1 << (slot_count(code) - len(code.co_freevars)) + code.co_freevars.index(
@@ -311,7 +311,7 @@ def live_locals(code: CodeType, offset: int) -> frozenset[int]:
     return frozenset(slot for slot in range(slot_count(code)) if bits >> slot & 1)
 
 
-def resume_point(code: CodeType, offset: int) -> int:
+def entry_offset(code: CodeType, offset: int) -> int:
     """The offset from which the instruction at `offset` can be entered.
 
     Its first EXTENDED_ARG, and for a call with keywords the KW_NAMES before it, which tells the

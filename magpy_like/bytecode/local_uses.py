@@ -16,12 +16,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LocalUses:
-    """Of one code object: ``followed`` are the locals that nothing is stored to and whose loads all
-    go straight to an instruction in ``takers``. That gives, by the instruction's offset in bytes,
-    the locals among its operands, each with its depth on the stack (1: the topmost)."""
+    """The locals of one code object that can be followed from load to use.
 
-    followed: frozenset[int]
-    takers: dict[int, tuple[tuple[int, int], ...]]
+    ``tracked`` locals are never stored to, and each of their loads goes straight to an instruction
+    in ``consumers``. ``consumers`` maps an instruction's offset (bytes) to the locals among its
+    operands, each with its depth on the operand stack (1: the topmost).
+    """
+
+    tracked: frozenset[int]
+    consumers: dict[int, tuple[tuple[int, int], ...]]
     stored_once: frozenset[int]
     """Locals of which the same is true, but that one instruction stores to, and that are no
     arguments."""
@@ -34,8 +37,8 @@ class LocalUses:
 def local_uses(code: types.CodeType) -> LocalUses:
     listing = [i for i in dis.get_instructions(code) if i.opname != "CACHE"]
     cells = {slot for slot, name in enumerate(code.co_varnames) if name in code.co_cellvars}
-    lost = set(range(code.co_nlocals)) if LOOK_AROUND & {*code.co_names} else cells
-    takers: dict[int, list[tuple[int, int]]] = {}
+    lost = set(range(code.co_nlocals)) if FRAME_INSPECTORS & {*code.co_names} else cells
+    consumers: dict[int, list[tuple[int, int]]] = {}
     reads: dict[int, tuple[int, int]] = {}
     stores: dict[int, int] = {}
     for at, instruction in enumerate(listing):
@@ -47,7 +50,7 @@ def local_uses(code: types.CodeType) -> LocalUses:
                 lost.add(slot or 0)
             else:
                 offset, depth = found
-                takers.setdefault(offset, []).append((depth, slot or 0))
+                consumers.setdefault(offset, []).append((depth, slot or 0))
         elif name == "STORE_FAST":
             stores[slot or 0] = stores.get(slot or 0, 0) + 1
         elif "_FAST" in name:
@@ -61,13 +64,13 @@ def local_uses(code: types.CodeType) -> LocalUses:
     arguments += bool(code.co_flags & inspect.CO_VARARGS)
     arguments += bool(code.co_flags & inspect.CO_VARKEYWORDS)
     once = {slot for slot, count in stores.items() if count == 1 and slot >= arguments}
-    by_offset = {offset: tuple(found) for offset, found in takers.items()}
+    by_offset = {offset: tuple(found) for offset, found in consumers.items()}
     return LocalUses(clear - stores.keys(), by_offset, clear & once, reads)
 
 
 _LOADS = ("LOAD_FAST", "LOAD_FAST_CHECK")
 _READS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_DEREF", "BINARY_SUBSCR")
-LOOK_AROUND = frozenset(("locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"))
+FRAME_INSPECTORS = frozenset(("locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"))
 """Names through which a function commonly reads its own locals behind the compiler's back."""
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from types import CodeType
 
-from magpy_like.bytecode.data_flow import Instruction, in_order, instructions, per_code
+from magpy_like.bytecode.data_flow import Instruction, instruction_list, instructions, per_code
 
 RETURN = -1
 """Stands for the offset of whichever instruction returns from the frame."""
 _RETURNS = ("RETURN_VALUE", "RETURN_CONST")
 
 
-def join(code: CodeType, offset: int) -> int | None:
+def join_point(code: CodeType, offset: int) -> int | None:
     """The offset where both ways from the branch at `offset` meet first; `RETURN` where they meet
     in the frame's end only; None when the program cannot get from there to an end.
 
@@ -20,7 +20,7 @@ def join(code: CodeType, offset: int) -> int | None:
     return _joins(code).get(offset)
 
 
-def leads_to(code: CodeType, start: int, offset: int, without: int) -> bool:
+def can_reach(code: CodeType, start: int, offset: int, without: int) -> bool:
     """Whether there is a way from `start` to `offset` that does not come through `without`."""
     table = instructions(code)
     seen: set[int] = set()
@@ -40,14 +40,14 @@ def _successors(instruction: Instruction) -> list[int]:
         return [RETURN]
     after = [instruction.end] if instruction.falls_through else []
     if instruction.name == "FOR_ITER":
-        return [*after, instruction.exhausted]
+        return [*after, instruction.exhaustion_target]
     return after if instruction.target is None else [*after, instruction.target]
 
 
 @per_code
 def _joins(code: CodeType) -> dict[int, int]:
     """The join of each branch, by the branch's offset."""
-    order = in_order(code)
+    order = instruction_list(code)
     places = [i.offset for i in order] + [RETURN]
     bit = {offset: 1 << number for number, offset in enumerate(places)}
     ways = {i.offset: _successors(i) for i in order}

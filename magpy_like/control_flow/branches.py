@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from magpy_like.bytecode.data_flow import instructions
-from magpy_like.bytecode.post_dominators import RETURN, join, leads_to
+from magpy_like.bytecode.post_dominators import RETURN, can_reach, join_point
 from magpy_like.control_flow.branch_outcomes import Outcomes, chosen_by
 from magpy_like.control_flow.carried_places import (
     MOVED,
@@ -38,7 +38,7 @@ from magpy_like.control_flow.loop_heads import (
     LoopHeads,
     captured,
     check_resumable,
-    is_given,
+    is_consumed_at_once,
     shift_of,
 )
 from magpy_like.control_flow.loop_tensor_writes import Written
@@ -66,9 +66,9 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import MonitorWeakRef, VersionCheck
 from magpy_like.split_points import Split, SplitPoint
-from magpy_like.splitting.frame_layout import NoLayout
+from magpy_like.splitting.frame_layout import UnresumableState
 from magpy_like.splitting.frame_state import FrameState, origins
-from magpy_like.splitting.resumption import TESTS, resumption
+from magpy_like.splitting.resumption import CONDITIONAL_JUMPS, resumption
 from magpy_like.torch_interop.saved_tensor_hooks import no_hooks
 
 _log = topic("splits")
@@ -116,14 +116,14 @@ class Branches:
     def at_branch(self, run: MonitorRun, step: Step) -> None:
         try:
             self._merge(run, step)
-        except (Split, NoLayout) as why:
+        except (Split, UnresumableState) as why:
             _log.info("%s: no operator for a branch: %s", SplitPoint.at(step.frame, ""), why)
             raise Split(f"branches on a tensor's value, and no operator does: {why}") from None
 
-    def at_flag(self, run: MonitorRun, step: Step, flag: ShadowNode) -> None:
+    def at_flag_branch(self, run: MonitorRun, step: Step, flag: ShadowNode) -> None:
         try:
             self._merge(run, step, flag)
-        except (Split, NoLayout) as why:
+        except (Split, UnresumableState) as why:
             _log.info("%s: no operator for a branch: %s", SplitPoint.at(step.frame, ""), why)
             raise Split(str(why)) from None
 
@@ -146,7 +146,7 @@ class Branches:
             found = self._cond(run, state, until, test, flag)
         self._go_on(run, step, until, found)
         if self._depth and flag is None:
-            frame_set_operand(step.frame, 1, self.choose(step))
+            frame_set_operand(step.frame, 1, self.recorded_truth(step))
 
     def _go_on(
         self,
@@ -159,14 +159,14 @@ class Branches:
         self._waiting.append(lambda run, frame: self.receive(run, frame, found))
         run.skip(step.frame, until if until == RETURN else until + shift_of(step.frame))
 
-    def at_question(
+    def at_graph_condition(
         self, run: MonitorRun, step: Step, operation: Any, operands: tuple[Any, ...]
     ) -> bool:
-        """See ``Branching.at_question``."""
+        """See ``Branching.at_graph_condition``."""
         at, rest = instructions(step.code)[step.offset], step.stack[: -len(operands)]
-        if at.name not in TESTS:
+        if at.name not in CONDITIONAL_JUMPS:
             at = instructions(step.code)[at.end]
-        if at.name not in TESTS or at.name.endswith("_OR_POP"):
+        if at.name not in CONDITIONAL_JUMPS or at.name.endswith("_OR_POP"):
             return False
         state = _state(run, replace(step, offset=at.offset, stack=(*rest, None)), nested=True)
         if self._exits is not None and run.side is not None and run.side.code is step.code:
@@ -176,7 +176,7 @@ class Branches:
         until = self._join(state)
         for side in (True, False):
             begin = begin_side(state, side).offset
-            if leads_to(state.code, begin, state.instruction.offset, until):
+            if can_reach(state.code, begin, state.instruction.offset, until):
                 raise Split("a loop goes on by a number of the graph")
         test = functools.partial(run.recording.operators.question, operation, operands)
         self._go_on(run, step, until, self._cond(run, state, until, test, None))
@@ -190,7 +190,7 @@ class Branches:
         """
         if self._depth >= _MOST_NESTED:
             raise Split(f"more than {_MOST_NESTED} branches lie inside each other")
-        until = join(state.code, state.instruction.offset)
+        until = join_point(state.code, state.instruction.offset)
         if until is None:
             raise Split("there is no way from here to an end")
         return until
@@ -246,17 +246,17 @@ class Branches:
             return False
         return self._heads.begins(run, step, bounds, tensors, element)
 
-    def is_given(self, step: Step, functions: Collection[Any]) -> bool:
-        return is_given(step, functions)
+    def is_consumed_at_once(self, step: Step, functions: Collection[Any]) -> bool:
+        return is_consumed_at_once(step, functions)
 
     def at_comparison(self, run: MonitorRun, step: Step, compared: Callable[..., bool]) -> bool:
         if self._depth or not self._merges():
             return False
         return self._heads.counts(run, step, compared)
 
-    def at_next_round(self, run: MonitorRun, step: Step) -> None:
+    def at_loop_head(self, run: MonitorRun, step: Step) -> None:
         if not self._depth:
-            self._heads.at_next_round(run, step)
+            self._heads.at_loop_head(run, step)
 
     def abandon_loops(self, run: MonitorRun, frame: FrameType | None = None) -> None:
         self._heads.abandon_loops(run, frame)
@@ -265,7 +265,7 @@ class Branches:
         """Call this where the operator ends that the program is about to go through."""
         self._waiting.append(receive)
 
-    def choose(self, step: Step) -> bool:
+    def recorded_truth(self, step: Step) -> bool:
         origin = origins.get(id(step.code))
         if origin is None:
             return self._ways.get((id(step.code), step.offset), True)
@@ -319,7 +319,7 @@ class Branches:
         self._ways[id(state.code), state.instruction.offset] = not stays
         return outputs
 
-    def at_identity(self, run: MonitorRun, step: Step, depths: Sequence[int]) -> None:
+    def at_identity_test(self, run: MonitorRun, step: Step, depths: Sequence[int]) -> None:
         operands = [(depth, step.stack[-depth]) for depth in depths]
         if not all(is_instance(value, torch.Tensor) for _, value in operands):
             return
@@ -333,24 +333,24 @@ class Branches:
         if any(id(tensor) in unsure for _, tensor in operands):
             raise Split("asks which tensor it is that a branch has handed on")
 
-    def has_others(self) -> bool:
+    def has_substitutes(self) -> bool:
         return bool(self._stand_ins)
 
-    def at_end(self, frame: FrameType | None, changed: Sequence[Any] = ()) -> None:
+    def restore_originals(self, frame: FrameType | None, changed: Sequence[Any] = ()) -> None:
         if self._stand_ins:
-            self._stand_ins.put_back(frame, changed)
+            self._stand_ins.restore(frame, changed)
 
-    def on_entry(self, frame: FrameType) -> None:
-        self._stand_ins.put_into_locals(frame)
+    def restore_locals(self, frame: FrameType) -> None:
+        self._stand_ins.restore_locals(frame)
 
-    def let_go(self) -> None:
-        self._stand_ins.let_go()
+    def release_restored(self) -> None:
+        self._stand_ins.release()
 
-    def give_back(self, result: Any, changed: Sequence[Any] = ()) -> Any:
+    def restore_result(self, result: Any, changed: Sequence[Any] = ()) -> Any:
         """The program's result, after the run, with the tensors that the program has handed on:
         in the objects, too, that it has ``changed``."""
         self._may_be.clear()
-        return self._stand_ins.give_back(result, changed)
+        return self._stand_ins.restore_result(result, changed)
 
     # --- running the sides -----------------------------------------------------------------------
 
@@ -411,7 +411,7 @@ class Branches:
         last = next(iter(reversed(rec.operators.graph.nodes)), None)
         watched, as_is = len(rec.unchanged), _as_is(rec)
         self._depth += 1
-        waiting, self._waiting = self._waiting, []
+        pending, self._waiting = self._waiting, []
         outer, self._exits = self._exits, exits
         gradients = torch.is_grad_enabled()
         run.flags.begin_side(run.at, function.__code__, start.code, shift, known)
@@ -425,7 +425,7 @@ class Branches:
         finally:
             run.flags.end_side(function.__code__, known)
             self._depth -= 1
-            self._waiting, self._exits = waiting, outer
+            self._waiting, self._exits = pending, outer
             unstable = rec.has_changed(watched)
             del rec.unchanged[watched:]
             becomes = _as_is(rec)
@@ -490,8 +490,8 @@ class Branches:
             )  # fmt: skip
         return self._known(run, made, symbol)
 
-    def element(self, run: MonitorRun, given: Gathered, at: Any) -> torch.Tensor:
-        """See ``Branching.element``."""
+    def list_element(self, run: MonitorRun, given: Gathered, at: Any) -> torch.Tensor:
+        """See ``Branching.list_element``."""
         rec, (first, *others) = run.recording, given.value
         for item in given.value:
             if type(item) is not torch.Tensor:
@@ -572,7 +572,7 @@ def _state(run: MonitorRun, step: Step, nested: bool) -> FrameState:
     """
     state = captured(run, step)
     name = state.instruction.name
-    if name not in TESTS or (nested and name.endswith("_OR_POP")):
+    if name not in CONDITIONAL_JUMPS or (nested and name.endswith("_OR_POP")):
         raise Split("the truth of a tensor becomes a value")
     check_resumable(state)
     return state

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from magpy_like.bytecode.data_flow import Instruction, in_order, instructions
-from magpy_like.bytecode.post_dominators import leads_to
+from magpy_like.bytecode.data_flow import Instruction, instruction_list, instructions
+from magpy_like.bytecode.post_dominators import can_reach
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.symbolic.loop_ranges import added_to, computed
 from magpy_like.split_points import Split
@@ -56,7 +56,7 @@ class Counter:
 
 def turn_of(head: Instruction) -> Turn:
     """That of a ``for`` loop, whose FOR_ITER is ``head``."""
-    return Turn(head.end, head.offset, head.exhausted, 1, head.offset)
+    return Turn(head.end, head.offset, head.exhaustion_target, 1, head.offset)
 
 
 def turn_at(code: CodeType, offset: int) -> tuple[Turn, bool] | None:
@@ -71,7 +71,7 @@ def turn_at(code: CodeType, offset: int) -> tuple[Turn, bool] | None:
         begin, leave = ways[stays], ways[not stays]
         again = [
             other.offset
-            for other in in_order(code)
+            for other in instruction_list(code)
             if other.name == "COMPARE_OP"
             and other.arg == at.arg
             and other.offset != at.offset
@@ -81,8 +81,8 @@ def turn_at(code: CodeType, offset: int) -> tuple[Turn, bool] | None:
         end = table[again[0]]
         exits = _ways(table, table[end.end])
         assert exits is not None
-        if len(again) == 1 and leads_to(code, begin, again[0], leave):
-            if not leads_to(code, leave, again[0], begin):
+        if len(again) == 1 and can_reach(code, begin, again[0], leave):
+            if not can_reach(code, leave, again[0], begin):
                 return Turn(begin, end.offset, exits[not stays], 2, table[end.end].offset), stays
     return None
 

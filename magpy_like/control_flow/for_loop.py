@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from magpy_like.bytecode.data_flow import live_locals
-from magpy_like.bytecode.post_dominators import join
+from magpy_like.bytecode.post_dominators import join_point
 from magpy_like.control_flow import carried_attributes
 from magpy_like.control_flow.carried_containers import (
     Path,
@@ -58,7 +58,7 @@ from magpy_like.monitor.symbolic.loop_ranges import (
     Element,
     added_to,
     computed,
-    rounds_of,
+    trip_count,
 )
 from magpy_like.monitor.symbolic.loop_windows import Reads
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
@@ -68,7 +68,7 @@ from magpy_like.refgraph.plain_values import is_identity, is_plain
 from magpy_like.split_points import Split
 from magpy_like.splitting.frame_state import FrameState
 
-FEWEST_ROUNDS = 8
+MIN_ITERATIONS = 8
 _FEWEST_OPERATORS = 4000
 """A loop whose number of rounds is a constant is worth an operator from so many rounds and so many
 operators in all on. Measured with the written-out LSTM on one core: compiled round by round a call
@@ -103,8 +103,8 @@ class Explorer(Protocol):
     ) -> torch.Tensor:
         """See ``Branches``."""
 
-    def element(self, run: MonitorRun, given: Gathered, at: Any) -> torch.Tensor:
-        """See ``Branching.element``."""
+    def list_element(self, run: MonitorRun, given: Gathered, at: Any) -> torch.Tensor:
+        """See ``Branching.list_element``."""
 
     def row(self, run: MonitorRun, tensor: torch.Tensor, node: fx.Node) -> torch.Tensor:
         """See ``Branches``."""
@@ -202,7 +202,7 @@ class Loop:
         code, turn = self.state.code, self.turn
         self.exit = turn.exit
         self.exits: Exits | None = None
-        self._meet = join(code, turn.branch) if self.making is None else None
+        self._meet = join_point(code, turn.branch) if self.making is None else None
         self._wanted = sorted(live_locals(code, turn.again))
         self._given = live_locals(code, turn.begin)
         self.values = (*self.state.locals, *self._made(self.state.stack))
@@ -427,7 +427,7 @@ class Loop:
             at = operators.graph.call_function(operator.invert, (at,))
             at.meta[NUMBER] = True
             made.append(at)
-        element = self.explorer.element(self.run, found, at)
+        element = self.explorer.list_element(self.run, found, at)
         self._reads.elements = True
         node = operators.node_of(element)
         assert node is not None
@@ -530,7 +530,7 @@ class Loop:
             Split: they are not of one kind.
         """
         found = self._growing[slot]
-        for distance in range(1, max(found.wanted, found.handed_on) + 1):
+        for distance in range(1, max(found.wanted, found.carried) + 1):
             path = (len(begin) - distance,)
             leaf = self.carried.get((slot, path))
             if leaf is None:
@@ -704,7 +704,7 @@ class Loop:
     # --- the operator ----------------------------------------------------------------------------
 
     def _ask_for_two_rounds(self) -> None:
-        self.run.lifted.ask(operator.ge, (rounds_of(self.run, self.bounds), 2))
+        self.run.lifted.ask(operator.ge, (trip_count(self.run, self.bounds), 2))
 
     def _ask_for_windows(self) -> None:
         """Raises Split: not all that rounds read by their index is there."""

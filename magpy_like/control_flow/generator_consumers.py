@@ -15,7 +15,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from magpy_like.bytecode.data_flow import Instruction, instructions, stack_kinds
-from magpy_like.bytecode.local_uses import LOOK_AROUND
+from magpy_like.bytecode.local_uses import FRAME_INSPECTORS
 from magpy_like.monitor.calls.element_consumers import (
     OF_GENERATORS,
     apply_to_each,
@@ -97,7 +97,7 @@ def _looks_around(function: object) -> bool:
     """Whether a function looks at frames, of which there are others than in the program."""
     if type(function) is not FunctionType:
         return False
-    return not LOOK_AROUND.isdisjoint(function.__code__.co_names)
+    return not FRAME_INSPECTORS.isdisjoint(function.__code__.co_names)
 
 
 def _is_given_at_once(code: CodeType, made_by: Instruction, most: int, simple: bool) -> bool:

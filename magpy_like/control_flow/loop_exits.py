@@ -19,7 +19,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from magpy_like.bytecode.data_flow import live_locals
-from magpy_like.bytecode.post_dominators import RETURN, join, leads_to
+from magpy_like.bytecode.post_dominators import RETURN, can_reach, join_point
 from magpy_like.control_flow.carried_places import (
     End,
     Output,
@@ -94,14 +94,14 @@ class Exits:
         stays = [self._stays(begin_side(state, taken).offset) for taken in (False, True)]
         if stays[False] is not stays[True]:
             return not stays[True]
-        meet = join(state.code, state.instruction.offset)
+        meet = join_point(state.code, state.instruction.offset)
         if stays[True] and (meet is None or not self._stays(meet)):
             raise Split("a way out of the loop lies in a branch")
         return None
 
     def _stays(self, offset: int) -> bool:
         """Whether there is a way from there to the next round."""
-        return leads_to(self.head.code, offset, self.head.offset, self.until)
+        return can_reach(self.head.code, offset, self.head.offset, self.until)
 
     def added(self) -> tuple[int, ...]:
         """How many elements the round that runs has added to each list up to now."""
@@ -142,7 +142,7 @@ class Exits:
         end.nodes += [node for node in tail.nodes if node not in end.nodes]  # to be erased
         for found, added in zip(loop.growing(), self.added(), strict=True):
             loop.check_look_ups(found, added)
-            if added and (found.wanted > found.handed_on or found.was_thought_to_stay):
+            if added and (found.wanted > found.carried or found.was_thought_to_stay):
                 raise Split("what follows a loop looks into a list that it appends to")
         self.outputs = list(self._outputs(loop, given))
         # A constant tensor becomes an operand.

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 
 import torch
 
-from magpy_like.bytecode.data_flow import Instruction, in_order, instructions, live_locals
+from magpy_like.bytecode.data_flow import Instruction, instruction_list, instructions, live_locals
 from magpy_like.bytecode.post_dominators import RETURN
 from magpy_like.control_flow.counting_loops import Comparison, Counter, Turn, turn_at, turn_of
-from magpy_like.control_flow.for_loop import FEWEST_ROUNDS, Explorer, Loop
+from magpy_like.control_flow.for_loop import MIN_ITERATIONS, Explorer, Loop
 from magpy_like.control_flow.generator_consumers import hand_rounds_over
 from magpy_like.logs import topic
 from magpy_like.monitor.instructions.step import Step
@@ -31,8 +31,14 @@ from magpy_like.monitor.symbolic.loop_ranges import Element, computed, over_rang
 from magpy_like.monitor.symbolic.lower_bounds import TURNED
 from magpy_like.native import NULL, frame_function, frame_set_operand
 from magpy_like.split_points import Split, SplitPoint
-from magpy_like.splitting.frame_layout import NoLayout
-from magpy_like.splitting.frame_state import FrameState, capture, is_resumable, origins, restores
+from magpy_like.splitting.frame_layout import UnresumableState
+from magpy_like.splitting.frame_state import (
+    FrameState,
+    capture,
+    is_restoring,
+    is_resumable,
+    origins,
+)
 
 _log = topic("splits")
 
@@ -108,7 +114,7 @@ class LoopHeads:
         if rounds < 2 or run.lifted.any(bounds[2:]):
             return False
         varies = run.has_varied(bounds)
-        if rounds < FEWEST_ROUNDS and not varies:
+        if rounds < MIN_ITERATIONS and not varies:
             return False
         if varies and hand_rounds_over(run, step, bounds):
             return True
@@ -116,7 +122,7 @@ class LoopHeads:
             return False
         try:
             head = _at_head(run, step)
-        except (Split, NoLayout) as why:
+        except (Split, UnresumableState) as why:
             _say_why_not(step, why)
             return False
         if head is None or (head.wraps is not None and bounds[2] != 1):
@@ -137,8 +143,8 @@ class LoopHeads:
         run.watch_iterators()
         return True
 
-    def at_next_round(self, run: MonitorRun, step: Step) -> None:
-        """See ``Branching.at_next_round``."""
+    def at_loop_head(self, run: MonitorRun, step: Step) -> None:
+        """See ``Branching.at_loop_head``."""
         key = id(step.frame), instructions(step.code)[step.offset].offset
         begun = self._begun.get(key)
         if begun is None:
@@ -158,9 +164,9 @@ class LoopHeads:
             state = replace(state, offset=at.offset, stack=stack)
             check_resumable(state)
             at = state.instruction
-            head = Head(state, at.exhausted + shift_of(step.frame), turn_of(at))
+            head = Head(state, at.exhaustion_target + shift_of(step.frame), turn_of(at))
             made = self._make_loop(run, step, head, rest, begun.tensors, begun.element)
-        except (Split, NoLayout) as why:
+        except (Split, UnresumableState) as why:
             _say_why_not(step, why)
             made = False
         if not made:
@@ -191,7 +197,7 @@ class LoopHeads:
                 state = captured(run, step)
                 state = replace(state, offset=instructions(state.code)[state.offset].offset)
                 check_resumable(state)
-            except (Split, NoLayout) as why:
+            except (Split, UnresumableState) as why:
                 _say_why_not(step, why)
                 return False
             head = Head(state, turn.exit + shift, turn)
@@ -228,7 +234,7 @@ class LoopHeads:
                 head.making, head.inside, counter, later,
             )  # fmt: skip
             nodes = loop.record()
-        except (Split, NoLayout) as why:
+        except (Split, UnresumableState) as why:
             del run.lifted.may_raise[raising:]
             _say_why_not(step, why)
             return False
@@ -239,7 +245,7 @@ class LoopHeads:
         return True
 
 
-def is_given(step: Step, functions: Collection[Any]) -> bool:
+def is_consumed_at_once(step: Step, functions: Collection[Any]) -> bool:
     """Whether one of these functions is given what a call is about to make, before anybody else
     has it: it lies on the stack already, and what lies between is computed on top of that."""
     table, stack = instructions(step.code), step.stack
@@ -364,7 +370,7 @@ def _at_head(run: MonitorRun, step: Step) -> Head | None:
     state = replace(state, offset=at.offset, locals=tuple(slots), stack=tuple(on_stack))
     check_resumable(state)
     place = None if making is None else next(i for i, v in enumerate(on_stack) if v is making)
-    return Head(state, at.exhausted + shift, turn_of(at), wraps, place)
+    return Head(state, at.exhaustion_target + shift, turn_of(at), wraps, place)
 
 
 def _in_comprehension(
@@ -376,7 +382,7 @@ def _in_comprehension(
     if type(function) is not FunctionType or function.__code__.co_name != "<listcomp>":
         return None
     code = function.__code__
-    inside = [i for i in in_order(code) if i.name not in ("RESUME", "COPY_FREE_VARS")]
+    inside = [i for i in instruction_list(code) if i.name not in ("RESUME", "COPY_FREE_VARS")]
     begin, load, head, *_ = inside
     names = (begin.name, load.name, head.name)
     if call.arg or code.co_cellvars or names != ("BUILD_LIST", "LOAD_FAST", "FOR_ITER"):
@@ -428,14 +434,14 @@ def captured(run: MonitorRun, step: Step) -> FrameState:
     frame = step.frame
     if run.recording.inside or run.suspended:
         raise Split("it is inside an operator")
-    if restores(frame.f_code, step.offset):
+    if is_restoring(frame.f_code, step.offset):
         raise Split("a continuation is being restored")
     return capture(frame, step.stack, step.offset, sys.exception())
 
 
 def check_resumable(state: FrameState) -> None:
     """Raises Split: a frame cannot be run on from this state."""
-    if state.handled is not None:
+    if state.handled_exception is not None:
         raise Split("an exception is being handled")
     if reason := is_resumable(state):
         raise Split(reason)

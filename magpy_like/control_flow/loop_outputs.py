@@ -19,7 +19,7 @@ from magpy_like.control_flow.carried_containers import Path, part, put
 from magpy_like.control_flow.carried_places import check_like
 from magpy_like.monitor.symbolic.expressions import InGraph, is_number
 from magpy_like.monitor.symbolic.gathered_lists import Gathered
-from magpy_like.monitor.symbolic.loop_ranges import computed, rounds_of
+from magpy_like.monitor.symbolic.loop_ranges import computed, trip_count
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native import frame_locals, frame_set_local, frame_stack
 from magpy_like.native.instance_checks import is_instance
@@ -68,7 +68,7 @@ class LoopOutputs:
                 place.put(received)
         for place in loop.places:
             carried_attributes.end(rec, place)
-        at, count = len(leaves), rounds_of(self._run, self._bounds)
+        at, count = len(leaves), trip_count(self._run, self._bounds)
         for found, node in zip(loop.lists, self._nodes[at:], strict=True):
             is_made = found.slot == len(loop.state.locals)
             value = frame_stack(frame)[-1] if is_made else frame_locals(frame)[found.slot]
@@ -121,7 +121,7 @@ class LoopOutputs:
         return value
 
     def _last_index(self, value: int) -> int:
-        rounds = rounds_of(self._run, self._bounds)
+        rounds = trip_count(self._run, self._bounds)
         return self._index_of(value, computed(self._run, operator.sub, rounds, 1))
 
     def _index_of(self, value: int, number: int) -> int:

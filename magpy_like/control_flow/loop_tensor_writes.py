@@ -19,7 +19,7 @@ from torch import fx
 
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
-from magpy_like.monitor.symbolic.loop_ranges import added_to, computed, rounds_of
+from magpy_like.monitor.symbolic.loop_ranges import added_to, computed, trip_count
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
 
@@ -88,7 +88,7 @@ def rows_of_all(
         Split: one of them is none of the ``size`` that there are.
     """
     start, _, step = bounds
-    rounds = rounds_of(run, bounds)
+    rounds = trip_count(run, bounds)
     by = step * times
     steps = computed(run, operator.mul, computed(run, operator.sub, rounds, 1), by)
     first = _sum(run, computed(run, operator.mul, start, times) if times != 1 else start, offset)

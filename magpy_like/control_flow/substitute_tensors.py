@@ -57,14 +57,14 @@ class SubstituteTensors:
             tensor = known[1]
         return tensor
 
-    def put_back(self, frame: types.FrameType | None, changed: Sequence[Any]) -> None:
+    def restore(self, frame: types.FrameType | None, changed: Sequence[Any]) -> None:
         """Let the program have its own tensors, and a frame that stands before an instruction.
 
         ``changed`` is what the recording has changed that ends; nothing if it has ended before.
         """
         self._changed = changed or self._changed
         if frame is not None:
-            self.put_into_locals(frame)
+            self.restore_locals(frame)
             stack = frame_stack(frame)
             for i, value in enumerate(stack):
                 original = self.original(value)
@@ -82,30 +82,30 @@ class SubstituteTensors:
             ours = {id(alive), id(held), id(self._kept)}
             replace_all(held, originals, ours, self._changed)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """No native code runs any more that may look at what was given back."""
         self._kept.clear()
         self._changed = ()
 
-    def put_into_locals(self, frame: types.FrameType) -> None:
+    def restore_locals(self, frame: types.FrameType) -> None:
         """The same for the local variables of a frame alone."""
         for slot, value in enumerate(frame_locals(frame)[: frame.f_code.co_nlocals]):
             original = self.original(value)
             if original is not value:
                 frame_set_local(frame, slot, original)
 
-    def give_back(self, result: Any, changed: Sequence[Any]) -> Any:
+    def restore_result(self, result: Any, changed: Sequence[Any]) -> Any:
         """``result`` with the tensors that the program has handed on; elsewhere they are put back.
 
         Call it when nothing of the program runs any more and the recording is released.
         """
         if self._made:
             result = replaced(result, self.original)
-            self.put_back(None, changed)
+            self.restore(None, changed)
         self._made.clear()
-        self.let_go()
+        self.release()
         return result
 
 
 _OURS = 4
-"""References to a tensor from `put_back`: from two lists, a variable and an argument."""
+"""References to a tensor from `restore`: from two lists, a variable and an argument."""

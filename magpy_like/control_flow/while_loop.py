@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from magpy_like.bytecode.data_flow import live_locals
-from magpy_like.bytecode.post_dominators import leads_to
+from magpy_like.bytecode.post_dominators import can_reach
 from magpy_like.control_flow.carried_places import (
     End,
     Output,
@@ -50,7 +50,7 @@ def find_loop(
     at = state.instruction
     for stays in (True, False):
         begin, leave = begin_side(state, stays).offset, begin_side(state, not stays).offset
-        if leave != until or not leads_to(state.code, begin, at.offset, until):
+        if leave != until or not can_reach(state.code, begin, at.offset, until):
             continue
         carried = [Place(False, len(state.stack) - 1)]
         known = 0

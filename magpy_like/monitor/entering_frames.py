@@ -18,7 +18,7 @@ import torch
 import torch.utils.weak
 
 from magpy_like.annotation import RelationKind
-from magpy_like.bytecode.code_facts import first_resume
+from magpy_like.bytecode.code_facts import resume_offset
 from magpy_like.monitor.calls import compiled_callees, polyfills, special_methods
 from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.finalizers import WEAK_CONTAINERS
@@ -62,7 +62,7 @@ def _stands_in(run: MonitorRun, frame: types.FrameType) -> bool:
     program's."""
     if frame.f_code in polyfills.CODE or frame.f_code in compiled_callees.CODE:
         return True
-    known = None if run.cut is None else run.cut.stands_for(frame_function(frame))
+    known = None if run.cut is None else run.cut.original_function(frame_function(frame))
     return getattr(known, "__code__", None) in polyfills.CODE
 
 
@@ -97,7 +97,7 @@ class Entering:
         if run.recording.loses and frame.f_globals.get("__name__") in WEAK_CONTAINERS:
             run.recording.look_for_lost()
         if code.co_flags & inspect.CO_GENERATOR:
-            if frame.f_lasti > first_resume(code):
+            if frame.f_lasti > resume_offset(code):
                 # Another frame may have had the id, so the frame itself must bear the hook's mark.
                 if id(frame) in self._generators and not frame.f_trace_lines:
                     return True
@@ -111,7 +111,7 @@ class Entering:
         if run.cut is not None:
             if run.arguments.waiting is None and not run.cut.begins(function):
                 return False
-            function = run.cut.stands_for(function)
+            function = run.cut.original_function(function)
         if run.arguments.waiting is None:
             run.enter_root(frame, function)
         if is_instance(function, types.FunctionType):

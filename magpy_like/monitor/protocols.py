@@ -39,7 +39,7 @@ class Cut(Protocol):
     def begins(self, function: Any) -> bool:
         """Whether the program begins with this function; before that, its state is restored."""
 
-    def stands_for(self, function: Any) -> Any:
+    def original_function(self, function: Any) -> Any:
         """The program's function that a frame's function runs the rest of, or the function."""
 
 
@@ -53,7 +53,7 @@ class Branching(Protocol):
             Split: the branch cannot be part of a record.
         """
 
-    def at_flag(self, run: MonitorRun, step: Step, flag: ShadowNode) -> None:
+    def at_flag_branch(self, run: MonitorRun, step: Step, flag: ShadowNode) -> None:
         """The program is about to jump, or not, on a bool that varies between calls.
 
         Raises:
@@ -82,14 +82,14 @@ class Branching(Protocol):
         function makes of these; whether it does, and is an operator now, or may be one from its
         second round on, or from when all elements are taken at once."""
 
-    def is_given(self, step: Step, functions: Collection[Any]) -> bool:
+    def is_consumed_at_once(self, step: Step, functions: Collection[Any]) -> bool:
         """Whether what a call is about to make goes to one of these functions at once."""
 
     def at_comparison(self, run: MonitorRun, step: Step, compared: Callable[..., bool]) -> bool:
         """The program is about to compare numbers of which one varies, maybe to go on with a loop
         that counts; whether it is, and that is an operator now."""
 
-    def at_question(
+    def at_graph_condition(
         self,
         run: MonitorRun,
         step: Step,
@@ -104,41 +104,41 @@ class Branching(Protocol):
             Split: no operator does.
         """
 
-    def element(self, run: MonitorRun, given: Gathered, at: Any) -> torch.Tensor:
+    def list_element(self, run: MonitorRun, given: Gathered, at: Any) -> torch.Tensor:
         """What stands for the element of a list of the graph at an index: a plain one, or a node.
 
         Raises:
             Split: the elements are not alike.
         """
 
-    def at_next_round(self, run: MonitorRun, step: Step) -> None:
+    def at_loop_head(self, run: MonitorRun, step: Step) -> None:
         """The program is at the head of a loop, maybe for the second time: if the first round has
         kept it from being an operator, the others may be one."""
 
     def abandon_loops(self, run: MonitorRun, frame: types.FrameType | None = None) -> None:
         """The loops of a frame, or all, end here, and have not become operators."""
 
-    def at_identity(self, run: MonitorRun, step: Step, depths: Sequence[int]) -> None:
+    def at_identity_test(self, run: MonitorRun, step: Step, depths: Sequence[int]) -> None:
         """The program is about to ask which objects the operands at these depths are.
 
         Raises:
             Split: a branch decides that.
         """
 
-    def has_others(self) -> bool:
+    def has_substitutes(self) -> bool:
         """Whether the program has tensors that are not its own."""
 
-    def at_end(self, frame: types.FrameType | None, changed: Sequence[Any] = ()) -> None:
+    def restore_originals(self, frame: types.FrameType | None, changed: Sequence[Any] = ()) -> None:
         """A recording ends, which has ``changed`` these objects: the program is to have its own
         tensors there, and elsewhere, also ``frame``, which stands before an instruction. Frames
         that have called it, and native code, may still have others: this is done once more when
         each of them goes on."""
 
-    def on_entry(self, frame: types.FrameType) -> None:
+    def restore_locals(self, frame: types.FrameType) -> None:
         """The local variables of a frame are to be the program's own tensors, too."""
 
-    def let_go(self) -> None:
+    def release_restored(self) -> None:
         """All frames have gone on."""
 
-    def choose(self, step: Step) -> bool:
+    def recorded_truth(self, step: Step) -> bool:
         """Which way a side goes whose record is made already."""

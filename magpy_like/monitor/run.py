@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.utils.weak
 
-from magpy_like.bytecode.code_facts import calling, keyword_names
+from magpy_like.bytecode.code_facts import current_opname, keyword_names
 from magpy_like.logs import topic
 from magpy_like.monitor.calls import native_calls, replayed_calls
 from magpy_like.monitor.calls.argument_kinds import is_followed
@@ -283,7 +283,7 @@ class MonitorRun:
             self.recording.checkpointed.refuse()
             self.refrained = reason
         if not stands and self.branching is not None:
-            self.branching.on_entry(frame)
+            self.branching.restore_locals(frame)
         self.end(frame if stands else None)
         if self.recording.split is None:
             self.recording.split = SplitPoint.at(frame, reason)
@@ -320,7 +320,7 @@ class MonitorRun:
             if self.skipping:
                 jumps = "JUMP" in opcode.opname[number]
                 if jumps and self.branching is not None and is_instance(stack[-1], torch.Tensor):
-                    frame_set_operand(frame, 1, self.branching.choose(step))
+                    frame_set_operand(frame, 1, self.branching.recorded_truth(step))
                 return None
             operators = self.recording.operators
             if operators.lists:
@@ -486,7 +486,7 @@ class MonitorRun:
         if not self.lifted.any((value,)) or caller is None:
             return
         try:
-            native = self._monitor.waits(caller) or calling(caller) not in _PASSES_THROUGH
+            native = self._monitor.waits(caller) or current_opname(caller) not in _PASSES_THROUGH
             _, operands = (native and self.step_of(caller)) or (0, ())
             if native and not is_handed_through(frame.f_code, caller, operands, value):
                 self.lifted.specialize(value)

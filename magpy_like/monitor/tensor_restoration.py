@@ -27,16 +27,16 @@ class TensorRestoration:
     def hand_back(self, frame: types.FrameType | None, changed: Sequence[Any]) -> None:
         """A recording ends, which has ``changed`` these objects. ``frame`` stands before an
         instruction."""
-        if self._branching is None or not self._branching.has_others():
+        if self._branching is None or not self._branching.has_substitutes():
             return
         self._waited_for.clear()
         outer = sys._getframe(1) if frame is None else frame.f_back
         while outer is not None and id(outer) != self._caller:
             if outer.f_trace_opcodes:  # others are not followed
                 self._waited_for.add(id(outer))
-                self._branching.on_entry(outer)
+                self._branching.restore_locals(outer)
             outer = outer.f_back
-        self._branching.at_end(frame, changed)
+        self._branching.restore_originals(frame, changed)
         self._look_whether_done()
 
     def end(self, frame: types.FrameType | None, everything: bytes) -> None:
@@ -55,7 +55,7 @@ class TensorRestoration:
         if id(frame) not in self._waited_for or self._branching is None:
             return False
         self._waited_for.discard(id(frame))
-        self._branching.at_end(frame)
+        self._branching.restore_originals(frame)
         if self.over:
             frame.f_trace_opcodes = False
         self._look_whether_done()
@@ -64,7 +64,7 @@ class TensorRestoration:
     def entered(self, frame: types.FrameType) -> None:
         """Native code that is waited for may have called it with what it holds."""
         if self._waited_for and self._branching is not None:
-            self._branching.on_entry(frame)
+            self._branching.restore_locals(frame)
 
     def left(self, frame: types.FrameType) -> None:
         if id(frame) in self._waited_for:
@@ -73,6 +73,6 @@ class TensorRestoration:
 
     def _look_whether_done(self) -> None:
         if not self._waited_for and self._branching is not None:
-            self._branching.let_go()
+            self._branching.release_restored()
             if self.over:
                 self._monitor.stop()

@@ -267,8 +267,8 @@ class Dispatcher:
             options=self.options,
             segments=self._segments,
         )
-        if rest.layout.given is not None:
-            following.varying.expect(argument_place(rest.layout.given))
+        if rest.layout.result_position is not None:
+            following.varying.expect(argument_place(rest.layout.result_position))
         return following
 
     def following(self, layout: Layout) -> Dispatcher:
@@ -301,7 +301,7 @@ class Dispatcher:
             raise
         else:
             return self._finish(run, cut, branches, result)
-        branches.give_back(None)
+        branches.restore_result(None)
         run.recording.release()
         cut.release()
         result = call_as_caller(self.target, args, kwargs)
@@ -329,7 +329,7 @@ class Dispatcher:
         if self.fullgraph and self.split_points:
             point = self.split_points[-1]
             raise FullGraphError(point.function, point.filename, point.lineno, point.reason)
-        return branches.give_back(result, changed)
+        return branches.restore_result(result, changed)
 
     def variation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variation:
         """What the monitor run of a call that has missed must not rely on."""
@@ -354,7 +354,7 @@ class Dispatcher:
         """
         try:
             layout = self.target.layout if is_instance(self.target, Continuation) else None
-            known = None if layout is None else layout.functions
+            known = None if layout is None else layout.function_positions
             return synthesise(rec, args, kwargs, result, self._backend, entry, known)
         except (Split, FullGraphError):
             raise
@@ -460,7 +460,7 @@ class Dispatcher:
     def note_escape(self) -> None:
         """An exception has left the program, which no record does."""
         layout = self.target.layout if is_instance(self.target, Continuation) else None
-        if layout is not None and (layout.raised or layout.handles):
+        if layout is not None and (layout.raised or layout.handles_exception):
             self._given_up += 1
             if self._given_up >= SPLIT_LIMIT:
                 self._eager = "its exceptions are not handled"

@@ -38,10 +38,15 @@ from magpy_like.split_points import (
     Split,
     SplitPoint,
 )
-from magpy_like.splitting.continuation import Continuation, behind, open_frames, stands_for
-from magpy_like.splitting.dynamic_instruction import Crossing
-from magpy_like.splitting.frame_layout import Layout, NoLayout, lay_out
-from magpy_like.splitting.frame_state import FrameState, is_caught
+from magpy_like.splitting.continuation import (
+    Continuation,
+    active_frames,
+    original_function,
+    state_after,
+)
+from magpy_like.splitting.dynamic_instruction import DynamicInstruction
+from magpy_like.splitting.frame_layout import Layout, UnresumableState, lay_out
+from magpy_like.splitting.frame_state import FrameState, has_handler
 from magpy_like.splitting.resumption import Raised, run_chain
 from magpy_like.synthesis.record import Record
 from magpy_like.synthesis.shared_graphs import SharedGraphs
@@ -157,10 +162,10 @@ class SegmentCut:
         return self.segment.dispatcher.may_speculate(place)
 
     def begins(self, function: Any) -> bool:
-        return not self._continues or stands_for(function) is not function
+        return not self._continues or original_function(function) is not function
 
-    def stands_for(self, function: Any) -> Any:
-        return stands_for(function)
+    def original_function(self, function: Any) -> Any:
+        return original_function(function)
 
     def at_split(
         self, run: MonitorRun, frame: types.FrameType, reason: str, handled: BaseException | None
@@ -168,11 +173,11 @@ class SegmentCut:
         dispatcher = self.segment.dispatcher
         try:
             if run.root_frame is None:
-                raise NoLayout("the program has not begun")
+                raise UnresumableState("the program has not begun")
             if locks.holds_any(run.recording):
-                raise NoLayout("it holds a lock that a mock does not take")
+                raise UnresumableState("it holds a lock that a mock does not take")
             run.arguments.read_rest(run)
-            self._frames, states = open_frames(frame, run.root_frame, run.step_of, handled)
+            self._frames, states = active_frames(frame, run.root_frame, run.step_of, handled)
             run.recording.operators.look_at_all()
             self._held = self._look_at_ends(run, states)
             layout, values = lay_out(states)
@@ -189,7 +194,7 @@ class SegmentCut:
             dispatcher.note_split(SplitPoint.at(frame, reason))
             dispatcher.run_natively(str(obstacle))
             return False
-        except (NoLayout, Split) as obstacle:
+        except (UnresumableState, Split) as obstacle:
             if dispatcher.varying.keep_lengths():
                 return False  # it may have been cut for that alone
             self.no_record(SplitPoint.at(frame, reason), str(obstacle))
@@ -224,8 +229,8 @@ class SegmentCut:
         states, frames = self._states, self._frames
         self._states, self._frames = [], []
         try:
-            states[0] = behind(states[0], frame)
-        except NoLayout as obstacle:
+            states[0] = state_after(states[0], frame)
+        except UnresumableState as obstacle:
             _splits_log.info("what follows runs natively: %s", obstacle)
             run.end()
             return
@@ -234,7 +239,7 @@ class SegmentCut:
     def after_raise(self, run: MonitorRun, exception: BaseException) -> None:
         states, frames = self._states, self._frames
         self._states, self._frames = [], []
-        if is_caught(states):
+        if has_handler(states):
             self._go_on(run, frames, states, exception)
         else:
             run.end()
@@ -261,7 +266,7 @@ class SegmentCut:
                 dispatcher.varying.expect(argument_place(position))
             elif is_instance(value, torch.Tensor):
                 dims = run.recording.varying_dims(value)
-                if self._joins and position == layout.given and value.dim():
+                if self._joins and position == layout.result_position and value.dim():
                     dims = [0]  # along which lists are joined, most likely
                 dispatcher.varying.expect_sizes(argument_place(position), dims)
         arguments = tuple(values)
@@ -330,7 +335,7 @@ class Segments:
         self.eager_with_gradients = False
         """Whether a segment writes to what an earlier one may have saved for the backward pass, so
         that each runs operator by operator when gradients are recorded."""
-        self._crossings: dict[int, Crossing] = {}
+        self._dynamic_instructions: dict[int, DynamicInstruction] = {}
 
     def following(self, layout: Layout) -> Dispatcher:
         """The dispatcher of what is to be run from a state of this layout."""
@@ -356,14 +361,14 @@ class Segments:
         result, when the rest had to run natively.
         """
         # Every record has a layout object of its own, which lives as long as these segments.
-        crossing = self._crossings.get(id(layout))
-        if crossing is None:
-            crossing = self._crossings[id(layout)] = Crossing(layout)
-        outcome = crossing.run(values)
+        instruction = self._dynamic_instructions.get(id(layout))
+        if instruction is None:
+            instruction = self._dynamic_instructions[id(layout)] = DynamicInstruction(layout)
+        outcome = instruction.run(values)
         if not is_instance(outcome, Raised):
             ahead, following = outcome
-        elif crossing.raising is not None:
-            ahead, following = crossing.raising, (*values, outcome.exception)
+        elif instruction.raising is not None:
+            ahead, following = instruction.raising, (*values, outcome.exception)
         else:
             return None, run_chain(layout.build(values), outcome.exception)
         if ahead.following is None:
@@ -385,7 +390,7 @@ def _look_at_ends(
     for state in states:
         if state.code in _RUN_GENERATOR:
             continue  # to where it waits in a `with` block, or to its end
-        values += [*state.locals, state.handled, state.waiting and state.waiting.complete]
+        values += [*state.locals, state.handled_exception, state.pending and state.pending.complete]
         values += [value for value in state.stack if not _ends_a_with(value)]
     noticed = noticed_in(values, is_held)
     if noticed is not None:

@@ -10,17 +10,17 @@ from typing import Any
 
 from magpy_like.native import NULL
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.splitting.frame_layout import Layout, NoLayout
+from magpy_like.splitting.frame_layout import Layout, UnresumableState
 from magpy_like.splitting.frame_state import (
     FrameState,
     capture,
+    is_restoring,
     line_of,
     origins,
     pushes_two,
-    restores,
 )
 from magpy_like.splitting.pending_instructions import suspend
-from magpy_like.splitting.resumption import STEPS, run_chain
+from magpy_like.splitting.resumption import EXECUTABLE_INSTRUCTIONS, run_chain
 
 
 class Continuation:
@@ -39,11 +39,11 @@ class Continuation:
         return f"{frame.code.co_qualname}, from line {line} on"
 
 
-def open_frames(
+def active_frames(
     frame: FrameType,
     root: FrameType,
     step_of: Callable[[FrameType], tuple[int, tuple[Any, ...]] | None],
-    handled: BaseException | None,
+    handled_exception: BaseException | None,
 ) -> tuple[list[FrameType], list[FrameState]]:
     """The chain of open frames from the split out to the root, every outer one waiting.
 
@@ -53,51 +53,54 @@ def open_frames(
     for one that is not followed.
 
     Raises:
-        NoLayout: one of the frames cannot be run on later.
+        UnresumableState: one of the frames cannot be run on later.
     """
     frames, states = [], []
     current: FrameType | None = frame
     while current is not None:
         at = step_of(current)
         if at is None:
-            raise NoLayout(f"{current.f_code.co_qualname} is code that the monitor does not follow")
+            raise UnresumableState(
+                f"{current.f_code.co_qualname} is code that the monitor does not follow"
+            )
         offset, stack = at
-        if current is frame and restores(current.f_code, offset):
-            raise NoLayout("a continuation is being restored")
+        if current is frame and is_restoring(current.f_code, offset):
+            raise UnresumableState("a continuation is being restored")
         frames.append(current)
         try:
-            states.append(capture(current, stack, offset, handled))
+            states.append(capture(current, stack, offset, handled_exception))
         except ValueError as error:
-            raise NoLayout(str(error)) from None
+            raise UnresumableState(str(error)) from None
         if current is root:
             break
         current = current.f_back
     else:
-        raise NoLayout("the program's first frame is not open")
+        raise UnresumableState("the program's first frame is not open")
     name = states[0].instruction.name
-    if name not in STEPS:
-        raise NoLayout(f"{name} cannot be run by itself")
+    if name not in EXECUTABLE_INSTRUCTIONS:
+        raise UnresumableState(f"{name} cannot be run by itself")
     chain = suspend(states)
     if is_instance(chain, str):
-        raise NoLayout(chain)
+        raise UnresumableState(chain)
     return frames, chain
 
 
-def behind(state: FrameState, frame: FrameType) -> FrameState:
-    """The state of the innermost frame after its instruction, as :func:`step` would give it.
+def state_after(state: FrameState, frame: FrameType) -> FrameState:
+    """The state of the innermost frame after its instruction, equal to the result of
+    :func:`~magpy_like.splitting.resumption.execute_instruction`.
 
     Raises:
-        NoLayout: the instruction has left it in a state of another form.
+        UnresumableState: the instruction has left it in a state of another form.
     """
     try:
-        after = capture(frame, handled=sys.exception())
+        after = capture(frame, handled_exception=sys.exception())
     except ValueError as error:
-        raise NoLayout(str(error)) from None
+        raise UnresumableState(str(error)) from None
     if pushes_two(state.instruction) and after.stack[-2] is not NULL:
-        raise NoLayout("a method is on the operand stack")  # a step gives it bound
+        raise UnresumableState("a method is on the operand stack")  # a step gives it bound
     return after
 
 
-def stands_for(function: Any) -> Any:
+def original_function(function: Any) -> Any:
     """The program's own function, for one that runs the rest of it."""
     return function.__wrapped__ if id(getattr(function, "__code__", None)) in origins else function

@@ -1,8 +1,9 @@
-"""A dynamic instruction between two segments, made ready once and run at every call.
+"""Dynamic instructions between two segments, prepared once per layout and run at every call.
 
-:func:`~magpy_like.splitting.resumption.step` works on the states of frames. Most crossings take the
-same values to the same places, so here the way from the values before the instruction to those
-after it is worked out once for each layout.
+:func:`~magpy_like.splitting.resumption.execute_instruction` works on frame states. Most dynamic
+instructions map the same positions to the same positions at every call, so
+:class:`DynamicInstruction` computes that mapping, from the values before the instruction to those
+after it, once for each layout.
 """
 
 from __future__ import annotations
@@ -19,15 +20,21 @@ from magpy_like.native import NULL, call_as_caller, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import bind
 from magpy_like.splitting.frame_layout import FrameLayout, Layout, Slot, lay_out
-from magpy_like.splitting.frame_state import is_caught, line_of, pushes_two
-from magpy_like.splitting.resumption import OPERATIONS, TESTS, Raised, step, step_code
+from magpy_like.splitting.frame_state import has_handler, line_of, pushes_two
+from magpy_like.splitting.resumption import (
+    CONDITIONAL_JUMPS,
+    OPERAND_INSTRUCTIONS,
+    Raised,
+    execute_instruction,
+    instruction_code,
+)
 
 _METHODS = (BuiltinMethodType, MethodWrapperType)
 """Results of these types are laid out by what they are bound to."""
 
 
 @dataclass
-class Ahead:
+class Successor:
     """The layout behind an instruction, and where its values were before."""
 
     layout: Layout
@@ -36,7 +43,7 @@ class Ahead:
     """Whatever the caller wants to find here again."""
 
 
-class Crossing:
+class DynamicInstruction:
     """The instruction at which the innermost frame of a layout stands."""
 
     def __init__(self, layout: Layout) -> None:
@@ -50,22 +57,22 @@ class Crossing:
         self._rest = next(places, 1 + sum(map(bool, (*inner.locals, *inner.stack))))
         named = zip((*inner.locals, *inner.stack), (*self._locals, *self._stack), strict=True)
         self._methods = [(place, slot) for slot, place in named if is_instance(slot, str)]
-        self._handles = layout.handles
+        self._handles = layout.handles_exception
         """Whether the instruction may ask which exception is being handled."""
-        caught = is_caught(layout.frames)
-        self.raising = Ahead(Layout(layout.frames, raised=True), ()) if caught else None
+        caught = has_handler(layout.frames)
+        self.raising = Successor(Layout(layout.frames, raised=True), ()) if caught else None
         """Where the program is when the instruction has raised; None when nothing handles that."""
         self._code: CodeType | None = None
         self._order: list[int] = []
         self._keywords: dict[str, None] = {}
-        self._ahead: dict[Any, Ahead] = {}
+        self._ahead: dict[Any, Successor] = {}
         self._callers = list(_callers(layout))
 
-    def run(self, values: Sequence[Any]) -> tuple[Ahead, tuple[Any, ...]] | Raised:
+    def run(self, values: Sequence[Any]) -> tuple[Successor, tuple[Any, ...]] | Raised:
         """Run the instruction natively: what it raised, or where the program is, with its values.
 
         Raises:
-            NoLayout: the state after it cannot be handed over.
+            UnresumableState: the state after it cannot be handed over.
         """
         given = [*values, NULL]
         for place, name in self._methods:
@@ -73,16 +80,16 @@ class Crossing:
         name = self._at.name
         if self._handles:
             return self._step(values)
-        if name in TESTS:
+        if name in CONDITIONAL_JUMPS:
             return self._test(values, given)
         if name == "FOR_ITER":
             return self._next(values, given)
-        alone = name in OPERATIONS and not pushes_two(self._at)
+        alone = name in OPERAND_INSTRUCTIONS and not pushes_two(self._at)
         if not alone or type(values[0]) is not FunctionType:
             return self._step(values)
         return self._operate(values, given)
 
-    def _test(self, values: Sequence[Any], given: list[Any]) -> tuple[Ahead, Any] | Raised:
+    def _test(self, values: Sequence[Any], given: list[Any]) -> tuple[Successor, Any] | Raised:
         try:
             truth = bool(given[self._stack[-1]])
         except BaseException as exception:
@@ -96,7 +103,7 @@ class Crossing:
             ahead = self._look_ahead(values, jumps, target, len(self._stack) - (not stays), 0)
         return ahead, self._values(ahead, values, ())
 
-    def _next(self, values: Sequence[Any], given: list[Any]) -> tuple[Ahead, Any] | Raised:
+    def _next(self, values: Sequence[Any], given: list[Any]) -> tuple[Successor, Any] | Raised:
         try:
             element = next(given[self._stack[-1]], NULL)
         except BaseException as exception:
@@ -111,10 +118,10 @@ class Crossing:
             if more:
                 ahead = self._look_ahead(values, more, self._at.end, count, 1)
             else:
-                ahead = self._look_ahead(values, more, self._at.exhausted, count - 1, 0)
+                ahead = self._look_ahead(values, more, self._at.exhaustion_target, count - 1, 0)
         return ahead, self._values(ahead, values, (element,) if more else ())
 
-    def _operate(self, values: Sequence[Any], given: list[Any]) -> tuple[Ahead, Any] | Raised:
+    def _operate(self, values: Sequence[Any], given: list[Any]) -> tuple[Successor, Any] | Raised:
         code = self._code or self._prepare(values)
         function = values[0]
         state = CellType(tuple([given[place] for place in self._order]))
@@ -154,13 +161,13 @@ class Crossing:
         self._order = [*bound, *reversed(self._stack)]
         only = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
         self._keywords = dict.fromkeys(only)
-        made = step_code(self.layout.build(values)[0])
+        made = instruction_code(self.layout.build(values)[0])
         self._code = made  # last: other threads look at it
         return made
 
     def _look_ahead(
         self, values: Sequence[Any], key: Any, offset: int, same: int, results: int
-    ) -> Ahead:
+    ) -> Successor:
         """The state at ``offset``, with that many operands kept and that many results."""
         inner = self._inner
         live = live_locals(inner.code, offset)
@@ -173,35 +180,35 @@ class Crossing:
         kept = [0]
         kept += [place for slot, place in zip(slots, self._locals, strict=True) if slot]
         kept += [place for place in self._stack[:same] if place > 0]
-        ahead = Ahead(Layout((after, *self.layout.frames[1:])), tuple(kept))
+        ahead = Successor(Layout((after, *self.layout.frames[1:])), tuple(kept))
         self._ahead[key] = ahead
         return ahead
 
     def _values(
-        self, ahead: Ahead, values: Sequence[Any], results: tuple[Any, ...]
+        self, ahead: Successor, values: Sequence[Any], results: tuple[Any, ...]
     ) -> tuple[Any, ...]:
         return (*[values[place] for place in ahead.kept], *results, *values[self._rest :])
 
-    def _step(self, values: Sequence[Any]) -> tuple[Ahead, tuple[Any, ...]] | Raised:
+    def _step(self, values: Sequence[Any]) -> tuple[Successor, tuple[Any, ...]] | Raised:
         states = self.layout.build(values)
-        outcome = step(states[0])
+        outcome = execute_instruction(states[0])
         if is_instance(outcome, Raised):
             return outcome
         return self._lay_out(values, outcome.offset, outcome.stack)
 
     def _lay_out(
         self, values: Sequence[Any], offset: int, stack: tuple[Any, ...]
-    ) -> tuple[Ahead, tuple[Any, ...]]:
+    ) -> tuple[Successor, tuple[Any, ...]]:
         states = self.layout.build(values)
         states[0] = replace(states[0], offset=offset, stack=stack)
         layout, after = lay_out(states)
-        return Ahead(layout, ()), tuple(after)
+        return Successor(layout, ()), tuple(after)
 
 
 def _callers(layout: Layout) -> Iterator[tuple[int, CodeType]]:
     """For each frame around the innermost one, inside out, where its function is among the values,
     and code that calls what it closes over from the same place: loggers and warnings name it."""
-    functions = sorted(layout.functions)
+    functions = sorted(layout.function_positions)
     for at, frame in zip(functions[1:], layout.frames[1:], strict=True):
         yield at, _calling(frame.code, frame.offset, id(frame.code))
 

@@ -18,15 +18,21 @@ from types import (
 )
 from typing import Any
 
-from magpy_like.bytecode.data_flow import Kind, instructions, live_locals, stack_kinds
+from magpy_like.bytecode.data_flow import EntryKind, instructions, live_locals, stack_kinds
 from magpy_like.monitor.objects.finalizers import ends_here
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import bind
-from magpy_like.splitting.frame_state import FrameState, Then, Waiting, handled_then, handling
+from magpy_like.splitting.frame_state import (
+    FrameState,
+    PendingInstruction,
+    ResultUse,
+    with_current_exceptions,
+    with_previous_exceptions,
+)
 
 
-class NoLayout(Exception):
+class UnresumableState(Exception):
     """The state holds something that cannot be handed over; the text says what."""
 
 
@@ -43,14 +49,14 @@ class FrameLayout:
     offset: int
     locals: tuple[Slot, ...]
     stack: tuple[Slot, ...]
-    then: Then | None
-    completes: bool
+    result_use: ResultUse | None
+    has_completion: bool
 
     @property
-    def handles(self) -> bool:
+    def handles_exception(self) -> bool:
         """Whether the frame is handling an exception."""
         kinds = stack_kinds(self.code)[instructions(self.code)[self.offset].offset]
-        return Kind.HANDLED in kinds[: len(self.stack)]
+        return EntryKind.PREVIOUS_EXCEPTION in kinds[: len(self.stack)]
 
 
 @dataclass(frozen=True)
@@ -65,29 +71,29 @@ class Layout:
         """The states that these values, in order, belong to."""
         source = iter(values)
         states = [build_frame(frame, source) for frame in self.frames]
-        if self.handles:
-            handled = None
+        if self.handles_exception:
+            handled_exception = None
             for i in reversed(range(len(states))):
-                states[i] = handling(states[i], handled)
-                handled = states[i].handled
+                states[i] = with_previous_exceptions(states[i], handled_exception)
+                handled_exception = states[i].handled_exception
         return states
 
     @property
-    def handles(self) -> bool:
+    def handles_exception(self) -> bool:
         """Whether one of the frames is handling an exception."""
-        return any(frame.handles for frame in self.frames)
+        return any(frame.handles_exception for frame in self.frames)
 
     @property
-    def functions(self) -> frozenset[int]:
+    def function_positions(self) -> frozenset[int]:
         """The positions of the frames' functions, whose code is the frames'."""
         found, at = [], 0
         for frame in self.frames:
             found.append(at)
-            at += 1 + sum(map(bool, (*frame.locals, *frame.stack))) + frame.completes
+            at += 1 + sum(map(bool, (*frame.locals, *frame.stack))) + frame.has_completion
         return frozenset(found)
 
     @property
-    def given(self) -> int | None:
+    def result_position(self) -> int | None:
         """The position of the value that the last instruction has given, if the stack holds one."""
         inner = self.frames[0]
         if self.raised or not inner.stack or inner.stack[-1] is not True:
@@ -110,7 +116,7 @@ class Layout:
             if at <= len(slots) + len(depths):
                 return number, None, depths[at - 1 - len(slots)]
             at -= 1 + len(slots) + len(depths)
-            if frame.completes:
+            if frame.has_completion:
                 if at == 0:
                     return None
                 at -= 1
@@ -136,12 +142,14 @@ def lay_out_frame(state: FrameState, values: list[Any]) -> FrameLayout:
     slots = tuple(
         [(slot in live or ends_here(v)) and _put(v, values) for slot, v in enumerate(state.locals)]
     )
-    stack = tuple([_put(value, values) for value in handled_then(state)])
-    waiting = state.waiting
-    then, complete = (None, None) if waiting is None else (waiting.then, waiting.complete)
+    stack = tuple([_put(value, values) for value in with_current_exceptions(state)])
+    pending = state.pending
+    result_use, complete = (
+        (None, None) if pending is None else (pending.result_use, pending.complete)
+    )
     if complete is not None:
         values.append(complete)
-    return FrameLayout(state.code, state.offset, slots, stack, then, complete is not None)
+    return FrameLayout(state.code, state.offset, slots, stack, result_use, complete is not None)
 
 
 def _put(value: Any, values: list[Any]) -> Slot:
@@ -174,6 +182,6 @@ def build_frame(frame: FrameLayout, source: Iterator[Any]) -> FrameState:
     function = next(source)
     slots = tuple([_take(slot, source) for slot in frame.locals])
     stack = tuple([_take(slot, source) for slot in frame.stack])
-    complete = next(source) if frame.completes else None
-    waiting = None if frame.then is None else Waiting(frame.then, complete)
-    return FrameState(function, frame.code, frame.offset, slots, stack, None, waiting)
+    complete = next(source) if frame.has_completion else None
+    pending = None if frame.result_use is None else PendingInstruction(frame.result_use, complete)
+    return FrameState(function, frame.code, frame.offset, slots, stack, None, pending)

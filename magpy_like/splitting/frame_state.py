@@ -15,8 +15,8 @@ from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from magpy_like.bytecode.data_flow import (
+    EntryKind,
     Instruction,
-    Kind,
     handler_of,
     instructions,
     slot_count,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from magpy_like.splitting.frame_layout import FrameLayout
 
 
-class Then(Enum):
+class ResultUse(Enum):
     """What becomes of the value that a frame waits for, when it comes."""
 
     PUSH = "it is pushed, the next instruction follows"
@@ -42,14 +42,14 @@ class Then(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PendingInstruction:
     """How the instruction that a frame is in the middle of goes on.
 
     `complete` turns what the callee returned into the instruction's own result, None when that is
     the same.
     """
 
-    then: Then
+    result_use: ResultUse
     complete: Callable[[Any], Any] | None = None
 
 
@@ -59,8 +59,8 @@ class FrameState:
 
     `locals` are the raw slots as `frame_locals` gives them: cells unopened, NULL where unbound.
     `stack` is the operand stack, bottom first, NULL where a slot is empty: all of it while
-    `waiting` is None, and what remains below the operands of the instruction when the frame is
-    inside of it. `handled` is `sys.exception()` as this frame sees it.
+    `pending` is None, and what remains below the operands of the instruction when the frame is
+    inside of it. `handled_exception` is `sys.exception()` as this frame sees it.
     """
 
     function: FunctionType
@@ -68,25 +68,25 @@ class FrameState:
     offset: int
     locals: tuple[Any, ...]
     stack: tuple[Any, ...]
-    handled: BaseException | None = None
-    waiting: Waiting | None = None
+    handled_exception: BaseException | None = None
+    pending: PendingInstruction | None = None
 
     @property
     def instruction(self) -> Instruction:
         return instructions(self.code)[self.offset]
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def kinds(self) -> tuple[EntryKind, ...]:
         """What each entry of `stack` is."""
         return stack_kinds(self.code)[self.instruction.offset][: len(self.stack)]
 
     @property
-    def handled_outside(self) -> BaseException | None:
+    def exception_at_entry(self) -> BaseException | None:
         """The exception that was being handled when this frame was entered."""
         for kind, entry in zip(self.kinds, self.stack, strict=True):
-            if kind is Kind.HANDLED:
+            if kind is EntryKind.PREVIOUS_EXCEPTION:
                 return entry
-        return self.handled
+        return self.handled_exception
 
     @property
     def where(self) -> str:
@@ -107,7 +107,7 @@ class Origin:
     offset: int  # where it enters `code`, or the instruction that it waits in
     depth: int  # the operand stack there
     shift: int  # bytes before the first instruction of `code`
-    then: Then | None  # None when it does not wait
+    result_use: ResultUse | None  # None when it does not wait
 
 
 # By id: code objects compare equal across files. Entries live as long as the cache of resuming
@@ -119,7 +119,7 @@ def capture(
     frame: FrameType,
     stack: tuple[Any, ...] | None = None,
     offset: int | None = None,
-    handled: BaseException | None = None,
+    handled_exception: BaseException | None = None,
 ) -> FrameState:
     """The state of `frame`, told in terms of the user's code even when a continuation runs it.
 
@@ -135,26 +135,26 @@ def capture(
         frame.f_lasti if offset is None else offset,
         frame_locals(frame),
         frame_stack(frame) if stack is None else stack,
-        handled,
+        handled_exception,
     )
     origin = origins.get(id(frame.f_code))
     return _in_users_terms(state, origin) if origin else state
 
 
-def restores(code: CodeType, offset: int) -> bool:
+def is_restoring(code: CodeType, offset: int) -> bool:
     """Whether the instruction at `offset` belongs to the continuation, not to the user's code."""
     origin = origins.get(id(code))
     return origin is not None and offset < origin.shift
 
 
 def _in_users_terms(state: FrameState, origin: Origin) -> FrameState:
-    waiting, offset, stack = None, state.offset - origin.shift, state.stack
+    pending, offset, stack = None, state.offset - origin.shift, state.stack
     if offset < 0:
         # [operands below, (NULL, complete,) NULL, the next frame]
         more = len(stack) - origin.depth
-        if origin.then is None or state.instruction.name != "CALL" or more not in (2, 4):
+        if origin.result_use is None or state.instruction.name != "CALL" or more not in (2, 4):
             raise ValueError("a continuation that is still being restored has no state")
-        waiting = Waiting(origin.then, stack[-3] if more == 4 else None)
+        pending = PendingInstruction(origin.result_use, stack[-3] if more == 4 else None)
         offset, stack = origin.offset, stack[: origin.depth]
     told = replace(
         state,
@@ -163,34 +163,35 @@ def _in_users_terms(state: FrameState, origin: Origin) -> FrameState:
         offset=offset,
         locals=state.locals[:-1],
         stack=stack,
-        waiting=waiting,
+        pending=pending,
     )
     return replace(told, stack=move_places(told, -origin.shift))
 
 
-def handled_then(state: FrameState) -> tuple[Any, ...]:
+def with_current_exceptions(state: FrameState) -> tuple[Any, ...]:
     """The stack with every exception that was handled *before* replaced by the one handled *then*:
     what a handler adds to the frame's state, and nothing of what lies outside of it."""
-    stack, handled = list(state.stack), state.handled
+    stack, handled_exception = list(state.stack), state.handled_exception
     for place in reversed(range(len(stack))):
-        if state.kinds[place] is Kind.HANDLED:
-            stack[place], handled = handled, stack[place]
+        if state.kinds[place] is EntryKind.PREVIOUS_EXCEPTION:
+            stack[place], handled_exception = handled_exception, stack[place]
     return tuple(stack)
 
 
-def handling(state: FrameState, outside: BaseException | None) -> FrameState:
-    """The state with a stack as :func:`handled_then` gives it, while ``outside`` is handled."""
-    stack, handled = list(state.stack), outside
+def with_previous_exceptions(state: FrameState, outside: BaseException | None) -> FrameState:
+    """The inverse of :func:`with_current_exceptions`, for a frame entered while ``outside`` was
+    handled."""
+    stack, handled_exception = list(state.stack), outside
     for place, kind in enumerate(state.kinds):
-        if kind is Kind.HANDLED:
-            stack[place], handled = handled, stack[place]
-    return replace(state, stack=tuple(stack), handled=handled)
+        if kind is EntryKind.PREVIOUS_EXCEPTION:
+            stack[place], handled_exception = handled_exception, stack[place]
+    return replace(state, stack=tuple(stack), handled_exception=handled_exception)
 
 
 def move_places(state: FrameState, distance: int) -> tuple[Any, ...]:
     """The stack after its code has moved: places of exceptions count in units of two bytes."""
     return tuple(
-        max(entry + distance // 2, 0) if kind is Kind.LASTI else entry
+        max(entry + distance // 2, 0) if kind is EntryKind.LASTI else entry
         for kind, entry in zip(state.kinds, state.stack, strict=True)
     )
 
@@ -234,7 +235,7 @@ def is_resumable(state: FrameState, generator: bool = False) -> str | None:
     kinds = stack_kinds(code).get(state.instruction.offset)
     if kinds is None:
         return f"nothing leads to offset {state.offset} of {code.co_qualname}"
-    if state.waiting is None and len(kinds) != len(state.stack):
+    if state.pending is None and len(kinds) != len(state.stack):
         return (
             f"offset {state.offset} of {code.co_qualname} has {len(kinds)} operands, "
             f"not {len(state.stack)}"
@@ -246,12 +247,16 @@ def is_resumable(state: FrameState, generator: bool = False) -> str | None:
     return None
 
 
-def is_caught(frames: Iterable[FrameState | FrameLayout]) -> bool:
+def has_handler(frames: Iterable[FrameState | FrameLayout]) -> bool:
     """Whether a handler, a ``finally`` or a ``with`` sees what the innermost frame raises."""
     return any(handler_of(f.code, instructions(f.code)[f.offset]) for f in frames)
 
 
 def _handled_within(state: FrameState) -> list[BaseException | None]:
     """What each handler that the frame is in handles, outermost first."""
-    before = [e for k, e in zip(state.kinds, state.stack, strict=True) if k is Kind.HANDLED]
-    return [*before[1:], state.handled] if before else []
+    before = [
+        e
+        for k, e in zip(state.kinds, state.stack, strict=True)
+        if k is EntryKind.PREVIOUS_EXCEPTION
+    ]
+    return [*before[1:], state.handled_exception] if before else []

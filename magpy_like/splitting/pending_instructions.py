@@ -17,37 +17,45 @@ from dataclasses import replace
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from magpy_like.bytecode.data_flow import Instruction, in_order, instructions, resume_point
+from magpy_like.bytecode.data_flow import Instruction, entry_offset, instruction_list, instructions
 from magpy_like.monitor.calls import compiled_callees
 from magpy_like.monitor.calls.polyfills import polyfill
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import active
-from magpy_like.splitting.frame_state import FrameState, Then, Waiting, is_resumable, pushes_two
+from magpy_like.splitting.frame_state import (
+    FrameState,
+    PendingInstruction,
+    ResultUse,
+    is_resumable,
+    pushes_two,
+)
 
-Suspended = tuple[tuple[Any, ...], Waiting]  # what stays on the operand stack, and what is awaited
+Suspended = tuple[
+    tuple[Any, ...], PendingInstruction
+]  # what stays on the operand stack, and what is awaited
 
 
 def suspend(states: Sequence[FrameState]) -> list[FrameState] | str:
     """The chain of open frames, innermost first, with every outer one waiting for the next.
 
     `states` hold the operand stacks from before the instruction that each frame is in, the
-    innermost with `handled` set to `sys.exception()`. Returns the reason when one of the frames
-    could not be run on.
+    innermost with `handled_exception` set to `sys.exception()`. Returns the reason when one of the
+    frames could not be run on.
     """
     chain: list[FrameState] = []
-    handled = states[0].handled
+    handled_exception = states[0].handled_exception
     for state in states:
-        state = replace(state, handled=handled)
+        state = replace(state, handled_exception=handled_exception)
         if reason := is_resumable(state):
             return reason
-        if chain and state.waiting is None:
+        if chain and state.pending is None:
             found = _wait(state, chain[-1])
             if is_instance(found, str):
                 return found
             state = found
         chain.append(state)
-        handled = state.handled_outside
+        handled_exception = state.exception_at_entry
     return chain
 
 
@@ -60,8 +68,8 @@ def _wait(state: FrameState, callee: FrameState) -> FrameState | str:
             f"{instruction.name} at {state.where} does not simply continue with what "
             f"{callee.code.co_qualname} returns: native code lies between them"
         )
-    stack, waiting = found
-    return replace(state, stack=stack, waiting=waiting)
+    stack, pending = found
+    return replace(state, stack=stack, pending=pending)
 
 
 # Calls.
@@ -78,7 +86,7 @@ def _call(state: FrameState, instruction: Instruction, callee: FrameState) -> Su
 
 
 def _keyword_names(code: CodeType, call: Instruction) -> tuple[str, ...]:
-    entry = instructions(code)[resume_point(code, call.offset)]
+    entry = instructions(code)[entry_offset(code, call.offset)]
     return code.co_consts[entry.arg] if entry.name == "KW_NAMES" else ()
 
 
@@ -102,7 +110,7 @@ def _called(
     while True:
         function = compiled_callees.target(function)
         if function is callee.function:
-            return below, Waiting(Then.PUSH)
+            return below, PendingInstruction(ResultUse.PUSH)
         kind = type(function)
         if kind is MethodType:
             args = (function.__self__, *args)
@@ -118,11 +126,11 @@ def _called(
             and polyfill(function, args, keywords) is None
         ):
             complete = _constructed(function, args, keywords, callee)
-            return complete and (below, Waiting(Then.PUSH, complete))
+            return complete and (below, PendingInstruction(ResultUse.PUSH, complete))
         else:
             stands_in = polyfill(function, args, keywords)
             if stands_in is not None and stands_in.__code__ is callee.code:
-                return below, Waiting(Then.PUSH)
+                return below, PendingInstruction(ResultUse.PUSH)
             found = lookup_in_type(kind, "__call__")
             if type(found) is not FunctionType:
                 return None
@@ -147,7 +155,7 @@ def _constructed(
 def _unchanged_self(callee: FrameState) -> Any:
     """The first argument of a frame that never rebinds it."""
     code, first = callee.code, callee.locals[0] if callee.code.co_argcount else NULL
-    if any(i.arg == 0 and i.name in _REBINDS for i in in_order(code)):
+    if any(i.arg == 0 and i.name in _REBINDS for i in instruction_list(code)):
         return NULL
     if code.co_varnames[:1] and code.co_varnames[0] in code.co_cellvars:
         return NULL  # an inner function may rebind it
@@ -184,14 +192,18 @@ def _special(
     name: str,
     operands: int,
     of: int = 0,
-    then: Then = Then.PUSH,
+    then: ResultUse = ResultUse.PUSH,
     complete: Callable[[Any], Any] | None = None,
 ) -> Callable[[FrameState, Instruction, FrameState], Suspended | None]:
     """The instruction calls method `name` of operand number `of`."""
 
     def waits(state: FrameState, _: Instruction, callee: FrameState) -> Suspended | None:
         below, values = _split(state.stack, operands)
-        return (below, Waiting(then, complete)) if _calls(values[of], name, callee) else None
+        return (
+            (below, PendingInstruction(then, complete))
+            if _calls(values[of], name, callee)
+            else None
+        )
 
     return waits
 
@@ -209,18 +221,20 @@ def _attribute(state: FrameState, instruction: Instruction, callee: FrameState) 
     below, (value,) = _split(state.stack, 1)
     names = state.code.co_names
     name = names[instruction.arg >> 1 if _SHIFTED_NAMES else instruction.arg]
-    waiting = Waiting(Then.PUSH_UNBOUND if pushes_two(instruction) else Then.PUSH)
+    pending = PendingInstruction(
+        ResultUse.PUSH_UNBOUND if pushes_two(instruction) else ResultUse.PUSH
+    )
     if _calls(value, "__getattr__", callee):
-        return below, waiting
+        return below, pending
     if lookup_in_type(type(value), "__getattr__") is not NULL:
         # It is asked next, should the callee raise AttributeError.
         found = lookup_in_type(type(value), name)
         if not is_instance(found, property) or found.fget is not callee.function:
             return None
-        return below, replace(waiting, complete=functools.partial(get_attribute, value, name))
+        return below, replace(pending, complete=functools.partial(get_attribute, value, name))
     if _calls(value, "__getattribute__", callee):
-        return below, waiting
-    return (below, waiting) if _gets(lookup_in_type(type(value), name), callee) else None
+        return below, pending
+    return (below, pending) if _gets(lookup_in_type(type(value), name), callee) else None
 
 
 def get_attribute(value: Any, name: str, getter: Callable[[], Any]) -> Any:
@@ -254,7 +268,7 @@ def _changed_attribute(special: str, accessor: str, descriptor_method: str, oper
             known = known or getattr(found, accessor) is callee.function
         elif found is not NULL:
             known = known or _calls(found, descriptor_method, callee)
-        return (below, Waiting(Then.DROP)) if known else None
+        return (below, PendingInstruction(ResultUse.DROP)) if known else None
 
     return waits
 
@@ -274,15 +288,17 @@ def _test(state: FrameState, instruction: Instruction, callee: FrameState) -> Su
     if not _calls(value, "__bool__", callee):
         return None
     if instruction.name.endswith("_OR_POP"):
-        return state.stack, Waiting(Then.TEST_AND_KEEP, _truth)
-    return below, Waiting(Then.TEST, _truth)
+        return state.stack, PendingInstruction(ResultUse.TEST_AND_KEEP, _truth)
+    return below, PendingInstruction(ResultUse.TEST, _truth)
 
 
 def _contains(state: FrameState, instruction: Instruction, callee: FrameState) -> Suspended | None:
     below, (_, container) = _split(state.stack, 2)
     complete = _lacks if instruction.arg else bool
     return (
-        (below, Waiting(Then.PUSH, complete)) if _calls(container, "__contains__", callee) else None
+        (below, PendingInstruction(ResultUse.PUSH, complete))
+        if _calls(container, "__contains__", callee)
+        else None
     )
 
 
@@ -298,7 +314,7 @@ def _iterator(result: Any) -> Any:
 
 def _next(state: FrameState, _: Instruction, callee: FrameState) -> Suspended | None:
     found = _calls(state.stack[-1], "__next__", callee)
-    return (state.stack, Waiting(Then.ITERATE)) if found else None
+    return (state.stack, PendingInstruction(ResultUse.ITERATE)) if found else None
 
 
 def _enter(state: FrameState, _: Instruction, callee: FrameState) -> Suspended | None:
@@ -306,7 +322,7 @@ def _enter(state: FrameState, _: Instruction, callee: FrameState) -> Suspended |
     leave = lookup_in_type(type(manager), "__exit__")
     if not _calls(manager, "__enter__", callee) or type(leave) is not FunctionType:
         return None
-    return (*below, MethodType(leave, manager)), Waiting(Then.PUSH)
+    return (*below, MethodType(leave, manager)), PendingInstruction(ResultUse.PUSH)
 
 
 def _leave(state: FrameState, _: Instruction, callee: FrameState) -> Suspended | None:
@@ -314,7 +330,7 @@ def _leave(state: FrameState, _: Instruction, callee: FrameState) -> Suspended |
     leave = state.stack[-4]
     if getattr(leave, "__func__", leave) is not callee.function:
         return None
-    return state.stack, Waiting(Then.PUSH)
+    return state.stack, PendingInstruction(ResultUse.PUSH)
 
 
 # Operators: the other operand is asked when the first one does not know.
@@ -408,7 +424,7 @@ def _asked(
         if len(again) > 1 and _unchanged_self(callee) is not value:
             continue
         rest = candidates[number + 1 :]
-        return below, Waiting(Then.PUSH, functools.partial(_known, rest, last))
+        return below, PendingInstruction(ResultUse.PUSH, functools.partial(_known, rest, last))
     return None
 
 
@@ -441,9 +457,9 @@ _WAITS: dict[str, Callable[[FrameState, Instruction, FrameState], Suspended | No
     "DELETE_ATTR": _changed_attribute("__delattr__", "fdel", "__delete__", 1),
     "BINARY_SUBSCR": _special("__getitem__", 2),
     "BINARY_SLICE": _special("__getitem__", 3),
-    "STORE_SUBSCR": _special("__setitem__", 3, of=1, then=Then.DROP),
-    "STORE_SLICE": _special("__setitem__", 4, of=1, then=Then.DROP),
-    "DELETE_SUBSCR": _special("__delitem__", 2, then=Then.DROP),
+    "STORE_SUBSCR": _special("__setitem__", 3, of=1, then=ResultUse.DROP),
+    "STORE_SLICE": _special("__setitem__", 4, of=1, then=ResultUse.DROP),
+    "DELETE_SUBSCR": _special("__delitem__", 2, then=ResultUse.DROP),
     "UNARY_NEGATIVE": _special("__neg__", 1),
     "UNARY_POSITIVE": _special("__pos__", 1),
     "CALL_INTRINSIC_1": _intrinsic,

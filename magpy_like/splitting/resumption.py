@@ -21,15 +21,15 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from magpy_like.bytecode.data_flow import (
+    EntryKind,
     Handler,
     Instruction,
-    Kind,
     encode_exception_table,
+    entry_offset,
     exception_table,
     handler_of,
-    in_order,
+    instruction_list,
     instructions,
-    resume_point,
     slot_count,
     stack_effect,
     stack_kinds,
@@ -39,13 +39,13 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.splitting.frame_state import (
     FrameState,
     Origin,
-    Then,
-    handled_then,
+    ResultUse,
     is_resumable,
     move_places,
     origins,
     pushed,
     pushes_two,
+    with_current_exceptions,
 )
 from magpy_like.splitting.pending_instructions import get_attribute
 
@@ -72,7 +72,7 @@ def run_chain(states: Sequence[FrameState], raised: BaseException | None = None)
     Raises ValueError, before anything ran, for a state that `is_resumable` or `suspend` refuses.
     """
     for position, state in enumerate(states):
-        if (state.waiting is None) != (position == 0):
+        if (state.pending is None) != (position == 0):
             raise ValueError(f"{state.where}: only the innermost frame does not wait for another")
     run = resumption(states[0]) if raised is None else raising(states[0], raised)
     for state in states[1:]:
@@ -93,7 +93,7 @@ def raising(state: FrameState, exception: BaseException) -> FunctionType:
     return _function(state, _Ending("raise"), (exception,))
 
 
-def waiting_generator(state: FrameState) -> FunctionType:
+def started_generator(state: FrameState) -> FunctionType:
     """A generator function for a frame at a YIELD_VALUE: having yielded once, before anything else,
     its generator goes on as the frame would. The top operand is what it yields first."""
     return _function(state, _Ending("yield"), ())
@@ -101,18 +101,18 @@ def waiting_generator(state: FrameState) -> FunctionType:
 
 def _waiting(state: FrameState, callee: Callable[[], Any]) -> FunctionType:
     """The rest of a frame that waits for what `callee` gives."""
-    waiting = state.waiting
-    assert waiting is not None
-    complete = waiting.complete
+    pending = state.pending
+    assert pending is not None
+    complete = pending.complete
     if is_instance(complete, functools.partial) and complete.func is get_attribute:
         callee, complete = functools.partial(complete, callee), None
     if complete is None:
-        return _function(state, _Ending("wait", waiting.then), (NULL, callee))
+        return _function(state, _Ending("wait", pending.result_use), (NULL, callee))
     extra = (NULL, complete, NULL, callee)
-    return _function(state, _Ending("wait", waiting.then, completes=True), extra)
+    return _function(state, _Ending("wait", pending.result_use, completes=True), extra)
 
 
-def step(state: FrameState) -> FrameState | Raised:
+def execute_instruction(state: FrameState) -> FrameState | Raised:
     """Execute the one instruction at which the innermost frame is, natively.
 
     Gives the state after it, or what it raised. The instruction sees the frame's locals, but a
@@ -121,8 +121,8 @@ def step(state: FrameState) -> FrameState | Raised:
     Raises ValueError for an instruction that is not an operation on its operands.
     """
     at, stack = state.instruction, state.stack
-    if at.name in TESTS:
-        outcome = _attempt(state.handled, lambda: bool(stack[-1]))
+    if at.name in CONDITIONAL_JUMPS:
+        outcome = _attempt(state.handled_exception, lambda: bool(stack[-1]))
         if is_instance(outcome, Raised):
             return outcome
         assert at.target is not None
@@ -130,32 +130,32 @@ def step(state: FrameState) -> FrameState | Raised:
         rest = stack if jumps and at.name.endswith("_OR_POP") else stack[:-1]
         return replace(state, offset=at.target if jumps else at.end, stack=rest)
     if at.name == "FOR_ITER":
-        outcome = _attempt(state.handled, lambda: next(stack[-1], NULL))
+        outcome = _attempt(state.handled_exception, lambda: next(stack[-1], NULL))
         if is_instance(outcome, Raised):
             return outcome
         if outcome is NULL:
-            return replace(state, offset=at.exhausted, stack=stack[:-1])
+            return replace(state, offset=at.exhaustion_target, stack=stack[:-1])
         return pushed(state, outcome)
     if at.name == "LOAD_METHOD" or (at.name == "LOAD_ATTR" and pushes_two(at)):
         # A method is pushed as two entries, one of which may be an empty slot; a bound one will do.
         name = state.code.co_names[at.arg if at.name == "LOAD_METHOD" else at.arg >> 1]
-        outcome = _attempt(state.handled, lambda: getattr(stack[-1], name))
+        outcome = _attempt(state.handled_exception, lambda: getattr(stack[-1], name))
         return outcome if is_instance(outcome, Raised) else pushed(state, outcome)
-    if at.name not in STEPS:
+    if at.name not in EXECUTABLE_INSTRUCTIONS:
         raise ValueError(f"{state.where}: {at.name} is not an operation on its operands")
-    outcome = _attempt(state.handled, _function(state, _Ending("step"), ()))
+    outcome = _attempt(state.handled_exception, _function(state, _Ending("step"), ()))
     if is_instance(outcome, Raised):
         return outcome
     return replace(state, offset=at.end, stack=outcome)
 
 
-def step_code(state: FrameState) -> CodeType:
+def instruction_code(state: FrameState) -> CodeType:
     """The code that executes the instruction at which a frame is. It takes the bound local
     variables, then the operand stack, top first, out of one more free variable."""
     return _function(state, _Ending("step"), ()).__code__
 
 
-TESTS = frozenset(
+CONDITIONAL_JUMPS = frozenset(
     name for name in dis.opmap if "JUMP" in name and ("_IF_TRUE" in name or "_IF_FALSE" in name)
 )
 # Instructions that only take operands and push results; BUILD_, MATCH_ and UNARY_ ones are too.
@@ -168,26 +168,26 @@ _ON_OPERANDS = """
     UNPACK_SEQUENCE UNPACK_EX FORMAT_VALUE IMPORT_NAME IMPORT_FROM
     BEFORE_WITH WITH_EXCEPT_START CHECK_EXC_MATCH RAISE_VARARGS
 """
-OPERATIONS = frozenset(
+OPERAND_INSTRUCTIONS = frozenset(
     name
     for name in dis.opmap
     if name in _ON_OPERANDS.split() or name.startswith(("BUILD_", "MATCH_", "UNARY_"))
 )
 
-STEPS = OPERATIONS | TESTS | {"FOR_ITER", "LOAD_METHOD"}
-"""The instructions that :func:`step` can execute."""
+EXECUTABLE_INSTRUCTIONS = OPERAND_INSTRUCTIONS | CONDITIONAL_JUMPS | {"FOR_ITER", "LOAD_METHOD"}
+"""The instructions that :func:`execute_instruction` can execute."""
 
 
-def _attempt(handled: BaseException | None, operation: Callable[[], Any]) -> Any:
-    """What the Python function gives while `handled` is being handled, or Raised."""
+def _attempt(handled_exception: BaseException | None, operation: Callable[[], Any]) -> Any:
+    """What the Python function gives while `handled_exception` is being handled, or Raised."""
     try:
-        if handled is None:
+        if handled_exception is None:
             return call_as_caller(operation, ())
-        traceback, context = handled.__traceback__, handled.__context__
+        traceback, context = handled_exception.__traceback__, handled_exception.__context__
         try:
-            raise handled
+            raise handled_exception
         except BaseException:
-            handled.__traceback__, handled.__context__ = traceback, context
+            handled_exception.__traceback__, handled_exception.__context__ = traceback, context
             return call_as_caller(operation, ())
     except BaseException as exception:
         # Without this function and the operation's own: the frame will be entered again.
@@ -204,7 +204,7 @@ class _Ending:
     """What follows once the frame is restored."""
 
     name: str
-    then: Then | None = None
+    result_use: ResultUse | None = None
     completes: bool = False
 
 
@@ -246,7 +246,9 @@ def _function(state: FrameState, ending: _Ending, extra: tuple[Any, ...]) -> Fun
     stack = state.stack
     if not alone:
         # Entering the handlers again, bottom first, brings back what was handled before.
-        stack = handled_then(replace(state, stack=move_places(state, origins[id(resumed)].shift)))
+        stack = with_current_exceptions(
+            replace(state, stack=move_places(state, origins[id(resumed)].shift))
+        )
     values = (*(state.locals[slot] for slot in bound), *reversed(stack + extra))
     function = state.function
     out = FunctionType(
@@ -345,7 +347,7 @@ def _assemble(code: CodeType, shape: _Shape) -> CodeType:
         co_exceptiontable=encode_exception_table(rows),
         co_linetable=_locations(shift // 2, position, code.co_firstlineno) + code.co_linetable,
     )
-    origins[id(resumed)] = Origin(code, shape.offset, shape.depth, shift, shape.ending.then)
+    origins[id(resumed)] = Origin(code, shape.offset, shape.depth, shift, shape.ending.result_use)
     return resumed
 
 
@@ -399,7 +401,7 @@ def _restore(prefix: _Prefix, code: CodeType, shape: _Shape) -> None:
     if shape.ending.name == "step":
         return
     for place, kind in enumerate(stack_kinds(code)[shape.offset][: shape.depth]):
-        if kind is Kind.HANDLED:
+        if kind is EntryKind.PREVIOUS_EXCEPTION:
             prefix.add("COPY", shape.size - place)
             prefix.add("PUSH_EXC_INFO")
             prefix.add("POP_TOP")
@@ -408,11 +410,11 @@ def _restore(prefix: _Prefix, code: CodeType, shape: _Shape) -> None:
 
 
 def _cell_slots(code: CodeType) -> list[int]:
-    return [at.arg for at in in_order(code) if at.name == "MAKE_CELL"]
+    return [at.arg for at in instruction_list(code) if at.name == "MAKE_CELL"]
 
 
 def _end_resume(prefix: _Prefix, code: CodeType, shape: _Shape, at: Instruction) -> None:
-    prefix.raw += _jump(resume_point(code, at.offset))
+    prefix.raw += _jump(entry_offset(code, at.offset))
 
 
 def _jump(target: int, between: int = 0) -> bytes:
@@ -440,16 +442,16 @@ def _end_wait(prefix: _Prefix, code: CodeType, shape: _Shape, at: Instruction) -
     called = len(prefix.raw)
     if shape.ending.completes:
         prefix.raw += _encode_call(1)
-    match shape.ending.then:
-        case Then.DROP:
+    match shape.ending.result_use:
+        case ResultUse.DROP:
             prefix.add("POP_TOP")
-        case Then.PUSH_UNBOUND:
+        case ResultUse.PUSH_UNBOUND:
             prefix.add("PUSH_NULL")
             prefix.add("SWAP", 2)
-        case Then.TEST:
+        case ResultUse.TEST:
             prefix.raw += _jump(at.offset)
             return
-        case Then.TEST_AND_KEEP:
+        case ResultUse.TEST_AND_KEEP:
             # [operand, bool]: the operand stays where the jump is taken
             leave = _encode("POP_TOP") + _jump(at.end)
             assert at.target is not None
@@ -463,9 +465,11 @@ def _end_wait(prefix: _Prefix, code: CodeType, shape: _Shape, at: Instruction) -
                 prefix.add(_IF_FALSE, len(leave) // 2)
                 prefix.raw += leave + taken
             return
-        case Then.ITERATE:
-            exhausted = _jump(at.exhausted, between=len(_RAISE_ON))
-            leave = _encode("POP_TOP") + _encode("POP_EXCEPT") + _encode("POP_TOP") + exhausted
+        case ResultUse.ITERATE:
+            exhaustion_target = _jump(at.exhaustion_target, between=len(_RAISE_ON))
+            leave = (
+                _encode("POP_TOP") + _encode("POP_EXCEPT") + _encode("POP_TOP") + exhaustion_target
+            )
             handler = (
                 _encode("PUSH_EXC_INFO")
                 + _encode("LOAD_CONST", len(code.co_consts))  # StopIteration
@@ -489,7 +493,7 @@ def _end_yield(prefix: _Prefix, code: CodeType, shape: _Shape, at: Instruction) 
 
 
 def _end_step(prefix: _Prefix, code: CodeType, shape: _Shape, at: Instruction) -> None:
-    prefix.raw += code.co_code[resume_point(code, at.offset) : at.end]
+    prefix.raw += code.co_code[entry_offset(code, at.offset) : at.end]
     prefix.add("BUILD_TUPLE", shape.depth + stack_effect(at))
     prefix.add("RETURN_VALUE")
 

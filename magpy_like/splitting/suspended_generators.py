@@ -12,15 +12,17 @@ from collections.abc import Sequence
 from types import CodeType, GeneratorType
 from typing import Any
 
-from magpy_like.bytecode.data_flow import Kind, in_order, stack_kinds
+from magpy_like.bytecode.data_flow import EntryKind, instruction_list, stack_kinds
 from magpy_like.native import frame_function, frame_locals, frame_operands
 from magpy_like.splitting.frame_layout import FrameLayout, build_frame, lay_out_frame
 from magpy_like.splitting.frame_state import FrameState
-from magpy_like.splitting.resumption import resumption, waiting_generator
+from magpy_like.splitting.resumption import resumption, started_generator
 
 
-def take_apart(generator: GeneratorType[Any, Any, Any]) -> tuple[FrameLayout | None, list[Any]]:
-    """What :func:`put_together` makes an equal generator from. None for one that has finished.
+def capture_generator(
+    generator: GeneratorType[Any, Any, Any],
+) -> tuple[FrameLayout | None, list[Any]]:
+    """What :func:`rebuild_generator` makes an equal generator from. None for one that has finished.
 
     Raises:
         ValueError: it cannot be made again; the text says why.
@@ -35,7 +37,7 @@ def take_apart(generator: GeneratorType[Any, Any, Any]) -> tuple[FrameLayout | N
     begin = _begin(code)
     started = offset > begin
     kinds = stack_kinds(code).get(offset, ()) if started else ()
-    if Kind.HANDLED in kinds or Kind.LASTI in kinds:
+    if EntryKind.PREVIOUS_EXCEPTION in kinds or EntryKind.LASTI in kinds:
         raise ValueError(f"{name} is a generator that is handling an exception")
     # The top operand was yielded, and is no more on the stack.
     stack = (*frame_operands(frame, len(kinds) - 1), None) if started else ()
@@ -45,21 +47,23 @@ def take_apart(generator: GeneratorType[Any, Any, Any]) -> tuple[FrameLayout | N
     return lay_out_frame(state, values), values
 
 
-def put_together(layout: FrameLayout | None, values: Sequence[Any]) -> GeneratorType[Any, Any, Any]:
+def rebuild_generator(
+    layout: FrameLayout | None, values: Sequence[Any]
+) -> GeneratorType[Any, Any, Any]:
     """A generator that will do what the one that was taken apart would do."""
     if layout is None:
         return _finished()
     state = build_frame(layout, iter(values))
     if state.offset == _begin(layout.code):
         return resumption(state)()
-    made: GeneratorType[Any, Any, Any] = waiting_generator(state)()
+    made: GeneratorType[Any, Any, Any] = started_generator(state)()
     next(made)
     return made
 
 
 def _begin(code: CodeType) -> int:
     """The offset of the first instruction that a generator runs when it is asked to."""
-    return next(at.end for at in in_order(code) if at.name == "RESUME")
+    return next(at.end for at in instruction_list(code) if at.name == "RESUME")
 
 
 def _finished() -> GeneratorType[Any, Any, Any]:

@@ -17,7 +17,9 @@ Entry = tuple[CodeType, dict[str, Any], int, int]
 """Code, its module's names, offset in bytes, line."""
 
 
-def entries(traceback: TracebackType | None, until: TracebackType | None) -> tuple[Entry, ...]:
+def traceback_entries(
+    traceback: TracebackType | None, until: TracebackType | None
+) -> tuple[Entry, ...]:
     """The frames of a traceback, outermost first, down to the traceback ``until``."""
     found = []
     while traceback is not None and traceback is not until:
@@ -27,7 +29,7 @@ def entries(traceback: TracebackType | None, until: TracebackType | None) -> tup
     return tuple(found)
 
 
-def came_through(exception: BaseException, passed: tuple[Entry, ...]) -> None:
+def prepend_frames(exception: BaseException, passed: tuple[Entry, ...]) -> None:
     """Let an exception have come through these frames, outermost first, after all others."""
     traceback = exception.__traceback__
     for code, names, offset, line in reversed(passed):
@@ -35,7 +37,7 @@ def came_through(exception: BaseException, passed: tuple[Entry, ...]) -> None:
     exception.__traceback__ = traceback
 
 
-def raised_in_caller(exception: BaseException) -> None:
+def set_context_from_caller(exception: BaseException) -> None:
     """An exception was raised while no other one was handled but by the program's caller."""
     outside = sys.exception()
     if exception.__context__ is None and exception is not outside:

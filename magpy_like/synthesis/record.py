@@ -36,7 +36,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ABSENT, ByIdentity, Fact, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import BranchRefused, Place, SpeculationRefused, Split, SplitPoint
-from magpy_like.splitting.tracebacks import raised_in_caller
+from magpy_like.splitting.tracebacks import set_context_from_caller
 from magpy_like.synthesis import number_source
 from magpy_like.synthesis.example_inputs import example_inputs
 from magpy_like.synthesis.generated_source import Source, literal
@@ -280,7 +280,7 @@ class MockBuilder:
             if through is not traceback:
                 lines += self.values.passing(error, self.existing(node), traceback)
                 if now[1] is None:
-                    raised = self.source.constant(raised_in_caller)
+                    raised = self.source.constant(set_context_from_caller)
                     lines.append(f"{raised}({self.existing(node)})")
             links = zip(now, before, strict=True)
             if not node.written and any(link is not earlier for link, earlier in links):
@@ -368,13 +368,13 @@ class MockBuilder:
         self.side_effects.append(f"contents of {self.guard.label(node)}")
         base = self.source.constant(native_base(node.type), native_base(node.type).__name__)
         if is_instance(value, dict):
-            entries, known = items_of(value), len(before)
-            if not same_keys([key for key, _ in entries[:known]], list(before)):
+            traceback_entries, known = items_of(value), len(before)
+            if not same_keys([key for key, _ in traceback_entries[:known]], list(before)):
                 text = self.values.dict_text(value)
                 return [f"{base}.clear({name})", f"{base}.update({name}, {text})"]
-            kept = zip(entries, before.values(), strict=False)
+            kept = zip(traceback_entries, before.values(), strict=False)
             changed = [item for item, found in kept if item[1] is not found]
-            text = self.values.dict_text(value, [*changed, *entries[known:]])
+            text = self.values.dict_text(value, [*changed, *traceback_entries[known:]])
             return [f"{base}.update({name}, {text})"]
         if is_instance(value, set):
             fill, text = "update", self.values.members_text(value)

@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import magpy_like as magpy
-from magpy_like.bytecode.data_flow import in_order
-from magpy_like.bytecode.post_dominators import RETURN, join
+from magpy_like.bytecode.data_flow import instruction_list
+from magpy_like.bytecode.post_dominators import RETURN, join_point
 from magpy_like.monitor.run import MonitorRun
-from magpy_like.splitting.resumption import TESTS
+from magpy_like.splitting.resumption import CONDITIONAL_JUMPS
 from tests.compare import assert_same
 from tests.corpus.test_dynamic import BranchesOnTensor, LoopsUntilSmall
 from zoo import ZOO
@@ -553,8 +553,8 @@ def test_a_change_in_a_side_that_was_not_taken_must_miss():
 
 def joins_of(function):
     code = function.__code__
-    branches = [i for i in in_order(code) if i.name in TESTS]
-    return [join(code, i.offset) for i in branches]
+    branches = [i for i in instruction_list(code) if i.name in CONDITIONAL_JUMPS]
+    return [join_point(code, i.offset) for i in branches]
 
 
 def test_sides_meet_where_every_way_comes_through():

@@ -14,9 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from magpy_like.native import frame_stack
-from magpy_like.splitting.frame_state import capture, restores
+from magpy_like.splitting.frame_state import capture, is_restoring
 from magpy_like.splitting.pending_instructions import suspend
-from magpy_like.splitting.resumption import OPERATIONS, TESTS, Raised, run_chain, step
+from magpy_like.splitting.resumption import (
+    CONDITIONAL_JUMPS,
+    OPERAND_INSTRUCTIONS,
+    Raised,
+    execute_instruction,
+    run_chain,
+)
 
 FILE = "<program>"
 WORKER = ThreadPoolExecutor(1)
@@ -96,10 +102,10 @@ def _cut(run, log, at, act):
             before.pop(frame, None)
         elif event == "opcode":
             before[frame] = frame.f_lasti, frame_stack(frame)
-            if not restores(frame.f_code, frame.f_lasti):
+            if not is_restoring(frame.f_code, frame.f_lasti):
                 count += 1
                 if at in (None, count):
-                    outcome = act(open_frames(frame, before), log)
+                    outcome = act(active_frames(frame, before), log)
                     if outcome is not None:
                         before.clear()
         return trace
@@ -116,11 +122,11 @@ def _cut(run, log, at, act):
     return outcome
 
 
-def open_frames(frame, before):
-    states, handled = [], sys.exception()
+def active_frames(frame, before):
+    states, handled_exception = [], sys.exception()
     while frame is not None and frame.f_code.co_filename == FILE:
         offset, stack = before[frame]
-        states.append(capture(frame, stack, offset, handled if not states else None))
+        states.append(capture(frame, stack, offset, handled_exception if not states else None))
         frame = frame.f_back
     return states
 
@@ -166,11 +172,11 @@ def step_and_resume(states, log):
     if isinstance(chain, str):
         return chain
     name = chain[0].instruction.name
-    if name not in OPERATIONS | TESTS | {"FOR_ITER", "LOAD_METHOD"}:
+    if name not in OPERAND_INSTRUCTIONS | CONDITIONAL_JUMPS | {"FOR_ITER", "LOAD_METHOD"}:
         return "not a step"
 
     def run():
-        after = step(chain[0])
+        after = execute_instruction(chain[0])
         if isinstance(after, Raised):
             return run_chain(chain, after.exception)
         return run_chain([after, *chain[1:]])

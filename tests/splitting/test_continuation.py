@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from magpy_like.bytecode.data_flow import Kind, in_order, live_locals, stack_kinds
+from magpy_like.bytecode.data_flow import EntryKind, instruction_list, live_locals, stack_kinds
 from magpy_like.native import NULL
-from magpy_like.splitting.resumption import Raised, run_chain, step
+from magpy_like.splitting.resumption import Raised, execute_instruction, run_chain
 from tests.splitting.cutting import Program, chain_of, every_cut, observe, resume, step_and_resume
 from tests.splitting.programs import MANAGERS, PROGRAMS, UNRESUMABLE, extended
 
@@ -162,7 +162,7 @@ def main():
 
 def test_a_step_that_raises_keeps_the_traceback_below_the_frame():
     chain, _ = states_at("def main():\n    return effect(1)\n", 1, fails=0)
-    raised = step(chain[0])
+    raised = execute_instruction(chain[0])
     assert isinstance(raised, Raised)
     names = [entry.name for entry in traceback.extract_tb(raised.exception.__traceback__)]
     assert names == ["effect"]
@@ -203,7 +203,7 @@ def test_states_of_continuations_are_told_in_terms_of_the_users_code():
     )
     place = second[0].offset, second[0].locals
     [told] = [c for c in seen if (c[0].offset, c[0].locals) == place]
-    assert [state.waiting for state in told] == [state.waiting for state in second]
+    assert [state.pending for state in told] == [state.pending for state in second]
     for now, native in zip(told, second, strict=True):
         assert (now.offset, now.locals) == (native.offset, native.locals)
         assert now.function.__name__ == native.function.__name__
@@ -222,15 +222,15 @@ def main():
     program = Program(text)
     first, log = give_up_at(program, 2)
     second, _ = states_at(text, 3)
-    assert Kind.LASTI in second[1].kinds
+    assert EntryKind.LASTI in second[1].kinds
     places = []
 
     def look(states, _):
         if states[0].offset == second[0].offset and states[0].code.co_name == "__exit__":
-            places.append(states[1].stack[states[1].kinds.index(Kind.LASTI)])
+            places.append(states[1].stack[states[1].kinds.index(EntryKind.LASTI)])
 
     program.cut(None, look, lambda: run_chain(first), log)
-    assert places == [second[1].stack[second[1].kinds.index(Kind.LASTI)]]
+    assert places == [second[1].stack[second[1].kinds.index(EntryKind.LASTI)]]
 
 
 def test_a_handler_is_known_up_to_the_end_of_its_clean_up():
@@ -241,9 +241,11 @@ def test_a_handler_is_known_up_to_the_end_of_its_clean_up():
             return 1
 
     kinds = stack_kinds(f.__code__)
-    ends = [at for at in in_order(f.__code__) if at.name == "POP_EXCEPT" and at.offset in kinds]
+    ends = [
+        at for at in instruction_list(f.__code__) if at.name == "POP_EXCEPT" and at.offset in kinds
+    ]
     assert len(ends) == 2
-    assert all(Kind.HANDLED in kinds[at.offset] for at in ends)
+    assert all(EntryKind.PREVIOUS_EXCEPTION in kinds[at.offset] for at in ends)
 
 
 def test_only_what_may_be_read_is_live():
@@ -257,7 +259,7 @@ def test_only_what_may_be_read_is_live():
     names = (*code.co_varnames, *(n for n in code.co_cellvars if n not in code.co_varnames))
     live = {
         at.name + str(at.arg): {names[i] for i in live_locals(code, at.offset)}
-        for at in in_order(code)
+        for at in instruction_list(code)
         if at.name.startswith(("BINARY_OP", "MAKE_FUNCTION"))
     }
     assert live["BINARY_OP0"] == {"b", "c"}
@@ -272,5 +274,5 @@ def test_a_local_that_a_handler_reads_is_live_before_it_is_written():
         except ValueError:
             return a
 
-    call = next(at for at in in_order(f.__code__) if at.name == "CALL")
+    call = next(at for at in instruction_list(f.__code__) if at.name == "CALL")
     assert live_locals(f.__code__, call.offset) == {0}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import magpy_like as magpy
-from magpy_like.splitting.suspended_generators import put_together, take_apart
+from magpy_like.splitting.suspended_generators import capture_generator, rebuild_generator
 from tests.compare import assert_same
 
 LOG = []
@@ -19,7 +19,7 @@ def opaque(value):
 
 
 def again(generator):
-    return put_together(*take_apart(generator))
+    return rebuild_generator(*capture_generator(generator))
 
 
 def counting(start, log):
@@ -99,7 +99,7 @@ def test_a_generator_that_waits_for_another_is_refused():
     generator = outer()
     next(generator)
     with pytest.raises(ValueError, match="waits for another"):
-        take_apart(generator)
+        capture_generator(generator)
 
 
 @contextlib.contextmanager

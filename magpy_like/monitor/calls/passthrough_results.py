@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from magpy_like.bytecode.code_facts import calling
+from magpy_like.bytecode.code_facts import current_opname
 from magpy_like.native import NULL, lookup_in_type
 
 _REPR = ("__repr__",)
@@ -41,7 +41,7 @@ def is_handed_through(
 def _asked_for(
     caller: types.FrameType, operands: tuple[Any, ...], kind: type
 ) -> tuple[tuple[str, ...], Any]:
-    instruction, argument = calling(caller), caller.f_code.co_code[caller.f_lasti + 1]
+    instruction, argument = current_opname(caller), caller.f_code.co_code[caller.f_lasti + 1]
     if instruction == "FORMAT_VALUE" and kind is str and argument < len(_CONVERTED):
         return _CONVERTED[argument], operands[-1]
     if instruction == "CALL" and argument == 1 and len(operands) > 2 and operands[-3] is NULL:

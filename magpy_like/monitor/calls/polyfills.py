@@ -23,7 +23,7 @@ import torch.utils.checkpoint
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch.utils import _pytree as pytree
 
-from magpy_like.bytecode.local_uses import LOOK_AROUND
+from magpy_like.bytecode.local_uses import FRAME_INSPECTORS
 from magpy_like.monitor.calls import element_consumers, torchscript
 from magpy_like.monitor.calls.checkpointed_functions import (
     begin,
@@ -311,7 +311,7 @@ def _is_lazy(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 def _looks_around(iterator: Any) -> bool:
     """Whether a function that it calls looks at frames, of which native code has none."""
     found = (f for f in gc.get_referents(iterator) if isinstance(f, types.FunctionType))
-    return any(not LOOK_AROUND.isdisjoint(f.__code__.co_names) for f in found)
+    return any(not FRAME_INSPECTORS.isdisjoint(f.__code__.co_names) for f in found)
 
 
 _LAZY = (map, filter, itertools.starmap, itertools.takewhile, itertools.accumulate)

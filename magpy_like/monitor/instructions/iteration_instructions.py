@@ -75,7 +75,7 @@ def take(run: MonitorRun, step: Step) -> Token:
     if is_started_before(rec, iterator):
         raise Split("goes on with a generator from before the region")
     if run.branching is not None:
-        run.branching.at_next_round(run, step)
+        run.branching.at_loop_head(run, step)
     if type(iterator) is ARRAY_ITERATOR:
         _, (array, *_), *at = iterator.__reduce__()
         if at and random_draws.gives_numbers(run, array) and at[0] < len(array):

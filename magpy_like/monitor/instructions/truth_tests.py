@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def ask_which(run: MonitorRun, step: Step, *depths: int) -> None:
     """What comes next depends on which objects these operands are, should they be tensors."""
     if run.branching is not None:
-        run.branching.at_identity(run, step, depths)
+        run.branching.at_identity_test(run, step, depths)
 
 
 def truth(run: MonitorRun, step: Step) -> Token:

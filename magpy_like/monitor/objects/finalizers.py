@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from magpy_like.bytecode.code_facts import cleans_up
+from magpy_like.bytecode.code_facts import runs_cleanup
 from magpy_like.monitor.objects.access_paths import lookup
 from magpy_like.monitor.objects.containers import elements
 from magpy_like.native import lookup_in_type
@@ -40,7 +40,7 @@ def has_cleanup(value: Any) -> bool:
     """Whether an object itself brings code of the program that runs when it dies."""
     if is_instance(value, types.GeneratorType):
         frame = value.gi_frame
-        return frame is not None and cleans_up(frame.f_code, frame.f_lasti)
+        return frame is not None and runs_cleanup(frame.f_code, frame.f_lasti)
     return has_destructor(value)
 
 

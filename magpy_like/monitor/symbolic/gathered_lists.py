@@ -47,7 +47,7 @@ class Growing:
     """What the program has in it before the loop."""
     index: int = 0
     """The lifted number that the round is given."""
-    handed_on: int = 0
+    carried: int = 0
     """How many of the last elements stand for those of any round."""
     grows: bool = False
     """Whether it is known to grow."""
@@ -70,7 +70,7 @@ class Growing:
         distance = len(self.begin) - (key if key >= 0 else len(self.value) + key)
         if key >= 0 and not follows_index:
             self.is_looked_at |= distance <= 0
-            return 0 < distance <= self.handed_on
+            return 0 < distance <= self.carried
         self.per_index |= follows_index
         self.wanted = max(self.wanted, distance)
         return False

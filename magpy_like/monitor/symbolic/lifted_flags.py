@@ -186,7 +186,7 @@ class Flags:
         slots, found = frame_locals(frame), {}
         for key, node in given.items():
             slot = _slot(code, key)
-            if slot in local_uses(code).followed and slots[slot] is node.first.value:
+            if slot in local_uses(code).tracked and slots[slot] is node.first.value:
                 found[slot] = node
             else:
                 self.specialize(node)
@@ -275,9 +275,9 @@ class Flags:
         found = self._arrived(step)
         frame = self._frames.get(id(step.frame))
         if frame is not None:
-            takers = local_uses(frame.code).takers.get(step.offset - frame.shift, ())
+            consumers = local_uses(frame.code).consumers.get(step.offset - frame.shift, ())
             found.update(
-                {depth: frame.slots[slot] for depth, slot in takers if slot in frame.slots}
+                {depth: frame.slots[slot] for depth, slot in consumers if slot in frame.slots}
             )
         for node in found.values():
             if Fact.VALUE in node.facts:  # the program has read it in another way since
@@ -305,7 +305,7 @@ class Flags:
             try:
                 if run.branching is None:
                     raise Split("nobody makes operators of branches")
-                run.branching.at_flag(run, step, found[1])
+                run.branching.at_flag_branch(run, step, found[1])
                 return step
             except Split:
                 pass

@@ -91,7 +91,7 @@ def _becomes_branch(run: MonitorRun, step: Step, operation: Any, operands: tuple
     is an operator now."""
     if run.side is None or run.branching is None or not run.lifted.steers(operation, operands):
         return False
-    return run.branching.at_question(run, step, operation, operands)
+    return run.branching.at_graph_condition(run, step, operation, operands)
 
 
 def _contains(run: MonitorRun, step: Step) -> Token:

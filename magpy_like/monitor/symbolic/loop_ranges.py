@@ -131,7 +131,7 @@ def number(
         return None
     if not run.lifted.is_known_at_entry(bounds):
         return None
-    if not run.branching.is_given(step, (zip,) if head is reversed else (zip, reversed)):
+    if not run.branching.is_consumed_at_once(step, (zip,) if head is reversed else (zip, reversed)):
         return None
     return _finish_numbers, bounds
 
@@ -160,7 +160,7 @@ def computed(run: MonitorRun, operation: Callable[..., Any], *operands: Any) -> 
     return value if found is None else found
 
 
-def rounds_of(run: MonitorRun, bounds: tuple[int, int, int]) -> int:
+def trip_count(run: MonitorRun, bounds: tuple[int, int, int]) -> int:
     """How many rounds there are, lifted if a bound is."""
     start, stop, step = bounds
     if start == 0 and step == 1 and not run.lifted.any((start,)):
@@ -199,7 +199,7 @@ def _rows(run: MonitorRun, tensor: Any) -> Any:
     if is_instance(found, Gathered):
         return found.count
     if is_instance(found, Numbered):
-        return rounds_of(run, found.bounds)
+        return trip_count(run, found.bounds)
     if run.recording.operators.has_data_shape(tensor):
         raise Split("data decides how many rows there are")
     twin = run.recording.twin_of(tensor)

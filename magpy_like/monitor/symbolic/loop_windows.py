@@ -104,7 +104,7 @@ def _finish_take(
     run: MonitorRun, taken: tuple[Gathered, Any], element: torch.Tensor
 ) -> torch.Tensor:
     assert run.branching is not None
-    found = run.branching.element(run, *taken)
+    found = run.branching.list_element(run, *taken)
     run.account()
     return found
 

@@ -50,8 +50,12 @@ from magpy_like.refgraph.plain_values import (
     tensor_version,
 )
 from magpy_like.split_points import Split
-from magpy_like.splitting.suspended_generators import put_together, take_apart
-from magpy_like.splitting.tracebacks import came_through, entries, raised_in_caller
+from magpy_like.splitting.suspended_generators import capture_generator, rebuild_generator
+from magpy_like.splitting.tracebacks import (
+    prepend_frames,
+    set_context_from_caller,
+    traceback_entries,
+)
 from magpy_like.synthesis.generated_source import Source, literal
 
 _CONTENTS: tuple[tuple[Any, str], ...] = (
@@ -351,10 +355,10 @@ class Reconstruction:
 
     def _generator(self, generator: types.GeneratorType[Any, Any, Any]) -> str:
         try:
-            layout, parts = take_apart(generator)
+            layout, parts = capture_generator(generator)
         except ValueError as reason:
             raise Split(f"leaves a generator half-way through: {reason}") from None
-        make = self.source.constant(put_together)
+        make = self.source.constant(rebuild_generator)
         form = self.source.constant(layout, "generator_layout")
         return self._bind(generator, f"{make}({form}, {self.tuple_text(parts)})")
 
@@ -471,7 +475,7 @@ class Reconstruction:
         if context is not None and context is not self.rec.handled_outside:
             links["__context__"] = context
         elif error.__traceback__ is not None:  # it was raised while its caller handled another one
-            self.source.emit(f"{self.source.constant(raised_in_caller)}({name})")
+            self.source.emit(f"{self.source.constant(set_context_from_caller)}({name})")
         for link, found in links.items():
             if found:
                 self.source.emit(f"{name}.{link} = {self.value(found)}")
@@ -481,11 +485,11 @@ class Reconstruction:
         self, error: BaseException, name: str, until: types.TracebackType | None
     ) -> list[str]:
         """Lines that let an exception have come through the frames behind ``until``."""
-        passed = entries(error.__traceback__, until)
+        passed = traceback_entries(error.__traceback__, until)
         if not passed:
             return []
         frames = self.source.constant(passed, "frames")
-        return [f"{self.source.constant(came_through)}({name}, {frames})"]
+        return [f"{self.source.constant(prepend_frames)}({name}, {frames})"]
 
     def _fill_container(self, value: Any, name: str) -> None:
         for base, fill in _CONTENTS:

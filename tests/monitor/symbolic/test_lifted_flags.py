@@ -468,7 +468,7 @@ def _slot(function, name):
 @pytest.mark.parametrize("name", ["branch", "in_functions", "arithmetic", "is_not_none"])
 def test_local_whose_loads_are_all_clear_is_followed(name):
     function = ONE_RECORD[name]
-    assert _slot(function, "flag") in local_uses(function.__code__).followed
+    assert _slot(function, "flag") in local_uses(function.__code__).tracked
 
 
 @pytest.mark.parametrize(
@@ -477,7 +477,7 @@ def test_local_whose_loads_are_all_clear_is_followed(name):
 )
 def test_local_that_may_go_anywhere_is_not_followed(name):
     function = GUARDED[name]
-    assert _slot(function, "flag") not in local_uses(function.__code__).followed
+    assert _slot(function, "flag") not in local_uses(function.__code__).tracked
 
 
 def test_two_values_at_one_place_are_not_taken_for_the_local():
@@ -485,5 +485,5 @@ def test_two_values_at_one_place_are_not_taken_for_the_local():
         return x * (flag if other else 3) + x.sum() * 2 - x  # too much to be compiled twice
 
     uses = local_uses(program.__code__)
-    assert _slot(program, "flag") not in uses.followed
-    assert _slot(program, "other") in uses.followed
+    assert _slot(program, "flag") not in uses.tracked
+    assert _slot(program, "other") in uses.tracked
