@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from magpy_like.split_reasons import SplitCause
+
 
 class MagpyError(Exception):
     """Base class of every error raised by this package."""
@@ -26,17 +28,23 @@ class AnnotationError(MagpyError):
 class FullGraphError(MagpyError):
     """The program splits, and ``fullgraph=True`` asked for one operator graph.
 
-    Names the first split: the function it is in, its file and line, and the reason.
+    Attributes:
+        function, filename, lineno: where the program splits first.
+        reason: the category of the split.
+        detail: the specifics in English.
     """
 
-    def __init__(self, function: str, filename: str, lineno: int, reason: str) -> None:
+    def __init__(self, function: str, filename: str, lineno: int, cause: SplitCause) -> None:
+        remedy = f". To remove the split: {cause.remedy}" if cause.remedy else ""
         super().__init__(
-            f"fullgraph=True, but the program splits in {function} at {filename}:{lineno}: {reason}"
+            f"fullgraph=True, but the program splits in {function} at {filename}:{lineno}: "
+            f"{cause.detail} ({cause.reason.title}){remedy}"
         )
         self.function = function
         self.filename = filename
         self.lineno = lineno
-        self.reason = reason
+        self.reason = cause.reason
+        self.detail = cause.detail
 
 
 class DynamicDimensionError(MagpyError):

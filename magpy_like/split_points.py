@@ -12,39 +12,55 @@ from typing import Any
 import torch
 
 from magpy_like.refgraph.plain_values import MonitorWeakRef
+from magpy_like.split_reasons import SplitCause, SplitReason
 
 AUTOGRAD = "runs or changes the autograd graph"
 
 
 class Split(Exception):
-    """The program does something here that cannot be part of a record; the text says what."""
+    """The program does something that cannot be part of a record.
+
+    Attributes:
+        cause: the reason, the detail and the subject; ``str()`` of the exception is the detail.
+    """
+
+    def __init__(self, reason: SplitReason | str, detail: str = "", subject: str = "") -> None:
+        if isinstance(reason, str):  # not typed yet
+            self.cause = SplitCause(SplitReason.UNCLASSIFIED, reason)
+        else:
+            self.cause = SplitCause(reason, detail, subject)
+        super().__init__(self.cause.detail)
 
 
 class UnguardableRead(Split):
-    """The same, found when it was done: something was read that a record cannot tell beforehand,
-    and nothing was changed. So the program can still be cut before the instruction that did it."""
+    """The program has read something that a guard cannot check in advance, and changed nothing.
+
+    So the program can still be cut before the instruction that read it.
+    """
 
 
 class EffectInsideOperator(Split):
-    """An operator's own Python code changes something outside: to run it again changes it twice."""
+    """The Python code of an operator changes something outside: a second run changes it twice."""
 
 
 class SpeculationRefused(Split):
-    """A value was speculated on, and a later effect could not be undone after a misspeculation."""
+    """A later effect could not be rolled back after a misspeculation."""
 
 
-def unknown(value: Any, reason: str) -> Split:
-    """The program does something with a value that nothing is known of.
+class BranchRefused(Split):
+    """A later effect does not allow the operator that a branch has become."""
 
-    An autograd graph's nodes are instances of classes that torch makes, one for each operator: what
-    a program does with one is said for all of them.
+
+def unknown(value: Any, reason: SplitReason | str, detail: str = "", subject: str = "") -> Split:
+    """The split for an operation on a value about which nothing is known.
+
+    The nodes of an autograd graph are instances of classes that torch creates, one per operator:
+    an operation on one has the reason ``AUTOGRAD_GRAPH`` for all of them.
     """
     if issubclass(type(value), torch.autograd.graph.Node):
-        reason = AUTOGRAD
-    return Split(reason)
+        return Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
+    return Split(reason, detail, subject)
 
-
-LENGTH_VARIES = "gives a list whose length varies to a tensor operator"
 
 Place = tuple[Any, ...]
 """Where a program looks at a value, in its source: file, function, lines and columns. A loop's
@@ -58,34 +74,58 @@ def place_of(frame: FrameType) -> Place:
     return code.co_filename, code.co_qualname, *position
 
 
-class BranchRefused(Split):
-    """A branch became an operator, which the program does not allow by what it did later."""
-
-
 @dataclass(frozen=True)
 class SplitPoint:
-    """Where a program was cut, and why. ``lineno`` counts from 1."""
+    """Where a program was cut, and why.
+
+    Attributes:
+        lineno: the line in the file, from 1; 0 if there is no source.
+        reason: the category of the split.
+        detail: the specifics: function, type or name.
+        subject: the name that the remedy of the reason mentions, or ``""``.
+    """
 
     function: str
     filename: str
     lineno: int
-    reason: str
+    reason: SplitReason
+    detail: str
+    subject: str = ""
 
     @classmethod
-    def at(cls, frame: FrameType, reason: str) -> SplitPoint:
-        """The place where a frame stands."""
+    def at(cls, frame: FrameType, cause: SplitCause | str) -> SplitPoint:
+        """The split point at the current line of a frame."""
         code = frame.f_code
-        return cls(code.co_qualname, code.co_filename, frame.f_lineno or 0, reason)
+        return cls(code.co_qualname, code.co_filename, frame.f_lineno or 0, *_typed(cause))
 
     @classmethod
-    def of(cls, name: str, code: CodeType | None, reason: str) -> SplitPoint:
-        """A function as a whole."""
+    def of(cls, name: str, code: CodeType | None, cause: SplitCause | str) -> SplitPoint:
+        """The split point for a function as a whole."""
         if code is None:
-            return cls(name, "?", 0, reason)
-        return cls(name, code.co_filename, code.co_firstlineno, reason)
+            return cls(name, "?", 0, *_typed(cause))
+        return cls(name, code.co_filename, code.co_firstlineno, *_typed(cause))
+
+    @property
+    def cause(self) -> SplitCause:
+        return SplitCause(self.reason, self.detail, self.subject)
+
+    @property
+    def where(self) -> str:
+        """File, line and function."""
+        return f"{self.filename}:{self.lineno} in {self.function}"
 
     def __str__(self) -> str:
-        return f"{self.filename}:{self.lineno} in {self.function}: {self.reason}"
+        return f"{self.where}: {self.detail}"
+
+
+def describe_place(frame: FrameType) -> str:
+    """File, line and function of the current instruction of a frame, for logs."""
+    code = frame.f_code
+    return f"{code.co_filename}:{frame.f_lineno or 0} in {code.co_qualname}"
+
+
+def _typed(cause: SplitCause | str) -> SplitCause:
+    return cause if isinstance(cause, SplitCause) else SplitCause(SplitReason.UNCLASSIFIED, cause)
 
 
 _disabled: set[MonitorWeakRef] = set()

@@ -10,10 +10,19 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """A place where a compiler gave the program back to Python."""
+    """A place where a compiler left the program to Python.
 
-    reason: str
+    Attributes:
+        detail: the compiler's message.
+        where: file, line and function, if known.
+        reason: the name of the message's category, if the compiler has categories.
+        title: the category as a noun phrase.
+    """
+
+    detail: str
     where: str = ""
+    reason: str = ""
+    title: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +111,7 @@ class Magpy:
             _, args, kwargs = fresh()
             report = self._magpy.explain(known, *args, **kwargs)
         splits = tuple(
-            Split(str(point.reason), f"{point.filename}:{point.lineno} in {point.function}")
+            Split(point.detail, point.where, point.reason.name, point.reason.title)
             for point in report.split_points
         )
         return Capture(not splits and report.graph_count <= 1, report.graph_count, splits)
@@ -152,12 +161,12 @@ class Dynamo:
             fast(*args, **kwargs)
             return Capture(True, fast.graphs)
         except Exception as error:
-            reason = first_line(error)
+            detail = first_line(error)
         torch._dynamo.reset()
         module, args, kwargs = fresh()
         fast = _DynamoCompiled(module, self._eager, fullgraph=False)
         fast(*args, **kwargs)
-        return Capture(False, fast.graphs, (Split(reason),))
+        return Capture(False, fast.graphs, (Split(detail),))
 
     def state(self, module: torch.nn.Module) -> Any:
         return module

@@ -176,7 +176,8 @@ def html(run: dict[str, Any], lines: Lines) -> str:
             "hits": test.detail.get("hits"),
             "first": test.detail.get("first_s"),
             "matched": test.detail.get("matched_s"),
-            "why": "; ".join(dict.fromkeys(test.reasons)) or test.detail.get("error", ""),
+            "why": "; ".join(dict.fromkeys(failure.detail for failure in test.failures))
+            or test.detail.get("error", ""),
         }
         for compiler in run["compilers"]
         for test in run_results.tests(lines, compiler)
@@ -263,7 +264,7 @@ def changes(before: Lines, after: Lines, compilers: Iterable[str]) -> list[Chang
         for key in sorted(old.keys() & new.keys()):
             was, now = old[key].klass, new[key].klass
             if was != now:
-                reasons = "; ".join(new[key].reasons)
+                reasons = "; ".join(failure.detail for failure in new[key].failures)
                 found.append(Change(compiler, *key[:2], was, now, reasons))
     return sorted(found, key=lambda change: not change.worse)
 

@@ -54,12 +54,44 @@ class Test:
         return self.detail.get("hits") == 0
 
     @property
-    def reasons(self) -> list[str]:
-        """Why this is not one graph."""
+    def failures(self) -> list["Failure"]:
+        """The reasons for which this is not one graph."""
         if self.klass in ("one_graph", NOT_RUNNABLE):
             return []
-        splits = [split["reason"] for split in self.detail.get("splits", ())]
-        return splits or [self.detail.get("error", "no reason given")]
+        splits = [
+            Failure(split["detail"], split["where"], split["reason"], split["title"])
+            for split in self.detail.get("splits", ())
+        ]
+        error = Failure(self.detail.get("error", "no reason given"), self.detail.get("where", ""))
+        return splits or [error]
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """One reason for which a test is not one graph.
+
+    Attributes:
+        detail: the message.
+        where: file, line and function, if known.
+        reason: the name of its category; "" for errors and for compilers without categories.
+        title: the category as a noun phrase.
+    """
+
+    detail: str
+    where: str = ""
+    reason: str = ""
+    title: str = ""
+
+    def group(self, module: str) -> str:
+        """The heading under which failures are counted together.
+
+        A typed reason groups by its member. A message groups by its text without the parts that
+        vary between programs, such as the name of the program's own class, `module`.
+        """
+        return self.title if self.reason else message_group(self.detail.replace(module, "Module"))
+
+    def __str__(self) -> str:
+        return f"{self.detail} ({self.where})" if self.where else self.detail
 
 
 def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -166,11 +198,11 @@ _VARIABLE_PARTS = (
 )
 
 
-def reason_group(reason: str) -> str:
-    """A reason without what differs from program to program: numbers, addresses, file names."""
+def message_group(message: str) -> str:
+    """A message without numbers, addresses and file names, which vary between programs."""
     for pattern, replacement in _VARIABLE_PARTS:
-        reason = pattern.sub(replacement, reason)
-    return reason[:160]
+        message = pattern.sub(replacement, message)
+    return message[:160]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,9 +211,9 @@ class Group:
 
     Attributes:
         klass: their class.
-        reason: the reason, without variable parts.
+        reason: the title of the reason, or the message without variable parts.
         tests: distinct tests, in the run's order.
-        example: the reason in full, and where, of the first one.
+        example: detail and place of the first failure.
     """
 
     klass: str
@@ -195,21 +227,12 @@ def groups(lines: Iterable[dict[str, Any]], compiler: str) -> list[Group]:
     members: dict[tuple[str, str], dict[tuple[str, str], Test]] = {}
     examples: dict[tuple[str, str], str] = {}
     for test in tests(lines, compiler):
-        for reason in test.reasons:
-            # A reason that names the program's own class is the same one for another class.
-            key = test.klass, reason_group(reason.replace(test.module, "Module"))
+        for failure in test.failures:
+            key = test.klass, failure.group(test.module)
             members.setdefault(key, {})[test.file, test.module] = test
-            examples.setdefault(key, _with_place(reason, test))
+            examples.setdefault(key, str(failure))
     found = [
         Group(klass, reason, tuple(of_group.values()), examples[klass, reason])
         for (klass, reason), of_group in members.items()
     ]
     return sorted(found, key=lambda group: (-_RANK[group.klass], -len(group.tests)))
-
-
-def _with_place(reason: str, test: Test) -> str:
-    places = [
-        split["where"] for split in test.detail.get("splits", ()) if split["reason"] == reason
-    ]
-    place = next(filter(None, [*places, test.detail.get("where")]), None)
-    return f"{reason} ({place})" if place else reason

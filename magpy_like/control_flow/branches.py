@@ -65,7 +65,8 @@ from magpy_like.native import (
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import MonitorWeakRef, VersionCheck
-from magpy_like.split_points import Split, SplitPoint
+from magpy_like.split_points import Split, describe_place
+from magpy_like.split_reasons import SplitCause, SplitReason
 from magpy_like.splitting.frame_layout import UnresumableState
 from magpy_like.splitting.frame_state import FrameState, origins
 from magpy_like.splitting.resumption import CONDITIONAL_JUMPS, resumption
@@ -117,15 +118,18 @@ class Branches:
         try:
             self._merge(run, step)
         except (Split, UnresumableState) as why:
-            _log.info("%s: no operator for a branch: %s", SplitPoint.at(step.frame, ""), why)
-            raise Split(f"branches on a tensor's value, and no operator does: {why}") from None
+            _log_no_operator(step, why)
+            raise Split(
+                SplitReason.DATA_DEPENDENT_BRANCH,
+                f"branches on a tensor's value; no operator for this branch: {why}",
+            ) from None
 
     def at_flag_branch(self, run: MonitorRun, step: Step, flag: ShadowNode) -> None:
         try:
             self._merge(run, step, flag)
         except (Split, UnresumableState) as why:
-            _log.info("%s: no operator for a branch: %s", SplitPoint.at(step.frame, ""), why)
-            raise Split(str(why)) from None
+            _log_no_operator(step, why)
+            raise Split(SplitReason.BRANCH_NOT_MERGEABLE, str(why)) from None
 
     def _merge(self, run: MonitorRun, step: Step, flag: ShadowNode | None = None) -> None:
         if not self._merges():
@@ -420,8 +424,8 @@ class Branches:
                 place = until if until == RETURN else until + shift
                 reached = run.explore(function, place, -2 if again is None else again + shift, side)
         except Exception as error:
-            raised = f"one side raises {type(error).__name__}"
-            raise self._undo(rec, last, side.refused or raised, side) from None
+            cause = side.refused or _not_mergeable(f"one branch raises {type(error).__name__}")
+            raise self._undo(rec, last, cause, side) from None
         finally:
             run.flags.end_side(function.__code__, known)
             self._depth -= 1
@@ -436,13 +440,16 @@ class Branches:
             leaves_switched = torch.is_grad_enabled() is not gradients
             torch.set_grad_enabled(gradients)
         if reached is None or side.refused:
-            raise self._undo(rec, last, side.refused or "one side does not come to an end", side)
+            cause = side.refused or _not_mergeable("one branch does not reach the join point")
+            raise self._undo(rec, last, cause, side)
         if leaves_switched:
-            raise self._undo(rec, last, "one side leaves gradients switched off or on")
+            cause = _not_mergeable("one branch leaves gradients switched off or on")
+            raise self._undo(rec, last, cause)
         if unstable:
-            raise self._undo(rec, last, "one side changes a tensor that it may have from outside")
+            cause = _not_mergeable("one branch changes a tensor that may be external")
+            raise self._undo(rec, last, cause)
         if becomes != as_is:
-            raise self._undo(rec, last, f"one side {reason}")
+            raise self._undo(rec, last, _not_mergeable(f"one branch has an operator: {reason}"))
         nodes = nodes_after(rec, last)
         rec.operators.forget_numbers(set(nodes))
         offset, slots, stack = reached
@@ -455,14 +462,14 @@ class Branches:
         return end
 
     def _undo(
-        self, rec: Recording, last: fx.Node | None, reason: str, side: BranchRun | None = None
+        self, rec: Recording, last: fx.Node | None, cause: SplitCause, side: BranchRun | None = None
     ) -> Split:
         nodes = nodes_after(rec, last)
         rec.operators.forget_numbers(set(nodes))
         erase(rec, nodes)
         if side is not None and side.tensors.refused is not None:
-            return Written(reason, side.tensors.refused)
-        return Split(reason)
+            return Written(cause, side.tensors.refused)
+        return Split(*cause)
 
     def share_memory(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         """Whether two tensors have one memory, which those without data only stand for."""
@@ -564,6 +571,10 @@ class Branches:
         return value
 
 
+def _not_mergeable(detail: str) -> SplitCause:
+    return SplitCause(SplitReason.BRANCH_NOT_MERGEABLE, detail)
+
+
 def _state(run: MonitorRun, step: Step, nested: bool) -> FrameState:
     """The state of the frame that branches.
 
@@ -576,6 +587,10 @@ def _state(run: MonitorRun, step: Step, nested: bool) -> FrameState:
         raise Split("the truth of a tensor becomes a value")
     check_resumable(state)
     return state
+
+
+def _log_no_operator(step: Step, why: Exception) -> None:
+    _log.info("%s: no operator for a branch: %s", describe_place(step.frame), why)
 
 
 def _as_is(rec: Recording) -> tuple[str | None, str | None, int]:

@@ -30,7 +30,7 @@ from magpy_like.monitor.symbolic.gathered_lists import Gathered, Numbered
 from magpy_like.monitor.symbolic.loop_ranges import Element, computed, over_range, turned
 from magpy_like.monitor.symbolic.lower_bounds import TURNED
 from magpy_like.native import NULL, frame_function, frame_set_operand
-from magpy_like.split_points import Split, SplitPoint
+from magpy_like.split_points import Split, describe_place
 from magpy_like.splitting.frame_layout import UnresumableState
 from magpy_like.splitting.frame_state import (
     FrameState,
@@ -454,4 +454,4 @@ def shift_of(frame: FrameType) -> int:
 
 
 def _say_why_not(step: Step, why: Exception) -> None:
-    _log.info("%s: no operator for a loop: %s", SplitPoint.at(step.frame, ""), why)
+    _log.info("%s: no operator for a loop: %s", describe_place(step.frame), why)

@@ -22,13 +22,14 @@ from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.symbolic.loop_ranges import added_to, computed, trip_count
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitCause
 
 
 class Written(Split):
     """A side or round writes into a tensor that was there before."""
 
-    def __init__(self, reason: str, tensor: torch.Tensor) -> None:
-        super().__init__(reason)
+    def __init__(self, cause: SplitCause, tensor: torch.Tensor) -> None:
+        super().__init__(*cause)
         self.tensor = tensor
         """It, or another one without data for the same memory."""
 

@@ -33,6 +33,7 @@ from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import HEAP_TYPE, is_plain
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitCause, SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.instructions.step import Step
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 class TensorEffects(TorchDispatchMode):
     """Lets a side run operators on fake tensors, and write only to memory that it has allocated."""
 
-    def __init__(self, fake: FakeTensorMode, refuse: Callable[[str], None]) -> None:
+    def __init__(self, fake: FakeTensorMode, refuse: Callable[[SplitCause], None]) -> None:
         super().__init__()
         self._fake, self._refuse = fake, refuse
         self._own: dict[int, Any] = {}
@@ -87,9 +88,10 @@ class TensorEffects(TorchDispatchMode):
             tensor = self._fake.from_tensor(tensor)
         return tensor.untyped_storage()
 
-    def _stop(self, reason: str) -> None:
-        self._refuse(reason)
-        raise Split(reason)
+    def _stop(self, detail: str) -> None:
+        cause = SplitCause(SplitReason.ISOLATED_EFFECT, detail)
+        self._refuse(cause)
+        raise Split(*cause)
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
@@ -285,15 +287,15 @@ class BranchRun(IsolatedRun):
         """``begin`` is the offset at which ``code`` has restored the branching frame."""
         super().__init__()
         self.code, self._begin = code, begin
-        self.refused: str | None = None
+        self.refused: SplitCause | None = None
         """Why the side cannot be part of a record."""
         self.reads: Reads | None = None
         """What the round of a loop reads by its index that this is, or that it is part of."""
         self._abandon = abandon
         self.tensors = TensorEffects(fake, self.refuse)
 
-    def refuse(self, reason: str) -> None:
-        self.refused = self.refused or reason
+    def refuse(self, cause: SplitCause) -> None:
+        self.refused = self.refused or cause
         self._abandon()
 
     def is_restored_by(self, step: Step) -> bool:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from magpy_like.split_reasons import SplitCause
+
 if TYPE_CHECKING:
     from magpy_like.monitor.instructions.step import Step
     from magpy_like.monitor.run import MonitorRun
@@ -20,7 +22,11 @@ class Cut(Protocol):
     """What cuts a program at a split, while all its frames are open."""
 
     def at_split(
-        self, run: MonitorRun, frame: types.FrameType, reason: str, handled: BaseException | None
+        self,
+        run: MonitorRun,
+        frame: types.FrameType,
+        cause: SplitCause,
+        handled: BaseException | None,
     ) -> bool:
         """The program stands before a dynamic instruction: is it to be watched beyond that?"""
 

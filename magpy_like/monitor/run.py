@@ -67,6 +67,7 @@ from magpy_like.split_points import (
     active,
     place_of,
 )
+from magpy_like.split_reasons import SplitCause, SplitReason
 
 log = topic("monitor")
 
@@ -126,7 +127,7 @@ class MonitorRun:
         """Whether the garbage collector is at work."""
         self.called_instead: replayed_calls.Call | None = None
         """The call to make in place of the one that is about to run."""
-        self.refrained: str | None = None
+        self.refrained: SplitCause | None = None
         """Why a checkpointed function could not be followed, which the next run will not do."""
         self.suspended = 0
         """How many calls are running whose Python code is not followed."""
@@ -267,26 +268,26 @@ class MonitorRun:
         self._entering.let_go()
         self.arguments.let_go()
 
-    def give_up(self, reason: str) -> None:
-        """The program does something that no instruction or call has told of."""
-        self._split(sys._getframe(1), reason)
+    def give_up(self, reason: SplitReason, detail: str) -> None:
+        """The program does something that no instruction or call reports."""
+        self._split(sys._getframe(1), SplitCause(reason, detail))
 
-    def _split(self, frame: types.FrameType, reason: str, stands: bool = False) -> None:
+    def _split(self, frame: types.FrameType, cause: SplitCause, stands: bool = False) -> None:
         """End the recording here; the program goes on natively.
 
         ``stands`` says that the frame stands before an instruction.
         """
         if self.side is not None:
-            self.side.refuse(reason)
+            self.side.refuse(cause)
             return
         if self.recording.checkpointed is not None:
             self.recording.checkpointed.refuse()
-            self.refrained = reason
+            self.refrained = cause
         if not stands and self.branching is not None:
             self.branching.restore_locals(frame)
         self.end(frame if stands else None)
         if self.recording.split is None:
-            self.recording.split = SplitPoint.at(frame, reason)
+            self.recording.split = SplitPoint.at(frame, cause)
 
     def _fail(self, frame: types.FrameType, error: BaseException, stands: bool = False) -> None:
         """A callback has raised: its own errors end the recording, an interruption the program."""
@@ -298,11 +299,11 @@ class MonitorRun:
         elif is_instance(error, Split):
             if self.recording.inside:
                 refuse(self.recording)
-            self._split(frame, str(error), stands)
+            self._split(frame, error.cause, stands)
         else:
             log.debug("the monitor failed", exc_info=error)
-            reason = f"the monitor could not follow: {type(error).__name__}: {error}"
-            self._split(frame, reason, stands)
+            detail = f"the monitor could not follow: {type(error).__name__}: {error}"
+            self._split(frame, SplitCause(SplitReason.INTERNAL_ERROR, detail), stands)
 
     # --- events ----------------------------------------------------------------------------------
 
@@ -411,7 +412,7 @@ class MonitorRun:
         self._recall()
         self._compiling.leave()  # neither a backend nor a dynamic function is part of the region
         changed = rec.changed_objects()
-        if self.cut.at_split(self, frame, str(split), handled):
+        if self.cut.at_split(self, frame, split.cause, handled):
             self._own.hand_back(frame, changed)
             # What outer frames wait for is the earlier recording's business.
             self._monitor.drop_pending()
@@ -460,12 +461,12 @@ class MonitorRun:
         if finish is finish_without_result:
             finish, payload = payload
         try:
-            reason = native_calls.undo(self, finish, payload)
+            cause = native_calls.undo(self, finish, payload)
         except BaseException as error:
             self._fail(frame, error)
             return
-        if reason is not None:
-            self._split(frame, reason)
+        if cause is not None:
+            self._split(frame, cause)
 
     def _on_return(self, frame: types.FrameType, value: Any) -> None:
         """A lifted number that a Python function gives to native code is looked at there.
@@ -495,12 +496,14 @@ class MonitorRun:
 
     def _on_interruption(self, frame: types.FrameType, kind: type[BaseException]) -> None:
         """A callback has raised what is meant for the program, which will have it."""
-        self._split(frame, f"was interrupted by {kind.__name__}")
+        detail = f"was interrupted by {kind.__name__}"
+        self._split(frame, SplitCause(SplitReason.INTERRUPTED, detail))
 
     def _on_hidden(self, frame: types.FrameType) -> None:
         """Torch has dispatched operators that no instruction or call has told of."""
         if not (self.recording.inside or self._own.over):
-            self._split(frame, "runs native code that applies tensor operators out of sight")
+            detail = "runs native code that applies tensor operators itself"
+            self._split(frame, SplitCause(SplitReason.HIDDEN_NATIVE_OPERATORS, detail))
 
     def explore(
         self, function: types.FunctionType, until: int, again: int, side: BranchRun

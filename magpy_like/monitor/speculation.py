@@ -18,6 +18,7 @@ from magpy_like.monitor.operator_graph.graph_numbers import REAL_NUMBERS
 from magpy_like.monitor.symbolic.expressions import Computed, InGraph, Read
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -63,15 +64,16 @@ def speculate_on_branch(run: MonitorRun, tensor: torch.Tensor) -> None:
     Raises:
         Split: what it does cannot be speculated on, or the tensor has no truth.
     """
-    rec, reason = run.recording, "branches on a tensor's value"
+    rec = run.recording
+    cause = SplitReason.DATA_DEPENDENT_BRANCH, "branches on a tensor's value"
     if tensor.numel() != 1:
-        raise Split(reason)
+        raise Split(*cause)
     run.lifted.fix_sizes(tensor)
     node = rec.node(tensor)
     if node is not None and not rec.is_written(node):
         run.lifted.conditions.append((Computed(operator.truth, (Read(node),)), bool(tensor)))
         return
-    place = run.lifted.may_speculate(reason)
+    place = run.lifted.may_speculate(*cause)
     truth = Computed(operator.truth, (InGraph(run.recording.snapshot_of(tensor)),))
     run.lifted.speculated.append((truth, bool(tensor), place))
 
@@ -84,7 +86,9 @@ def speculate_on_values(
     Raises:
         Split: what it gives cannot be speculated on.
     """
-    place = run.lifted.may_speculate("reads a tensor's value into Python")
+    place = run.lifted.may_speculate(
+        SplitReason.TENSOR_VALUE_READ, "reads a tensor's value into Python"
+    )
     result = operation(*args, **kwargs)
     node = run.recording.plain_result(operation, args, kwargs)
     run.lifted.speculated.append((InGraph(node), result, place))

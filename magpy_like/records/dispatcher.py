@@ -40,6 +40,7 @@ from magpy_like.split_points import (
     SplitPoint,
     is_monitoring,
 )
+from magpy_like.split_reasons import SplitReason
 from magpy_like.splitting.continuation import Continuation
 from magpy_like.splitting.frame_layout import Layout
 from magpy_like.synthesis.mock.roll_back import GraphFailure, Misspeculation
@@ -312,7 +313,7 @@ class Dispatcher:
         """The program has come to its end, and what was not recorded before is now."""
         last, changed = cut.segment.dispatcher, run.recording.changed_objects()
         if run.refrained is not None:
-            last.learnt.append(run.refrained)
+            last.learnt.append(str(run.refrained))
         elif run.recording.split is not None:
             cut.no_record(run.recording.split, "")
         elif not cut.segment.recorded:
@@ -322,13 +323,13 @@ class Dispatcher:
                 self.varying.check_marks(record)
             except (SpeculationRefused, BranchRefused) as obstacle:
                 last.refrain(obstacle, run.recording)
-            except Split as reason:
-                cut.no_record(SplitPoint.of(self.name, _code_of(self.target), str(reason)), "")
+            except Split as split:
+                cut.no_record(SplitPoint.of(self.name, _code_of(self.target), split.cause), "")
         result = run.give_back(result, changed)
         cut.release()
         if self.fullgraph and self.split_points:
             point = self.split_points[-1]
-            raise FullGraphError(point.function, point.filename, point.lineno, point.reason)
+            raise FullGraphError(point.function, point.filename, point.lineno, point.cause)
         return branches.restore_result(result, changed)
 
     def variation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variation:
@@ -360,7 +361,8 @@ class Dispatcher:
             raise
         except Exception as error:
             _records_log.debug("synthesis failed", exc_info=error)
-            raise Split(f"no record could be made: {type(error).__name__}: {error}") from error
+            detail = f"no record could be made: {type(error).__name__}: {error}"
+            raise Split(SplitReason.INTERNAL_ERROR, detail) from error
 
     def _backend(self, graph: torch.fx.GraphModule, inputs: Any) -> CompiledGraph:
         if _graph_log.isEnabledFor(logging.INFO):
@@ -431,7 +433,7 @@ class Dispatcher:
 
     def note_split(self, point: SplitPoint) -> None:
         """The program splits there."""
-        _splits_log.info("%s: split at %s", self.name, point)
+        _splits_log.info("%s: %s: split at %s", self.name, point.reason.name, point)
         if point not in self.split_points:
             self.split_points.append(point)
 
@@ -525,7 +527,7 @@ class Dispatcher:
             return
         self.speculates = False
         *_, (filename, function, lineno, *_) = rec.lifted.speculated[0]
-        self.note_split(SplitPoint(function, filename, lineno or 0, str(obstacle)))
+        self.note_split(SplitPoint(function, filename, lineno or 0, *obstacle.cause))
 
     def reset(self) -> None:
         """Forget all records and what was learnt about the program."""

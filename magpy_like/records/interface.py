@@ -14,8 +14,11 @@ from typing import Any, NamedTuple
 import torch
 
 from magpy_like.errors import CompileError
-from magpy_like.records.remedies import remedy
 from magpy_like.split_points import SplitPoint
+from magpy_like.split_reasons import SplitCause, SplitReason
+
+MAX_LISTED = 20
+"""The number of items of one kind that the text of an explanation lists."""
 
 
 class CacheInfo(NamedTuple):
@@ -68,7 +71,7 @@ class Explanation:
                 lines.append(f"  up to {segment.ends_at.filename}:{segment.ends_at.lineno}")
         if not self.segments:
             lines.append("no operator graph")
-        lines.append(_listed("split points", [_with_remedy(p) for p in self.split_points]))
+        lines.append(_split_points_by_reason(self.split_points))
         if self.learnt:
             lines.append(_listed("to be recorded otherwise from the next call on", self.learnt))
         lines.append(_listed("lifted", self.lifted))
@@ -86,16 +89,25 @@ def _described(graph: torch.fx.GraphModule | None) -> str:
     return f"graph of {operators} operators, {inputs} tensors in"
 
 
-def _with_remedy(point: SplitPoint) -> str:
-    found = remedy(point.reason)
-    return f"{point}\n    to remove it: {found}" if found else str(point)
+def _split_points_by_reason(points: list[SplitPoint]) -> str:
+    """The split points under the titles of their reasons, each remedy once a reason."""
+    lines = [f"split points: {len(points) or 'none'}"]
+    for reason in dict.fromkeys(point.reason for point in points):
+        lines.append(f"  {reason.title}:")
+        of_reason = [point for point in points if point.reason is reason]
+        lines += [f"    {point}" for point in of_reason[:MAX_LISTED]]
+        if len(of_reason) > MAX_LISTED:
+            lines.append(f"    … and {len(of_reason) - MAX_LISTED} more")
+        remedies = dict.fromkeys(point.cause.remedy for point in of_reason[:MAX_LISTED])
+        lines += [f"      to remove it: {remedy}" for remedy in remedies if remedy]
+    return "\n".join(lines)
 
 
-def _listed(title: str, items: list[Any], most: int = 20) -> str:
+def _listed(title: str, items: list[Any]) -> str:
     lines = [f"{title}: {len(items) or 'none'}"]
-    lines += [f"  {item}" for item in items[:most]]
-    if len(items) > most:
-        lines.append(f"  … and {len(items) - most} more")
+    lines += [f"  {item}" for item in items[:MAX_LISTED]]
+    if len(items) > MAX_LISTED:
+        lines.append(f"  … and {len(items) - MAX_LISTED} more")
     return "\n".join(lines)
 
 
@@ -120,7 +132,8 @@ class Eager:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], known: Any = None
     ) -> Explanation:
         self.target(*args, **kwargs)
-        return Explanation(split_points=[SplitPoint("everything", "?", 0, self.reason)])
+        cause = SplitCause(SplitReason.NO_MONITOR, self.reason)
+        return Explanation(split_points=[SplitPoint("everything", "?", 0, *cause)])
 
     def reset(self) -> None:
         self.misses = 0

@@ -31,13 +31,13 @@ from magpy_like.native import StateCheck, frame_set_local, frame_set_operand
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import restore_generators
 from magpy_like.split_points import (
-    LENGTH_VARIES,
     BranchRefused,
     Place,
     SpeculationRefused,
     Split,
     SplitPoint,
 )
+from magpy_like.split_reasons import SplitCause, SplitReason
 from magpy_like.splitting.continuation import (
     Continuation,
     active_frames,
@@ -168,7 +168,11 @@ class SegmentCut:
         return original_function(function)
 
     def at_split(
-        self, run: MonitorRun, frame: types.FrameType, reason: str, handled: BaseException | None
+        self,
+        run: MonitorRun,
+        frame: types.FrameType,
+        cause: SplitCause,
+        handled: BaseException | None,
     ) -> bool:
         dispatcher = self.segment.dispatcher
         try:
@@ -184,27 +188,27 @@ class SegmentCut:
             if not self.segment.recorded:
                 run.recording.goes_on = True
                 record = self.segment.record(run.recording, tuple(values))
-                record.layout, record.ends_at = layout, SplitPoint.at(frame, reason)
+                record.layout, record.ends_at = layout, SplitPoint.at(frame, cause)
                 dispatcher.add(record, self.segment.args, self.segment.kwargs)
                 self.segment.recorded = True
         except (SpeculationRefused, BranchRefused) as obstacle:
             dispatcher.refrain(obstacle, run.recording)
             return False
         except Ends as obstacle:
-            dispatcher.note_split(SplitPoint.at(frame, reason))
+            dispatcher.note_split(SplitPoint.at(frame, cause))
             dispatcher.run_natively(str(obstacle))
             return False
         except (UnresumableState, Split) as obstacle:
             if dispatcher.varying.keep_lengths():
                 return False  # it may have been cut for that alone
-            self.no_record(SplitPoint.at(frame, reason), str(obstacle))
+            self.no_record(SplitPoint.at(frame, cause), str(obstacle))
             return False
-        dispatcher.note_split(SplitPoint.at(frame, reason))
+        dispatcher.note_split(SplitPoint.at(frame, cause))
         if dispatcher.fullgraph or dispatcher.is_eager:
             return False
         run.let_go()
         self.segment.args = ()
-        self._states, self._joins = states, reason == LENGTH_VARIES
+        self._states, self._joins = states, cause.reason is SplitReason.VARYING_LIST
         return True
 
     def _look_at_ends(self, run: MonitorRun, states: Sequence[FrameState]) -> set[int]:

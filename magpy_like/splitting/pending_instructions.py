@@ -23,6 +23,7 @@ from magpy_like.monitor.calls.polyfills import polyfill
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import active
+from magpy_like.split_reasons import SplitReason
 from magpy_like.splitting.frame_state import (
     FrameState,
     PendingInstruction,
@@ -245,7 +246,8 @@ def get_attribute(value: Any, name: str, getter: Callable[[], Any]) -> Any:
         pass
     run = getattr(active, "run", None)
     if run is not None:
-        run.give_up(f"asks for {name} in another way when its getter has failed behind a split")
+        detail = f"the getter of {name} fails after a split, and __getattr__ takes its place"
+        run.give_up(SplitReason.EXCEPTION_STATE, detail)
     return lookup_in_type(type(value), "__getattr__")(value, name)
 
 

@@ -23,7 +23,12 @@ def line(file, *tests):
     }
 
 
-SPLIT = {"reason": "the value of 3 tensors steers </script> Python", "where": "test_d.py:7 in f"}
+SPLIT = {
+    "detail": "the value of 3 tensors decides </script> control flow",
+    "where": "test_d.py:7 in f",
+    "reason": "DATA_DEPENDENT_BRANCH",
+    "title": "data-dependent branch",
+}
 FAILS_IN_EAGER = {"eager": {"class": "fails", "error": "URLError: no network"}}
 LINES = [
     line("test_a.py", seen("one_graph", graphs=1, hits=2), seen("one_graph", graphs=0, hits=0)),
@@ -79,7 +84,7 @@ def test_the_summary_has_the_table_classes_and_reasons():
     assert "| magpy | 5 | 4 | 3 | 75.0 % | 1 | 20.0 % |" in text
     assert "| crashed | 2 | 2 |" in text
     assert "| not runnable in eager | 0 | 1 |" in text
-    assert re.search(r"\| split \| 1 \| 1 \| the value of N tensors .*`test_d.py::Net0`", text)
+    assert re.search(r"\| split \| 1 \| 1 \| data-dependent branch .*`test_d.py::Net0`", text)
     assert "in 1 tests no later call was a hit" in text
 
 

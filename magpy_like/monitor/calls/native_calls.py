@@ -77,7 +77,8 @@ from magpy_like.monitor.torch_state import autograd_nodes, random_draws
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
 from magpy_like.refgraph.plain_values import is_plain
-from magpy_like.split_points import LENGTH_VARIES, EffectInsideOperator, Split
+from magpy_like.split_points import EffectInsideOperator, Split
+from magpy_like.split_reasons import SplitCause, SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -248,7 +249,9 @@ def _look_at_inputs(run: MonitorRun, call: NativeCall) -> list[Any]:
             if is_number_like(value):
                 raise Split(f"gives a {type(value).__qualname__} to a tensor operator")
             if rec.length_varies(value):
-                raise Split(LENGTH_VARIES)
+                raise Split(
+                    SplitReason.VARYING_LIST, "passes a list whose length varies to an operator"
+                )
             visit_input(rec, value)
         elif by_key and position != "key":
             rec.visit(value, ValueRead.ELEMENTS)
@@ -401,7 +404,7 @@ _SUSPENDED = (
 )
 
 
-def undo(run: MonitorRun, finish: Callable[..., None], payload: Any) -> str | None:
+def undo(run: MonitorRun, finish: Callable[..., None], payload: Any) -> SplitCause | None:
     """The call raised: leave the state that entering it has set.
 
     Returns:
@@ -424,15 +427,20 @@ def undo(run: MonitorRun, finish: Callable[..., None], payload: Any) -> str | No
         operation, (tensor,) = payload
         run.lifted.fix_sizes(tensor)
         if tensor.numel() == 1:
-            return f"catches what {describe(operation)} raises for a tensor's value"
+            detail = f"catches an exception that {describe(operation)} raises for a tensor's value"
+            return SplitCause(SplitReason.EXCEPTION_STATE, detail)
     elif is_instance(payload, random_draws.Drawing):
-        return f"catches what {describe(payload.operation)} raises for numbers that vary"
+        name = describe(payload.operation)
+        detail = f"catches an exception that {name} raises for lifted numbers"
+        return SplitCause(SplitReason.EXCEPTION_STATE, detail)
     if finish in (finish_operator, finish_operator_suspended):
         run.recording.inside -= 1
         by_values = payload.on_graph and not run.recording.inside and _by_values(run, payload)
         run.account()
         if by_values:
-            return f"catches what {describe(payload.operation)} raises for a tensor's values"
+            name = describe(payload.operation)
+            detail = f"catches an exception that {name} raises for a tensor's values"
+            return SplitCause(SplitReason.EXCEPTION_STATE, detail)
     return None
 
 

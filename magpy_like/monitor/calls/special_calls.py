@@ -486,7 +486,7 @@ def _only_computed() -> Iterator[None]:
     try:
         yield
     except Split as split:
-        raise UnguardableRead(str(split)) from None
+        raise UnguardableRead(*split.cause) from None
 
 
 def _folds(run: MonitorRun, call: NativeCall) -> Any:

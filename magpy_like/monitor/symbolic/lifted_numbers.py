@@ -51,6 +51,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.refgraph.plain_values import bind, is_plain, proxied_mapping
 from magpy_like.split_points import Place, Split, UnguardableRead
+from magpy_like.split_reasons import SplitReason
 
 NUMBERS = (int, float)
 
@@ -426,13 +427,13 @@ class LiftedNumbers:
         if self.rec.operators.has_data_shape(tensor):
             self._speculate_on_sizes(tensor)
         elif twin is not None and self.rec.twin is not None and not self.rec.twin.fix(twin):
-            raise UnguardableRead(_DATA_SIZE)
+            raise UnguardableRead(*_DATA_SIZE)
 
     def _speculate_on_sizes(self, tensor: torch.Tensor) -> None:
         try:
-            place = self.may_speculate(_DATA_SIZE)
+            place = self.may_speculate(*_DATA_SIZE)
         except Split as split:
-            raise UnguardableRead(str(split)) from None
+            raise UnguardableRead(*split.cause) from None
         operators = self.rec.operators
         node = operators.node_of(tensor)
         assert node is not None
@@ -557,17 +558,17 @@ class LiftedNumbers:
         else:
             self.speculate(Computed(operation, parts), value)
 
-    def may_speculate(self, reason: str) -> Place:
+    def may_speculate(self, reason: SplitReason, detail: str) -> Place:
         """Ask whether the mock could still undo everything when a value is misspeculated.
 
         Returns the place at which the program looks at the value.
 
         Raises:
-            Split: it could not, or the program is to split there, for ``reason``.
+            Split: it could not, or the program is to split there, for the reason.
         """
         place = None if self.beside or self.rec.inside else self._speculation_place()
         if place is None or not self.can_undo():
-            raise Split(reason)
+            raise Split(reason, detail)
         return place
 
     def can_undo(self) -> bool:
@@ -586,9 +587,15 @@ class LiftedNumbers:
             Split: it cannot be speculated on.
         """
         drawn = is_drawn(expression)
-        of = "a NumPy array's number" if self.rec.operators.arrays else "a random number"
-        what = of if drawn else "a tensor's value, read as a number,"
-        place = self.may_speculate(f"{what} steers the program")
+        if not drawn:
+            detail = "a tensor's value, read as a number, decides control flow"
+            place = self.may_speculate(SplitReason.TENSOR_VALUE_READ, detail)
+        elif self.rec.operators.arrays:
+            detail = "an element of a NumPy array decides control flow"
+            place = self.may_speculate(SplitReason.NUMPY_ARRAY, detail)
+        else:
+            detail = "a random number decides control flow"
+            place = self.may_speculate(SplitReason.RANDOM_VALUE_DECIDES, detail)
         if not any(known is expression for known, *_ in self.speculated):
             self.speculated.append((expression, value, place))
 
@@ -597,7 +604,7 @@ _DIVISIONS = {
     operator.truediv, operator.floordiv, operator.mod,
     operator.itruediv, operator.ifloordiv, operator.imod,
 }  # fmt: skip
-_DATA_SIZE = "reads a size that depends on a tensor's data"
+_DATA_SIZE = (SplitReason.DATA_DEPENDENT_SIZE, "reads a size that depends on a tensor's data")
 
 _LENGTH = {len, torch.Tensor.__len__}
 
