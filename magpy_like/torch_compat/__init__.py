@@ -1,0 +1,41 @@
+"""Private names of torch, each declared once under a public name.
+
+A private name has a part that begins with one underscore (``torch._C._len_torch_dispatch_stack``,
+``torch.utils._pytree``). Such names change between versions of torch without notice. The rest of
+the package imports them from here, and a difference between versions is resolved here.
+
+Supported are torch 2.11 to 2.13 (``pyproject.toml``). Every name was seen on torch 2.13.0, the
+version of the development environment; ``tests/test_torch_compat.py`` checks that each one exists
+and that nothing outside this package reaches for a private name. A comment states where a name was
+absent or behaved otherwise.
+
+===========================  ========================================================================
+Module                       Subject
+===========================  ========================================================================
+``operators``                operators and their overloads, schemas, dispatcher kernels
+``dispatch``                 torch function and dispatch modes, default device, autocast, exclusion
+``autograd``                 gradient mode, saved-tensor hooks, the running backward pass, versions
+``functorch``                transforms (``vmap``, ``grad``) and levels of forward-mode AD
+``checkpointing``            ``torch.utils.checkpoint`` without the frames in between
+``fake_tensors``             tensors without data, and the modes that trace with them
+``symbolic_expressions``     torch's sympy functions, value ranges, printers
+``pytree``                   nested containers as lists of leaves
+``decompositions``           decompositions and the rules for dtypes and layouts behind them
+``aot_autograd``             AOTAutograd, its descriptors of outputs, the tracing context
+``dynamo``                   Dynamo's frame evaluation, exceptions and registry of backends
+``tensor_memory``            tensors over given memory, metadata checks in C++
+``torchscript``              TorchScript functions, their types and schemas
+``cuda``                     the current GPU and its stream, without a device guard
+``modules``                  functions through which ``nn.Module.__call__`` passes arguments on
+``operator_samples``         torch's own sample inputs of operators
+===========================  ========================================================================
+
+The modules import what they name, so a module that costs import time (``aot_autograd``, ``dynamo``,
+``operator_samples``) is imported where it is needed. All others are part of ``import torch``.
+
+Private attributes of torch's instances cannot be declared as names. In use are: ``_schema``,
+``_opname`` and ``_qualified_op_name`` of operators; ``_cdata``, ``_version``, ``_base`` and
+``_is_view()`` of tensors and storages; ``_sequence_nr`` of autograd nodes; ``_tensors_no_vc_check``
+and ``_materialize_non_diff_grads`` of an autograd context; ``_maybe_evaluate_static`` of a shape
+environment; ``_boxed_call`` and ``_lazy_backward_info`` of functions that AOTAutograd returns.
+"""

@@ -1,0 +1,46 @@
+"""Autograd: gradient mode, saved-tensor hooks, the running backward pass, version counters."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = [
+    "apply_custom_function",
+    "current_backward_node",
+    "current_backward_pass",
+    "increment_version",
+    "is_node_needed",
+    "next_node_number",
+    "saved_tensor_hooks",
+    "set_grad_enabled",
+    "set_saved_tensor_hooks_tracing",
+    "set_version",
+]
+
+set_grad_enabled = torch._C._set_grad_enabled
+"""``(enabled)``: the function that ``torch.no_grad`` and its relatives call; an operator of captured
+graphs. ``torch.set_grad_enabled`` is a class."""
+
+saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+"""``(ignore_tracing)``: the innermost pair of hooks on saved tensors, or None."""
+set_saved_tensor_hooks_tracing = torch._C._autograd._saved_tensors_hooks_set_tracing
+"""``(tracing)``: while true, hooks on saved tensors are not called in this thread. Returns the value
+before."""
+
+apply_custom_function = torch._C._FunctionBase.__dict__["apply"]
+"""Native method under ``torch.autograd.Function.apply``."""
+next_node_number = torch.autograd._get_sequence_nr
+"""Sequence number of the next autograd node of this thread."""
+
+current_backward_pass = torch._C._current_graph_task_id
+"""Number of the backward pass that this thread runs; -1 outside of one."""
+current_backward_node = torch._C._current_autograd_node
+"""Autograd node that this thread runs, or None."""
+is_node_needed = torch._C._will_engine_execute_node
+"""``(node)``: True if the running backward pass reaches the node. Raises RuntimeError for a leaf
+whose gradient ``torch.autograd.grad`` returns."""
+
+increment_version = torch._C._increment_version
+"""``(tensors)``: count a write to each."""
+set_version = torch._C._autograd._unsafe_set_version_counter
+"""``(tensors, versions)``: set the count of writes."""

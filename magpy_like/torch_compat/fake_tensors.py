@@ -1,0 +1,36 @@
+"""Fake tensors: tensors with metadata and without data."""
+
+from __future__ import annotations
+
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    disable_fake_tensor_cache,
+    unset_fake_temporarily,
+)
+
+__all__ = [
+    "FAKE_TENSOR_LOGGER",
+    "META_KERNELS_MODULE",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "detect_fake_mode",
+    "disable_fake_tensor_cache",
+    "enable_python_dispatcher",
+    "unset_fake_temporarily",
+]
+
+# `detect_fake_mode(inputs)` returns the mode of fake tensors among the inputs or on the stack.
+# Under `enable_python_dispatcher`, operators with Python decompositions keep symbolic sizes.
+# The first two exceptions name an operator whose result or result's size depends on data.
+
+FAKE_TENSOR_LOGGER = "torch._subclasses.fake_tensor"
+"""Logger that reports each operator that raises on fake tensors."""
+META_KERNELS_MODULE = "torch._subclasses.fake_impls"
+"""Module of the operators' special implementations on fake tensors."""

@@ -1,0 +1,66 @@
+"""Operators: overloads, packets, schemas, kernels of the dispatcher."""
+
+from __future__ import annotations
+
+import torch
+from torch._higher_order_ops.associative_scan import associative_scan
+
+__all__ = [
+    "HigherOrderOperator",
+    "NN_FUNCTIONS",
+    "OpNamespace",
+    "OpOverload",
+    "OpOverloadPacket",
+    "OperatorBase",
+    "Ops",
+    "TensorBase",
+    "associative_scan",
+    "check_condition",
+    "foreach_add_",
+    "foreach_copy_",
+    "has_dispatcher_kernel",
+    "is_compiling_of_utils",
+    "make_dual",
+    "make_subclass",
+    "schemas_of_operator",
+    "unpack_dual",
+]
+
+OperatorBase = torch._ops.OperatorBase
+"""Base class of overloads and higher-order operators."""
+OpOverload = torch._ops.OpOverload
+"""One overload, such as ``aten.add.Tensor``: the targets of nodes after tracing."""
+OpOverloadPacket = torch._ops.OpOverloadPacket
+"""All overloads of a name, such as ``aten.add``: a program may call it."""
+HigherOrderOperator = torch._ops.HigherOrderOperator
+"""Operators that take graphs, such as ``cond`` and ``while_loop``."""
+OpNamespace = torch._ops._OpNamespace
+"""Class of ``torch.ops.aten``: its attributes are loaded on first access."""
+Ops = torch._ops._Ops
+"""Class of ``torch.ops``: likewise."""
+
+TensorBase = torch._C.TensorBase
+"""Base class of ``torch.Tensor`` in C++; its methods are the operators' methods."""
+make_subclass = TensorBase.__dict__["_make_subclass"].__func__
+"""Function with which ``nn.Parameter`` makes itself from a tensor."""
+NN_FUNCTIONS = torch._C._nn
+"""Module of the native functions under ``torch.nn.functional``."""
+
+foreach_add_ = torch._foreach_add_
+"""Adds to each tensor of a list; optimizers count their steps with it."""
+foreach_copy_ = torch._foreach_copy_
+"""Copies each tensor of a list, in one call."""
+make_dual = torch._VF._make_dual
+"""Native function under ``forward_ad.make_dual``."""
+unpack_dual = torch._VF._unpack_dual
+"""Native function under ``forward_ad.unpack_dual``."""
+
+schemas_of_operator = torch._C._jit_get_schemas_for_operator
+"""Schemas of all overloads of an operator's name, such as ``aten::add``."""
+has_dispatcher_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+"""``(name, key)``: True if an operator has a kernel of its own for a dispatch key. Raises
+RuntimeError for an operator of TorchScript alone."""
+is_compiling_of_utils = torch._utils.is_compiling
+"""Older form of ``torch.compiler.is_compiling``, which torch's optimizers call."""
+check_condition = torch._check
+"""``(condition)``: raises RuntimeError; a symbolic condition is assumed from there on."""
