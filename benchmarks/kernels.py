@@ -20,10 +20,10 @@ from typing import Any
 import click
 import torch
 import torch.nn.functional as F
-from torch.utils import _pytree as pytree
 
 import magpy_like as magpy
 from benchmarks.paired_timing import geometric_mean, machine, measure, seconds, table
+from magpy_like.torch_compat import pytree
 
 GOAL = 1 / 1.15
 BEYOND_CACHES = 2**29  # bytes

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from magpy_like.torch_compat import pytree
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 import magpy_like as magpy
 from benchmarks.paired_timing import differs
 from magpy_like.compiler import dynamo_backend
+from magpy_like.torch_compat import pytree
 from zoo import ZOO, Size
 
 COMPILERS: dict[str, Callable[..., Any]] = {

@@ -142,11 +142,11 @@ class Dynamo:
     name = "dynamo"
 
     def __init__(self, backend: str) -> None:
-        import torch._dynamo
-
         import magpy_like.compiler
+        from magpy_like.torch_compat.dynamo import lookup_backend, reset_dynamo
 
-        self._eager = torch._dynamo.lookup_backend("eager")
+        self._forget = reset_dynamo
+        self._eager = lookup_backend("eager")
         # Not by its name: a package that is on the path but not installed has registered none.
         built_in = magpy_like.compiler.dynamo_backend
         self._backend = {"eager": self._eager, "magpy": built_in}[backend]
@@ -162,7 +162,7 @@ class Dynamo:
             return Capture(True, fast.graphs)
         except Exception as error:
             detail = first_line(error)
-        torch._dynamo.reset()
+        self._forget()
         module, args, kwargs = fresh()
         fast = _DynamoCompiled(module, self._eager, fullgraph=False)
         fast(*args, **kwargs)
@@ -172,19 +172,19 @@ class Dynamo:
         return module
 
     def reset(self) -> None:
-        torch._dynamo.reset()
+        self._forget()
 
 
 class _DynamoCompiled:
     def __init__(
         self, module: torch.nn.Module, backend: Callable[..., Any], *, fullgraph: bool
     ) -> None:
-        from torch._dynamo.utils import counters
+        from magpy_like.torch_compat.dynamo import dynamo_counters
 
         self.module = module
         self.graphs = 0
         self._hits = 0
-        self._counters = counters
+        self._counters = dynamo_counters
 
         def counting(graph: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
             self.graphs += 1
@@ -227,9 +227,9 @@ class TorchScript:
         return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
     def reset(self) -> None:
-        torch._C._jit_clear_class_registry()
-        torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
-        torch.jit._state._clear_class_state()
+        from magpy_like.torch_compat.torchscript import clear_script_classes
+
+        clear_script_classes()
 
 
 class _Scripted:

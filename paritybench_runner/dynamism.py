@@ -14,7 +14,10 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from magpy_like.torch_compat.dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
 
 # Hand the memory of a tensor, or its text, to whoever asks; no operator runs.
 READERS = frozenset(
@@ -26,10 +29,10 @@ READERS = frozenset(
 # Operators whose result is a Python value computed from tensors' values.
 VALUE_OPERATORS = frozenset(
     {
-        torch.ops.aten._local_scalar_dense.default,
-        torch.ops.aten.equal.default,
-        torch.ops.aten.is_nonzero.default,
-        torch.ops.aten.allclose.default,
+        aten._local_scalar_dense.default,
+        aten.equal.default,
+        aten.is_nonzero.default,
+        aten.allclose.default,
     }
 )
 # Make tensors whose shape is a value they read.

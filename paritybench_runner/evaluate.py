@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils import _pytree
 
+from magpy_like.torch_compat import pytree
 from paritybench_runner import rounding
 from paritybench_runner.compilers import (
     Capture,
@@ -118,7 +118,7 @@ class Program:
     def _draw(self, seed: int) -> Call:
         seed_everything(seed)
         args, kwargs = self.case.forward_arguments()
-        args, kwargs = _pytree.tree_map_only(
+        args, kwargs = pytree.tree_map_only(
             (torch.Tensor, torch.nn.Module), lambda value: value.to(self.device), (args, kwargs)
         )
         return list(args), kwargs
@@ -231,7 +231,7 @@ def _wait(device: str) -> None:
 
 
 def _backward(result: Any) -> None:
-    tensors = _pytree.tree_leaves(dict(enumerate(tensors_by_path(result).values())))
+    tensors = pytree.tree_leaves(dict(enumerate(tensors_by_path(result).values())))
     sums = [
         tensor.sum()
         for tensor in tensors
@@ -308,15 +308,15 @@ def in_step(
 
 def _with_modules_of(first: Call, call: Call) -> Call:
     """A call with the modules among the first one's arguments: a program keeps its modules."""
-    modules, as_first = _pytree.tree_flatten(first)
-    leaves, as_call = _pytree.tree_flatten(call)
+    modules, as_first = pytree.tree_flatten(first)
+    leaves, as_call = pytree.tree_flatten(call)
     if as_first != as_call:
         return call
     kept = [
         old if isinstance(old, torch.nn.Module) else new
         for old, new in zip(modules, leaves, strict=True)
     ]
-    return _pytree.tree_unflatten(kept, as_call)
+    return pytree.tree_unflatten(kept, as_call)
 
 
 Left = tuple[Outcome, Call, Any]  # what a call left behind: outcome, arguments, module state

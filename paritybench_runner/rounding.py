@@ -16,9 +16,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch._decomp
-from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from magpy_like.torch_compat import pytree
+from magpy_like.torch_compat.autograd import current_backward_node
+from magpy_like.torch_compat.decompositions import get_decompositions
+from magpy_like.torch_compat.dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
 
 RUNS = 8
 # To first order, what a compiler's rounding does to a result is another draw from what the noisy
@@ -51,13 +55,13 @@ _SELECTING_NAMES = """
 _SELECTING = frozenset(f"aten::{name}" for name in _SELECTING_NAMES.split())
 # These hold sums that cancel each other, rounded once for many elements: they are taken apart, so
 # that the sums are inputs of something.
-_TAKEN_APART = torch._decomp.get_decompositions(
+_TAKEN_APART = get_decompositions(
     [
-        torch.ops.aten._log_softmax_backward_data,
-        torch.ops.aten._softmax_backward_data,
-        torch.ops.aten.native_batch_norm_backward,
-        torch.ops.aten.native_group_norm_backward,
-        torch.ops.aten.native_layer_norm_backward,
+        aten._log_softmax_backward_data,
+        aten._softmax_backward_data,
+        aten.native_batch_norm_backward,
+        aten.native_group_norm_backward,
+        aten.native_layer_norm_backward,
     ]
 )
 # Nothing can be told about a result whose noise comes to this share of the largest value of its
@@ -94,10 +98,10 @@ class ExactOperators(_Operators):
     """Operators on float32 and less compute in float64 and round their results."""
 
     def rounded(self, func: Any, args: dict[str, Any], kwargs: dict[str, Any]) -> Any:
-        given = [tensor for tensor in _pytree.tree_leaves(args) if _is_single(tensor)]
+        given = [tensor for tensor in pytree.tree_leaves(args) if _is_single(tensor)]
         if not given:
             return func(*args.values(), **kwargs)
-        exact = _pytree.tree_map_only(
+        exact = pytree.tree_map_only(
             torch.Tensor, lambda tensor: tensor.double() if _is_single(tensor) else tensor, args
         )
         result = func(*exact.values(), **kwargs)
@@ -107,7 +111,7 @@ class ExactOperators(_Operators):
         if kwargs.get("dtype") is not None:
             return result
         dtype = functools.reduce(torch.promote_types, {tensor.dtype for tensor in given})
-        return _pytree.tree_map_only(
+        return pytree.tree_map_only(
             torch.Tensor, lambda x: x.to(dtype) if x.dtype == torch.float64 else x, result
         )
 
@@ -133,7 +137,7 @@ class OtherRounding(_Operators):
         return func(*moved, **kwargs)
 
     def _off(self, value: Any) -> Any:
-        return _pytree.tree_map_only(torch.Tensor, self._tensor_off, value)
+        return pytree.tree_map_only(torch.Tensor, self._tensor_off, value)
 
     def _tensor_off(self, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point() or tensor.layout != torch.strided or not tensor.numel():
@@ -146,7 +150,7 @@ class OtherRounding(_Operators):
         noise.uniform_(-1, 1, generator=self._generators[tensor.device])
         eps = torch.finfo(tensor.dtype).eps
         moved = noise.mul_(eps).add_(1).mul_(tensor).to(tensor.dtype)
-        if torch._C._current_autograd_node() is not None:
+        if current_backward_node() is not None:
             return moved
         exact = (tensor == tensor.round()) & (tensor.abs() < 2.0**-_UNUSED_BITS / eps)
         return torch.where(exact, tensor, moved)

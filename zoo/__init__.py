@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from magpy_like.torch_compat import pytree
 from tests import seeding
 from zoo import language_models
 from zoo.blockdrop import BlockDrop

@@ -10,13 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import fx
-from torch._dynamo.exc import RestartAnalysis
-from torch._guards import TracingContext
-from torch.autograd import forward_ad
-from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from magpy_like.compiler import build, ir_text, passes, runtime_scalars
 from magpy_like.compiler.autograd.aot import aot_compile, interpret, without_grad
@@ -38,6 +32,11 @@ from magpy_like.disk_cache import code_cache
 from magpy_like.graph_operators.checkpoint_operator import keep_checkpoints, unfolded
 from magpy_like.graph_operators.checkpoint_statistics import NotWritten
 from magpy_like.graph_operators.control_operators import has_parts
+from magpy_like.torch_compat import pytree
+from magpy_like.torch_compat.aot_autograd import LazyGraphModule, TracingContext
+from magpy_like.torch_compat.dispatch import disable_current_modes
+from magpy_like.torch_compat.dynamo import RestartAnalysis
+from magpy_like.torch_compat.functorch import is_under_transform
 from magpy_like.torch_interop.current_gpu import has_calls_for_current_gpu, traced_afresh
 from magpy_like.torch_interop.saved_tensor_hooks import no_hooks
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
@@ -69,10 +68,9 @@ def compile_fx(
 def _or_transformed(call: Callable[..., Any], captured: Callable[..., Any]) -> Callable[..., Any]:
     """``call``, or eager while a level of forward-mode AD is open or a transform of functorch's is
     active: kernels see neither the tangent of a tensor nor what a transform has wrapped."""
-    transforms_active = torch._C._are_functorch_transforms_active
 
     def run(*args: Any) -> Any:
-        if forward_ad._current_level >= 0 or transforms_active():
+        if is_under_transform():
             return captured(*args)
         return call(*args)
 
@@ -171,7 +169,7 @@ def _compile_captured(
 
     key = None if trace.is_watched() else captured_graph_cache.key(captured, example_inputs)
     whole = unfolded(captured)
-    gm = _LazyGraphModule(whole, copy.deepcopy(whole.graph))  # nobody runs its source
+    gm = LazyGraphModule(whole, copy.deepcopy(whole.graph))  # nobody runs its source
     known = build.find_captured(key) if key is not None else None
     if known is not None:
         _, restore = _flat_outputs(gm)
@@ -242,7 +240,7 @@ def compile_aten(
     The result takes one list of arguments, which it empties, and returns a tuple.
     """
     try:
-        with _disable_current_modes():  # constants are folded for real, not as fake tensors
+        with disable_current_modes():  # constants are folded for real, not as fake tensors
             call = _compile(gm, kind, trace)
     except Unsupported as reason:
         warn_fallback(reason.what, reason.reason, strict=strict)

@@ -35,6 +35,7 @@ from magpy_like.graph_operators.control_operators import (
     is_pythons,
     may_write,
 )
+from magpy_like.torch_compat.tensor_memory import TensorGuards
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -358,7 +359,7 @@ def _same_forms(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     strided = all(tensor.layout is torch.strided for tensor in tensors)
     if not strided:
         return lambda *tensors: False
-    check: Callable[..., bool] = torch._C._dynamo.guards.TensorGuards(
+    check: Callable[..., bool] = TensorGuards(
         *tensors,
         dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
         dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from magpy_like.compiler.codegen.launcher.launcher import AssumptionFailed
+from magpy_like.torch_compat.fake_tensors import FakeTensor, FakeTensorMode
 
 Call = Callable[..., Any]
 

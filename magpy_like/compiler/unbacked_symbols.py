@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import (
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from magpy_like.torch_compat.fake_tensors import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
+    detect_fake_mode,
 )
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 #: What a trace raises where it would have to know what a tensor holds.
 NOT_KNOWN = DataDependentOutputException, DynamicOutputShapeException

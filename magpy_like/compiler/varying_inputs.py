@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._guards import GuardSource, Source
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from magpy_like.torch_compat.aot_autograd import GuardSource, Source
+from magpy_like.torch_compat.fake_tensors import FakeTensorMode
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
 
 from magpy_like.bytecode.data_flow import live_locals
 from magpy_like.bytecode.post_dominators import RETURN
@@ -30,6 +29,7 @@ from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import MonitorWeakRef, is_plain
 from magpy_like.split_points import Split
 from magpy_like.splitting.frame_state import FrameState
+from magpy_like.torch_compat.fake_tensors import FakeTensor
 
 MayBe: TypeAlias = Mapping[int, tuple[MonitorWeakRef, list[MonitorWeakRef]]]
 """By id, results of branches, with what they may be that was there before."""

@@ -17,8 +17,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from magpy_like.bytecode.data_flow import instructions
 from magpy_like.bytecode.post_dominators import RETURN, can_reach, join_point
@@ -70,6 +68,8 @@ from magpy_like.split_reasons import SplitCause, SplitReason
 from magpy_like.splitting.frame_layout import UnresumableState
 from magpy_like.splitting.frame_state import FrameState, origins
 from magpy_like.splitting.resumption import CONDITIONAL_JUMPS, resumption
+from magpy_like.torch_compat.dispatch import disable_current_modes
+from magpy_like.torch_compat.fake_tensors import FakeTensor, FakeTensorMode
 from magpy_like.torch_interop.saved_tensor_hooks import no_hooks
 
 _log = topic("splits")
@@ -490,7 +490,7 @@ class Branches:
     ) -> torch.Tensor:
         """A tensor without data, known as ``symbol``, for any that rounds of a loop hand on."""
         # It is none of those that the side has made in which the program may be.
-        with _disable_current_modes(), self._fake:
+        with disable_current_modes(), self._fake:
             made = torch.empty_strided(
                 like.shape, like.stride(), dtype=like.dtype, device=like.device,
                 requires_grad=gradients,

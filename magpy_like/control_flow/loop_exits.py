@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
 
 from magpy_like.bytecode.data_flow import live_locals
 from magpy_like.bytecode.post_dominators import RETURN, can_reach, join_point
@@ -42,6 +41,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_identity, is_plain
 from magpy_like.split_points import Split
 from magpy_like.splitting.frame_state import FrameState
+from magpy_like.torch_compat.fake_tensors import FakeTensor
 
 if TYPE_CHECKING:
     from magpy_like.control_flow.for_loop import Loop

@@ -23,6 +23,7 @@ from magpy_like.monitor.symbolic.loop_ranges import added_to, computed, trip_cou
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitCause
+from magpy_like.torch_compat.tensor_memory import storage_use_count
 
 
 class Written(Split):
@@ -48,7 +49,7 @@ def is_nobody_elses(rec: Recording, values: tuple[Any, ...], slot: int) -> bool:
     if sys.getrefcount(tensor) > 5:
         return False
     storage = tensor.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata) <= 2  # the tensor's and this one
+    return storage_use_count(storage._cdata) <= 2  # the tensor's and this one
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._guards import detect_fake_mode
 
 from magpy_like.compiler.passes.graph_queries import aten
+from magpy_like.torch_compat.autograd import is_node_needed
+from magpy_like.torch_compat.fake_tensors import detect_fake_mode
 
 Update = tuple[Any, float, Any]
 """What is written to, by what it is multiplied, and what is added: a number or a tensor."""
@@ -156,7 +157,7 @@ def wanted(ctx: Any) -> set[int]:
 
 def _is_reached(node: Any) -> bool:
     try:
-        return torch._C._will_engine_execute_node(node)
+        return is_node_needed(node)
     except RuntimeError:  # it is a leaf that `torch.autograd.grad` was asked for
         return True
 

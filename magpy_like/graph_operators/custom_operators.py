@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from magpy_like.torch_compat.dispatch import DispatchKey, ExcludeDispatchKey
+
 _library = torch.library.Library("magpy_like", "DEF")
 
 
@@ -40,6 +42,6 @@ def differentiate(
 @contextlib.contextmanager
 def autograd() -> Iterator[None]:
     """Inside an operator, for which the dispatcher has switched autograd off."""
-    key = torch._C.DispatchKey.AutogradFunctionality
-    with torch._C._SetExcludeDispatchKeyGuard(key, False), torch.enable_grad():
+    key = DispatchKey.AutogradFunctionality
+    with ExcludeDispatchKey(key, False), torch.enable_grad():
         yield

@@ -18,9 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from magpy_like.annotation import Annotation, RelationKind
 from magpy_like.monitor.calls.operator_calls import BINARY, IN_PLACE
@@ -34,6 +31,10 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import HEAP_TYPE, is_plain
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitCause, SplitReason
+from magpy_like.torch_compat import pytree
+from magpy_like.torch_compat.autograd import set_grad_enabled
+from magpy_like.torch_compat.dispatch import TorchDispatchMode
+from magpy_like.torch_compat.fake_tensors import FakeTensor, FakeTensorMode
 
 if TYPE_CHECKING:
     from magpy_like.monitor.instructions.step import Step
@@ -212,7 +213,7 @@ class IsolatedRun:
         """
         name = getattr(operation, "__qualname__", str(operation))
         switches = annotation.global_state or operation in SWITCHES
-        switches &= operation is not torch._C._set_grad_enabled  # looked at in the end
+        switches &= operation is not set_grad_enabled  # looked at in the end
         if switches or annotation.random or annotation.replay:
             raise Split(f"{name} changes something outside")
         if is_instance(operation, functools._lru_cache_wrapper):

@@ -12,6 +12,7 @@ import torch
 
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.torch_compat.operators import is_compiling_of_utils
 
 _compiling_lock = threading.Lock()
 _compiling_count = 0
@@ -47,7 +48,7 @@ class Compiling:
         self.leave()
 
 
-ASK_WHETHER_COMPILING = (torch.compiler.is_compiling, torch._utils.is_compiling)
+ASK_WHETHER_COMPILING = (torch.compiler.is_compiling, is_compiling_of_utils)
 """Functions that tell a program so."""
 
 

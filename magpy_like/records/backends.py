@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx
 
 from magpy_like.native.instance_checks import is_instance
@@ -36,13 +35,13 @@ def resolve_backend(
         from magpy_like.compiler.compile_fx import compile_untransformed
 
         return functools.partial(compile_untransformed, mode=mode, options=options)
-    import torch._dynamo
+    from magpy_like.torch_compat.dynamo import list_backends, lookup_backend
 
-    names = torch._dynamo.list_backends(None)
+    names = list_backends(None)
     if backend not in names:
         known = ", ".join(sorted({"eager", "magpy", *names}))
         raise ValueError(f"unknown backend {backend!r}; known are {known}")
-    found = torch._dynamo.lookup_backend(backend)
+    found = lookup_backend(backend)
     if backend == "inductor" and (mode or options):
         found = functools.partial(_inductor, found, mode, options)
     return functools.partial(_named, found)
@@ -66,5 +65,7 @@ def _inductor(
 ) -> Any:
     patches = dict(options or {})
     if mode and mode != "default":
-        patches.update(torch._inductor.list_mode_options(mode))
+        from magpy_like.torch_compat.dynamo import inductor_mode_options
+
+        patches.update(inductor_mode_options(mode))
     return found(graph, inputs, config_patches=patches)

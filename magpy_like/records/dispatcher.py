@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection
 from typing import Any, cast
 
 import torch
-from torch.autograd import forward_ad
 
 from magpy_like.compiler.autograd.overwritten_saved_values import made_before, overwrites_saved
 from magpy_like.compiler.graph_parts import eager_under_autograd, in_parts, interpreted
@@ -47,6 +46,10 @@ from magpy_like.synthesis.mock.roll_back import GraphFailure, Misspeculation
 from magpy_like.synthesis.mock.unused_results import compile_with_unused_results
 from magpy_like.synthesis.record import Record, synthesise
 from magpy_like.synthesis.shared_graphs import CompiledGraph, compile_assumptions
+from magpy_like.torch_compat.autograd import saved_tensor_hooks
+from magpy_like.torch_compat.dispatch import dispatch_mode_count, function_mode_count, tracing_state
+from magpy_like.torch_compat.functorch import is_under_transform
+from magpy_like.torch_compat.operators import make_dual, unpack_dual
 from magpy_like.torch_interop.dynamo_disable import untraced
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
@@ -543,10 +546,7 @@ class Dispatcher:
             self._eager = None
 
 
-_OF_TANGENTS = {torch._VF._make_dual, torch._VF._unpack_dual}
-
-_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-_transforms_active = torch._C._are_functorch_transforms_active
+_OF_TANGENTS = {make_dual, unpack_dual}
 
 
 def _is_traced() -> bool:
@@ -558,12 +558,11 @@ def _is_traced() -> bool:
     """
     return (
         is_monitoring()
-        or (torch._C._len_torch_function_stack() > 0 and not default_device.are_all_modes())
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._get_tracing_state() is not None
-        or (torch.is_grad_enabled() and _saved_tensors_hooks(True) is not None)
-        or forward_ad._current_level >= 0
-        or _transforms_active()
+        or (function_mode_count() > 0 and not default_device.are_all_modes())
+        or dispatch_mode_count() > 0
+        or tracing_state() is not None
+        or (torch.is_grad_enabled() and saved_tensor_hooks(True) is not None)
+        or is_under_transform()
     )
 
 

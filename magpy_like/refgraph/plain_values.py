@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.torch_compat.dispatch import DisableTorchFunctionSubclass
 
 HEAP_TYPE = 1 << 9
 """Of ``__flags__``: a class that was made while Python ran, as all classes in Python are."""
@@ -189,7 +190,7 @@ def storage_of(tensor: torch.Tensor) -> int:
     """Equal for tensors that share memory; 0 for a tensor that has none of the usual kind."""
     if tensor.layout != torch.strided:
         return 0
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return int(tensor.untyped_storage()._cdata)
 
 
@@ -197,14 +198,14 @@ def memory_span(tensor: torch.Tensor) -> tuple[int, int]:
     """Where the memory of a tensor begins, and how many bytes it has; none for unusual kinds."""
     if tensor.layout != torch.strided or not has_values(tensor) or tensor.device.type != "cpu":
         return 0, 0
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         storage = tensor.untyped_storage()
         return storage.data_ptr(), storage.nbytes()
 
 
 def tensor_version(tensor: torch.Tensor) -> int:
     """How often a tensor's data was changed in place; inference tensors do not count."""
-    with torch._C.DisableTorchFunctionSubclass():  # some subclasses answer nothing
+    with DisableTorchFunctionSubclass():  # some subclasses answer nothing
         return -1 if tensor.is_inference() else tensor._version
 
 

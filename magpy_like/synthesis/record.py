@@ -48,6 +48,7 @@ from magpy_like.synthesis.mock.early_checks import check_before_writing
 from magpy_like.synthesis.mock.reconstruction import Reconstruction
 from magpy_like.synthesis.mock.roll_back import RollBack
 from magpy_like.synthesis.shared_graphs import CompiledGraph
+from magpy_like.torch_compat.autograd import set_grad_enabled
 from magpy_like.torch_interop.current_gpu import traced_afresh
 
 _numbers_of_records = itertools.count()
@@ -617,7 +618,7 @@ def _switches(rec: Recording, mock: MockBuilder) -> list[str]:
     if found.grad is not left.grad:
         mock.side_effects.append(f"grad mode = {left.grad}")
     if left == replace(found, grad=left.grad):
-        setter = mock.source.constant(torch._C._set_grad_enabled, "set_grad_enabled")
+        setter = mock.source.constant(set_grad_enabled, "set_grad_enabled")
         return [f"{setter}({left.grad})"]
     mock.side_effects.append("autocast modes")
     mock.source.lines.insert(0, f"begin = {mock.source.constant(Modes.now, 'modes_now')}()")

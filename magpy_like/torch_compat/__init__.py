@@ -9,11 +9,11 @@ version of the development environment; ``tests/test_torch_compat.py`` checks th
 and that nothing outside this package reaches for a private name. A comment states where a name was
 absent or behaved otherwise.
 
-===========================  ========================================================================
+===========================  ======================================================================
 Module                       Subject
-===========================  ========================================================================
+===========================  ======================================================================
 ``operators``                operators and their overloads, schemas, dispatcher kernels
-``dispatch``                 torch function and dispatch modes, default device, autocast, exclusion
+``dispatch``                 torch function and dispatch modes, default device, autocast, keys
 ``autograd``                 gradient mode, saved-tensor hooks, the running backward pass, versions
 ``functorch``                transforms (``vmap``, ``grad``) and levels of forward-mode AD
 ``checkpointing``            ``torch.utils.checkpoint`` without the frames in between
@@ -28,7 +28,7 @@ Module                       Subject
 ``cuda``                     the current GPU and its stream, without a device guard
 ``modules``                  functions through which ``nn.Module.__call__`` passes arguments on
 ``operator_samples``         torch's own sample inputs of operators
-===========================  ========================================================================
+===========================  ======================================================================
 
 The modules import what they name, so a module that costs import time (``aot_autograd``, ``dynamo``,
 ``operator_samples``) is imported where it is needed. All others are part of ``import torch``.

@@ -18,14 +18,14 @@ __all__ = [
 ]
 
 set_grad_enabled = torch._C._set_grad_enabled
-"""``(enabled)``: the function that ``torch.no_grad`` and its relatives call; an operator of captured
-graphs. ``torch.set_grad_enabled`` is a class."""
+"""``(enabled)``: the function that ``torch.no_grad`` and its relatives call, and an operator of
+captured graphs. ``torch.set_grad_enabled`` is a class."""
 
 saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 """``(ignore_tracing)``: the innermost pair of hooks on saved tensors, or None."""
 set_saved_tensor_hooks_tracing = torch._C._autograd._saved_tensors_hooks_set_tracing
-"""``(tracing)``: while true, hooks on saved tensors are not called in this thread. Returns the value
-before."""
+"""``(tracing)``: while true, hooks on saved tensors are not called in this thread. Returns the
+previous value."""
 
 apply_custom_function = torch._C._FunctionBase.__dict__["apply"]
 """Native method under ``torch.autograd.Function.apply``."""

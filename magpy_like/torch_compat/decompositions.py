@@ -5,15 +5,15 @@ from __future__ import annotations
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._decomp.decompositions import _compute_scale as resize_scale
 from torch._decomp.decompositions import _compute_source_index as resize_source_index
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as TypePromotionKind
 from torch._prims_common import (
-    ELEMENTWISE_TYPE_PROMOTION_KIND,
     compute_elementwise_output_logical_to_physical_perm,
     elementwise_dtypes,
     suggest_memory_format,
 )
 
 __all__ = [
-    "ELEMENTWISE_TYPE_PROMOTION_KIND",
+    "TypePromotionKind",
     "compute_elementwise_output_logical_to_physical_perm",
     "core_aten_decompositions",
     "elementwise_dtypes",

@@ -1,10 +1,13 @@
 """Dynamo: frames that it must skip, its exceptions, its registry of backends.
 
-This package is no client of Dynamo's tracer. Compiled functions and backends have to get along with
-it, since a program under `torch.compile` may call them. Importing this module imports Dynamo (1 s).
+``magpy_like`` does not use Dynamo's tracer or Inductor. Compiled functions and ``backend="magpy"``
+run in programs under ``torch.compile``, and ``magpy_like.compile`` accepts the registered backends.
+Importing this module imports Dynamo (1 s).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch._C._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo import list_backends, lookup_backend
@@ -18,6 +21,7 @@ __all__ = [
     "FrameExecStrategy",
     "RestartAnalysis",
     "dynamo_counters",
+    "inductor_mode_options",
     "list_backends",
     "lookup_backend",
     "reset_dynamo",
@@ -26,3 +30,11 @@ __all__ = [
 
 # `set_code_exec_strategy(code, strategy)` marks a code object; `RestartAnalysis` is the exception
 # with which AOTAutograd asks Dynamo to trace again, so a backend must let it pass.
+
+
+def inductor_mode_options(mode: str) -> dict[str, Any]:
+    """Options of Inductor that a ``mode`` of ``torch.compile`` stands for."""
+    import torch._inductor
+
+    options: dict[str, Any] = torch._inductor.list_mode_options(mode)
+    return options

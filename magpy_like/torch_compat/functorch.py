@@ -13,6 +13,7 @@ __all__ = [
     "grad_impl",
     "innermost_transform",
     "is_forward_ad_active",
+    "is_under_transform",
     "is_legacy_batched_tensor",
     "is_wrapped_tensor",
     "vmap_impl",
@@ -38,5 +39,11 @@ VMAP_MODULE = "torch._functorch.vmap"
 
 
 def is_forward_ad_active() -> bool:
-    """True inside ``forward_ad.dual_level()``. The level is a global of torch's module."""
+    """True inside ``forward_ad.dual_level()``. The level is a global variable of torch's module."""
     return forward_ad._current_level >= 0
+
+
+def is_under_transform() -> bool:
+    """True inside a transform or a level of forward-mode AD: tensors are wrapped or have tangents,
+    which kernels do not see."""
+    return forward_ad._current_level >= 0 or are_transforms_active()

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from magpy_like.torch_compat.fake_tensors import FakeTensorMode
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
 _TENSOR_TYPE = type(torch.FloatTensor)

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch._C._dynamo.eval_frame import set_code_exec_strategy
-from torch._dynamo.types import FrameAction, FrameExecStrategy
+from magpy_like.torch_compat.dynamo import FrameAction, FrameExecStrategy, set_code_exec_strategy
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-import torch
+from magpy_like.torch_compat.autograd import set_saved_tensor_hooks_tracing
 
 
 @contextlib.contextmanager
 def no_hooks() -> Iterator[None]:
     """Hooks on saved tensors are given none of what runs here, in this thread."""
-    before = torch._C._autograd._saved_tensors_hooks_set_tracing(True)
+    before = set_saved_tensor_hooks_tracing(True)
     try:
         yield
     finally:
-        torch._C._autograd._saved_tensors_hooks_set_tracing(before)
+        set_saved_tensor_hooks_tracing(before)

@@ -1,20 +1,20 @@
 """The compilers that the runner knows."""
 
 import torch
-import torch._dynamo
 
+from magpy_like.torch_compat import dynamo
 from paritybench_runner.compilers import COMPILERS
 
 
 def test_built_in_compiler_runs_behind_dynamo_without_being_installed(monkeypatch):
-    registered = torch._dynamo.lookup_backend
+    registered = dynamo.lookup_backend
 
     def lookup_without_entry_points(name):
         if name == "magpy":
             raise LookupError("a package that is on the path but not installed has no entry points")
         return registered(name)
 
-    monkeypatch.setattr(torch._dynamo, "lookup_backend", lookup_without_entry_points)
+    monkeypatch.setattr(dynamo, "lookup_backend", lookup_without_entry_points)
     compiled = COMPILERS["dynamo"]("magpy").compile(torch.nn.ReLU())
     assert compiled(torch.tensor([-1.0, 2.0])).tolist() == [0.0, 2.0]
     assert compiled.graphs == 1

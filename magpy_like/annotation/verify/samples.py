@@ -26,6 +26,7 @@ from magpy_like.annotation.annotation_files import annotations_dir
 from magpy_like.annotation.lookup import resolve
 from magpy_like.annotation.schema import ValueRead
 from magpy_like.annotation.verify.snapshot import Cell, Marker, copied
+from magpy_like.torch_compat.operators import TensorBase, schemas_of_operator
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -97,7 +98,7 @@ class Samples:
             if isinstance(operation, types.ClassMethodDescriptorType):
                 first = [lambda: owner]
         pool = _POOL
-        if isinstance(owner, type) and issubclass(owner, torch._C.TensorBase):
+        if isinstance(owner, type) and issubclass(owner, TensorBase):
             pool = _TENSOR_POOL
         chance = random.Random(0)
         low, high = _arity(operation, write)
@@ -267,7 +268,7 @@ def _opinfo() -> dict[int, list[tuple[str, Any]]]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from torch.testing._internal.common_methods_invocations import op_db
+        from magpy_like.torch_compat.operator_samples import op_db
 
     table: dict[int, list[tuple[str, Any]]] = {}
     for info in op_db:
@@ -287,7 +288,7 @@ def _schema_samples(name: str) -> Iterator[Sample]:
     if not owner.startswith("torch."):
         return
     chance = random.Random(0)
-    for schema in torch._C._jit_get_schemas_for_operator(f"aten::{member}"):
+    for schema in schemas_of_operator(f"aten::{member}"):
         if schema.overload_name.endswith("out"):
             continue
         required = [argument for argument in schema.arguments if not argument.has_default_value()]

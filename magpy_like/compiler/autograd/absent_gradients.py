@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from magpy_like.compiler.passes.graph_queries import aten, insert, interchangeable, value
 from magpy_like.graph_operators.checkpoint_statistics import written_again
+from magpy_like.torch_compat.operators import OperatorBase, OpOverloadPacket
+from magpy_like.torch_compat.symbolic_expressions import PythonReferenceAnalysis, sympy_interp
 from magpy_like.torch_interop.dynamo_disable import untraced
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
@@ -178,7 +178,7 @@ def _is_given_zeros(node: fx.Node) -> bool:
     owner = getattr(target, "__self__", None)
     if node.op != "call_function" or target in (operator.getitem, written_again):
         return False
-    if isinstance(target, torch._ops.OperatorBase | torch._ops.OpOverloadPacket):
+    if isinstance(target, OperatorBase | OpOverloadPacket):
         known = str(target).startswith(("aten.", "prims."))
     else:
         module = str(getattr(target, "__module__", None)).split(".")[0]

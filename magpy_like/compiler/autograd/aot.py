@@ -7,11 +7,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch import config
-from torch._functorch.aot_autograd import aot_module_simplified
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from magpy_like.compiler.autograd.absent_gradients import Absent, tangents
 from magpy_like.compiler.autograd.autograd_node import as_they_read, own_node
@@ -25,6 +20,15 @@ from magpy_like.compiler.passes.layout.channels_last import (
     use_channels_last,
 )
 from magpy_like.graph_operators.checkpoint_statistics import Again, NotWritten, with_taps
+from magpy_like.torch_compat.aot_autograd import (
+    aot_module_simplified,
+    functorch_config,
+    min_cut_rematerialization_partition,
+    use_lazy_graph_module,
+)
+from magpy_like.torch_compat.autograd import set_grad_enabled
+from magpy_like.torch_compat.dispatch import is_any_autocast_enabled
+from magpy_like.torch_compat.fake_tensors import FakeTensor
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -44,7 +48,7 @@ def aot_compile(
     example_inputs = [*example_inputs, *written.examples(example_inputs)]
     # AOTAutograd turns autocast off while it compiles a graph, and in its wrapper: the graph has
     # all casts, and its operators must not cast again.
-    autocast = torch._C._is_any_autocast_enabled()
+    autocast = is_any_autocast_enabled()
 
     forwards: list[Callable[..., Any]] = []
     again: Callable[..., Any] | None = gm
@@ -77,7 +81,7 @@ def aot_compile(
         return forward, backward
 
     # Nobody runs the graphs in between: their Python source would be written ten times for nothing.
-    with _use_lazy_graph_module(True):
+    with use_lazy_graph_module(True):
         wrapped = aot_module_simplified(
             gm,
             list(example_inputs),
@@ -165,7 +169,7 @@ def _partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
             node.meta["partitioner_tag"] = "must_be_in_backward"
     # Whoever checkpoints functions would rather have what a kept result leads to computed again
     # than kept beside it, even where the backward pass has to store it.
-    with config.patch(ban_recompute_materialized_backward=not saves_memory):
+    with functorch_config.patch(ban_recompute_materialized_backward=not saves_memory):
         return min_cut_rematerialization_partition(joint, *args, **kwargs)
 
 
@@ -246,11 +250,11 @@ def without_grad(call: Callable[[list[Any]], Any]) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         if not torch.is_grad_enabled():
             return call(list(args))
-        torch._C._set_grad_enabled(False)
+        set_grad_enabled(False)
         try:
             return call(list(args))
         finally:
-            torch._C._set_grad_enabled(True)
+            set_grad_enabled(True)
 
     # Not by the same name: AOTAutograd's wrappers take over what the function in them has.
     run.leads_to = getattr(call, "entry", None)  # type: ignore[attr-defined]

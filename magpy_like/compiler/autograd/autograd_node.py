@@ -15,14 +15,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
-from torch._guards import compile_context, tracing
 
 from magpy_like.compiler.autograd.absent_gradients import spare_behind
 from magpy_like.compiler.autograd.double_backward import again, given, has_tangents, once, say_once
 from magpy_like.graph_operators.checkpoint_statistics import Again, wanted
+from magpy_like.torch_compat.aot_autograd import PlainAOTOutput, compile_context, tracing
+from magpy_like.torch_compat.autograd import saved_tensor_hooks
+from magpy_like.torch_compat.dispatch import DisableAutocast
+from magpy_like.torch_compat.functorch import innermost_transform, is_legacy_batched_tensor
 from magpy_like.torch_interop.dynamo_disable import untraced
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
+
+aten = torch.ops.aten
 
 Call = Callable[[list[Any]], Any]
 
@@ -128,7 +132,7 @@ def _only_runs(theirs: Any, example_inputs: Sequence[Any]) -> bool:
         return False
     if any(info.mutates_metadata or info.mutates_storage_metadata for info in known.input_info):
         return False
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    hooks = saved_tensor_hooks(True)
     if hooks is not None and all(isinstance(hook, fx.GraphModule) for hook in hooks):
         return False  # which AOTAutograd has put into the passes
     origins = (getattr(d, "output", None) for d in known.traced_tangents_descs)
@@ -169,7 +173,7 @@ def _uncast(call: Call) -> Call:
     """``call`` without autocast: the graph has all casts."""
 
     def run(args: list[Any]) -> Any:
-        with torch._C._DisableAutocast():
+        with DisableAutocast():
             return call(args)
 
     return run
@@ -218,7 +222,7 @@ def _node(
         @staticmethod
         @untraced
         def backward(ctx: Any, *gradients_in: Any) -> Any:
-            if torch._C._functorch.peek_interpreter_stack() is not None:
+            if innermost_transform() is not None:
                 raise RuntimeError("a compiled backward pass cannot run under vmap, grad or vjp")
             if not deterministic and torch.are_deterministic_algorithms_enabled():
                 raise RuntimeError(_NOT_DETERMINISTIC)
@@ -274,7 +278,7 @@ _NOT_AT_ONCE = (
 
 def _is_batch(gradient: Any) -> bool:
     """Whether ``is_grads_batched`` has made one of many."""
-    return gradient is not None and torch._C._functorch.is_legacy_batchedtensor(gradient)
+    return gradient is not None and is_legacy_batched_tensor(gradient)
 
 
 def _alone(saved: Tensor) -> Tensor:
@@ -284,7 +288,7 @@ def _alone(saved: Tensor) -> Tensor:
 
 def _viewed(result: Tensor) -> Tensor:
     """A result that nothing shares memory with, and that autograd takes for no view."""
-    return torch.ops.aten._unsafe_view(result, result.shape)
+    return aten._unsafe_view(result, result.shape)
 
 
 def _formed(gradient: Any, form: Any) -> Any:

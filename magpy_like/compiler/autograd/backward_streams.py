@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from magpy_like.torch_compat.cuda import current_raw_stream
+
 
 def gpus_of(graph: fx.GraphModule) -> set[int]:
     """The GPUs that an ATen graph has tensors on."""
@@ -35,4 +37,4 @@ def on_default_streams(
 
 
 def _is_on_another_stream(gpu: int) -> bool:
-    return bool(torch._C._cuda_getCurrentRawStream(gpu) != 0)
+    return bool(current_raw_stream(gpu) != 0)

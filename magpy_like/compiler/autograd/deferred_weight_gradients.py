@@ -27,6 +27,8 @@ from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 
 from magpy_like.compiler.passes.graph_queries import aten, is_view, tensor
+from magpy_like.torch_compat.autograd import current_backward_pass
+from magpy_like.torch_compat.operators import foreach_copy_
 from magpy_like.torch_interop.dynamo_disable import untraced
 
 TAP_OF = "tap_of"
@@ -208,19 +210,19 @@ class _Sums:
 
     def add(self, factors: Sequence[tuple[_Product, Tensor, Tensor]]) -> None:
         # A pass that has failed leaves what nobody may add to.
-        sums = self._passes.setdefault(torch._C._current_graph_task_id(), {})
+        sums = self._passes.setdefault(current_backward_pass(), {})
         targets: list[Tensor] = []
         sources: list[Tensor] = []
         for product, a, b in factors:
             _, sum_ = sums.setdefault(product.kind(a, b), (product, _Sum()))
             targets += sum_.block(a, b)
             sources += a.t(), b
-        torch._foreach_copy_(targets, sources)
+        foreach_copy_(targets, sources)
 
     def gradients(self) -> dict[int, Tensor]:
         """The gradients of weights, by number."""
         found: dict[int, Tensor] = {}
-        sums = self._passes.pop(torch._C._current_graph_task_id(), {})
+        sums = self._passes.pop(current_backward_pass(), {})
         for product, sum_ in sums.values():
             gradient = product.gradient(sum_.total())
             known = found.get(product.weight)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from magpy_like.torch_compat.functorch import is_forward_ad_active
 from magpy_like.torch_interop.dynamo_disable import untraced
 
 Given = list[Any] | None
@@ -76,7 +77,7 @@ def again(
 
 def has_tangents(gradients: Sequence[Any]) -> bool:
     """Whether some of them are to be differentiated forwards, which compiled passes do not do."""
-    if forward_ad._current_level < 0:
+    if not is_forward_ad_active():
         return False
     tensors = (g for g in gradients if isinstance(g, Tensor))
     return any(forward_ad.unpack_dual(g).tangent is not None for g in tensors)

@@ -28,6 +28,8 @@ from magpy_like.graph_operators.control_operators import (
     may_write,
     name_of,
 )
+from magpy_like.torch_compat.autograd import set_grad_enabled
+from magpy_like.torch_compat.operators import has_dispatcher_kernel
 
 _SAVES_NO_RESULT = frozenset(
     (
@@ -144,7 +146,7 @@ class _Walk:
             elif node.target is operator.getitem and node.args[0] in of_sides:
                 held[node] = of_sides[node.args[0]][node.args[1]]
             else:
-                if node.target is torch._C._set_grad_enabled:
+                if node.target is set_grad_enabled:
                     self._records_gradients = node.args[0] is not False
                 is_outside = self._is_cut and is_between(node)
                 if is_outside:
@@ -282,6 +284,6 @@ def _is_composite(schema: Any) -> bool:
     """Whether an operator is made of others, of which some arguments need none."""
     name = f"{schema.name}.{schema.overload_name}".rstrip(".")
     try:
-        return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+        return has_dispatcher_kernel(name, "CompositeImplicitAutograd")
     except RuntimeError:  # an operator of TorchScript alone
         return True

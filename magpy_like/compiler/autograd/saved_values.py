@@ -11,13 +11,10 @@ from collections.abc import Iterator
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.descriptors import (
-    InputMutationAOTOutput,
-    SavedForBackwardsAOTOutput,
-)
 
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.passes.graph_queries import Aliases, insert, same_sizes, value
+from magpy_like.torch_compat.aot_autograd import InputMutationAOTOutput, SavedForBackwardsAOTOutput
 
 _aten = torch.ops.aten
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import core_aten_decompositions, get_decompositions
 
 from magpy_like.compiler.decompositions import (  # noqa: F401 (each adds to the table)
     complex_parts,
@@ -23,6 +22,7 @@ from magpy_like.compiler.decompositions import (  # noqa: F401 (each adds to the
 from magpy_like.compiler.decompositions.decomposition_table import OWN, Function, means, torchs
 from magpy_like.compiler.ir.ops import LOW_PRECISION
 from magpy_like.compiler.lowering import LOWERINGS
+from magpy_like.torch_compat.decompositions import core_aten_decompositions, get_decompositions
 
 __all__ = ["decompositions"]
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from torch._decomp import get_decompositions
+from magpy_like.torch_compat.decompositions import get_decompositions
 
 Function = Callable[..., Any]
 OWN: dict[Any, Function] = {}

@@ -14,16 +14,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import get_decompositions
-from torch._prims_common import (
-    compute_elementwise_output_logical_to_physical_perm,
-    suggest_memory_format,
-)
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from magpy_like.compiler.decompositions.decomposition_table import Function, means, torchs
 from magpy_like.compiler.lowering import LOWERINGS
 from magpy_like.compiler.lowering.value_checks import PROBABILITIES
+from magpy_like.torch_compat.decompositions import (
+    compute_elementwise_output_logical_to_physical_perm,
+    get_decompositions,
+    suggest_memory_format,
+)
 
 aten = torch.ops.aten
 

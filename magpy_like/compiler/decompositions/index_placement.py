@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
 
 from magpy_like.compiler.decompositions.decomposition_table import means, torchs
 from magpy_like.compiler.lowering.value_checks import INDICES
+from magpy_like.torch_compat.decompositions import suggest_memory_format
+from magpy_like.torch_compat.operators import check_condition
 
 aten = torch.ops.aten
 
@@ -113,7 +114,7 @@ def _reflection_pad(operator: Any) -> None:
         """Torch's own does not ask, where only a run tells the size, whether that has so much to
         reflect; eager does."""
         for k, width in enumerate(padding):
-            torch._check(width < a.shape[a.dim() - 1 - k // 2])
+            check_condition(width < a.shape[a.dim() - 1 - k // 2])
         return torchs(operator)(a, padding)
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey
 
 from magpy_like.compiler.decompositions.decomposition_table import Function, means, torchs
 from magpy_like.compiler.lowering.value_checks import INDICES
+from magpy_like.torch_compat.dispatch import DispatchKey
 
 aten = torch.ops.aten
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils._sympy.functions import FloorDiv
 
 from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol, is_size_symbol
+from magpy_like.torch_compat.symbolic_expressions import FloorDiv
 
 
 class Names:

@@ -15,7 +15,6 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch.utils._sympy import functions
 
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.ir import loop_ir
@@ -34,6 +33,8 @@ from magpy_like.compiler.ir.ops import LOW_PRECISION, Value, compute_dtype, ops,
 from magpy_like.compiler.ir.size_names import Names, expr, naming
 from magpy_like.compiler.passes.cleanup.constant_folding import FOLDED
 from magpy_like.compiler.passes.graph_queries import is_view, known_equal
+from magpy_like.torch_compat.operators import HigherOrderOperator, OpOverload
+from magpy_like.torch_compat.symbolic_expressions import sympy_functions
 
 #: Operators that have complex tensors and no complex arithmetic: loops see pairs of reals.
 PARTS = frozenset(
@@ -325,7 +326,7 @@ class Graph:
     def _defines_symbol(self, node: fx.Node, number: Expr) -> bool:
         """Does this node read a number out of a tensor?"""
         return any(isinstance(a.meta.get("val"), torch.Tensor) for a in node.all_input_nodes) and (
-            not isinstance(node.target, torch._ops.OpOverload) or "sym_" not in node.target.name()
+            not isinstance(node.target, OpOverload) or "sym_" not in node.target.name()
         )
 
     def _loopable(self, node: fx.Node) -> bool:
@@ -556,11 +557,11 @@ def dense_stride(value: torch.Tensor) -> list[Expr] | None:
 
 
 def _is_at_least_one(e: Expr) -> bool:
-    return isinstance(e, functions.Max) and sympy.S.One in e.args
+    return isinstance(e, sympy_functions.Max) and sympy.S.One in e.args
 
 
 def _without_one(e: Expr) -> Expr:
-    return functions.Max(*(a for a in e.args if a != 1))
+    return sympy_functions.Max(*(a for a in e.args if a != 1))
 
 
 def _has_symbols(tree: Any) -> bool:
@@ -649,6 +650,6 @@ def _returns_alias(schema: Any) -> bool:
 
 def _has_effect(target: Any) -> bool:
     """Random numbers, and operators with an effect beyond their results."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return isinstance(target, torch._ops.HigherOrderOperator)
+    if not isinstance(target, OpOverload):
+        return isinstance(target, HigherOrderOperator)
     return torch.Tag.nondeterministic_seeded in target.tags or not target._schema.returns

@@ -7,7 +7,6 @@ from typing import Any
 
 import sympy
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.ir import loop_ir
@@ -30,6 +29,7 @@ from magpy_like.compiler.lowering.lowering_table import (
 )
 from magpy_like.compiler.lowering.pointwise import clone, full, to_dtype
 from magpy_like.compiler.lowering.views import reshape, squeeze, unsqueeze
+from magpy_like.torch_compat.fake_tensors import unset_fake_temporarily
 
 _RANGE = "index out of range"
 _EMBEDDING = "index out of range in self"

@@ -12,10 +12,6 @@ from typing import Any
 
 import sympy
 import torch
-from torch._prims_common import (
-    ELEMENTWISE_TYPE_PROMOTION_KIND as Kind,
-)
-from torch._prims_common import elementwise_dtypes
 
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.ir import loop_ir
@@ -24,6 +20,9 @@ from magpy_like.compiler.ir.loop_ir import Box, Index, Strided, View
 from magpy_like.compiler.ir.ops import LOW_PRECISION, Value, compute_dtype, ops
 from magpy_like.compiler.ir.size_names import expr
 from magpy_like.compiler.lowering.graph_lowering import Graph
+from magpy_like.torch_compat.decompositions import TypePromotionKind as Kind
+from magpy_like.torch_compat.decompositions import elementwise_dtypes
+from magpy_like.torch_compat.operators import OpOverloadPacket
 
 Lowering = Callable[..., Any]
 LOWERINGS: dict[Any, Lowering] = {}
@@ -40,7 +39,7 @@ def lower(*operators: Any) -> Callable[[Lowering], Lowering]:
 
     def register(function: Lowering) -> Lowering:
         for operator in operators:
-            if isinstance(operator, torch._ops.OpOverloadPacket):
+            if isinstance(operator, OpOverloadPacket):
                 for name in operator.overloads():
                     overload = getattr(operator, name)
                     if not overload._schema.is_mutable:

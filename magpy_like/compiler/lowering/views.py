@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import sympy
-from torch.utils._sympy import functions
 
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.ir import index_arithmetic
@@ -23,6 +22,7 @@ from magpy_like.compiler.lowering.lowering_table import (
     sizes,
     view_of,
 )
+from magpy_like.torch_compat.symbolic_expressions import sympy_functions
 
 
 @lower(aten.alias.default, aten.detach.default)
@@ -186,8 +186,8 @@ def slice_start(graph: Graph, size: Expr, start: Any) -> Expr:
     v = from_end(graph, expr(start), size)
     if graph.known(v >= size):
         return size
-    low = v if graph.known(v >= 0) else functions.Max(v, sympy.S.Zero)
-    return low if graph.known(low <= size) else functions.Min(low, size)
+    low = v if graph.known(v >= 0) else sympy_functions.Max(v, sympy.S.Zero)
+    return low if graph.known(low <= size) else sympy_functions.Min(low, size)
 
 
 def from_end(graph: Graph, position: Expr, size: Expr) -> Expr:

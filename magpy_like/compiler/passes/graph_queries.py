@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.utils import _pytree as pytree
+
+from magpy_like.torch_compat import pytree
+from magpy_like.torch_compat.operators import OpOverload
 
 aten = torch.ops.aten
 
@@ -63,7 +65,7 @@ def is_pure(node: Node) -> bool:
     target = node.target
     return (
         node.op == "call_function"
-        and isinstance(target, torch._ops.OpOverload)
+        and isinstance(target, OpOverload)
         and not target._schema.is_mutable
         and torch.Tag.nondeterministic_seeded not in target.tags
         and torch.Tag.data_dependent_output not in target.tags
@@ -75,7 +77,7 @@ def is_pure(node: Node) -> bool:
 def is_view(node: Node) -> bool:
     """Whether the result shares memory with an argument."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return False
     return target in _HIDDEN_VIEWS or any(r.alias_info for r in target._schema.returns)
 
@@ -124,7 +126,7 @@ class Aliases:
             return frozenset([node])
         if target is operator.getitem:
             return self.roots.get(node.args[0], frozenset([node]))
-        if isinstance(target, torch._ops.OpOverload) and not is_view(node):
+        if isinstance(target, OpOverload) and not is_view(node):
             return frozenset([node])
         # A view, or something unknown, which may return whatever it was given.
         shared = frozenset().union(*(self.roots[a] for a in node.all_input_nodes))
@@ -187,7 +189,7 @@ def _written_arguments(node: Node) -> list[Node]:
     target = node.target
     if node.op != "call_function" or target is operator.getitem:
         return []
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         if not target._schema.is_mutable:
             return []
         written = []

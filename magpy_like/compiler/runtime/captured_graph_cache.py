@@ -14,19 +14,25 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import TracingContext
 
 from magpy_like.compiler.runtime import compiled_graph_cache
 from magpy_like.compiler.runtime.compiled_graph_cache import CompiledGraph, NoKey, literal
 from magpy_like.disk_cache import code_cache
+from magpy_like.torch_compat.aot_autograd import TracingContext, functorch_config
+from magpy_like.torch_compat.dispatch import (
+    dispatch_mode_count,
+    function_mode_count,
+    is_any_autocast_enabled,
+)
+from magpy_like.torch_compat.operators import OpOverload
 from magpy_like.torch_interop.current_gpu import current_gpu, has_calls_for_current_gpu
 
 
 def key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
     """The name of what is known of the graph; None for a graph that has to be traced."""
-    if TracingContext.try_get() is not None or torch._C._is_any_autocast_enabled():
+    if TracingContext.try_get() is not None or is_any_autocast_enabled():
         return None  # Dynamo waits for what AOTAutograd tells it
-    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+    if dispatch_mode_count() or function_mode_count():
         return None
     nodes: dict[fx.Node, int] = {}
     lines = []
@@ -44,7 +50,7 @@ def key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
     ]
     modes = (
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
-        torch._functorch.config.get_hash(),
+        functorch_config.get_hash(),
         # A graph may switch autocast on without naming a type.
         torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda"),
     )  # fmt: skip
@@ -63,7 +69,7 @@ def _target(node: fx.Node) -> Any:
     if node.op != "call_function":
         raise NoKey(node.op)  # a tensor or module of the graph's own
     target: Any = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return str(target)
     home, name = getattr(target, "__module__", None) or "torch", getattr(target, "__name__", "")
     known = home.split(".")[0] in ("torch", "_operator", "builtins", "math")

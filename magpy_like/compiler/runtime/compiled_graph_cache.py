@@ -22,11 +22,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
 
 from magpy_like.compiler.autograd.saved_values import saved_places
 from magpy_like.compiler.lowering.graph_lowering import find_shape_env, function_of, is_lent
 from magpy_like.disk_cache import code_cache
+from magpy_like.torch_compat.fake_tensors import FakeTensor
+from magpy_like.torch_compat.operators import OpOverload
 
 
 class NoKey(Exception):
@@ -164,7 +165,7 @@ _HOMES = {"operator": operator, "_operator": operator, "math": math, "torch": to
 
 def spell(thing: Any) -> tuple[str, str]:
     """How to find an object again: (kind, name). Raises NoKey where there is no way."""
-    if isinstance(thing, torch._ops.OpOverload):
+    if isinstance(thing, OpOverload):
         spelled = "operator of torch.ops", str(thing)
     elif isinstance(thing, torch.device):
         spelled = "device", str(thing)

@@ -20,11 +20,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from magpy_like.torch_compat.tensor_memory import empty_strided_cpu
+
 LARGE = 32 << 20  # bytes
 PAGE = 2 << 20  # bytes
 _MADV_HUGEPAGE = 14
-
-_empty = torch._C._dynamo.guards._empty_strided_cpu
 
 
 def empty_large(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -33,7 +33,7 @@ def empty_large(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) 
     ``size`` and ``stride`` in elements. Only pages that lie within the tensor are asked for, so it
     takes no more memory than an ordinary one. Where the system has no huge pages it is one.
     """
-    tensor = _empty(size, stride, dtype)
+    tensor = empty_strided_cpu(size, stride, dtype)
     count = tensor.untyped_storage().nbytes()
     if count >= LARGE:
         start = tensor.data_ptr()

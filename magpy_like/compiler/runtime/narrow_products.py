@@ -19,6 +19,9 @@ from torch import Tensor
 from magpy_like.compiler.compiler_errors import warn_fallback
 from magpy_like.disk_cache import code_cache
 from magpy_like.graph_operators.custom_operators import define
+from magpy_like.torch_compat.tensor_memory import empty_strided_cpu
+
+mkldnn = torch.ops.mkldnn
 
 MOST = 8  # of rows, or of columns times rows: beyond that the registers are not enough
 SMALLEST = 1 << 16  # elements of the large side, below which the BLAS is as fast
@@ -31,7 +34,6 @@ _FLAGS = (
     "-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno", "-ffp-contract=fast",
     "-fwrapv", "-fno-strict-aliasing", "-fopenmp",
 )  # fmt: skip
-_empty = torch._C._dynamo.guards._empty_strided_cpu
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None, onednn: bool) -> Tensor:
@@ -49,9 +51,9 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None, onednn: bool) -> Tensor:
     run = None if way is None else _functions().get(way)
     if run is None:
         if onednn and m > 1 and n > 1 and m * n * k >= LARGE:
-            return torch.ops.mkldnn._linear_pointwise(a, b.t(), bias, "none", [], "")
+            return mkldnn._linear_pointwise(a, b.t(), bias, "none", [], "")
         return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
-    out = _empty((m, n), (n, 1), torch.float32)
+    out = empty_strided_cpu((m, n), (n, 1), torch.float32)
     run(
         a.data_ptr(), b.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
         m, n, k, am, ak, across if way == "by_columns_of" else down,

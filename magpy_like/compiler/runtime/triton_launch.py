@@ -25,6 +25,7 @@ import torch
 
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.runtime.ptx_repair import no_pairs
+from magpy_like.torch_compat.cuda import current_device, current_raw_stream
 
 ALIGNMENT = 16  # bytes: the widest load
 MAX_WORKERS = 16
@@ -167,7 +168,7 @@ class Loaded:
 
     def __call__(self, *args: int) -> None:
         index = self.device.index
-        if torch._C._cuda_getDevice() != index:
+        if current_device() != index:
             with torch.cuda.device(index):
                 return self(*args)
         grids, elements, wide = self._fixed or self._plan(*args[self._count :])
@@ -185,7 +186,7 @@ class Loaded:
             ]
             pointers = args[: self._count]
             args = (*pointers, *(r.data_ptr() for r in room), *args[self._count :])
-        stream = torch._C._cuda_getCurrentRawStream(index)
+        stream = current_raw_stream(index)
         for grid, (run, function, metadata) in zip(grids, launches, strict=True):
             run(grid, 1, 1, stream, function, metadata, None, None, None, *args)
         return None

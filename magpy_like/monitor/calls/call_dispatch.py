@@ -25,6 +25,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, Relation
 from magpy_like.refgraph.plain_values import HEAP_TYPE, is_identity
 from magpy_like.split_points import Split, is_disabled, unknown
+from magpy_like.torch_compat.torchscript import ScriptFunction
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -68,7 +69,7 @@ def call(
             return done
         annotation = lookup(function)
         return None if annotation is None else native(run, annotation, function, args, kwargs)
-    if kind is torch._C.ScriptFunction:
+    if kind is ScriptFunction:
         raise refusal(function)
     if kind is AsItIs:
         function = function.script

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from magpy_like.annotation import Annotation
 from magpy_like.graph_operators.checkpoint_operator import (
@@ -26,6 +25,12 @@ from magpy_like.monitor.isolated_runs import IsolatedRun
 from magpy_like.monitor.operator_graph.graph_nodes import AS_IS, NUMBER
 from magpy_like.refgraph.plain_values import is_plain, storage_of
 from magpy_like.split_points import Split
+from magpy_like.torch_compat import pytree
+from magpy_like.torch_compat.autograd import (
+    apply_custom_function,
+    next_node_number,
+    set_grad_enabled,
+)
 
 if TYPE_CHECKING:
     from magpy_like.monitor.calls.checkpointed_functions import Call
@@ -41,7 +46,7 @@ class Checkpointed(IsolatedRun):
         self.gradients_differ = call.reentrant
         self._last = _last(rec)
         """Where the operator graph ended when the function began."""
-        self._first = torch.autograd._get_sequence_nr()
+        self._first = next_node_number()
         """The number of the first node of the autograd graph that the function makes."""
         self._writes: list[tuple[fx.Node | None, int]] = []
         """Where the operator graph ended when something from outside was written to, and how many
@@ -166,11 +171,11 @@ class Checkpointed(IsolatedRun):
 _NOT_INSIDE = {
     torch.autograd.grad,
     torch.autograd.Function.apply.__func__,
-    torch._C._FunctionBase.__dict__["apply"],
+    apply_custom_function,
 }
 
 
-_ABOUT_MODE = {torch.is_grad_enabled, torch._C._set_grad_enabled}
+_ABOUT_MODE = {torch.is_grad_enabled, set_grad_enabled}
 
 
 def _last(rec: Recording) -> fx.Node | None:

@@ -20,7 +20,6 @@ import torch
 import torch.utils.checkpoint
 from torch.utils.checkpoint import (
     CheckpointFunction,
-    _infer_device_type,
     get_device_states,
     noop_context_fn,
     set_device_states,
@@ -29,6 +28,11 @@ from torch.utils.checkpoint import (
 from magpy_like.monitor.torch_state.default_device import are_all_modes
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
+from magpy_like.torch_compat.checkpointing import (
+    checkpoint_without_reentrant,
+    device_type_of_arguments,
+    has_global_options,
+)
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -55,8 +59,7 @@ def is_followed(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         return False
     if any(kwargs.get(name, value) is not value for name, value in _PLAIN.items()):
         return False
-    set_for_all = ("_enable_checkpoint_early_stop", "_checkpoint_debug_enabled")
-    if any(getattr(torch.utils.checkpoint, name, None) is not None for name in set_for_all):
+    if has_global_options():
         return False
     found = owner(args[0])
     return found is not None and found not in _refused[reentrant]
@@ -99,7 +102,7 @@ class Call:
         next(self._steps)
 
     def _go_through(self, function: Any, args: Any, kwargs: Any) -> Generator[None, Any, Any]:
-        return torch.utils.checkpoint._checkpoint_without_reentrant_generator(
+        return checkpoint_without_reentrant(
             function, True, noop_context_fn, "default", False, True, *args, **kwargs
         )
 
@@ -155,7 +158,7 @@ class ReentrantCall(Call):
     def _go_through(self, function: Any, args: Any, kwargs: Any) -> Generator[None, Any, Any]:
         drawn = torch.get_rng_state()
         devices, drawn_there = get_device_states(*args)
-        kind = _infer_device_type(*args)
+        kind = device_type_of_arguments(*args)
         with torch.no_grad(), _under_reentrant():
             returned = [(yield)]
 

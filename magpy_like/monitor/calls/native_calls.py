@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
 from magpy_like.monitor.calls import checkpointed_functions, special_methods
@@ -79,6 +78,11 @@ from magpy_like.refgraph import Relation
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import EffectInsideOperator, Split
 from magpy_like.split_reasons import SplitCause, SplitReason
+from magpy_like.torch_compat import pytree
+from magpy_like.torch_compat.autograd import apply_custom_function
+from magpy_like.torch_compat.dispatch import function_mode_count
+from magpy_like.torch_compat.functorch import grad_and_value_impl, grad_impl, vmap_impl
+from magpy_like.torch_compat.operators import make_subclass
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -88,13 +92,13 @@ if TYPE_CHECKING:
 
 _CUSTOM_FUNCTION = (
     torch.autograd.Function.apply.__func__,
-    torch._C._FunctionBase.__dict__["apply"],
+    apply_custom_function,
 )
 
 _TRANSFORMS = (
-    torch._functorch.vmap.vmap_impl,
-    torch._functorch.eager_transforms.grad_impl,
-    torch._functorch.eager_transforms.grad_and_value_impl,
+    vmap_impl,
+    grad_impl,
+    grad_and_value_impl,
 )
 """What ``torch.func`` makes of a function when it is called."""
 
@@ -104,7 +108,7 @@ followed for what it reads."""
 
 _KEEPS_ALL_AS_IS = {
     torch.Tensor.requires_grad_: "changes which tensors take part in gradients",
-    torch._C.TensorBase.__dict__["_make_subclass"].__func__: "makes a parameter",
+    make_subclass: "makes a parameter",
     **dict.fromkeys(
         (torch.Tensor.resize_, torch.Tensor.resize_as_, torch.resize_as_),
         "changes a tensor's storage",
@@ -331,7 +335,7 @@ def _begin_operator(run: MonitorRun, call: NativeCall) -> Token:
             rec.stays_whole = f"{describe(operation)} takes gradients inside"
         if operation in _CUSTOM_FUNCTION:
             keep_objects(rec, call.args)
-            if torch._C._len_torch_function_stack():
+            if function_mode_count():
                 rec.running_as_is = f"{describe(operation)} goes backward under a default device"
         rec.given = {id(tensor): tensor for tensor in _given_to(call)}
         rec.dynamic_inside = False

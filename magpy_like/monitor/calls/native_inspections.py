@@ -27,6 +27,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact
 from magpy_like.refgraph.plain_values import is_identity, is_plain
 from magpy_like.split_points import Split
+from magpy_like.torch_compat.functorch import VMAP_MODULE
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -104,7 +105,7 @@ def look_at_tensors(
 def _is_repeated(run: MonitorRun) -> bool:
     """Whether `torch.vmap` itself looks how many there are, which it does at every later call."""
     frame = run.at if run.recording.inside else None
-    return frame is not None and frame.f_globals.get("__name__") == "torch._functorch.vmap"
+    return frame is not None and frame.f_globals.get("__name__") == VMAP_MODULE
 
 
 _ORDERS = {sorted, min, max, list.sort}

@@ -20,8 +20,6 @@ from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint
-from torch._higher_order_ops.associative_scan import associative_scan
-from torch.utils import _pytree as pytree
 
 from magpy_like.bytecode.local_uses import FRAME_INSPECTORS
 from magpy_like.monitor.calls import element_consumers, torchscript
@@ -36,6 +34,9 @@ from magpy_like.monitor.objects.containers import CONTAINERS, elements
 from magpy_like.monitor.objects.object_addresses import TELLS
 from magpy_like.native import NULL, lookup_in_type
 from magpy_like.refgraph.plain_values import is_plain
+from magpy_like.torch_compat import pytree
+from magpy_like.torch_compat.operators import associative_scan
+from magpy_like.torch_compat.torchscript import ScriptFunction
 
 
 def _sum(iterable: Iterable[Any], /, start: Any = 0) -> Any:
@@ -440,7 +441,7 @@ def polyfill(
     function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[..., Any] | None:
     """The function to call instead, or None when native code does nothing that must be seen."""
-    if type(function) is torch._C.ScriptFunction:
+    if type(function) is ScriptFunction:
         return torchscript.in_python(function, args, kwargs)
     if type(function) is functools.partial and _is_replaced_as_part(function, args, kwargs):
         return _partial(function)
@@ -458,7 +459,7 @@ def _is_replaced_as_part(
     partial: functools.partial[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool:
     """Whether what a partial calls is replaced, and nobody would look at its own call."""
-    if type(partial.func) is torch._C.ScriptFunction:
+    if type(partial.func) is ScriptFunction:
         return True
     checkpoints = partial.func is torch.utils.checkpoint.checkpoint
     given, named = (*partial.args, *args), {**partial.keywords, **kwargs}

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from magpy_like.annotation import Annotation, RelationKind, ValueRead
 from magpy_like.monitor import speculation
@@ -61,6 +60,8 @@ from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import storage_of
 from magpy_like.split_points import EffectInsideOperator, Split, UnguardableRead
+from magpy_like.torch_compat.dispatch import function_mode_count
+from magpy_like.torch_compat.fake_tensors import FakeTensor
 from magpy_like.torch_interop.current_gpu import is_for_current_gpu
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _leaves_quietly(run: MonitorRun, call: NativeCall) -> Any:
 
 
 def _under_torch_functions(run: MonitorRun, call: NativeCall) -> Any:
-    if torch._C._len_torch_function_stack():
+    if function_mode_count():
         if call.operation in default_device.ASKS_FOR_OVERRIDES:
             return _finish_asking_for_overrides, (call.operation, call.args)
         _look_at_default_device(run.recording, call.operation)

@@ -16,6 +16,16 @@ import torch
 
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
+from magpy_like.torch_compat.operators import OpOverload
+from magpy_like.torch_compat.torchscript import (
+    JitType,
+    ListType,
+    OptionalType,
+    ScriptFunction,
+    ScriptNode,
+    TensorType,
+    TupleType,
+)
 
 _NO_OPERATOR = {
     torch.Tag.data_dependent_output,
@@ -100,9 +110,9 @@ class _Untold(Exception):
 class _Written:
     """A function in Python, or why there is none."""
 
-    def __init__(self, function: torch._C.ScriptFunction) -> None:
+    def __init__(self, function: ScriptFunction) -> None:
         self.python: Callable[..., Any] | None = None
-        self.types: dict[str, torch._C.JitType] = {}
+        self.types: dict[str, JitType] = {}
         self.needs: set[str] = set()
         self.reason = ""
         try:
@@ -128,7 +138,7 @@ _write = functools.cache(_Written)
 
 
 def in_python(
-    function: torch._C.ScriptFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    function: ScriptFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[..., Any] | None:
     """A Python function that does the same with these arguments, or None.
 
@@ -139,17 +149,17 @@ def in_python(
     return written.python if written.takes(args, kwargs) else None
 
 
-def refusal(function: torch._C.ScriptFunction) -> Split:
+def refusal(function: ScriptFunction) -> Split:
     """Why a TorchScript function is not followed."""
     reason = _write(function).reason or "is given what it converts"
     return Split(f"calls a TorchScript function that {reason}")
 
 
-def _is_of(kind: torch._C.JitType, value: Any) -> bool:
-    if is_instance(kind, torch._C.OptionalType):
+def _is_of(kind: JitType, value: Any) -> bool:
+    if is_instance(kind, OptionalType):
         kind = kind.getElementType()
         return value is None or (kind.kind() not in _CONVERTED and _is_of(kind, value))
-    if is_instance(kind, torch._C.ListType):
+    if is_instance(kind, ListType):
         if not any(type(value) is one for one in (list, tuple, torch.Size)):
             return False
         return all(_is_of(kind.getElementType(), item) for item in value)
@@ -170,9 +180,9 @@ _CONVERTED = {"FloatType", "ListType"}
 """Kinds of parameters of which arguments are converted, or copied."""
 
 
-def _converted(kind: torch._C.JitType, name: str) -> str:
+def _converted(kind: JitType, name: str) -> str:
     """How an argument, or an item of one, becomes what a parameter says that it is."""
-    if is_instance(kind, torch._C.ListType):
+    if is_instance(kind, ListType):
         item = kind.getElementType()
         if item.kind() in _CONVERTED:
             return f"[{_converted(item, '_item')} for _item in {name}]"
@@ -183,7 +193,7 @@ def _converted(kind: torch._C.JitType, name: str) -> str:
 class _Writer:
     """Writes one function."""
 
-    def __init__(self, script: torch._C.ScriptFunction) -> None:
+    def __init__(self, script: ScriptFunction) -> None:
         self.script = script
         self.lines: list[str] = []
         self.names: dict[str, str] = {}
@@ -372,7 +382,7 @@ class _Writer:
 class AsItIs:
     """Calls a function of TorchScript, which is an operator then. It is what would have raised."""
 
-    def __init__(self, script: torch._C.ScriptFunction) -> None:
+    def __init__(self, script: ScriptFunction) -> None:
         self.script = script
 
     def __call__(self, *args: Any) -> Any:
@@ -383,15 +393,15 @@ def _is_dtype(value: Any) -> bool:
     return bool(value.node().kind() == "prim::dtype")
 
 
-def _is_tensors(kind: torch._C.JitType) -> bool:
-    if is_instance(kind, torch._C.TupleType):
+def _is_tensors(kind: JitType) -> bool:
+    if is_instance(kind, TupleType):
         return all(map(_is_tensors, kind.elements()))
-    if is_instance(kind, torch._C.ListType):
+    if is_instance(kind, ListType):
         kind = kind.getElementType()
-    return is_instance(kind, torch._C.TensorType)
+    return is_instance(kind, TensorType)
 
 
-def _functional(node: torch._C.Node) -> torch._ops.OpOverload | None:
+def _functional(node: ScriptNode) -> OpOverload | None:
     """The operator of a node that computes tensors from what it is given, in a shape that no value
     decides."""
     namespace, _, name = node.kind().partition("::")

@@ -28,6 +28,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation, ShadowNode
 from magpy_like.refgraph.plain_values import HEAP_TYPE, IMMUTABLE_TYPE, slot_names
 from magpy_like.split_points import Split
+from magpy_like.torch_compat.operators import OpNamespace, OpOverloadPacket, Ops
 
 _MODULE_GETATTR = torch.nn.Module.__getattr__
 _MODULE_STORES = ("_parameters", "_buffers", "_modules")
@@ -122,7 +123,7 @@ def read_attribute(rec: Recording, value: Any, name: str) -> None:
         read_object(rec, value, name)
 
 
-_OPERATORS = (torch._ops._Ops, torch._ops._OpNamespace, torch._ops.OpOverloadPacket)
+_OPERATORS = (Ops, OpNamespace, OpOverloadPacket)
 
 
 def _find_operator(within: Any, name: str) -> None:

@@ -10,20 +10,21 @@ import torch
 from magpy_like.annotation import Annotation, lookup
 from magpy_like.annotation.schema import DataShape
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.torch_compat.operators import NN_FUNCTIONS, OpOverload, OpOverloadPacket
 
 
 def declared_shape(annotation: Annotation, operation: Any) -> DataShape:
     """When sizes of an operator's results depend on data: one of ``torch.ops`` may be another name
     of one that is annotated."""
-    if not is_instance(operation, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+    if not is_instance(operation, OpOverload | OpOverloadPacket):
         return annotation.output.shape_from_data
     overloads = [operation]
-    if is_instance(operation, torch._ops.OpOverloadPacket):
+    if is_instance(operation, OpOverloadPacket):
         overloads = [getattr(operation, name) for name in operation.overloads()]
     space, _, name = overloads[0]._schema.name.partition("::")
     if space == "aten" and name in ("index", "_unsafe_index"):
         return DataShape.MASK_INDEX
-    for home in (torch, torch._C._nn) if space == "aten" else ():
+    for home in (torch, NN_FUNCTIONS) if space == "aten" else ():
         known = lookup(getattr(home, name, None))
         if known is not None and known.output.shape_from_data is not DataShape.NEVER:
             return known.output.shape_from_data

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree
 
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.torch_compat import pytree
+from magpy_like.torch_compat.fake_tensors import FAKE_TENSOR_LOGGER, FakeTensorMode
 from magpy_like.torch_interop.saved_tensor_hooks import no_hooks
 
-_log = logging.getLogger("torch._subclasses.fake_tensor")
+_log = logging.getLogger(FAKE_TENSOR_LOGGER)
 
 
 def may_succeed(
@@ -32,7 +32,7 @@ def may_succeed(
     whose size depends on data, the answer is yes: a caught exception costs little, a wrong answer
     much.
     """
-    if not any(is_instance(value, torch.Tensor) for value in _pytree.tree_leaves((args, kwargs))):
+    if not any(is_instance(value, torch.Tensor) for value in pytree.tree_leaves((args, kwargs))):
         return False
     of_a_class = is_instance(
         getattr(operation, "__self__", None), type
@@ -41,7 +41,7 @@ def may_succeed(
         return True  # Python code, whose effects must not happen twice
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        args, kwargs = _pytree.tree_map_only(torch.Tensor, fake.from_tensor, (args, kwargs))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, fake.from_tensor, (args, kwargs))
         with no_hooks(), _silence(), fake:
             operation(*args, **kwargs)
     except NotImplementedError:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.torch_compat.operators import OpOverload, OpOverloadPacket
 
 REPLAYED = "replayed"
 """The attribute by which a function of the graph tells which operation it runs."""
@@ -26,7 +27,7 @@ def graph_function(operation: Callable[..., Any], args: tuple[Any, ...] = ()) ->
     module = sys.modules.get(getattr(operation, "__module__", None) or "")
     if getattr(module, getattr(operation, "__name__", ""), None) is operation:
         return operation
-    if is_instance(operation, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+    if is_instance(operation, OpOverload | OpOverloadPacket):
         return operation
     if getattr(torch, getattr(operation, "__name__", ""), None) is operation:
         return operation

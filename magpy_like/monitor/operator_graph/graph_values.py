@@ -29,6 +29,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import storage_of, tensor_version
 from magpy_like.split_points import EffectInsideOperator, Split
+from magpy_like.torch_compat.dispatch import DisableTorchFunctionSubclass
 from magpy_like.torch_interop.saved_tensor_hooks import no_hooks
 
 
@@ -251,7 +252,7 @@ class GraphValues(Variables):
         if twin is None or self.twin is None:
             if not self.operators.has_data_shape(tensor):
                 return []
-            with torch._C.DisableTorchFunctionSubclass():  # a class of it would hear of this
+            with DisableTorchFunctionSubclass():  # a class of it would hear of this
                 return [0] if tensor.dim() else []
         return [dim for dim, size in enumerate(twin.shape) if self.twin.is_open(size)]
 

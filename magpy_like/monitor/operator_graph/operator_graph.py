@@ -34,6 +34,7 @@ from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_identity, is_plain
 from magpy_like.split_points import Split
+from magpy_like.torch_compat.operators import TensorBase
 
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
@@ -105,9 +106,7 @@ class OperatorGraph(GraphControl):
         fx_kwargs = {name: self._argument(arg, resolve) for name, arg in kwargs.items()}
         if is_instance(operation, types.GetSetDescriptorType):
             node = self.graph.call_function(getattr, (fx_args[0], name))
-        elif is_instance(operation, _METHODS) and issubclass(
-            operation.__objclass__, torch._C.TensorBase
-        ):
+        elif is_instance(operation, _METHODS) and issubclass(operation.__objclass__, TensorBase):
             node = self.graph.call_method(name, fx_args, fx_kwargs)
         else:
             if name in IN_PLACE and not is_instance(fx_args[0], fx.Node):

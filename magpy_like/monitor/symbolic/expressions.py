@@ -14,11 +14,11 @@ import numpy as np
 import sympy
 import torch
 from torch import fx
-from torch.utils._sympy import functions
 
 from magpy_like.native import fresh_plain
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
+from magpy_like.torch_compat.symbolic_expressions import sympy_functions
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,25 +207,25 @@ _TRANSLATION: dict[Any, Callable[..., Any]] = {
     sympy.And: _fold(operator.and_),
     sympy.Or: _fold(operator.or_),
     sympy.Not: _call(operator.not_),
-    functions.FloorDiv: _call(operator.floordiv),
-    functions.CleanDiv: _call(operator.floordiv),
-    functions.Mod: _call(operator.mod),
-    functions.PythonMod: _call(operator.mod),
-    functions.ModularIndexing: _modular,
-    functions.PowByNatural: _call(operator.pow),
-    functions.LShift: _call(operator.lshift),
-    functions.RShift: _call(operator.rshift),
-    functions.IntTrueDiv: _call(operator.truediv),
-    functions.FloatTrueDiv: _call(operator.truediv),
-    functions.ToFloat: _call(float),
-    functions.TruncToInt: _call(int),
-    functions.CeilToInt: _call(math.ceil),
-    functions.FloorToInt: _call(math.floor),
-    functions.RoundToInt: _call(round),
+    sympy_functions.FloorDiv: _call(operator.floordiv),
+    sympy_functions.CleanDiv: _call(operator.floordiv),
+    sympy_functions.Mod: _call(operator.mod),
+    sympy_functions.PythonMod: _call(operator.mod),
+    sympy_functions.ModularIndexing: _modular,
+    sympy_functions.PowByNatural: _call(operator.pow),
+    sympy_functions.LShift: _call(operator.lshift),
+    sympy_functions.RShift: _call(operator.rshift),
+    sympy_functions.IntTrueDiv: _call(operator.truediv),
+    sympy_functions.FloatTrueDiv: _call(operator.truediv),
+    sympy_functions.ToFloat: _call(float),
+    sympy_functions.TruncToInt: _call(int),
+    sympy_functions.CeilToInt: _call(math.ceil),
+    sympy_functions.FloorToInt: _call(math.floor),
+    sympy_functions.RoundToInt: _call(round),
 }
 for _name in ("Max", "Min"):  # torch's own variants, where it has them
-    if hasattr(functions, _name):
-        _TRANSLATION[getattr(functions, _name)] = _call({"Max": max, "Min": min}[_name])
+    if hasattr(sympy_functions, _name):
+        _TRANSLATION[getattr(sympy_functions, _name)] = _call({"Max": max, "Min": min}[_name])
 
 
 def from_sympy(expression: Any, symbol: Callable[[sympy.Symbol], Any]) -> Any:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from magpy_like.bytecode.local_uses import local_uses
 from magpy_like.monitor.calls.argument_kinds import is_followed
@@ -31,6 +30,8 @@ from magpy_like.native import NULL, frame_locals, frame_set_operand, lookup_in_t
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.split_points import Split
+from magpy_like.torch_compat.dispatch import disable_current_modes
+from magpy_like.torch_compat.modules import MODULE_CALLS
 
 if TYPE_CHECKING:
     from magpy_like.monitor.instructions.step import Step
@@ -263,7 +264,7 @@ class Flags:
         """The flag as a tensor of the operator graph."""
         tensor = self._tensors.get(node.node_id)
         if tensor is None:
-            with _disable_current_modes():  # those of a side make tensors without data
+            with disable_current_modes():  # those of a side make tensors without data
                 tensor = torch.tensor(bool(node.first.value), device="cpu")
             self._tensors[node.node_id] = tensor
         if self._rec.operators.node_of(tensor) is None:
@@ -369,10 +370,7 @@ def _finish_reading(run: MonitorRun, read: tuple[Step, ShadowNode, bool], result
 
 _LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 """Functions whose calls do not run them."""
-_FORWARDERS = (
-    torch.nn.Module._wrapped_call_impl.__code__,
-    torch.nn.Module._call_impl.__code__,
-)
+_FORWARDERS = tuple(function.__code__ for function in MODULE_CALLS)
 """Functions of torch's that hand all arguments on but the first, as they are, to the first function
 that they call: unless there are hooks, a module's ``forward``."""
 

@@ -19,19 +19,10 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-)
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     GuardOnDataDependentSymNode,
 )
-from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from magpy_like.compiler.varying_inputs import Origin
 from magpy_like.logs import topic
@@ -47,6 +38,16 @@ from magpy_like.monitor.torch_state.torch_modes import SETTERS
 from magpy_like.native import TensorCheck
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
+from magpy_like.torch_compat import pytree
+from magpy_like.torch_compat.dispatch import TorchDispatchMode
+from magpy_like.torch_compat.fake_tensors import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    enable_python_dispatcher,
+)
+from magpy_like.torch_compat.operators import OpOverload
 
 log = topic("monitor")
 
@@ -79,7 +80,7 @@ def _ask_for_devices() -> None:
 _ask_for_devices()
 
 
-_NATIVE = (types.BuiltinFunctionType, types.MethodDescriptorType, torch._ops.OpOverload)
+_NATIVE = (types.BuiltinFunctionType, types.MethodDescriptorType, OpOverload)
 
 
 class _OnTwins(TorchDispatchMode):
@@ -97,7 +98,7 @@ class _OnTwins(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        args, kwargs = _pytree.tree_map_only(torch.Tensor, self._twin, (args, kwargs or {}))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self._twin, (args, kwargs or {}))
         return func(*args, **kwargs)
 
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:

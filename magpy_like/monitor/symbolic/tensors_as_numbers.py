@@ -17,6 +17,13 @@ from magpy_like.monitor.calls.read_calls import inputs_of
 from magpy_like.monitor.operator_graph.graph_numbers import REAL_NUMBERS
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
+from magpy_like.torch_compat.dispatch import DisableTorchFunctionSubclass
+from magpy_like.torch_compat.operators import (
+    OpOverload,
+    OpOverloadPacket,
+    TensorBase,
+    schemas_of_operator,
+)
 
 Read = Callable[[torch.Tensor], Any]
 
@@ -71,7 +78,7 @@ def _is_dimension(parameter: Any) -> bool:
 
 def _may_count(value: Any) -> bool:
     if is_instance(value, torch.Tensor):
-        with torch._C.DisableTorchFunctionSubclass():  # parameters of no size yet would raise
+        with DisableTorchFunctionSubclass():  # parameters of no size yet would raise
             return value.numel() == 1 and value.dtype in REAL_NUMBERS and not value.requires_grad
     if type(value) in (tuple, list):
         return any(map(_may_count, value))
@@ -101,9 +108,9 @@ def _with_bounds(part: Any, read: Read) -> Any:
 
 def _schemas(operation: Any) -> Sequence[Any]:
     """What torch says of the parameters of an operator; nothing if it is none of torch's own."""
-    if is_instance(operation, torch._ops.OpOverload):
+    if is_instance(operation, OpOverload):
         return (operation._schema,)
-    if is_instance(operation, torch._ops.OpOverloadPacket):
+    if is_instance(operation, OpOverloadPacket):
         return [getattr(operation, name)._schema for name in operation.overloads()]
     return _schemas_of(operation.__name__) if _is_of_torch(operation) else ()
 
@@ -111,7 +118,7 @@ def _schemas(operation: Any) -> Sequence[Any]:
 def _is_of_torch(operation: Any) -> bool:
     """TorchScript has operators by the names of what lists and dictionaries do, too."""
     if is_instance(operation, types.MethodDescriptorType):
-        return issubclass(operation.__objclass__, torch._C.TensorBase)
+        return issubclass(operation.__objclass__, TensorBase)
     if not is_instance(operation, types.BuiltinFunctionType):
         return False
     module = str(operation.__module__).partition(".")[0]
@@ -120,7 +127,7 @@ def _is_of_torch(operation: Any) -> bool:
 
 @functools.cache
 def _schemas_of(name: str) -> Sequence[Any]:
-    return tuple(torch._C._jit_get_schemas_for_operator(f"aten::{name}"))
+    return tuple(schemas_of_operator(f"aten::{name}"))
 
 
 def _parameters(

@@ -12,18 +12,28 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.overrides import _pop_mode, _push_mode
-from torch.utils._device import DeviceContext, _device_constructors
 
-CONSTRUCTORS = frozenset(_device_constructors())
+from magpy_like.torch_compat.dispatch import (
+    DeviceContext,
+    device_constructors,
+    function_mode_at,
+    function_mode_count,
+    has_torch_function,
+    has_torch_function_unary,
+    has_torch_function_variadic,
+    pop_function_mode,
+    push_function_mode,
+)
+
+CONSTRUCTORS = frozenset(device_constructors())
 """Functions that make tensors on the default device unless they are told another."""
 SWITCHES = frozenset({torch.device.__enter__, torch.device.__exit__})
 """What ``with torch.device(...)`` calls."""
 ASKS_FOR_OVERRIDES = frozenset(
     {
-        torch._C._has_torch_function,
-        torch._C._has_torch_function_unary,
-        torch._C._has_torch_function_variadic,
+        has_torch_function,
+        has_torch_function_unary,
+        has_torch_function_variadic,
     }
 )
 """With these torch's Python functions ask whether anybody wants to see them: any mode does."""
@@ -33,17 +43,17 @@ MODE_CODE = DeviceContext.__torch_function__.__code__
 
 def default_device() -> torch.device | None:
     """The default device that was set for this thread, or None."""
-    count = torch._C._len_torch_function_stack()
+    count = function_mode_count()
     device: torch.device | None = None
     if count:
-        device = getattr(torch._C._get_function_stack_at(count - 1), "device", None)
+        device = getattr(function_mode_at(count - 1), "device", None)
     return device
 
 
 def modes() -> list[Any]:
     """The torch function modes of this thread, outermost first."""
-    count = torch._C._len_torch_function_stack()
-    return [torch._C._get_function_stack_at(i) for i in range(count)]
+    count = function_mode_count()
+    return [function_mode_at(i) for i in range(count)]
 
 
 def default_devices() -> list[torch.device]:
@@ -69,9 +79,9 @@ def held(stack: list[Any]) -> Iterator[None]:
 
 def _replace(before: list[Any], after: list[Any]) -> None:
     for _ in before:
-        _pop_mode()
+        pop_function_mode()
     for mode in after:
-        _push_mode(mode)
+        push_function_mode(mode)
 
 
 def left(before: list[Any], after: list[Any]) -> tuple[int, list[torch.device]]:
@@ -85,9 +95,9 @@ def left(before: list[Any], after: list[Any]) -> tuple[int, list[torch.device]]:
 def switch(exits: int, entered: list[torch.device]) -> None:
     """Leave and enter as many."""
     for _ in range(exits):
-        _pop_mode()
+        pop_function_mode()
     for device in entered:
-        _push_mode(DeviceContext(device))
+        push_function_mode(DeviceContext(device))
 
 
 def without_default_device(function: Callable[..., Any]) -> Callable[..., Any]:

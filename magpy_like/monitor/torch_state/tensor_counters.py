@@ -18,11 +18,12 @@ from magpy_like.monitor.symbolic.expressions import Computed, Read, is_number
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import storage_of, tensor_version
+from magpy_like.torch_compat.operators import foreach_add_
 
 if TYPE_CHECKING:
     from magpy_like.monitor.operator_graph.graph_values import GraphValues
 
-_ADDS = (operator.iadd, torch.Tensor.add_, torch.Tensor.__iadd__, torch._foreach_add_)
+_ADDS = (operator.iadd, torch.Tensor.add_, torch.Tensor.__iadd__, foreach_add_)
 
 
 def _add_singly(value: float, amount: float) -> float:

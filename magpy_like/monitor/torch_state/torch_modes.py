@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from magpy_like.torch_compat.autograd import set_grad_enabled
+
 SETTERS = {
-    torch._C._set_grad_enabled,
+    set_grad_enabled,
     torch.set_autocast_enabled,
     torch.set_autocast_dtype,
     torch.set_autocast_cache_enabled,
@@ -47,7 +49,7 @@ class Modes:
     def calls_to(self, after: Modes) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
         """The calls that switch torch from these modes to others."""
         if self.grad is not after.grad:
-            yield torch._C._set_grad_enabled, (after.grad,)
+            yield set_grad_enabled, (after.grad,)
         for device, now, then in zip(_DEVICES, self.autocast, after.autocast, strict=True):
             if now[0] is not then[0]:
                 yield torch.set_autocast_enabled, (device, then[0])

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import sympy
-from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from magpy_like.monitor.symbolic.expressions import (
     Expression,
@@ -21,6 +20,7 @@ from magpy_like.monitor.symbolic.expressions import (
 )
 from magpy_like.monitor.symbolic.symbolic_twin import Twin, hint
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.torch_compat.symbolic_expressions import ValueRanges, bound_sympy
 
 LARGEST = (1 << 63) - 1
 """The largest size that torch can count."""

@@ -19,6 +19,8 @@ from magpy_like.monitor.operator_graph.function_nodes import REPLAYED
 from magpy_like.monitor.operator_graph.graph_nodes import NUMBER
 from magpy_like.monitor.torch_state.torch_modes import SETTERS
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.torch_compat.autograd import set_grad_enabled
+from magpy_like.torch_compat.operators import OpOverload, OpOverloadPacket
 
 NEVER_RAISE = frozenset(
     {
@@ -121,7 +123,7 @@ def largest_safe_float(nodes: Iterable[fx.Node], inputs: Iterable[Any]) -> float
 
 
 _NARROWS = {"half", "type", "type_as"}
-_SETTERS_OF_TYPES = SETTERS - {torch._C._set_grad_enabled}
+_SETTERS_OF_TYPES = SETTERS - {set_grad_enabled}
 
 
 def check_float_range(most: float, *numbers: float) -> None:
@@ -161,9 +163,9 @@ def _name_in_torch(node: fx.Node) -> str | None:
     if node.op == "call_method":
         return str(node.target).strip("_")
     operation: Any = getattr(node.target, REPLAYED, node.target)
-    if is_instance(operation, torch._ops.OpOverload):
+    if is_instance(operation, OpOverload):
         operation = operation.overloadpacket
-    if is_instance(operation, torch._ops.OpOverloadPacket):
+    if is_instance(operation, OpOverloadPacket):
         own = operation._qualified_op_name.startswith("aten::")
     elif is_instance(operation, types.FunctionType):
         own = str(operation.__module__).startswith(("torch.", "magpy_like."))

@@ -17,6 +17,7 @@ from magpy_like.refgraph.plain_values import tensor_version
 from magpy_like.split_points import Place, SpeculationRefused, Split
 from magpy_like.synthesis.generated_source import Source
 from magpy_like.synthesis.mock import raising_operators
+from magpy_like.torch_compat.autograd import set_grad_enabled, set_version
 
 
 class Misspeculation(NamedTuple):
@@ -84,7 +85,7 @@ class TensorSnapshot:
             with torch.enable_grad():
                 tensor.copy_(self._values)  # gradients flow again to where they did
         if self._version >= 0:
-            torch._C._autograd._unsafe_set_version_counter((tensor,), (self._version,))
+            set_version((tensor,), (self._version,))
 
 
 class RollBack:
@@ -122,12 +123,12 @@ class RollBack:
             # Of what it writes to nothing is known: a batch norm under a checkpoint counts.
             raise SpeculationRefused("speculates on a value and runs a function as it is")
         setters = {node.target for node in nodes if node.op == "call_function"} & SETTERS
-        if setters - {torch._C._set_grad_enabled}:
+        if setters - {set_grad_enabled}:
             source.emit(f"modes = {source.constant(Modes.now, 'modes_now')}()")
             self._undo.append("modes.switch()")
         elif speculates or setters:
             source.emit(f"mode = {source.constant(torch.is_grad_enabled)}()")
-            self._undo.append(f"{source.constant(torch._C._set_grad_enabled)}(mode)")
+            self._undo.append(f"{source.constant(set_grad_enabled)}(mode)")
         self._switch_back = list(self._undo)
         written = rec.changed_inputs()
         if rec.lifted.may_raise and not rec.lifted.can_rewind():

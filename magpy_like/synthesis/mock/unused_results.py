@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from magpy_like.monitor.operator_graph.graph_nodes import NUMBER
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.synthesis.mock.raising_operators import may_fail
+from magpy_like.torch_compat import pytree
 
 Compile = Callable[[fx.GraphModule], Callable[..., Any]]
 

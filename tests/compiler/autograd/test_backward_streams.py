@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch._subclasses import fake_tensor
 
+from magpy_like.compiler.autograd import backward_streams
 from magpy_like.compiler.autograd.backward_streams import gpus_of, on_default_streams
 
 
@@ -11,7 +12,7 @@ from magpy_like.compiler.autograd.backward_streams import gpus_of, on_default_st
 def streams(monkeypatch):
     """The number of each GPU's current stream; 0 is the default one."""
     found = {0: 0, 1: 0}
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", found.__getitem__, raising=False)
+    monkeypatch.setattr(backward_streams, "current_raw_stream", found.__getitem__)
     return found
 
 

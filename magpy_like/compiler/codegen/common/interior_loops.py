@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import sympy
-from torch.utils._sympy.functions import FloorDiv
 
 from magpy_like.compiler.codegen.common.kernel_plan import Kernel
 from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
 from magpy_like.compiler.ir.ops import Value
 from magpy_like.compiler.ir.size_names import expr
+from magpy_like.torch_compat.symbolic_expressions import FloorDiv
 
 
 @dataclass

@@ -10,7 +10,6 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils._sympy.printers import PythonPrinter
 
 from magpy_like.compiler.codegen.common.kernel_plan import Kernel, Lines
 from magpy_like.compiler.compiler_errors import Unsupported
@@ -19,6 +18,11 @@ from magpy_like.compiler.ir.loop_ir import Buffer, ExternOp, Strided
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.runtime import huge_pages, narrow_products
 from magpy_like.compiler.scheduling.memory_planning import Step
+from magpy_like.torch_compat.autograd import increment_version
+from magpy_like.torch_compat.dispatch import AutoDispatchBelowAutograd
+from magpy_like.torch_compat.operators import OpOverload
+from magpy_like.torch_compat.symbolic_expressions import PythonPrinter
+from magpy_like.torch_compat.tensor_memory import empty_strided_cpu, reinterpret_tensor
 
 
 class _Printer(PythonPrinter):
@@ -55,7 +59,7 @@ def for_backward(operator: Callable[..., Any]) -> Callable[..., Any]:
     """``operator`` as it runs where gradients are taken, without anything that takes them."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
+        with AutoDispatchBelowAutograd(), torch.enable_grad():
             return operator(*args, **kwargs)
 
     return run
@@ -80,15 +84,15 @@ COMMON: dict[str, Any] = {
     "torch": torch,
     "math": math,
     "AssumptionFailed": AssumptionFailed,
-    "empty": torch._C._dynamo.guards._empty_strided_cpu,
+    "empty": empty_strided_cpu,
     "empty_large": huge_pages.empty_large,
     "empty_on": torch.empty_strided,
-    "window": torch._C._dynamo.guards._reinterpret_tensor,
+    "window": reinterpret_tensor,
     "view_of": view_of,
     "relayout": relayout,
     "for_backward": for_backward,
     "product": narrow_products.product,
-    "will_write": torch._C._increment_version,
+    "will_write": increment_version,
 }
 
 
@@ -256,7 +260,7 @@ class Launcher:
             target = _BINDINGS[operation.target]
         else:
             target = self._name(operation.target)
-            if isinstance(operation.target, torch._ops.OpOverload):
+            if isinstance(operation.target, OpOverload):
                 target += "._op"  # its own call is a Python function around this one
         if operation.target in _MAKES_WORKSPACE and self._returns(operation.outputs[-1]):
             target = f"for_backward({target})"

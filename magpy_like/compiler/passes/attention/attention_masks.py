@@ -20,8 +20,6 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from magpy_like.compiler.passes.attention.attention_rewrite import (
     is_mask,
@@ -37,6 +35,8 @@ from magpy_like.compiler.passes.layout.position_tensors import (
 )
 from magpy_like.graph_operators.control_operators import name_of
 from magpy_like.logs import topic
+from magpy_like.torch_compat import pytree
+from magpy_like.torch_compat.dispatch import disable_current_modes
 
 _log = topic("fusion")
 
@@ -97,7 +97,7 @@ def _meaning(mask: Any) -> str | None:
     if steps is None or not all(map(_stays, steps)):
         return None
     try:
-        with _disable_current_modes(), torch.no_grad():
+        with disable_current_modes(), torch.no_grad():
             value = _run(mask.graph.owning_module, steps)
             if not isinstance(value, torch.Tensor) or value.numel() > LARGEST:
                 return None

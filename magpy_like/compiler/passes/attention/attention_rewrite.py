@@ -26,15 +26,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._dispatch.python import enable_python_dispatcher
-from torch._guards import detect_fake_mode
-from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from magpy_like.compiler.passes.attention.filled_attention import FILLED_ATTENTION
 from magpy_like.compiler.passes.graph_queries import same_sizes
 from magpy_like.logs import topic
+from magpy_like.torch_compat.fake_tensors import (
+    FakeTensor,
+    FakeTensorMode,
+    detect_fake_mode,
+    enable_python_dispatcher,
+)
+from magpy_like.torch_compat.operators import OpOverload
 
 _log = topic("fusion")
 
@@ -106,7 +110,7 @@ def _name(node: Any) -> str | None:
         return str(target)
     if node.op != "call_function":
         return None
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return target._opname if target.namespace == "aten" else None
     owner = getattr(target, "__objclass__", None)
     module = getattr(target, "__module__", None) or getattr(owner, "__module__", None) or ""

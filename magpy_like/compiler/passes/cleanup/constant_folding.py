@@ -11,9 +11,7 @@ import functools
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from magpy_like.compiler.passes.graph_queries import (
     Aliases,
@@ -24,6 +22,8 @@ from magpy_like.compiler.passes.graph_queries import (
     is_view,
     tensor,
 )
+from magpy_like.torch_compat import pytree
+from magpy_like.torch_compat.fake_tensors import unset_fake_temporarily
 
 LARGEST_COMPUTED = 1 << 20  # elements; beyond, the compile time is not worth it
 LARGEST_KEPT = 1 << 14  # bytes of a constant; a larger one costs more to read than to compute

@@ -23,6 +23,8 @@ from magpy_like.compiler.passes.graph_queries import aten, insert, replace, same
 from magpy_like.compiler.runtime import narrow_products
 from magpy_like.disk_cache.code_cache import processor
 
+mkldnn = torch.ops.mkldnn
+
 WORTH_A_COPY = 128  # columns of the result from which a copy of the left operand's transpose pays
 
 
@@ -61,7 +63,7 @@ def _placed(node: Node) -> Node | None:
     elif onednn and _is_large(left, right):
         # The library's operator multiplies by the transpose of what it is given.
         weight = insert(node.graph, aten.permute.default, b, [1, 0], like=node)
-        target = torch.ops.mkldnn._linear_pointwise.default
+        target = mkldnn._linear_pointwise.default
         product = insert(node.graph, target, a, weight, inside, "none", [], "", like=node)
     else:
         return None

@@ -21,10 +21,12 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from magpy_like.compiler.passes.graph_queries import argument, aten
 from magpy_like.compiler.passes.images import nearest_pixels
 from magpy_like.compiler.passes.images.interpolation import resized
+from magpy_like.torch_compat.dispatch import AutoDispatchBelowAutograd
+from magpy_like.torch_compat.operators import NN_FUNCTIONS, check_condition
 
 _RESIZES = {F.interpolate, F.upsample} | {
-    getattr(torch._C._nn, name)
-    for name in dir(torch._C._nn)
+    getattr(NN_FUNCTIONS, name)
+    for name in dir(NN_FUNCTIONS)
     if name.startswith(("upsample_", "_upsample_"))
 }
 _MODES = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2}
@@ -52,7 +54,7 @@ def look_for_pixels(gm: GraphModule) -> None:
 def _with_pixels(result: Tensor, image: Tensor) -> Tensor:
     for size in (*image.shape[1:], *result.shape[2:]):
         if isinstance(size, torch.SymInt) and free_unbacked_symbols(size):
-            torch._check(size > 0)
+            check_condition(size > 0)
     return result
 
 
@@ -83,7 +85,7 @@ def _as_eager(image: Tensor, like: Tensor, mode: str, corners: Any, scales: Any)
         return resized(image, like.shape[2:], mode, bool(corners), scales)
     if mode not in _IN_FIXED_POINT or image.dtype != torch.uint8 or image.device.type != "cpu":
         return like
-    with torch._C._AutoDispatchBelowAutograd():
+    with AutoDispatchBelowAutograd():
         size = like.shape[2:]
         return _IN_FIXED_POINT[mode](image, size, bool(corners), *(scales or [None, None]))
 
@@ -107,7 +109,7 @@ def _interpolate(
 
 def _kernel(mode: str) -> tuple[Any, Any]:
     """The function of ``torch._C._nn`` that the other one calls, and what is called instead."""
-    called = getattr(torch._C._nn, f"upsample_{mode}{_MODES[mode]}d")
+    called = getattr(NN_FUNCTIONS, f"upsample_{mode}{_MODES[mode]}d")
 
     def upsample(
         input: Tensor, output_size: Any, align_corners: bool, scale_factors: Any = None, *more: Any
@@ -128,7 +130,7 @@ _FACTORS = {1: ["scales"], 2: ["scales_h", "scales_w"], 3: ["scales_d", "scales_
 def _nearest_kernels(mode: str, rank: int) -> dict[Any, Any]:
     """What calls one of these kernels, and what is called instead."""
     name = f"{_NEAREST[mode]}{rank}d"
-    called, operator = getattr(torch._C._nn, name), getattr(aten, name)
+    called, operator = getattr(NN_FUNCTIONS, name), getattr(aten, name)
 
     def upsample(input: Tensor, output_size: Any, *scales: Any, **named: Any) -> Tensor:
         result = called(input, output_size, *scales, **named)

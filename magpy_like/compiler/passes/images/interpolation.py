@@ -12,12 +12,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp.decompositions import _compute_scale, _compute_source_index
-from torch._prims_common import suggest_memory_format
-from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from magpy_like.compiler.ir.ops import LOW_PRECISION
+from magpy_like.torch_compat.decompositions import (
+    resize_scale,
+    resize_source_index,
+    suggest_memory_format,
+)
+from magpy_like.torch_compat.functorch import is_under_transform
+
+aten = torch.ops.aten
 
 Taps = list[tuple[Tensor, Tensor]]
 """For each neighbour along one dimension, the positions and the weights of all pixels."""
@@ -34,7 +39,7 @@ def resized(image: Tensor, size: Sequence[Any], mode: str, corners: bool, scales
     """
     scales = [None] * len(size) if scales is None else scales
     varies = any(isinstance(n, torch.SymInt) for n in (*image.shape, *size))
-    functional = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    functional = is_under_transform()
     # Torch cannot tell what the operators for gradients give for sizes that vary.
     if functional or (varies and not _copies_gradients(image, size, mode)):
         return _pixels(image, size, mode, corners, scales)
@@ -66,10 +71,10 @@ class _Resized(torch.autograd.Function):
 
 
 _BACKWARD = {
-    "linear": torch.ops.aten.upsample_linear1d_backward.default,
-    "bilinear": torch.ops.aten.upsample_bilinear2d_backward.default,
-    "trilinear": torch.ops.aten.upsample_trilinear3d_backward.default,
-    "bicubic": torch.ops.aten.upsample_bicubic2d_backward.default,
+    "linear": aten.upsample_linear1d_backward.default,
+    "bilinear": aten.upsample_bilinear2d_backward.default,
+    "trilinear": aten.upsample_trilinear3d_backward.default,
+    "bicubic": aten.upsample_bicubic2d_backward.default,
 }
 
 
@@ -82,9 +87,9 @@ def _pixels(image: Tensor, size: Sequence[Any], mode: str, corners: bool, scales
         same = [False] * len(same)
     axes = []
     for given, wanted, scale, kept in zip(image.shape[2:], size, scales, same, strict=True):
-        step = _compute_scale(given, wanted, corners, scale)
+        step = resize_scale(given, wanted, corners, scale)
         pixels = torch.arange(wanted, device=image.device)
-        place = _compute_source_index(step, pixels.to(kind), corners)
+        place = resize_source_index(step, pixels.to(kind), corners)
         if cubic:
             axes.append(_cubic(place, given))
         else:
@@ -144,7 +149,7 @@ def _rounded(taps: Taps, dtype: torch.dtype, cubic: bool) -> Taps:
 def _sum(image: Tensor, axes: Sequence[Taps], *positions: Tensor) -> Tensor:
     """The pixels at these positions along the first dimensions, summed along the others."""
     if len(positions) == len(axes):
-        return torch.ops.aten._unsafe_index(image, [None, None, *positions])
+        return aten._unsafe_index(image, [None, None, *positions])
     missing = len(axes) - len(positions) - 1
     parts = []
     for position, weight in axes[len(positions)]:

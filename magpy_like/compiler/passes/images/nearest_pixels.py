@@ -14,9 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
-from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+from magpy_like.torch_compat.decompositions import suggest_memory_format
+from magpy_like.torch_compat.functorch import is_under_transform
+
+aten = torch.ops.aten
 
 GPU, LOOP, TABLE = range(3)
 """Kernels: a CPU has one that loops over pixels, and one that looks them up in a table."""
@@ -35,7 +38,7 @@ def resized(image: Tensor, size: Sequence[Any], exact: bool, scales: Any) -> Ten
             tell.
     """
     scales = [None] * len(size) if scales is None else list(scales)
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if is_under_transform():
         return _pixels(image, size, exact, scales)
     return _Nearest.apply(image, size, exact, scales)
 
@@ -62,7 +65,7 @@ class _Nearest(torch.autograd.Function):
             places = [place.clamp(max=n - 1) for place, n in zip(places, old, strict=True)]
         else:
             places = _places(gradient, old, size, exact, scales, LOOP)
-        found = torch.ops.aten._unsafe_index_put(empty, [None, None, *places], added, True)
+        found = aten._unsafe_index_put(empty, [None, None, *places], added, True)
         found = found.to(gradient.dtype)
         rows = gradient.dim() != 4  # of volumes as of lines
         return found.contiguous() if rows else _laid_out(found, gradient), None, None, None
@@ -78,7 +81,7 @@ def _pixels(image: Tensor, size: Sequence[Any], exact: bool, scales: Sequence[An
         chosen = [_choose(small, *both) for both in zip(places(LOOP), places(TABLE), strict=True)]
     else:
         chosen = places(kernel)
-    return _laid_out(torch.ops.aten._unsafe_index(image, [None, None, *chosen]), image)
+    return _laid_out(aten._unsafe_index(image, [None, None, *chosen]), image)
 
 
 def _laid_out(result: Tensor, like: Tensor) -> Tensor:

@@ -38,9 +38,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode, disable_fake_tensor_cache
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from magpy_like.compiler.passes.graph_queries import (
     Aliases,
@@ -53,6 +51,8 @@ from magpy_like.compiler.passes.graph_queries import (
     tensor,
     value,
 )
+from magpy_like.torch_compat import pytree
+from magpy_like.torch_compat.fake_tensors import FakeTensorMode, disable_fake_tensor_cache
 
 SMALLEST = 64 * 64  # pixels
 MOST_WEIGHTS = 2  # per element of the images in and out

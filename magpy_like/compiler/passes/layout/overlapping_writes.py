@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.passes.layout.argument_forms import writes
 from magpy_like.compiler.passes.layout.position_tensors import in_place, makes_new
+from magpy_like.torch_compat import pytree
+from magpy_like.torch_compat.functorch import get_unwrapped, is_wrapped_tensor
 
 
 def leave_overlaps(gm: GraphModule) -> None:
@@ -68,8 +69,8 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
     """The tensors that have memory, without what a transformation wraps them in."""
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
-            while torch._C._functorch.is_functorch_wrapped_tensor(leaf):
-                leaf = torch._C._functorch.get_unwrapped(leaf)
+            while is_wrapped_tensor(leaf):
+                leaf = get_unwrapped(leaf)
             yield leaf
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from magpy_like.graph_operators.control_operators import name_of
+from magpy_like.torch_compat.operators import OpOverload
 
 
 def keep_positions(gm: GraphModule) -> bool:
@@ -78,7 +79,7 @@ def writes_nothing(node: Node) -> bool:
 def schemas_of(node: Node) -> list[Any]:
     """Of the ATen operator that a function or method of a captured graph is named after, or that
     of an operator of our own."""
-    if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "magpy_like":
+    if isinstance(node.target, OpOverload) and node.target.namespace == "magpy_like":
         return [node.target._schema]
     name = name_of(node)
     packet = getattr(torch.ops.aten, _NAMES.get(name, name), None)

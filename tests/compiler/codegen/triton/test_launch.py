@@ -20,8 +20,8 @@ class Driver:
 
     def __init__(self, monkeypatch):
         self.current, self.launches, self.compiled = 0, [], []
-        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: self.current, raising=False)
-        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda k: 100 + k, raising=False)
+        monkeypatch.setattr(triton_launch, "current_device", lambda: self.current)
+        monkeypatch.setattr(triton_launch, "current_raw_stream", lambda k: 100 + k)
         monkeypatch.setattr(torch.cuda, "device", self.device)
         monkeypatch.setattr(triton_launch, "_target", lambda index: None)
         monkeypatch.setattr(triton_launch, "compile_kernel", self.compile)
