@@ -12,7 +12,7 @@ from torch import nn
 
 from magpy_like.errors import MagpyError
 from magpy_like.monitor.calls import compiled_callees
-from magpy_like.monitor.symbolic.dynamic_marks import mark
+from magpy_like.monitor.symbolic.dynamic_marks import mark_dimension
 from magpy_like.records.interface import CacheInfo, Explanation, make_dispatcher, reset_all
 from magpy_like.split_points import is_monitoring, mark_disabled
 from magpy_like.torch_interop.dynamo_disable import untraced
@@ -198,4 +198,4 @@ def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
     Raises:
         IndexError: the tensor has no such dimension.
     """
-    mark(tensor, dim)
+    mark_dimension(tensor, dim)

@@ -17,11 +17,11 @@ from magpy_like.monitor.operator_graph.graph_nodes import NUMBER
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.symbolic.expressions import (
     Computed,
+    EntryValue,
     Expression,
-    Read,
-    choose,
+    choose_branch_value,
+    is_computable_at_entry,
     is_number,
-    known_at_entry,
 )
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native.instance_checks import is_instance
@@ -130,7 +130,7 @@ class Outcomes:
         ]
         numbers = [is_number(output.values[0]) for output in outputs]
         before, after = (test(),), (tuple(outside),)
-        found = operators.control(torch.ops.higher_order.cond, before, graphs, after, numbers)
+        found = operators.add_control(torch.ops.higher_order.cond, before, graphs, after, numbers)
         for node, twin in zip(found, twins, strict=True):
             if twin is not None:
                 node.meta[TWIN] = twin
@@ -160,6 +160,6 @@ def _twin_of_both(run: MonitorRun, left: Any, right: Any) -> torch.Tensor | None
 def chosen_by(run: MonitorRun, flag: ShadowNode, one: Any, other: Any) -> Expression | None:
     """A number that a flag has decided; None for a tensor, and for a number of the graph."""
     parts = run.lifted.parts((one, other))
-    if not is_number(one) or not all(map(known_at_entry, parts)):
+    if not is_number(one) or not all(map(is_computable_at_entry, parts)):
         return None
-    return Computed(choose, (Read(flag), *parts))
+    return Computed(choose_branch_value, (EntryValue(flag), *parts))

@@ -48,11 +48,11 @@ from magpy_like.monitor.isolated_runs import BranchRun
 from magpy_like.monitor.objects.loop_written_places import Filled
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
-from magpy_like.monitor.symbolic.expressions import Expression, InGraph, is_number
-from magpy_like.monitor.symbolic.gathered_lists import Gathered
-from magpy_like.monitor.symbolic.lifted_flags import Known
+from magpy_like.monitor.symbolic.expressions import Expression, GraphNumber, is_number
+from magpy_like.monitor.symbolic.gathered_lists import GraphList
+from magpy_like.monitor.symbolic.lifted_flags import BranchFlag
 from magpy_like.monitor.symbolic.loop_ranges import Element
-from magpy_like.monitor.symbolic.loop_windows import Reads
+from magpy_like.monitor.symbolic.loop_windows import IndexedReads
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native import (
     frame_locals,
@@ -146,7 +146,7 @@ class Branches:
         if found is None:
             predicate = state.stack[-1] if flag is None else run.flags.condition(flag)
             rec = run.recording
-            test = functools.partial(rec.operators.truth, rec.graph_value(predicate), predicate)
+            test = functools.partial(rec.operators.add_truth, rec.graph_value(predicate), predicate)
             found = self._cond(run, state, until, test, flag)
         self._go_on(run, step, until, found)
         if self._depth and flag is None:
@@ -182,7 +182,7 @@ class Branches:
             begin = begin_side(state, side).offset
             if can_reach(state.code, begin, state.instruction.offset, until):
                 raise Split("a loop goes on by a number of the graph")
-        test = functools.partial(run.recording.operators.question, operation, operands)
+        test = functools.partial(run.recording.operators.add_condition, operation, operands)
         self._go_on(run, step, until, self._cond(run, state, until, test, None))
         return True
 
@@ -220,7 +220,7 @@ class Branches:
         if torch.is_grad_enabled() is not exits.gradients:
             raise Split("a way out of the loop lies where gradients are switched off or on")
         rec, predicate = run.recording, state.stack[-1]
-        test = rec.operators.truth(rec.graph_value(predicate), predicate)
+        test = rec.operators.add_truth(rec.graph_value(predicate), predicate)
         behind = next(iter(reversed(rec.operators.graph.nodes)), None)
         end = self.explore(run, begin_side(state, way), exits.until)
         end.put_back(exits.original)
@@ -366,11 +366,11 @@ class Branches:
         again: int | None = None,
         own: Sequence[Any] = (),
         gradients_differ: bool = False,
-        known: Known = None,
+        known: BranchFlag = None,
         exits: Exits | None = None,
         draws: bool = False,
         filled: Filled | None = None,
-        reads: Reads | None = None,
+        reads: IndexedReads | None = None,
         stand_ins: Collection[int] = (),
     ) -> End:
         """Run a side beside the program, until it comes to ``until`` or to ``again``.
@@ -418,7 +418,7 @@ class Branches:
         pending, self._waiting = self._waiting, []
         outer, self._exits = self._exits, exits
         gradients = torch.is_grad_enabled()
-        run.flags.begin_side(run.at, function.__code__, start.code, shift, known)
+        run.flags.begin_branch(run.at, function.__code__, start.code, shift, known)
         try:
             with no_hooks(), self._fake, side.tensors:
                 place = until if until == RETURN else until + shift
@@ -427,7 +427,7 @@ class Branches:
             cause = side.refused or _not_mergeable(f"one branch raises {type(error).__name__}")
             raise self._undo(rec, last, cause, side) from None
         finally:
-            run.flags.end_side(function.__code__, known)
+            run.flags.end_branch(function.__code__, known)
             self._depth -= 1
             self._waiting, self._exits = pending, outer
             unstable = rec.has_changed(watched)
@@ -497,7 +497,7 @@ class Branches:
             )  # fmt: skip
         return self._known(run, made, symbol)
 
-    def list_element(self, run: MonitorRun, given: Gathered, at: Any) -> torch.Tensor:
+    def list_element(self, run: MonitorRun, given: GraphList, at: Any) -> torch.Tensor:
         """See ``Branching.list_element``."""
         rec, (first, *others) = run.recording, given.value
         for item in given.value:
@@ -514,7 +514,7 @@ class Branches:
 
     def _known(self, run: MonitorRun, made: torch.Tensor, node: fx.Node) -> torch.Tensor:
         self._any.append(MonitorWeakRef(made))
-        run.recording.operators.know(made, node)
+        run.recording.operators.set_node(made, node)
         return made
 
     # --- where the sides meet --------------------------------------------------------------------
@@ -558,12 +558,12 @@ class Branches:
         if is_number(output.values[0]):
             if type(value) is not type(output.values[0]):
                 raise Split("a branch leaves another kind of number")
-            return run.lift(value, InGraph(node) if is_instance(node, fx.Node) else node)
+            return run.lift(value, GraphNumber(node) if is_instance(node, fx.Node) else node)
         assert is_instance(node, fx.Node)
         check_like(value, output.values[0])
         if rec.operators.node_of(value) is not None or rec.node(value) is not None:
             value = self._stand_ins.make(value)
-        rec.operators.know(value, node)
+        rec.operators.set_node(value, node)
         if output.sources:
             self._may_be[id(value)] = MonitorWeakRef(value), [*map(MonitorWeakRef, output.sources)]
         for tensor in (value, *output.sources) if output.sources else ():

@@ -18,7 +18,7 @@ import torch
 from magpy_like.bytecode.data_flow import Instruction, instruction_list, instructions
 from magpy_like.bytecode.post_dominators import can_reach
 from magpy_like.monitor.run import MonitorRun
-from magpy_like.monitor.symbolic.loop_ranges import added_to, computed
+from magpy_like.monitor.symbolic.loop_ranges import compute_lifted, constant_offset
 from magpy_like.split_points import Split
 
 Comparison = Callable[[Any, Any], bool]
@@ -110,7 +110,7 @@ def step_of(index: Any, counter: Any) -> int:
     Raises:
         Split: it is no sum of the two.
     """
-    step = added_to(index, counter)
+    step = constant_offset(index, counter)
     if not step:
         raise Split("a round does not count on by a constant")
     return step
@@ -127,7 +127,7 @@ def bounds_of(
     up, offset = _RANGES.get((compared, step > 0), (None, 0))
     if up is None or (compared is operator.ne and abs(step) != 1):
         raise Split("a loop does not count towards its end")
-    return start, computed(run, operator.add, end, offset) if offset else end, step
+    return start, compute_lifted(run, operator.add, end, offset) if offset else end, step
 
 
 _RANGES: dict[tuple[Comparison, bool], tuple[bool, int]] = {

@@ -51,16 +51,16 @@ from magpy_like.graph_operators.control_operators import for_loop
 from magpy_like.monitor.objects.loop_written_places import Filled, Holder
 from magpy_like.monitor.operator_graph.graph_nodes import LIST, NUMBER
 from magpy_like.monitor.run import MonitorRun
-from magpy_like.monitor.symbolic.expressions import InGraph, is_number
-from magpy_like.monitor.symbolic.gathered_lists import Gathered, Growing
+from magpy_like.monitor.symbolic.expressions import GraphNumber, is_number
+from magpy_like.monitor.symbolic.gathered_lists import CarriedList, GraphList
 from magpy_like.monitor.symbolic.loop_ranges import (
-    Backwards,
     Element,
-    added_to,
-    computed,
+    ReversedRows,
+    compute_lifted,
+    constant_offset,
     trip_count,
 )
-from magpy_like.monitor.symbolic.loop_windows import Reads
+from magpy_like.monitor.symbolic.loop_windows import IndexedReads
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native import NULL
 from magpy_like.native.instance_checks import is_instance
@@ -93,7 +93,7 @@ class Explorer(Protocol):
         exits: Exits | None = None,
         draws: bool = False,
         filled: Filled | None = None,
-        reads: Reads | None = None,
+        reads: IndexedReads | None = None,
         stand_ins: Collection[int] = (),
     ) -> End:
         """See ``Branches``."""
@@ -103,7 +103,7 @@ class Explorer(Protocol):
     ) -> torch.Tensor:
         """See ``Branches``."""
 
-    def list_element(self, run: MonitorRun, given: Gathered, at: Any) -> torch.Tensor:
+    def list_element(self, run: MonitorRun, given: GraphList, at: Any) -> torch.Tensor:
         """See ``Branching.list_element``."""
 
     def row(self, run: MonitorRun, tensor: torch.Tensor, node: fx.Node) -> torch.Tensor:
@@ -299,15 +299,15 @@ class Loop:
         start, symbols, turn = int(self.bounds[0]), [], self.turn
         end: End | None = None
         made: list[fx.Node] = []
-        growing: list[Growing] = []
+        growing: list[CarriedList] = []
         self.last, self.lists, self.pasts = [], [], []
         for leaf in (*self.carried.values(), *self.written):
             leaf.symbol = leaf.result = None
         try:
             twin = run.lifted.twin(self.bounds[0])
-            self.index = rec.operators.symbol(number=True, twin=start if twin is None else twin)
+            self.index = rec.operators.add_symbol(number=True, twin=start if twin is None else twin)
             symbols.append(self.index)
-            self._reads = Reads(self.index)
+            self._reads = IndexedReads(self.index)
             given: dict[int, dict[Path, Any]] = {}
             for leaf in (*self.carried.values(), *self.written):
                 value = self._any_like(leaf)
@@ -319,10 +319,10 @@ class Loop:
             for slot in {*self._own, *given}:
                 slots[slot] = rebuilt(slots[slot], given.get(slot, {}))
             before = [list(value) if i in self._own else value for i, value in enumerate(slots)]
-            counted = InGraph(self.index)
+            counted = GraphNumber(self.index)
             if not run.lifted.any(self.bounds[:1]) and self.bounds[2] > 0:
                 later = start + self.bounds[2] if self.may_begin_later else None
-                run.lifted.least.note(counted, start, later)
+                run.lifted.lower_bounds.note(counted, start, later)
             index = self._counted = run.lift(start, counted)
             if self.counter is not None and self.counter.slot is not None:
                 slots[self.counter.slot] = before[self.counter.slot] = index
@@ -347,7 +347,7 @@ class Loop:
             slots_of_own = (*self._own, *self._slots_of_shared())
             begins = [*(list(self.values[slot]) for slot in self._own), *map(list, self.shared)]
             self._growing = {
-                slot: Growing(value, begin, index, self._handed_on_of(slot), slot in self._grow)
+                slot: CarriedList(value, begin, index, self._handed_on_of(slot), slot in self._grow)
                 for slot, value, begin in zip(slots_of_own, own, begins, strict=True)
             }
             growing = [*self._growing.values()]
@@ -381,7 +381,7 @@ class Loop:
             ends = [*(slots[slot] for slot in self._own), *left.lists]
             for (slot, found), value in zip(self._growing.items(), ends, strict=True):
                 added = len(value) - len(found.begin)
-                if added and found.was_thought_to_stay:
+                if added and found.assumed_constant_length:
                     self._grow.add(slot)
                     raise _NotYet
                 self.check_look_ups(found, added)
@@ -415,15 +415,15 @@ class Loop:
         if not is_instance(tensor, torch.Tensor):
             return self._element_of(tensor, made)
         node = rec.graph_value(tensor)
-        made.append(rec.operators.row(node, self.index))
+        made.append(rec.operators.add_row(node, self.index))
         return self.explorer.row(self.run, tensor, made[-1])
 
     def _element_of(self, rows: Any, made: list[fx.Node]) -> torch.Tensor:
         operators = self.run.recording.operators
-        found = operators.lists[id(rows.rows if is_instance(rows, Backwards) else rows)]
-        assert is_instance(found, Gathered)
+        found = operators.lists[id(rows.rows if is_instance(rows, ReversedRows) else rows)]
+        assert is_instance(found, GraphList)
         at = self.index
-        if is_instance(rows, Backwards):
+        if is_instance(rows, ReversedRows):
             at = operators.graph.call_function(operator.invert, (at,))
             at.meta[NUMBER] = True
             made.append(at)
@@ -438,12 +438,14 @@ class Loop:
         """What stands for the value that any round is given, known as the leaf's symbol."""
         run, rec, first = self.run, self.run.recording, leaf.first
         if is_number(first):
-            leaf.symbol = rec.operators.symbol(number=True, twin=type(first)(first))
-            return run.lift(first, InGraph(leaf.symbol))
+            leaf.symbol = rec.operators.add_symbol(number=True, twin=type(first)(first))
+            return run.lift(first, GraphNumber(leaf.symbol))
         node = rec.graph_value(first)
-        if rec.operators.has_data_shape(first) or (rec.twin is not None and TWIN not in node.meta):
+        if rec.operators.has_data_dependent_shape(first) or (
+            rec.twin is not None and TWIN not in node.meta
+        ):
             raise Split("the sizes of a tensor that rounds hand on depend on data")
-        leaf.symbol = rec.operators.symbol(number=False, twin=node.meta.get(TWIN))
+        leaf.symbol = rec.operators.add_symbol(number=False, twin=node.meta.get(TWIN))
         return self.explorer.any_tensor(run, first, leaf.symbol, leaf.gradients)
 
     # --- what it has left ------------------------------------------------------------------------
@@ -512,12 +514,12 @@ class Loop:
         """How many of a list's last elements rounds hand on."""
         return sum(leaf.is_last and leaf.slot == slot for leaf in self.carried.values())
 
-    def check_look_ups(self, found: Growing, added: int) -> None:
+    def check_look_ups(self, found: CarriedList, added: int) -> None:
         """Raises Split: a round that has ``added`` elements to a list looks into it otherwise than
         any round may."""
-        if found.is_looked_at and added:
+        if found.is_inspected and added:
             raise Split("a round looks into a list that it appends to")
-        if found.per_index:
+        if found.grows_with_index:
             if added != self.bounds[2]:
                 raise Split("a list grows otherwise than the index by which a round looks into it")
             self.run.lifted.specialize(self.bounds[:1])  # how far from its end the elements are
@@ -530,7 +532,7 @@ class Loop:
             Split: they are not of one kind.
         """
         found = self._growing[slot]
-        for distance in range(1, max(found.wanted, found.carried) + 1):
+        for distance in range(1, max(found.elements_read, found.carried) + 1):
             path = (len(begin) - distance,)
             leaf = self.carried.get((slot, path))
             if leaf is None:
@@ -555,7 +557,7 @@ class Loop:
         if not is_one_number(run, operands[1 - counter.at], stop):
             raise Split("rounds change what their counter goes up to")
         node = run.recording.operators.value_node(found, run.recording.graph_value)
-        counter.is_length = counter.slot is None and bool(added_to(self.index, node))
+        counter.is_length = counter.slot is None and bool(constant_offset(self.index, node))
         if counter.slot is not None or counter.is_length:
             if counter.slot is not None and end.locals[counter.slot] is not found:
                 raise Split("rounds compare something else than what they count")
@@ -612,7 +614,7 @@ class Loop:
         """What stands for what a round is given."""
         return [self.index, *self._symbols()]
 
-    def growing(self) -> list[Growing]:
+    def growing(self) -> list[CarriedList]:
         """The lists of the round that runs."""
         return [*self._growing.values()]
 
@@ -681,7 +683,7 @@ class Loop:
             if not is_number(value):
                 raise Split(f"a round hands on {say(value)}")
             return False
-        if self.run.recording.operators.has_data_shape(value):
+        if self.run.recording.operators.has_data_dependent_shape(value):
             raise Split("the sizes of a tensor that a round makes depend on data")
         was_there = not end.made(value)
         if was_there and self._reads.elements:
@@ -709,7 +711,7 @@ class Loop:
     def _ask_for_windows(self) -> None:
         """Raises Split: not all that rounds read by their index is there."""
         for window in self._reads.windows:
-            last = computed(self.run, operator.sub, window.end, 1)
+            last = compute_lifted(self.run, operator.sub, window.end, 1)
             for at in (window.begin, last):
                 rows_of_all(self.run, self.bounds, at, window.size, window.times)
 
@@ -755,7 +757,7 @@ class Loop:
         numbers = [False] * len(pasts) + [is_number(leaf.result) for leaf in leaves]
         numbers += [False] * len(gathered)
         after = (bounds, carried, tuple(gathered), tuple(outside))
-        nodes = operators.control(for_loop, (), [body], after, numbers)[len(pasts) :]
+        nodes = operators.add_control(for_loop, (), [body], after, numbers)[len(pasts) :]
         for node, twin in zip(nodes[: len(leaves)], map(twin_of, self._inner), strict=False):
             if twin is not None and not node.meta[NUMBER]:
                 node.meta[TWIN] = twin
@@ -765,8 +767,8 @@ class Loop:
         for (leaf, row, at), found in zip(filled, rows, strict=True):
             key = slice(node_of(at.start), node_of(at.stop), at.step)
             if self.bounds[2] < 0:
-                found = operators.turned(found)
-            operators.fill(node_of(leaf.first), row.dim, key, found)
+                found = operators.add_reversed(found)
+            operators.add_row_writes(node_of(leaf.first), row.dim, key, found)
         return nodes[: len(nodes) - len(filled)]
 
     # --- behind the loop -------------------------------------------------------------------------

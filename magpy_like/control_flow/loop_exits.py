@@ -33,8 +33,8 @@ from magpy_like.control_flow.carried_places import (
 from magpy_like.control_flow.loop_outputs import gather
 from magpy_like.graph_operators.control_operators import for_loop_with_exits, may_write
 from magpy_like.monitor.operator_graph.graph_nodes import LIST
-from magpy_like.monitor.symbolic.expressions import InGraph, is_number
-from magpy_like.monitor.symbolic.gathered_lists import Gathered
+from magpy_like.monitor.symbolic.expressions import GraphNumber, is_number
+from magpy_like.monitor.symbolic.gathered_lists import GraphList
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native import frame_locals
 from magpy_like.native.instance_checks import is_instance
@@ -142,7 +142,7 @@ class Exits:
         end.nodes += [node for node in tail.nodes if node not in end.nodes]  # to be erased
         for found, added in zip(loop.growing(), self.added(), strict=True):
             loop.check_look_ups(found, added)
-            if added and (found.wanted > found.carried or found.was_thought_to_stay):
+            if added and (found.elements_read > found.carried or found.assumed_constant_length):
                 raise Split("what follows a loop looks into a list that it appends to")
         self.outputs = list(self._outputs(loop, given))
         # A constant tensor becomes an operand.
@@ -190,7 +190,9 @@ class Exits:
         )
         numbers = [is_number(output.values[0]) for output in self.outputs]
         numbers += [True] * len(loop.lists) + [False] * len(loop.lists)
-        nodes = operators.control(for_loop_with_exits, before, graphs, (tuple(outside),), numbers)
+        nodes = operators.add_control(
+            for_loop_with_exits, before, graphs, (tuple(outside),), numbers
+        )
         for node, twin in zip(nodes, twins, strict=False):
             if twin is not None:
                 node.meta[TWIN] = twin
@@ -304,13 +306,13 @@ class Exits:
         slots, at = frame_locals(frame), 0
         lengths = nodes[count : count + len(loop.lists)]
         gathered = nodes[count + len(loop.lists) :]
-        for found, length, node, has_ends in zip(
+        for found, length, node, is_never_empty in zip(
             loop.lists, lengths, gathered, self._have_ends, strict=True
         ):
             value = slots[found.slot]
             if type(value) is not list:
                 raise Split("a loop's list is gone")
-            number = run.lift(len(value), InGraph(length))
+            number = run.lift(len(value), GraphNumber(length))
 
             def specialize_length(number: int = number) -> None:
                 run.lifted.specialize((number,))
@@ -318,8 +320,10 @@ class Exits:
             alike = len(found.added) == 1 and not found.begin
             twin = self._element_twins[at] if alike else None
             at += len(found.added)
-            known = Gathered(value, node, number, twin, specialize_length, by_data=True)
-            known.stand_in, known.has_ends = loop.explorer.stand_in, has_ends
+            known = GraphList(
+                value, node, number, twin, specialize_length, has_data_dependent_length=True
+            )
+            known.substitute, known.is_never_empty = loop.explorer.stand_in, is_never_empty
             gather(run.recording, known, found)
 
 

@@ -26,9 +26,14 @@ from magpy_like.logs import topic
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.symbolic import unbound_tensors
-from magpy_like.monitor.symbolic.gathered_lists import Gathered, Numbered
-from magpy_like.monitor.symbolic.loop_ranges import Element, computed, over_range, turned
-from magpy_like.monitor.symbolic.lower_bounds import TURNED
+from magpy_like.monitor.symbolic.gathered_lists import GraphList, LiftedRange
+from magpy_like.monitor.symbolic.loop_ranges import (
+    Element,
+    compute_lifted,
+    index_element,
+    reversed_bounds,
+)
+from magpy_like.monitor.symbolic.lower_bounds import MIRRORED
 from magpy_like.native import NULL, frame_function, frame_set_operand
 from magpy_like.split_points import Split, describe_place
 from magpy_like.splitting.frame_layout import UnresumableState
@@ -58,7 +63,7 @@ class _Begun:
     """Not settled yet: the program has made a ``range`` of them, or goes through ``rows``."""
     tensors: tuple[Any, ...]
     element: Element
-    rows: list[Gathered | Numbered]
+    rows: list[GraphList | LiftedRange]
     heads: int = 0
     """How often the program has come to its head."""
 
@@ -70,7 +75,7 @@ class _Begun:
     def abandon(self, run: MonitorRun) -> None:
         """The number of rounds must not vary."""
         for given in self.rows:
-            run.recording.operators.look_at(given.value)
+            run.recording.operators.inspect_list(given.value)
         if not self.rows:
             run.lifted.specialize(self.bounds)
 
@@ -133,7 +138,7 @@ class LoopHeads:
         later = plain and rounds >= 3 and run.lifted.is_known_at_entry(bounds)
         if self._make_loop(run, step, head, bounds, tensors, element, later=later):
             return True
-        rows = _with_first(run, step) if later and element is not over_range else []
+        rows = _with_first(run, step) if later and element is not index_element else []
         if not later or rows is None:
             return False
         key = id(step.frame), head.state.offset + shift_of(step.frame)
@@ -154,7 +159,7 @@ class LoopHeads:
             return
         del self._begun[key]
         start, stop, by = begun.bounds
-        rest = computed(run, operator.add, start, by), stop, by
+        rest = compute_lifted(run, operator.add, start, by), stop, by
         try:
             if not begun.are_rows_there(run):
                 raise Split("the first round has looked at all rows")
@@ -190,7 +195,7 @@ class LoopHeads:
         holds = compared if stays else _OPPOSITE.get(compared)
         for at in (0, 1) if holds is not None else ():
             first, last = operands[at], operands[1 - at]
-            turned = holds if at == 0 else TURNED.get(holds)
+            turned = holds if at == 0 else MIRRORED.get(holds)
             if turned is None or not run.has_varied((first, last)):
                 continue
             try:
@@ -284,7 +289,7 @@ _TAKES_MORE = {"CALL": 2, "BUILD_SLICE": 0}
 """And how many beside those that their arguments count."""
 
 
-def _with_first(run: MonitorRun, step: Step) -> list[Gathered | Numbered] | None:
+def _with_first(run: MonitorRun, step: Step) -> list[GraphList | LiftedRange] | None:
     """Let the program go through the rows of tensors as lists of the graph, of which it knows the
     first ones; None where it cannot."""
     at, stack = instructions(step.code)[step.offset], step.stack
@@ -296,24 +301,26 @@ def _with_first(run: MonitorRun, step: Step) -> list[Gathered | Numbered] | None
     if not any(called is known for known in (iter, enumerate, zip)):
         return None
     lists = run.recording.operators.lists
-    found: list[Gathered | Numbered] = []
+    found: list[GraphList | LiftedRange] = []
     for i, value in enumerate(operands):
         if type(value) is int:  # what `enumerate` begins with
             continue
         if isinstance(value, torch.Tensor):
             operands[i] = value.unbind(0)
             run.account()
-            if not unbound_tensors.take_apart(run, torch.unbind, (value,), {}, operands[i]):
+            if not unbound_tensors.unbind_into_list(run, torch.unbind, (value,), {}, operands[i]):
                 return None
         given = lists.get(id(operands[i]))
-        if isinstance(given, Numbered) and not run.lifted.any(given.bounds[:1]):
+        if isinstance(given, LiftedRange) and not run.lifted.any(given.bounds[:1]):
             found.append(given)
             continue
-        if not isinstance(given, Gathered) or not (given.are_new and given.has_ends):
+        if not isinstance(given, GraphList) or not (
+            given.elements_are_new and given.is_never_empty
+        ):
             return None
         found.append(given)
     for given in found:
-        if isinstance(given, Gathered):
+        if isinstance(given, GraphList):
             given.know(run.recording.operators, 0)
     instead = [tuple(operands)] if spread else operands
     for depth, value in enumerate(reversed(instead), start=1):
@@ -399,14 +406,14 @@ _OF_COMPREHENSIONS = ("LOAD_FAST_AND_CLEAR", "SWAP", "BUILD_LIST")
 def _turned(
     run: MonitorRun, bounds: tuple[int, int, int], element: Element
 ) -> tuple[tuple[int, int, int], Element]:
-    return turned(run, bounds), element
+    return reversed_bounds(run, bounds), element
 
 
 def _numbered(
     run: MonitorRun, bounds: tuple[int, int, int], element: Element
 ) -> tuple[tuple[int, int, int], Element]:
     def pair(index: Any, rows: list[torch.Tensor]) -> Any:
-        return computed(run, operator.sub, index, bounds[0]), element(index, rows)
+        return compute_lifted(run, operator.sub, index, bounds[0]), element(index, rows)
 
     return bounds, pair
 

@@ -17,9 +17,9 @@ from torch import fx
 from magpy_like.control_flow import carried_attributes
 from magpy_like.control_flow.carried_containers import Path, part, put
 from magpy_like.control_flow.carried_places import check_like
-from magpy_like.monitor.symbolic.expressions import InGraph, is_number
-from magpy_like.monitor.symbolic.gathered_lists import Gathered
-from magpy_like.monitor.symbolic.loop_ranges import computed, trip_count
+from magpy_like.monitor.symbolic.expressions import GraphNumber, is_number
+from magpy_like.monitor.symbolic.gathered_lists import GraphList
+from magpy_like.monitor.symbolic.loop_ranges import compute_lifted, trip_count
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native import frame_locals, frame_set_local, frame_stack
 from magpy_like.native.instance_checks import is_instance
@@ -97,7 +97,7 @@ class LoopOutputs:
                 raise Split("a loop leaves another kind of number")
             if inner is self._loop.index:
                 return self._last_index(value)
-            lifted = self._run.lift(value, InGraph(node))
+            lifted = self._run.lift(value, GraphNumber(node))
             return self._instead.setdefault((id(value), id(inner)), (lifted, value))[0]
         check_like(value, leaf.result)
         if self._known.get(id(value)) is inner:
@@ -117,27 +117,27 @@ class LoopOutputs:
         elif is_known:
             raise Split("a loop leaves a tensor that was there before")
         self._known[id(value)] = inner
-        operators.know(value, node)
+        operators.set_node(value, node)
         return value
 
     def _last_index(self, value: int) -> int:
         rounds = trip_count(self._run, self._bounds)
-        return self._index_of(value, computed(self._run, operator.sub, rounds, 1))
+        return self._index_of(value, compute_lifted(self._run, operator.sub, rounds, 1))
 
     def _index_of(self, value: int, number: int) -> int:
         """The index of a round, which the program has as ``value``."""
         start, _, step = self._bounds
-        steps = computed(self._run, operator.mul, number, step)
-        found = computed(self._run, operator.add, start, steps)
+        steps = compute_lifted(self._run, operator.mul, number, step)
+        found = compute_lifted(self._run, operator.add, start, steps)
         return found if found == value else value
 
     def _gather(
         self, value: list[Any], found: List, node: fx.Node, rounds: Any, inner: Any
     ) -> None:
         run, added = self._run, len(found.added)
-        count = computed(run, operator.mul, rounds, added) if added > 1 else rounds
+        count = compute_lifted(run, operator.mul, rounds, added) if added > 1 else rounds
         if found.begin:
-            count = computed(run, operator.add, count, len(found.begin))
+            count = compute_lifted(run, operator.add, count, len(found.begin))
         if len(value) != count:
             raise Split("a loop leaves a list of another length")
         alike = added == 1 and not found.begin
@@ -148,14 +148,14 @@ class LoopOutputs:
             run.lifted.specialize(bounds)
 
         twin = twin_of(inner) if alike else None
-        gather(run.recording, Gathered(value, node, count, twin, specialize_length), found)
+        gather(run.recording, GraphList(value, node, count, twin, specialize_length), found)
 
 
-def gather(rec: Recording, known: Gathered, found: List) -> None:
+def gather(rec: Recording, known: GraphList, found: List) -> None:
     """From here on the program has a list that the operator has gathered."""
-    if found.was_there or known.by_data:
+    if found.was_there or known.has_data_dependent_length:
         rec.unchanged += map(VersionCheck, known.value)
-        known.are_new = not found.was_there
+        known.elements_are_new = not found.was_there
     rec.operators.lists[id(known.value)] = known
 
 

@@ -19,7 +19,7 @@ from torch import fx
 
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
-from magpy_like.monitor.symbolic.loop_ranges import added_to, computed, trip_count
+from magpy_like.monitor.symbolic.loop_ranges import compute_lifted, constant_offset, trip_count
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitCause
@@ -92,9 +92,11 @@ def rows_of_all(
     start, _, step = bounds
     rounds = trip_count(run, bounds)
     by = step * times
-    steps = computed(run, operator.mul, computed(run, operator.sub, rounds, 1), by)
-    first = _sum(run, computed(run, operator.mul, start, times) if times != 1 else start, offset)
-    last = computed(run, operator.add, first, steps)
+    steps = compute_lifted(run, operator.mul, compute_lifted(run, operator.sub, rounds, 1), by)
+    first = _sum(
+        run, compute_lifted(run, operator.mul, start, times) if times != 1 else start, offset
+    )
+    last = compute_lifted(run, operator.add, first, steps)
     low, high = (first, last) if by > 0 else (last, first)
     if low < 0 or high >= size:
         raise Split("rounds ask for rows that are not there, or count them from the end")
@@ -104,7 +106,11 @@ def rows_of_all(
 
 
 def _sum(run: MonitorRun, number: int, more: int) -> int:
-    return computed(run, operator.add, number, more) if more or run.lifted.any((more,)) else number
+    return (
+        compute_lifted(run, operator.add, number, more)
+        if more or run.lifted.any((more,))
+        else number
+    )
 
 
 def written_row(symbol: fx.Node, index: fx.Node) -> Row | None:
@@ -136,7 +142,7 @@ def _place(key: Any, index: fx.Node) -> tuple[int, int] | None:
     places = [i for i, part in enumerate(parts) if part != slice(None)]
     if len(places) != 1:
         return None
-    offset = added_to(index, parts[places[0]])
+    offset = constant_offset(index, parts[places[0]])
     return None if offset is None else (places[0], offset)
 
 

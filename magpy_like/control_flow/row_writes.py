@@ -22,7 +22,7 @@ from magpy_like.control_flow.loop_tensor_writes import (
     written_row,
 )
 from magpy_like.monitor.operator_graph.graph_nodes import WRITTEN_FORM
-from magpy_like.monitor.symbolic.loop_ranges import computed
+from magpy_like.monitor.symbolic.loop_ranges import compute_lifted
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.split_points import Split
 
@@ -88,10 +88,10 @@ def _hand_on(loop: Loop, leaf: Leaf, row: Row, value: fx.Node, end: End) -> None
     ago = {node: row.rounds_ago(offset, step) for node, offset in row.reads}
     pasts: list[Past] = []
     for rounds in range(1, max(ago.values(), default=0) + 1):
-        at = computed(run, operator.add, loop.bounds[0], row.offset - rounds * step)
+        at = compute_lifted(run, operator.add, loop.bounds[0], row.offset - rounds * step)
         number = operators.value_node(at, run.recording.graph_value)
         begin = graph.call_function(torch.select, (tensor, row.dim, number))
-        pasts.append(Past(_dense(graph, begin), operators.symbol(number=False)))
+        pasts.append(Past(_dense(graph, begin), operators.add_symbol(number=False)))
     if pasts:
         written = graph.call_method("to", (value, first.device, first.dtype))
         end.nodes += [written, _dense(graph, written)]

@@ -30,7 +30,7 @@ from magpy_like.control_flow.for_loop import Explorer, check_twins
 from magpy_like.logs import topic
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
-from magpy_like.monitor.symbolic.expressions import InGraph, is_number
+from magpy_like.monitor.symbolic.expressions import GraphNumber, is_number
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
@@ -86,7 +86,8 @@ def _round(
     first = [at_place(state, place) for place in carried]
     twins = [_twin_of(run, value) for value in first]
     symbols = [
-        operators.symbol(is_number(value), twin) for value, twin in zip(first, twins, strict=True)
+        operators.add_symbol(is_number(value), twin)
+        for value, twin in zip(first, twins, strict=True)
     ]
     begun, end = state, None
     values = []
@@ -123,7 +124,7 @@ def _round(
 def _any_like(explorer: Explorer, run: MonitorRun, value: Any, symbol: fx.Node) -> Any:
     """A tensor without data, or a lifted number, for any value that a loop may carry there."""
     if is_number(value):
-        return run.lift(value, InGraph(symbol))
+        return run.lift(value, GraphNumber(symbol))
     if not is_instance(value, torch.Tensor):
         raise Split(f"a {type(value).__qualname__} differs from round to round")
     return explorer.any_tensor(run, value, symbol, value.requires_grad)
@@ -162,12 +163,12 @@ def _while_loop(
     outside = list(dict.fromkeys(n for n in used if n not in inside))
     inputs = [*symbols, *outside]
     graphs = [
-        operators.condition(inputs, stays),
+        operators.condition_graph(inputs, stays),
         operators.subgraph(inputs, end.nodes, given),
     ]
     numbers = [is_number(value) for value in first]
     initial = tuple(operators.value_node(value, rec.graph_value) for value in first)
-    nodes = operators.control(
+    nodes = operators.add_control(
         torch.ops.higher_order.while_loop, (), graphs, (initial, tuple(outside)), numbers
     )
     for node, symbol, counts in zip(nodes, symbols, numbers, strict=True):

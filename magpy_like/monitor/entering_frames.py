@@ -89,7 +89,7 @@ class Entering:
         unseen = code.co_filename.startswith(_UNSEEN)
         hidden = code in _HIDDEN_CODE or (unseen and not _stands_in(run, frame))
         if run.suspended or hidden or _forgets(frame.f_back):
-            run.flags.lose()
+            run.flags.specialize_pending_call()
             return False
         run.flags.enter(frame)
         if unseen:

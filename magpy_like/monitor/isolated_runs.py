@@ -39,7 +39,7 @@ from magpy_like.torch_compat.fake_tensors import FakeTensor, FakeTensorMode
 if TYPE_CHECKING:
     from magpy_like.monitor.instructions.step import Step
     from magpy_like.monitor.run import MonitorRun
-    from magpy_like.monitor.symbolic.loop_windows import Reads
+    from magpy_like.monitor.symbolic.loop_windows import IndexedReads
 
     Token = tuple[Callable[..., Any], Any] | None
 
@@ -290,7 +290,7 @@ class BranchRun(IsolatedRun):
         self.code, self._begin = code, begin
         self.refused: SplitCause | None = None
         """Why the side cannot be part of a record."""
-        self.reads: Reads | None = None
+        self.reads: IndexedReads | None = None
         """What the round of a loop reads by its index that this is, or that it is part of."""
         self._abandon = abandon
         self.tensors = TensorEffects(fake, self.refuse)

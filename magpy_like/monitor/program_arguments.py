@@ -16,8 +16,8 @@ from magpy_like.monitor.calls.read_calls import inputs_of
 from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.iterators import is_native_iterator
 from magpy_like.monitor.objects.outside_reads import GUARDED_BYTES
-from magpy_like.monitor.symbolic.expressions import fresh
-from magpy_like.monitor.symbolic.variation import argument_place
+from magpy_like.monitor.symbolic.expressions import distinct_copy
+from magpy_like.monitor.symbolic.variation import argument_path
 from magpy_like.monitor.symbolic.varying_reads import can_vary
 from magpy_like.native import frame_locals, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
@@ -96,12 +96,12 @@ class ProgramArguments:
         varying = {
             key: self._read(run, key, value)
             for key, value in given.items()
-            if type(value) is bool and argument_place(key) in run.varying.numbers
+            if type(value) is bool and argument_path(key) in run.varying.numbers
         }
         if varying:
             waiting = (self.waiting or {}).items()
             self.waiting = {slot: known for slot, known in waiting if known[0] not in varying}
-            run.flags.begin(frame, varying, bound)
+            run.flags.enter_region(frame, varying, bound)
             run.watch_numbers()
 
     def read_all(self, run: MonitorRun) -> None:
@@ -138,9 +138,9 @@ class ProgramArguments:
 
 
 def _with_identity(run: MonitorRun, key: int | str, value: Any) -> Any:
-    lifted = argument_place(key) in run.varying.numbers and can_vary(value)
+    lifted = argument_path(key) in run.varying.numbers and can_vary(value)
     if not lifted:
         return value
-    number = fresh(value)
+    number = distinct_copy(value)
     run.found.note(number, value)
     return number

@@ -13,7 +13,7 @@ from magpy_like.split_reasons import SplitCause
 if TYPE_CHECKING:
     from magpy_like.monitor.instructions.step import Step
     from magpy_like.monitor.run import MonitorRun
-    from magpy_like.monitor.symbolic.gathered_lists import Gathered
+    from magpy_like.monitor.symbolic.gathered_lists import GraphList
     from magpy_like.refgraph import ShadowNode
     from magpy_like.split_points import Place
 
@@ -110,7 +110,7 @@ class Branching(Protocol):
             Split: no operator does.
         """
 
-    def list_element(self, run: MonitorRun, given: Gathered, at: Any) -> torch.Tensor:
+    def list_element(self, run: MonitorRun, given: GraphList, at: Any) -> torch.Tensor:
         """What stands for the element of a list of the graph at an index: a plain one, or a node.
 
         Raises:

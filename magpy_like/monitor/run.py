@@ -39,8 +39,8 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.region_entry import Compiling, ask_for_instructions, seen_entry
 from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.expressions import Expression
-from magpy_like.monitor.symbolic.gathered_lists import looked_at
-from magpy_like.monitor.symbolic.lifted_flags import Flags
+from magpy_like.monitor.symbolic.gathered_lists import inspected_lists
+from magpy_like.monitor.symbolic.lifted_flags import LiftedFlags
 from magpy_like.monitor.symbolic.lifted_number_rules import SPECIALIZED_BY
 from magpy_like.monitor.symbolic.lifted_numbers import LiftedNumbers
 from magpy_like.monitor.symbolic.variation import NOTHING_VARIES, Variation
@@ -152,7 +152,7 @@ class MonitorRun:
         self.recording = Recording()
         self.lifted = LiftedNumbers(self.recording, self._speculation_place, self.found)
         self.recording.lifted = self.lifted
-        self.flags = Flags(self.recording)
+        self.flags = LiftedFlags(self.recording)
         self.recording.operators.expression = self.lifted.expression
         self.recording.operators.value_of = self.lifted.values.get
         self.varying = varying
@@ -325,9 +325,9 @@ class MonitorRun:
                 return None
             operators = self.recording.operators
             if operators.lists:
-                for value in looked_at(step, operators.lists, is_followed):
-                    operators.look_at(value)
-            step = self.flags.at(self, step)
+                for value in inspected_lists(step, operators.lists, is_followed):
+                    operators.inspect_list(value)
+            step = self.flags.on_instruction(self, step)
             if (confined := self.confined()) is not None:
                 return self._on_confined_instruction(confined, step)
             if self.lifted and number in SPECIALIZED_BY:
@@ -517,7 +517,7 @@ class MonitorRun:
         before = self.side, rec.inside, self.suspended, self.skipping
         at = self.at
         self.side, self.skipping, self.lifted.beside = side, False, True
-        rec.operators.beside = True
+        rec.operators.is_isolated = True
         self.choose_filter()
         try:
             return self._monitor.explore(function, until, again)
@@ -526,7 +526,7 @@ class MonitorRun:
             self.at = at
             if self.side is None:
                 self.choose_filter()
-                self.lifted.beside = rec.operators.beside = False
+                self.lifted.beside = rec.operators.is_isolated = False
 
     def lift(self, value: Any, expression: Expression) -> Any:
         """A new object for a number that the program is about to have, known by ``expression``."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.monitor.operator_graph.graph_numbers import REAL_NUMBERS
-from magpy_like.monitor.symbolic.expressions import Computed, InGraph, Read
+from magpy_like.monitor.symbolic.expressions import Computed, EntryValue, GraphNumber
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
@@ -71,10 +71,10 @@ def speculate_on_branch(run: MonitorRun, tensor: torch.Tensor) -> None:
     run.lifted.fix_sizes(tensor)
     node = rec.node(tensor)
     if node is not None and not rec.is_written(node):
-        run.lifted.conditions.append((Computed(operator.truth, (Read(node),)), bool(tensor)))
+        run.lifted.conditions.append((Computed(operator.truth, (EntryValue(node),)), bool(tensor)))
         return
     place = run.lifted.may_speculate(*cause)
-    truth = Computed(operator.truth, (InGraph(run.recording.snapshot_of(tensor)),))
+    truth = Computed(operator.truth, (GraphNumber(run.recording.snapshot_of(tensor)),))
     run.lifted.speculated.append((truth, bool(tensor), place))
 
 
@@ -91,4 +91,4 @@ def speculate_on_values(
     )
     result = operation(*args, **kwargs)
     node = run.recording.plain_result(operation, args, kwargs)
-    run.lifted.speculated.append((InGraph(node), result, place))
+    run.lifted.speculated.append((GraphNumber(node), result, place))

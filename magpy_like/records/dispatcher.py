@@ -23,7 +23,7 @@ from magpy_like.graph_operators.control_operators import has_parts
 from magpy_like.logs import topic
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
-from magpy_like.monitor.symbolic.variation import Variation, argument_place
+from magpy_like.monitor.symbolic.variation import Variation, argument_path
 from magpy_like.monitor.torch_state import default_device
 from magpy_like.native import call_as_caller
 from magpy_like.native.instance_checks import is_instance
@@ -272,7 +272,7 @@ class Dispatcher:
             segments=self._segments,
         )
         if rest.layout.result_position is not None:
-            following.varying.expect(argument_place(rest.layout.result_position))
+            following.varying.expect(argument_path(rest.layout.result_position))
         return following
 
     def following(self, layout: Layout) -> Dispatcher:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from magpy_like.errors import DynamicDimensionError
-from magpy_like.monitor.symbolic.dynamic_marks import any_marked, marked
+from magpy_like.monitor.symbolic.dynamic_marks import has_marked_tensors, marked_dimensions
 from magpy_like.monitor.symbolic.variation import Path, Variation
 from magpy_like.synthesis.guard.expected_values import differences, other_lengths
 from magpy_like.synthesis.record import Record
@@ -158,12 +158,12 @@ class Varying:
         if self.dynamic:
             varied = {place: frozenset(dims) for place, dims in self.dims.items()}
             return Variation(numbers, _all_dims, *lists, varied)
-        if self.dynamic is False or not (self.dims or numbers or any_marked()):
+        if self.dynamic is False or not (self.dims or numbers or has_marked_tensors()):
             return Variation(numbers, None, *lists)
         return Variation(numbers, self._some_dims, *lists)
 
     def _some_dims(self, path: Path, tensor: torch.Tensor) -> Collection[int]:
-        marks = marked(tensor)
+        marks = marked_dimensions(tensor)
         if marks:
             self._marked[path] = marks
         return {*self.dims.get(path, ()), *marks}

@@ -23,8 +23,8 @@ from magpy_like.monitor.objects import locks
 from magpy_like.monitor.objects.finalizers import has_destructor, noticed_in
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
-from magpy_like.monitor.symbolic.expressions import fresh, is_liftable
-from magpy_like.monitor.symbolic.variation import argument_place
+from magpy_like.monitor.symbolic.expressions import distinct_copy, is_liftable
+from magpy_like.monitor.symbolic.variation import argument_path
 from magpy_like.monitor.torch_state import default_device
 from magpy_like.monitor.torch_state.torch_modes import Modes
 from magpy_like.native import StateCheck, frame_set_local, frame_set_operand
@@ -105,7 +105,7 @@ class Segment:
         if left != self._modes:
             rec.modes_left = self._modes, left
         if after != self._devices:
-            rec.devices_left = default_device.left(self._devices, after)
+            rec.devices_left = default_device.mode_changes(self._devices, after)
 
     def has_from_outside(self, rec: Recording, value: Any) -> bool:
         """Whether somebody else than the program holds something."""
@@ -182,7 +182,7 @@ class SegmentCut:
                 raise UnresumableState("it holds a lock that a mock does not take")
             run.arguments.read_rest(run)
             self._frames, states = active_frames(frame, run.root_frame, run.step_of, handled)
-            run.recording.operators.look_at_all()
+            run.recording.operators.inspect_all_lists()
             self._held = self._look_at_ends(run, states)
             layout, values = lay_out(states)
             if not self.segment.recorded:
@@ -267,12 +267,12 @@ class SegmentCut:
         dispatcher = self.segment.dispatcher.following(layout)
         for position, value in enumerate(values):
             if run.lifted.expression(value) is not None:
-                dispatcher.varying.expect(argument_place(position))
+                dispatcher.varying.expect(argument_path(position))
             elif is_instance(value, torch.Tensor):
                 dims = run.recording.varying_dims(value)
                 if self._joins and position == layout.result_position and value.dim():
                     dims = [0]  # along which lists are joined, most likely
-                dispatcher.varying.expect_sizes(argument_place(position), dims)
+                dispatcher.varying.expect_sizes(argument_path(position), dims)
         arguments = tuple(values)
         covered = dispatcher.covers(arguments)
         if dispatcher.is_eager and not covered:
@@ -281,9 +281,9 @@ class SegmentCut:
         variation = dispatcher.variation(arguments, {})
         varying = set(variation.numbers)
         for position in range(len(values)):
-            place = argument_place(position)
+            place = argument_path(position)
             if place in varying and is_liftable(values[position]):
-                number = fresh(values[position])
+                number = distinct_copy(values[position])
                 run.found.note(number, values[position])
                 if _replace(layout, position, frames, number):
                     values[position] = number

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.symbolic.expressions import Expression, known_at_entry
-from magpy_like.monitor.symbolic.symbolic_twin import Twin
+from magpy_like.monitor.symbolic.expressions import Expression, is_computable_at_entry
+from magpy_like.monitor.symbolic.symbolic_twin import SymbolicTwin
 from magpy_like.native.instance_checks import is_instance
 
 
@@ -17,30 +17,32 @@ def example_inputs(rec: Recording, changes_inputs: bool) -> list[Any]:
     numbers of one ``ShapeEnv``, as Dynamo's backends get them."""
     sources = [source for _, source in rec.operators.inputs]
     tensors = {source: _at_entry(rec, source) for source in sources if is_instance(source, int)}
-    known = {**rec.lifted.values, **rec.operators.samples}
+    known = {**rec.lifted.values, **rec.operators.example_values}
     numbers = [s for s in sources if is_instance(s, Expression) and not _is_tensor(known.get(s))]
     twin = rec.twin
     if twin is not None and changes_inputs and _share_memory(list(tensors.values())):
         for fake in twin.inputs.values():  # how the memory is shared would depend on the sizes
-            twin.fix(fake)
-    varies = numbers or rec.operators.reads_data or (twin and any(map(twin.varies, tensors)))
+            twin.specialize(fake)
+    varies = (
+        numbers or rec.operators.reads_data or (twin and any(map(twin.has_dynamic_sizes, tensors)))
+    )
     if not varies:
         return [tensors[s] if is_instance(s, int) else known[s] for s in sources]
     if twin is None:
-        twin = Twin(rec.operators.size)
+        twin = SymbolicTwin(rec.operators.add_size)
     examples = []
     for source in sources:
         if is_instance(source, int):
-            examples.append(twin.example(source, tensors[source]))
+            examples.append(twin.example_input(source, tensors[source]))
             continue
         if _is_tensor(known.get(source)):
-            examples.append(twin.fixed(known[source]))
+            examples.append(twin.static_fake(known[source]))
             continue
         number = twin.numbers.get(source)
-        if number is None and known_at_entry(source):
-            number = twin.number(source, known[source], size=False)
+        if number is None and is_computable_at_entry(source):
+            number = twin.add_number(source, known[source], size=False)
         elif number is None:
-            number = twin.drawn(source, known[source])
+            number = twin.add_unbacked_number(source, known[source])
         examples.append(number)
     return examples
 

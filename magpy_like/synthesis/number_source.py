@@ -10,11 +10,11 @@ from torch import fx
 from magpy_like.monitor.calls.operator_calls import OPERATORS
 from magpy_like.monitor.symbolic.expressions import (
     Address,
-    AsPython,
     Computed,
-    Draw,
-    InGraph,
-    Read,
+    DrawnValue,
+    EntryValue,
+    GraphNumber,
+    PythonScalar,
     Size,
 )
 from magpy_like.native.instance_checks import is_instance
@@ -41,7 +41,7 @@ class Numbers:
 
     def text(self, expression: Any) -> str:
         """The source text of a number; of one that is computed a name, which ``lines`` defines."""
-        if is_instance(expression, InGraph):
+        if is_instance(expression, GraphNumber):
             expression = self._in_python.get(expression.node, expression)
         if is_instance(expression, Computed):
             return self._names.setdefault(expression, f"number{len(self._names)}")
@@ -97,19 +97,19 @@ def text(
     ``name`` gives the variable that holds a number read outside, ``output`` that of a number which
     the operator graph gives.
     """
-    if is_instance(expression, InGraph):
+    if is_instance(expression, GraphNumber):
         assert output is not None
         return output(expression.node)
-    if is_instance(expression, Read):
+    if is_instance(expression, EntryValue):
         return name(expression.node)
     if is_instance(expression, Size):
         return f"{name(expression.node)}.size({expression.dim})"
     if is_instance(expression, Address):
-        return f"{constant(expression.tell)}({name(expression.node)})"
-    if is_instance(expression, Draw):
+        return f"{constant(expression.function)}({name(expression.node)})"
+    if is_instance(expression, DrawnValue):
         item = "" if expression.item is None else f"[{expression.item}]"
         return f"draw{expression.index}{item}"
-    if is_instance(expression, AsPython):
+    if is_instance(expression, PythonScalar):
         return f"{text(expression.number, name, constant, output)}.item()"
     if not is_instance(expression, Computed):
         written = literal(expression) or constant(expression)

@@ -22,11 +22,11 @@ from magpy_like.monitor.objects.iterators import advance
 from magpy_like.monitor.objects.outside_reads import came
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import (
-    Draw,
+    DrawnValue,
+    EntryValue,
     Expression,
-    Read,
-    known_before_graph,
-    made_of,
+    is_computable_before_graph,
+    leaves_of,
 )
 from magpy_like.monitor.symbolic.variation import Path
 from magpy_like.monitor.torch_state.default_device import switch, without_default_device
@@ -179,7 +179,7 @@ class MockBuilder:
             # Containers among the arguments are made of numbers that only now have names.
             self.source.lines[start:start] = self.numbers.lines(functools.partial(_drawn_before, i))
             self.source.emit(f"draw{i} = {function}({', '.join(texts)})")
-        for line in self.numbers.lines(known_before_graph):
+        for line in self.numbers.lines(is_computable_before_graph):
             self.source.emit(line)
 
     def compute_after_graph(self) -> tuple[list[str], bool]:
@@ -188,8 +188,8 @@ class MockBuilder:
         raising = self.rec.lifted.may_raise
         for number in raising:
             self.numbers.text(number)
-        lines = self.numbers.lines(lambda number: not known_before_graph(number))
-        return lines, not all(map(known_before_graph, raising))
+        lines = self.numbers.lines(lambda number: not is_computable_before_graph(number))
+        return lines, not all(map(is_computable_before_graph, raising))
 
     def speculated(self) -> list[str]:
         """Conditions on what the operator graph gives that hold if all was speculated rightly.
@@ -329,7 +329,7 @@ class MockBuilder:
         if at is None or found == ABSENT or not number_source.is_short(number):
             return text
         before = self.rec.refs.get_node_by_id(found)
-        parts = [part.node if is_instance(part, Read) else None for part in made_of(number)]
+        parts = [part.node if is_instance(part, EntryValue) else None for part in leaves_of(number)]
         if before not in parts or None in parts:
             return text
         read = self.source.constant(instance_dict) if at.startswith("{instance_dict}") else ""
@@ -572,9 +572,9 @@ def _assemble(
 
 def _drawn_before(count: int, number: Any) -> bool:
     """Whether a number is made of no more than the first draws, and of what is from outside."""
-    parts = made_of(number)
-    drawn = all(part.index < count for part in parts if is_instance(part, Draw))
-    return drawn and known_before_graph(number)
+    parts = leaves_of(number)
+    drawn = all(part.index < count for part in parts if is_instance(part, DrawnValue))
+    return drawn and is_computable_before_graph(number)
 
 
 def _is_relied_on(node: ShadowNode) -> bool:
@@ -654,13 +654,13 @@ def _compile(
     noticed = changed or operators.drawn_from
     if rec.changed_arrays():
         raise Split("changes a NumPy array from outside, or one whose memory a tensor shares")
-    if not mock.outputs and not (operators.operators and noticed):
+    if not mock.outputs and not (operators.operator_count and noticed):
         return None, []
     if rec.has_changed():
         raise BranchRefused("changes a tensor in place that a branch may have handed on")
     if not rec.constants.numpy_shares_are_unchanged():
         raise Split("changes memory that a tensor and a NumPy array share")
-    operators.let_go(rec.lifted.in_python, mock.outputs)
+    operators.erase_unused(rec.lifted.in_python, mock.outputs)
     graph = operators.finish(mock.outputs)
     if rec.modes_left is not None:
         _leave_autocast(graph, *rec.modes_left)

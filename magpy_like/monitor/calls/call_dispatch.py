@@ -65,7 +65,7 @@ def call(
             return None
         if function in checkpointed_functions.STEPS:
             return checkpointed_functions.STEPS[function](run, *args)
-        if function is RemovableHandle.remove and (done := autograd_nodes.remove(run, *args)):
+        if function is RemovableHandle.remove and (done := autograd_nodes.remove_hook(run, *args)):
             return done
         annotation = lookup(function)
         return None if annotation is None else native(run, annotation, function, args, kwargs)
@@ -97,7 +97,7 @@ def call(
             annotation = lookup(operation)
     if args and autograd_nodes.is_node(rec, args[0]):
         if is_instance(operation, types.MethodDescriptorType):
-            return autograd_nodes.call(run, operation, args, kwargs)
+            return autograd_nodes.call_node_method(run, operation, args, kwargs)
     if annotation is not None:
         return native(run, annotation, operation, args, kwargs)
     if is_instance(function, type):

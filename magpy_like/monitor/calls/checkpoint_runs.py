@@ -78,7 +78,7 @@ class Checkpointed(IsolatedRun):
             Split: a checkpoint inside this one has done so: who knows how often it will again.
         """
         memory, own = storage_of(tensor), set(self._nodes(rec))
-        known = ((t, node) for t, node in rec.operators.known() if node not in own)
+        known = ((t, node) for t, node in rec.operators.live_tensors() if node not in own)
         if rec.node(tensor) is None and all(storage_of(t) != memory for t, _ in known):
             return
         if self._outer is not None:
@@ -119,7 +119,7 @@ class Checkpointed(IsolatedRun):
             Split: the checkpoint gives other tensors than its function.
         """
         own = set(nodes)
-        outside = [tensor for tensor, node in rec.operators.known() if node not in own]
+        outside = [tensor for tensor, node in rec.operators.live_tensors() if node not in own]
         memory = set(map(storage_of, [*outside, *self._call.given]))
         for value in result if type(result) is tuple else (result,):
             if isinstance(value, torch.Tensor):
@@ -136,7 +136,7 @@ class Checkpointed(IsolatedRun):
         given = dict.fromkeys(map(rec.graph_value, self._call.given))
         found = {source for node in nodes for source in node.all_input_nodes} - {*nodes, *given}
         # All of them are alive: the function has changed nothing that holds them.
-        pairs = [pair for pair in rec.operators.known() if pair[1] in found]
+        pairs = [pair for pair in rec.operators.live_tensors() if pair[1] in found]
         learned = [(tensor, node) for tensor, node in pairs if tensor.requires_grad]
         if any(tensor.grad_fn is not None for tensor, _ in learned):
             # In the middle of a backward pass, another one goes through what they are made of.

@@ -71,7 +71,7 @@ from magpy_like.monitor.operator_graph.failing_operators import may_succeed
 from magpy_like.monitor.operator_graph.operator_graph import MAKES_SEVERAL
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.symbolic_twin import hint
-from magpy_like.monitor.symbolic.varying_lists import note_change
+from magpy_like.monitor.symbolic.varying_lists import record_mutation
 from magpy_like.monitor.torch_state import autograd_nodes, random_draws
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
@@ -289,7 +289,7 @@ def _have_effects(run: MonitorRun, call: NativeCall, changed: list[Any]) -> None
 def _data_decides_sizes(rec: Recording, tensor: torch.Tensor) -> bool:
     twin = rec.twin_of(tensor)
     unknown = twin is not None and any(hint(size) is None for size in twin.shape)
-    return unknown or rec.operators.has_data_shape(tensor)
+    return unknown or rec.operators.has_data_dependent_shape(tensor)
 
 
 def change(
@@ -313,7 +313,7 @@ def change(
     if repeats and (operation is not list.extend or is_instance(args[1], list | tuple)):
         rec.snapshot(node)
         arguments = tuple(list(a) if operation is list.extend else a for a in args[1:])
-        note_change(rec, node, operation, arguments)
+        record_mutation(rec, node, operation, arguments)
         rec.refs.in_place(node)
         rec.replays.append((node, operation, arguments))
         node.replays.append(operation)
@@ -402,7 +402,7 @@ _SUSPENDED = (
     finish_suspended,
     finish_operator_suspended,
     finish_length,
-    autograd_nodes.finish_registered,
+    autograd_nodes.finish_registration,
     *checkpointed_functions.FINISHERS,
     *random_draws.FINISHERS,
 )
@@ -433,7 +433,7 @@ def undo(run: MonitorRun, finish: Callable[..., None], payload: Any) -> SplitCau
         if tensor.numel() == 1:
             detail = f"catches an exception that {describe(operation)} raises for a tensor's value"
             return SplitCause(SplitReason.EXCEPTION_STATE, detail)
-    elif is_instance(payload, random_draws.Drawing):
+    elif is_instance(payload, random_draws.RepeatedCall):
         name = describe(payload.operation)
         detail = f"catches an exception that {name} raises for lifted numbers"
         return SplitCause(SplitReason.EXCEPTION_STATE, detail)

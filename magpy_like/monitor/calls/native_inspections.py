@@ -97,7 +97,7 @@ def look_at_tensors(
         if is_instance(value, torch.Tensor) and annotation.input(position).value_read in _SIZES:
             name = getattr(operation, "__name__", "")
             if name in tensor_metadata.UNCHECKED:
-                tensor_metadata.look_at(run, tensor_metadata.getter(operation), value)
+                tensor_metadata.guard_metadata(run, tensor_metadata.getter(operation), value)
             if name not in SHAPELESS and not _is_repeated(run):
                 run.lifted.fix_sizes(value)
 

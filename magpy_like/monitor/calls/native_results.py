@@ -23,7 +23,7 @@ from magpy_like.monitor.objects import object_addresses
 from magpy_like.monitor.operator_graph.data_dependent_sizes import declared_shape
 from magpy_like.monitor.region_entry import ASK_WHETHER_COMPILING
 from magpy_like.monitor.symbolic.expressions import is_number
-from magpy_like.monitor.symbolic.unbound_tensors import take_apart
+from magpy_like.monitor.symbolic.unbound_tensors import unbind_into_list
 from magpy_like.monitor.torch_state.torch_modes import SETTERS
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain, overrides_torch_function
@@ -148,7 +148,7 @@ def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
     on_tensors = holds_tensor(done.args) or holds_tensor(tuple(done.kwargs.values()))
     if annotation.global_state and done.operation not in SETTERS:
         run.recording.operators.sets_modes = True
-    if type(result) in (tuple, list) and take_apart(
+    if type(result) in (tuple, list) and unbind_into_list(
         run, done.operation, done.args, done.kwargs, result
     ):
         return

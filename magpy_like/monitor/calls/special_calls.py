@@ -40,16 +40,19 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.region_entry import ASK_WHETHER_COMPILING, hears_what_eager_hears
 from magpy_like.monitor.symbolic import unbound_tensors, varying_lists
 from magpy_like.monitor.symbolic.expressions import is_liftable, is_number
-from magpy_like.monitor.symbolic.gathered_lists import JOINS, Gathered, Growing
+from magpy_like.monitor.symbolic.gathered_lists import JOINS, CarriedList, GraphList
 from magpy_like.monitor.symbolic.repeatable_calls import (
-    ANSWERS,
-    OF_NUMPY,
-    as_function,
-    is_lifted_in_parts,
-    of_python,
-    typed,
+    GUARDED_RESULTS,
+    NUMPY_FUNCTIONS,
+    as_lifted_call,
+    is_number_sequence,
+    is_python_function,
+    with_result_type,
 )
-from magpy_like.monitor.symbolic.tensors_as_numbers import dimensions, with_numbers
+from magpy_like.monitor.symbolic.tensors_as_numbers import (
+    dimension_arguments,
+    read_number_arguments,
+)
 from magpy_like.monitor.torch_state import (
     autograd_nodes,
     default_device,
@@ -94,11 +97,11 @@ def _asks_for_exception(run: MonitorRun, call: NativeCall) -> Any:
 def _of_autograd(run: MonitorRun, call: NativeCall) -> Any:
     if run.recording.inside:
         return NotImplemented
-    if call.operation in autograd_nodes.KEEPS:
-        return autograd_nodes.keep(run, call.operation, call.args, call.kwargs)
-    autograd_nodes.look_for_second_gradients(run.recording, call.operation, call.args, call.kwargs)
+    if call.operation in autograd_nodes.GRADIENT_HOOKS:
+        return autograd_nodes.register_hook(run, call.operation, call.args, call.kwargs)
+    autograd_nodes.split_at_double_backward(run.recording, call.operation, call.args, call.kwargs)
     if call.operation is torch.autograd.grad and run.recording.hooks:
-        raise autograd_nodes.looked_through(run.recording)
+        raise autograd_nodes.split_at_autograd_graph(run.recording)
     return NotImplemented
 
 
@@ -214,20 +217,20 @@ def _of_list(run: MonitorRun, call: NativeCall) -> Token | None:
     rec, operation = run.recording, call.operation
     operators, rest = rec.operators, (*call.args[1:], *call.kwargs.values())
     given = operators.lists[id(call.args[0])]
-    if is_instance(given, Growing) and operation in (list.append, list.extend):
+    if is_instance(given, CarriedList) and operation in (list.append, list.extend):
         if operation is list.append or (len(rest) == 1 and given.takes(rec, rest[0])):
             return finish_pure, call
-    if is_instance(given, Growing) and operation is len and not rest:
+    if is_instance(given, CarriedList) and operation is len and not rest:
         return _finish_length, given
-    if is_instance(given, Gathered) and operation is len and not rest:
+    if is_instance(given, GraphList) and operation is len and not rest:
         return _finish_count, given
-    if is_instance(given, Gathered) and operation in (list, tuple) and not rest:
-        if given.is_whole() and not given.by_data:
-            return unbound_tensors.copied, (given, operation)
+    if is_instance(given, GraphList) and operation in (list, tuple) and not rest:
+        if given.is_unchanged() and not given.has_data_dependent_length:
+            return unbound_tensors.finish_copy, (given, operation)
     plain = all(type(value) is int for value in rest) and not run.lifted.any(rest)
-    joins = is_instance(given, Gathered) and operation in JOINS and given.is_whole()
+    joins = is_instance(given, GraphList) and operation in JOINS and given.is_unchanged()
     if not (joins and plain):
-        operators.look_at(given.value)
+        operators.inspect_list(given.value)
         return None
     rec.inside += 1
     rec.given = {id(tensor): tensor for tensor in given.value}
@@ -237,11 +240,11 @@ def _of_list(run: MonitorRun, call: NativeCall) -> Token | None:
     return finish_operator_suspended, call
 
 
-def _finish_length(run: MonitorRun, given: Growing, result: Any) -> Any:
+def _finish_length(run: MonitorRun, given: CarriedList, result: Any) -> Any:
     return given.length(run)
 
 
-def _finish_count(run: MonitorRun, given: Gathered, result: Any) -> Any:
+def _finish_count(run: MonitorRun, given: GraphList, result: Any) -> Any:
     expression = run.lifted.expression(given.count)
     if expression is None:
         return None
@@ -322,23 +325,25 @@ def finish_item(run: MonitorRun, read: tuple[Any, tuple[Any, ...]], result: Any)
 def _of_varying_lists(run: MonitorRun, call: NativeCall) -> Any:
     """Native code makes something of a list that is another one at every call, or counts it."""
     given = (*call.args, *call.kwargs.values())
-    if not varying_lists.any_known(run) or not any(type(v) in varying_lists.KINDS for v in given):
+    if not varying_lists.has_varying_lists(run) or not any(
+        type(v) in varying_lists.KINDS for v in given
+    ):
         return NotImplemented
     if call.operation is len and len(given) == 1:
-        token = varying_lists.count(run, given[0])
+        token = varying_lists.read_length(run, given[0])
         return NotImplemented if token is None else token
-    if call.operation in varying_lists.TAKES_OUT:
-        token = varying_lists.take_out(run, call.operation, *given)
+    if call.operation in varying_lists.POPS:
+        token = varying_lists.pop(run, call.operation, *given)
         return NotImplemented if token is None else token
     known = functools.partial(_is_known, run)
     if any(is_instance(value, CONTAINERS) and not known(value) for value in given):
         return NotImplemented  # what it holds is relied on
-    function = as_function(call.annotation, call.operation, call.args, call.kwargs, known)
+    function = as_lifted_call(call.annotation, call.operation, call.args, call.kwargs, known)
     if function is None or not any(type(v) in varying_lists.KINDS for v in function[1]):
         return NotImplemented
     for value in given:
         run.recording.visit(value, ValueRead.TYPE)
-    if is_instance(call.operation, OF_NUMPY):
+    if is_instance(call.operation, NUMPY_FUNCTIONS):
         run.suspended += 1
         return finish_of_lists_unseen, function
     return finish_of_lists, function
@@ -346,19 +351,21 @@ def _of_varying_lists(run: MonitorRun, call: NativeCall) -> Any:
 
 def _is_known(run: MonitorRun, value: Any) -> bool:
     if type(value) in varying_lists.KINDS:
-        return varying_lists.contents_of(run.recording, value) is not None
+        return varying_lists.list_contents(run.recording, value) is not None
     return run.lifted.is_lifted(value)
 
 
 def finish_of_lists(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
     operation, operands = payload
     lifted, rec = run.lifted, run.recording
-    parts = tuple(varying_lists.contents_of(rec, v) or lifted.expression(v) or v for v in operands)
+    parts = tuple(
+        varying_lists.list_contents(rec, v) or lifted.expression(v) or v for v in operands
+    )
     with _only_computed():
         if is_liftable(result):
-            made = lifted.made(typed(operation, operands, result), operands, parts)
+            made = lifted.made(with_result_type(operation, operands, result), operands, parts)
             return lifted.lift(result, made)
-        if type(result) in ANSWERS:
+        if type(result) in GUARDED_RESULTS:
             lifted.rely_on(operation, operands, result, parts)
         else:
             lifted.specialize(operands)
@@ -383,12 +390,12 @@ def _lends(run: MonitorRun, call: NativeCall) -> Any:
 
 def _draws(run: MonitorRun, call: NativeCall) -> Any:
     if call.annotation.random and not run.recording.inside:
-        return random_draws.draw(run, call.operation, call.args, call.kwargs)
+        return random_draws.repeat_draw(run, call.operation, call.args, call.kwargs)
     return NotImplemented
 
 
 def _derives(run: MonitorRun, call: NativeCall) -> Any:
-    derived = random_draws.derives(run, call.operation, call.args, call.kwargs)
+    derived = random_draws.repeat_array_call(run, call.operation, call.args, call.kwargs)
     return NotImplemented if derived is None else derived
 
 
@@ -398,11 +405,11 @@ def _takes_numbers(run: MonitorRun, call: NativeCall) -> Any:
         return NotImplemented
     numbers: list[Any] = []
     read = functools.partial(_read, run, numbers)
-    call.args, call.kwargs = with_numbers(call.operation, call.args, call.kwargs, read)
+    call.args, call.kwargs = read_number_arguments(call.operation, call.args, call.kwargs, read)
     if not call.on_graph:
         run.lifted.specialize(numbers)
     elif run.lifted:
-        run.lifted.specialize(dimensions(call.operation, call.args, call.kwargs))
+        run.lifted.specialize(dimension_arguments(call.operation, call.args, call.kwargs))
     return NotImplemented
 
 
@@ -441,7 +448,7 @@ def _looks_at_sizes(
         return False
     if annotation.as_op_node or not annotation.pure_closure:
         return False
-    if rec.twin is None and not rec.operators.has_data_shape(args[0]):
+    if rec.twin is None and not rec.operators.has_data_dependent_shape(args[0]):
         return False
     if annotation.input(0).value_read not in (ValueRead.TYPE, ValueRead.LENGTH):
         return False
@@ -509,17 +516,17 @@ def _computes(run: MonitorRun, call: NativeCall) -> Any:
     if not run.lifted or run.recording.inside:
         return NotImplemented
     given = (*call.args, *call.kwargs.values())
-    function = as_function(
+    function = as_lifted_call(
         call.annotation, call.operation, call.args, call.kwargs, run.lifted.is_lifted
     )
     if function is not None:
         for value in given:
             visit_input(run.recording, value)
-        if is_instance(call.operation, OF_NUMPY):
+        if is_instance(call.operation, NUMPY_FUNCTIONS):
             run.suspended += 1  # some of it is written in Python
             return finish_computed_unseen, function
         return finish_computed, function
-    if call.on_graph and of_python(call.operation) and not holds_tensor(given):
+    if call.on_graph and is_python_function(call.operation) and not holds_tensor(given):
         run.lifted.specialize(given)
     return NotImplemented
 
@@ -534,14 +541,16 @@ def finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], resul
     operation, operands = payload
     with _only_computed():
         if is_liftable(result):
-            return run.lifted.compute(typed(operation, operands, result), operands, result)
-        if is_lifted_in_parts(operation, result):
+            return run.lifted.compute(
+                with_result_type(operation, operands, result), operands, result
+            )
+        if is_number_sequence(operation, result):
             parts = run.lifted.compute_parts(operation, operands, result)
             run.recording.bear(parts)
             return parts
         if operation in _QUESTIONS:
             run.lifted.ask(_QUESTIONS[operation], operands)
-        elif type(result) in ANSWERS:
+        elif type(result) in GUARDED_RESULTS:
             run.lifted.rely_on(operation, operands, result)
         else:
             run.lifted.specialize(operands)

@@ -15,7 +15,7 @@ from magpy_like.monitor.instructions.iteration_instructions import iterate
 from magpy_like.monitor.instructions.step import Step, Token
 from magpy_like.monitor.objects import object_addresses
 from magpy_like.monitor.symbolic import tensor_formatting
-from magpy_like.monitor.symbolic.gathered_lists import Growing
+from magpy_like.monitor.symbolic.gathered_lists import CarriedList
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import Split
@@ -36,7 +36,7 @@ def add_element(run: MonitorRun, step: Step) -> Token:
     if opcode.opname[step.opcode] == "SET_ADD":
         run.recording.compare(value)
         _put_into(run, target)
-    elif not is_instance(run.recording.operators.lists.get(id(target)), Growing):
+    elif not is_instance(run.recording.operators.lists.get(id(target)), CarriedList):
         native_calls.change(run.recording, list.append, target, (target, value), {})
     return None
 
@@ -74,7 +74,7 @@ def format_value(run: MonitorRun, step: Step) -> Token:
     """A field of an f-string."""
     value = step.stack[-2 if step.oparg & 4 else -1]
     if not is_plain(value):
-        if (text := tensor_formatting.field(run, step)) is not None:
+        if (text := tensor_formatting.format_field(run, step)) is not None:
             return text
         if holds_tensor(value):
             raise Split("formats a tensor as text")

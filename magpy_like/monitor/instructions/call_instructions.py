@@ -55,14 +55,14 @@ def call(run: MonitorRun, step: Step) -> Token:
         kwargs = dict(zip(names, args[split:], strict=True))
         args = args[:split]
     if (function is format or function is str.format) and not kwargs:
-        args = tensor_formatting.arguments(run, step, function, tuple(args))
-    loop = any(function is head for head in loop_ranges.HEADS)
-    if loop and loop_ranges.begins(run, step, function, args, kwargs):
+        args = tensor_formatting.format_arguments(run, step, function, tuple(args))
+    loop = any(function is head for head in loop_ranges.LOOP_FUNCTIONS)
+    if loop and loop_ranges.begin_loop(run, step, function, args, kwargs):
         return None
-    if loop and (token := loop_ranges.number(run, step, function, args, kwargs)) is not None:
+    if loop and (token := loop_ranges.record_range(run, step, function, args, kwargs)) is not None:
         return token
     for value in args if loop else ():
-        run.recording.operators.look_at(value)
+        run.recording.operators.inspect_list(value)
     other = polyfill(function, tuple(args), kwargs)
     if other is not None:
         call_dispatch.rely_on(run.recording, function)
@@ -107,12 +107,12 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
         run.substitute(given)
         run.recording.visit(given, ValueRead.ELEMENTS)
         special_methods.look_for_class(run.recording, type(given))
-    loop = any(function is head for head in loop_ranges.HEADS)
-    if loop and loop_ranges.begins(run, step, function, tuple(args), kwargs):
+    loop = any(function is head for head in loop_ranges.LOOP_FUNCTIONS)
+    if loop and loop_ranges.begin_loop(run, step, function, tuple(args), kwargs):
         return None
     if not is_followed(function):
         for value in (*args[1:], *kwargs.values()):
-            run.recording.operators.look_at(value)
+            run.recording.operators.inspect_list(value)
     other = polyfill(function, tuple(args), kwargs)
     if other is not None:
         call_dispatch.rely_on(run.recording, function)

@@ -20,9 +20,9 @@ from magpy_like.monitor.instructions.truth_tests import ask_which
 from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.containers import CONTAINERS, is_told_by_identity
 from magpy_like.monitor.symbolic import loop_windows, unbound_tensors, varying_lists
-from magpy_like.monitor.symbolic.expressions import InGraph
-from magpy_like.monitor.symbolic.gathered_lists import ENDS, Gathered, Growing
-from magpy_like.monitor.symbolic.loop_ranges import added_to
+from magpy_like.monitor.symbolic.expressions import GraphNumber
+from magpy_like.monitor.symbolic.gathered_lists import ENDS, CarriedList, GraphList
+from magpy_like.monitor.symbolic.loop_ranges import constant_offset
 from magpy_like.monitor.torch_state import random_draws
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
@@ -47,20 +47,22 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
     rec = run.recording
     if is_instance(source, torch.Tensor):
         token = operator_calls.operate(
-            run, operator.getitem, (source, random_draws.as_index(run, key))
+            run, operator.getitem, (source, random_draws.tensor_index(run, key))
         )
-        loop_windows.narrow(run, token)
+        loop_windows.record_narrow(run, token)
         return token
     given = rec.operators.lists.get(id(source))
-    if is_instance(given, Growing) and type(key) is int:
-        is_first = given.look_up(key, _follows_index(run, given, key))
+    if is_instance(given, CarriedList) and type(key) is int:
+        is_first = given.read_element(key, _follows_index(run, given, key))
         return (_finish_first, given.begin[key]) if is_first else None
-    if is_instance(given, Gathered):
+    if is_instance(given, GraphList):
         token = _get_from_list(run, given, key)
         if token is not NotImplemented:
             return token
-    if type(source) is np.ndarray and random_draws.has_element(source, key):
-        if (derived := random_draws.derives(run, operator.getitem, (source, key), {})) is not None:
+    if type(source) is np.ndarray and random_draws.is_element_index(source, key):
+        if (
+            derived := random_draws.repeat_array_call(run, operator.getitem, (source, key), {})
+        ) is not None:
             return derived
     if not is_plain(key):
         rec.visit(key, ValueRead.ALL)
@@ -82,7 +84,7 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
                 return None
         if is_instance(key, slice):
             run.substitute(source)
-        taken = varying_lists.take(run, source, key)
+        taken = varying_lists.read_item(run, source, key)
         if taken is not None:
             return taken
         read_calls.read_item(rec, source, key)
@@ -106,33 +108,37 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
     return None
 
 
-def _get_from_list(run: MonitorRun, given: Gathered, key: Any) -> Any:
+def _get_from_list(run: MonitorRun, given: GraphList, key: Any) -> Any:
     """What is read of a list of the graph, unless that is looked into."""
     operators = run.recording.operators
-    if given.is_whole() and type(key) is int and (token := loop_windows.take(run, given, key)):
+    if (
+        given.is_unchanged()
+        and type(key) is int
+        and (token := loop_windows.read_indexed_element(run, given, key))
+    ):
         return token
     run.lifted.specialize(key)
-    if given.is_whole() and type(key) is int and key in ENDS:
-        if given.are_new and given.has_ends:
-            if given.by_data:
+    if given.is_unchanged() and type(key) is int and key in ENDS:
+        if given.elements_are_new and given.is_never_empty:
+            if given.has_data_dependent_length:
                 return _finish_element, (given, key)
             given.know(operators, key)
             return None
-    if type(key) is slice and (token := unbound_tensors.take_slice(run, given, key)):
+    if type(key) is slice and (token := unbound_tensors.slice_list(run, given, key)):
         return token
-    operators.look_at(given.value)
+    operators.inspect_list(given.value)
     return NotImplemented
 
 
-def _follows_index(run: MonitorRun, given: Growing, key: int) -> bool:
+def _follows_index(run: MonitorRun, given: CarriedList, key: int) -> bool:
     """Whether a key is as much more than a round's index in any round; otherwise it must not vary.
 
     Raises:
         Split: it does, from round to round.
     """
     number, index = run.lifted.expression(key), run.lifted.expression(given.index)
-    if is_instance(number, InGraph) and is_instance(index, InGraph) and key >= 0:
-        if added_to(index.node, number.node) is not None:
+    if is_instance(number, GraphNumber) and is_instance(index, GraphNumber) and key >= 0:
+        if constant_offset(index.node, number.node) is not None:
             return True
     run.lifted.specialize((key,))
     return False
@@ -144,7 +150,7 @@ def _finish_first(run: MonitorRun, first: Any, item: Any) -> Any:
 
 
 def _finish_element(
-    run: MonitorRun, payload: tuple[Gathered, int], item: torch.Tensor
+    run: MonitorRun, payload: tuple[GraphList, int], item: torch.Tensor
 ) -> torch.Tensor:
     """An element was read of a list of which data decides how long it is."""
     given, position = payload
@@ -164,7 +170,7 @@ def set_item(run: MonitorRun, target: Any, key: Any, value: Any) -> Token:
     rec = run.recording
     if is_instance(target, torch.Tensor):
         token = operator_calls.operate(
-            run, operator.setitem, (target, random_draws.as_index(run, key), value)
+            run, operator.setitem, (target, random_draws.tensor_index(run, key), value)
         )
         return None if token is None else (finish_without_result, token)
     rec.compare(key)

@@ -46,11 +46,11 @@ def iterate(run: MonitorRun, step: Step) -> Token:
     rec = run.recording
     value = step.stack[-1]
     rows = is_instance(value, torch.Tensor) or id(value) in rec.operators.lists
-    if rows and loop_ranges.begins(run, step, iter, (value,), {}):
+    if rows and loop_ranges.begin_loop(run, step, iter, (value,), {}):
         return None
-    rec.operators.look_at(value)
+    rec.operators.inspect_list(value)
     if opcode.opname[step.opcode] == "GET_ITER" and (
-        foreseen(rec, value) is not None or random_draws.gives_numbers(run, value)
+        foreseen(rec, value) is not None or random_draws.yields_drawn_numbers(run, value)
     ):
         run.watch_iterators()
         return None
@@ -78,8 +78,8 @@ def take(run: MonitorRun, step: Step) -> Token:
         run.branching.at_loop_head(run, step)
     if type(iterator) is ARRAY_ITERATOR:
         _, (array, *_), *at = iterator.__reduce__()
-        if at and random_draws.gives_numbers(run, array) and at[0] < len(array):
-            return random_draws.derives(run, operator.getitem, (array, at[0]), {})
+        if at and random_draws.yields_drawn_numbers(run, array) and at[0] < len(array):
+            return random_draws.repeat_array_call(run, operator.getitem, (array, at[0]), {})
     node = foreseen(rec, iterator)
     if node is None:
         if rec.node(iterator) is not None and is_native_iterator(iterator):

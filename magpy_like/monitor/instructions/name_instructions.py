@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from magpy_like.annotation import RelationKind
 from magpy_like.monitor.instructions.step import Step, Token
-from magpy_like.monitor.symbolic.expressions import is_number_or_truth
+from magpy_like.monitor.symbolic.expressions import is_number_or_flag
 from magpy_like.refgraph import Relation
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def read_global(run: MonitorRun, step: Step) -> Token:
     _read_name(run, step.name, names, frame.f_builtins)
     relation = Relation(RelationKind.GLOBAL, step.name)
     found = names.get(step.name)
-    if not is_number_or_truth(found):
+    if not is_number_or_flag(found):
         return None
     return run.lift_read(step, run.recording.node(names), relation, found)
 
@@ -39,7 +39,7 @@ def _read_name(run: MonitorRun, name: str, names: dict[str, Any], builtins: dict
     known = (id(names), name)
     rec = run.recording
     known_before = known in run.globals_read and not rec.inside
-    if known_before and not is_number_or_truth(names.get(name)):
+    if known_before and not is_number_or_flag(names.get(name)):
         return
     run.globals_read.add(known)
     node = rec.constant(names)

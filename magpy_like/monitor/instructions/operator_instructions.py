@@ -19,7 +19,7 @@ from magpy_like.monitor.instructions.truth_tests import ask_which
 from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.containers import CONTAINERS, elements
 from magpy_like.monitor.symbolic import tensor_formatting
-from magpy_like.monitor.symbolic.gathered_lists import Growing
+from magpy_like.monitor.symbolic.gathered_lists import CarriedList
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import Split
@@ -31,12 +31,14 @@ if TYPE_CHECKING:
 def binary(run: MonitorRun, step: Step) -> Token:
     """``left + right`` and the like, in place or not."""
     operation = operator_calls.BINARY[step.oparg]
-    if operation in operator_calls.FORMATS and (text := tensor_formatting.by_percent(run, step)):
+    if operation in operator_calls.FORMATS and (
+        text := tensor_formatting.format_percent(run, step)
+    ):
         return text
     left, right = step.stack[-2:]
     if operation is operator.iadd:
         growing = run.recording.operators.lists.get(id(left))
-        if is_instance(growing, Growing) and growing.takes(run.recording, right):
+        if is_instance(growing, CarriedList) and growing.takes(run.recording, right):
             return None
     return operator_calls.operate(run, operation, (left, right))
 

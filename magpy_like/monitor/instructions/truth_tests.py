@@ -16,7 +16,7 @@ from magpy_like.monitor.instructions.step import Step, Token, finish_without_res
 from magpy_like.monitor.objects import class_lookup
 from magpy_like.monitor.objects.containers import CONTAINERS
 from magpy_like.monitor.speculation import speculate_on_branch
-from magpy_like.monitor.symbolic.gathered_lists import Growing
+from magpy_like.monitor.symbolic.gathered_lists import CarriedList
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_mutable_class
 from magpy_like.split_points import Split
@@ -40,7 +40,7 @@ def truth(run: MonitorRun, step: Step) -> Token:
             return finish_without_result, native_results.tensor_operation((value,))
         return _branch(run, step, value)
     growing = rec.operators.lists.get(id(value))
-    if is_instance(growing, Growing) and value:
+    if is_instance(growing, CarriedList) and value:
         return None  # in any round, for it does not become shorter
     if is_instance(value, CONTAINERS):
         rec.look_at_truth(value)

@@ -21,7 +21,7 @@ from magpy_like.annotation.schema import RelationKind, ValueRead
 from magpy_like.monitor.objects.class_lookup import place_of_number, read_class, read_super
 from magpy_like.monitor.objects.class_lookup import place_of_store as place_of_class_store
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.symbolic.expressions import is_number_or_truth
+from magpy_like.monitor.symbolic.expressions import is_number_or_flag
 from magpy_like.monitor.torch_state import autograd_nodes
 from magpy_like.native import NULL, instance_dict, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
@@ -63,14 +63,14 @@ def number_at(rec: Recording, value: Any, name: str) -> tuple[ShadowNode | None,
     if type(slot) is types.MemberDescriptorType:
         found = _slot_value(value, slot)
         place = rec.node(value), Relation(RelationKind.SLOT, name)
-        return (*place, found) if is_number_or_truth(found) else _NOWHERE
+        return (*place, found) if is_number_or_flag(found) else _NOWHERE
     entries = None if is_instance(value, type) else instance_dict(value)
     found = NULL if entries is None else dict.get(entries, name, NULL)
     if found is not NULL:
-        return (*entry_of(rec, value, name), found) if is_number_or_truth(found) else _NOWHERE
+        return (*entry_of(rec, value, name), found) if is_number_or_flag(found) else _NOWHERE
     cls = value if is_instance(value, type) else type(value)
     found = lookup_in_type(cls, name)
-    return (*place_of_number(rec, cls, name), found) if is_number_or_truth(found) else _NOWHERE
+    return (*place_of_number(rec, cls, name), found) if is_number_or_flag(found) else _NOWHERE
 
 
 _NOWHERE = None, Relation(RelationKind.ATTRIBUTE), None
@@ -182,7 +182,7 @@ def read_object(rec: Recording, value: Any, name: str) -> None:
     if is_instance(value, threading.local) and rec.node(value) is not None:
         raise Split("reads what every thread has of its own")
     if rec.hooks:
-        autograd_nodes.look_at_handle(rec, value, name)
+        autograd_nodes.check_handle_attribute(rec, value, name)
     getter = lookup_in_type(cls, "__getattribute__")
     if cls not in rec.read_from:
         rec.read_from.add(cls)

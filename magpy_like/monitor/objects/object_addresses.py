@@ -90,7 +90,7 @@ def rely_on(rec: Recording, value: Any) -> None:
     """
     node = _outside(rec, value)
     known = (part for part, _ in rec.lifted.conditions if is_instance(part, Address))
-    if not any(part.node is node and part.tell is id for part in known):
+    if not any(part.node is node and part.function is id for part in known):
         rec.lifted.conditions.append((Address(node, id), id(value)))
 
 

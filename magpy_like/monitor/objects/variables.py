@@ -38,7 +38,7 @@ class Variables:
     def node(self, value: Any) -> ShadowNode | None:
         """The node of a variable that was there when the region was entered."""
         if self.operators.lists:
-            self.operators.look_at(value)
+            self.operators.inspect_list(value)
         found = self.refs.get_node_by_var(value)
         return found if found is not None and found.existed else None
 

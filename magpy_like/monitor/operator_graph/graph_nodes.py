@@ -14,7 +14,7 @@ from torch import fx
 
 from magpy_like.graph_operators.checkpoint_operator import fold
 from magpy_like.monitor.symbolic.expressions import Expression
-from magpy_like.monitor.symbolic.symbolic_twin import TWIN, Twin
+from magpy_like.monitor.symbolic.symbolic_twin import TWIN, SymbolicTwin
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import MonitorWeakRef
 
@@ -33,31 +33,31 @@ class GraphNodes:
 
     def __init__(self) -> None:
         self.graph = fx.Graph()
-        self.twin: Twin | None = None
+        self.twin: SymbolicTwin | None = None
         """Runs each operator on symbolic sizes too, while there are dynamic dimensions."""
         self._twins: dict[fx.Node, Any] = {}
         """Those of a finished graph, for what follows a split: nobody else is to see them."""
         self._known: dict[int, tuple[MonitorWeakRef, fx.Node]] = {}
         self.inputs: list[tuple[fx.Node, Any]] = []
         """Placeholders, each with the id of a tensor's or object's ShadowNode, or an expression."""
-        self.samples: dict[Any, Any] = {}
+        self.example_values: dict[Any, Any] = {}
         """What expressions among the inputs were in this run that are none of lifted numbers."""
         self._objects: dict[int, fx.Node] = {}
         """By id, the placeholders of objects that stand for themselves, such as a configuration."""
         self._constants: dict[str, Any] = {}
-        self.operators = 0
+        self.operator_count = 0
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node | None:
         """The graph's node for a tensor that is alive, or None."""
         found = self._known.get(id(tensor))
         return found[1] if found is not None and found[0]() is tensor else None
 
-    def known(self) -> Iterator[tuple[torch.Tensor, fx.Node]]:
+    def live_tensors(self) -> Iterator[tuple[torch.Tensor, fx.Node]]:
         """The tensors of the graph that are alive, with their nodes."""
         alive = [(held(), node) for held, node in self._known.values()]
         return ((tensor, node) for tensor, node in alive if tensor is not None)
 
-    def know(self, tensor: torch.Tensor, node: fx.Node) -> None:
+    def set_node(self, tensor: torch.Tensor, node: fx.Node) -> None:
         self._known[id(tensor)] = (MonitorWeakRef(tensor), node)
 
     def twin_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -83,17 +83,17 @@ class GraphNodes:
         """A placeholder for a tensor that was there when the region was entered."""
         node = self._placeholder(shadow_id)
         if self.twin is not None:
-            self.twin.record_read(node, tensor, shadow_id)
-        self.know(tensor, node)
+            self.twin.add_placeholder(node, tensor, shadow_id)
+        self.set_node(tensor, node)
         return node
 
     def add_drawn(self, tensor: torch.Tensor, drawn: Expression) -> None:
         """A placeholder for a tensor that the mock makes of random numbers."""
         node = self._placeholder(drawn)
-        self.samples[drawn] = tensor
+        self.example_values[drawn] = tensor
         if self.twin is not None:
-            node.meta[TWIN] = self.twin.fixed(tensor)
-        self.know(tensor, node)
+            node.meta[TWIN] = self.twin.static_fake(tensor)
+        self.set_node(tensor, node)
 
     def add_object(self, value: Any, shadow_id: int) -> None:
         """A placeholder for an object from outside that is no tensor; the RefGraph holds it."""
@@ -107,7 +107,7 @@ class GraphNodes:
         self._constants[name] = value
         node = self.graph.create_node("get_attr", name)
         if self.twin is not None:
-            self.twin.run(node, self._constants, value)
+            self.twin.run_node(node, self._constants, value)
         return node
 
     def is_constant_tensor(self, node: fx.Node) -> bool:
@@ -118,18 +118,18 @@ class GraphNodes:
         """Those that operators draw from, beside torch's own."""
         return [g for g in self._constants.values() if is_instance(g, torch.Generator)]
 
-    def autograd_node(self, tensor: fx.Node) -> fx.Node:
+    def add_grad_fn(self, tensor: fx.Node) -> fx.Node:
         """The node of the autograd graph that a tensor has at this point."""
         node = self.graph.call_function(getattr, (tensor, "grad_fn"))
         node.meta[AS_IS] = "is looked at by the program"
         return node
 
-    def snapshot(self, node: fx.Node) -> fx.Node:
+    def add_snapshot(self, node: fx.Node) -> fx.Node:
         """What a tensor of the graph holds at this point, whatever becomes of it later."""
-        self.operators += 1
+        self.operator_count += 1
         return self.graph.call_method("clone", (self.graph.call_method("detach", (node,)),))
 
-    def let_go(self, numbers: Collection[fx.Node], outputs: Collection[fx.Node]) -> None:
+    def erase_unused(self, numbers: Collection[fx.Node], outputs: Collection[fx.Node]) -> None:
         """Leave those of the ``numbers`` out that nothing in the graph needs, nor its caller."""
         for node in reversed(self.graph.nodes):
             if node in numbers and not node.users and node not in outputs:

@@ -21,15 +21,15 @@ from magpy_like.monitor.operator_graph.function_nodes import (
 )
 from magpy_like.monitor.operator_graph.graph_nodes import AS_IS, NUMBER, GraphNodes
 from magpy_like.monitor.symbolic.expressions import (
-    AsPython,
     Computed,
     Expression,
-    InGraph,
+    GraphNumber,
+    PythonScalar,
     Untranslatable,
-    is_left_to_python,
-    is_of_tensor,
-    known_before_graph,
-    total,
+    depends_on_tensor,
+    is_computable_before_graph,
+    needs_python_list,
+    sum_of,
 )
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN, hint
 from magpy_like.native.instance_checks import is_instance
@@ -59,7 +59,7 @@ class GraphNumbers(GraphNodes):
         self.reads_data = False
         """Whether sizes or numbers in the graph depend on the data of tensors."""
 
-    def scalar(
+    def add_item(
         self,
         operation: Callable[..., Any],
         args: Sequence[Any],
@@ -67,7 +67,7 @@ class GraphNumbers(GraphNodes):
         resolve: Callable[[torch.Tensor], fx.Node],
     ) -> fx.Node:
         """A number that is read from a tensor, such as ``t.item()``."""
-        self.operators += 1
+        self.operator_count += 1
         self.reads_data = True
         tensor = resolve(args[0])
         if args[0].dtype not in REAL_NUMBERS:
@@ -81,13 +81,13 @@ class GraphNumbers(GraphNodes):
             return node
         return self._arithmetic(type(value), (node,), value)
 
-    def elements(self, node: fx.Node, count: int) -> Iterator[fx.Node]:
+    def add_elements(self, node: fx.Node, count: int) -> Iterator[fx.Node]:
         """Tensors of one element each: what a tensor of the graph holds."""
         flat = self.graph.call_method("reshape", (node, (-1,)))
         for i in range(count):
             yield self.graph.call_method("select", (flat, 0, i))
 
-    def compute(
+    def add_arithmetic(
         self, operation: Callable[..., Any], operands: Sequence[Any], value: Any
     ) -> fx.Node:
         """Arithmetic on numbers of the graph."""
@@ -107,12 +107,12 @@ class GraphNumbers(GraphNodes):
     def _know_number(self, node: fx.Node, value: Any) -> fx.Node:
         """A node that is a number: where its twin is not known, sizes made of it are not either."""
         node.meta[NUMBER] = True
-        known = self.twin is not None and self.twin.run(node, self._constants, value)
+        known = self.twin is not None and self.twin.run_node(node, self._constants, value)
         if not known or self._takes_number(node):
             self._scalars.add(node)
         return node
 
-    def size(self, source: fx.Node, dim: int) -> fx.Node:
+    def add_size(self, source: fx.Node, dim: int) -> fx.Node:
         """A number: one size of a tensor that an operator has made."""
         with self.graph.inserting_after(source):
             node = self.graph.call_method("size", (source, dim))
@@ -140,24 +140,24 @@ class GraphNumbers(GraphNodes):
         found = self._numbers.get(id(expression))
         if found is not None:
             return found[1]
-        if not known_before_graph(expression):
+        if not is_computable_before_graph(expression):
             raise UnguardableRead(
                 "gives a number of NumPy's, made of a tensor's value, to an operator"
             )
-        number = AsPython(expression)
-        self.samples[number] = value.item()
+        number = PythonScalar(expression)
+        self.example_values[number] = value.item()
         node: fx.Node = self._node_for(number, None)
         self._numbers[id(expression)] = (expression, node)
         return node
 
     def _node_for(self, expression: Any, value: Any) -> Any:
         """The node of an expression, or the constant itself; ``value`` is what it was, if known."""
-        if is_instance(expression, InGraph):
+        if is_instance(expression, GraphNumber):
             return expression.node
         found = self._numbers.get(id(expression))
         if found is not None:
             return found[1]
-        if is_left_to_python(expression):
+        if needs_python_list(expression):
             raise UnguardableRead(
                 "gives a number out of a list, which depends on a tensor, to an operator"
             )
@@ -170,7 +170,7 @@ class GraphNumbers(GraphNodes):
             known = self.twin.numbers.get(expression) if self.twin is not None else None
             if known is None:  # sizes that it decides are not followed
                 self._scalars.add(node)
-                known = self.samples.get(expression, self.value_of(expression))
+                known = self.example_values.get(expression, self.value_of(expression))
             node.meta[TWIN] = known
         else:
             return expression
@@ -179,9 +179,9 @@ class GraphNumbers(GraphNodes):
 
     def _is_for_python(self, expression: Computed) -> bool:
         """Whether a number comes into the graph from the mock, which can compute it."""
-        in_python = expression.operation not in _ON_NUMBERS or is_of_tensor(expression)
+        in_python = expression.operation not in _ON_NUMBERS or depends_on_tensor(expression)
         of_text = any(type(self.value_of(part)) is str for part in expression.operands)
-        return (in_python or of_text) and known_before_graph(expression)
+        return (in_python or of_text) and is_computable_before_graph(expression)
 
     def forget_numbers(self, nodes: Collection[fx.Node]) -> None:
         """These nodes, some of which compute lifted numbers, are none of this graph's any more."""
@@ -194,7 +194,7 @@ class GraphNumbers(GraphNodes):
         """The node of a tensor or lifted number; any other number itself."""
         return resolve(value) if is_instance(value, torch.Tensor) else self._number(value) or value
 
-    def value_in(self, value: Any) -> Any:
+    def symbolic_value(self, value: Any) -> Any:
         """The symbolic number in a tensor or of a lifted number, else a plain number, or None."""
         if is_instance(value, torch.Tensor):
             node = self.node_of(value)
@@ -213,7 +213,7 @@ class GraphNumbers(GraphNodes):
             return
         if not is_instance(result, torch.Tensor) or result.dim() or result.dtype is not torch.int64:
             return
-        values = [self.value_in(arg) for arg in args]
+        values = [self.symbolic_value(arg) for arg in args]
         if not any(is_instance(value, torch.SymInt) for value in values):
             return
         if all(is_instance(value, int | torch.SymInt) for value in values):
@@ -225,7 +225,7 @@ class GraphNumbers(GraphNodes):
         """A bound, as of a slice: a number, if it comes in a tensor and is known at entry."""
         if not is_instance(part, torch.Tensor) or self.twin is None:
             return part
-        value = self.value_in(part)
+        value = self.symbolic_value(part)
         if not is_instance(value, torch.SymInt):
             return part
         try:
@@ -256,7 +256,7 @@ _ON_SYMBOLS: dict[Any, Callable[..., Any]] = {
 
 _ON_NUMBERS: set[Any] = {
     *(set(filter(callable, vars(operator).values())) - {operator.getitem}),
-    *(*_ON_SYMBOLS, *_ON_SYMBOLS.values(), total, abs, round, pow, math.floor, math.ceil),
+    *(*_ON_SYMBOLS, *_ON_SYMBOLS.values(), sum_of, abs, round, pow, math.floor, math.ceil),
 }
 """Functions of numbers that a graph computes: symbolic ones have a counterpart of them."""
 

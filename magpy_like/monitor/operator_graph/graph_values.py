@@ -20,7 +20,7 @@ from magpy_like.monitor.operator_graph.constant_tensors import ConstantTensors
 from magpy_like.monitor.operator_graph.function_nodes import replace_data
 from magpy_like.monitor.operator_graph.graph_nodes import AS_IS
 from magpy_like.monitor.symbolic.expressions import Expression
-from magpy_like.monitor.symbolic.symbolic_twin import TWIN, Twin
+from magpy_like.monitor.symbolic.symbolic_twin import TWIN, SymbolicTwin
 from magpy_like.monitor.symbolic.variation import Path
 from magpy_like.monitor.torch_state.default_device import with_device
 from magpy_like.monitor.torch_state.tensor_counters import TensorCounters
@@ -46,7 +46,7 @@ class GraphValues(Variables):
         """The lifted numbers of the run, once it has begun."""
         self.constants = ConstantTensors()
         self.counters = TensorCounters()
-        self.twin: Twin | None = None
+        self.twin: SymbolicTwin | None = None
         """The run on symbolic sizes beside this one, while there are dynamic dimensions."""
         self.dynamic_dims: Callable[[Path, torch.Tensor], Collection[int]] = _none_dynamic
         """Which dimensions of a tensor at a place outside may vary."""
@@ -141,14 +141,14 @@ class GraphValues(Variables):
         before, after = self.graph_value(tensor), self.graph_value(value)
         if tensor.requires_grad:
             after = self.operators.graph.call_function(replace_data, (before, after))
-        self.operators.know(tensor, after)
+        self.operators.set_node(tensor, after)
         self.data_replaced[node.node_id] = None
 
     def item(
         self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any
     ) -> tuple[fx.Node, Any]:
         """The graph's node for a number read from a tensor, and its twin if there is one."""
-        node = self.operators.scalar(operation, args, value, self.graph_value)
+        node = self.operators.add_item(operation, args, value, self.graph_value)
         return node, node.meta.get(TWIN)
 
     def items(
@@ -159,8 +159,8 @@ class GraphValues(Variables):
         Raises:
             Split: the tensor is of unknown origin.
         """
-        elements = self.operators.elements(self.graph_value(tensor), tensor.numel())
-        return lambda value: self.operators.scalar(
+        elements = self.operators.add_elements(self.graph_value(tensor), tensor.numel())
+        return lambda value: self.operators.add_item(
             operation, (tensor,), value, lambda _: next(elements)
         )
 
@@ -170,7 +170,7 @@ class GraphValues(Variables):
         Raises:
             Split: the tensor is of unknown origin.
         """
-        return self.operators.snapshot(self.graph_value(tensor))
+        return self.operators.add_snapshot(self.graph_value(tensor))
 
     def plain_result(
         self, operation: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -221,13 +221,13 @@ class GraphValues(Variables):
     def changed_arrays(self) -> bool:
         """Whether NumPy arrays that count hold something else by now."""
         seen = [(n.variable, n.contents) for n in self.refs if is_instance(n.contents, np.ndarray)]
-        pairs = [*seen, *self.operators.arrays]
+        pairs = [*seen, *self.operators.shared_arrays]
         return any(array.tobytes() != before.tobytes() for array, before in pairs)
 
     def begin_twin(self, account: Callable[[], None], locate: Callable[[], str]) -> None:
         """Every operator is to run on symbolic sizes as well; ``account`` hears of it, ``locate``
         says where the program is."""
-        self.twin = self.operators.twin = Twin(self.operators.size, account, locate)
+        self.twin = self.operators.twin = SymbolicTwin(self.operators.add_size, account, locate)
 
     def twin_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The symbolic twin of a tensor, where there is one."""
@@ -250,11 +250,11 @@ class GraphValues(Variables):
         """
         twin = self.twin_of(tensor)
         if twin is None or self.twin is None:
-            if not self.operators.has_data_shape(tensor):
+            if not self.operators.has_data_dependent_shape(tensor):
                 return []
             with DisableTorchFunctionSubclass():  # a class of it would hear of this
                 return [0] if tensor.dim() else []
-        return [dim for dim, size in enumerate(twin.shape) if self.twin.is_open(size)]
+        return [dim for dim, size in enumerate(twin.shape) if self.twin.is_dynamic(size)]
 
     def _dynamic(self, node: ShadowNode, tensor: torch.Tensor) -> TensorCheck | None:
         """The check of a tensor of which some dimensions may vary."""
@@ -263,4 +263,4 @@ class GraphValues(Variables):
         path = self.path(node)
         if not path or (len(path) > 1 and path[-2].key in ("_parameters", "_buffers")):
             return None
-        return self.twin.tensor(node, tensor, self.dynamic_dims(path, tensor))
+        return self.twin.add_tensor(node, tensor, self.dynamic_dims(path, tensor))

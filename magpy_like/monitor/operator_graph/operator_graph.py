@@ -23,7 +23,7 @@ from magpy_like.monitor.operator_graph.graph_nodes import WRITTEN_FORM
 from magpy_like.monitor.operator_graph.graph_numbers import IN_PLACE
 from magpy_like.monitor.operator_graph.subgraphs import GraphControl
 from magpy_like.monitor.symbolic.expressions import is_liftable, is_number
-from magpy_like.monitor.symbolic.gathered_lists import Gathered, Growing, Numbered
+from magpy_like.monitor.symbolic.gathered_lists import CarriedList, GraphList, LiftedRange
 from magpy_like.monitor.symbolic.symbolic_forms import (
     SUBSCRIPTS,
     SYMBOLIC_FORMS,
@@ -44,12 +44,12 @@ class OperatorGraph(GraphControl):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lists: dict[int, Growing | Gathered | Numbered] = {}
+        self.lists: dict[int, CarriedList | GraphList | LiftedRange] = {}
         """By id, lists of tensors whose length is a loop's number of rounds, and such ranges."""
-        self.beside = False
+        self.is_isolated = False
         """Whether what is recorded is that of a run beside the program."""
         self._data_shapes: set[fx.Node] = set()
-        self.arrays: list[tuple[Any, Any]] = []
+        self.shared_arrays: list[tuple[Any, Any]] = []
         """NumPy arrays that tensors share memory with, and copies of what they held."""
         self.sets_modes = False
         """Whether an operator switches modes that `Modes` does not know."""
@@ -87,7 +87,7 @@ class OperatorGraph(GraphControl):
                 operation, kwargs = torch.scalar_tensor, _scalar_tensor_kwargs(args[0], kwargs)
         operation, args, kwargs = with_operands(operation, args, kwargs)
         given = self.lists.get(id(args[0])) if args else None
-        if is_instance(given, Gathered):
+        if is_instance(given, GraphList):
             return self._join(operation, given, args[1:], kwargs, result)
         if operation in SUBSCRIPTS and self._varies_in(args[1]):
             operation = SUBSCRIPTS[operation]  # a number as an index would be read
@@ -113,7 +113,7 @@ class OperatorGraph(GraphControl):
                 operation = IN_PLACE[name]  # 2.0 += t makes a new tensor
             function = graph_function(operation, fx_args)
             node = self.graph.call_function(function, fx_args, fx_kwargs)
-        self.operators += 1
+        self.operator_count += 1
         if name == "setitem" and is_instance(args[2], torch.Tensor):
             node.meta[WRITTEN_FORM] = args[2].shape
         from_data = any(source in self._data_shapes for source in node.all_input_nodes) or (
@@ -123,7 +123,7 @@ class OperatorGraph(GraphControl):
             # torch does not say whether the length of a plain sequence comes from a size.
             raise Split("makes as many tensors as a size says that depends on data")
         of_data = depends_on_data(shape, args, kwargs)
-        known = self.twin is not None and self.twin.run(
+        known = self.twin is not None and self.twin.run_node(
             node, self._constants, result, repeatable, of_data
         )
         if name in MAKES_SEVERAL and not known and (of_data or self.twin is not None):
@@ -178,7 +178,7 @@ class OperatorGraph(GraphControl):
         """Learn which tensors an operator has made. One that is known already stays what it was."""
         if is_instance(result, torch.Tensor):
             if self.node_of(result) is None:
-                self.know(result, node)
+                self.set_node(result, node)
         elif is_instance(result, tuple | list):
             for i, item in enumerate(result):
                 if _has_tensor(item):
@@ -192,26 +192,26 @@ class OperatorGraph(GraphControl):
 
     def _adopt_array(self, args: Sequence[Any], result: torch.Tensor) -> fx.Node:
         """A tensor made from a NumPy array is a constant as the array is; each run gets its own."""
-        self.operators += 1
-        self.arrays += [(arg, arg.copy()) for arg in args if is_instance(arg, np.ndarray)]
+        self.operator_count += 1
+        self.shared_arrays += [(arg, arg.copy()) for arg in args if is_instance(arg, np.ndarray)]
         node = self.graph.call_method("clone", (self._constant(result.detach().clone()),))
-        self.know(result, node)
+        self.set_node(result, node)
         return node
 
     def _join(
         self,
         operation: Callable[..., Any],
-        given: Gathered,
+        given: GraphList,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         result: torch.Tensor,
     ) -> fx.Node:
         """``torch.stack`` or ``torch.cat`` of a list of which a loop says how long it is."""
         node = self.graph.call_function(operation, (given.node, *args), dict(kwargs))
-        self.operators += 1
+        self.operator_count += 1
         count = given.count if self.expression(given.count) is None else self._number(given.count)
         count = count.meta.get(TWIN) if is_instance(count, fx.Node) else count
-        known = self.twin is not None and self.twin.join(
+        known = self.twin is not None and self.twin.run_join(
             node, operation, given.twin, count, args, kwargs, result
         )
         if not known and self.expression(given.count) is not None:
@@ -220,7 +220,7 @@ class OperatorGraph(GraphControl):
         self._adopt(node, result)
         return node
 
-    def look_at(self, value: Any) -> None:
+    def inspect_list(self, value: Any) -> None:
         """Somebody looks into ``value`` in a way that is not recorded, should it be a loop's list.
 
         Raises:
@@ -228,15 +228,15 @@ class OperatorGraph(GraphControl):
         """
         found = self.lists.get(id(value))
         if found is not None:
-            found.look(self)
+            found.inspect(self)
 
-    def look_at_all(self) -> None:
+    def inspect_all_lists(self) -> None:
         """What follows a split is given the elements of lists; where data decides how many there
         are, it is given the list."""
         for found in list(self.lists.values()):
-            if is_instance(found, Gathered) and found.by_data:
-                found.is_left = True
-            found.look(self)
+            if is_instance(found, GraphList) and found.has_data_dependent_length:
+                found.outlives_recording = True
+            found.inspect(self)
 
     def _keeps_shape(self, operation: Callable[..., Any], name: str, args: Sequence[Any]) -> bool:
         """Whether the result has the same sizes whatever the numbers in the arguments are."""
@@ -255,12 +255,12 @@ class OperatorGraph(GraphControl):
         parts = key if type(key) is tuple else (key,)
         return is_basic_key(key) and any(is_liftable(p) and self.expression(p) for p in parts)
 
-    def has_data_shape(self, tensor: torch.Tensor) -> bool:
+    def has_data_dependent_shape(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's sizes may depend on the data of other tensors, who knows how."""
         node = self.node_of(tensor)
         return node is not None and node in self._data_shapes
 
-    def fix_shape(self, node: fx.Node) -> None:
+    def set_static_shape(self, node: fx.Node) -> None:
         """The sizes of what an operator has made are known, although they depend on data."""
         self._data_shapes.discard(node)
 

@@ -40,50 +40,50 @@ class GraphControl(GraphNumbers):
         graph.output(tuple(copies[n] if is_instance(n, fx.Node) else n for n in outputs))
         return fx.GraphModule(root, graph, class_name="Subgraph")
 
-    def condition(self, inputs: Sequence[fx.Node], stays: bool) -> fx.GraphModule:
+    def condition_graph(self, inputs: Sequence[fx.Node], stays: bool) -> fx.GraphModule:
         """The graph of a loop's condition: whether the first of its inputs is ``stays``."""
         graph = fx.Graph()
         first, *_ = [graph.placeholder(f"operand_{i}") for i in range(len(inputs))]
         graph.output(first if stays else graph.call_function(torch.logical_not, (first,)))
         return fx.GraphModule(torch.nn.Module(), graph, class_name="Condition")
 
-    def truth(self, test: fx.Node, predicate: torch.Tensor) -> fx.Node:
+    def add_truth(self, test: fx.Node, predicate: torch.Tensor) -> fx.Node:
         """The truth of a tensor as a ``bool`` tensor without dimensions."""
         if predicate.dtype is not torch.bool:
             test = self.graph.call_method("to", (test, torch.bool))
         return self.graph.call_method("reshape", (test, ())) if predicate.dim() else test
 
-    def question(self, operation: Callable[..., Any], operands: Sequence[Any]) -> fx.Node:
+    def add_condition(self, operation: Callable[..., Any], operands: Sequence[Any]) -> fx.Node:
         """The truth of what numbers are asked, of which some are the graph's: Python's as well."""
         parts = tuple(self.value_node(operand, _no_tensor) for operand in operands)
         node = self.graph.call_function(operation, parts)
         node.meta[NUMBER] = True
         return node
 
-    def row(self, tensor: fx.Node, index: fx.Node) -> fx.Node:
+    def add_row(self, tensor: fx.Node, index: fx.Node) -> fx.Node:
         """A row of a tensor: its sizes are the same whatever the index is."""
         node = self.graph.call_function(torch.select, (tensor, 0, index))
         if self.twin is not None and TWIN in tensor.meta:
-            self.twin.run(node, self._constants, None)
+            self.twin.run_node(node, self._constants, None)
         return node
 
-    def turned(self, elements: fx.Node) -> fx.Node:
+    def add_reversed(self, elements: fx.Node) -> fx.Node:
         """A list of the graph, the last element first."""
-        node = self.graph.call_function(_turned, (elements,))
+        node = self.graph.call_function(reversed_elements, (elements,))
         node.meta[LIST] = True
         return node
 
-    def fill(self, tensor: fx.Node, dim: int, rows: slice, found: fx.Node) -> None:
+    def add_row_writes(self, tensor: fx.Node, dim: int, rows: slice, found: fx.Node) -> None:
         """Write the tensors of a loop's list to the ``rows`` of another one in a dimension."""
         stacked = self.graph.call_function(torch.stack, (found, dim))
         key = (*[slice(None)] * dim, rows)
         self.graph.call_function(operator.setitem, (tensor, key, stacked))
-        self.operators += 2
+        self.operator_count += 2
 
-    def symbol(self, number: bool, twin: Any = None) -> fx.Node:
+    def add_symbol(self, number: bool, twin: Any = None) -> fx.Node:
         """Stands for what a loop carries, until its graphs are made. ``twin`` is that of any value
         that it carries; no size may follow from a number."""
-        node = self.graph.call_function(_symbol)
+        node = self.graph.call_function(loop_symbol)
         if twin is not None:
             node.meta[TWIN] = twin
         if number:
@@ -91,7 +91,7 @@ class GraphControl(GraphNumbers):
             node.meta[NUMBER] = True
         return node
 
-    def control(
+    def add_control(
         self,
         operation: Callable[..., Any],
         before: Sequence[Any],
@@ -102,7 +102,7 @@ class GraphControl(GraphNumbers):
         """The results of an operator that runs graphs; ``numbers`` says which of them are such."""
         parts = [self._constant(graph) for graph in graphs]
         node = self.graph.call_function(operation, (*before, *parts, *after))
-        self.operators += 1
+        self.operator_count += 1
         results = []
         for i, number in enumerate(numbers):
             results.append(self.graph.call_function(operator.getitem, (node, i)))
@@ -112,7 +112,7 @@ class GraphControl(GraphNumbers):
         return results
 
 
-def _turned(elements: Any) -> Any:
+def reversed_elements(elements: Any) -> Any:
     return elements[::-1]
 
 
@@ -120,5 +120,5 @@ def _no_tensor(value: Any) -> fx.Node:
     raise AssertionError(f"{value} is no number")
 
 
-def _symbol() -> Any:
+def loop_symbol() -> Any:
     raise AssertionError("a symbol is replaced before its graph runs")

@@ -10,19 +10,19 @@ from torch.utils.weak import WeakIdKeyDictionary
 _marks = WeakIdKeyDictionary()  # tensors do not compare as keys should
 
 
-def mark(tensor: torch.Tensor, dim: int) -> None:
+def mark_dimension(tensor: torch.Tensor, dim: int) -> None:
     """From now on the dimension may vary. Raises IndexError: the tensor has no such dimension."""
     if not -tensor.dim() <= dim < tensor.dim():
         raise IndexError(f"a tensor of {tensor.dim()} dimensions has no dimension {dim}")
     _marks.setdefault(tensor, set()).add(dim % tensor.dim())
 
 
-def marked(tensor: torch.Tensor) -> Collection[int]:
+def marked_dimensions(tensor: torch.Tensor) -> Collection[int]:
     """The marked dimensions of a tensor."""
     found: Collection[int] = _marks.get(tensor, ())
     return found
 
 
-def any_marked() -> bool:
+def has_marked_tensors() -> bool:
     """Whether a tensor that is alive has marked dimensions."""
     return bool(_marks)

@@ -22,7 +22,7 @@ from magpy_like.torch_compat.symbolic_expressions import sympy_functions
 
 
 @dataclass(frozen=True, eq=False)
-class Read:
+class EntryValue:
     """A number at a place outside, when the region is entered."""
 
     node: ShadowNode
@@ -38,15 +38,16 @@ class Size:
 
 @dataclass(frozen=True, eq=False)
 class Address:
-    """The number that ``tell``, such as ``id``, makes of where a variable outside lies in memory.
-    Another object may have the same one later, and is as good as the first then."""
+    """``function``, such as ``id``, applied to an external object: depends on its address only.
+
+    Another object may have the same address later; it then serves as well as the first."""
 
     node: ShadowNode
-    tell: Callable[[Any], int]
+    function: Callable[[Any], int]
 
 
 @dataclass(frozen=True, eq=False)
-class Draw:
+class DrawnValue:
     """What the mock draws again, or one item of it; ``index`` counts the draws of a run."""
 
     index: int
@@ -59,30 +60,30 @@ class Computed:
 
     operation: Callable[..., Any]
     operands: tuple[Any, ...]
-    made_of: frozenset[Any] = field(init=False, repr=False)
+    leaves: frozenset[Any] = field(init=False, repr=False)
     """What it is computed from in the end. Kept, for an operand may be one of many expressions,
     whose ways to it would be as many again at each step."""
 
     def __post_init__(self) -> None:
-        parts = frozenset[Any]().union(*map(made_of, self.operands))
-        object.__setattr__(self, "made_of", parts)
+        parts = frozenset[Any]().union(*map(leaves_of, self.operands))
+        object.__setattr__(self, "leaves", parts)
 
 
 @dataclass(frozen=True, eq=False)
-class InGraph:
+class GraphNumber:
     """A number that the operator graph computes, from a tensor's value."""
 
     node: fx.Node
 
 
 @dataclass(frozen=True, eq=False)
-class AsPython:
+class PythonScalar:
     """The number of Python's that a number of NumPy's stands for."""
 
     number: Any
 
 
-Expression = Read | Size | Address | Draw | Computed | InGraph | AsPython
+Expression = EntryValue | Size | Address | DrawnValue | Computed | GraphNumber | PythonScalar
 
 
 def is_number(value: Any) -> bool:
@@ -91,7 +92,7 @@ def is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
-def is_number_or_truth(value: Any) -> bool:
+def is_number_or_flag(value: Any) -> bool:
     """Whether a value is one that is followed through the program where it varies between calls:
     numbers by what objects they are, truths by where they are."""
     return type(value) in (int, float, bool)
@@ -107,54 +108,56 @@ def is_liftable(value: Any) -> bool:
     return is_number(value) or (type(value) is str and bool(value)) or is_array_number(value)
 
 
-def fresh(value: Any) -> Any:
+def distinct_copy(value: Any) -> Any:
     """An equal value with an identity of its own."""
     return value.copy() if is_instance(value, np.generic) else fresh_plain(value)
 
 
-def made_of(expression: Any) -> frozenset[Expression]:
+def leaves_of(expression: Any) -> frozenset[Expression]:
     """What an expression is computed from in the end; nothing for a plain value."""
     if is_instance(expression, Computed):
-        return expression.made_of
-    if is_instance(expression, AsPython):
-        return made_of(expression.number)
+        return expression.leaves
+    if is_instance(expression, PythonScalar):
+        return leaves_of(expression.number)
     return frozenset((expression,)) if is_instance(expression, Expression) else frozenset()
 
 
-def known_at_entry(expression: Any) -> bool:
+def is_computable_at_entry(expression: Any) -> bool:
     """Whether a guard can compute the expression before the region runs."""
-    return not any(is_instance(part, Draw | InGraph) for part in made_of(expression))
+    return not any(is_instance(part, DrawnValue | GraphNumber) for part in leaves_of(expression))
 
 
-def known_before_graph(expression: Any) -> bool:
+def is_computable_before_graph(expression: Any) -> bool:
     """Whether the mock can compute the expression before it runs the operator graph."""
-    return not any(is_instance(part, InGraph) for part in made_of(expression))
+    return not any(is_instance(part, GraphNumber) for part in leaves_of(expression))
 
 
-def is_of_tensor(expression: Any) -> bool:
+def depends_on_tensor(expression: Any) -> bool:
     """Whether an expression is made of what tensors outside hold, which is likely to differ."""
-    parts = (part.node.type for part in made_of(expression) if is_instance(part, Read))
+    parts = (part.node.type for part in leaves_of(expression) if is_instance(part, EntryValue))
     return any(issubclass(kind, torch.Tensor) for kind in parts)
 
 
-def is_left_to_python(expression: Any) -> bool:
+def needs_python_list(expression: Any) -> bool:
     """Whether a number is computed of a list behind the operator graph, which so cannot have it."""
-    if not is_instance(expression, Computed) or known_before_graph(expression):
+    if not is_instance(expression, Computed) or is_computable_before_graph(expression):
         return False
-    return any(is_instance(p, Read) and p.node.type in (list, deque) for p in expression.made_of)
+    return any(
+        is_instance(p, EntryValue) and p.node.type in (list, deque) for p in expression.leaves
+    )
 
 
 def is_drawn(expression: Any) -> bool:
     """Whether an expression is made of random numbers that the mock draws again."""
-    return any(is_instance(part, Draw) for part in made_of(expression))
+    return any(is_instance(part, DrawnValue) for part in leaves_of(expression))
 
 
-def as_number(flag: bool) -> int:
+def flag_as_number(flag: bool) -> int:
     """What a bool counts as in arithmetic."""
     return int(flag)
 
 
-def as_tensor(flag: bool) -> torch.Tensor:
+def flag_as_tensor(flag: bool) -> torch.Tensor:
     """The condition of an operator that runs one of two graphs: ``bool``, no dimensions."""
     return _TRUE if flag else _FALSE
 
@@ -162,12 +165,12 @@ def as_tensor(flag: bool) -> torch.Tensor:
 _TRUE, _FALSE = (torch.tensor(flag, device="cpu") for flag in (True, False))
 
 
-def choose(flag: bool, one: Any, other: Any) -> Any:
+def choose_branch_value(flag: bool, one: Any, other: Any) -> Any:
     """What a number is behind the two sides of a branch."""
     return one if flag else other
 
 
-def total(*numbers: Any) -> Any:
+def sum_of(*numbers: Any) -> Any:
     """What ``sum`` makes of a list of these."""
     return sum(numbers)
 

@@ -35,7 +35,7 @@ JOINS = frozenset({torch.stack, torch.cat, torch.concat, torch.concatenate})
 
 
 @dataclass
-class Growing:
+class CarriedList:
     """A list in a round that runs beside the program.
 
     Of what earlier rounds have put there, a round knows the elements by how far they are from the
@@ -51,41 +51,41 @@ class Growing:
     """How many of the last elements stand for those of any round."""
     grows: bool = False
     """Whether it is known to grow."""
-    wanted: int = 0
+    elements_read: int = 0
     """How many of them a round has asked for."""
-    per_index: bool = False
+    grows_with_index: bool = False
     """Whether it must grow as the index does, for a round looks up what is there by that."""
-    is_measured: bool = False
+    length_is_read: bool = False
     """Whether a round has asked how long it is."""
-    is_looked_at: bool = False
+    is_inspected: bool = False
     allowed = frozenset({list.append, list.extend, len})
     """What takes it as its first argument without looking into it."""
 
-    def look(self, operators: OperatorGraph) -> None:
-        self.is_looked_at = True
+    def inspect(self, operators: OperatorGraph) -> None:
+        self.is_inspected = True
 
-    def look_up(self, key: int, follows_index: bool) -> bool:
+    def read_element(self, key: int, follows_index: bool) -> bool:
         """A round reads the element at ``key``, which is as much more than the index in any round,
         or the same number in all of them. Whether it is what ``begin`` has there, in any round."""
         distance = len(self.begin) - (key if key >= 0 else len(self.value) + key)
         if key >= 0 and not follows_index:
-            self.is_looked_at |= distance <= 0
+            self.is_inspected |= distance <= 0
             return 0 < distance <= self.carried
-        self.per_index |= follows_index
-        self.wanted = max(self.wanted, distance)
+        self.grows_with_index |= follows_index
+        self.elements_read = max(self.elements_read, distance)
         return False
 
     @property
-    def was_thought_to_stay(self) -> bool:
+    def assumed_constant_length(self) -> bool:
         """Whether a round was told that it is as long as at first."""
-        return self.is_measured and not self.grows
+        return self.length_is_read and not self.grows
 
     def length(self, run: MonitorRun) -> int:
         """How long it is in any round: lifted, if it grows."""
-        self.is_measured = True
+        self.length_is_read = True
         if not self.grows:
             return len(self.value)
-        self.per_index = True
+        self.grows_with_index = True
         more = len(self.value) - self.index
         length: int = run.lifted.compute(operator.add, (self.index, more), len(self.value))
         return length
@@ -97,7 +97,7 @@ class Growing:
 
 
 @dataclass
-class Gathered:
+class GraphList:
     """A list behind its loop."""
 
     value: list[Any]
@@ -108,16 +108,16 @@ class Gathered:
     """That of any element, if they are alike."""
     specialize_length: Callable[[], None]
     """The number of rounds must not vary."""
-    are_new: bool = True
+    elements_are_new: bool = True
     """Whether the rounds have made all elements. Otherwise it depends on the number of rounds which
     of them are other variables, too."""
-    by_data: bool = False
+    has_data_dependent_length: bool = False
     """Whether data decides how many there are, and so which of them are other variables, too."""
-    stand_in: Callable[[torch.Tensor], torch.Tensor] | None = None
+    substitute: Callable[[torch.Tensor], torch.Tensor] | None = None
     """What the program has instead of an element, where data decides which other variable it is."""
-    has_ends: bool = True
+    is_never_empty: bool = True
     """Whether there is an element, however many rounds there are."""
-    is_left: bool = False
+    outlives_recording: bool = False
     """Whether the recording ends here, and leaves it as a whole."""
     allowed = frozenset(
         {len, *JOINS, list, tuple, sum, functools.reduce, map, zip, enumerate, reversed}
@@ -127,18 +127,18 @@ class Gathered:
     def __post_init__(self) -> None:
         self._items = [id(item) for item in self.value]
 
-    def is_whole(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Whether nobody has changed the list since."""
         return list(map(id, self.value)) == self._items
 
-    def look(self, operators: OperatorGraph) -> None:
+    def inspect(self, operators: OperatorGraph) -> None:
         """From here on it is a list like any other.
 
         Raises:
             Split: data decides how long it is, which cannot be speculated on; or that is beside the
                 program, which has not come there yet.
         """
-        if self.is_left:
+        if self.outlives_recording:
             return
         self._check(operators)
         self.specialize_length()
@@ -149,7 +149,7 @@ class Gathered:
 
     @staticmethod
     def _check(operators: OperatorGraph) -> None:
-        if operators.beside:
+        if operators.is_isolated:
             raise Split("looks into a list of which it depends on sizes how long it is")
 
     def know(self, operators: OperatorGraph, position: int) -> None:
@@ -157,13 +157,13 @@ class Gathered:
         item = self.value[position]
         if operators.node_of(item) is None:
             self._check(operators)
-            operators.know(item, self._element(operators, position))
+            operators.set_node(item, self._element(operators, position))
 
     def element(self, rec: Recording, position: int) -> torch.Tensor:
         """What the program is to have for the element at a position, where data decides which."""
-        assert self.stand_in is not None
-        found = self.stand_in(self.value[position])
-        rec.operators.know(found, self._element(rec.operators, position))
+        assert self.substitute is not None
+        found = self.substitute(self.value[position])
+        rec.operators.set_node(found, self._element(rec.operators, position))
         rec.unchanged.append(VersionCheck(found))
         return found
 
@@ -175,7 +175,7 @@ class Gathered:
 
 
 @dataclass
-class Numbered:
+class LiftedRange:
     """A range of as many numbers, or what goes through it from its end, on the way to a loop over
     several things at once."""
 
@@ -185,15 +185,15 @@ class Numbered:
     """The numbers must not vary."""
     allowed = frozenset({zip, reversed})
 
-    def look(self, operators: OperatorGraph) -> None:
+    def inspect(self, operators: OperatorGraph) -> None:
         operators.lists.pop(id(self.value), None)
         self.specialize_length()
 
 
-Lists = Mapping[int, Growing | Gathered | Numbered]
+Lists = Mapping[int, CarriedList | GraphList | LiftedRange]
 
 
-def looked_at(step: Step, lists: Lists, follows: Callable[[Any], bool]) -> Iterator[Any]:
+def inspected_lists(step: Step, lists: Lists, follows: Callable[[Any], bool]) -> Iterator[Any]:
     """The lists that an instruction may look into: those that it takes off the stack."""
     name, stack = opcode.opname[step.opcode], step.stack
     depth = step.oparg if name in ("BUILD_LIST", "BUILD_TUPLE") else _DEPTHS.get(name, 3)
@@ -206,19 +206,19 @@ def looked_at(step: Step, lists: Lists, follows: Callable[[Any], bool]) -> Itera
         taken = stack[first:]
     elif name in ("LOAD_ATTR", "LOAD_METHOD"):
         function = getattr(list, step.name, None)
-    elif name == "GET_ITER" and is_instance(lists.get(id(taken[0])), Gathered):
+    elif name == "GET_ITER" and is_instance(lists.get(id(taken[0])), GraphList):
         return  # a loop may begin
-    elif name == "STORE_DEREF" and is_instance(lists.get(id(taken[-1])), Gathered):
+    elif name == "STORE_DEREF" and is_instance(lists.get(id(taken[-1])), GraphList):
         return  # a comprehension may have it
     elif name in ("BINARY_SUBSCR", "BINARY_SLICE"):
         found = lists.get(id(taken[0]))
         is_number = name == "BINARY_SUBSCR" and type(taken[1]) is int
-        if is_instance(found, Gathered) or (found is not None and is_number):
+        if is_instance(found, GraphList) or (found is not None and is_number):
             return  # it depends on the key
-    elif name in _TRUTHS and is_instance(lists.get(id(taken[-1])), Growing):
+    elif name in _TRUTHS and is_instance(lists.get(id(taken[-1])), CarriedList):
         return  # the rule knows whether any round finds the same
     elif name == "BINARY_OP" and step.oparg == _IN_PLACE_ADD:
-        if is_instance(lists.get(id(taken[0])), Growing):
+        if is_instance(lists.get(id(taken[0])), CarriedList):
             taken = taken[1:]
     for value in taken:
         found = lists.get(id(value))

@@ -25,7 +25,13 @@ from magpy_like.bytecode.local_uses import local_uses
 from magpy_like.monitor.calls.argument_kinds import is_followed
 from magpy_like.monitor.calls.operator_calls import BINARY
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.symbolic.expressions import Computed, Read, as_number, as_tensor, is_number
+from magpy_like.monitor.symbolic.expressions import (
+    Computed,
+    EntryValue,
+    flag_as_number,
+    flag_as_tensor,
+    is_number,
+)
 from magpy_like.native import NULL, frame_locals, frame_set_operand, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, ShadowNode
@@ -39,9 +45,9 @@ if TYPE_CHECKING:
 
     Token = tuple[Callable[..., Any], Any] | None
 
-Given = Mapping[int | str, ShadowNode]
+FlagArguments = Mapping[int | str, ShadowNode]
 """The flags among the arguments of a call, by position or keyword."""
-Known = tuple[ShadowNode, bool] | None
+BranchFlag = tuple[ShadowNode, bool] | None
 """The flag that a branch is on, and what it is on one side."""
 
 
@@ -62,10 +68,10 @@ class _Call:
 
     caller: int
     code: types.CodeType
-    given: Given
+    given: FlagArguments
 
 
-class Flags:
+class LiftedFlags:
     """The flags of one recording."""
 
     def __init__(self, rec: Recording) -> None:
@@ -74,7 +80,7 @@ class Flags:
         """Ids of the nodes of flags whose values count."""
         self._frames: dict[int, _Frame] = {}
         """By the id of the frame."""
-        self._forwarders: dict[int, Given] = {}
+        self._forwarders: dict[int, FlagArguments] = {}
         """By the id of the frame, what a module's ``__call__`` will hand on to another function."""
         self._call: _Call | None = None
         self._sides: dict[int, _Frame] = {}
@@ -90,7 +96,7 @@ class Flags:
 
     # --- where flags are -------------------------------------------------------------------------
 
-    def begin(self, frame: types.FrameType, given: Given, bound: int) -> None:
+    def enter_region(self, frame: types.FrameType, given: FlagArguments, bound: int) -> None:
         """The program has been entered, with flags among its arguments, which count from 0 behind
         the ``bound`` ones of the function."""
         for node in given.values():
@@ -101,7 +107,7 @@ class Flags:
     def _know(self, node: ShadowNode) -> None:
         if node.node_id not in self._known:
             self._known[node.node_id] = node
-            self._numbers[node.node_id] = Computed(as_number, (Read(node),))
+            self._numbers[node.node_id] = Computed(flag_as_number, (EntryValue(node),))
 
     def read(self, run: MonitorRun, step: Step, node: ShadowNode, value: bool) -> Token:
         """An instruction reads a bool that varies between calls, on which nothing relies: follow it
@@ -171,13 +177,13 @@ class Flags:
             else:
                 self._specialize(given.values())
 
-    def lose(self) -> None:
+    def specialize_pending_call(self) -> None:
         """A function has been entered that is not followed."""
         if self._call is not None:
             self._specialize(self._call.given.values())
             self._call = None
 
-    def _arrive(self, frame: types.FrameType, given: Given) -> None:
+    def _arrive(self, frame: types.FrameType, given: FlagArguments) -> None:
         """Flags are arguments of a function that has just been entered."""
         code = frame.f_code
         if code in _FORWARDERS:
@@ -209,13 +215,13 @@ class Flags:
             return {}
         return {s: n for s, n in found.slots.items() if n.node_id not in self._specialized}
 
-    def begin_side(
+    def begin_branch(
         self,
         frame: types.FrameType | None,
         code: types.CodeType,
         own: types.CodeType,
         shift: int,
-        known: Known,
+        known: BranchFlag,
     ) -> None:
         """A side of a branch in ``frame`` is about to run, as ``code``, which is the program's
         ``own`` code behind ``shift`` bytes. The flag ``known`` is a constant there."""
@@ -227,7 +233,7 @@ class Flags:
         if slots and self._frames[id(frame)].code is own:
             self._sides[id(code)] = _Frame(own, shift, slots)
 
-    def end_side(self, code: types.CodeType, known: Known) -> None:
+    def end_branch(self, code: types.CodeType, known: BranchFlag) -> None:
         """It has come to its end."""
         self._sides.pop(id(code), None)
         if known is not None:
@@ -268,10 +274,10 @@ class Flags:
                 tensor = torch.tensor(bool(node.first.value), device="cpu")
             self._tensors[node.node_id] = tensor
         if self._rec.operators.node_of(tensor) is None:
-            self._rec.add_drawn(tensor, Computed(as_tensor, (Read(node),)))
+            self._rec.add_drawn(tensor, Computed(flag_as_tensor, (EntryValue(node),)))
         return tensor
 
-    def at(self, run: MonitorRun, step: Step) -> Step:
+    def on_instruction(self, run: MonitorRun, step: Step) -> Step:
         """An instruction is about to run; gives it with other operands where it takes flags."""
         found = self._arrived(step)
         frame = self._frames.get(id(step.frame))
@@ -349,7 +355,7 @@ class Flags:
         if code is None or code.co_flags & _LATER or any(depth > count for depth in found):
             self._specialize(found.values())
             return step
-        self.lose()
+        self.specialize_pending_call()
         names = run.keyword_names(step)
         given: dict[int | str, ShadowNode] = {}
         for depth, node in found.items():
@@ -395,7 +401,7 @@ def _local(frame: types.FrameType, name: str) -> Any:
     return value.cell_contents if is_instance(value, types.CellType) else value
 
 
-def _moved(given: Given, by: int) -> Given:
+def _moved(given: FlagArguments, by: int) -> FlagArguments:
     return {key + by if is_instance(key, int) else key: node for key, node in given.items()}
 
 

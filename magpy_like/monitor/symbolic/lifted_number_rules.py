@@ -19,10 +19,10 @@ from magpy_like.monitor.calls.call_inputs import visit_input
 from magpy_like.monitor.calls.special_calls import finish_computed
 from magpy_like.monitor.symbolic import varying_lists
 from magpy_like.monitor.symbolic.expressions import is_liftable, is_number
-from magpy_like.monitor.symbolic.gathered_lists import Gathered
+from magpy_like.monitor.symbolic.gathered_lists import GraphList
 from magpy_like.monitor.symbolic.lifted_numbers import ARITHMETIC
 from magpy_like.monitor.symbolic.lifted_text import formatted, joined
-from magpy_like.monitor.symbolic.repeatable_calls import Function, repeated
+from magpy_like.monitor.symbolic.repeatable_calls import Function, lifted_call
 from magpy_like.monitor.torch_state import random_draws
 from magpy_like.native import frame_set_operand, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
@@ -43,7 +43,7 @@ def _compute(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Toke
         run.lifted.specialize(operands)
     if not run.lifted.any(operands):
         return None
-    if (derived := random_draws.derives(run, operation, operands, {})) is not None:
+    if (derived := random_draws.repeat_array_call(run, operation, operands, {})) is not None:
         return derived
     if operation in ARITHMETIC and all(is_number(operand) for operand in operands):
         return finish_computed, (operation, operands)
@@ -57,7 +57,7 @@ def _compute(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Toke
 
 def _repeated(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Function | None:
     """An instruction on numbers, text and containers of them as a function of those that vary."""
-    function = repeated(operation, operands, {}, run.lifted.is_lifted)
+    function = lifted_call(operation, operands, {}, run.lifted.is_lifted)
     if function is not None:
         for operand in operands:
             visit_input(run.recording, operand)
@@ -130,7 +130,7 @@ def _branch(run: MonitorRun, step: Step) -> Token:
 def _ask(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Token:
     tensors = any(is_instance(operand, torch.Tensor) for operand in operands)
     if any(is_instance(operand, np.ndarray) for operand in operands):
-        return random_draws.derives(run, operation, operands, {})
+        return random_draws.repeat_array_call(run, operation, operands, {})
     if tensors or not run.lifted.any_in(operands):
         return None
     function = None
@@ -169,10 +169,10 @@ def _take(run: MonitorRun, step: Step) -> Token:
     """An item at a key that varies: a number of a list or tuple varies with it."""
     container, key = step.stack[-2:]
     rows = run.recording.operators.lists.get(id(container))
-    if is_instance(rows, Gathered) or (rows is not None and type(key) is int):
+    if is_instance(rows, GraphList) or (rows is not None and type(key) is int):
         return None  # whoever reads it asks which element that is in any round
-    if type(container) is np.ndarray and random_draws.has_element(container, key):
-        derived = random_draws.derives(run, operator.getitem, (container, key), {})
+    if type(container) is np.ndarray and random_draws.is_element_index(container, key):
+        derived = random_draws.repeat_array_call(run, operator.getitem, (container, key), {})
         if derived is not None:
             return derived
     found = _item(container, key) if run.lifted.any((key,)) else None
@@ -182,7 +182,7 @@ def _take(run: MonitorRun, step: Step) -> Token:
     if node is not None and run.lifted.is_known_before_graph(key) and not node.changed:
         run.recording.visit(container, ValueRead.TYPE)
         return _finish_take, (node, key)
-    taken = varying_lists.take(run, container, key)
+    taken = varying_lists.read_item(run, container, key)
     if taken is not None or (node is not None and node.changed):
         return taken or _index(2, 1)(run, step)
     function = _repeated(run, operator.getitem, (container, key))
@@ -192,7 +192,7 @@ def _take(run: MonitorRun, step: Step) -> Token:
 def _put(run: MonitorRun, step: Step) -> Token:
     """An item is stored at a key that varies."""
     value, target, key = step.stack[-3:]
-    stored = varying_lists.put(run, target, key, value)
+    stored = varying_lists.write_item(run, target, key, value)
     return _index(2, 1)(run, step) if stored is None else stored
 
 

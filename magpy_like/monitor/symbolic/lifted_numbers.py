@@ -26,27 +26,27 @@ from magpy_like.monitor.objects.iterators import is_native_iterator
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import (
     Computed,
-    Draw,
+    DrawnValue,
+    EntryValue,
     Expression,
-    InGraph,
-    Read,
+    GraphNumber,
     Untranslatable,
-    fresh,
+    depends_on_tensor,
+    distinct_copy,
     is_array_number,
+    is_computable_at_entry,
+    is_computable_before_graph,
     is_drawn,
-    is_left_to_python,
     is_liftable,
     is_number,
-    is_of_tensor,
-    known_at_entry,
-    known_before_graph,
-    total,
+    needs_python_list,
+    sum_of,
 )
-from magpy_like.monitor.symbolic.lower_bounds import LeastValues
+from magpy_like.monitor.symbolic.lower_bounds import LowerBounds
 from magpy_like.monitor.symbolic.raising_arithmetic import may_raise
-from magpy_like.monitor.symbolic.repeatable_calls import PLACE, Repeated
-from magpy_like.monitor.symbolic.symbolic_twin import varies
-from magpy_like.monitor.torch_state.random_draws import Drawing
+from magpy_like.monitor.symbolic.repeatable_calls import LIFTED, LiftedCall
+from magpy_like.monitor.symbolic.symbolic_twin import has_dynamic_form
+from magpy_like.monitor.torch_state.random_draws import RepeatedCall
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.refgraph.plain_values import bind, is_plain, proxied_mapping
@@ -80,10 +80,10 @@ class LiftedNumbers:
         self._known: dict[int, tuple[Any, Expression]] = {}
         self._twins: dict[int, Any] = {}
         """Symbolic numbers beside the lifted ones, where there are."""
-        self._read: dict[int, Read] = {}
+        self._read: dict[int, EntryValue] = {}
         self.values: dict[Expression, Any] = {}
         """What the lifted numbers were in this run."""
-        self.least = LeastValues()
+        self.lower_bounds = LowerBounds()
         self.conditions: list[tuple[Expression, Any]] = []
         """Expressions that must give these values, for the program looked at them."""
         self.may_raise: list[Computed] = []
@@ -91,7 +91,7 @@ class LiftedNumbers:
         all effects."""
         self.in_python: dict[fx.Node, Computed] = {}
         """How Python computes what nodes of the graph do with numbers of the graph."""
-        self.draws: list[Drawing] = []
+        self.draws: list[RepeatedCall] = []
         """The calls that the mock repeats before the operator graph."""
 
     def __bool__(self) -> bool:
@@ -108,7 +108,7 @@ class LiftedNumbers:
     def is_read_of(self, value: Any, node: ShadowNode) -> bool:
         """Whether a value is the object of the lifted number at a place outside."""
         expression = self.expression(value)
-        return is_instance(expression, Read) and expression.node is node
+        return is_instance(expression, EntryValue) and expression.node is node
 
     def twin(self, value: Any) -> Any:
         """The symbolic number beside a lifted one, or None."""
@@ -116,7 +116,7 @@ class LiftedNumbers:
 
     def lift(self, value: Any, expression: Expression, twin: Any = None) -> Any:
         """A new object for a number, known by ``expression`` from here on."""
-        number = fresh(value)
+        number = distinct_copy(value)
         self._know(number, expression, twin)
         return number
 
@@ -142,7 +142,7 @@ class LiftedNumbers:
         """Know an argument whose object is no other's already."""
         self._know(value, *self._source(node, value))
 
-    def _source(self, node: ShadowNode, value: Any) -> tuple[Read, Any]:
+    def _source(self, node: ShadowNode, value: Any) -> tuple[EntryValue, Any]:
         """The expression and twin of the number at a node, which need not be what it is."""
         if node.node_id not in self.nodes:
             self.nodes.add(node.node_id)
@@ -150,23 +150,23 @@ class LiftedNumbers:
             node.facts.add(Fact.TYPE)
         read = self._read.get(node.node_id)
         if read is None:
-            read = self._read[node.node_id] = Read(node)
+            read = self._read[node.node_id] = EntryValue(node)
             if self.rec.twin is not None and type(value) is int:
-                self.rec.twin.number(read, value, size=False)
+                self.rec.twin.add_number(read, value, size=False)
         return read, self.rec.twin.numbers.get(read) if self.rec.twin is not None else None
 
-    def draw(self, drawing: Drawing) -> Draw:
+    def draw(self, drawing: RepeatedCall) -> DrawnValue:
         """The result of a call that the mock is to repeat."""
         self.draws.append(drawing)
-        return Draw(len(self.draws) - 1)
+        return DrawnValue(len(self.draws) - 1)
 
     def adopt_array(self, value: Any, node: ShadowNode) -> None:
         """Know an array from outside: the mock computes again what is computed from it, before the
         operator graph runs. So no operator may change it, by a tensor that shares its memory."""
-        self._known[id(value)] = (value, Read(node))
-        self.rec.operators.arrays.append((value, value.copy()))
+        self._known[id(value)] = (value, EntryValue(node))
+        self.rec.operators.shared_arrays.append((value, value.copy()))
 
-    def adopt_drawn(self, value: Any, drawn: Draw) -> None:
+    def adopt_drawn(self, value: Any, drawn: DrawnValue) -> None:
         """Know a drawn object that is no number, such as an array."""
         self._known[id(value)] = (value, drawn)
 
@@ -177,11 +177,13 @@ class LiftedNumbers:
     def is_known_before_graph(self, value: Any) -> bool:
         """Whether the mock can have a value before the operator graph runs."""
         expression = self.expression(value)
-        return is_plain(value) if expression is None else known_before_graph(expression)
+        return is_plain(value) if expression is None else is_computable_before_graph(expression)
 
     def is_known_at_entry(self, values: tuple[Any, ...]) -> bool:
         """Whether a guard can compute all numbers among these values and in containers there."""
-        return all(known_at_entry(self.expression(number)) for number in _numbers_in(values))
+        return all(
+            is_computable_at_entry(self.expression(number)) for number in _numbers_in(values)
+        )
 
     def compute(self, operation: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> Any:
         if operation in _CHOOSES and len(set(map(type, operands))) > 1:
@@ -190,21 +192,21 @@ class LiftedNumbers:
             self._hold_type_of_power(*operands)
         divides = operation in _DIVISIONS and is_number(operands[0])
         divisor = self.expression(operands[1]) if divides else None
-        if divisor is not None and known_at_entry(divisor):
+        if divisor is not None and is_computable_at_entry(divisor):
             self.ask(operator.ne, (operands[1], 0))  # the program may catch what that raises
         twin = self._compute_twin(operation, operands, value)
         if twin is not None and not is_instance(twin, torch.SymInt | torch.SymFloat):
             return None  # it is the same whatever the operands are
         parts = self.parts(operands)
         computed = self._note_raising(operation, operands, parts)
-        in_graph = is_number(value) and any(is_instance(part, InGraph) for part in parts)
-        if in_graph and not any(map(is_left_to_python, parts)):
-            node = self.rec.operators.compute(operation, operands, value)
+        in_graph = is_number(value) and any(is_instance(part, GraphNumber) for part in parts)
+        if in_graph and not any(map(needs_python_list, parts)):
+            node = self.rec.operators.add_arithmetic(operation, operands, value)
             self.in_python[node] = computed
-            found = InGraph(node)
-            least = [self.least.of(part) for part in parts]
+            found = GraphNumber(node)
+            least = [self.lower_bounds.bound(part) for part in parts]
             if operation in (operator.add, operator.iadd) and None not in least:
-                self.least.note(found, sum(least))
+                self.lower_bounds.note(found, sum(least))
             return self.lift(value, found, twin)
         return self.lift(value, computed, twin)
 
@@ -223,8 +225,8 @@ class LiftedNumbers:
 
     def item_at(self, node: ShadowNode, key: Any, value: Any) -> Any:
         """The number at a lifted key of a list from outside, which has what it had at entry."""
-        take = Repeated(operator.getitem, (PLACE, PLACE), {}, type(value))
-        parts = (Read(node), self.expression(key))
+        take = LiftedCall(operator.getitem, (LIFTED, LIFTED), {}, type(value))
+        parts = (EntryValue(node), self.expression(key))
         return self.lift(value, self._note_raising(take, (node.variable, key), parts))
 
     def made(
@@ -244,8 +246,8 @@ class LiftedNumbers:
             Split: only a side of a branch, or a round of a loop, knows what it is given.
         """
         computed = Computed(operation, tuple(map(self._as_python_computes, parts)))
-        if may_raise(operation, operands, parts, self.least.of):
-            if self.beside and not known_before_graph(computed):
+        if may_raise(operation, operands, parts, self.lower_bounds.bound):
+            if self.beside and not is_computable_before_graph(computed):
                 raise Split(f"{operation.__name__} may raise for other values of a tensor")
             self.may_raise.append(computed)
         return computed
@@ -253,7 +255,7 @@ class LiftedNumbers:
     def _as_python_computes(self, part: Any) -> Any:
         """A number that the graph computes of others, as the program does: a compiled graph divides
         by zero without an exception."""
-        return self.in_python.get(part.node, part) if is_instance(part, InGraph) else part
+        return self.in_python.get(part.node, part) if is_instance(part, GraphNumber) else part
 
     def _choose(self, operation: Callable[..., Any], operands: tuple[Any, ...]) -> None:
         """One of several numbers of different types: which one it is must not differ."""
@@ -307,7 +309,7 @@ class LiftedNumbers:
     def item(self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Any:
         """A tensor's value became a number: it stays one of the graph, unless it is known what
         the tensor was made of."""
-        known = self.rec.operators.value_in(args[0])
+        known = self.rec.operators.symbolic_value(args[0])
         if is_instance(known, torch.SymInt) and type(value) is int:
             return self.pair(value, known)
         counted = None if self.beside else self.rec.counters.value(self.rec, args[0])
@@ -315,9 +317,9 @@ class LiftedNumbers:
             return self.lift(value, counted)
         node, twin = self.rec.item(operation, args, value)
         if type(value) is int and args[0].dtype.is_floating_point:
-            read = (InGraph(node.args[0]),)
+            read = (GraphNumber(node.args[0]),)
             self.in_python[node] = self._note_raising(int, (float(value),), read)
-        return self.lift(value, InGraph(node), twin)
+        return self.lift(value, GraphNumber(node), twin)
 
     def pair(self, value: Any, twin: Any) -> Any:
         """``value`` with lifted numbers where ``twin`` is symbolic: what looking at a tensor gave.
@@ -351,7 +353,7 @@ class LiftedNumbers:
         def lifted(value: Any) -> Any:
             if type(value) is list:
                 return [lifted(item) for item in value]
-            return self.lift(value, InGraph(numbers(value)))
+            return self.lift(value, GraphNumber(numbers(value)))
 
         return lifted(values)
 
@@ -362,11 +364,11 @@ class LiftedNumbers:
             Split: data decides it, and no number of the graph can stand for it.
         """
         tensor, *rest = args
-        if self.rec.operators.has_data_shape(tensor):
+        if self.rec.operators.has_data_dependent_shape(tensor):
             return self._data_shape(operation, tensor, rest, value)
         twin = self.rec.twin_of(tensor)
         assert self.rec.twin is not None
-        if twin is None or not varies(twin):
+        if twin is None or not has_dynamic_form(twin):
             return None
         try:
             if operation in _LENGTH:
@@ -387,22 +389,22 @@ class LiftedNumbers:
         node = self.rec.operators.node_of(tensor)
         assert node is not None
         if name in ("shape", "size") and is_instance(value, torch.Size):
-            sizes = (self.rec.operators.size(node, dim) for dim in range(len(value)))
+            sizes = (self.rec.operators.add_size(node, dim) for dim in range(len(value)))
             return torch.Size(
-                self.lift(n, InGraph(size)) for n, size in zip(value, sizes, strict=True)
+                self.lift(n, GraphNumber(size)) for n, size in zip(value, sizes, strict=True)
             )
         if operation in _LENGTH:
-            return self.lift(value, InGraph(self.rec.operators.size(node, 0)))
+            return self.lift(value, GraphNumber(self.rec.operators.add_size(node, 0)))
         if name in ("numel", "nelement") and tensor.dim() and not rest:
             return self._data_numel(node, tensor)
         if name == "size" and len(rest) == 1 and type(rest[0]) is int:
-            return self.lift(value, InGraph(self.rec.operators.size(node, rest[0])))
+            return self.lift(value, GraphNumber(self.rec.operators.add_size(node, rest[0])))
         self._speculate_on_sizes(tensor)
         return None
 
     def _data_numel(self, node: fx.Node, tensor: torch.Tensor) -> Any:
-        sizes = [self.rec.operators.size(node, dim) for dim in range(tensor.dim())]
-        lifted = [self.lift(n, InGraph(s)) for n, s in zip(tensor.shape, sizes, strict=True)]
+        sizes = [self.rec.operators.add_size(node, dim) for dim in range(tensor.dim())]
+        lifted = [self.lift(n, GraphNumber(s)) for n, s in zip(tensor.shape, sizes, strict=True)]
         count = lifted[0]
         for size in lifted[1:]:
             count = self.compute(operator.mul, (count, size), count * size)
@@ -424,9 +426,9 @@ class LiftedNumbers:
 
     def _fix_sizes(self, tensor: torch.Tensor) -> None:
         twin = self.rec.twin_of(tensor)
-        if self.rec.operators.has_data_shape(tensor):
+        if self.rec.operators.has_data_dependent_shape(tensor):
             self._speculate_on_sizes(tensor)
-        elif twin is not None and self.rec.twin is not None and not self.rec.twin.fix(twin):
+        elif twin is not None and self.rec.twin is not None and not self.rec.twin.specialize(twin):
             raise UnguardableRead(*_DATA_SIZE)
 
     def _speculate_on_sizes(self, tensor: torch.Tensor) -> None:
@@ -438,8 +440,8 @@ class LiftedNumbers:
         node = operators.node_of(tensor)
         assert node is not None
         for dim, size in enumerate(tensor.shape):
-            self.speculated.append((InGraph(operators.size(node, dim)), size, place))
-        operators.fix_shape(node)
+            self.speculated.append((GraphNumber(operators.add_size(node, dim)), size, place))
+        operators.set_static_shape(node)
 
     def fold(self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Any:
         """``operation`` has made one number of a container's."""
@@ -479,7 +481,7 @@ class LiftedNumbers:
             expression = self.expression(value)
             if expression is None:
                 continue
-            if not known_at_entry(expression) or is_of_tensor(expression):
+            if not is_computable_at_entry(expression) or depends_on_tensor(expression):
                 self.speculate(expression, value)
                 continue
             twin = self.twin(value)
@@ -499,7 +501,7 @@ class LiftedNumbers:
         except Exception:  # of torch or of SymPy, which solves for it
             raise Split("a size that depends on a tensor's data steers the program") from None
         if self.rec.twin is not None:
-            self.rec.twin.note_place()
+            self.rec.twin.note_location()
         return truth
 
     def ask(self, operation: Callable[..., Any], operands: tuple[Any, ...]) -> None:
@@ -511,11 +513,11 @@ class LiftedNumbers:
         parts = self.parts(operands)
         twins = self.twins_of(operands)
         numbers = all(is_liftable(operand) for operand in operands)
-        if self.least.has_one_answer(operation, parts):
+        if self.lower_bounds.is_decided(operation, parts):
             return
-        if numbers and not all(map(known_at_entry, parts)):
+        if numbers and not all(map(is_computable_at_entry, parts)):
             self.speculate(Computed(operation, parts), operation(*operands))
-        elif not all(known_at_entry(self.expression(n)) for n in _numbers_in(operands)):
+        elif not all(is_computable_at_entry(self.expression(n)) for n in _numbers_in(operands)):
             self.specialize(operands)
         elif twins is not None and not any(is_instance(twin, _FLOATS) for twin in twins):
             self.hold(operation(*twins))
@@ -531,11 +533,11 @@ class LiftedNumbers:
             Split: only that of the first round does, which may go its own way.
         """
         parts = self.parts(operands)
-        if not any(is_instance(part, InGraph) for part in parts):
+        if not any(is_instance(part, GraphNumber) for part in parts):
             return False
-        if not all(map(is_number, operands)) or self.least.has_one_answer(operation, parts):
+        if not all(map(is_number, operands)) or self.lower_bounds.is_decided(operation, parts):
             return False
-        if self.least.has_one_answer_later(operation, parts):
+        if self.lower_bounds.is_decided_after_first(operation, parts):
             raise Split("asks whether it is the first round")
         return True
 
@@ -553,7 +555,7 @@ class LiftedNumbers:
         """
         if parts is None:
             parts = self.parts(operands)
-        if all(map(known_at_entry, parts)):
+        if all(map(is_computable_at_entry, parts)):
             self.conditions.append((Computed(operation, parts), value))
         else:
             self.speculate(Computed(operation, parts), value)
@@ -577,7 +579,7 @@ class LiftedNumbers:
 
     def can_rewind(self) -> bool:
         """The same, once the tensors that operators have changed hold what they did."""
-        rewindable = all(drawing.can_be_undone for drawing in self.draws)
+        rewindable = all(drawing.can_roll_back for drawing in self.draws)
         return rewindable and not self.rec.operators.sets_modes
 
     def speculate(self, expression: Expression, value: Any) -> None:
@@ -590,7 +592,7 @@ class LiftedNumbers:
         if not drawn:
             detail = "a tensor's value, read as a number, decides control flow"
             place = self.may_speculate(SplitReason.TENSOR_VALUE_READ, detail)
-        elif self.rec.operators.arrays:
+        elif self.rec.operators.shared_arrays:
             detail = "an element of a NumPy array decides control flow"
             place = self.may_speculate(SplitReason.NUMPY_ARRAY, detail)
         else:
@@ -683,5 +685,5 @@ FOLDS: dict[Any, Callable[..., Any]] = {
 """Functions of one container of numbers, and the same of symbolic ones."""
 
 
-_OF_SEVERAL: dict[Any, Callable[..., Any]] = {sum: total, max: max, min: min}
+_OF_SEVERAL: dict[Any, Callable[..., Any]] = {sum: sum_of, max: max, min: min}
 """Functions of one container, and the same of its elements."""

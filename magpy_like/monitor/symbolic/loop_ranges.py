@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from magpy_like.monitor.symbolic.gathered_lists import Gathered, Numbered
+from magpy_like.monitor.symbolic.gathered_lists import GraphList, LiftedRange
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Element = Callable[[Any, list[torch.Tensor]], Any]
 """From a round's index and the rows of tensors to what a loop takes from its iterator."""
 
-OVER_ROWS: dict[Any, Element] = {
+ROW_ELEMENTS: dict[Any, Element] = {
     iter: lambda index, rows: rows[0],
     enumerate: lambda index, rows: (index, rows[0]),
     torch.Tensor.unbind: lambda index, rows: rows[0],
@@ -32,15 +32,15 @@ OVER_ROWS: dict[Any, Element] = {
     reversed: lambda index, rows: rows[0],
 }
 """What a loop is given by the iterators of these."""
-HEADS = (range, map, zip, *OVER_ROWS)
+LOOP_FUNCTIONS = (range, map, zip, *ROW_ELEMENTS)
 
 
-def over_range(index: Any, rows: list[torch.Tensor]) -> Any:
+def index_element(index: Any, rows: list[torch.Tensor]) -> Any:
     """What it is given by that of a ``range``."""
     return index
 
 
-def begins(
+def begin_loop(
     run: MonitorRun, step: Step, head: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
     """Whether the loop over ``head(*args)`` is one operator of the graph now."""
@@ -48,14 +48,14 @@ def begins(
         return False
     if head is range:
         bounds = _bounds(args)
-        return bounds is not None and run.branching.at_loop(run, step, bounds, (), over_range)
+        return bounds is not None and run.branching.at_loop(run, step, bounds, (), index_element)
     element: Element | None
     if head is map:
         head, args, element = zip, args[1:], None
     elif head is zip:
         element = _element_of_several(run, args)
     else:
-        element = OVER_ROWS[head]
+        element = ROW_ELEMENTS[head]
     if head is not zip and len(args) > 1:
         extra, args = args[1], args[:1] + args[2:]
         if len(args) > 1 or type(extra) is not int:
@@ -73,7 +73,7 @@ def begins(
     except Split:
         return False
     if head is reversed:
-        args = (Backwards(args[0]),)
+        args = (ReversedRows(args[0]),)
     rows = tuple(arg for arg in args if _numbered(run, arg) is None)
     return run.branching.at_loop(run, step, (0, count, 1), rows, element)
 
@@ -86,9 +86,9 @@ def _bounds(args: Sequence[Any]) -> tuple[int, int, int] | None:
     return (start, stop, by) if by != 0 else None
 
 
-def _numbered(run: MonitorRun, value: Any) -> Numbered | None:
+def _numbered(run: MonitorRun, value: Any) -> LiftedRange | None:
     found = run.recording.operators.lists.get(id(value))
-    return found if is_instance(found, Numbered) else None
+    return found if is_instance(found, LiftedRange) else None
 
 
 def _element_of_several(run: MonitorRun, args: Sequence[Any]) -> Element:
@@ -107,15 +107,15 @@ def _element_of_several(run: MonitorRun, args: Sequence[Any]) -> Element:
 
 def _number_at(run: MonitorRun, bounds: tuple[int, int, int], index: Any) -> Any:
     start, _, by = bounds
-    steps = index if by == 1 else computed(run, operator.mul, index, by)
-    return steps if _is_zero(run, start) else computed(run, operator.add, start, steps)
+    steps = index if by == 1 else compute_lifted(run, operator.mul, index, by)
+    return steps if _is_zero(run, start) else compute_lifted(run, operator.add, start, steps)
 
 
 def _is_zero(run: MonitorRun, number: int) -> bool:
     return number == 0 and not run.lifted.any((number,))
 
 
-def number(
+def record_range(
     run: MonitorRun, step: Step, head: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Token | None:
     """Whether ``head(*args)`` is a range, or goes through one, that only ``zip`` is given: what to
@@ -126,7 +126,9 @@ def number(
         bounds = _bounds(args)
     else:
         found = _numbered(run, args[0]) if len(args) == 1 else None
-        bounds = None if found is None or found.bounds[2] != 1 else turned(run, found.bounds)
+        bounds = (
+            None if found is None or found.bounds[2] != 1 else reversed_bounds(run, found.bounds)
+        )
     if bounds is None or run.lifted.any(bounds[2:]) or not run.lifted.any(bounds):
         return None
     if not run.lifted.is_known_at_entry(bounds):
@@ -138,20 +140,24 @@ def number(
 
 def _finish_numbers(run: MonitorRun, bounds: tuple[int, int, int], result: Any) -> None:
     lists = run.recording.operators.lists
-    lists[id(result)] = Numbered(result, bounds, lambda: run.lifted.specialize(bounds))
+    lists[id(result)] = LiftedRange(result, bounds, lambda: run.lifted.specialize(bounds))
 
 
-def turned(run: MonitorRun, bounds: tuple[int, int, int]) -> tuple[int, int, int]:
+def reversed_bounds(run: MonitorRun, bounds: tuple[int, int, int]) -> tuple[int, int, int]:
     """What goes through a range of step 1 from its end."""
     start, stop, _ = bounds
-    return computed(run, operator.sub, stop, 1), computed(run, operator.sub, start, 1), -1
+    return (
+        compute_lifted(run, operator.sub, stop, 1),
+        compute_lifted(run, operator.sub, start, 1),
+        -1,
+    )
 
 
 def _counted_from(run: MonitorRun, start: int) -> Element:
-    return lambda index, rows: (computed(run, operator.add, index, start), rows[0])
+    return lambda index, rows: (compute_lifted(run, operator.add, index, start), rows[0])
 
 
-def computed(run: MonitorRun, operation: Callable[..., Any], *operands: Any) -> Any:
+def compute_lifted(run: MonitorRun, operation: Callable[..., Any], *operands: Any) -> Any:
     """``operation(*operands)``, lifted if an operand is."""
     value = operation(*operands)
     if not run.lifted.any(operands):
@@ -166,16 +172,16 @@ def trip_count(run: MonitorRun, bounds: tuple[int, int, int]) -> int:
     if start == 0 and step == 1 and not run.lifted.any((start,)):
         return stop
     if step == 1:
-        return computed(run, operator.sub, stop, start)
-    distance = computed(run, operator.sub, start, stop)
-    return computed(run, operator.neg, computed(run, operator.floordiv, distance, step))
+        return compute_lifted(run, operator.sub, stop, start)
+    distance = compute_lifted(run, operator.sub, start, stop)
+    return compute_lifted(run, operator.neg, compute_lifted(run, operator.floordiv, distance, step))
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass(frozen=True)
-class Backwards:
+class ReversedRows:
     """A list of the graph, of which a loop is given the last element first."""
 
     rows: Any
@@ -184,8 +190,8 @@ class Backwards:
 def _has_rows(run: MonitorRun, value: Any) -> bool:
     """Whether a loop may be given the rows of a tensor, or the elements of a list of the graph."""
     found = run.recording.operators.lists.get(id(value))
-    if is_instance(found, Gathered):
-        return not found.by_data and found.is_whole()
+    if is_instance(found, GraphList):
+        return not found.has_data_dependent_length and found.is_unchanged()
     return type(value) in _PLAIN and value.dim() > 0
 
 
@@ -196,11 +202,11 @@ def _rows(run: MonitorRun, tensor: Any) -> Any:
         Split: data decides it.
     """
     found = run.recording.operators.lists.get(id(tensor))
-    if is_instance(found, Gathered):
+    if is_instance(found, GraphList):
         return found.count
-    if is_instance(found, Numbered):
+    if is_instance(found, LiftedRange):
         return trip_count(run, found.bounds)
-    if run.recording.operators.has_data_shape(tensor):
+    if run.recording.operators.has_data_dependent_shape(tensor):
         raise Split("data decides how many rows there are")
     twin = run.recording.twin_of(tensor)
     count: int = tensor.shape[0]
@@ -208,10 +214,10 @@ def _rows(run: MonitorRun, tensor: Any) -> Any:
 
 
 def _smaller(run: MonitorRun, one: int, other: int) -> int:
-    return one if one is other else computed(run, min, one, other)
+    return one if one is other else compute_lifted(run, min, one, other)
 
 
-def added_to(index: fx.Node, node: Any) -> int | None:
+def constant_offset(index: fx.Node, node: Any) -> int | None:
     """The constant that has been added to ``index`` to make ``node``; None if it is no such sum."""
     if node is index:
         return 0
@@ -219,7 +225,7 @@ def added_to(index: fx.Node, node: Any) -> int | None:
         left, right = node.args
         if node.target is operator.add and type(left) is int:
             left, right = right, left
-        before = added_to(index, left) if type(right) is int else None
+        before = constant_offset(index, left) if type(right) is int else None
         if before is not None:
             return before + (right if node.target is operator.add else -right)
     return None

@@ -17,9 +17,14 @@ import torch
 from torch import fx
 
 from magpy_like.monitor.calls.native_results import NativeCall
-from magpy_like.monitor.symbolic.expressions import Computed, Expression, InGraph, known_at_entry
-from magpy_like.monitor.symbolic.gathered_lists import Gathered
-from magpy_like.monitor.symbolic.loop_ranges import computed
+from magpy_like.monitor.symbolic.expressions import (
+    Computed,
+    Expression,
+    GraphNumber,
+    is_computable_at_entry,
+)
+from magpy_like.monitor.symbolic.gathered_lists import GraphList
+from magpy_like.monitor.symbolic.loop_ranges import compute_lifted
 from magpy_like.native.instance_checks import is_instance
 
 if TYPE_CHECKING:
@@ -40,7 +45,7 @@ class Window:
 
 
 @dataclass
-class Reads:
+class IndexedReads:
     """What a round reads by its ``index``."""
 
     index: fx.Node
@@ -49,7 +54,7 @@ class Reads:
     """Whether it is given elements of lists."""
 
 
-def narrow(run: MonitorRun, token: Any) -> None:
+def record_narrow(run: MonitorRun, token: Any) -> None:
     """Have what reads a slice of a tensor recorded as one of a constant number of elements, should
     it be such a one; the round is told."""
     reads = run.side.reads if run.side is not None else None
@@ -74,7 +79,7 @@ def narrow(run: MonitorRun, token: Any) -> None:
         return
     rec, size = run.recording, tensor.shape[dim]
     twin = rec.twin_of(tensor)
-    if rec.operators.has_data_shape(tensor) or (rec.twin is not None and twin is None):
+    if rec.operators.has_data_dependent_shape(tensor) or (rec.twin is not None and twin is None):
         return
     if ends[0] < 0 or ends[1] > size:
         return
@@ -83,10 +88,10 @@ def narrow(run: MonitorRun, token: Any) -> None:
     call.operation, call.args = torch.narrow, (tensor, dim, ends[0], end - begin)
 
 
-def take(run: MonitorRun, given: Gathered, key: int) -> Token | None:
+def read_indexed_element(run: MonitorRun, given: GraphList, key: int) -> Token | None:
     """The element of a list of the graph at ``key``, should a round read it: the round is told."""
     reads, size = run.side.reads if run.side is not None else None, len(given.value)
-    if reads is None or given.by_data or not -size <= key < size:
+    if reads is None or given.has_data_dependent_length or not -size <= key < size:
         return None
     times, place = _place(run, reads.index, key)
     if times is None:
@@ -101,7 +106,7 @@ def take(run: MonitorRun, given: Gathered, key: int) -> Token | None:
 
 
 def _finish_take(
-    run: MonitorRun, taken: tuple[Gathered, Any], element: torch.Tensor
+    run: MonitorRun, taken: tuple[GraphList, Any], element: torch.Tensor
 ) -> torch.Tensor:
     assert run.branching is not None
     found = run.branching.list_element(run, *taken)
@@ -116,13 +121,13 @@ def _place(run: MonitorRun, index: fx.Node, number: int) -> tuple[Any, Any]:
 
 
 def _linear(run: MonitorRun, index: fx.Node, part: Any) -> tuple[int, Any] | None:
-    if is_instance(part, InGraph):
+    if is_instance(part, GraphNumber):
         if part.node is index:
             return 1, 0
         part = run.lifted.in_python.get(part.node, part)
     if not is_instance(part, Expression):
         return (0, part) if type(part) is int else None
-    if known_at_entry(part):
+    if is_computable_at_entry(part):
         number = run.lifted.values.get(part)
         return (0, number) if type(number) is int else None
     operation = _SUMS.get(part.operation) if is_instance(part, Computed) else None
@@ -146,5 +151,5 @@ def _computed(run: MonitorRun, operation: Any, left: Any, right: Any) -> Any:
     return (
         left
         if type(right) is int and right == 0 and not run.lifted.any((right,))
-        else computed(run, operation, left, right)
+        else compute_lifted(run, operation, left, right)
     )

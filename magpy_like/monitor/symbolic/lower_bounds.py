@@ -8,16 +8,16 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from magpy_like.monitor.symbolic.expressions import Expression, InGraph
+from magpy_like.monitor.symbolic.expressions import Expression, GraphNumber
 
-TURNED: dict[Any, Callable[[Any, Any], Any]] = {
+MIRRORED: dict[Any, Callable[[Any, Any], Any]] = {
     operator.lt: operator.gt, operator.le: operator.ge, operator.gt: operator.lt,
     operator.ge: operator.le, operator.eq: operator.eq, operator.ne: operator.ne,
 }  # fmt: skip
 """Comparisons, and those that ask the same with the operands in the other order."""
 
 
-class LeastValues:
+class LowerBounds:
     """Those that are known."""
 
     def __init__(self) -> None:
@@ -31,15 +31,15 @@ class LeastValues:
         if later is not None:
             self._later[number] = later
 
-    def of(self, part: Any) -> Any:
+    def bound(self, part: Any) -> Any:
         """That of a number or an expression; None where it is not known."""
         return part if type(part) in (int, float) else self._least.get(part)
 
-    def has_one_answer(self, question: Callable[..., Any], parts: tuple[Any, ...]) -> bool:
+    def is_decided(self, question: Callable[..., Any], parts: tuple[Any, ...]) -> bool:
         """Whether a question has one answer for all values from the least one up."""
         return _have_one_answer(question, parts, self._least)
 
-    def has_one_answer_later(self, question: Callable[..., Any], parts: tuple[Any, ...]) -> bool:
+    def is_decided_after_first(self, question: Callable[..., Any], parts: tuple[Any, ...]) -> bool:
         """The same from the second round on."""
         return _have_one_answer(question, parts, self._later)
 
@@ -47,14 +47,14 @@ class LeastValues:
 def _have_one_answer(
     question: Callable[..., Any], parts: tuple[Any, ...], known: dict[Expression, int]
 ) -> bool:
-    if len(parts) == 2 and isinstance(parts[1], InGraph) and question in TURNED:
-        question, parts = TURNED[question], parts[::-1]
-    least = known.get(parts[0]) if isinstance(parts[0], InGraph) else None
+    if len(parts) == 2 and isinstance(parts[1], GraphNumber) and question in MIRRORED:
+        question, parts = MIRRORED[question], parts[::-1]
+    least = known.get(parts[0]) if isinstance(parts[0], GraphNumber) else None
     if least is None:
         return False
     if question is operator.truth:
         return least > 0
-    if len(parts) != 2 or question not in TURNED or type(parts[1]) not in (int, float):
+    if len(parts) != 2 or question not in MIRRORED or type(parts[1]) not in (int, float):
         return False
     # Between the ends only "equal" may have another answer, and there at one value.
     same = question(least, parts[1]) == question(math.inf, parts[1])

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from magpy_like.monitor.symbolic import lifted_text
-from magpy_like.monitor.symbolic.expressions import Draw, Read, made_of
-from magpy_like.monitor.symbolic.repeatable_calls import Repeated
+from magpy_like.monitor.symbolic.expressions import DrawnValue, EntryValue, leaves_of
+from magpy_like.monitor.symbolic.repeatable_calls import LiftedCall
 from magpy_like.native.instance_checks import is_instance
 
 _IN_PLACE = {
@@ -49,7 +49,7 @@ def may_raise(
     ``parts`` are the operands with expressions for those that may be others; ``least`` gives the
     least value of one, None where that is not known.
     """
-    if is_instance(operation, Repeated):
+    if is_instance(operation, LiftedCall):
         return True
     operation = _IN_PLACE.get(operation, operation)
     kinds = set(map(type, operands))
@@ -75,7 +75,9 @@ def may_raise(
 
 def _may_be_huge(value: Any, part: Any) -> bool:
     """Whether a number may be an integer that no ``float`` can be, and no text is made of."""
-    return type(value) is int and any(is_instance(leaf, Read | Draw) for leaf in made_of(part))
+    return type(value) is int and any(
+        is_instance(leaf, EntryValue | DrawnValue) for leaf in leaves_of(part)
+    )
 
 
 def _power_may_raise(

@@ -21,15 +21,15 @@ from magpy_like.monitor.symbolic.expressions import is_array_number, is_liftable
 from magpy_like.native.instance_checks import is_instance
 
 
-class NotOfOneType(TypeError):
+class ResultTypeChanged(TypeError):
     """A function has made something of another type of other numbers."""
 
 
 @dataclass(frozen=True, eq=False)
-class Repeated:
+class LiftedCall:
     """A call as a function of the numbers among its arguments that may be others.
 
-    ``args`` and ``kwargs`` have ``PLACE`` where those belong, in the order of the program's text.
+    ``args`` and ``kwargs`` have ``LIFTED`` where those belong, in the order of the program's text.
     ``kind`` is the type that the result must have; None where types of arguments decide it.
     """
 
@@ -45,19 +45,19 @@ class Repeated:
     def __call__(self, *numbers: Any) -> Any:
         """
         Raises:
-            NotOfOneType: the result has another type than before.
+            ResultTypeChanged: the result has another type than before.
         """
         given = iter(numbers)
         args = [_filled(arg, given) for arg in self.args]
         kwargs = {name: _filled(arg, given) for name, arg in self.kwargs.items()}
         result = self.operation(*args, **kwargs)
         if self.kind is not None and type(result) is not self.kind:
-            raise NotOfOneType(f"{self.__name__} gives a {type(result).__name__}")
+            raise ResultTypeChanged(f"{self.__name__} gives a {type(result).__name__}")
         return result
 
 
 @dataclass(frozen=True, eq=False)
-class Strict:
+class RaisingNumpyFunction:
     """A function of NumPy's that raises where it would warn, at a place that a mock does not have:
     the program is to do that itself."""
 
@@ -78,12 +78,12 @@ _STRICT: dict[str, Any] = dict.fromkeys(("warn", "call", "print", "log"), "raise
 }  # fmt: skip
 """What is done about an error in the place of what a program has said."""
 
-PLACE = object()
+LIFTED = object()
 """Stands for a number that is given to a function of several."""
 
 
 def _filled(form: Any, given: Iterator[Any]) -> Any:
-    if form is PLACE:
+    if form is LIFTED:
         return next(given)
     if type(form) is list or type(form) is tuple:
         return type(form)([_filled(part, given) for part in form])
@@ -96,7 +96,7 @@ Function = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function, and the numbers and text that it is given."""
 
 
-def as_function(
+def as_lifted_call(
     annotation: Annotation,
     operation: Any,
     args: tuple[Any, ...],
@@ -119,10 +119,10 @@ def as_function(
     in_one = kwargs or not all(map(_is_leaf, args))  # which of several it is can be asked
     if operation in _COMPARE and in_one and len({type(leaf) for leaf in _leaves_of(args)}) > 1:
         return None
-    return repeated(operation, args, kwargs, lifted)
+    return lifted_call(operation, args, kwargs, lifted)
 
 
-def repeated(
+def lifted_call(
     operation: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -132,22 +132,22 @@ def repeated(
     found: list[Any] = []
     if not _collect([*args, *kwargs.values()], lifted, found) or not found:
         return None
-    if not kwargs and all(map(_is_leaf, args)) and is_of_one_type(operation):
+    if not kwargs and all(map(_is_leaf, args)) and has_determined_type(operation):
         return operation, args
-    if is_instance(operation, OF_NUMPY):
-        operation = Strict(operation)
+    if is_instance(operation, NUMPY_FUNCTIONS):
+        operation = RaisingNumpyFunction(operation)
     forms = tuple(_form(arg, lifted) for arg in args)
     keywords = {name: _form(arg, lifted) for name, arg in kwargs.items()}
-    return Repeated(operation, forms, keywords), tuple(found)
+    return LiftedCall(operation, forms, keywords), tuple(found)
 
 
-def typed(operation: Callable[..., Any], numbers: tuple[Any, ...], result: Any) -> Any:
+def with_result_type(operation: Callable[..., Any], numbers: tuple[Any, ...], result: Any) -> Any:
     """``operation``, or one of results that have the type that ``result``, for ``numbers``, has."""
-    if is_of_one_type(operation):
+    if has_determined_type(operation):
         return operation
-    if is_instance(operation, Repeated):
+    if is_instance(operation, LiftedCall):
         return replace(operation, kind=type(result))
-    return Repeated(operation, (PLACE,) * len(numbers), {}, type(result))
+    return LiftedCall(operation, (LIFTED,) * len(numbers), {}, type(result))
 
 
 def _only_computes(annotation: Annotation, operation: Any) -> bool:
@@ -156,19 +156,21 @@ def _only_computes(annotation: Annotation, operation: Any) -> bool:
     relation = annotation.output.relation
     if not (relation is None or relation.kind is RelationKind.ARGUMENT or operation is sorted):
         return False
-    if not is_instance(operation, _NATIVE) or (annotation.as_op_node and not of_python(operation)):
+    if not is_instance(operation, _NATIVE) or (
+        annotation.as_op_node and not is_python_function(operation)
+    ):
         return False
     if is_instance(operation, type) and issubclass(operation, tuple):
         return False  # it has its elements as they are, such as torch.Size
-    if is_instance(operation, OF_NUMPY):
+    if is_instance(operation, NUMPY_FUNCTIONS):
         return True  # what it may change is an array, and no number
     inputs = (annotation.default_input, *annotation.inputs.values())
     return not any(given.in_place for given in inputs)
 
 
-OF_NUMPY = (np.ufunc, type(np.sum))
+NUMPY_FUNCTIONS = (np.ufunc, type(np.sum))
 _NATIVE = (
-    *OF_NUMPY,
+    *NUMPY_FUNCTIONS,
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
@@ -177,20 +179,20 @@ _NATIVE = (
 _OF_PYTHON = ("builtins", "_operator", "math")
 
 
-def of_python(operation: Any) -> bool:
+def is_python_function(operation: Any) -> bool:
     """Whether a native operation is one of Python's own."""
     owner = getattr(operation, "__objclass__", operation)
     return getattr(owner, "__module__", "") in _OF_PYTHON
 
 
-def is_of_one_type(operation: Any) -> bool:
+def has_determined_type(operation: Any) -> bool:
     """Whether the types of what a function is given decide that of its result. Powers are looked
     after elsewhere."""
-    if is_instance(operation, Repeated):
+    if is_instance(operation, LiftedCall):
         operation = operation.operation
     if getattr(operation, "__name__", "") in ("__pow__", "__rpow__", "getitem"):
         return False
-    return of_python(operation)
+    return is_python_function(operation)
 
 
 _COMPARE = (max, min, sorted)
@@ -231,19 +233,19 @@ def _collect(value: Any, lifted: Callable[[Any], bool], found: list[Any]) -> boo
 
 def _form(value: Any, lifted: Callable[[Any], bool]) -> Any:
     if _is_leaf(value):
-        return PLACE if is_liftable(value) and lifted(value) else value
+        return LIFTED if is_liftable(value) and lifted(value) else value
     if type(value) in (list, deque) and lifted(value):
-        return PLACE
+        return LIFTED
     if type(value) is dict:
         return {key: _form(part, lifted) for key, part in value.items()}
     return type(value)([_form(part, lifted) for part in value])
 
 
-def is_lifted_in_parts(operation: Callable[..., Any], result: Any) -> bool:
+def is_number_sequence(operation: Callable[..., Any], result: Any) -> bool:
     """Whether a result is a tuple or list of as many numbers of the same types at every call."""
     several = type(result) in (tuple, list) and bool(result) and all(map(is_number, result))
-    return several and is_of_one_type(operation)
+    return several and has_determined_type(operation)
 
 
-ANSWERS = frozenset({bool, np.bool_, type(None), str, bytes, type(NotImplemented)})
+GUARDED_RESULTS = frozenset({bool, np.bool_, type(None), str, bytes, type(NotImplemented)})
 """Types of results that are compared by value, and are the same for many numbers."""

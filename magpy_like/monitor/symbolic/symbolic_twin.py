@@ -27,7 +27,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from magpy_like.compiler.varying_inputs import Origin
 from magpy_like.logs import topic
 from magpy_like.monitor.symbolic.expressions import (
-    InGraph,
+    GraphNumber,
     Size,
     Untranslatable,
     from_sympy,
@@ -109,7 +109,7 @@ class _OnTwins(TorchDispatchMode):
         return self._known[id(tensor)][1]
 
 
-class Twin:
+class SymbolicTwin:
     """Fake tensors and symbolic numbers of one run, and the guards that they gather."""
 
     def __init__(
@@ -130,17 +130,17 @@ class Twin:
         self.inputs: dict[int, torch.Tensor] = {}
         """Twins of tensors from outside with dynamic dimensions, by the id of their node."""
         self.checks: dict[int, TensorCheck] = {}
-        self.inner: dict[int, tuple[int, ...]] = {}
+        self.inner_dims: dict[int, tuple[int, ...]] = {}
         """For each of their dimensions, see :func:`inner_dimensions`."""
         self._layouts: dict[int, tuple[list[Any], list[Any]]] = {}
         """Sizes and strides of these."""
         self._size_in_graph, self.account, self.locate = size_in_graph, account, locate
-        self.places: dict[int, str] = {}
+        self.guard_locations: dict[int, str] = {}
         """Where the program was when a guard came up, by the guard's position."""
 
     # --- what comes from outside -----------------------------------------------------------------
 
-    def number(self, source: Any, value: Any, *, size: bool) -> Any:
+    def add_number(self, source: Any, value: Any, *, size: bool) -> Any:
         """A symbolic number for one outside; 0 and 1 are sizes like no others."""
         origin = Origin(f"number_{len(self.sources)}")
         if is_instance(value, float):
@@ -160,7 +160,7 @@ class Twin:
         self.numbers[source] = number
         return number
 
-    def drawn(self, source: Any, value: Any) -> Any:
+    def add_unbacked_number(self, source: Any, value: Any) -> Any:
         """A symbolic number for one that no guard knows: nothing may be relied on of it."""
         if is_instance(value, float):
             self.numbers[source] = self.env.create_unbacked_symfloat()
@@ -170,7 +170,7 @@ class Twin:
         self.env.pending_fresh_unbacked_symbols.clear()  # it is no operator's result
         return self.numbers[source]
 
-    def tensor(
+    def add_tensor(
         self, node: ShadowNode, tensor: torch.Tensor, dims: Collection[int]
     ) -> TensorCheck | None:
         """Give a tensor from outside a twin, of which ``dims`` may vary; returns its guard.
@@ -181,7 +181,7 @@ class Twin:
             return None
         inner = inner_dimensions(tensor)
         sizes = [
-            self.number(Size(node, i), n, size=True) if i in dims and n > 1 else n
+            self.add_number(Size(node, i), n, size=True) if i in dims and n > 1 else n
             for i, n in enumerate(tensor.shape)
         ]
         strides: dict[int, Any] = {}
@@ -190,12 +190,12 @@ class Twin:
             strides[i] = tensor.stride(i) if follows < 0 else sizes[follows] * strides[follows]
         self._layouts[node.node_id] = sizes, [strides[i] for i in range(tensor.dim())]
         self.inputs[node.node_id] = self._make(node.node_id, tensor)
-        self.inner[node.node_id] = tuple(inner)
+        self.inner_dims[node.node_id] = tuple(inner)
         check = self.checks[node.node_id] = TensorCheck(tensor, tuple(inner))
         return check
 
     def _make(self, shadow_id: int, tensor: torch.Tensor) -> torch.Tensor:
-        with self._quiet(), torch.inference_mode(False):
+        with self._unobserved(), torch.inference_mode(False):
             return torch.empty_strided(
                 *self._layouts[shadow_id],
                 dtype=tensor.dtype,
@@ -203,37 +203,41 @@ class Twin:
                 requires_grad=tensor.requires_grad,
             )
 
-    def varies(self, shadow_id: int) -> bool:
+    def has_dynamic_sizes(self, shadow_id: int) -> bool:
         """Whether a tensor from outside may have other sizes."""
         sizes, _ = self._layouts.get(shadow_id, ((), ()))
-        return any(map(self.is_open, sizes))
+        return any(map(self.is_dynamic, sizes))
 
-    def is_open(self, size: Any) -> bool:
+    def is_dynamic(self, size: Any) -> bool:
         """Whether a size may be another one at the next call."""
         return is_instance(size, torch.SymInt) and not self.env.replace(size.node.expr).is_number
 
-    def example(self, shadow_id: int, tensor: torch.Tensor) -> torch.Tensor:
+    def example_input(self, shadow_id: int, tensor: torch.Tensor) -> torch.Tensor:
         """A fake tensor like the one outside when the region was entered."""
-        return self._make(shadow_id, tensor) if self.varies(shadow_id) else self.fixed(tensor)
+        return (
+            self._make(shadow_id, tensor)
+            if self.has_dynamic_sizes(shadow_id)
+            else self.static_fake(tensor)
+        )
 
-    def fixed(self, tensor: torch.Tensor) -> torch.Tensor:
+    def static_fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """A twin whose sizes are those of the tensor."""
-        with self._quiet(), torch.inference_mode(False):
+        with self._unobserved(), torch.inference_mode(False):
             return self.mode.from_tensor(tensor, static_shapes=True)
 
-    def record_read(self, node: fx.Node, tensor: torch.Tensor, shadow_id: int) -> None:
+    def add_placeholder(self, node: fx.Node, tensor: torch.Tensor, shadow_id: int) -> None:
         """A placeholder's twin."""
         twin = self.inputs.get(shadow_id)
         if twin is None:
             try:
-                twin = self.fixed(tensor)
+                twin = self.static_fake(tensor)
             except Exception:  # of a class that torch cannot fake
                 return
         node.meta[TWIN] = twin
 
     # --- operators -------------------------------------------------------------------------------
 
-    def run(
+    def run_node(
         self,
         node: fx.Node,
         constants: dict[str, Any],
@@ -251,7 +255,9 @@ class Twin:
         try:
             if node.op == "get_attr":
                 value = constants[str(node.target)]
-                node.meta[TWIN] = self.fixed(value) if is_instance(value, torch.Tensor) else value
+                node.meta[TWIN] = (
+                    self.static_fake(value) if is_instance(value, torch.Tensor) else value
+                )
                 return True
             args, kwargs = self._inputs(node)
         except KeyError:
@@ -259,7 +265,7 @@ class Twin:
         try:
             if not repeatable:
                 raise ValueError("an operator does more than to compute")
-            with self._quiet(), self._of_outside(node):
+            with self._unobserved(), self._outer_tensors_as_twins(node):
                 if node.op == "call_method":
                     twin = getattr(args[0], str(node.target))(*args[1:], **kwargs)
                 else:
@@ -268,20 +274,20 @@ class Twin:
         except _DATA_DECIDES:
             return False
         except Exception as error:
-            if of_data or is_number(result) or not self.fix((args, kwargs)):
+            if of_data or is_number(result) or not self.specialize((args, kwargs)):
                 return False
             log.debug("%s fixes the sizes that it is given: %s", node.target, error)
-            twin = _map(result, torch.Tensor, lambda t: self.fixed(t.detach()))
+            twin = _map(result, torch.Tensor, lambda t: self.static_fake(t.detach()))
         self.note_sources(node, twin)
         node.meta[TWIN] = twin
         return True
 
-    def _of_outside(self, node: fx.Node) -> contextlib.AbstractContextManager[Any]:
+    def _outer_tensors_as_twins(self, node: fx.Node) -> contextlib.AbstractContextManager[Any]:
         """Around a node: tensors that the code of a function knows by itself have twins, too."""
         known = node.op == "call_method" or is_instance(node.target, _NATIVE)
-        return contextlib.nullcontext() if known else _OnTwins(self.fixed)
+        return contextlib.nullcontext() if known else _OnTwins(self.static_fake)
 
-    def join(
+    def run_join(
         self,
         node: fx.Node,
         operation: Callable[..., Any],
@@ -296,7 +302,7 @@ class Twin:
         if element is None or not is_instance(count, int | torch.SymInt):
             return False
         try:
-            with self._quiet():
+            with self._unobserved():
                 one = operation([element], *args, **kwargs)
                 dims = [i for i, two in enumerate(operation([element] * 2, *args, **kwargs).shape)
                         if not _equal(two, one.shape[i])]  # fmt: skip
@@ -311,9 +317,9 @@ class Twin:
         node.meta[TWIN] = twin
         return True
 
-    def beside(self, function: Callable[[Any], Any], twin: Any) -> Any:
+    def apply(self, function: Callable[[Any], Any], twin: Any) -> Any:
         """What a function gives for a twin, of which no size is asked."""
-        with self._quiet():
+        with self._unobserved():
             return function(twin)
 
     def _inputs(self, node: fx.Node) -> tuple[Any, Any]:
@@ -353,10 +359,10 @@ class Twin:
         else:
             symbol = _new_symbol(twin)
             if symbol is not None and symbol not in self.sources:
-                self.sources[symbol] = InGraph(node)
+                self.sources[symbol] = GraphNumber(node)
 
     @contextlib.contextmanager
-    def _quiet(self) -> Iterator[None]:
+    def _unobserved(self) -> Iterator[None]:
         """What runs on twins must leave no trace in the program's own run.
 
         Nothing is drawn on fake tensors. To put generators back would rewind other threads' too.
@@ -366,7 +372,7 @@ class Twin:
                 yield
         finally:
             self.env.pending_fresh_unbacked_symbols.clear()  # they are found in the results
-            self.note_place()
+            self.note_location()
             self.account()
 
     # --- questions -------------------------------------------------------------------------------
@@ -377,41 +383,41 @@ class Twin:
         Raises:
             Untranslatable: it has parts that Python cannot compute.
         """
-        return from_sympy(self.env.simplify(number.node.expr), self.source)
+        return from_sympy(self.env.simplify(number.node.expr), self.source_of)
 
-    def source(self, symbol: sympy.Symbol) -> Any:
+    def source_of(self, symbol: sympy.Symbol) -> Any:
         found = self.sources.get(symbol)
         if found is None:
             raise Untranslatable(str(symbol))
         if is_instance(found, tuple):
-            found = self.sources[symbol] = InGraph(self._size_in_graph(*found))
+            found = self.sources[symbol] = GraphNumber(self._size_in_graph(*found))
         return found
 
-    def fix(self, value: Any) -> bool:
+    def specialize(self, value: Any) -> bool:
         """All sizes and numbers in ``value`` must not vary; False when data decides some."""
         for number in _numbers_in(value):
             try:
                 int(number) if is_instance(number, torch.SymInt) else float(number)
             except Exception:  # of torch or of SymPy, which solves for it
                 return False
-        self.note_place()
+        self.note_location()
         return True
 
-    def note_place(self) -> None:
+    def note_location(self) -> None:
         """Remember where the program is, if it has just relied on something new."""
-        if len(self.env.guards) > len(self.places):
+        if len(self.env.guards) > len(self.guard_locations):
             where = self.locate()
-            for i in range(len(self.places), len(self.env.guards)):
-                self.places[i] = where
+            for i in range(len(self.guard_locations), len(self.env.guards)):
+                self.guard_locations[i] = where
 
-    def reason(self, symbol: sympy.Symbol) -> str:
+    def specialization_location(self, symbol: sympy.Symbol) -> str:
         """Where the program first relied on a number being what it is; empty when not known."""
         for i, guard in enumerate(self.env.guards):
             if symbol in guard.expr.free_symbols and is_instance(guard.expr, sympy.Eq):
-                return self.places.get(i, "")
+                return self.guard_locations.get(i, "")
         return ""
 
-    def value_of(self, symbol: sympy.Symbol) -> int | None:
+    def only_value(self, symbol: sympy.Symbol) -> int | None:
         """The only value that a symbol may have, or None."""
         known = self.env.replace(symbol)
         return int(known) if is_instance(known, sympy.Integer) else None
@@ -478,7 +484,7 @@ def _new_symbol(number: Any) -> sympy.Symbol | None:
     return None
 
 
-def varies(tensor: torch.Tensor) -> bool:
+def has_dynamic_form(tensor: torch.Tensor) -> bool:
     """Whether the form of a twin is not the same in all calls: its sizes, or, of a row of a larger
     tensor, its strides alone."""
     return any(True for _ in _numbers_in(tensor))

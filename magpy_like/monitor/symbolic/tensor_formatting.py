@@ -56,7 +56,7 @@ def _is_seen(run: MonitorRun) -> bool:
     return run.side is None and not run.recording.inside
 
 
-def field(run: MonitorRun, step: Step) -> Token | None:
+def format_field(run: MonitorRun, step: Step) -> Token | None:
     """A field of an f-string is about to be made: what to do with its text, None if no number is
     formatted there."""
     specified = bool(step.oparg & 4)
@@ -69,7 +69,7 @@ def field(run: MonitorRun, step: Step) -> Token | None:
     return finish_computed, (formatted, (number, 0, specification))
 
 
-def by_percent(run: MonitorRun, step: Step) -> Token | None:
+def format_percent(run: MonitorRun, step: Step) -> Token | None:
     """``text % values`` is about to be computed: what to do with its result, None for a program
     that goes on as it is written."""
     form, given = step.stack[-2:]
@@ -108,7 +108,9 @@ _READS = dict.fromkeys("eEfFgG", torch.Tensor.__float__)
 _LETTERS = frozenset("eEfFgGdisr")
 
 
-def arguments(run: MonitorRun, step: Step, function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def format_arguments(
+    run: MonitorRun, step: Step, function: Any, args: tuple[Any, ...]
+) -> tuple[Any, ...]:
     """``format(*args)`` or ``str.format(*args)`` is about to be called: what it is called with, and
     gives the same text of."""
     tensors = [value for value in args if is_instance(value, torch.Tensor)]

@@ -35,7 +35,7 @@ _SUBSCRIPTS = {
 }
 
 
-def with_numbers(
+def read_number_arguments(
     operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], read: Read
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of an operator with what ``read`` gives for tensors that count as numbers."""
@@ -64,7 +64,7 @@ def with_numbers(
     )
 
 
-def dimensions(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def dimension_arguments(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """What an operator is given to tell dimensions by, which decides how many its results have."""
     given = dict(inputs_of(args, kwargs))
     parameters = _parameters(operation, args, kwargs)

@@ -16,8 +16,8 @@ import torch
 from torch import fx
 
 from magpy_like.monitor.operator_graph.graph_nodes import LIST
-from magpy_like.monitor.symbolic.gathered_lists import Gathered
-from magpy_like.monitor.symbolic.loop_ranges import computed
+from magpy_like.monitor.symbolic.gathered_lists import GraphList
+from magpy_like.monitor.symbolic.loop_ranges import compute_lifted
 from magpy_like.native.instance_checks import is_instance
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Token = tuple[Callable[..., Any], Any]
 
 
-def take_apart(
+def unbind_into_list(
     run: MonitorRun, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
 ) -> bool:
     """Whether ``result`` is a list of the graph now."""
@@ -39,9 +39,9 @@ def take_apart(
     if type(tensor) not in _PLAIN or type(dim) is not int or type(each) is not int:
         return False
     twin = rec.twin_of(tensor)
-    if rec.twin is None or twin is None or rec.operators.has_data_shape(tensor):
+    if rec.twin is None or twin is None or rec.operators.has_data_dependent_shape(tensor):
         return False
-    if run.lifted.any((dim,)) or not rec.twin.is_open(twin.shape[dim]):
+    if run.lifted.any((dim,)) or not rec.twin.is_dynamic(twin.shape[dim]):
         return False
     count = run.lifted.pair(tensor.shape[dim], twin.shape[dim])
     if len(result) != count or not run.has_varied((count,)):
@@ -59,9 +59,9 @@ def take_apart(
         node = rec.operators.graph.call_function(torch.split, (source, 1, dim))
         row = lambda tensor: tensor.narrow(dim, 0, 1)  # noqa: E731
     node.meta[LIST] = True
-    rec.operators.operators += 1
-    rec.operators.lists[id(result)] = Gathered(
-        result, node, count, rec.twin.beside(row, twin), lambda: run.lifted.specialize((count,))
+    rec.operators.operator_count += 1
+    rec.operators.lists[id(result)] = GraphList(
+        result, node, count, rec.twin.apply(row, twin), lambda: run.lifted.specialize((count,))
     )
     return True
 
@@ -75,15 +75,15 @@ def _is_size(run: MonitorRun, number: int, size: torch.SymInt) -> bool:
     return is_instance(twin, torch.SymInt) and run.lifted.hold(twin == size)
 
 
-def take_slice(run: MonitorRun, given: Gathered, key: slice) -> Token | None:
+def slice_list(run: MonitorRun, given: GraphList, key: slice) -> Token | None:
     """``rows[::-1]``, ``rows[1:]`` and the like of a list of the graph, if that is one again."""
     ends = key.start, key.stop, key.step
     plain = all(type(end) in (int, types.NoneType) for end in ends) and not run.lifted.any(ends)
-    if not plain or not given.is_whole() or given.by_data:
+    if not plain or not given.is_unchanged() or given.has_data_dependent_length:
         return None
     if key == _BACKWARDS:
         return _turned, given
-    if key == _FIRST and given.are_new and given.has_ends:
+    if key == _FIRST and given.elements_are_new and given.is_never_empty:
         given.know(run.recording.operators, 0)
         return _finish_first, None
     left_out = key.start or 0, -(key.stop or 0)
@@ -93,30 +93,30 @@ def take_slice(run: MonitorRun, given: Gathered, key: slice) -> Token | None:
     if len(given.value) < fewest:
         return None
     run.lifted.ask(operator.ge, (given.count, fewest))
-    return _finish_slice, (given, key, computed(run, operator.sub, given.count, fewest - 1))
+    return _finish_slice, (given, key, compute_lifted(run, operator.sub, given.count, fewest - 1))
 
 
 _BACKWARDS, _FIRST = slice(None, None, -1), slice(None, 1, None)
 
 
-def _turned(run: MonitorRun, given: Gathered, result: Any) -> None:
+def _turned(run: MonitorRun, given: GraphList, result: Any) -> None:
     """``result`` has the elements of a list of the graph, the last one first."""
     operators = run.recording.operators
-    _derived(run, given, operators.turned(given.node), given.count, result)
+    _derived(run, given, operators.add_reversed(given.node), given.count, result)
 
 
 def _finish_first(run: MonitorRun, _: None, result: Any) -> None:
     """A list of one tensor is like any other."""
 
 
-def _finish_slice(run: MonitorRun, taken: tuple[Gathered, slice, Any], result: Any) -> None:
+def _finish_slice(run: MonitorRun, taken: tuple[GraphList, slice, Any], result: Any) -> None:
     given, key, count = taken
     node = run.recording.operators.graph.call_function(operator.getitem, (given.node, key))
     node.meta[LIST] = True
     _derived(run, given, node, count, result)
 
 
-def copied(run: MonitorRun, made: tuple[Gathered, type], result: Any) -> None:
+def finish_copy(run: MonitorRun, made: tuple[GraphList, type], result: Any) -> None:
     """``result`` is a list or tuple of the elements of a list of the graph."""
     given, kind = made
     node = run.recording.operators.graph.call_function(kind, (given.node,))
@@ -124,8 +124,8 @@ def copied(run: MonitorRun, made: tuple[Gathered, type], result: Any) -> None:
     _derived(run, given, node, given.count, result)
 
 
-def _derived(run: MonitorRun, given: Gathered, node: fx.Node, count: Any, result: Any) -> None:
+def _derived(run: MonitorRun, given: GraphList, node: fx.Node, count: Any, result: Any) -> None:
     if result is not given.value:  # a tuple of a tuple
-        run.recording.operators.lists[id(result)] = Gathered(
-            result, node, count, given.twin, given.specialize_length, given.are_new
+        run.recording.operators.lists[id(result)] = GraphList(
+            result, node, count, given.twin, given.specialize_length, given.elements_are_new
         )

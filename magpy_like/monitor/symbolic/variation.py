@@ -14,7 +14,7 @@ Path = tuple[Relation, ...]
 """A way from the arguments, or from an object that is the same at every call, to a variable."""
 
 
-def argument_place(key: int | str) -> Path:
+def argument_path(key: int | str) -> Path:
     """The place of an argument, by position or keyword."""
     return (Relation(RelationKind.LOCAL, key),)
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from magpy_like.annotation import ValueRead
-from magpy_like.monitor.symbolic.expressions import Computed, Expression, Read, is_number
-from magpy_like.monitor.symbolic.repeatable_calls import PLACE, Repeated
+from magpy_like.monitor.symbolic.expressions import Computed, EntryValue, Expression, is_number
+from magpy_like.monitor.symbolic.repeatable_calls import LIFTED, LiftedCall
 from magpy_like.refgraph import ShadowNode
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class ListValue:
 
 
 @dataclass(frozen=True, eq=False)
-class Changed:
+class MutatedCopy:
     """A change of a list, as a function of the list that gives another one."""
 
     operation: Callable[..., Any]
@@ -70,7 +70,7 @@ def length_after(length: int, most: int) -> int:
     return min(length, most)
 
 
-def value_of(rec: Recording, container: Any, begin: bool = False) -> ListValue | None:
+def list_value(rec: Recording, container: Any, begin: bool = False) -> ListValue | None:
     """What a list is known by; ``begin`` says that it is to be, though its length does not vary."""
     if type(container) not in KINDS or rec.inside or rec.lifted.beside:
         return None
@@ -80,7 +80,7 @@ def value_of(rec: Recording, container: Any, begin: bool = False) -> ListValue |
     found = rec.list_values.get(node.node_id)
     if found is not None or node.changed or not (begin or rec.counts_vary(node)):
         return found
-    entry = Read(node)
+    entry = EntryValue(node)
     length = _known(rec, len, (entry,), len(container))
     found = rec.list_values[node.node_id] = ListValue(entry, length, entry)
     return found
@@ -93,9 +93,9 @@ def _known(rec: Recording, operation: Any, parts: tuple[Any, ...], length: int) 
     return number
 
 
-def numbers_of(rec: Recording, container: Any, begin: bool = False) -> ListValue | None:
+def number_list_value(rec: Recording, container: Any, begin: bool = False) -> ListValue | None:
     """The same of a list of nothing but numbers, of these types at every call."""
-    value = value_of(rec, container, begin)
+    value = list_value(rec, container, begin)
     if value is None or value.contents is None or not container:
         return None
     if not set(map(type, container)) <= NUMBERS:
@@ -112,23 +112,25 @@ def numbers_of(rec: Recording, container: Any, begin: bool = False) -> ListValue
     return value
 
 
-def contents_of(rec: Recording, value: Any) -> Expression | None:
+def list_contents(rec: Recording, value: Any) -> Expression | None:
     """The expression for a list of numbers that varies; None for anything else."""
-    found = numbers_of(rec, value) if type(value) in KINDS else None
+    found = number_list_value(rec, value) if type(value) in KINDS else None
     return None if found is None else found.contents
 
 
-def any_known(run: MonitorRun) -> bool:
+def has_varying_lists(run: MonitorRun) -> bool:
     """Whether there may be such lists."""
     rec = run.recording
     known = rec.list_values or rec.varying_counts or rec.varying_items
     return bool(known) and not rec.inside and run.side is None
 
 
-def note_change(rec: Recording, node: ShadowNode, operation: Any, args: tuple[Any, ...]) -> None:
+def record_mutation(
+    rec: Recording, node: ShadowNode, operation: Any, args: tuple[Any, ...]
+) -> None:
     """A change is about to be made that the mock makes again on the list itself."""
     container = node.variable
-    value = value_of(rec, container)
+    value = list_value(rec, container)
     if value is None:
         return
     more = len(args[0]) if operation is list.extend else 1
@@ -150,21 +152,21 @@ def note_change(rec: Recording, node: ShadowNode, operation: Any, args: tuple[An
 
 def _after(rec: Recording, operation: Any, contents: Expression, *args: Any) -> Computed:
     parts = (contents, *rec.lifted.parts(args))
-    return Computed(Changed(operation), parts)  # which never raises
+    return Computed(MutatedCopy(operation), parts)  # which never raises
 
 
-def take(run: MonitorRun, container: Any, key: Any) -> Token | None:
+def read_item(run: MonitorRun, container: Any, key: Any) -> Token | None:
     """``container[key]``, of a list of numbers that varies, or at a key that does."""
     rec = run.recording
     if type(container) not in KINDS or type(key) is not int or run.side is not None:
         return None
     varies = run.lifted.is_lifted(key)
-    if not (varies or any_known(run)):
+    if not (varies or has_varying_lists(run)):
         return None
     # At a key that a tensor gives, the graph can have an element of a list that is always the same.
     begins = varies and type(container) is list
     begins = begins and (run.lifted.is_known_before_graph(key) or rec.items_vary(container))
-    value = numbers_of(rec, container, begin=begins)
+    value = number_list_value(rec, container, begin=begins)
     if value is None or not -len(container) <= key < len(container):
         return None
     rec.visit(container, ValueRead.TYPE)
@@ -173,11 +175,11 @@ def take(run: MonitorRun, container: Any, key: Any) -> Token | None:
 
 def _finish_take(run: MonitorRun, taken: tuple[Expression, Any, int], result: Any) -> Any:
     contents, container, key = taken
-    item = Repeated(operator.getitem, (PLACE, PLACE), {}, type(result))
+    item = LiftedCall(operator.getitem, (LIFTED, LIFTED), {}, type(result))
     return run.lifted.lift(result, run.lifted.made(item, (container, key), (contents, key)))
 
 
-def put(run: MonitorRun, target: Any, key: Any, number: Any) -> Token | None:
+def write_item(run: MonitorRun, target: Any, key: Any, number: Any) -> Token | None:
     """``target[key] = number``, in a list of numbers, at a key that varies."""
     rec = run.recording
     if type(target) is not list or type(key) is not int or run.side is not None:
@@ -187,34 +189,34 @@ def put(run: MonitorRun, target: Any, key: Any, number: Any) -> Token | None:
     varies = run.lifted.is_lifted(key)
     if not (varies or rec.list_values):
         return None
-    value, node = numbers_of(rec, target, begin=varies), rec.node(target)
+    value, node = number_list_value(rec, target, begin=varies), rec.node(target)
     if value is None or node is None or not (varies or node.replays):
         return None
     assert value.contents is not None
     given = target, key, number
     value.contents = run.lifted.made(
-        Changed(list.__setitem__), given, (value.contents, key, number)
+        MutatedCopy(list.__setitem__), given, (value.contents, key, number)
     )
     rec.visit(target, ValueRead.TYPE)
     _repeat(rec, node, list.__setitem__, (key, number))
     return _finish_nothing, None
 
 
-TAKES_OUT = {list.pop: -1, deque.pop: -1, deque.popleft: 0}
+POPS = {list.pop: -1, deque.pop: -1, deque.popleft: 0}
 """Methods that give an element and remove it, and where it is unless they are told."""
 
 
-def take_out(run: MonitorRun, operation: Any, container: Any, *keys: Any) -> Token | None:
+def pop(run: MonitorRun, operation: Any, container: Any, *keys: Any) -> Token | None:
     """``container.pop(…)``, of a list of numbers that varies."""
     rec = run.recording
-    value, node = numbers_of(rec, container), rec.node(container)
-    key = keys[0] if keys else TAKES_OUT[operation]
+    value, node = number_list_value(rec, container), rec.node(container)
+    key = keys[0] if keys else POPS[operation]
     if value is None or node is None or type(key) is not int:
         return None
     if not -len(container) <= key < len(container):
         return None
     before, given = value.contents, (container, *keys)
-    value.contents = run.lifted.made(Changed(operation), given, (before, *keys))
+    value.contents = run.lifted.made(MutatedCopy(operation), given, (before, *keys))
     value.length = _known(rec, operator.sub, (value.length, 1), len(container) - 1)
     value.added = 0
     rec.visit(container, ValueRead.TYPE)
@@ -233,11 +235,11 @@ def _finish_nothing(run: MonitorRun, _: None, top: Any) -> None:
     return None
 
 
-def count(run: MonitorRun, container: Any) -> Token | None:
+def read_length(run: MonitorRun, container: Any) -> Token | None:
     """``len(container)``, of one whose length varies."""
     if run.side is not None:
         return None
-    value = value_of(run.recording, container)
+    value = list_value(run.recording, container)
     if value is None:
         return None
     run.recording.visit(container, ValueRead.TYPE)

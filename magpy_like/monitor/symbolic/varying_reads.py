@@ -13,8 +13,8 @@ from magpy_like.monitor.symbolic.expressions import (
     Size,
     is_liftable,
     is_number,
-    is_number_or_truth,
-    made_of,
+    is_number_or_flag,
+    leaves_of,
 )
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ABSENT, Fact, Relation, ShadowNode
@@ -42,7 +42,7 @@ def has_varied(run: MonitorRun, numbers: Iterable[Any]) -> bool:
         not is_instance(part, Size)
         or run.varying.has_varied(run.recording.path(part.node), part.dim)
         for number in numbers
-        for part in made_of(run.lifted.expression(number))
+        for part in leaves_of(run.lifted.expression(number))
     )
 
 
@@ -114,7 +114,7 @@ def lift_read(
     It is when it varied between calls, or when the program is about to change it in place,
     as in ``self.step += 1``.
     """
-    if node is None or not is_number_or_truth(value):
+    if node is None or not is_number_or_flag(value):
         return None
     if relation in node.written or node.rewritten or run.recording.filled.covers(node, relation):
         return None

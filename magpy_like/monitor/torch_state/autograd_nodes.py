@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _REASON = "makes a tensor whose place in the autograd graph the program looks at"
 
-KEEPS = {torch.Tensor.register_hook, torch.Tensor.retain_grad}
+GRADIENT_HOOKS = {torch.Tensor.register_hook, torch.Tensor.retain_grad}
 """What a tensor is asked to do with its gradient in a backward pass."""
 _OF_NODES = {"register_hook", "register_prehook"}
 
@@ -59,7 +59,7 @@ _CREATE_GRAPH = {torch.Tensor.backward: 3, torch.autograd.backward: 3, torch.aut
 """Where functions are told that gradients are to have gradients."""
 
 
-def look_for_second_gradients(
+def split_at_double_backward(
     rec: Recording, operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
     """Gradients of gradients are taken through eager mode's graph: that of a backend has none.
@@ -78,13 +78,13 @@ def look_for_second_gradients(
         if is_instance(tensor, torch.Tensor):
             _note_behind(rec, tensor)
     if operation is not torch.autograd.grad:
-        raise looked_through(rec)
+        raise split_at_autograd_graph(rec)
 
 
 def _finish_node(run: MonitorRun, tensor: torch.Tensor, node: Any) -> None:
     rec = run.recording
     if id(node) not in rec.autograd_nodes:
-        made = rec.operators.autograd_node(rec.graph_value(tensor))
+        made = rec.operators.add_grad_fn(rec.graph_value(tensor))
         rec.autograd_nodes[id(node)] = node, made
 
 
@@ -102,7 +102,7 @@ def read_attribute(run: MonitorRun, node: Any, name: str) -> None:
     """
     rec = run.recording
     if id(node) not in rec.autograd_nodes or name not in (*_OF_NODES, "name", "next_functions"):
-        raise looked_through(rec)
+        raise split_at_autograd_graph(rec)
     if name != "next_functions":
         return
     # Where a tensor from outside is none of a leaf, this gives a node from outside.
@@ -113,7 +113,7 @@ def read_attribute(run: MonitorRun, node: Any, name: str) -> None:
             if is_instance(tensor := inputs.get(source), torch.Tensor) and tensor.requires_grad:
                 if tensor.grad_fn is not None:
                     raise Split(AUTOGRAD)
-                tensor_metadata.look_at(run, operator.attrgetter("grad_fn"), tensor)
+                tensor_metadata.guard_metadata(run, operator.attrgetter("grad_fn"), tensor)
                 rec.compare(tensor)
 
 
@@ -121,7 +121,9 @@ def _tensors(rec: Recording) -> list[tuple[fx.Node, int]]:
     return [(made, i) for made, i in rec.operators.inputs if is_instance(i, int)]
 
 
-def call(run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token:
+def call_node_method(
+    run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Token:
     """A native method of a node, which comes first in ``args``, is about to run.
 
     Raises:
@@ -133,10 +135,10 @@ def call(run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[st
             return _register(run, node, name, args[1:])
         if name == "name":
             return _finish_name, None
-    raise looked_through(run.recording)
+    raise split_at_autograd_graph(run.recording)
 
 
-def looked_through(rec: Recording) -> Split:
+def split_at_autograd_graph(rec: Recording) -> Split:
     """The program does something with the graph that only eager mode's own one is fit for."""
     rec.runs_as_is = f"an operator {_REASON}"
     return Split(AUTOGRAD)
@@ -146,8 +148,10 @@ def _finish_name(run: MonitorRun, _: None, result: Any) -> None:
     """A text, which needs no further notice."""
 
 
-def keep(run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token:
-    """One of :data:`KEEPS` is about to run.
+def register_hook(
+    run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Token:
+    """One of :data:`GRADIENT_HOOKS` is about to run.
 
     Raises:
         Split: nothing is known of the tensor, or it is called in an unusual way.
@@ -167,17 +171,17 @@ def _register(run: MonitorRun, owner: Any, name: str, args: tuple[Any, ...]) -> 
         raise Split(AUTOGRAD)
     run.suspended += 1
     version = tensor_version(owner) if is_instance(owner, torch.Tensor) else None
-    return finish_registered, Hook(owner, name, args, version)
+    return finish_registration, Hook(owner, name, args, version)
 
 
-def finish_registered(run: MonitorRun, hook: Hook, handle: Any) -> None:
+def finish_registration(run: MonitorRun, hook: Hook, handle: Any) -> None:
     """``handle`` removes the hook again; there is none for a gradient that is kept."""
     run.suspended -= 1
     run.account()
     run.recording.hooks.append(hook._replace(handle=handle))
 
 
-def remove(run: MonitorRun, handle: Any) -> Token | None:
+def remove_hook(run: MonitorRun, handle: Any) -> Token | None:
     """``handle.remove()`` is about to run; None for one of which all is known.
 
     Raises:
@@ -198,7 +202,7 @@ def is_handle(rec: Recording, value: Any) -> bool:
     return any(hook.handle is value for hook in rec.hooks) and is_instance(value, RemovableHandle)
 
 
-def look_at_handle(rec: Recording, handle: Any, name: str) -> None:
+def check_handle_attribute(rec: Recording, handle: Any, name: str) -> None:
     """The program reads an attribute of what may be a handle.
 
     Raises:

@@ -84,7 +84,7 @@ def _replace(before: list[Any], after: list[Any]) -> None:
         push_function_mode(mode)
 
 
-def left(before: list[Any], after: list[Any]) -> tuple[int, list[torch.device]]:
+def mode_changes(before: list[Any], after: list[Any]) -> tuple[int, list[torch.device]]:
     """How many ``with torch.device(...)`` are left on the way from ``before``, and then entered."""
     same = 0
     while same < min(len(before), len(after)) and before[same] is after[same]:

@@ -20,7 +20,7 @@ import torch
 
 from magpy_like.annotation import ValueRead
 from magpy_like.monitor.objects.outside_reads import GUARDED_BYTES
-from magpy_like.monitor.symbolic.expressions import Draw, is_liftable, is_number
+from magpy_like.monitor.symbolic.expressions import DrawnValue, is_liftable, is_number
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import Split, UnguardableRead
@@ -54,7 +54,7 @@ _SEEDS: dict[Any, Any] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Drawing:
+class RepeatedCall:
     """A call that the mock repeats before the operator graph; ``generator`` is what it changes of
     what was there before."""
 
@@ -64,7 +64,7 @@ class Drawing:
     generator: Any = None
 
     @property
-    def can_be_undone(self) -> bool:
+    def can_roll_back(self) -> bool:
         if self.generator is torch.default_generator and torch.cuda.is_available():
             return False  # a seed is set on all devices
         return self.generator is None or type(self.generator) in REWINDABLE
@@ -77,7 +77,9 @@ def shuffled(shuffle: Callable[..., None], generator: Any, items: list[Any]) -> 
     return items
 
 
-def draw(run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token:
+def repeat_draw(
+    run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Token:
     """A call draws random numbers, or seeds or makes a generator.
 
     Raises:
@@ -97,14 +99,14 @@ def draw(run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[st
         if run.lifted.expression(args[0]) is None:
             generator = args[0]
             rec.constant(generator)
-    drawing = Drawing(operation, kept, keywords, generator)
+    drawing = RepeatedCall(operation, kept, keywords, generator)
     if getattr(operation, "__name__", "") == "shuffle":
         order = args[1] if len(args) == 2 and not kwargs else None
         if type(order) is not list or rec.node(order) is not None or not _all_numbers(order):
             raise Split("draws at random from a container, or into it")
         if len(set(map(type, order))) > 1:
             raise Split("draws at random from values of several types")
-        drawing = Drawing(shuffled, (operation, *kept), {}, generator)
+        drawing = RepeatedCall(shuffled, (operation, *kept), {}, generator)
         run.suspended += 1
         return _finish_shuffle, (drawing, order)
     if of_a_generator and len({type(value) for value in _leaves(kept[1:2])}) > 1:
@@ -150,7 +152,7 @@ def _is_type(value: Any) -> bool:
     return is_instance(value, type) and issubclass(value, np.generic)
 
 
-def _finish(run: MonitorRun, drawing: Drawing, result: Any) -> Any:
+def _finish(run: MonitorRun, drawing: RepeatedCall, result: Any) -> Any:
     run.suspended -= 1
     run.account()  # torch.manual_seed calls operators, too
     made = _MAKERS.get(drawing.operation)
@@ -159,7 +161,7 @@ def _finish(run: MonitorRun, drawing: Drawing, result: Any) -> Any:
     return _adopt(run, drawing, result)
 
 
-def _finish_draw(run: MonitorRun, drawing: Drawing, result: Any) -> Any:
+def _finish_draw(run: MonitorRun, drawing: RepeatedCall, result: Any) -> Any:
     """Arguments that vary may seed a generator, or bound a number; nothing else is known of what
     the mock would draw by others."""
     given = drawing.args, tuple(drawing.kwargs.values())
@@ -183,14 +185,14 @@ def _drawing_a(kind: type, operation: Callable[..., Any]) -> Callable[..., Any]:
     return draw
 
 
-def _finish_shuffle(run: MonitorRun, drawn: tuple[Drawing, list[Any]], _: Any) -> None:
+def _finish_shuffle(run: MonitorRun, drawn: tuple[RepeatedCall, list[Any]], _: Any) -> None:
     drawing, order = drawn
     run.suspended -= 1
     order[:] = _lifted_items(run, run.lifted.draw(drawing), order)
     run.watch_numbers()
 
 
-def _adopt(run: MonitorRun, drawing: Drawing, result: Any) -> Any:
+def _adopt(run: MonitorRun, drawing: RepeatedCall, result: Any) -> Any:
     """Learn what the result of a repeated call is known by; gives what to put in its place.
 
     Raises:
@@ -218,9 +220,9 @@ def _holds_objects(value: Any) -> bool:
     return is_instance(value, np.ndarray) and value.dtype.hasobject
 
 
-def _lifted_items(run: MonitorRun, drawn: Draw, items: list[Any]) -> list[Any]:
+def _lifted_items(run: MonitorRun, drawn: DrawnValue, items: list[Any]) -> list[Any]:
     """Numbers of a drawn list, each known by its place in the list that the mock will draw."""
-    return [run.lifted.lift(item, Draw(drawn.index, i)) for i, item in enumerate(items)]
+    return [run.lifted.lift(item, DrawnValue(drawn.index, i)) for i, item in enumerate(items)]
 
 
 _REPEATED: set[Any] = {
@@ -261,7 +263,7 @@ _FOLDS = {sum, min, max, math.prod}
 _TENSOR_MAKERS = {torch.from_numpy, torch.tensor, torch.as_tensor}
 
 
-def derives(
+def repeat_array_call(
     run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Token | None:
     """What to do with the result of a call that makes something of drawn arrays and the like, by a
@@ -292,10 +294,10 @@ def derives(
     kept = tuple(_snapshot(rec, value) for value in args)
     if operation in _TENSOR_MAKERS:
         arrays = [value for value in values if is_instance(value, np.ndarray)]
-        rec.operators.arrays += [(array, array.copy()) for array in arrays]
+        rec.operators.shared_arrays += [(array, array.copy()) for array in arrays]
     run.suspended += 1
     finish = _finish_in_place if operation in _IN_PLACE else _finish
-    return finish, Drawing(operation, kept, kwargs)
+    return finish, RepeatedCall(operation, kept, kwargs)
 
 
 def _is_known(run: MonitorRun, value: Any) -> bool:
@@ -306,13 +308,13 @@ def _is_known(run: MonitorRun, value: Any) -> bool:
     return run.lifted.is_known_before_graph(value)
 
 
-def has_element(array: Any, key: Any) -> bool:
+def is_element_index(array: Any, key: Any) -> bool:
     """Whether an index leads to one number of an array."""
     keys = key if type(key) is tuple else (key,)
     return len(keys) == array.ndim and all(type(part) is int for part in keys)
 
 
-def gives_numbers(run: MonitorRun, array: Any) -> bool:
+def yields_drawn_numbers(run: MonitorRun, array: Any) -> bool:
     """Whether a loop over an array takes numbers from it that the mock can draw."""
     if type(array) is not np.ndarray or array.ndim != 1 or array.dtype.hasobject:
         return False
@@ -326,11 +328,11 @@ def _makes_anew(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return operation is not np.ndarray.astype or len(args) == 2
 
 
-def as_index(run: MonitorRun, key: Any) -> Any:
+def tensor_index(run: MonitorRun, key: Any) -> Any:
     """An index of a tensor, with tensors for the drawn arrays and the lists of varying numbers in
     it: so torch takes them, too."""
     if type(key) is tuple:
-        parts = tuple(as_index(run, part) for part in key) if run.lifted else key
+        parts = tuple(tensor_index(run, part) for part in key) if run.lifted else key
         # A copy of a tuple from outside would be one that is relied on without a guard.
         return key if all(map(operator.is_, parts, key)) else parts
     if run.recording.inside or run.side is not None:
@@ -338,7 +340,7 @@ def as_index(run: MonitorRun, key: Any) -> Any:
     if not (_is_drawn_index(run, key) or _is_varying_index(run, key)):
         return key
     tensor = torch.tensor(key)
-    _adopt(run, Drawing(torch.tensor, (_snapshot(run.recording, key),), {}), tensor)
+    _adopt(run, RepeatedCall(torch.tensor, (_snapshot(run.recording, key),), {}), tensor)
     return tensor
 
 
@@ -355,7 +357,7 @@ def _is_varying_index(run: MonitorRun, key: Any) -> bool:
     return integers and all(map(run.lifted.is_known_before_graph, key))
 
 
-def _finish_in_place(run: MonitorRun, drawing: Drawing, _: Any) -> None:
+def _finish_in_place(run: MonitorRun, drawing: RepeatedCall, _: Any) -> None:
     """The array is known by the call that drew it: what the mock has of that is changed, too."""
     run.suspended -= 1
     run.lifted.draw(drawing)

@@ -32,7 +32,7 @@ def read(run: MonitorRun, tensor: torch.Tensor, name: str) -> Any:
         if name == "grad":
             return _read_grad(run, tensor)
         if name in ("grad_fn", "_grad_fn") and tensor.grad_fn is None:
-            tensor_metadata.look_at(run, operator.attrgetter(name), tensor)
+            tensor_metadata.guard_metadata(run, operator.attrgetter(name), tensor)
             return None
         if name == "grad_fn":
             return autograd_nodes.read_node(run, tensor)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magpy_like.monitor.symbolic.expressions import Computed, Read, is_number
+from magpy_like.monitor.symbolic.expressions import Computed, EntryValue, is_number
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import storage_of, tensor_version
@@ -72,7 +72,7 @@ class TensorCounters:
 
     def _add(self, rec: GraphValues, node: ShadowNode, tensor: torch.Tensor, amount: float) -> None:
         version, writes = tensor_version(tensor), self._writes.get(storage_of(tensor), 0)
-        entered = Computed(torch.Tensor.item, (Read(node),))
+        entered = Computed(torch.Tensor.item, (EntryValue(node),))
         known = self._sums.get(node.node_id, (rec.tensor_versions[node.node_id], 0, entered))
         if known[:2] == (version - 1, writes - 1):
             sum_of = _SUMS[tensor.dtype]

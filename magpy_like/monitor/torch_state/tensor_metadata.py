@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magpy_like.monitor.symbolic.expressions import Computed, Read
+from magpy_like.monitor.symbolic.expressions import Computed, EntryValue
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
 
@@ -30,7 +30,7 @@ def getter(operation: Any) -> Callable[[torch.Tensor], Any]:
     return function
 
 
-def look_at(run: MonitorRun, get: Callable[[Any], Any], tensor: torch.Tensor) -> None:
+def guard_metadata(run: MonitorRun, get: Callable[[Any], Any], tensor: torch.Tensor) -> None:
     """What ``get`` gives for a tensor from outside must be the same again.
 
     Raises:
@@ -39,6 +39,6 @@ def look_at(run: MonitorRun, get: Callable[[Any], Any], tensor: torch.Tensor) ->
     rec = run.recording
     node = rec.node(tensor)
     if node is not None and not rec.is_written(node):
-        run.lifted.conditions.append((Computed(get, (Read(node),)), get(tensor)))
+        run.lifted.conditions.append((Computed(get, (EntryValue(node),)), get(tensor)))
     elif node is not None or (get is torch.Tensor.storage_offset and tensor._is_view()):
         raise Split("reads metadata of a tensor that depends on more than the program has read")

@@ -15,7 +15,7 @@ import torch
 from magpy_like.annotation import RelationKind
 from magpy_like.monitor.objects.access_paths import lookup
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.symbolic.expressions import Computed, Read, Size, is_liftable
+from magpy_like.monitor.symbolic.expressions import Computed, EntryValue, Size, is_liftable
 from magpy_like.monitor.symbolic.variation import Path
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import EXTERNAL, Fact, Relation
@@ -120,7 +120,7 @@ def _evaluate(expression: Any, places: dict[int, Path], sample: Expected) -> Any
         return expression.operation(*parts)
     if is_instance(expression, Size):
         return sample.layouts[places[expression.node.node_id]].sizes[expression.dim]
-    if is_instance(expression, Read):
+    if is_instance(expression, EntryValue):
         place = places[expression.node.node_id]
         return sample.numbers[place] if place in sample.numbers else sample.lifted[place]
     return expression

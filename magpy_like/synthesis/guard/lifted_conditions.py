@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.symbolic.expressions import Address, Size, made_of
-from magpy_like.monitor.symbolic.symbolic_twin import Twin
+from magpy_like.monitor.symbolic.expressions import Address, Size, leaves_of
+from magpy_like.monitor.symbolic.symbolic_twin import SymbolicTwin
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.synthesis import number_source
@@ -58,7 +58,7 @@ class LiftedConditions(FetchedVariables):
             if varies or node.node_id in self.rec.list_values:
                 self.lifted.append(self.label(node))
 
-    def _sizes(self, twin: Twin) -> None:
+    def _sizes(self, twin: SymbolicTwin) -> None:
         bounds, conditions = size_guards(twin)
         free: dict[int, dict[int, Bounds]] = {}
         for bound in bounds:
@@ -76,7 +76,7 @@ class LiftedConditions(FetchedVariables):
             self.reasons[reason] = self.readable[sentence] = f"{self.label(node)}: {described}"
             self.expected.about_lifted.add(self.readable[sentence])
             place = self.expected.places[node.node_id]
-            self.expected.inner[place] = twin.inner[node.node_id]
+            self.expected.inner[place] = twin.inner_dims[node.node_id]
             for dim, bound in free[node.node_id].items():
                 if not bound.varies:
                     self.expected.reasons[place, dim] = bound.reason
@@ -110,5 +110,5 @@ def _of_places(condition: tuple[Any, Any]) -> tuple[Any, Any]:
     """A condition as other records can be held to it. Where an object lies says nothing of theirs,
     and the record must not keep it alive."""
     number, value = condition
-    told = any(is_instance(part, Address) for part in made_of(number))
+    told = any(is_instance(part, Address) for part in leaves_of(number))
     return (None if told else number), value

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import sympy
 
 from magpy_like.monitor.symbolic.expressions import (
+    EntryValue,
     Expression,
-    Read,
     Size,
     Untranslatable,
     from_sympy,
 )
-from magpy_like.monitor.symbolic.symbolic_twin import Twin, hint
+from magpy_like.monitor.symbolic.symbolic_twin import SymbolicTwin, hint
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_compat.symbolic_expressions import ValueRanges, bound_sympy
 
@@ -29,7 +29,7 @@ LARGEST = (1 << 63) - 1
 class Bounds(NamedTuple):
     """The values that a number outside may have, both ends included."""
 
-    number: Size | Read
+    number: Size | EntryValue
     least: int
     most: int
     reason: str
@@ -40,14 +40,14 @@ class Bounds(NamedTuple):
         return self.least < self.most
 
 
-def size_guards(twin: Twin) -> tuple[list[Bounds], list[Expression]]:
+def size_guards(twin: SymbolicTwin) -> tuple[list[Bounds], list[Expression]]:
     """Bounds of every size and number outside, and expressions that must be true beside them."""
-    twin.note_place()
+    twin.note_location()
     while True:
         ranges = {
             symbol: _range(twin, symbol)
             for symbol, source in twin.sources.items()
-            if is_instance(source, Size | Read)
+            if is_instance(source, Size | EntryValue)
         }
         for guard in twin.env.guards:
             _narrow(guard.expr, ranges, twin)
@@ -55,11 +55,14 @@ def size_guards(twin: Twin) -> tuple[list[Bounds], list[Expression]]:
             conditions = _conditions(twin, ranges)
         except _NotExact as reason:
             for symbol in reason.symbols:
-                twin.fix(twin.numbers[twin.sources[symbol]])
+                twin.specialize(twin.numbers[twin.sources[symbol]])
             continue
         bounds = [
             Bounds(
-                twin.sources[symbol], _whole(found.lower), _whole(found.upper), twin.reason(symbol)
+                twin.sources[symbol],
+                _whole(found.lower),
+                _whole(found.upper),
+                twin.specialization_location(symbol),
             )
             for symbol, found in ranges.items()
         ]
@@ -71,8 +74,8 @@ class _NotExact(Exception):
         self.symbols = symbols
 
 
-def _range(twin: Twin, symbol: sympy.Symbol) -> Any:
-    value = twin.value_of(symbol)
+def _range(twin: SymbolicTwin, symbol: sympy.Symbol) -> Any:
+    value = twin.only_value(symbol)
     if value is not None:
         return ValueRanges(value, value)
     return twin.env.var_to_range[symbol]
@@ -82,7 +85,7 @@ _SEARCHED = 1 << 12
 """How many small values of a number are looked at one by one."""
 
 
-def _narrow(guard: Any, ranges: dict[sympy.Symbol, Any], twin: Twin) -> None:
+def _narrow(guard: Any, ranges: dict[sympy.Symbol, Any], twin: SymbolicTwin) -> None:
     """Turn a guard on one number into its lower bound, where it is false of all smaller values."""
     if len(guard.free_symbols) != 1:
         return
@@ -117,7 +120,7 @@ def _whole(end: Any) -> int:
         return LARGEST if end > 0 else -LARGEST
 
 
-def _conditions(twin: Twin, ranges: dict[sympy.Symbol, Any]) -> list[Expression]:
+def _conditions(twin: SymbolicTwin, ranges: dict[sympy.Symbol, Any]) -> list[Expression]:
     found: dict[Any, Expression] = {}
     constants = {s: r.lower for s, r in ranges.items() if r.lower == r.upper}
     for guard in twin.env.guards:
@@ -127,7 +130,7 @@ def _conditions(twin: Twin, ranges: dict[sympy.Symbol, Any]) -> list[Expression]
         if _holds(text, ranges):
             continue
         try:
-            condition = from_sympy(text, twin.source)
+            condition = from_sympy(text, twin.source_of)
         except Untranslatable:
             raise _NotExact(text.free_symbols) from None
         found[text] = condition

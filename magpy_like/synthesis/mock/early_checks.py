@@ -13,7 +13,7 @@ from torch import fx
 
 from magpy_like.monitor.operator_graph.graph_nodes import AS_IS
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.symbolic.expressions import Computed, InGraph
+from magpy_like.monitor.symbolic.expressions import Computed, GraphNumber
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain, storage_of
 from magpy_like.synthesis import number_source
@@ -46,7 +46,7 @@ def check_before_writing(rec: Recording) -> bool:
 
 def _only_in_graph(expression: Any, found: list[fx.Node]) -> bool:
     """Whether an expression is made of constants and of what the graph computes: of ``found``."""
-    if is_instance(expression, InGraph):
+    if is_instance(expression, GraphNumber):
         found.append(expression.node)
         return True
     if is_instance(expression, Computed):

@@ -36,7 +36,7 @@ from magpy_like.monitor.objects.iterators import (
     container_of,
 )
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.symbolic.gathered_lists import Gathered
+from magpy_like.monitor.symbolic.gathered_lists import GraphList
 from magpy_like.native import NULL, dict_of, instance_dict, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
@@ -131,7 +131,7 @@ class Reconstruction:
         if is_instance(value, torch.Tensor):
             return self._tensor(value)
         gathered = self.rec.operators.lists.get(id(value))
-        if is_instance(gathered, Gathered) and gathered.is_whole():
+        if is_instance(gathered, GraphList) and gathered.is_unchanged():
             return self._remember(value, self._scalar(gathered.node))
         node = self.rec.node(value)
         if node is not None:
