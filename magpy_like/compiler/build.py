@@ -60,15 +60,17 @@ def build(
             if PRINTERS[device].build is build_cpp:
                 functions |= _build_units(compiled, part, graph, kind, trace)
             elif PRINTERS[device].build is triton_printer.build:
-                wanted, compiled.places = triton_printer.plan(part, graph, kind, trace)
-                compiled.on_gpu = [triton_launch.as_text(w) for w in wanted]
+                wanted, compiled.triton_indices = triton_printer.print_kernels(
+                    part, graph, kind, trace
+                )
+                compiled.triton_kernels = [triton_launch.serialize(w) for w in wanted]
                 functions |= _load_gpu(compiled, wanted)
             else:
                 functions |= PRINTERS[device].build(part, graph, kind, trace)
                 key = None
     trace.write("launcher", f"{kind}.py", source)
     call = _call(compiled, launcher.namespace | functions)
-    if key is not None and _keep(compiled, launcher, graph, key) and not compiled.held:
+    if key is not None and _keep(compiled, launcher, graph, key) and not compiled.attributes:
         call.entry = key  # type: ignore[attr-defined]
     return call
 
@@ -79,7 +81,7 @@ def find(key: str, gm: fx.GraphModule, kind: str) -> Call | None:
     if compiled is None:
         return None
     call = _call(compiled, compiled.objects(gm) | _load(compiled, kind))
-    if not compiled.held:
+    if not compiled.attributes:
         call.entry = key  # type: ignore[attr-defined]
     return call
 
@@ -87,7 +89,7 @@ def find(key: str, gm: fx.GraphModule, kind: str) -> Call | None:
 def find_captured(key: str) -> Call | None:
     """The function for inference that a captured graph led to before, in whatever process."""
     compiled = captured_graph_cache.get(key)
-    if compiled is None or compiled.held or compiled.assumes:
+    if compiled is None or compiled.attributes or compiled.assumes:
         return None
     nothing = fx.GraphModule({}, fx.Graph())
     return _call(compiled, compiled.objects(nothing) | _load(compiled, "inference"))
@@ -103,27 +105,29 @@ def _keep(compiled: CompiledGraph, launcher: Launcher, graph: Graph, key: str) -
     """Keep what was built on disk; false where it refers to something without a name."""
     for name, target in graph.attributes.items():
         if target is None:
-            compiled.folded[name] = compiled_graph_cache.text_of(graph.constants[name])
+            compiled.folded_constants[name] = compiled_graph_cache.serialize_tensor(
+                graph.constants[name]
+            )
         else:
-            compiled.held[name] = target
+            compiled.attributes[name] = target
     try:
         for name, thing in launcher.namespace.items():
             if name not in graph.constants and COMMON.get(name) is not thing:
-                compiled.names[name] = compiled_graph_cache.spell(thing)
-    except compiled_graph_cache.NoKey:
+                compiled.names[name] = compiled_graph_cache.describe_object(thing)
+    except compiled_graph_cache.NotCacheable:
         return False
     compiled_graph_cache.put(key, compiled)
     return True
 
 
 def _load(compiled: CompiledGraph, kind: str) -> Functions:
-    wanted = [triton_launch.from_text(text) for text in compiled.on_gpu]
+    wanted = [triton_launch.deserialize(text) for text in compiled.triton_kernels]
     return _load_units(compiled, kind) | _load_gpu(compiled, wanted)
 
 
-def _load_gpu(compiled: CompiledGraph, wanted: Sequence[triton_launch.Wanted]) -> Functions:
+def _load_gpu(compiled: CompiledGraph, wanted: Sequence[triton_launch.CompileRequest]) -> Functions:
     functions = triton_launch.load_many(wanted) if wanted else []
-    return {kernel: functions[place] for kernel, place in compiled.places.items()}
+    return {kernel: functions[place] for kernel, place in compiled.triton_indices.items()}
 
 
 def build_cpp(kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace) -> Functions:

@@ -69,7 +69,7 @@ def contiguous_strides(sizes: Sequence[Expr]) -> list[Expr]:
     return strides[::-1]
 
 
-def positive(difference: Expr) -> bool:
+def is_nonnegative(difference: Expr) -> bool:
     """Is the expression known to be >= 0, sizes being at least 1 and variables at least 0?"""
     if difference.is_Integer:
         return int(difference) >= 0
@@ -129,16 +129,16 @@ def divides(d: Expr, e: Expr) -> Expr | None:
     if d.is_Integer and e.is_Integer:
         return sympy.Integer(int(e) // int(d)) if int(e) % int(d) == 0 else None
     quotient = e / d
-    return quotient if _is_whole(quotient) else None
+    return quotient if _has_integer_coefficients(quotient) else None
 
 
-def _is_whole(e: Expr) -> bool:
+def _has_integer_coefficients(e: Expr) -> bool:
     """Is no part of the expression a fraction? ``(s + 1)/2`` is ``s/2 + 1/2`` to SymPy."""
     if e.is_Number:
         return bool(e.is_Integer)
     if e.is_Add or e.is_Mul:
-        return all(map(_is_whole, e.args))
-    return not e.is_Pow or (bool(e.exp.is_nonnegative) and _is_whole(e.base))
+        return all(map(_has_integer_coefficients, e.args))
+    return not e.is_Pow or (bool(e.exp.is_nonnegative) and _has_integer_coefficients(e.base))
 
 
 def simplify(e: Expr, ranges: Mapping[Symbol, Expr]) -> Expr:
@@ -199,7 +199,7 @@ def simplify_div(a: Expr, b: Expr, ranges: Mapping[Symbol, Expr]) -> Expr:
         return simplify_div(a.args[0], a.args[1] * b, ranges)
     quotient, rest = _split_multiples(a, b)
     bound = upper_bound(rest, ranges)
-    if bound is not None and positive(b - 1 - bound):
+    if bound is not None and is_nonnegative(b - 1 - bound):
         return quotient
     if quotient != 0 and bound is not None:  # bound exists: rest is known to be >= 0
         return quotient + Div(rest, b)
@@ -211,7 +211,7 @@ def simplify_mod(a: Expr, b: Expr, ranges: Mapping[Symbol, Expr]) -> Expr:
     bound = upper_bound(rest, ranges)
     if bound is None:
         return Mod(a, b)
-    if positive(b - 1 - bound):
+    if is_nonnegative(b - 1 - bound):
         return rest
     if isinstance(rest, Mod):
         if divides(b, rest.args[1]) is not None:
@@ -245,7 +245,7 @@ def _coefficients(e: Expr, wanted: frozenset[Symbol]) -> tuple[Mapping[Symbol, E
     return found, rest
 
 
-def tells_apart(e: Expr, variable: Symbol, ranges: Mapping[Symbol, Expr]) -> bool:
+def is_injective(e: Expr, variable: Symbol, ranges: Mapping[Symbol, Expr]) -> bool:
     """Do two values of ``variable`` never give the same ``e``, whatever the other variables are?
 
     So it is where the others' terms either stay below one step of it, all together, or are
@@ -260,10 +260,10 @@ def tells_apart(e: Expr, variable: Symbol, ranges: Mapping[Symbol, Expr]) -> boo
     below: Expr = sympy.S.Zero
     for other, factor in steps.items():
         if divides(step * ranges[variable], factor) is None:
-            if not positive(factor):
+            if not is_nonnegative(factor):
                 return False
             below += factor * (ranges[other] - 1)
-    return positive(step - 1 - below)
+    return is_nonnegative(step - 1 - below)
 
 
 def merge_loops(
@@ -339,7 +339,7 @@ def reshape_groups(
             j += 1
         while p != q:
             # Grow the side that is known to divide the other; with symbols, either may be it.
-            if j < len(new) and (i >= len(old) or divides(q, p) is not None or _less(q, p)):
+            if j < len(new) and (i >= len(old) or divides(q, p) is not None or _is_less(q, p)):
                 right.append(j)
                 q *= new[j]
                 j += 1
@@ -357,7 +357,7 @@ def reshape_groups(
     return groups
 
 
-def _less(a: Expr, b: Expr) -> bool:
+def _is_less(a: Expr, b: Expr) -> bool:
     return bool(a.is_Integer and b.is_Integer and a < b)
 
 

@@ -158,7 +158,7 @@ class Cost:
         )
 
     @property
-    def is_dear(self) -> bool:
+    def is_expensive(self) -> bool:
         """Whether a computation with several consumers is stored rather than repeated."""
         few = MAX_SHARED_OPERATIONS if self.reads else MAX_SHARED_INDEX_OPERATIONS
         return self.expensive or self.operations > few or len(self.reads) > MAX_SHARED_READS

@@ -122,7 +122,7 @@ SPECIAL: dict[str, int] = {
 ELEMENTWISE |= {f"special_{name}": (count, _SAME) for name, count in SPECIAL.items()}
 
 #: Operations that give one of their arguments back, perhaps with another sign.
-_CHOOSING = frozenset(("where", "maximum", "minimum", "fmax", "fmin", "neg", "abs"))
+_SELECTIONS = frozenset(("where", "maximum", "minimum", "fmax", "fmin", "neg", "abs"))
 
 #: Operations computed when compiling where their arguments are known.
 _FOLDED: dict[str, Callable[..., Any]] = {
@@ -247,7 +247,7 @@ class Recorder:
         self._rounded: dict[tuple[Value, torch.dtype], bool] = {}
         self._masks: list[Value] = []
         # Computed indices into dimensions that may turn out to be empty, and whether one has any.
-        self._any: dict[Symbol, Value] = {}
+        self._nonempty: dict[Symbol, Value] = {}
 
     def _emit(self, op: str, args: tuple[Any, ...], dtype: torch.dtype, outer: bool) -> Value:
         # 1, 1.0 and True are equal and hash alike, and so are 0.0 and -0.0: hence the repr.
@@ -278,7 +278,7 @@ class Recorder:
 
         def operation(*args: Value) -> Value:
             assert len(args) == count, (name, args)
-            known = self._folded(name, args)
+            known = self._fold(name, args)
             if known is not None:
                 return known
             dtype = torch.bool if rule is _BOOL else args[-1 if name == "where" else 0].dtype
@@ -286,7 +286,7 @@ class Recorder:
 
         return operation
 
-    def _folded(self, name: str, args: Sequence[Value]) -> Value | None:
+    def _fold(self, name: str, args: Sequence[Value]) -> Value | None:
         """The result where numbers known when compiling decide it; loops are vectors only if
         nothing is chosen between that could be chosen before."""
         if name == "where" and args[0].op == "constant":
@@ -306,8 +306,12 @@ class Recorder:
         """Element of ``buffer`` at ``index`` (in elements from its first)."""
         index = self._index(index)
         mask = self._masks[-1] if self._masks else None
-        for symbol in self._any.keys() & index.free_symbols:
-            mask = self._any[symbol] if mask is None else self.logical_and(mask, self._any[symbol])
+        for symbol in self._nonempty.keys() & index.free_symbols:
+            mask = (
+                self._nonempty[symbol]
+                if mask is None
+                else self.logical_and(mask, self._nonempty[symbol])
+            )
         return self._emit(
             "load", (buffer, index, mask), compute_dtype(self._dtype_of(buffer)), False
         )
@@ -347,7 +351,7 @@ class Recorder:
             return bool(value.args[1] == dtype)
         if value.op == "constant":
             return same_number(round_number(value.args[0], dtype), value.args[0])
-        if value.op in _CHOOSING:
+        if value.op in _SELECTIONS:
             sides = value.args[1:] if value.op == "where" else value.args
             return all(self._is_rounded(v, dtype) for v in sides)
         return False
@@ -398,7 +402,7 @@ class Recorder:
         self.body.indirect[symbol] = index
         self.body.extents[symbol] = sympy.sympify(size)
         if not sympy.sympify(size).is_positive:  # then there is no element to go on with
-            self._any[symbol] = self.gt(extent, zero)
+            self._nonempty[symbol] = self.gt(extent, zero)
         return symbol
 
     def reduction(self, kind: str, *values: Value, dtype: torch.dtype | None = None) -> Any:
@@ -411,7 +415,7 @@ class Recorder:
             if kind == "welford":
                 value = self.to_dtype(values[0], dtype or values[0].dtype)
                 return value, self.sub(value, value), self.constant(1, value.dtype)
-            return self._only(kind, values[-1])  # of argmin and argmax the index
+            return self._reduce_one(kind, values[-1])  # of argmin and argmax the index
         if kind in ("argmax", "argmin"):
             dtype = torch.int64
         else:
@@ -424,11 +428,11 @@ class Recorder:
     def scan(self, kind: str, value: Value, *index: Value) -> Value:
         """Running combination along the reduction loops: a value per element."""
         if not self.body.rs:
-            return self._only(kind, index[0] if index else value)
+            return self._reduce_one(kind, index[0] if index else value)
         dtype = index[0].dtype if index else value.dtype
         return self._emit("scan", (kind, value, *index), dtype, False)
 
-    def _only(self, kind: str, value: Value) -> Value:
+    def _reduce_one(self, kind: str, value: Value) -> Value:
         """The result for one element: a sum begins with 0.0, which -0.0 does not change."""
         if kind in ("sum", "logsumexp") and value.dtype.is_floating_point:
             return self.add(value, self.constant(0.0, value.dtype))
@@ -439,7 +443,7 @@ class Recorder:
         if self._dtype_of(buffer) in LOW_PRECISION:
             value = self.to_dtype(value, self._dtype_of(buffer))
         index = self._index(index)
-        if self._any.keys() & index.free_symbols:
+        if self._nonempty.keys() & index.free_symbols:
             raise Unsupported("a scatter", "into a dimension that may have no elements")
         args = (buffer, index, value, mode)
         self.body.values.append(Value("store", args, self._dtype_of(buffer), value.outer))

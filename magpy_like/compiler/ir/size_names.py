@@ -24,7 +24,7 @@ from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol, is_size_symbol
 from magpy_like.torch_compat.symbolic_expressions import FloorDiv
 
 
-class Names:
+class SizeNames:
     """The names of one graph. ``known``: does a relation hold for all sizes of the guards?"""
 
     def __init__(self, known: Callable[[Any], bool]) -> None:
@@ -73,11 +73,11 @@ def _outermost(e: Expr) -> Iterator[Expr]:
             yield from _outermost(part)
 
 
-_names: contextvars.ContextVar[Names | None] = contextvars.ContextVar("names", default=None)
+_names: contextvars.ContextVar[SizeNames | None] = contextvars.ContextVar("names", default=None)
 
 
 @contextlib.contextmanager
-def naming(names: Names) -> Iterator[None]:
+def naming(names: SizeNames) -> Iterator[None]:
     """Have :func:`expr` use these names in the block."""
     before = _names.set(names)
     try:

@@ -14,7 +14,7 @@ from magpy_like.compiler.lowering.views import slice_box, squeeze
 
 
 @lower(aten.view_as_real.default, aten.view_as_complex.default)
-def seen_as(graph: Graph, a: Box) -> Box:
+def reinterpret(graph: Graph, a: Box) -> Box:
     """The same memory: a call that makes a view, and moves nothing."""
     origin = graph._origin
     assert origin is not None

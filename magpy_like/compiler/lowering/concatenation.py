@@ -62,9 +62,9 @@ def constant_pad_nd(graph: Graph, a: Box, pad: Sequence[Any], value: Any = 0) ->
         inside: Value | None = None
         for i, p, q, s in zip(position, low, high, a.size, strict=True):
             tests = []
-            if not graph.known(p <= 0):
+            if not graph.is_known(p <= 0):
                 tests.append(ops.ge(ops.index_expr(i, torch.int64), ops.constant(0, torch.int64)))
-            if not graph.known(q <= 0):
+            if not graph.is_known(q <= 0):
                 tests.append(ops.lt(ops.index_expr(i, torch.int64), ops.index_expr(s, torch.int64)))
             for test in tests:
                 inside = test if inside is None else ops.logical_and(inside, test)
@@ -147,7 +147,7 @@ def select_scatter(graph: Graph, a: Box, source: Box, dim: int, index: Any) -> B
     dim = canonical_dim(dim, len(a.size))
     position = sympy.sympify(index)
     position = from_end(graph, position, a.size[dim])
-    if not graph.known(position < a.size[dim]):
+    if not graph.is_known(position < a.size[dim]):
         raise Unsupported("aten.select_scatter", "an index that may be out of range")
     part = source if source.dtype == a.dtype else to_dtype(graph, source, a.dtype)
     shape = [*part.size[:dim], sympy.S.One, *part.size[dim:]]

@@ -30,14 +30,14 @@ from magpy_like.compiler.ir.loop_ir import (
     View,
 )
 from magpy_like.compiler.ir.ops import LOW_PRECISION, Value, compute_dtype, ops, record
-from magpy_like.compiler.ir.size_names import Names, expr, naming
+from magpy_like.compiler.ir.size_names import SizeNames, expr, naming
 from magpy_like.compiler.passes.cleanup.constant_folding import FOLDED
 from magpy_like.compiler.passes.graph_queries import is_view, known_equal
 from magpy_like.torch_compat.operators import HigherOrderOperator, OpOverload
 from magpy_like.torch_compat.symbolic_expressions import sympy_functions
 
 #: Operators that have complex tensors and no complex arithmetic: loops see pairs of reals.
-PARTS = frozenset(
+COMPLEX_PART_OPERATORS = frozenset(
     (
         torch.ops.aten.view_as_real.default, torch.ops.aten.view_as_complex.default,
         torch.ops.aten.complex.default,
@@ -47,7 +47,9 @@ PARTS = frozenset(
 # Beyond these a computation is stored rather than repeated in each consumer.
 MAX_INLINE_OPERATIONS = 64
 MAX_INLINE_READS = 12
-SMALL = 16  # times as large is what a buffer is computed into that costs nothing to read again
+MIN_CACHED_RATIO = (
+    16  # times as large is what a buffer is computed into that costs nothing to read again
+)
 
 
 class Graph:
@@ -78,11 +80,11 @@ class Graph:
         self._lazy: list[Box] = []
         self._readers: dict[str, list[Box]] = {}  # buffer -> lazy boxes that read it when made
         self._counts: dict[str, int] = {}  # buffers by the first letters of their names
-        self._hinted: dict[Expr, int] = {}
+        self._hint_cache: dict[Expr, int] = {}
         self._bytes: dict[str, int] = {}
         self._origin: fx.Node | None = None
         self.shape_env = find_shape_env(gm)
-        self.names = Names(self.known)
+        self.names = SizeNames(self.is_known)
         self.assumed = assumptions(self.shape_env)
 
     # --- building ------------------------------------------------------------------------------
@@ -145,7 +147,7 @@ class Graph:
                 check_accumulating(self.buffers[store.args[0]], store.args[3])
         name = f"op{len(self.operations)}"
         node = self._origin if self.backward else None
-        again = None if node is None else function_of(node)
+        again = None if node is None else checkpointed_function_of(node)
         self.operations.append(LoopOp(name, body, self._origins(), again))
 
     def store_computed(self, box: Box) -> str:
@@ -181,12 +183,12 @@ class Graph:
         """The value of an expression for the example inputs (a guess where there is none)."""
         if e.is_Integer:
             return int(e)
-        found = self._hinted.get(e)
+        found = self._hint_cache.get(e)
         if found is None:
-            known = self._hints()
+            known = self._example_values()
             meant = self.names.meaning(e)
             value = meant.xreplace({s: known.get(s, sympy.Integer(64)) for s in meant.free_symbols})
-            found = self._hinted[e] = int(value)
+            found = self._hint_cache[e] = int(value)
         return found
 
     def bytes_of(self, name: str) -> int:
@@ -197,12 +199,12 @@ class Graph:
             found = self._bytes[name] = self.hint(buffer.numel()) * buffer.dtype.itemsize
         return found
 
-    def own_bytes(self, name: str) -> int:
+    def allocated_bytes(self, name: str) -> int:
         """What the graph allocates for a buffer, or frees of it."""
         own = name in self.freed or self.buffers[name].kind in ("computed", "extern")
         return self.bytes_of(name) if own else 0
 
-    def known(self, relation: Any) -> bool:
+    def is_known(self, relation: Any) -> bool:
         """Does a relation between sizes hold for all sizes that the guards admit?"""
         if not isinstance(relation, sympy.Basic):
             return bool(relation)
@@ -216,14 +218,14 @@ class Graph:
     def _is_one(self, size: Expr) -> bool:
         if size.is_Integer or size.is_Symbol:
             return size == 1
-        return self.hint(size) == 1 and self.known(sympy.Eq(size, 1))
+        return self.hint(size) == 1 and self.is_known(sympy.Eq(size, 1))
 
     def assume(self, relation: Any) -> None:
         """A relation between sizes holds, or the call is eager's."""
-        if not self.known(relation):
+        if not self.is_known(relation):
             self.assumed.append(self.names.meaning(relation))
 
-    def _hints(self) -> dict[Expr, Expr]:
+    def _example_values(self) -> dict[Expr, Expr]:
         env = self.shape_env
         if env is None:
             return {}
@@ -243,7 +245,7 @@ class Graph:
         if isinstance(value, torch.Tensor):
             buffer = self._leaf_buffer(value, "input")
             self.inputs.append(buffer.name)
-            if self.backward and not is_lent(node):
+            if self.backward and not is_program_input(node):
                 self.freed.add(buffer.name)
             return self.box(buffer)
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -331,7 +333,7 @@ class Graph:
 
     def _loopable(self, node: fx.Node) -> bool:
         """Are all tensors of this node strided, of dtypes that loops compute, on one device?"""
-        if node.target in PARTS:
+        if node.target in COMPLEX_PART_OPERATORS:
             return True
         devices = set()
         for value in _tensors([node.meta.get("val"), *(a.meta.get("val") for a in
@@ -458,15 +460,17 @@ class Graph:
                 source = source.data.base
             # For the caller, too: what it is made of is in a cache now, and not kept to the end.
             returned = source.stride_hint is not None and _is_returned(node)
-            if large or returned or (shared and self._without_small(cost, box).is_dear):
+            if large or returned or (shared and self._without_cached_reads(cost, box).is_expensive):
                 source.realize()
 
-    def _without_small(self, cost: Cost, box: Box) -> Cost:
+    def _without_cached_reads(self, cost: Cost, box: Box) -> Cost:
         """The cost but for reading what is much smaller than ``box``, as a mean for each row: it
         stays in a cache. One read is left: what is computed of memory is not made of positions."""
         size = self.hint(box.numel())
         by_size = sorted(cost.reads, key=lambda b: self.hint(self.buffers[b].numel()))
-        small = [b for b in by_size[:-1] if SMALL * self.hint(self.buffers[b].numel()) <= size]
+        small = [
+            b for b in by_size[:-1] if MIN_CACHED_RATIO * self.hint(self.buffers[b].numel()) <= size
+        ]
         return replace(cost, reads=cost.reads - set(small))
 
     def realize_readers(self, buffer: str) -> None:
@@ -487,16 +491,16 @@ class Graph:
             box = self._env[result] if isinstance(result, fx.Node) else result
             if isinstance(box, Box):
                 assert isinstance(result, fx.Node)
-                self.outputs.append(self.as_in_eager(box, result.meta["val"]))
+                self.outputs.append(self.with_eager_strides(box, result.meta["val"]))
             else:
                 self.outputs.append(box)
 
-    def as_in_eager(self, box: Box, value: torch.Tensor) -> Strided:
+    def with_eager_strides(self, box: Box, value: torch.Tensor) -> Strided:
         """The box as memory with exactly eager's strides."""
         window = box.realize()
         size, stride = box.size, [expr(s) for s in value.stride()]
         same = all(
-            self.known(sympy.Eq(a, b)) or n == 1
+            self.is_known(sympy.Eq(a, b)) or n == 1
             for a, b, n in zip(window.stride, stride, size, strict=True)
         )
         # A constant is the graph's own: a caller that writes to what it got must not reach it.
@@ -591,12 +595,12 @@ def find_shape_env(gm: fx.GraphModule) -> Any:
     return None
 
 
-def function_of(node: fx.Node) -> int | None:
+def checkpointed_function_of(node: fx.Node) -> int | None:
     """The number of the checkpointed function that a node is part of, and computed again with."""
     return node.meta.get("ac_graph_id") if "recompute" in node.meta else None
 
 
-def is_lent(node: fx.Node) -> bool:
+def is_program_input(node: fx.Node) -> bool:
     """Whether an input is one of the program's, not a gradient or what was saved for this pass."""
     return node.name.startswith("primals")
 
@@ -604,12 +608,13 @@ def is_lent(node: fx.Node) -> bool:
 def _is_returned(node: fx.Node) -> bool:
     """Whether the caller gets the elements of a result, in one view of it or another."""
     return any(
-        user.op == "output" or (is_view(user) and _as_many(node, user) and _is_returned(user))
+        user.op == "output"
+        or (is_view(user) and _has_equal_numel(node, user) and _is_returned(user))
         for user in node.users
     )
 
 
-def _as_many(node: fx.Node, view: fx.Node) -> bool:
+def _has_equal_numel(node: fx.Node, view: fx.Node) -> bool:
     sizes = [n.meta["val"].numel() if isinstance(n.meta["val"], torch.Tensor) else None
              for n in (node, view)]  # fmt: skip
     return known_equal(*sizes)

@@ -39,7 +39,7 @@ def native_dropout(graph: Graph, a: Box, p: float, train: bool | None) -> list[B
     value: Any = graph._origin.meta["val"][1]
     if not is_in_order(value):
         given: Any = graph._origin.args[0]
-        laid_out = graph.as_in_eager(a, given.meta["val"])
+        laid_out = graph.with_eager_strides(a, given.meta["val"])
         args = (laid_out, p, train)
         return graph.fallback(aten.native_dropout.default, args, {}, graph._origin.meta["val"])
     kept = 1.0 - p

@@ -362,7 +362,7 @@ def _softmax(log: bool) -> Callable[..., Any]:
         if not axes or _empty(a, axes) or 0 in a.size:
             raise Unsupported("softmax", "over no elements")
         wide = to_dtype(graph, a, compute_dtype(a.dtype))
-        if wide.cost().is_dear:
+        if wide.cost().is_expensive:
             wide.realize()  # kept in a row of scratch, too: all phases read it
         # A row with a NaN gets it from the sum, and need not be searched for it.
         largest = _simple(graph, wide, "fmax", axes, True, wide.dtype, wide.dtype, None)

@@ -184,18 +184,18 @@ def slice_start(graph: Graph, size: Expr, start: Any) -> Expr:
     if start is None:
         return sympy.S.Zero
     v = from_end(graph, expr(start), size)
-    if graph.known(v >= size):
+    if graph.is_known(v >= size):
         return size
-    low = v if graph.known(v >= 0) else sympy_functions.Max(v, sympy.S.Zero)
-    return low if graph.known(low <= size) else sympy_functions.Min(low, size)
+    low = v if graph.is_known(v >= 0) else sympy_functions.Max(v, sympy.S.Zero)
+    return low if graph.is_known(low <= size) else sympy_functions.Min(low, size)
 
 
 def from_end(graph: Graph, position: Expr, size: Expr) -> Expr:
     """A position that counts from the end when it is negative. Raises Unsupported where it can
     be both."""
-    if graph.known(position >= 0):
+    if graph.is_known(position >= 0):
         return position
-    if graph.known(position < 0):
+    if graph.is_known(position < 0):
         return position + size
     raise Unsupported("an index", f"{position} may count from either end")
 
@@ -217,7 +217,7 @@ def slice_(
 def select(graph: Graph, a: Box, dim: int, index: Any) -> Box:
     dim = canonical_dim(dim, len(a.size))
     position = from_end(graph, expr(index), a.size[dim])
-    if not graph.known(position < a.size[dim]):
+    if not graph.is_known(position < a.size[dim]):
         raise Unsupported("aten.select", "an index that may be out of range")
     graph.assume(position >= 0)
     return squeeze(graph, slice_box(a, dim, position, sympy.S.One, sympy.S.One), dim)

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from magpy_like.compiler.runtime import compiled_graph_cache
-from magpy_like.compiler.runtime.compiled_graph_cache import CompiledGraph, NoKey, literal
+from magpy_like.compiler.runtime.compiled_graph_cache import CompiledGraph, NotCacheable, literal
 from magpy_like.disk_cache import code_cache
 from magpy_like.torch_compat.aot_autograd import TracingContext, functorch_config
 from magpy_like.torch_compat.dispatch import (
@@ -41,7 +41,7 @@ def key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
             lines.append((node.op, _target(node), literal((node.args, node.kwargs), nodes)))
             nodes[node] = len(nodes)
         inputs = [_input(given) for given in example_inputs]
-    except NoKey:
+    except NotCacheable:
         return None
     first: dict[int, int] = {}
     shared = [
@@ -67,14 +67,14 @@ def _target(node: fx.Node) -> Any:
     if node.op == "call_method":
         return node.target
     if node.op != "call_function":
-        raise NoKey(node.op)  # a tensor or module of the graph's own
+        raise NotCacheable(node.op)  # a tensor or module of the graph's own
     target: Any = node.target
     if isinstance(target, OpOverload):
         return str(target)
     home, name = getattr(target, "__module__", None) or "torch", getattr(target, "__name__", "")
     known = home.split(".")[0] in ("torch", "_operator", "builtins", "math")
     if not known or getattr(sys.modules.get(home), name, None) is not target:
-        raise NoKey(target)
+        raise NotCacheable(target)
     return home, name
 
 
@@ -92,7 +92,7 @@ def _input(given: Any) -> Any:
     if not _is_tensor(given):
         return literal(given, {})
     if type(given) not in (torch.Tensor, torch.nn.Parameter) or given.layout is not torch.strided:
-        raise NoKey(type(given))
+        raise NotCacheable(type(given))
     more = given.is_inference(), given.is_leaf, given._is_view()
     return type(given).__name__, compiled_graph_cache.value(given), more
 

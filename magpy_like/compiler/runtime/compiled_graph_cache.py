@@ -24,13 +24,17 @@ import torch
 from torch import fx
 
 from magpy_like.compiler.autograd.saved_values import saved_places
-from magpy_like.compiler.lowering.graph_lowering import find_shape_env, function_of, is_lent
+from magpy_like.compiler.lowering.graph_lowering import (
+    checkpointed_function_of,
+    find_shape_env,
+    is_program_input,
+)
 from magpy_like.disk_cache import code_cache
 from magpy_like.torch_compat.fake_tensors import FakeTensor
 from magpy_like.torch_compat.operators import OpOverload
 
 
-class NoKey(Exception):
+class NotCacheable(Exception):
     """Something about the graph cannot be written down."""
 
 
@@ -46,27 +50,27 @@ def key(gm: fx.GraphModule, kind: str) -> str | None:
             lines.append(_node(node, gm, nodes))
             nodes[node] = len(nodes)
         return code_cache.digest(kind, lines, _known_of_sizes(gm), flags(), compiler())
-    except NoKey:
+    except NotCacheable:
         return None
 
 
 def _node(node: fx.Node, gm: fx.GraphModule, nodes: Mapping[fx.Node, int]) -> Any:
     target = node.target
     if node.op == "call_function":
-        described: Any = spell(target)
+        described: Any = describe_object(target)
     elif node.op == "get_attr":
         held = functools.reduce(getattr, str(target).split("."), gm)
         described = value(held) if isinstance(held, torch.Tensor) else literal(held, nodes)
     elif node.op == "placeholder":
-        described = is_lent(node)
+        described = is_program_input(node)
     elif node.op == "output":
         described = saved_places(node)
     else:
-        raise NoKey(node.op)
+        raise NotCacheable(node.op)
     unbacked = sorted(str(s) for s in node.meta.get("unbacked_bindings") or ())
     arguments = literal((node.args, node.kwargs), nodes)
     val = value(node.meta.get("val"))
-    return node.op, described, arguments, val, unbacked, function_of(node)
+    return node.op, described, arguments, val, unbacked, checkpointed_function_of(node)
 
 
 def literal(tree: Any, nodes: Mapping[fx.Node, int]) -> Any:
@@ -82,14 +86,14 @@ def literal(tree: Any, nodes: Mapping[fx.Node, int]) -> Any:
     plain = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
     if tree is None or tree is ... or type(tree) in plain:
         return repr(tree)
-    return spell(tree)
+    return describe_object(tree)
 
 
 def value(val: Any) -> Any:
     """The metadata of a value. Raises NoKey for what is not plain."""
     if isinstance(val, torch.Tensor):
         if type(val) not in (torch.Tensor, torch.nn.Parameter, FakeTensor):
-            raise NoKey(type(val))
+            raise NotCacheable(type(val))
         described = [str(val.dtype), str(val.device), str(val.layout), val.requires_grad]
         described += [[text(s) for s in val.shape]]
         if val.layout is torch.strided:
@@ -102,7 +106,7 @@ def value(val: Any) -> Any:
         return [value(v) for v in val]
     if val is None or isinstance(val, (bool, int, float, complex)):
         return repr(val)
-    raise NoKey(type(val))
+    raise NotCacheable(type(val))
 
 
 def text(size: Any) -> str:
@@ -163,7 +167,7 @@ def compiler() -> str:
 _HOMES = {"operator": operator, "_operator": operator, "math": math, "torch": torch}
 
 
-def spell(thing: Any) -> tuple[str, str]:
+def describe_object(thing: Any) -> tuple[str, str]:
     """How to find an object again: (kind, name). Raises NoKey where there is no way."""
     if isinstance(thing, OpOverload):
         spelled = "operator of torch.ops", str(thing)
@@ -176,19 +180,19 @@ def spell(thing: Any) -> tuple[str, str]:
     else:
         home, name = getattr(thing, "__module__", None), getattr(thing, "__name__", None)
         if home not in _HOMES or not isinstance(name, str):
-            raise NoKey(thing)
+            raise NotCacheable(thing)
         spelled = str(home), name
     try:
-        found = find(*spelled)
+        found = find_object(*spelled)
     except (AttributeError, RuntimeError, KeyError):
-        raise NoKey(thing) from None
+        raise NotCacheable(thing) from None
     if found is not thing and (callable(thing) or found != thing) and thing == thing:
-        raise NoKey(thing)
+        raise NotCacheable(thing)
     return spelled
 
 
-def find(kind: str, name: str) -> Any:
-    """The object that :func:`spell` described."""
+def find_object(kind: str, name: str) -> Any:
+    """The object that :func:`describe_object` described."""
     if kind == "device":
         return torch.device(name)
     if kind == "float":
@@ -204,32 +208,34 @@ def find(kind: str, name: str) -> Any:
 class CompiledGraph:
     """Everything that a compiled graph is, as plain data.
 
-    ``names``: objects that the launcher's source refers to, as :func:`spell` has them.
-    ``held``: constants that are attributes of the ATen graph; ``folded``: constants computed
-    while compiling. ``units``: (C++ source, functions in it); ``functions``: kernel -> function.
-    ``on_gpu``: Triton kernels as text; ``places``: kernel -> which of them. Machine code for them
-    is kept by Triton.
+    ``names``: objects that the launcher's source refers to, as :func:`describe_object` writes them.
+    ``attributes``: constants that are attributes of the ATen graph; ``folded_constants``: constants
+    computed at compile time. ``units``: (C++ source, its functions); ``functions``: kernel ->
+    function. ``triton_kernels``: Triton kernels as text; ``triton_indices``: kernel -> its index
+    there. Their machine code is in Triton's own cache.
     """
 
     launcher: str
     assumes: bool
     names: dict[str, tuple[str, str]] = field(default_factory=dict)
-    held: dict[str, str] = field(default_factory=dict)
-    folded: dict[str, str] = field(default_factory=dict)
+    attributes: dict[str, str] = field(default_factory=dict)
+    folded_constants: dict[str, str] = field(default_factory=dict)
     units: list[tuple[str, list[str]]] = field(default_factory=list)
     functions: dict[str, str] = field(default_factory=dict)
-    on_gpu: list[str] = field(default_factory=list)
-    places: dict[str, int] = field(default_factory=dict)
+    triton_kernels: list[str] = field(default_factory=list)
+    triton_indices: dict[str, int] = field(default_factory=dict)
 
     def objects(self, gm: fx.GraphModule) -> dict[str, Any]:
         """The names of the launcher but its kernels'; ``gm`` is the ATen graph."""
-        found = {name: find(*spelled) for name, spelled in self.names.items()}
-        for name, target in self.held.items():
+        found = {name: find_object(*spelled) for name, spelled in self.names.items()}
+        for name, target in self.attributes.items():
             found[name] = functools.reduce(getattr, target.split("."), gm)
-        return found | {name: _tensor(text) for name, text in self.folded.items()}
+        return found | {
+            name: _deserialize_tensor(text) for name, text in self.folded_constants.items()
+        }
 
 
-def text_of(tensor: torch.Tensor) -> str:
+def serialize_tensor(tensor: torch.Tensor) -> str:
     """A small tensor, strides included, as text. (torch.load looks for fake tensor modes.)"""
     flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
     data = flat.view(torch.uint8).cpu().numpy().tobytes()
@@ -237,7 +243,7 @@ def text_of(tensor: torch.Tensor) -> str:
     return json.dumps([*layout, base64.b64encode(data).decode()])
 
 
-def _tensor(text: str) -> torch.Tensor:
+def _deserialize_tensor(text: str) -> torch.Tensor:
     name, device, size, stride, data = json.loads(text)
     dtype = getattr(torch, name.removeprefix("torch."))
     flat = torch.frombuffer(bytearray(base64.b64decode(data)), dtype=dtype)

@@ -1,9 +1,9 @@
-"""Products of float32 matrices on a CPU of which one side is a few: a small batch by weights.
+"""CPU products of float32 matrices with one narrow side: a small batch times weights.
 
-Such a product takes as long as reading the weights does, if it is made for that. A BLAS first
-lays its operands out for products of many rows. *Measured* on an AMD processor with AVX-512, one
-thread, 4 rows by weights of 1 MiB: MKL's product took 217 µs and oneDNN's with weights that it had
-laid out before 111 µs; reading them takes 40 to 60 µs, and these products 73 µs.
+Such a product can run at the speed of reading the weights. A BLAS first repacks its operands for
+products of many rows. *Measured* on an AMD processor with AVX-512, one thread, 4 rows by weights of
+1 MiB: MKL's product took 217 µs and oneDNN's with prepacked weights 111 µs; reading them takes 40
+to 60 µs, and these products 73 µs.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ from magpy_like.torch_compat.tensor_memory import empty_strided_cpu
 
 mkldnn = torch.ops.mkldnn
 
-MOST = 8  # of rows, or of columns times rows: beyond that the registers are not enough
-SMALLEST = 1 << 16  # elements of the large side, below which the BLAS is as fast
-FAR = 1 << 18  # elements that no second cache holds: below, sums of rows wait for their own stores
-LARGE = 1 << 21  # multiplications from which oneDNN's product is faster than the BLAS's
+#: Rows of the narrow side (or columns times rows): more need more registers than there are.
+MAX_NARROW_SIDE = 8
+#: Elements of the large operand. Below, the BLAS is as fast.
+MIN_PRODUCT_ELEMENTS = 1 << 16
+#: Elements that exceed a second-level cache. Below, sums of rows wait for their own stores.
+MIN_UNCACHED_ELEMENTS = 1 << 18
+#: Multiplications from which oneDNN's product is faster than the BLAS's.
+MIN_ONEDNN_MULTIPLICATIONS = 1 << 21
 
 _HERE = Path(__file__).parent
 _PRELUDE = _HERE.parent / "codegen" / "cpp" / "cpp_prelude.h"
@@ -37,42 +41,47 @@ _FLAGS = (
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None, onednn: bool) -> Tensor:
-    """``a`` (m, k) times ``b`` (k, n), plus ``bias`` (n) if given: (m, n), contiguous, float32 on
-    the CPU.
+    """``a`` (m, k) times ``b`` (k, n), plus ``bias`` (n) if present.
 
-    Sizes may vary: what is of another form than this file is about, the BLAS computes, or oneDNN
-    where it is large and ``onednn`` says that it may.
+    Returns (m, n), contiguous; all float32 on the CPU. Sizes may vary between calls: other shapes
+    and strides are computed by the BLAS, or by oneDNN where the product is large and ``onednn`` is
+    set.
     """
     m, k = a.shape
     n = b.shape[1]
     am, ak = a.stride()
     down, across = b.stride()
-    way = form(m, n, k, ak, down, across)
-    run = None if way is None else _functions().get(way)
+    kernel = choose_kernel(m, n, k, ak, down, across)
+    run = None if kernel is None else _functions().get(kernel)
     if run is None:
-        if onednn and m > 1 and n > 1 and m * n * k >= LARGE:
+        if onednn and m > 1 and n > 1 and m * n * k >= MIN_ONEDNN_MULTIPLICATIONS:
             return mkldnn._linear_pointwise(a, b.t(), bias, "none", [], "")
         return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
     out = empty_strided_cpu((m, n), (n, 1), torch.float32)
     run(
         a.data_ptr(), b.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
-        m, n, k, am, ak, across if way == "by_columns_of" else down,
+        m, n, k, am, ak, across if kernel == "by_columns_of" else down,
     )  # fmt: skip
     return out
 
 
-def form(m: Any, n: Any, k: Any, ak: Any, down: Any, across: Any) -> str | None:
-    """Which of the functions computes a product, by the strides of its operands; None for none."""
-    if m <= MOST:
+def choose_kernel(m: Any, n: Any, k: Any, ak: Any, down: Any, across: Any) -> str | None:
+    """The C++ function for a product, by its sizes and the operands' strides; None if none fits."""
+    if m <= MAX_NARROW_SIDE:
         if down == 1 and ak == 1:
-            return "by_columns_of" if n * k >= SMALLEST and n > 1 and m > 0 else None
-        return "by_rows_of" if across == 1 and n * k >= FAR and n > MOST and m > 0 else None
-    return "outer" if 0 < k <= MOST and across == 1 and n > MOST and m * n >= SMALLEST else None
+            return "by_columns_of" if n * k >= MIN_PRODUCT_ELEMENTS and n > 1 and m > 0 else None
+        fits = across == 1 and n * k >= MIN_UNCACHED_ELEMENTS and n > MAX_NARROW_SIDE and m > 0
+        return "by_rows_of" if fits else None
+    fits = 0 < k <= MAX_NARROW_SIDE and across == 1 and n > MAX_NARROW_SIDE
+    return "outer" if fits and m * n >= MIN_PRODUCT_ELEMENTS else None
 
 
 @functools.cache
 def _functions() -> dict[str, Callable[..., Any]]:
-    """Compiled when the first product is to be made, and then on disk; none without a compiler."""
+    """The C++ functions by name; empty without a compiler.
+
+    Compiled on first use and kept on disk.
+    """
     try:
         path = code_cache.compile_cpp(
             (_HERE / "narrow_products.cpp").read_text(), name="magpy_narrow", flags=_FLAGS,
@@ -81,7 +90,7 @@ def _functions() -> dict[str, Callable[..., Any]]:
     except code_cache.CppCompileError as error:
         warn_fallback("a product of a few rows or columns", str(error), strict=False)
         return {}
-    except code_cache.NoCompilerError:  # whoever compiles the kernels has said so
+    except code_cache.NoCompilerError:  # The kernels' own compilation reports it.
         return {}
     return code_cache.load_functions(path, ["by_columns_of", "by_rows_of", "outer"])
 

@@ -75,17 +75,17 @@ class TritonSource:
 
 
 #: A kernel to compile: its source, the device, the sizes of the example inputs.
-Wanted = tuple[TritonSource, torch.device, Sequence[int]]
+CompileRequest = tuple[TritonSource, torch.device, Sequence[int]]
 
 
-def as_text(wanted: Wanted) -> str:
+def serialize(wanted: CompileRequest) -> str:
     """The same as text, for a file."""
     source, device, sizes = wanted
     return json.dumps([asdict(source), str(device), list(sizes)], default=str)
 
 
-def from_text(text: str) -> Wanted:
-    """What :func:`as_text` wrote."""
+def deserialize(text: str) -> CompileRequest:
+    """What :func:`serialize` wrote."""
     fields, device, sizes = json.loads(text)
     fields["stages"] = tuple((name, grid) for name, grid in fields["stages"])
     fields["pointers"] = tuple(map(_dtype, fields["pointers"]))
@@ -211,7 +211,7 @@ def _target(index: int) -> Any:
         return driver.active.get_current_target()
 
 
-def load_many(wanted: Sequence[Wanted]) -> list[Loaded]:
+def load_many(wanted: Sequence[CompileRequest]) -> list[Loaded]:
     """Kernels, compiled at the same time."""
     try:
         import triton  # noqa: F401

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import sympy
 import torch
 
-from magpy_like.compiler.codegen.common.kernel_plan import Node, across, addresses
+from magpy_like.compiler.codegen.common.kernel_plan import Node, addresses, votes_across_rows
 from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
 from magpy_like.compiler.ir.loop_ir import LoopOp
@@ -37,7 +37,7 @@ class Group:
     writes: set[str] = field(default_factory=set)
     scatters: bool = False
     scans: bool = False
-    _steps: dict[str, dict[Symbol, Expr]] | None = None
+    _loop_strides: dict[str, dict[Symbol, Expr]] | None = None
 
     def __post_init__(self) -> None:
         for node in self.nodes:
@@ -52,26 +52,26 @@ class Group:
                     self.scatters = True
 
     @property
-    def steps(self) -> dict[str, dict[Symbol, Expr]]:
+    def loop_strides(self) -> dict[str, dict[Symbol, Expr]]:
         """For each buffer, how far a step of each loop moves in it (first affine access)."""
-        if self._steps is None:
-            self._steps = {}
+        if self._loop_strides is None:
+            self._loop_strides = {}
             loops = [*self.xs, *self.rs]
             for node in self.nodes:
                 for value in node.body.values:
-                    if value.op in ("load", "store") and value.args[0] not in self._steps:
+                    if value.op in ("load", "store") and value.args[0] not in self._loop_strides:
                         form = index_arithmetic.coefficients(value.args[1], loops)
                         if form is not None:
-                            self._steps[value.args[0]] = form[0]
-        return self._steps
+                            self._loop_strides[value.args[0]] = form[0]
+        return self._loop_strides
 
     @functools.cached_property
-    def across(self) -> int:
-        """See :func:`common.across`."""
-        return across(self.nodes, self.xs, self.rs, (*self.xs, *self.rs))
+    def votes_across_rows(self) -> int:
+        """See :func:`common.votes_across_rows`."""
+        return votes_across_rows(self.nodes, self.xs, self.rs, (*self.xs, *self.rs))
 
     @functools.cached_property
-    def divides(self) -> bool:
+    def has_divided_addresses(self) -> bool:
         """Are addresses divided, other than by what loops can be split at?"""
         bases = {
             f.args[0]
@@ -124,14 +124,18 @@ def try_fuse(
         return "a scatter's addresses are not known"
     if (first.scans or second.scans) and max(len(first.rs), len(second.rs)) > 1:
         return "a scan's loop is the order of its elements"
-    if first.rs and second.rs and first.across * second.across < 0:
+    if first.rs and second.rs and first.votes_across_rows * second.votes_across_rows < 0:
         return "one reduces along rows of memory, the other across them"
     if len(first.nodes) + len(second.nodes) > MAX_NODES:
         return "the kernel would be too large"
     reason: Conflict | str = "loop sizes differ"
     for fused in _alignments(first, second):
-        conflict = _conflict(fused, first.writes, second.writes, in_parts)
-        if conflict is None and fused.divides and not (first.divides or second.divides):
+        conflict = _find_conflict(fused, first.writes, second.writes, in_parts)
+        if (
+            conflict is None
+            and fused.has_divided_addresses
+            and not (first.has_divided_addresses or second.has_divided_addresses)
+        ):
             conflict = "rows of one are no rows of the other: each address would need divisions"
         if conflict is None:
             return fused
@@ -139,7 +143,7 @@ def try_fuse(
     return reason
 
 
-def _conflict(
+def _find_conflict(
     group: Group, first: set[str], second: set[str], in_parts: Set[str]
 ) -> Conflict | str | None:
     """A buffer that one side writes and that is not touched at one address only."""
@@ -158,7 +162,7 @@ def _conflict(
                     written = index
                 elif index != written:
                     return Conflict(buffer, written, index)
-        if group.rs and _read_around(group.nodes, buffer):
+        if group.rs and _is_read_before_and_after(group.nodes, buffer):
             return f"{buffer} is read before and after it is updated"
     # A per-element value is there only once its loop ran; results of the loop cannot feed
     # an earlier iteration. Phases order that; nodes outside the loop cannot read per element.
@@ -176,7 +180,7 @@ def _conflict(
     return None
 
 
-def _read_around(nodes: Sequence[Node], buffer: str) -> bool:
+def _is_read_before_and_after(nodes: Sequence[Node], buffer: str) -> bool:
     """Is a buffer read by nodes before one that writes it, and by nodes after?"""
     writer = next(k for k, n in enumerate(nodes) if buffer in n.writes)
     before = any(buffer in n.reads for n in nodes[: writer + 1])
@@ -245,7 +249,7 @@ def _by_address(
     shared = sorted((host.reads | host.writes) & (guest.reads | guest.writes))
     if not shared:
         return None
-    mine, theirs = host.steps, guest.steps
+    mine, theirs = host.loop_strides, guest.loop_strides
     common = [b for b in shared if b in mine and b in theirs]
     if not common:
         return None

@@ -55,7 +55,7 @@ def plan_memory(graph: Graph, schedule: Schedule) -> list[Step]:
     pool: dict[tuple[Expr, object, object], list[str]] = {}
     present: set[str] = set()
     taken: set[str] = set()
-    held = _held(graph, steps, last, in_place)
+    held = _bytes_held(graph, steps, last, in_place)
     for k, step in enumerate(steps):
         wanted = _touched(step.work) if step.work is not None else sorted(returned)
         for b in wanted:
@@ -66,15 +66,17 @@ def plan_memory(graph: Graph, schedule: Schedule) -> list[Step]:
             if b in in_place:
                 step.allocate.append((b, in_place[b]))
                 continue
-            free = pool.get((_span(graph, b), buffer.dtype, buffer.device), [])
-            source = _take(graph, free, range(k), last, held) if buffer.dense else None
+            free = pool.get((_element_count(graph, b), buffer.dtype, buffer.device), [])
+            source = _reuse_freed(graph, free, range(k), last, held) if buffer.dense else None
             step.allocate.append((b, source))
             if source is not None:
                 taken.add(source)
         for b in dying.get(k, []):
             buffer = graph.buffers[b]
             if buffer.kind == "computed" and buffer.dense and not buffer.aliased:
-                pool.setdefault((_span(graph, b), buffer.dtype, buffer.device), []).append(b)
+                pool.setdefault((_element_count(graph, b), buffer.dtype, buffer.device), []).append(
+                    b
+                )
             else:
                 step.free.append(b)
     # What nobody took over is freed where it died after all.
@@ -100,11 +102,11 @@ def _write_in_place(
             for new in kernel.outputs:
                 if new in born or graph.buffers[new].kind != "computed":
                     continue
-                found = next((b for b in old if _fits(graph, kernel, b, new)), None)
+                found = next((b for b in old if _can_write_in_place(graph, kernel, b, new)), None)
                 if found is not None:
                     old.remove(found)
                     in_place[new] = found
-                    _read_from(kernel, found, new)
+                    _redirect_reads(kernel, found, new)
         born.update(_touched(step.work))
     return in_place
 
@@ -114,7 +116,7 @@ def _is_own(graph: Graph, name: str) -> bool:
     return buffer.kind in ("computed", "extern") and not buffer.aliased
 
 
-def _fits(graph: Graph, kernel: Kernel, old: str, new: str) -> bool:
+def _can_write_in_place(graph: Graph, kernel: Kernel, old: str, new: str) -> bool:
     """Does every iteration read of ``old`` only the element that it then writes of ``new``?"""
     a, b = graph.buffers[old], graph.buffers[new]
     if (a.dtype, a.device, a.numel()) != (b.dtype, b.device, b.numel()) or not b.dense:
@@ -136,12 +138,12 @@ def _fits(graph: Graph, kernel: Kernel, old: str, new: str) -> bool:
     reads = list(_accesses(kernel, old))
     if any(v.op != "load" or v.args[1] != store.args[1] for _, _, v in reads):
         return False
-    for made in _made_again(kernel, old):
+    for made in _recomputed_from(kernel, old):
         reads += (access for access in _accesses(kernel, made) if access[2].op == "load")
     return all(at[0] < when[0] or (at[:2] == when[:2] and at < when) for at, _, _ in reads)
 
 
-def _made_again(kernel: Kernel, old: str) -> set[str]:
+def _recomputed_from(kernel: Kernel, old: str) -> set[str]:
     """What is made of ``old`` per element and nowhere stored: a later phase that reads it may make
     it again."""
     made: set[str] = set()
@@ -163,13 +165,13 @@ def _accesses(kernel: Kernel, buffer: str) -> Iterator[tuple[tuple[int, int, int
                         yield (k, level, position), node, value
 
 
-def _read_from(kernel: Kernel, old: str, new: str) -> None:
+def _redirect_reads(kernel: Kernel, old: str, new: str) -> None:
     for _, node, value in list(_accesses(kernel, old)):
-        node.read_from(value, new)
+        node.redirect_read(value, new)
     kernel.inputs.remove(old)
 
 
-def _held(
+def _bytes_held(
     graph: Graph, steps: list[Step], last: Mapping[str, int], in_place: Mapping[str, str]
 ) -> list[int]:
     """Bytes that are held while each step runs, when everything is freed after its last use."""
@@ -182,12 +184,12 @@ def _held(
         for b in _touched(step.work):
             if b not in born:
                 born.add(b)
-                change[0 if graph.buffers[b].kind == "input" else k] += graph.own_bytes(b)
-                change[last[b] + 1] -= graph.own_bytes(b)
+                change[0 if graph.buffers[b].kind == "input" else k] += graph.allocated_bytes(b)
+                change[last[b] + 1] -= graph.allocated_bytes(b)
     return list(itertools.accumulate(change[:-1]))
 
 
-def _take(
+def _reuse_freed(
     graph: Graph, free: list[str], before: range, last: dict[str, int], held: list[int]
 ) -> str | None:
     """A freed buffer to reuse, the one freed last. Until now its memory was then not free, which
@@ -203,7 +205,7 @@ def _take(
     return free.pop()
 
 
-def _span(graph: Graph, name: str) -> Expr:
+def _element_count(graph: Graph, name: str) -> Expr:
     return graph.buffers[name].numel()
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from magpy_like.compiler.codegen.common.kernel_plan import Kernel, plan
+from magpy_like.compiler.codegen.common.kernel_plan import Kernel, plan_kernel
 from magpy_like.compiler.ir.loop_ir import (
     ExternOp,
     LoopOp,
@@ -25,7 +25,7 @@ from magpy_like.compiler.ir.loop_ir import (
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.scheduling import fusion
 from magpy_like.compiler.scheduling.fusion import Conflict, Group, try_fuse
-from magpy_like.compiler.scheduling.topological_order import Order
+from magpy_like.compiler.scheduling.topological_order import TopologicalOrder
 
 MAX_DISTANCE = 256  # operations apart: farther pairs are not considered, to stay near linear
 
@@ -65,8 +65,8 @@ class Scheduler:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.decisions: list[Decision] = []
-        self._kept = {w.buffer for w in returned_windows(graph)} | graph.mutated_inputs
-        self._held: list[int] | None = None  # while memory counts: bytes at each place
+        self._live_out = {w.buffer for w in returned_windows(graph)} | graph.mutated_inputs
+        self._held_bytes: list[int] | None = None  # while memory counts: bytes at each place
         self._budget = 0
         # Only a run tells some numbers, which few graphs read out of tensors.
         self._reads_numbers = any(
@@ -74,29 +74,31 @@ class Scheduler:
         )
 
     def run(self) -> Schedule:
-        operations = self._live(self.graph.operations)
-        as_written = self._memory(list(self._items(operations).values()))
+        operations = self._live_operations(self.graph.operations)
+        as_written = self._bytes_held(list(self._make_items(operations).values()))
         self._budget = max(as_written)
-        order = self._fused(operations)
-        if max(self._memory(order)) > self._budget:
+        order = self._fuse_operations(operations)
+        if max(self._bytes_held(order)) > self._budget:
             # What runs together lives together: a copy for a late concatenation, made where its
             # source is, is kept until then.
             freely, decisions = order, self.decisions
-            self._held, self.decisions = as_written, []
-            order = self._fused(operations)
-            if max(self._memory(order)) >= max(self._memory(freely)):
+            self._held_bytes, self.decisions = as_written, []
+            order = self._fuse_operations(operations)
+            if max(self._bytes_held(order)) >= max(self._bytes_held(freely)):
                 order, self.decisions = freely, decisions
         return Schedule(self._steps(order), self.decisions)
 
-    def _fused(self, operations: list[Operation]) -> list[_Item]:
+    def _fuse_operations(self, operations: list[Operation]) -> list[_Item]:
         """The operations as few items, in the order of less memory: fused work runs as late as its
         last operation, or as early as its first, may."""
-        items = self._items(operations)
+        items = self._make_items(operations)
         self._fuse(items)
-        orders = [self._fills_late(_topological(items, key)) for key in (_late, _early)]
-        return min(orders, key=lambda order: max(self._memory(order)))
+        orders = [
+            self._sink_fills(_topological(items, key)) for key in (_last_position, _first_position)
+        ]
+        return min(orders, key=lambda order: max(self._bytes_held(order)))
 
-    def _fills_late(self, order: list[_Item]) -> list[_Item]:
+    def _sink_fills(self, order: list[_Item]) -> list[_Item]:
         """What reads nothing, right before the first that touches what it writes: no memory waits
         for what is computed elsewhere."""
         waiting: list[_Item] = []
@@ -115,9 +117,9 @@ class Scheduler:
 
     # --- dependencies --------------------------------------------------------------------------
 
-    def _live(self, operations: list[Operation]) -> list[Operation]:
+    def _live_operations(self, operations: list[Operation]) -> list[Operation]:
         """Without what computes only values nobody uses."""
-        needed = set(self._kept)
+        needed = set(self._live_out)
         returned = [e for e in self.graph.outputs if isinstance(e, sympy.Basic)]
         for window in returned_windows(self.graph):
             returned += [*window.size, *window.stride, window.offset]
@@ -136,7 +138,7 @@ class Scheduler:
                 sizes |= self._symbols_used(operation)
         return live[::-1]
 
-    def _items(self, operations: list[Operation]) -> dict[int, _Item]:
+    def _make_items(self, operations: list[Operation]) -> dict[int, _Item]:
         items: dict[int, _Item] = {}
         writers: dict[str, int] = {}  # buffer -> mask of items that wrote it
         readers: dict[str, int] = {}
@@ -185,19 +187,19 @@ class Scheduler:
 
     def _fuse(self, items: dict[int, _Item]) -> None:
         """Fuse the best pair until none is left. ``items`` maps bit position to item."""
-        order = Order({k: item.before for k, item in items.items()})
+        order = TopologicalOrder({k: item.before for k, item in items.items()})
         refused: dict[int, set[int]] = {k: set() for k in items}  # both ways
         queue: list[tuple[tuple[int, int, int], int, int]] = []
 
-        def offer(k: int) -> None:
+        def push_pairs(k: int) -> None:
             for other in self._neighbours(items, k):
                 a, b = (k, other) if items[k].position < items[other].position else (other, k)
-                score = self._score(items[a], items[b])
+                score = self._score_pair(items[a], items[b])
                 if score is not None and b not in refused[a]:
                     heapq.heappush(queue, (score, a, b))
 
         self._users: dict[str, set[int]] = {}
-        self._at = {k: k for k in items}  # where in the program it would run
+        self._slots = {k: k for k in items}  # where in the program it would run
         self._calls: dict[str, list[int]] = {}  # buffer -> places of the ATen calls that touch it
         for k, item in items.items():
             if isinstance(item.work, Group):
@@ -207,22 +209,22 @@ class Scheduler:
                 for name in {*item.work.reads, *item.work.writes}:
                     self._calls.setdefault(name, []).append(k)
         for k in list(items):
-            offer(k)
+            push_pairs(k)
         while queue:
             score, a, b = heapq.heappop(queue)
             if a not in items or b not in items or b in refused[a]:
                 continue
-            if self._score(items[a], items[b]) != score:
+            if self._score_pair(items[a], items[b]) != score:
                 continue  # out of date: one of them has grown, and was offered again
-            if order.needs(a, b):
+            if order.depends_on(a, b):
                 a, b = b, a
             fused = self._attempt(items, order, a, b)
             if fused is None:
                 refused[a].add(b)
                 refused[b].add(a)
                 continue
-            order.join(a, b)
-            items[a] = _joined(items[a], items.pop(b), fused)
+            order.merge(a, b)
+            items[a] = _merge_items(items[a], items.pop(b), fused)
             for name in fused.reads | fused.writes:
                 users = self._users.setdefault(name, set())
                 users.discard(b)
@@ -231,7 +233,7 @@ class Scheduler:
                 for other in refused[gone]:
                     refused[other].discard(gone)
                 refused[gone] = set()
-            offer(a)
+            push_pairs(a)
 
     def _neighbours(self, items: dict[int, _Item], k: int) -> set[int]:
         work = items[k].work
@@ -243,7 +245,7 @@ class Scheduler:
         return {o for o in found if o != k and o in items
                 and abs(items[o].position - items[k].position) <= MAX_DISTANCE}  # fmt: skip
 
-    def _score(self, a: _Item, b: _Item) -> tuple[int, int, int] | None:
+    def _score_pair(self, a: _Item, b: _Item) -> tuple[int, int, int] | None:
         """Smaller is better; None when nothing is saved."""
         if not isinstance(a.work, Group) or not isinstance(b.work, Group):
             return None
@@ -258,7 +260,9 @@ class Scheduler:
                 return None  # one would be computed again, and held, long before it is needed
         return (category, -saved, abs(a.position - b.position))
 
-    def _attempt(self, items: dict[int, _Item], order: Order, a: int, b: int) -> Group | None:
+    def _attempt(
+        self, items: dict[int, _Item], order: TopologicalOrder, a: int, b: int
+    ) -> Group | None:
         first, second = items[a].work, items[b].work
         assert isinstance(first, Group) and isinstance(second, Group)
         between = order.between(a, b)
@@ -273,51 +277,51 @@ class Scheduler:
         shared = (first.reads | first.writes) & (second.reads | second.writes)
         saved = sum(self.graph.bytes_of(s) for s in shared)
         why = f"share {', '.join(sorted(shared))}: {saved} bytes less traffic"
-        if self._held is not None and not self._affords(items, a, b):
+        if self._held_bytes is not None and not self._fits_memory_budget(items, a, b):
             self.decisions.append(Decision(*names, False, "would hold too much memory"))
             return None
         self.decisions.append(Decision(*names, True, why))
         return result
 
-    def _affords(self, items: dict[int, _Item], a: int, b: int) -> bool:
+    def _fits_memory_budget(self, items: dict[int, _Item], a: int, b: int) -> bool:
         """May both run together without more memory than the program as it is written takes? If
         so, what they hold is noted.
 
         They run as soon as what both need is there, and everything else where it would run alone:
         until then arguments of the first stay, and from then on results of the second.
         """
-        assert self._held is not None
+        assert self._held_bytes is not None
         first, second = items[a].work, items[b].work
         needed = (items[a].before | items[b].before) - {a, b}
-        place = max(min(self._at[a], self._at[b]), *(self._at[k] for k in needed), 0)
-        end = len(self._held) - 1
+        place = max(min(self._slots[a], self._slots[b]), *(self._slots[k] for k in needed), 0)
+        end = len(self._held_bytes) - 1
         changes: list[tuple[range, int]] = []
         for name in {*first.reads, *first.writes, *second.reads, *second.writes}:
             users = self._users[name]
-            others = [self._at[k] for k in users if k not in (a, b)] + self._calls.get(name, [])
-            if name in self._kept:
+            others = [self._slots[k] for k in users if k not in (a, b)] + self._calls.get(name, [])
+            if name in self._live_out:
                 others.append(end)
             if self.graph.buffers[name].kind == "input":
                 others.append(0)
-            before = others + [self._at[k] for k in (a, b) if k in users]
+            before = others + [self._slots[k] for k in (a, b) if k in users]
             after = [*others, place] if others else []  # what only these two touch goes
             was = range(min(before), max(before) + 1)
             becomes = range(min(after), max(after) + 1) if after else range(0)
-            bytes_ = self.graph.own_bytes(name)
+            bytes_ = self.graph.allocated_bytes(name)
             if was != becomes and bytes_:
                 changes += [(was, -bytes_), (becomes, bytes_)]
-        held = self._held.copy()
+        held = self._held_bytes.copy()
         for places, count in changes:
             for k in places:
                 held[k] += count
         grown = {k for places, count in changes if count > 0 for k in places}
-        if any(held[k] > max(self._held[k], self._budget) for k in grown):
+        if any(held[k] > max(self._held_bytes[k], self._budget) for k in grown):
             return False
-        self._held = held
-        self._at[a] = place
+        self._held_bytes = held
+        self._slots[a] = place
         return True
 
-    def _memory(self, order: list[_Item]) -> list[int]:
+    def _bytes_held(self, order: list[_Item]) -> list[int]:
         """Bytes held at each place, buffers within one item not counted."""
         touched = [item.work.reads | item.work.writes if isinstance(item.work, Group)
                    else {*item.work.reads, *item.work.writes} for item in order]  # fmt: skip
@@ -326,12 +330,12 @@ class Scheduler:
         for k, names in enumerate(touched):
             for b in names:
                 first.setdefault(b, 0 if self.graph.buffers[b].kind == "input" else k)
-                last[b] = len(order) if b in self._kept else k
+                last[b] = len(order) if b in self._live_out else k
         change = [0] * (len(order) + 2)
         for b, k in first.items():
             if last[b] > k or isinstance(order[k].work, ExternOp):
-                change[k] += self.graph.own_bytes(b)
-                change[last[b] + 1] -= self.graph.own_bytes(b)
+                change[k] += self.graph.allocated_bytes(b)
+                change[last[b] + 1] -= self.graph.allocated_bytes(b)
         return list(itertools.accumulate(change))
 
     # --- kernels -------------------------------------------------------------------------------
@@ -350,12 +354,12 @@ class Scheduler:
             group = item.work
             removable = {
                 b for b in group.writes
-                if b not in self._kept and outside.get(b, set()) <= {k}
+                if b not in self._live_out and outside.get(b, set()) <= {k}
                 and self.graph.buffers[b].kind == "computed"
                 and b not in self.graph.concatenated
             }  # fmt: skip
             count = sum(isinstance(s, Kernel) for s in steps)
-            kernel = plan(
+            kernel = plan_kernel(
                 f"kernel{count}",
                 group.device,
                 group.nodes,
@@ -437,17 +441,17 @@ def _bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-def _joined(a: _Item, b: _Item, fused: Group) -> _Item:
+def _merge_items(a: _Item, b: _Item, fused: Group) -> _Item:
     """Two items, of which the first already has what both need, as one."""
     position, first = max(a.position, b.position), min(a.first, b.first)
     return _Item(fused, position, first, a.before, a.functions | b.functions)
 
 
-def _late(item: _Item) -> int:
+def _last_position(item: _Item) -> int:
     return item.position
 
 
-def _early(item: _Item) -> int:
+def _first_position(item: _Item) -> int:
     return item.first
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._sympy.functions import CeilToInt, FloatTrueDiv, FloorDiv, Max, ToFloat, TruncToInt
 
-from magpy_like.compiler.ir.size_names import Names
+from magpy_like.compiler.ir.size_names import SizeNames
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from tests.compiler.passes.pass_checks import aten_graph
 from tests.compiler.programs import compiled
@@ -17,7 +17,7 @@ HALF, THIRD = FloorDiv(A - 1, 2), FloorDiv(B, 3)
 
 
 def knowing(*relations):
-    return Names(lambda relation: relation == sympy.true or relation in relations)
+    return SizeNames(lambda relation: relation == sympy.true or relation in relations)
 
 
 def pooled(x, w):

@@ -12,7 +12,7 @@ from magpy_like.compiler.codegen.launcher.launcher import COMMON
 from magpy_like.compiler.runtime import huge_pages
 from tests.compiler.programs import same
 
-ROWS = huge_pages.LARGE // 4 // 1024  # of 1024 floats
+ROWS = huge_pages.MIN_HUGE_PAGE_BYTES // 4 // 1024  # of 1024 floats
 
 
 def advised(tensor):
@@ -46,7 +46,12 @@ def test_a_smaller_tensor_does_not(monkeypatch):
         huge_pages.empty_large((n, 1024), (1024, 1), torch.float32) for n in (ROWS // 2, ROWS)
     ]
     ((start, size, _),) = asked
-    assert tensors[1].data_ptr() <= start < start + size <= tensors[1].data_ptr() + huge_pages.LARGE
+    assert (
+        tensors[1].data_ptr()
+        <= start
+        < start + size
+        <= tensors[1].data_ptr() + huge_pages.MIN_HUGE_PAGE_BYTES
+    )
 
 
 def test_a_kernel_writes_large_results_there(monkeypatch):

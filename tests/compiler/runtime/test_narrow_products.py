@@ -42,8 +42,8 @@ def ways(monkeypatch):
     monkeypatch.setattr(
         narrow_products, "_functions", lambda: {way: seen(way) for way in functions}
     )
-    monkeypatch.setattr(narrow_products, "SMALLEST", 1)
-    monkeypatch.setattr(narrow_products, "FAR", 1)
+    monkeypatch.setattr(narrow_products, "MIN_PRODUCT_ELEMENTS", 1)
+    monkeypatch.setattr(narrow_products, "MIN_UNCACHED_ELEMENTS", 1)
     return found
 
 

@@ -173,7 +173,7 @@ def test_what_is_returned_is_made_when_it_is_computed():
 
 def test_zeros_that_something_is_added_to_are_made_when_it_is(monkeypatch):
     """What is fused runs as late as its last part: zeros wait for nothing, and were made before."""
-    monkeypatch.setattr(scheduler, "_early", scheduler._late)
+    monkeypatch.setattr(scheduler, "_first_position", scheduler._last_position)
 
     def function(a, b, places):
         p = a @ b

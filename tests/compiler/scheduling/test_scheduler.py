@@ -54,20 +54,20 @@ def test_pieces_are_computed_where_they_are_read():
 
 
 def test_a_neighbours_value_is_not_there_in_the_same_iteration():
-    plan = schedule(lambda x: (lambda y: y + y.flip(1))(x.exp()), X)
-    assert len(plan.steps) == 2
-    assert any("is touched at" in str(d.reason) for d in plan.decisions if not d.fused)
+    plan_kernel = schedule(lambda x: (lambda y: y + y.flip(1))(x.exp()), X)
+    assert len(plan_kernel.steps) == 2
+    assert any("is touched at" in str(d.reason) for d in plan_kernel.decisions if not d.fused)
 
 
 def test_an_aten_call_in_between_keeps_kernels_apart():
-    plan = schedule(lambda x: (x + 1) @ (x * 2).t() + 3, X)
-    assert len(plan.steps) == 3
+    plan_kernel = schedule(lambda x: (x + 1) @ (x * 2).t() + 3, X)
+    assert len(plan_kernel.steps) == 3
 
 
 def test_concatenation_writes_straight_into_the_result():
-    plan = kernels(lambda x: torch.cat([x.exp(), x.sin()], 1), X)
-    assert {b for k in plan for b in k.outputs} == set(plan[0].outputs)
-    assert not any(k.removed for k in plan)
+    plan_kernel = kernels(lambda x: torch.cat([x.exp(), x.sin()], 1), X)
+    assert {b for k in plan_kernel for b in k.outputs} == set(plan_kernel[0].outputs)
+    assert not any(k.removed for k in plan_kernel)
 
 
 def test_every_fusion_says_what_it_saves():
@@ -76,17 +76,17 @@ def test_every_fusion_says_what_it_saves():
 
 
 def test_what_is_made_of_positions_alone_is_repeated_rather_than_stored():
-    assert not Cost(10, False, frozenset()).is_dear
-    assert Cost(10, False, frozenset({"arg0"})).is_dear
-    assert Cost(10, True, frozenset()).is_dear and Cost(40, False, frozenset()).is_dear
+    assert not Cost(10, False, frozenset()).is_expensive
+    assert Cost(10, False, frozenset({"arg0"})).is_expensive
+    assert Cost(10, True, frozenset()).is_expensive and Cost(40, False, frozenset()).is_expensive
 
 
 def test_sums_of_rows_and_of_columns_of_a_square_are_two_kernels():
     """As one, the loop that is good for the rows would jump from line to line for the columns."""
     square = torch.randn(64, 64)
-    plan = schedule(lambda x: (x.sum(0), x.sum(1)), square)
-    assert len(plan.steps) == 2
-    assert any("across" in str(d.reason) for d in plan.decisions if not d.fused)
+    plan_kernel = schedule(lambda x: (x.sum(0), x.sum(1)), square)
+    assert len(plan_kernel.steps) == 2
+    assert any("across" in str(d.reason) for d in plan_kernel.decisions if not d.fused)
     same(lambda x: (x.sum(0), x.sum(1), (x * 2).amax(0), x.exp().sum(1)), square)
 
 

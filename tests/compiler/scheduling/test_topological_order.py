@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 
-from magpy_like.compiler.scheduling.topological_order import Order
+from magpy_like.compiler.scheduling.topological_order import TopologicalOrder
 
 
 def program(count, seed):
@@ -27,15 +27,15 @@ def ancestors(before, k):
 @pytest.mark.parametrize("seed", range(8))
 def test_joined_things_need_what_both_need(seed):
     before = program(40, seed)
-    order = Order({k: set(needed) for k, needed in before.items()})
+    order = TopologicalOrder({k: set(needed) for k, needed in before.items()})
     draw = random.Random(seed)
     while len(before) > 1:
         a, b = draw.sample(sorted(before), 2)
-        if order.needs(a, b):
+        if order.depends_on(a, b):
             a, b = b, a
         there = {k for k in before if a in ancestors(before, k) and k in ancestors(before, b)}
-        assert order.needs(b, a) == (a in ancestors(before, b))
-        assert not order.needs(a, b)
+        assert order.depends_on(b, a) == (a in ancestors(before, b))
+        assert not order.depends_on(a, b)
         between = order.between(a, b)
         assert between in there if there else between is None
         if there:
@@ -46,23 +46,23 @@ def test_joined_things_need_what_both_need(seed):
                 needed.remove(b)
                 needed.add(a)
         before[a].discard(a)
-        order.join(a, b)
-        assert order.before == before
+        order.merge(a, b)
+        assert order.predecessors == before
 
 
 def test_what_lies_elsewhere_in_a_program_is_not_looked_at():
     count = 1000
-    order = Order(program(count, 0))
+    order = TopologicalOrder(program(count, 0))
     seen = []
 
     def needed(*args):
         seen.append(original(*args))
         return seen[-1]
 
-    original = order._needed
+    original = order._ancestors_after
     with mock.patch.object(order, "_needed", needed):
         for k in range(0, count - 8, 8):
             first, second = k, k + 3
             if order.between(first, second) is None:
-                order.join(first, second)
+                order.merge(first, second)
     assert sum(map(len, seen)) <= 10 * len(seen)

@@ -31,7 +31,7 @@ class Interior:
     ends: list[Expr] = field(default_factory=list)
 
 
-def interior(
+def find_interior(
     kernel: Kernel, loop: Symbol, uniform: Collection[Value], hint: Callable[[Expr], int]
 ) -> Interior | None:
     """The stretch around the middle of ``loop`` in which no mask of ``kernel`` begins or ends to
@@ -43,7 +43,7 @@ def interior(
     """
     conditions = list(dict.fromkeys(c for mask in _masks(kernel) for c in _conjuncts(mask)))
     extent = kernel.ranges[loop]
-    same = {c: _in_the_middle(c, kernel, hint) for c in conditions if c in uniform}
+    same = {c: _holds_in_the_middle(c, kernel, hint) for c in conditions if c in uniform}
     begin, end, ends, known = 0, extent, dict[Expr, None](), dict(same)
     middle = hint(extent) // 2
     for condition in conditions:
@@ -69,7 +69,7 @@ def interior(
     return Interior(begin, "" if end == extent else str(end), same, known) if known else None
 
 
-def _in_the_middle(condition: Value, kernel: Kernel, hint: Callable[[Expr], int]) -> bool:
+def _holds_in_the_middle(condition: Value, kernel: Kernel, hint: Callable[[Expr], int]) -> bool:
     """Does a condition hold in the middle of the loop that it is about? If unknown, it does."""
     for loop in kernel.xs:
         edge = _edge(condition, loop)

@@ -37,7 +37,7 @@ class Node:
     """One loop nest of a kernel. ``inner``: its loops include the kernel's reduction loops.
 
     Which buffers it touches is asked for each pair of kernels that may be fused, and looked up
-    once: who changes that calls :meth:`read_from`.
+    once: who changes that calls :meth:`redirect_read`.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Node:
     def writes(self) -> Set[str]:
         return frozenset(v.args[0] for v in self.body.of("store"))
 
-    def read_from(self, value: Value, buffer: str) -> None:
+    def redirect_read(self, value: Value, buffer: str) -> None:
         """Have one of the node's loads read another buffer, at the same address."""
         value.args = (buffer, *value.args[1:])
         vars(self).pop("reads", None)
@@ -109,7 +109,7 @@ class Kernel:
         return index_arithmetic.product(self.ranges[v] for v in variables)
 
 
-def plan(
+def plan_kernel(
     name: str,
     device: torch.device,
     nodes: Sequence[Node],
@@ -123,14 +123,14 @@ def plan(
 
     ``removable`` are the buffers that nobody outside the kernel reads.
     """
-    xs, rs, ranges, nodes = _tidy_loops(xs, rs, ranges, nodes)
-    kernel = Kernel(name, device, xs, rs, ranges, _arrange(nodes), {})
-    place = _places(kernel.phases)
+    xs, rs, ranges, nodes = _normalize_loops(xs, rs, ranges, nodes)
+    kernel = Kernel(name, device, xs, rs, ranges, _assign_phases(nodes), {})
+    place = _find_stores(kernel.phases)
     written: set[str] = set()  # so far: a buffer updated in place is read before, too
     for node in nodes:
         for buffer in node.reads & written:
-            kernel.forward[buffer] = _wider(
-                kernel.forward.get(buffer), _forwarding(place[buffer], place_of(kernel, node))
+            kernel.forward[buffer] = _widest_forwarding(
+                kernel.forward.get(buffer), _forwarding(place[buffer], load_position(kernel, node))
             )
         written |= node.writes
     kernel.removed = written & removable
@@ -138,11 +138,11 @@ def plan(
     return kernel
 
 
-_WIDTH = ["value", "outer", "row"]
+_FORWARDING_ORDER = ["value", "outer", "row"]
 
 
-def _wider(a: str | None, b: str) -> str:
-    return b if a is None or _WIDTH.index(b) > _WIDTH.index(a) else a
+def _widest_forwarding(a: str | None, b: str) -> str:
+    return b if a is None or _FORWARDING_ORDER.index(b) > _FORWARDING_ORDER.index(a) else a
 
 
 def _forwarding(source: tuple[int, bool], reader: tuple[int, bool]) -> str:
@@ -152,7 +152,7 @@ def _forwarding(source: tuple[int, bool], reader: tuple[int, bool]) -> str:
     return "row" if source[1] else "outer"
 
 
-def _places(phases: Sequence[Phase]) -> dict[str, tuple[int, bool]]:
+def _find_stores(phases: Sequence[Phase]) -> dict[str, tuple[int, bool]]:
     """Where each buffer is written: (phase, is the store per element)."""
     place: dict[str, tuple[int, bool]] = {}
     for k, phase in enumerate(phases):
@@ -162,7 +162,7 @@ def _places(phases: Sequence[Phase]) -> dict[str, tuple[int, bool]]:
     return place
 
 
-def place_of(kernel: Kernel, node: Node) -> tuple[int, bool]:
+def load_position(kernel: Kernel, node: Node) -> tuple[int, bool]:
     """(phase, is per element) of a node's loads."""
     for k, phase in enumerate(kernel.phases):
         if node in phase.inner or node in phase.outer:
@@ -170,7 +170,7 @@ def place_of(kernel: Kernel, node: Node) -> tuple[int, bool]:
     raise KeyError(node.name)
 
 
-def _arrange(nodes: Sequence[Node]) -> list[Phase]:
+def _assign_phases(nodes: Sequence[Node]) -> list[Phase]:
     """Each node goes to the earliest phase in which what it reads is there.
 
     A node of the reduction loops may share a phase with those that feed it element by element; a
@@ -204,7 +204,7 @@ def _arrange(nodes: Sequence[Node]) -> list[Phase]:
     return [p for p in phases if p.inner or p.outer]
 
 
-def _tidy_loops(
+def _normalize_loops(
     xs: list[Symbol], rs: list[Symbol], ranges: dict[Symbol, Expr], nodes: Sequence[Node]
 ) -> tuple[list[Symbol], list[Symbol], dict[Symbol, Expr], list[Node]]:
     """Split loops that addresses divide, then merge adjacent loops that all addresses see as one.
@@ -212,7 +212,7 @@ def _tidy_loops(
     Afterwards a division remains in an address only where the layout really needs it.
     """
     nodes = list(nodes)
-    split = _division_points(xs + rs, ranges, nodes)
+    split = _find_split_sizes(xs + rs, ranges, nodes)
     if split:
         mapping: dict[Symbol, Expr] = {v: v for v in xs + rs}
         new_ranges: dict[Symbol, Expr] = {}
@@ -235,7 +235,7 @@ def _tidy_loops(
 
         xs, rs = cut(xs), cut(rs)
         ranges = new_ranges
-        nodes = [_over(n, mapping, xs, rs, ranges) for n in nodes]
+        nodes = [_remap_node(n, mapping, xs, rs, ranges) for n in nodes]
     indices = [e for n in nodes for e in addresses(n.body)]
     mapping, ranges = {}, dict(ranges)
     for group in (xs, rs):
@@ -245,13 +245,13 @@ def _tidy_loops(
     if mapping:
         xs = [v for v in xs if v not in mapping]
         rs = [v for v in rs if v not in mapping]
-        nodes = [_over(n, mapping, xs, rs, ranges) for n in nodes]
+        nodes = [_remap_node(n, mapping, xs, rs, ranges) for n in nodes]
     # Printers and caches like x0, x1, ... r0, r1, ...
     rename = {v: sympy.Symbol(f"x{k}", integer=True, nonnegative=True) for k, v in enumerate(xs)}
     rename |= {v: sympy.Symbol(f"r{k}", integer=True, nonnegative=True) for k, v in enumerate(rs)}
     if any(a != b for a, b in rename.items()):
         nodes = [
-            _over(n, rename, [rename[v] for v in xs], [rename[v] for v in rs],
+            _remap_node(n, rename, [rename[v] for v in xs], [rename[v] for v in rs],
                   {rename[v]: s for v, s in ranges.items()})
             for n in nodes
         ]  # fmt: skip
@@ -260,7 +260,7 @@ def _tidy_loops(
     return xs, rs, {v: ranges[v] for v in (*xs, *rs)}, nodes
 
 
-def _over(
+def _remap_node(
     node: Node,
     mapping: Mapping[Symbol, Expr],
     xs: list[Symbol],
@@ -282,7 +282,7 @@ def addresses(body: Body) -> list[Expr]:
     return found
 
 
-def _division_points(
+def _find_split_sizes(
     variables: Sequence[Symbol], ranges: Mapping[Symbol, Expr], nodes: Sequence[Node]
 ) -> dict[Symbol, list[Expr]]:
     """For loops that appear as ``Div(v, d)`` or ``Mod(Div(v, d), m)``: sizes to split them into."""
@@ -504,7 +504,7 @@ class Emitter:
         raise NotImplementedError
 
 
-def uniform(body: Body, loop: Symbol, readable: Collection[str]) -> list[Value]:
+def loop_invariants(body: Body, loop: Symbol, readable: Collection[str]) -> list[Value]:
     """The values of ``body`` that are the same in all iterations of ``loop``, in order.
 
     Of loads, those from ``readable`` buffers, which nobody writes meanwhile.
@@ -522,7 +522,7 @@ def uniform(body: Body, loop: Symbol, readable: Collection[str]) -> list[Value]:
     return [v for v in body.values if v not in moves]
 
 
-def across(
+def votes_across_rows(
     nodes: Iterable[Node], xs: Sequence[Symbol], rs: Sequence[Symbol], near: Collection[Symbol]
 ) -> int:
     """Do reductions run across rows of memory (above 0), or along them (below)? How many more

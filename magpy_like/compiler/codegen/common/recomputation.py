@@ -26,7 +26,7 @@ def producers(kernel: Kernel) -> Producers:
     }
 
 
-def compute_again(emitter: Emitter, buffer: str, producer: Producers) -> Any:
+def recompute(emitter: Emitter, buffer: str, producer: Producers) -> Any:
     """Print what a buffer's producer stores; its name."""
     node, store = producer[buffer]
     wanted = _closure(store.args[2], node)
@@ -34,21 +34,21 @@ def compute_again(emitter: Emitter, buffer: str, producer: Producers) -> Any:
     return emitter.remember(buffer, emitter.names[store.args[2]])
 
 
-def values_again(buffer: str, producer: Producers, kernel: Kernel) -> list[Value]:
+def recomputed_values(buffer: str, producer: Producers, kernel: Kernel) -> list[Value]:
     """What is computed to have ``buffer`` again, down to what is in memory."""
     node, store = producer[buffer]
     found: list[Value] = []
     for v in _closure(store.args[2], node):
         if v.op == "load" and v.args[0] in kernel.removed and v.args[0] in producer:
-            found += values_again(v.args[0], producer, kernel)
+            found += recomputed_values(v.args[0], producer, kernel)
         else:
             found.append(v)
     return found
 
 
-def loads_again(buffer: str, producer: Producers, kernel: Kernel) -> set[str]:
+def recomputed_buffers(buffer: str, producer: Producers, kernel: Kernel) -> set[str]:
     """The memory that computing ``buffer`` again reads."""
-    return {v.args[0] for v in values_again(buffer, producer, kernel) if v.op == "load"}
+    return {v.args[0] for v in recomputed_values(buffer, producer, kernel) if v.op == "load"}
 
 
 def _closure(root: Value, node: Node) -> set[Value]:

@@ -12,16 +12,18 @@ from magpy_like.compiler.codegen.cpp.cpp_expressions import (
     CppEmitter,
     print_index,
 )
-from magpy_like.compiler.codegen.cpp.cpp_kernel import STRIP
+from magpy_like.compiler.codegen.cpp.cpp_kernel import STRIP_ELEMENTS
 from magpy_like.compiler.codegen.cpp.cpp_reduction import Parts, Reduction
 from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
 from magpy_like.compiler.ir.ops import EXPENSIVE, Value
 
-NARROW, WIDE = 256, 1024  # columns per tile
-MANY = 16  # outer iterations that are enough for all threads, without a part of the columns each
-NEAR = 16384  # bytes of a core's first cache for what is kept for columns
-ROWS = 4  # that are accumulated at a time, where they cost little
-LIGHT = 16  # operations for an element, at most, that cost little
+MIN_TILE_COLUMNS, MAX_TILE_COLUMNS = 256, 1024  # columns per tile
+MIN_OUTER_ITERATIONS = (
+    16  # outer iterations that are enough for all threads, without a part of the columns each
+)
+TILE_STATE_BYTES = 16384  # bytes of a core's first cache for what is kept for columns
+UNROLLED_ROWS = 4  # that are accumulated at a time, where they cost little
+MAX_LIGHT_OPERATIONS = 16  # operations for an element, at most, that cost little
 
 
 class Columns(Reduction):
@@ -33,18 +35,24 @@ class Columns(Reduction):
 
     def __init__(self, kernel: Kernel, hint: Callable[[Expr], int]) -> None:
         super().__init__(kernel, hint)
-        self.tile = NARROW if kernel.scratch_rows() else self.width()
+        self.tile = MIN_TILE_COLUMNS if kernel.scratch_rows() else self.tile_width()
 
-    def width(self) -> int:
+    def tile_width(self) -> int:
         """So many columns that memory is read in long pieces, while what is kept for each of them
         stays in the first cache."""
         kept = [v for node in self.kernel.nodes() for v in node.body.values
                 if v.op in ("reduction", "scan")]  # fmt: skip
         outer = [b for b, kind in self.kernel.forward.items() if kind == "outer"]
-        width = NEAR // (16 * (len(kept) + len(outer))) if kept else 0
-        width = max(NARROW, min(width // NARROW * NARROW, WIDE))
+        width = TILE_STATE_BYTES // (16 * (len(kept) + len(outer))) if kept else 0
+        width = max(
+            MIN_TILE_COLUMNS, min(width // MIN_TILE_COLUMNS * MIN_TILE_COLUMNS, MAX_TILE_COLUMNS)
+        )
         extent = self.kernel.ranges[self.kernel.xs[-1]]
-        return min(width, -(-int(extent) // STRIP) * STRIP) if extent.is_Integer else width
+        return (
+            min(width, -(-int(extent) // STRIP_ELEMENTS) * STRIP_ELEMENTS)
+            if extent.is_Integer
+            else width
+        )
 
     def body(self) -> None:
         """Tiles of the last outer loop, ``l`` counting columns within one."""
@@ -52,9 +60,9 @@ class Columns(Reduction):
         x = kernel.xs[-1]
         extent = print_index(kernel.ranges[x])
         threads = f"clip<i64>(({extent} / omp_get_max_threads() + 15) / 16 * 16, 16, {self.tile})"
-        shared = self.hint(kernel.size(kernel.xs[:-1])) >= MANY
+        shared = self.hint(kernel.size(kernel.xs[:-1])) >= MIN_OUTER_ITERATIONS
         line(f"const i64 tile = {self.tile if shared else threads};")
-        line(f"#pragma omp parallel{self.parallel(self.total())}")
+        line(f"#pragma omp parallel{self.parallel_clause(self.iteration_count())}")
         line("{")
         self.lines.indent()
         self.declare_flags()
@@ -75,7 +83,7 @@ class Columns(Reduction):
         self.close()
 
     def open_lanes(self, x: Symbol) -> None:
-        self.lines.line(self.simd())
+        self.lines.line(self.simd_pragma())
         self.lines.line("for (i64 l = 0; l < width; ++l) {")
         self.lines.indent()
         self.lines.line(f"const i64 {x.name} = start + l;")
@@ -88,13 +96,13 @@ class Columns(Reduction):
             self.column_loops(phase, x, accumulators)
         self.after_columns(phase, x, accumulators)
 
-    def follows(self, phase: Phase) -> bool:
+    def has_column_results(self, phase: Phase) -> bool:
         """Is anything computed once for each column, behind the rows?"""
         return bool(phase.outer) or any(split_levels(n.body)[2] for n in phase.inner)
 
     def after_columns(self, phase: Phase, x: Symbol, accumulators: dict[Value, Parts]) -> None:
         """What follows from the reductions of a tile, column by column."""
-        if self.follows(phase):
+        if self.has_column_results(phase):
             self.open_lanes(x)
             emitter = CppEmitter(self, "l")
             self.after(phase, emitter, accumulators, "l")
@@ -140,26 +148,28 @@ class Columns(Reduction):
                 line(f"{ctype} {part}_from[{self.tile}] = {{}};")
                 line(f"f64 {part}_off[{self.tile}] = {{}}, {part}_m2[{self.tile}] = {{}};")
             begin, end = "block", f"m_minimum<i64>(block + {block}, {end})"
-        self._starts = f"{last.name} == {begin}"
+        self._is_block_start = f"{last.name} == {begin}"
         inner = {v: part for v, (part, _) in (sums | spreads).items()} if blocked else {}
         at = begin
         if self._is_light(phase):
             # Several rows at a time: accumulators stay in registers meanwhile.
             at = self.fresh(f"{last.name}_at")
             line(f"i64 {at} = {begin};")
-            line(f"for (; {at} + {ROWS} <= {end}; {at} += {ROWS}) {{")
+            line(f"for (; {at} + {UNROLLED_ROWS} <= {end}; {at} += {UNROLLED_ROWS}) {{")
             self.lines.indent()
             self.open_lanes(x)
-            for k in range(ROWS):
+            for k in range(UNROLLED_ROWS):
                 line("{")
                 self.lines.indent()
                 line(f"const i64 {last.name} = {at} + {k};")
                 self.element(phase, accumulators, inner, "l")
                 self.close()
             self.close(2)
-        step = block if blocked else ROWS
+        step = block if blocked else UNROLLED_ROWS
         extent = ranges[last]
-        even = whole and extent.is_Integer and int(extent) % ROWS == step % ROWS == 0
+        even = (
+            whole and extent.is_Integer and int(extent) % UNROLLED_ROWS == step % UNROLLED_ROWS == 0
+        )
         if at == begin or not even:
             self.open_loop(last, at, end)
             self.open_lanes(x)
@@ -180,20 +190,22 @@ class Columns(Reduction):
         """Does a row cost so little to compute that its way through memory counts?"""
         values = [v for node in phase.inner for v in split_levels(node.body)[0]]
         return (
-            self.hint(self.kernel.ranges[self.kernel.rs[-1]]) >= ROWS
-            and len(values) <= LIGHT
+            self.hint(self.kernel.ranges[self.kernel.rs[-1]]) >= UNROLLED_ROWS
+            and len(values) <= MAX_LIGHT_OPERATIONS
             and not any(v.op in EXPENSIVE or v.op in ("store", "scan") for v in values)
             and all(node.body.of("reduction") for node in phase.inner)
         )
 
-    def collect(self, part: str | None, value: str, dtype: torch.dtype, lane: str | None) -> None:
+    def accumulate_welford(
+        self, part: str | None, value: str, dtype: torch.dtype, lane: str | None
+    ) -> None:
         """Differences are taken from the first element of the block, if it is finite: it is one of
         those whose spread is sought, so they are at most so much larger than the spread. They and
         their squares add up in float64, as eager's do: squares of float32 have twice its range."""
         line, distance, start = self.lines.line, self.fresh("d"), self.fresh("start")
         ctype = CTYPE[dtype]
         line(f"const {ctype} {start} = {value} - {value} == 0 ? {value} : 0;")
-        line(f"{part}_from[{lane}] = {self._starts} ? {start} : {part}_from[{lane}];")
+        line(f"{part}_from[{lane}] = {self._is_block_start} ? {start} : {part}_from[{lane}];")
         line(f"const f64 {distance} = f64({value}) - {part}_from[{lane}];")
         line(f"{part}_off[{lane}] += {distance};")
         line(f"{part}_m2[{lane}] = m_fma({distance}, {distance}, {part}_m2[{lane}]);")

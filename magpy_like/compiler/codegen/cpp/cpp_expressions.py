@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.compiler.codegen.common.kernel_plan import Emitter, IndexPrinter
-from magpy_like.compiler.codegen.common.recomputation import compute_again
+from magpy_like.compiler.codegen.common.recomputation import recompute
 from magpy_like.compiler.ir.index_arithmetic import Expr
 from magpy_like.compiler.ir.ops import LOW_PRECISION, Body, Value
 
@@ -104,7 +104,7 @@ class CppEmitter(Emitter):
         super().__init__(printer.kernel)
         self.printer = printer
         self.lane = lane
-        self.outside: dict[Value, Any] = {}  # named before the loop
+        self.hoisted: dict[Value, Any] = {}  # named before the loop
         self.masks: dict[Value, str] = {}  # conditions among these -> their bits
         self._mask: str | None = None  # of the condition of what is being printed
 
@@ -113,42 +113,42 @@ class CppEmitter(Emitter):
         self.printer.lines.line(f"const {CTYPE[dtype]} {name} = {text};")
         return name
 
-    def run_outside(self, bodies: Iterable[tuple[Body, Iterable[Value]]]) -> None:
+    def hoist(self, bodies: Iterable[tuple[Body, Iterable[Value]]]) -> None:
         """Print values of bodies before the loop that they are to be used in."""
         bodies = list(bodies)
         for body, values in bodies:
             self.run(body, values)
-        self.outside = dict(self.names)
+        self.hoisted = dict(self.names)
         # A choice that is the same for a whole vector is one by bits: the compiler would make a
         # branch of it, and no vector. It must not know that they are of a condition.
         for body, _ in bodies:
             for value in body.of("where"):
                 condition = value.args[0]
-                if value in self.outside or condition in self.masks:
+                if value in self.hoisted or condition in self.masks:
                     continue
-                if condition in self.outside:
+                if condition in self.hoisted:
                     mask = self.masks[condition] = self.printer.fresh("mask")
                     self.printer.lines.line(
-                        f"const u64 {mask} = mask_of({self.outside[condition]});"
+                        f"const u64 {mask} = mask_of({self.hoisted[condition]});"
                     )
 
-    def again(self) -> CppEmitter:
+    def in_new_scope(self) -> CppEmitter:
         """One that prints the same in another scope, with what is named before the loop."""
         other = CppEmitter(self.printer, self.lane)
-        other.outside, other.masks = dict(self.outside), self.masks
+        other.hoisted, other.masks = dict(self.hoisted), self.masks
         return other
 
-    def given(self, known: Mapping[Value, bool]) -> CppEmitter:
+    def assuming(self, known: Mapping[Value, bool]) -> CppEmitter:
         """One that prints the same where conditions are ``known`` to hold, or not to."""
         other = CppEmitter(self.printer, self.lane)
-        other.outside = {v: name for v, name in self.outside.items() if v.dtype != torch.bool}
-        other.outside |= {v: print_number(holds, torch.bool) for v, holds in known.items()}
+        other.hoisted = {v: name for v, name in self.hoisted.items() if v.dtype != torch.bool}
+        other.hoisted |= {v: print_number(holds, torch.bool) for v, holds in known.items()}
         other.masks = self.masks
         return other
 
     def _emit(self, value: Value, rename: Any) -> Any:
-        if value in self.outside:
-            return self.outside[value]
+        if value in self.hoisted:
+            return self.hoisted[value]
         if value.op == "item":
             return self.names[value.args[0]][value.args[1]]
         if value.op == "scan":
@@ -178,10 +178,10 @@ class CppEmitter(Emitter):
         return self._define(f"({CTYPE[dtype]}){names[0]}", value.dtype)
 
     def load(self, buffer: str, index: Expr, mask: Any, dtype: torch.dtype) -> str:
-        if buffer in self.printer.again:
-            text = compute_again(self, buffer, self.printer.again)
+        if buffer in self.printer.recomputed:
+            text = recompute(self, buffer, self.printer.recomputed)
         else:
-            place = self.printer.place(buffer, index, self.lane)
+            place = self.printer.load_source(buffer, index, self.lane)
             text = f"widen({place})" if self.kernel.dtypes[buffer] in LOW_PRECISION else place
         if mask == "false":
             return print_number(0, dtype)
@@ -192,7 +192,7 @@ class CppEmitter(Emitter):
     def store(self, buffer: str, index: Expr, name: Any, dtype: torch.dtype, mode: Any) -> None:
         target = self.kernel.dtypes[buffer]
         text = str(name)
-        wide = self.printer.wide_store(buffer, index)
+        wide = self.printer.half_store(buffer, index)
         if wide is not None:
             self.printer.lines.line(f"{wide} = {text};")
             return
@@ -200,7 +200,7 @@ class CppEmitter(Emitter):
             text = f"keep<{CTYPE[target]}>({text})"
         elif target != dtype:
             text = f"({CTYPE[target]}){text}"
-        for place in self.printer.stores(buffer, index, self.lane):
+        for place in self.printer.store_targets(buffer, index, self.lane):
             if mode is not None:
                 old = f"widen({place})" if target in LOW_PRECISION else place
                 total = combine({"add": "sum", "mul": "prod"}.get(mode, mode), old, str(name))

@@ -15,17 +15,30 @@ from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
 from magpy_like.compiler.ir.ops import Value
 
-STRIP = 16  # elements that are stored past the caches together: a cache line of float32
-STREAM = 24 * 2**20  # bytes that a kernel moves from which its results would push all else out
-MEMORY = 2**20  # bytes that a kernel moves from which they do not come from a core's own caches
-NEAR = 2**18  # bytes that are still all there when a kernel comes to them again
-AHEAD = 8192  # bytes between what is fetched and what is computed, where memory is read in pieces
-PIECES = 512, 16384  # bytes in a row: below, fetching costs more than it saves; above, none is due
-WIDE = 256  # elements of float16 that are converted at once: few enough to be passed on by the core
-GRAIN = 16384  # elements of work below which a second thread costs more than it brings
+STRIP_ELEMENTS = 16  # elements that are stored past the caches together: a cache line of float32
+MIN_STREAMING_BYTES = (
+    24 * 2**20
+)  # bytes that a kernel moves from which its results would push all else out
+MIN_PREFETCH_BYTES = (
+    2**20
+)  # bytes that a kernel moves from which they do not come from a core's own caches
+MAX_CACHED_ROW_BYTES = 2**18  # bytes that are still all there when a kernel comes to them again
+PREFETCH_DISTANCE_BYTES = (
+    8192  # bytes between what is fetched and what is computed, where memory is read in pieces
+)
+PREFETCH_ROW_BYTES = (
+    512,
+    16384,
+)  # bytes in a row: below, fetching costs more than it saves; above, none is due
+HALF_BLOCK_ELEMENTS = (
+    256  # elements of float16 that are converted at once: few enough to be passed on by the core
+)
+MIN_PARALLEL_ELEMENTS = (
+    16384  # elements of work below which a second thread costs more than it brings
+)
 
-Place = dict[Symbol, Expr]  # loop -> where in it
-Steps = dict[Symbol, Expr]  # loop -> by how many elements it moves what is read
+LoopPositions = dict[Symbol, Expr]  # loop -> where in it
+LoopStrides = dict[Symbol, Expr]  # loop -> by how many elements it moves what is read
 
 
 def is_serial(kernel: Kernel) -> bool:
@@ -50,17 +63,19 @@ class CppKernel:
         self._count = 0
         self.locals: dict[str, str] = {}  # forwarded buffer -> C variable or array
         self._scratch: set[str] = set()
-        self.again: Producers = {}  # what later phases compute again instead
+        self.recomputed: Producers = {}  # what later phases compute again instead
         self.scans: dict[Value, list[str]] = {}  # scan -> its accumulators
         self._strips: dict[tuple[str, Expr], str] = {}  # store past the caches -> array
         self._strip = ""  # where in it the element being printed is
-        self._wide: dict[tuple[str, str, Expr], str] = {}  # float16 load or store -> its element
-        self._fetched: set[tuple[str, Expr]] = set()  # what was asked for ahead: (buffer, index)
+        self._half_elements: dict[
+            tuple[str, str, Expr], str
+        ] = {}  # float16 load or store -> its element
+        self._prefetched: set[tuple[str, Expr]] = set()  # what was asked for ahead: (buffer, index)
 
     @property
     def work(self) -> int:
         """Elements that the kernel runs over, for the example inputs."""
-        return self.hint(self.total())
+        return self.hint(self.iteration_count())
 
     def body(self) -> None:
         """Print the function's loops."""
@@ -72,19 +87,19 @@ class CppKernel:
 
     # --- where buffers live --------------------------------------------------------------------
 
-    def place(self, buffer: str, index: Expr, lane: str | None) -> str:
+    def load_source(self, buffer: str, index: Expr, lane: str | None) -> str:
         """What to read: memory, scratch row, or a forwarded variable."""
         local = self.locals.get(buffer)
         if local is not None:
-            return self._local_place(buffer, local, lane)
-        wide = self._wide.get(("load", buffer, index))
+            return self._local_element(buffer, local, lane)
+        wide = self._half_elements.get(("load", buffer, index))
         return wide if wide is not None else f"{buffer}[{print_index(index)}]"
 
-    def wide_store(self, buffer: str, index: Expr) -> str | None:
+    def half_store(self, buffer: str, index: Expr) -> str | None:
         """Where a value of float16 is to be written as a float32, if it is."""
-        return self._wide.get(("store", buffer, index))
+        return self._half_elements.get(("store", buffer, index))
 
-    def stores(self, buffer: str, index: Expr, lane: str | None) -> list[str]:
+    def store_targets(self, buffer: str, index: Expr, lane: str | None) -> list[str]:
         places = []
         if (buffer, index) in self._strips:
             places.append(f"{self._strips[buffer, index]}[{self._strip}]")
@@ -92,10 +107,10 @@ class CppKernel:
             places.append(f"{buffer}[{print_index(index)}]")
         local = self.locals.get(buffer)
         if local is not None:
-            places.append(self._local_place(buffer, local, lane))
+            places.append(self._local_element(buffer, local, lane))
         return places
 
-    def _local_place(self, buffer: str, local: str, lane: str | None) -> str:
+    def _local_element(self, buffer: str, local: str, lane: str | None) -> str:
         if buffer in self._scratch:
             return f"{local}[{print_index(self._row_position())}]"
         return f"{local}[{lane}]" if lane is not None else local
@@ -133,14 +148,14 @@ class CppKernel:
 
     # --- loops ---------------------------------------------------------------------------------
 
-    def total(self) -> Expr:
+    def iteration_count(self) -> Expr:
         return self.kernel.size((*self.kernel.xs, *self.kernel.rs))
 
-    def parallel(self, work: Expr) -> str:
+    def parallel_clause(self, work: Expr) -> str:
         """The ``if`` clause, or nothing when it is known to hold."""
         if work.is_Integer:
-            return "" if int(work) >= GRAIN else " if(0)"
-        return f" if({print_index(work)} >= {GRAIN})"
+            return "" if int(work) >= MIN_PARALLEL_ELEMENTS else " if(0)"
+        return f" if({print_index(work)} >= {MIN_PARALLEL_ELEMENTS})"
 
     def open_loop(self, v: Symbol, begin: str = "0", end: str | None = None) -> None:
         end = end if end is not None else print_index(self.kernel.ranges[v])
@@ -152,7 +167,7 @@ class CppKernel:
             self.lines.indent(-1)
             self.lines.line("}")
 
-    def simd(self, reductions: Sequence[str] = ()) -> str:
+    def simd_pragma(self, reductions: Sequence[str] = ()) -> str:
         flags = [f" reduction(|:{', '.join(self.flags())})"] if self.flags() else []
         return "#pragma omp simd" + "".join([*flags, *reductions])
 
@@ -172,16 +187,16 @@ class CppKernel:
         return sum(found.values())
 
     @property
-    def fetches(self) -> bool:
+    def needs_prefetch(self) -> bool:
         """Is what the kernel reads too much for a core's own caches?"""
-        return self.traffic >= MEMORY
+        return self.traffic >= MIN_PREFETCH_BYTES
 
-    def streamed(self, nodes: Sequence[Node], loop: Symbol) -> list[tuple[str, Expr]]:
+    def streaming_stores(self, nodes: Sequence[Node], loop: Symbol) -> list[tuple[str, Expr]]:
         """The stores in ``loop`` that are to go past the caches: (buffer, index).
 
         Such a store does not read the line that it overwrites, and leaves the caches to others.
         """
-        if self.traffic < STREAM or self.kernel.messages or is_serial(self.kernel):
+        if self.traffic < MIN_STREAMING_BYTES or self.kernel.messages or is_serial(self.kernel):
             return []
         forward = self.kernel.forward
         read = {b for n in self.kernel.nodes() for b in n.reads if forward.get(b) != "value"}
@@ -202,7 +217,7 @@ class CppKernel:
                     found.append((buffer, index))
         return found
 
-    def stream(
+    def print_streaming_strip(
         self, streamed: Sequence[tuple[str, Expr]], loop: Symbol, begin: str,
         element: Callable[[], None],
     ) -> None:  # fmt: skip
@@ -210,10 +225,10 @@ class CppKernel:
         line, first = self.lines.line, sympy.Symbol(begin, integer=True)
         for buffer, index in streamed:
             name = self._strips[buffer, index] = self.fresh("strip")
-            line(f"alignas(64) {CTYPE[self.kernel.dtypes[buffer]]} {name}[{STRIP}];")
+            line(f"alignas(64) {CTYPE[self.kernel.dtypes[buffer]]} {name}[{STRIP_ELEMENTS}];")
         self._strip = self.fresh("lane")
-        line(self.simd())
-        line(f"for (i64 {self._strip} = 0; {self._strip} < {STRIP}; ++{self._strip}) {{")
+        line(self.simd_pragma())
+        line(f"for (i64 {self._strip} = 0; {self._strip} < {STRIP_ELEMENTS}; ++{self._strip}) {{")
         self.lines.indent()
         line(f"const i64 {loop.name} = {begin} + {self._strip};")
         element()
@@ -229,26 +244,28 @@ class CppKernel:
         """``loop`` as a vector; ``element`` prints an iteration, each time with names of its own.
         ``share`` are clauses that share it among threads. Of a loop that runs over ``pieces`` of
         memory, the next ones are asked for."""
-        streamed, line = self.streamed(nodes, loop), self.lines.line
+        streamed, line = self.streaming_stores(nodes, loop), self.lines.line
         if pieces and not streamed:
-            self.fetch_ahead(nodes, loop, begin)
-        if self.widened(nodes, loop):
+            self.prefetch(nodes, loop, begin)
+        if self.half_accesses(nodes, loop):
             block, stop = f"{loop.name}_block", f"{loop.name}_end"
             if share:
                 line(f"#pragma omp for{share}")
-            line(f"for (i64 {block} = {begin}; {block} < {end}; {block} += {WIDE}) {{")
+            line(
+                f"for (i64 {block} = {begin}; {block} < {end}; {block} += {HALF_BLOCK_ELEMENTS}) {{"
+            )
             self.lines.indent()
-            line(f"const i64 {stop} = m_minimum<i64>({block} + {WIDE}, {end});")
-            self.open_wide(nodes, loop, block, stop)
-            line(self.simd())
+            line(f"const i64 {stop} = m_minimum<i64>({block} + {HALF_BLOCK_ELEMENTS}, {end});")
+            self.open_half_block(nodes, loop, block, stop)
+            line(self.simd_pragma())
             self.open_loop(loop, block, stop)
             element()
             self.close()
-            self.close_wide(loop, block, stop)
+            self.close_half_block(loop, block, stop)
             self.close()
             return
         if not streamed:
-            line(f"#pragma omp for simd{share}" if share else self.simd())
+            line(f"#pragma omp for simd{share}" if share else self.simd_pragma())
             self.open_loop(loop, begin, end)
             element()
             self.close()
@@ -256,29 +273,33 @@ class CppKernel:
         strip = f"{loop.name}_strip"
         if share:
             line(f"#pragma omp for{share}")
-        line(f"for (i64 {strip} = {begin}; {strip} < {end}; {strip} += {STRIP}) {{")
+        line(f"for (i64 {strip} = {begin}; {strip} < {end}; {strip} += {STRIP_ELEMENTS}) {{")
         self.lines.indent()
         if pieces:
-            self.fetch_ahead(nodes, loop, strip, STRIP)
+            self.prefetch(nodes, loop, strip, STRIP_ELEMENTS)
         extent = self.kernel.ranges[loop]
-        if extent.is_Integer and (begin, end) == ("0", str(extent)) and int(extent) % STRIP == 0:
-            self.stream(streamed, loop, strip, element)
+        if (
+            extent.is_Integer
+            and (begin, end) == ("0", str(extent))
+            and int(extent) % STRIP_ELEMENTS == 0
+        ):
+            self.print_streaming_strip(streamed, loop, strip, element)
             self.close()
             return
-        line(f"if ({end} - {strip} >= {STRIP}) {{")
+        line(f"if ({end} - {strip} >= {STRIP_ELEMENTS}) {{")
         self.lines.indent()
-        self.stream(streamed, loop, strip, element)
+        self.print_streaming_strip(streamed, loop, strip, element)
         self.lines.indent(-1)
         line("} else {")
         self.lines.indent()
-        line(self.simd())
+        line(self.simd_pragma())
         self.open_loop(loop, strip, end)
         element()
         self.close(3)
 
     # --- float16 -------------------------------------------------------------------------------
 
-    def widened(self, nodes: Sequence[Node], loop: Symbol) -> list[tuple[str, str, Expr]]:
+    def half_accesses(self, nodes: Sequence[Node], loop: Symbol) -> list[tuple[str, str, Expr]]:
         """The loads and stores of float16, one after another in ``loop``, that are converted a row
         at a time: (operation, buffer, index). By itself the compiler finds no instruction."""
         if self.kernel.messages or is_serial(self.kernel):
@@ -303,35 +324,35 @@ class CppKernel:
                     found[v.op, buffer, index] = None
         return list(found)
 
-    def open_wide(self, nodes: Sequence[Node], loop: Symbol, begin: str, end: str) -> None:
+    def open_half_block(self, nodes: Sequence[Node], loop: Symbol, begin: str, end: str) -> None:
         """Convert what ``loop`` reads from ``begin`` to ``end``, at most WIDE elements."""
-        for op, buffer, index in self.widened(nodes, loop):
+        for op, buffer, index in self.half_accesses(nodes, loop):
             name = self.fresh("wide")
-            self.lines.line(f"alignas(64) f32 {name}[{WIDE}];")
+            self.lines.line(f"alignas(64) f32 {name}[{HALF_BLOCK_ELEMENTS}];")
             if op == "load":
-                place = self._first_place(buffer, index, loop, begin)
+                place = self._first_element(buffer, index, loop, begin)
                 self.lines.line(f"widen_row({name}, &{place}, {end} - {begin});")
-            self._wide[op, buffer, index] = f"{name}[{loop.name} - {begin}]"
+            self._half_elements[op, buffer, index] = f"{name}[{loop.name} - {begin}]"
 
-    def close_wide(self, loop: Symbol, begin: str, end: str) -> None:
+    def close_half_block(self, loop: Symbol, begin: str, end: str) -> None:
         """Convert what ``loop`` has written."""
-        for (op, buffer, index), element in self._wide.items():
+        for (op, buffer, index), element in self._half_elements.items():
             if op == "store":
-                place = self._first_place(buffer, index, loop, begin)
+                place = self._first_element(buffer, index, loop, begin)
                 name = element.partition("[")[0]
                 self.lines.line(f"narrow_row(&{place}, {name}, {end} - {begin});")
-        self._wide = {}
+        self._half_elements = {}
 
-    def _first_place(self, buffer: str, index: Expr, loop: Symbol, begin: str) -> str:
+    def _first_element(self, buffer: str, index: Expr, loop: Symbol, begin: str) -> str:
         start = sympy.S.Zero if begin == "0" else sympy.Symbol(begin, integer=True)
         return f"{buffer}[{print_index(index.xreplace({loop: start}))}]"
 
-    def end_streams(self) -> None:
+    def fence_streaming_stores(self) -> None:
         """Before threads meet: what went past the caches is where others see it."""
-        if self.traffic >= STREAM:
+        if self.traffic >= MIN_STREAMING_BYTES:
             self.lines.line("streamed();")
 
-    def fetch_ahead(
+    def prefetch(
         self, nodes: Sequence[Node], loop: Symbol, begin: str, count: int | None = None,
         rows_of: Sequence[Node] | None = None, late: int = 0,
     ) -> None:  # fmt: skip
@@ -343,7 +364,7 @@ class CppKernel:
         Of rows of other outer iterations, those are asked for that ``rows_of`` reads; ``late`` of
         them further on, as this one and perhaps the next have been read already.
         """
-        if not self.fetches:
+        if not self.needs_prefetch:
             return
         rows_of = nodes if rows_of is None else rows_of
         start = sympy.S.Zero if begin == "0" else sympy.Symbol(begin, integer=True)
@@ -351,29 +372,35 @@ class CppKernel:
         loops = (*self.kernel.xs, *self.kernel.rs)
         outer = loops[loops.index(loop) - 1] if loops.index(loop) > 0 else None
 
-        def places(node: Node, width: int, steps: Steps) -> list[Place]:
+        def places(node: Node, width: int, steps: LoopStrides) -> list[LoopPositions]:
             row = self.hint(extent) * width
             step = 0 if outer is None else steps.get(outer, 0)
-            jumps = step not in (0, extent) and PIECES[0] <= row <= PIECES[1]
-            place: Place = {loop: start}
-            if step != 0 and outer is not None and row < 2 * AHEAD:
+            jumps = (
+                step not in (0, extent) and PREFETCH_ROW_BYTES[0] <= row <= PREFETCH_ROW_BYTES[1]
+            )
+            place: LoopPositions = {loop: start}
+            if step != 0 and outer is not None and row < 2 * PREFETCH_DISTANCE_BYTES:
                 another = outer in self.kernel.xs  # not one that this iteration reads, too
-                place[outer] = outer + (max(1, AHEAD // row) + (late if another else 0))
+                place[outer] = outer + (
+                    max(1, PREFETCH_DISTANCE_BYTES // row) + (late if another else 0)
+                )
             else:
                 another = False
-                place[loop] = start + AHEAD // width
+                place[loop] = start + PREFETCH_DISTANCE_BYTES // width
             if node not in (rows_of if another else nodes):
                 return []
-            if not jumps and (count is None or (row < AHEAD and outer not in place)):
+            if not jumps and (
+                count is None or (row < PREFETCH_DISTANCE_BYTES and outer not in place)
+            ):
                 return []
             return [place]
 
         asked = dict.fromkeys((*nodes, *rows_of))
-        self.fetch_places(asked, loop, places, str(count or print_index(extent)))
+        self.prefetch_at(asked, loop, places, str(count or print_index(extent)))
 
-    def fetch_places(
+    def prefetch_at(
         self, nodes: Iterable[Node], loop: Symbol,
-        places: Callable[[Node, int, Steps], list[Place]], count: str,
+        places: Callable[[Node, int, LoopStrides], list[LoopPositions]], count: str,
     ) -> None:  # fmt: skip
         """Ask for ``count`` elements from each of the ``places`` of a load: what they are follows
         from its node, the size of its elements in bytes, and by how many of them each loop moves
@@ -381,28 +408,28 @@ class CppKernel:
         for node in nodes:
             for v in node.body.of("load"):
                 buffer, index, _ = v.args
-                steps = self._steps_of_fetched(node, v, loop)
+                steps = self._prefetch_strides(node, v, loop)
                 if steps is None:
                     continue
                 for place in places(node, self.kernel.dtypes[buffer].itemsize, steps):
-                    self._fetched.add((buffer, index))
+                    self._prefetched.add((buffer, index))
                     ahead = print_index(index.xreplace(place))
                     self.lines.line(f"fetch(&{buffer}[{ahead}], {count});")
 
-    def _steps_of_fetched(self, node: Node, load: Value, loop: Symbol) -> Steps | None:
+    def _prefetch_strides(self, node: Node, load: Value, loop: Symbol) -> LoopStrides | None:
         """By how many elements each loop moves what ``load`` reads, if that can be asked for ahead
         and has not been."""
         buffer, index, mask = load.args
         form = index_arithmetic.coefficients(index, self.kernel.ranges)
         width = self.kernel.dtypes[buffer].itemsize
-        again = self.hint(self.kernel.size(self.kernel.rs)) * width > NEAR
+        again = self.hint(self.kernel.size(self.kernel.rs)) * width > MAX_CACHED_ROW_BYTES
         if (
             form is None
             or form[0].get(loop) != 1
             or mask is not None
             or buffer not in (*self.kernel.inputs, *self.kernel.outputs)
             or index.free_symbols & set(node.body.indirect)
-            or ((buffer, index) in self._fetched and not again)
+            or ((buffer, index) in self._prefetched and not again)
         ):
             return None
         return form[0]

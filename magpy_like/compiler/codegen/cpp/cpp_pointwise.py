@@ -7,20 +7,24 @@ from collections.abc import Callable
 import sympy
 
 from magpy_like.compiler.codegen.common import interior_loops
-from magpy_like.compiler.codegen.common.kernel_plan import Kernel, uniform
+from magpy_like.compiler.codegen.common.kernel_plan import Kernel, loop_invariants
 from magpy_like.compiler.codegen.cpp.cpp_expressions import (
     CTYPE,
     CppEmitter,
     print_index,
 )
-from magpy_like.compiler.codegen.cpp.cpp_kernel import GRAIN, STRIP, CppKernel
-from magpy_like.compiler.codegen.cpp.cpp_row_gather import Taking, row_of, takings
+from magpy_like.compiler.codegen.cpp.cpp_kernel import (
+    MIN_PARALLEL_ELEMENTS,
+    STRIP_ELEMENTS,
+    CppKernel,
+)
+from magpy_like.compiler.codegen.cpp.cpp_row_gather import RowGather, find_row_gathers, row_start
 from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
 
-BLOCK = 64  # elements along each side of a block of tiles
+TILE_BLOCK = 64  # elements along each side of a block of tiles
 
-Piece = tuple[str, Expr, Expr]
+StridedLoad = tuple[str, Expr, Expr]
 
 
 class Pointwise(CppKernel):
@@ -31,7 +35,9 @@ class Pointwise(CppKernel):
         super().__init__(kernel, hint)
         self._tiles: dict[tuple[str, Expr], str] = {}  # transposed load -> array of tiles
         self._tile_loops = "", ""
-        self._takings: dict[Taking, str] = {}  # load at positions of a table -> what was found out
+        self._gathers: dict[
+            RowGather, str
+        ] = {}  # load at positions of a table -> what was found out
 
     def body(self) -> None:
         xs, line = self.kernel.xs, self.lines.line
@@ -42,7 +48,7 @@ class Pointwise(CppKernel):
             self._element(emitter)
             self.report_flags()
             return
-        condition = self.parallel(self.total())
+        condition = self.parallel_clause(self.iteration_count())
         if len(xs) == 1:
             self.declare_flags()  # shared: the loop itself reduces them
             self._hoist(emitter)
@@ -50,18 +56,18 @@ class Pointwise(CppKernel):
             line("{")
             self.lines.indent()
             self._simd_loop(emitter, share=f" schedule(static){self.flag_clause()}")
-            self.end_streams()
+            self.fence_streaming_stores()
             self.close()
             self.report_flags()
             return
-        self._find_takings()
+        self._find_gathers()
         line(f"#pragma omp parallel{condition}")
         line("{")
         self.lines.indent()
         self.declare_flags()
         self._nest(emitter)
         self.report_flags()
-        self.end_streams()
+        self.fence_streaming_stores()
         self.close()
 
     def _element(self, emitter: CppEmitter) -> None:
@@ -71,7 +77,7 @@ class Pointwise(CppKernel):
     def _strided_loop(self) -> Symbol | None:
         """The loop, not the last, that some buffer is contiguous in while the last one jumps."""
         *outer, last = self.kernel.xs
-        if self.work < GRAIN:
+        if self.work < MIN_PARALLEL_ELEMENTS:
             return None
         for node in self.kernel.nodes():
             for v in node.body.values:
@@ -81,7 +87,7 @@ class Pointwise(CppKernel):
                 if form is None or form[0].get(last, 0) in (0, 1):
                     continue
                 for x in outer:
-                    if form[0].get(x) == 1 and self.hint(self.kernel.ranges[x]) >= STRIP:
+                    if form[0].get(x) == 1 and self.hint(self.kernel.ranges[x]) >= STRIP_ELEMENTS:
                         return x
         return None
 
@@ -114,12 +120,12 @@ class Pointwise(CppKernel):
         self._tile_loops = strided.name, last.name
         for v in (strided, last):
             extent, start = print_index(self.kernel.ranges[v]), f"{v.name}_block"
-            line(f"for (i64 {start} = 0; {start} < {extent}; {start} += {BLOCK})")
+            line(f"for (i64 {start} = 0; {start} < {extent}; {start} += {TILE_BLOCK})")
         line("{")
         self.lines.indent()
         for v in (strided, last):
             extent, start = print_index(self.kernel.ranges[v]), f"{v.name}_block"
-            line(f"const i64 {v.name}_end = m_minimum<i64>({start} + {BLOCK}, {extent});")
+            line(f"const i64 {v.name}_end = m_minimum<i64>({start} + {TILE_BLOCK}, {extent});")
         self._open_tiles(strided)
         self._transpose(strided, last)
         begin = f"{strided.name}_tile"
@@ -127,11 +133,13 @@ class Pointwise(CppKernel):
         self._hoist(emitter)
         self._open_tiles(last)
         begin = f"{last.name}_tile"
-        line(f"if ({last.name}_n == {STRIP}) {{")  # a vector, and no loop
+        line(f"if ({last.name}_n == {STRIP_ELEMENTS}) {{")  # a vector, and no loop
         self.lines.indent()
         nodes = self.kernel.nodes()
-        streamed = self.streamed(nodes, last)
-        self.stream(streamed, last, begin, lambda: self._element(emitter.again()))
+        streamed = self.streaming_stores(nodes, last)
+        self.print_streaming_strip(
+            streamed, last, begin, lambda: self._element(emitter.in_new_scope())
+        )
         self.lines.indent(-1)
         line("} else {")
         self.lines.indent()
@@ -141,14 +149,14 @@ class Pointwise(CppKernel):
     def _open_tiles(self, v: Symbol) -> None:
         """A loop over the tiles of a block along ``v``."""
         line, tile, end = self.lines.line, f"{v.name}_tile", f"{v.name}_end"
-        line(f"for (i64 {tile} = {v.name}_block; {tile} < {end}; {tile} += {STRIP}) {{")
+        line(f"for (i64 {tile} = {v.name}_block; {tile} < {end}; {tile} += {STRIP_ELEMENTS}) {{")
         self.lines.indent()
-        line(f"const i64 {v.name}_n = m_minimum<i64>({end} - {tile}, {STRIP});")
+        line(f"const i64 {v.name}_n = m_minimum<i64>({end} - {tile}, {STRIP_ELEMENTS});")
 
-    def _contiguous(self, strided: Symbol, last: Symbol, along: Symbol) -> list[Piece]:
+    def _contiguous(self, strided: Symbol, last: Symbol, along: Symbol) -> list[StridedLoad]:
         """What is read of inputs that are contiguous ``along`` one of two loops and jump along the
         other: (buffer, index, step of the jump)."""
-        found: dict[Piece, None] = {}
+        found: dict[StridedLoad, None] = {}
         (other,) = {strided, last} - {along}
         for node in self.kernel.nodes():
             for v in node.body.of("load"):
@@ -168,21 +176,22 @@ class Pointwise(CppKernel):
     def _fetch_block(self, strided: Symbol, last: Symbol) -> None:
         """Ask for rows of the next block along ``last``, of all that is read by rows of it: as
         many as this tile is a part of its block."""
-        if not self.fetches:
+        if not self.needs_prefetch:
             return
         start = {v: sympy.Symbol(f"{v.name}_block", integer=True) for v in (strided, last)}
         tiles = [f"({v.name}_tile - {v.name}_block)" for v in (strided, last)]
-        rows = BLOCK // (BLOCK // STRIP) ** 2
+        rows = TILE_BLOCK // (TILE_BLOCK // STRIP_ELEMENTS) ** 2
         first = sympy.Symbol("row", integer=True)
         self.lines.line(
-            f"const i64 row = ({BLOCK // STRIP} * {tiles[0]} + {tiles[1]}) / {STRIP} * {rows};"
+            f"const i64 row = ({TILE_BLOCK // STRIP_ELEMENTS} * {tiles[0]} + {tiles[1]}) "
+            f"/ {STRIP_ELEMENTS} * {rows};"
         )
         for along, other in ((last, strided), (strided, last)):
-            place = {**start, last: start[last] + BLOCK}
+            place = {**start, last: start[last] + TILE_BLOCK}
             place[other] += first
             for buffer, index, step in self._contiguous(strided, last, along):
                 at = print_index(index.xreplace(place))
-                shape = f"<{rows}, {BLOCK}>"
+                shape = f"<{rows}, {TILE_BLOCK}>"
                 self.lines.line(f"fetch_rows{shape}(&{buffer}[{at}], {print_index(step)});")
 
     def _transpose(self, strided: Symbol, last: Symbol) -> None:
@@ -190,87 +199,90 @@ class Pointwise(CppKernel):
         line = self.lines.line
         start = {v: sympy.Symbol(f"{v.name}_tile", integer=True) for v in (strided, last)}
         transposed = self._contiguous(strided, last, strided)
-        if not transposed and not self.fetches:
+        if not transposed and not self.needs_prefetch:
             return
         for buffer, index, _ in transposed:
             name = self._tiles[buffer, index] = self.fresh("tiles")
             ctype = CTYPE[self.kernel.dtypes[buffer]]
-            line(f"alignas(64) {ctype} {name}[{STRIP * BLOCK}];")
+            line(f"alignas(64) {ctype} {name}[{STRIP_ELEMENTS * TILE_BLOCK}];")
         self._open_tiles(last)
         self._fetch_block(strided, last)
         for buffer, index, step in transposed:
             name, at = self._tiles[buffer, index], print_index(index.xreplace(start))
             line(
-                f"transpose({name} + {STRIP} * ({last.name}_tile - {last.name}_block), "
+                f"transpose({name} + {STRIP_ELEMENTS} * ({last.name}_tile - {last.name}_block), "
                 f"&{buffer}[{at}], "
                 f"{print_index(step)}, {strided.name}_n, {last.name}_n);"
             )
         self.close()
 
-    def place(self, buffer: str, index: Expr, lane: str | None) -> str:
+    def load_source(self, buffer: str, index: Expr, lane: str | None) -> str:
         """As for every kernel; or the element of a tile."""
         name = self._tiles.get((buffer, index))
         if name is None:
-            return super().place(buffer, index, lane)
+            return super().load_source(buffer, index, lane)
         strided, last = self._tile_loops
         tile = f"{last}_tile - {last}_block + {strided} - {strided}_tile"
-        return f"{name}[{STRIP} * ({tile}) + {last} - {last}_tile]"
+        return f"{name}[{STRIP_ELEMENTS} * ({tile}) + {last} - {last}_tile]"
 
     # --- where rows are taken from at the same positions -----------------------------------------
 
-    def _find_takings(self) -> None:
+    def _find_gathers(self) -> None:
         """Look at the positions, once for all rows; alike tables are looked at once."""
         kernel, line = self.kernel, self.lines.line
         rows = self.hint(kernel.size(kernel.xs[:-1]))
         if self._strided_loop() is not None:
             return
         found: dict[tuple[str, int], str] = {}
-        for taking in takings(kernel, kernel.xs[-1], rows):
-            table, count = taking.table.args[0], int(kernel.ranges[kernel.xs[-1]])
-            name = found.get((table, taking.extent))
+        for gather in find_row_gathers(kernel, kernel.xs[-1], rows):
+            table, count = gather.table.args[0], int(kernel.ranges[kernel.xs[-1]])
+            name = found.get((table, gather.extent))
             if name is None:
-                name = found[table, taking.extent] = self.fresh("takings")
-                line(f"Taking {name}[{-(-count // STRIP)}];")
-                line(f"find_takings({name}, {table}, {count}, {taking.extent});")
-            self._takings[taking] = name
+                name = found[table, gather.extent] = self.fresh("takings")
+                line(f"Taking {name}[{-(-count // STRIP_ELEMENTS)}];")
+                line(f"find_takings({name}, {table}, {count}, {gather.extent});")
+            self._gathers[gather] = name
 
-    def _take_strips(self, emitter: CppEmitter) -> None:
+    def _gather_strips(self, emitter: CppEmitter) -> None:
         """The last loop, strip by strip."""
         line, last = self.lines.line, self.kernel.xs[-1]
         count, strip = int(self.kernel.ranges[last]), f"{last.name}_strip"
-        whole = count // STRIP * STRIP
+        whole = count // STRIP_ELEMENTS * STRIP_ELEMENTS
         nodes = self.kernel.nodes()
 
-        def taken() -> CppEmitter:
+        def gathered() -> CppEmitter:
             """Prints an element with loads that find what was taken."""
-            other = emitter.again()
+            other = emitter.in_new_scope()
             places: dict[tuple[str, str], str] = {}
-            for taking, found in self._takings.items():
-                row = row_of(taking, emitter)
+            for gather, found in self._gathers.items():
+                row = row_start(gather, emitter)
                 if (row, found) not in places:
                     name = places[row, found] = self.fresh("taken")
-                    ctype = CTYPE[self.kernel.dtypes[taking.load.args[0]]]
-                    line(f"alignas(64) {ctype} {name}[{STRIP}];")
-                    line(f"take({name}, &{row}, {found}[{strip} / {STRIP}]);")
-                other.outside[taking.load] = f"{places[row, found]}[{last.name} - {strip}]"
+                    ctype = CTYPE[self.kernel.dtypes[gather.load.args[0]]]
+                    line(f"alignas(64) {ctype} {name}[{STRIP_ELEMENTS}];")
+                    line(f"take({name}, &{row}, {found}[{strip} / {STRIP_ELEMENTS}]);")
+                other.hoisted[gather.load] = f"{places[row, found]}[{last.name} - {strip}]"
             return other
 
         if whole:
-            line(f"for (i64 {strip} = 0; {strip} < {whole}; {strip} += {STRIP}) {{")
+            line(f"for (i64 {strip} = 0; {strip} < {whole}; {strip} += {STRIP_ELEMENTS}) {{")
             self.lines.indent()
-            element = taken()
-            self.stream(
-                self.streamed(nodes, last), last, strip, lambda: self._element(element.again())
+            element = gathered()
+            self.print_streaming_strip(
+                self.streaming_stores(nodes, last),
+                last,
+                strip,
+                lambda: self._element(element.in_new_scope()),
             )
             self.close()
         if count > whole:
             line("{")
             self.lines.indent()
             line(f"const i64 {strip} = {whole};")
-            element = taken()
-            line(self.simd())
+            element = gathered()
+            line(self.simd_pragma())
             self.open_loop(last, strip, str(count))
-            self._element(element.again())
+            self._element(element.in_new_scope())
             self.close(2)
 
     # --- the loop that is a vector -------------------------------------------------------------
@@ -278,10 +290,10 @@ class Pointwise(CppKernel):
     def _hoist(self, emitter: CppEmitter) -> None:
         """Compute before the last loop what is the same in all its iterations."""
         kernel, loop = self.kernel, self.kernel.xs[-1]
-        if not index_arithmetic.positive(kernel.ranges[loop] - 1):
+        if not index_arithmetic.is_nonnegative(kernel.ranges[loop] - 1):
             return  # it may not run at all
         bodies = [node.body for node in kernel.nodes()]
-        emitter.run_outside((body, uniform(body, loop, kernel.inputs)) for body in bodies)
+        emitter.hoist((body, loop_invariants(body, loop, kernel.inputs)) for body in bodies)
 
     def _simd_loop(
         self, emitter: CppEmitter, begin: str = "0", end: str | None = None, share: str = ""
@@ -289,7 +301,12 @@ class Pointwise(CppKernel):
         last = self.kernel.xs[-1]
         end = end if end is not None else print_index(self.kernel.ranges[last])
         self.vector_loop(
-            self.kernel.nodes(), last, begin, end, lambda: self._element(emitter.again()), share
+            self.kernel.nodes(),
+            last,
+            begin,
+            end,
+            lambda: self._element(emitter.in_new_scope()),
+            share,
         )
 
     def _vector(self, emitter: CppEmitter) -> None:
@@ -297,10 +314,10 @@ class Pointwise(CppKernel):
         image. For the rest of its iterations the loop is printed with them, as a lambda."""
         self._hoist(emitter)
         kernel, line = self.kernel, self.lines.line
-        if self._takings:
-            self._take_strips(emitter)
+        if self._gathers:
+            self._gather_strips(emitter)
             return
-        inside = interior_loops.interior(kernel, kernel.xs[-1], emitter.outside, self.hint)
+        inside = interior_loops.find_interior(kernel, kernel.xs[-1], emitter.hoisted, self.hint)
         if inside is None or kernel.messages:
             self._simd_loop(emitter)
             return
@@ -309,7 +326,7 @@ class Pointwise(CppKernel):
         self._simd_loop(emitter, "begin", "end")
         self.lines.indent(-1)
         line("};")
-        tests = [f"{'' if so else '!'}{emitter.outside[v]}" for v, so in inside.uniform.items()]
+        tests = [f"{'' if so else '!'}{emitter.hoisted[v]}" for v, so in inside.uniform.items()]
         extent = print_index(kernel.ranges[kernel.xs[-1]])
         line(f"if ({' & '.join(tests) or 'true'}) {{")
         self.lines.indent()
@@ -323,7 +340,7 @@ class Pointwise(CppKernel):
             begin, end = "inner", "outer"
         if begin != "0":
             line(f"masked(0, {begin});")
-        self._simd_loop(emitter.given(inside.known), begin, end)
+        self._simd_loop(emitter.assuming(inside.known), begin, end)
         if end != extent:
             line(f"masked({end}, {extent});")
         self.lines.indent(-1)

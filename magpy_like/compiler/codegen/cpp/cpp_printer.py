@@ -14,21 +14,21 @@ from pathlib import Path
 from magpy_like.compiler.codegen.common.kernel_plan import (
     Kernel,
     Lines,
-    across,
     is_integral,
+    votes_across_rows,
 )
 from magpy_like.compiler.codegen.cpp import special_functions
 from magpy_like.compiler.codegen.cpp.cpp_columns import Columns
 from magpy_like.compiler.codegen.cpp.cpp_expressions import CTYPE
-from magpy_like.compiler.codegen.cpp.cpp_kernel import GRAIN, CppKernel, is_serial
+from magpy_like.compiler.codegen.cpp.cpp_kernel import MIN_PARALLEL_ELEMENTS, CppKernel, is_serial
 from magpy_like.compiler.codegen.cpp.cpp_pointwise import Pointwise
 from magpy_like.compiler.codegen.cpp.cpp_rows import Rows, SplitRows
 from magpy_like.compiler.codegen.cpp.cpp_scatter import Scatter
-from magpy_like.compiler.codegen.cpp.cpp_split_columns import SplitColumns, splits
+from magpy_like.compiler.codegen.cpp.cpp_split_columns import SplitColumns, can_split_rows
 from magpy_like.compiler.ir.index_arithmetic import Expr
 
 _DOUBLE = "f64", "Float_AsDouble"
-MAX_SCRATCH = 65536  # rows of a tile that may be kept between phases (64 MiB of float32)
+MAX_SCRATCH_ROWS = 65536  # rows of a tile that may be kept between phases (64 MiB of float32)
 
 PRELUDE = (Path(__file__).parent / "cpp_prelude.h").read_text()
 FLAGS = (
@@ -45,11 +45,14 @@ def printer_of(kernel: Kernel, hint: Callable[[Expr], int]) -> CppKernel:
     if not kernel.rs and not any(n.inner for n in kernel.nodes()):
         return (Scatter if is_serial(kernel) else Pointwise)(kernel, hint)
     if _runs_across_rows(kernel):
-        if splits(kernel, hint):
+        if can_split_rows(kernel, hint):
             return SplitColumns(kernel, hint)
-        if not (kernel.scratch_rows() and hint(kernel.size(kernel.rs)) > MAX_SCRATCH):
+        if not (kernel.scratch_rows() and hint(kernel.size(kernel.rs)) > MAX_SCRATCH_ROWS):
             return Columns(kernel, hint)
-    few = hint(kernel.size(kernel.xs)) < 4 and hint(kernel.size(kernel.rs)) > 4 * GRAIN
+    few = (
+        hint(kernel.size(kernel.xs)) < 4
+        and hint(kernel.size(kernel.rs)) > 4 * MIN_PARALLEL_ELEMENTS
+    )
     in_order = kernel.messages or any(n.body.of("scan") for n in kernel.nodes())
     return SplitRows(kernel, hint) if kernel.rs and few and not in_order else Rows(kernel, hint)
 
@@ -59,7 +62,7 @@ def _runs_across_rows(kernel: Kernel) -> bool:
     if not kernel.rs or not kernel.xs:
         return False
     nodes = [node for phase in kernel.phases for node in phase.inner]
-    votes = across(nodes, kernel.xs, kernel.rs, (kernel.xs[-1], kernel.rs[-1]))
+    votes = votes_across_rows(nodes, kernel.xs, kernel.rs, (kernel.xs[-1], kernel.rs[-1]))
     return votes > 0
 
 

@@ -141,7 +141,7 @@ class Reduction(CppKernel):
         value = emitter.names[v.args[1][0]]
         line = self.lines.line
         if kind == "welford":
-            self.collect(part, value, v.args[1][0].dtype, lane)
+            self.accumulate_welford(part, value, v.args[1][0].dtype, lane)
             return
         if v in self.nans:
             better = ">" if kind == "max" else "<"
@@ -164,7 +164,9 @@ class Reduction(CppKernel):
         line(f"{name} = {test} ? {value} : {name};")
         line(f"{other} = {test} ? {position} : {other};")
 
-    def collect(self, part: str | None, value: str, dtype: torch.dtype, lane: str | None) -> None:
+    def accumulate_welford(
+        self, part: str | None, value: str, dtype: torch.dtype, lane: str | None
+    ) -> None:
         """One element of Welford's reduction, into what will be merged after a block of them."""
         raise NotImplementedError
 

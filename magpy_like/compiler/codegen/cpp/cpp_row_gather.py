@@ -12,19 +12,19 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from magpy_like.compiler.codegen.common.kernel_plan import Kernel, uniform
+from magpy_like.compiler.codegen.common.kernel_plan import Kernel, loop_invariants
 from magpy_like.compiler.codegen.cpp.cpp_expressions import CppEmitter, print_index
-from magpy_like.compiler.codegen.cpp.cpp_kernel import STRIP
+from magpy_like.compiler.codegen.cpp.cpp_kernel import STRIP_ELEMENTS
 from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
 from magpy_like.compiler.ir.ops import Body, Value
 
-ROWS = 16  # that have the same positions, from which it pays to look at them first
-LONGEST = 4096  # positions that are looked at
+MIN_ROWS = 16  # that have the same positions, from which it pays to look at them first
+MAX_POSITIONS = 4096  # positions that are looked at
 
 
 @dataclass(frozen=True, eq=False)
-class Taking:
+class RowGather:
     """A load of ``body`` whose positions in its row, of ``extent`` elements, are ``table``'s."""
 
     load: Value
@@ -34,26 +34,30 @@ class Taking:
     extent: int
 
 
-def takings(kernel: Kernel, loop: Symbol, rows: int) -> list[Taking]:
+def find_row_gathers(kernel: Kernel, loop: Symbol, rows: int) -> list[RowGather]:
     """The loads in ``loop`` that can be done so, if ``rows`` share their positions."""
     extent = kernel.ranges[loop]
-    if rows < ROWS or not extent.is_Integer or not STRIP <= int(extent) <= LONGEST:
+    if (
+        rows < MIN_ROWS
+        or not extent.is_Integer
+        or not STRIP_ELEMENTS <= int(extent) <= MAX_POSITIONS
+    ):
         return []
     found = []
     for node in kernel.nodes():
         if not node.body.indirect:
             continue
-        same = set(uniform(node.body, loop, kernel.inputs))
+        same = set(loop_invariants(node.body, loop, kernel.inputs))
         for load in node.body.of("load"):
-            taking = _taking(kernel, loop, node.body, load, same)
-            if taking is not None:
-                found.append(taking)
+            gather = _row_gather(kernel, loop, node.body, load, same)
+            if gather is not None:
+                found.append(gather)
     return found
 
 
-def _taking(
+def _row_gather(
     kernel: Kernel, loop: Symbol, body: Body, load: Value, same: set[Value]
-) -> Taking | None:
+) -> RowGather | None:
     """``same`` are the values that do not move with the loop."""
     buffer, index, mask = load.args
     dtype = kernel.dtypes[buffer]
@@ -68,14 +72,14 @@ def _taking(
         return None
     if table.args[0] not in kernel.inputs or kernel.dtypes[table.args[0]] != torch.int64:
         return None
-    return Taking(load, body, moving[0], table, int(extent)) if extent.is_Integer else None
+    return RowGather(load, body, moving[0], table, int(extent)) if extent.is_Integer else None
 
 
-def row_of(taking: Taking, emitter: CppEmitter) -> str:
+def row_start(gather: RowGather, emitter: CppEmitter) -> str:
     """The first element of the row that is taken from; ``emitter`` has named what is the same in
     all of it."""
-    buffer, index, _ = taking.load.args
-    names: dict[Symbol, Expr] = {taking.position: sympy.S.Zero}
-    for j in index.free_symbols & set(taking.body.indirect) - {taking.position}:
-        names[j] = sympy.Symbol(str(emitter.outside[taking.body.indirect[j]]), integer=True)
+    buffer, index, _ = gather.load.args
+    names: dict[Symbol, Expr] = {gather.position: sympy.S.Zero}
+    for j in index.free_symbols & set(gather.body.indirect) - {gather.position}:
+        names[j] = sympy.Symbol(str(emitter.hoisted[gather.body.indirect[j]]), integer=True)
     return f"{buffer}[{print_index(index.xreplace(names))}]"

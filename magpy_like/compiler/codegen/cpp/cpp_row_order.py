@@ -8,11 +8,16 @@ import sympy
 
 from magpy_like.compiler.codegen.common.kernel_plan import Node, Phase
 from magpy_like.compiler.codegen.cpp.cpp_expressions import print_index
-from magpy_like.compiler.codegen.cpp.cpp_kernel import AHEAD, CppKernel, Place, Steps
+from magpy_like.compiler.codegen.cpp.cpp_kernel import (
+    PREFETCH_DISTANCE_BYTES,
+    CppKernel,
+    LoopPositions,
+    LoopStrides,
+)
 from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.index_arithmetic import Expr
 
-LATER = 3  # rows of each half, at least, between what is fetched and what is computed
+MIN_ROWS_AHEAD = 3  # rows of each half, at least, between what is fetched and what is computed
 
 
 @dataclass(frozen=True)
@@ -41,35 +46,35 @@ class RowOrder:
         xs = self.printer.kernel.xs
         self.printer.close(len(xs) if xs or not self.shared else 1)
 
-    def find_next(self) -> None:
+    def declare_next_row(self) -> None:
         """The row that comes next, if it is one of the same outer loops; else this one again.
         ``ready`` is then the number of all that it has, or -1."""
         line, x = self.printer.lines.line, self.printer.kernel.xs[-1]
         line(f"const bool follows = {x.name} + 1 < {print_index(self.printer.kernel.ranges[x])};")
         line(f"const i64 next = {x.name} + follows;")
-        line(f"ready = follows ? {print_index(self.number())} + 1 : -1;")
+        line(f"ready = follows ? {print_index(self.row_number())} + 1 : -1;")
 
-    def number(self) -> Expr:
+    def row_number(self) -> Expr:
         """Which row of all it is."""
         xs, ranges = self.printer.kernel.xs, self.printer.kernel.ranges
         return index_arithmetic.flatten(list(xs), [ranges[x] for x in xs])
 
-    def open_next(self) -> None:
+    def open_next_row(self) -> None:
         """A scope in which the next row is the one that loads see."""
         self.printer.lines.line("{")
         self.printer.lines.indent()
         self.printer.lines.line(f"const i64 {self.printer.kernel.xs[-1].name} = next;")
 
-    def fetch(self, phase: Phase, strip: str, count: int) -> None:
+    def prefetch_next(self, phase: Phase, strip: str, count: int) -> None:
         """Ask for what ``phase`` will read of rows behind the next one, which it reads already,
         ``count`` elements from ``strip`` on."""
         loop = self.printer.kernel.rs[-1]
-        self.open_next()
-        self.printer.fetch_ahead(phase.inner, loop, strip, count, phase.inner, late=1)
+        self.open_next_row()
+        self.printer.prefetch(phase.inner, loop, strip, count, phase.inner, late=1)
         self.printer.close()
 
 
-class FromHalves(RowOrder):
+class HalvesOrder(RowOrder):
     """A thread takes its rows from two places in turn, so that both are waited for at once.
 
     *Measured* on two cores of an Intel processor: reading 28 MiB took 1.17 ms from one place at a
@@ -84,27 +89,29 @@ class FromHalves(RowOrder):
         self.printer.lines.indent()
         line(f"const i64 {x.name} = halves.row(turn);")
 
-    def find_next(self) -> None:
+    def declare_next_row(self) -> None:
         line = self.printer.lines.line
         line("const bool follows = turn + 1 < halves.count;")
         line("const i64 next = halves.row(turn + follows);")
         line("ready = follows ? next : -1;")
 
-    def fetch(self, phase: Phase, strip: str, count: int) -> None:
+    def prefetch_next(self, phase: Phase, strip: str, count: int) -> None:
         """For half of a row of each half of all, as the next turn asks for the other."""
         kernel, line = self.printer.kernel, self.printer.lines.line
         (x,), loop = kernel.xs, kernel.rs[-1]
         extent = kernel.ranges[loop]
-        ahead = max(LATER, AHEAD // (2 * 4 * self.printer.hint(extent)) + 1)
+        ahead = max(
+            MIN_ROWS_AHEAD, PREFETCH_DISTANCE_BYTES // (2 * 4 * self.printer.hint(extent)) + 1
+        )
         line(f"const i64 later = halves.first + turn / 2 + {ahead};")
         line(f"const i64 part = (turn % 2 * {print_index(extent)} + {strip}) / 2;")
         later, half, part = (
             sympy.Symbol(name, integer=True) for name in ("later", "halves.half", "part")
         )
 
-        def places(node: Node, width: int, steps: Steps) -> list[Place]:
+        def places(node: Node, width: int, steps: LoopStrides) -> list[LoopPositions]:
             if not steps.get(x):
                 return []
             return [{x: row, loop: part} for row in (later, later + half)]
 
-        self.printer.fetch_places(phase.inner, loop, places, str(count // 2))
+        self.printer.prefetch_at(phase.inner, loop, places, str(count // 2))

@@ -24,20 +24,22 @@ from magpy_like.compiler.codegen.cpp.cpp_expressions import (
     print_number,
 )
 from magpy_like.compiler.codegen.cpp.cpp_kernel import (
-    AHEAD,
-    MEMORY,
-    STRIP,
-    WIDE,
+    HALF_BLOCK_ELEMENTS,
+    MIN_PREFETCH_BYTES,
+    PREFETCH_DISTANCE_BYTES,
+    STRIP_ELEMENTS,
     is_serial,
 )
 from magpy_like.compiler.codegen.cpp.cpp_reduction import Parts, Reduction
-from magpy_like.compiler.codegen.cpp.cpp_row_order import FromHalves, RowOrder
+from magpy_like.compiler.codegen.cpp.cpp_row_order import HalvesOrder, RowOrder
 from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.index_arithmetic import Expr
 from magpy_like.compiler.ir.ops import EXPENSIVE, Value
 
-UNROLL = 2  # strips at a time, each with accumulators of its own: an addition waits for the last
-BY_LANE = {
+UNROLLED_STRIPS = (
+    2  # strips at a time, each with accumulators of its own: an addition waits for the last
+)
+LANE_ACCUMULATORS = {
     "sum": "Sum<{}>",
     "powers": "PowerSum",
     "prod": "Product<{}>",
@@ -48,8 +50,12 @@ BY_LANE = {
     "argmax": "Place<{}, true>",
     "argmin": "Place<{}, false>",
 }  # what holds an accumulator for each lane of a strip
-KEPT = 1024  # elements that Welford's reduction looks at twice before it merges them
-BLOCK = 512  # elements summed before their sum is added to the total: bounds rounding error
+WELFORD_BLOCK_ELEMENTS = (
+    1024  # elements that Welford's reduction looks at twice before it merges them
+)
+SUM_BLOCK_ELEMENTS = (
+    512  # elements summed before their sum is added to the total: bounds rounding error
+)
 
 
 class Rows(Reduction):
@@ -57,29 +63,29 @@ class Rows(Reduction):
     reductions in vector lanes."""
 
     shared = True  # are outer iterations shared among threads?
-    _block = ""  # where the block being printed begins
-    _seen = ""  # whether the lane being printed was in a strip before
+    _block_begin = ""  # where the block being printed begins
+    _is_repeated = ""  # whether the lane being printed was in a strip before
 
     def __init__(self, kernel: Kernel, hint: Callable[[Expr], int]) -> None:
         super().__init__(kernel, hint)
-        self._kept: dict[Value, str] = {}  # reduction of strips -> where its element goes
-        self._next: dict[Value, Parts] = {}  # reduction of the first phase -> the next row's
-        self._next_lanes: dict[Value, list[str]] = {}
+        self._strip_elements: dict[Value, str] = {}  # reduction of strips -> where its element goes
+        self._next_row: dict[Value, Parts] = {}  # reduction of the first phase -> the next row's
+        self._next_row_lanes: dict[Value, list[str]] = {}
         self._exponents: dict[Value, Value] = {}  # sum that computes powers itself -> exponent
 
     def body(self) -> None:
         kernel, line = self.kernel, self.lines.line
         shared = self.shared
         if shared:
-            line(f"#pragma omp parallel{self.parallel(self.total())}")
+            line(f"#pragma omp parallel{self.parallel_clause(self.iteration_count())}")
         line("{")
         self.lines.indent()
         self.declare_flags()
         self.open_scratch()
-        if self._looks_ahead:
-            self._next = self.accumulators(kernel.phases[0], "")
+        if self._pipelines_rows:
+            self._next_row = self.accumulators(kernel.phases[0], "")
             line("i64 ready = -1;  // the row that these are of")
-        self._order.open()
+        self._row_order.open()
         outer = CppEmitter(self)
         self.declare_locals(scalar=True)
         for phase in kernel.phases:
@@ -87,22 +93,22 @@ class Rows(Reduction):
                 self._row_phase(phase, outer)
             for node in phase.outer:
                 outer.run(node.body, node.body.values)
-        self._order.close()
+        self._row_order.close()
         self.close_scratch()
         self.report_flags()
         if shared:
-            self.end_streams()
+            self.fence_streaming_stores()
         self.close()
 
     def _row_phase(self, phase: Phase, outer: CppEmitter) -> None:
         """One loop over the row: accumulate, then what follows the reductions."""
         accumulators, phases = self.accumulators(phase, ""), self.kernel.phases
-        if self._looks_ahead and phase is phases[0]:
-            self._reduce_unless_ready(phase, accumulators)
-        elif self._looks_ahead and phase is phases[1]:
-            self._begin_next()
+        if self._pipelines_rows and phase is phases[0]:
+            self._reduce_unless_pipelined(phase, accumulators)
+        elif self._pipelines_rows and phase is phases[1]:
+            self._begin_next_row()
             self.reduce_row(phase, accumulators)
-            self._end_next()
+            self._end_next_row()
         else:
             self.reduce_row(phase, accumulators)
         self.after(phase, outer, accumulators)
@@ -125,8 +131,8 @@ class Rows(Reduction):
             return
         begin, end = bounds or ("0", print_index(kernel.ranges[rs[0]]))
         last = rs[-1]
-        wide = self.widened(phase.inner, last)
-        strips = self._takes_strips(phase)
+        wide = self.half_accesses(phase.inner, last)
+        strips = self._uses_strips(phase)
         if strips:
             self._exponents.update(_added_powers(phase))
             self.implied.update(v.args[1][0] for v in self._exponents)
@@ -150,17 +156,19 @@ class Rows(Reduction):
         indexed = bool(kinds & {"argmax", "argmin"})
         inner: dict[Value, str] = {}
         extent = kernel.ranges[last]
-        block = BLOCK if "sum" in kinds and self.hint(extent) > BLOCK else 0
-        if "welford" in kinds and not (extent.is_Integer and int(extent) <= KEPT):
-            block = KEPT
-        if wide and not (extent.is_Integer and int(extent) <= WIDE):
-            block = WIDE
+        block = (
+            SUM_BLOCK_ELEMENTS if "sum" in kinds and self.hint(extent) > SUM_BLOCK_ELEMENTS else 0
+        )
+        if "welford" in kinds and not (extent.is_Integer and int(extent) <= WELFORD_BLOCK_ELEMENTS):
+            block = WELFORD_BLOCK_ELEMENTS
+        if wide and not (extent.is_Integer and int(extent) <= HALF_BLOCK_ELEMENTS):
+            block = HALF_BLOCK_ELEMENTS
         if block:
             line(f"for (i64 block = {begin}; block < {end}; block += {block}) {{")
             self.lines.indent()
             begin, end = "block", f"m_minimum<i64>(block + {block}, {end})"
             opened += 1
-        self._block = begin
+        self._block_begin = begin
         clauses = []
         for v, parts in accumulators.items():
             name, dtype, kind = parts[0]
@@ -168,7 +176,7 @@ class Rows(Reduction):
                 part, ctype = self.fresh("part"), CTYPE[v.args[1][0].dtype]
                 if not strips:
                     line(f"{ctype} {part} = 0;")
-                line(f"alignas(64) {ctype} {part}_kept[{KEPT}];")
+                line(f"alignas(64) {ctype} {part}_kept[{WELFORD_BLOCK_ELEMENTS}];")
                 inner[v] = part
                 clauses.append(f" reduction(+:{part})")
             if len(parts) > 1:
@@ -180,7 +188,7 @@ class Rows(Reduction):
             clauses.append(f" reduction({clause(kind, dtype)}:{part})")
             if v in flags:
                 clauses.append(f" reduction(|:{flags[v]})")
-        self.open_wide(phase.inner, last, begin, end)
+        self.open_half_block(phase.inner, last, begin, end)
 
         def element() -> None:
             self.element(phase, accumulators, inner)
@@ -193,11 +201,11 @@ class Rows(Reduction):
             self.vector_loop(phase.inner, last, begin, end, element, pieces=pieces)
         else:
             if not indexed and not scans and not is_serial(self.kernel):
-                line(self.simd(clauses))
+                line(self.simd_pragma(clauses))
             self.open_loop(last, begin, end)
             element()
             self.close()
-        self.close_wide(last, begin, end)
+        self.close_half_block(last, begin, end)
         for v, part in inner.items():
             name, dtype, kind = accumulators[v][0]
             if kind == "welford" and strips:
@@ -216,7 +224,7 @@ class Rows(Reduction):
 
     # --- strips ----------------------------------------------------------------------------------
 
-    def _takes_strips(self, phase: Phase) -> bool:
+    def _uses_strips(self, phase: Phase) -> bool:
         """Are the phase's reductions such as can be held lane by lane, and its rows long enough?"""
         bodies, loop = [node.body for node in phase.inner], self.kernel.rs[-1]
         checks = [v for body in bodies for v in split_levels(body)[0] if v.op == "check"]
@@ -225,14 +233,17 @@ class Rows(Reduction):
             bool(reductions)
             and not checks
             and not any(body.of("scan") for body in bodies)
-            and not self.widened(phase.inner, loop)
+            and not self.half_accesses(phase.inner, loop)
             and not is_serial(self.kernel)
-            and self.hint(self.kernel.ranges[loop]) >= UNROLL * STRIP
-            and all(v.args[0] in BY_LANE and v.args[1][0].dtype.itemsize == 4 for v in reductions)
+            and self.hint(self.kernel.ranges[loop]) >= UNROLLED_STRIPS * STRIP_ELEMENTS
+            and all(
+                v.args[0] in LANE_ACCUMULATORS and v.args[1][0].dtype.itemsize == 4
+                for v in reductions
+            )
             and all(len(v.args[1]) == 1 or self.in_order(v) for v in reductions)
         )
 
-    def _repeats(self, phase: Phase) -> bool:
+    def _can_recompute_elements(self, phase: Phase) -> bool:
         """May the phase's elements be computed twice, and are there enough for a strip?
 
         What is written to memory may be what is read: a result can take its argument's place.
@@ -254,7 +265,7 @@ class Rows(Reduction):
         )
 
     @functools.cached_property
-    def _busiest(self) -> Phase | None:
+    def _prefetching_phase(self) -> Phase | None:
         """The phase that computes most per element, of those that can ask for the next rows:
         memory is then waited for while there is something to do."""
 
@@ -262,20 +273,20 @@ class Rows(Reduction):
             values = [v for node in phase.inner for v in split_levels(node.body)[0]]
             return sum(8 if v.op in EXPENSIVE else 1 for v in values)
 
-        return max(filter(self._takes_strips, self.kernel.phases), key=work, default=None)
+        return max(filter(self._uses_strips, self.kernel.phases), key=work, default=None)
 
-    def _fetch(self, phase: Phase, strip: str) -> None:
+    def _prefetch_strip(self, phase: Phase, strip: str) -> None:
         """Ask for what strips that come later read: those of the same row, or of the next."""
         first, *_ = self.kernel.phases
-        loop, count = self.kernel.rs[-1], UNROLL * STRIP
-        if self._looks_ahead and phase is first:
+        loop, count = self.kernel.rs[-1], UNROLLED_STRIPS * STRIP_ELEMENTS
+        if self._pipelines_rows and phase is first:
             return  # but for one row, another phase does this
-        if self._looks_ahead and phase is self.kernel.phases[1]:
-            self._order.fetch(first, strip, count)
+        if self._pipelines_rows and phase is self.kernel.phases[1]:
+            self._row_order.prefetch_next(first, strip, count)
         rows_of: list[Node] = []
-        if phase is self._busiest:
+        if phase is self._prefetching_phase:
             rows_of = [node for other in self.kernel.phases for node in other.inner]
-        self.fetch_ahead(phase.inner, loop, strip, count, rows_of, late=int(phase is not first))
+        self.prefetch(phase.inner, loop, strip, count, rows_of, late=int(phase is not first))
 
     def _strip_loop(
         self, phase: Phase, accumulators: dict[Value, Parts], inner: dict[Value, str],
@@ -291,7 +302,7 @@ class Rows(Reduction):
         lanes: dict[Value, list[str]] = {}
         for v, parts in accumulators.items():
             dtype, kind = v.args[1][0].dtype, parts[0][2]
-            lanes[v] = [self.fresh("lanes") for _ in range(UNROLL)]
+            lanes[v] = [self.fresh("lanes") for _ in range(UNROLLED_STRIPS)]
             # An extremum starts with what has been seen, and differences are from the mean of that.
             start = f"({parts[0][0]})" if kind in ("max", "min", "fmax") else ""
             start = "(1)" if kind == "prod" else start
@@ -304,9 +315,9 @@ class Rows(Reduction):
             if v in self._exponents:
                 kind = "powers"
             declared = ", ".join(f"{name}{start}" for name in lanes[v])
-            line(f"{BY_LANE[kind].format(CTYPE[dtype])} {declared};")
-        computes = self._looks_ahead and phase is self.kernel.phases[1]
-        strip, together = self.fresh(f"{loop.name}_strip"), UNROLL * STRIP
+            line(f"{LANE_ACCUMULATORS[kind].format(CTYPE[dtype])} {declared};")
+        computes = self._pipelines_rows and phase is self.kernel.phases[1]
+        strip, together = self.fresh(f"{loop.name}_strip"), UNROLLED_STRIPS * STRIP_ELEMENTS
         extent = self.kernel.ranges[loop]
         fits = whole and extent.is_Integer and int(extent) % together == 0
         start = f"i64 {strip} = {begin}"
@@ -315,34 +326,34 @@ class Rows(Reduction):
         start = start if fits else ""
         line(f"for ({start}; {strip} + {together} <= {end}; {strip} += {together}) {{")
         self.lines.indent()
-        self._fetch(phase, strip)
-        for k in range(UNROLL):
+        self._prefetch_strip(phase, strip)
+        for k in range(UNROLLED_STRIPS):
             own = {v: names[k] for v, names in lanes.items()}
-            self._strip_of(phase, accumulators, inner, own, f"{strip} + {STRIP * k}")
+            self._print_strip(phase, accumulators, inner, own, f"{strip} + {STRIP_ELEMENTS * k}")
             if computes:
-                self._strip_of_next(k, f"{strip} + {STRIP * k}")
+                self._print_next_row_strip(k, f"{strip} + {STRIP_ELEMENTS * k}")
         self.close()
-        if not fits and whole and self._repeats(phase):
+        if not fits and whole and self._can_recompute_elements(phase):
             # The last strips end where the row does: what was seen before counts as nothing.
-            line(f"for (; {strip} < {end}; {strip} += {STRIP}) {{")
+            line(f"for (; {strip} < {end}; {strip} += {STRIP_ELEMENTS}) {{")
             self.lines.indent()
             last, seen = self.fresh("last"), self.fresh("seen")
-            line(f"const i64 {last} = m_minimum<i64>({end} - {STRIP}, {strip});")
+            line(f"const i64 {last} = m_minimum<i64>({end} - {STRIP_ELEMENTS}, {strip});")
             line(f"const i64 {seen} = {strip} - {last};")
             own = {v: names[0] for v, names in lanes.items()}
-            self._strip_of(phase, accumulators, inner, own, last, seen=seen)
+            self._print_strip(phase, accumulators, inner, own, last, seen=seen)
             if computes:
-                self._strip_of_next(0, last, seen=seen)
+                self._print_next_row_strip(0, last, seen=seen)
             self.close()
         elif not fits:
-            line(f"for (; {strip} < {end}; {strip} += {STRIP}) {{")
+            line(f"for (; {strip} < {end}; {strip} += {STRIP_ELEMENTS}) {{")
             self.lines.indent()
             count = self.fresh("count")
-            line(f"const i64 {count} = m_minimum<i64>({end} - {strip}, {STRIP});")
+            line(f"const i64 {count} = m_minimum<i64>({end} - {strip}, {STRIP_ELEMENTS});")
             own = {v: names[0] for v, names in lanes.items()}
-            self._strip_of(phase, accumulators, inner, own, strip, count)
+            self._print_strip(phase, accumulators, inner, own, strip, count)
             if computes:
-                self._strip_of_next(0, strip, count)
+                self._print_next_row_strip(0, strip, count)
             self.close()
         for v, names in lanes.items():
             for name in names[1:]:
@@ -350,7 +361,7 @@ class Rows(Reduction):
             parts, kind = accumulators[v], accumulators[v][0][2]
             if len(parts) == 2:
                 best = ", ".join(name for name, *_ in parts)
-                line(f"{names[0]}.merge_into({best}, {self._position(begin)});")
+                line(f"{names[0]}.merge_into({best}, {self._flat_position(begin)});")
                 continue
             part = inner[v]
             if kind == "welford":
@@ -361,14 +372,14 @@ class Rows(Reduction):
             sign = {"sum": "+=", "prod": "*="}.get(kind, "=") if direct else "="
             line(f"{part} {sign} {names[0]}.result();")
 
-    def _position(self, begin: str) -> str:
+    def _flat_position(self, begin: str) -> str:
         """The flat position of the element at ``begin`` of the last loop."""
         *outer, last = self.kernel.rs
         at = [*outer, sympy.S.Zero if begin == "0" else sympy.Symbol(begin, integer=True)]
         sizes = [self.kernel.ranges[r] for r in (*outer, last)]
         return print_index(index_arithmetic.flatten(at, sizes))
 
-    def _strip_of(
+    def _print_strip(
         self, phase: Phase, accumulators: dict[Value, Parts], inner: dict[Value, str],
         lanes: dict[Value, str], begin: str, count: str | None = None, seen: str | None = None,
     ) -> None:  # fmt: skip
@@ -380,30 +391,34 @@ class Rows(Reduction):
             row, ctype = self.fresh("strip"), CTYPE[dtype]
             rows[v] = row
             if kind == "welford":
-                line(f"{ctype}* {row} = {inner[v]}_kept + ({begin} - {self._block});")
+                line(f"{ctype}* {row} = {inner[v]}_kept + ({begin} - {self._block_begin});")
             else:
-                line(f"alignas(64) {ctype} {row}[{STRIP}];")
+                line(f"alignas(64) {ctype} {row}[{STRIP_ELEMENTS}];")
             if count is not None:
-                start = f"{inner[v]}_from" if kind == "welford" else self._nothing(v)
-                line(f"for (i64 l = 0; l < {STRIP}; ++l) {rows[v]}[l] = {start};")
+                start = f"{inner[v]}_from" if kind == "welford" else self._neutral_element(v)
+                line(f"for (i64 l = 0; l < {STRIP_ELEMENTS}; ++l) {rows[v]}[l] = {start};")
         lane = self.fresh("lane")
-        self._kept = {v: f"{row}[{lane}]" for v, row in rows.items()}
-        self._seen = f"{lane} < {seen}" if seen is not None else ""
+        self._strip_elements = {v: f"{row}[{lane}]" for v, row in rows.items()}
+        self._is_repeated = f"{lane} < {seen}" if seen is not None else ""
         line("#pragma omp simd")
-        line(f"for (i64 {lane} = 0; {lane} < {count or STRIP}; ++{lane}) {{")
+        line(f"for (i64 {lane} = 0; {lane} < {count or STRIP_ELEMENTS}; ++{lane}) {{")
         self.lines.indent()
         line(f"const i64 {loop.name} = {begin} + {lane};")
         self.element(phase, accumulators, inner)
         self.close()
-        self._kept, self._seen = {}, ""
+        self._strip_elements, self._is_repeated = {}, ""
         for v, row in rows.items():
-            which = f", ({begin} - {self._block}) / {STRIP}" if len(accumulators[v]) == 2 else ""
+            which = (
+                f", ({begin} - {self._block_begin}) / {STRIP_ELEMENTS}"
+                if len(accumulators[v]) == 2
+                else ""
+            )
             line(f"{lanes[v]}.add({row}{which});")
 
     # --- the next row ----------------------------------------------------------------------------
 
     @functools.cached_property
-    def _looks_ahead(self) -> bool:
+    def _pipelines_rows(self) -> bool:
         """Are the extrema that the second phase starts from, as a softmax's does, to be found in
         the next row while this one's phase computes?
 
@@ -416,58 +431,60 @@ class Rows(Reduction):
         values = [v for node in first.inner for v in split_levels(node.body)[0]]
         row = self.hint(self.kernel.size(self.kernel.rs))
         return (
-            self._takes_strips(first)
-            and self._busiest is second
+            self._uses_strips(first)
+            and self._prefetching_phase is second
             and all(v.args[0] in ("max", "min", "fmax")
                     for node in first.inner for v in node.body.of("reduction"))
             and not any(v.op in EXPENSIVE or v.op == "store" for v in values)
             and not any(node.reads & own for node in first.inner)
-            and 4 * row * len(first.inner) <= MEMORY // 4
+            and 4 * row * len(first.inner) <= MIN_PREFETCH_BYTES // 4
         )  # fmt: skip
 
     @functools.cached_property
-    def _order(self) -> RowOrder:
+    def _row_order(self) -> RowOrder:
         """Short rows of one loop are taken from two places, where memory is waited for."""
         row = 4 * self.hint(self.kernel.size(self.kernel.rs[-1:]))
-        in_halves = self._looks_ahead and self.fetches and row < 2 * AHEAD
-        kind = FromHalves if in_halves and len(self.kernel.xs) == 1 else RowOrder
+        in_halves = (
+            self._pipelines_rows and self.needs_prefetch and row < 2 * PREFETCH_DISTANCE_BYTES
+        )
+        kind = HalvesOrder if in_halves and len(self.kernel.xs) == 1 else RowOrder
         return kind(self, self.shared)
 
-    def _reduce_unless_ready(self, phase: Phase, accumulators: dict[Value, Parts]) -> None:
+    def _reduce_unless_pipelined(self, phase: Phase, accumulators: dict[Value, Parts]) -> None:
         line = self.lines.line
-        line(f"if (ready == {print_index(self._order.number())}) {{")
+        line(f"if (ready == {print_index(self._row_order.row_number())}) {{")
         self.lines.indent()
         for v, parts in accumulators.items():
-            line(f"{parts[0][0]} = {self._next[v][0][0]};")
+            line(f"{parts[0][0]} = {self._next_row[v][0][0]};")
         self.lines.indent(-1)
         line("} else {")
         self.lines.indent()
         self.reduce_row(phase, accumulators)
         self.close()
 
-    def _begin_next(self) -> None:
+    def _begin_next_row(self) -> None:
         """Accumulators for the row that comes next."""
-        self._order.find_next()
-        for v, parts in self._next.items():
+        self._row_order.declare_next_row()
+        for v, parts in self._next_row.items():
             _, dtype, kind = parts[0]
-            names = self._next_lanes[v] = [self.fresh("lanes") for _ in range(UNROLL)]
+            names = self._next_row_lanes[v] = [self.fresh("lanes") for _ in range(UNROLLED_STRIPS)]
             declared = ", ".join(f"{name}({identity(kind, dtype)})" for name in names)
-            self.lines.line(f"{BY_LANE[kind].format(CTYPE[dtype])} {declared};")
+            self.lines.line(f"{LANE_ACCUMULATORS[kind].format(CTYPE[dtype])} {declared};")
 
-    def _end_next(self) -> None:
-        for v, parts in self._next.items():
-            first, *others = self._next_lanes[v]
+    def _end_next_row(self) -> None:
+        for v, parts in self._next_row.items():
+            first, *others = self._next_row_lanes[v]
             for name in others:
                 self.lines.line(f"{first}.join({name});")
             self.lines.line(f"{parts[0][0]} = {first}.result();")
 
-    def _strip_of_next(
+    def _print_next_row_strip(
         self, k: int, begin: str, count: str | None = None, seen: str | None = None
     ) -> None:
         """The same strip of the next row, for the first phase, into the ``k``-th accumulators."""
-        self._order.open_next()
-        lanes = {v: names[k] for v, names in self._next_lanes.items()}
-        self._strip_of(self.kernel.phases[0], self._next, {}, lanes, begin, count, seen)
+        self._row_order.open_next_row()
+        lanes = {v: names[k] for v, names in self._next_row_lanes.items()}
+        self._print_strip(self.kernel.phases[0], self._next_row, {}, lanes, begin, count, seen)
         self.close()
 
     # --- accumulation ----------------------------------------------------------------------------
@@ -477,21 +494,23 @@ class Rows(Reduction):
         lane: str | None,
     ) -> None:  # fmt: skip
         """As in every reduction; or into a strip."""
-        if v not in self._kept:
+        if v not in self._strip_elements:
             super().accumulate(v, parts, emitter, part, lane)
             return
         value = emitter.names[self._exponents.get(v, v.args[1][0])]
-        if self._seen:
-            value = f"{self._seen} ? {self._nothing(v)} : {value}"
-        self.lines.line(f"{self._kept[v]} = {value};")
+        if self._is_repeated:
+            value = f"{self._is_repeated} ? {self._neutral_element(v)} : {value}"
+        self.lines.line(f"{self._strip_elements[v]} = {value};")
 
-    def _nothing(self, v: Value) -> str:
+    def _neutral_element(self, v: Value) -> str:
         """What a lane is given that is no element."""
         return identity("max" if v in self._exponents else v.args[0], v.args[1][0].dtype)
 
-    def collect(self, part: str | None, value: str, dtype: torch.dtype, lane: str | None) -> None:
+    def accumulate_welford(
+        self, part: str | None, value: str, dtype: torch.dtype, lane: str | None
+    ) -> None:
         self.lines.line(f"{part} = {part} + {value};")
-        self.lines.line(f"{part}_kept[{self.kernel.rs[-1].name} - {self._block}] = {value};")
+        self.lines.line(f"{part}_kept[{self.kernel.rs[-1].name} - {self._block_begin}] = {value};")
 
 
 def _added_powers(phase: Phase) -> dict[Value, Value]:
@@ -533,7 +552,7 @@ class SplitRows(Rows):
         self.row_loops(phase, accumulators, ("first", "last"))
         for name, array in arrays.items():
             line(f"{array}[thread] = {name};")
-        self.end_streams()
+        self.fence_streaming_stores()
         self.close()
         line(f"for (i64 thread = 0; thread < {threads}; ++thread) {{")
         self.lines.indent()

@@ -6,14 +6,16 @@ import functools
 
 import sympy
 
-from magpy_like.compiler.codegen.common.kernel_plan import Node, uniform
+from magpy_like.compiler.codegen.common.kernel_plan import Node, loop_invariants
 from magpy_like.compiler.codegen.cpp.cpp_expressions import CppEmitter, print_index
 from magpy_like.compiler.codegen.cpp.cpp_pointwise import Pointwise
 from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.index_arithmetic import Symbol
 from magpy_like.compiler.ir.ops import Value
 
-SHARED = 16  # iterations from which outer loops are shared among threads, rather than the last one
+MIN_SHARED_ITERATIONS = (
+    16  # iterations from which outer loops are shared among threads, rather than the last one
+)
 
 
 class Scatter(Pointwise):
@@ -23,20 +25,20 @@ class Scatter(Pointwise):
 
     def body(self) -> None:
         *outer, last = self.kernel.xs or [None]
-        apart = [v for v in outer if v in self._apart]
+        apart = [v for v in outer if v in self._injective_loops]
         count = self.hint(self.kernel.size(apart))
-        if last is None or (count < SHARED and last not in self._apart):
-            self._one_after_another()
+        if last is None or (count < MIN_SHARED_ITERATIONS and last not in self._injective_loops):
+            self._print_serial_loops()
             return
         line = self.lines.line
-        line(f"#pragma omp parallel{self.parallel(self.total())}")
+        line(f"#pragma omp parallel{self.parallel_clause(self.iteration_count())}")
         line("{")
         self.lines.indent()
         self.declare_flags()
         self.declare_locals(scalar=True)
         begin, end = "0", print_index(self.kernel.ranges[last])
         opened = len(outer)
-        if count >= SHARED or last not in self._apart:
+        if count >= MIN_SHARED_ITERATIONS or last not in self._injective_loops:
             many = f" collapse({len(apart)})" if len(apart) > 1 else ""
             line(f"#pragma omp for{many} schedule(static)")
             for v in apart:
@@ -51,15 +53,15 @@ class Scatter(Pointwise):
             self.open_loop(v)
         emitter = CppEmitter(self)
         self._hoist(emitter)
-        if self._follows(last):
-            line(self.simd())
+        if self._is_contiguous(last):
+            line(self.simd_pragma())
         self.open_loop(last, begin, end)
         self._element(emitter)
         self.close(1 + opened)
         self.report_flags()
         self.close()
 
-    def _one_after_another(self) -> None:
+    def _print_serial_loops(self) -> None:
         self.declare_locals(scalar=True)
         self.declare_flags()
         for v in self.kernel.xs:
@@ -68,13 +70,13 @@ class Scatter(Pointwise):
         self.close(len(self.kernel.xs))
         self.report_flags()
 
-    def _scatters(self) -> list[tuple[Node, Value]]:
+    def _stores(self) -> list[tuple[Node, Value]]:
         return [(n, v) for n in self.kernel.nodes() for v in n.body.of("store")]
 
     @functools.cached_property
-    def _apart(self) -> set[Symbol]:
+    def _injective_loops(self) -> set[Symbol]:
         """The loops whose iterations never write one place, whatever the indices are."""
-        stores = self._scatters()
+        stores = self._stores()
         written = [v.args[0] for _, v in stores]
         read = {b for node in self.kernel.nodes() for b in node.reads}
         if len(set(written)) < len(written) or read & set(written):
@@ -83,17 +85,19 @@ class Scatter(Pointwise):
         for node, v in stores:
             body = node.body
             ranges = {**body.extents, **self.kernel.ranges}
-            found = {x for x in found if index_arithmetic.tells_apart(v.args[1], x, ranges)}
+            found = {x for x in found if index_arithmetic.is_injective(v.args[1], x, ranges)}
         return found
 
-    def _follows(self, last: Symbol) -> bool:
+    def _is_contiguous(self, last: Symbol) -> bool:
         """Do iterations of the last loop write one element after another?"""
-        if last not in self._apart or not index_arithmetic.positive(self.kernel.ranges[last] - 1):
+        if last not in self._injective_loops or not index_arithmetic.is_nonnegative(
+            self.kernel.ranges[last] - 1
+        ):
             return False
-        for node, v in self._scatters():
+        for node, v in self._stores():
             body, index = node.body, v.args[1]
             form = index_arithmetic.coefficients(index, [last])
-            same = set(uniform(body, last, self.kernel.inputs))
+            same = set(loop_invariants(body, last, self.kernel.inputs))
             own = index.free_symbols & set(body.indirect)
             if form is None or form[0].get(last) != sympy.S.One:
                 return False

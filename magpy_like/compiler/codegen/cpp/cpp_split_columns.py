@@ -7,22 +7,22 @@ from collections.abc import Callable
 from magpy_like.compiler.codegen.common.kernel_plan import Kernel, Phase
 from magpy_like.compiler.codegen.common.recomputation import (
     Producers,
-    loads_again,
     producers,
-    values_again,
+    recomputed_buffers,
+    recomputed_values,
 )
 from magpy_like.compiler.codegen.cpp.cpp_columns import Columns
 from magpy_like.compiler.codegen.cpp.cpp_expressions import CTYPE, print_index
-from magpy_like.compiler.codegen.cpp.cpp_kernel import GRAIN, is_serial
+from magpy_like.compiler.codegen.cpp.cpp_kernel import MIN_PARALLEL_ELEMENTS, is_serial
 from magpy_like.compiler.codegen.cpp.cpp_reduction import Parts
 from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
 from magpy_like.compiler.ir.ops import EXPENSIVE, Value
 
-LEAST = 256  # rows from which parts of them are long
-MOST = 4096  # columns up to which what is kept for all, by each thread, is little
+MIN_ROWS = 256  # rows from which parts of them are long
+MAX_COLUMNS = 4096  # columns up to which what is kept for all, by each thread, is little
 
 
-def splits(kernel: Kernel, hint: Callable[[Expr], int]) -> bool:
+def can_split_rows(kernel: Kernel, hint: Callable[[Expr], int]) -> bool:
     """Are the rows to be shared among threads? There have to be many, and what an earlier phase
     has computed for each element has to be there, or be cheap to compute, once more."""
     values = [v for node in kernel.nodes() for v in node.body.values]
@@ -31,23 +31,23 @@ def splits(kernel: Kernel, hint: Callable[[Expr], int]) -> bool:
         and not kernel.messages
         and not is_serial(kernel)
         and all(v.op != "scan" for v in values)
-        and hint(kernel.ranges[_longest(kernel, hint)]) >= LEAST
-        and hint(kernel.size(kernel.xs)) <= MOST
-        and hint(kernel.size((*kernel.xs, *kernel.rs))) >= 4 * GRAIN
-        and _is_all_there_again(kernel)
+        and hint(kernel.ranges[_longest_reduction_loop(kernel, hint)]) >= MIN_ROWS
+        and hint(kernel.size(kernel.xs)) <= MAX_COLUMNS
+        and hint(kernel.size((*kernel.xs, *kernel.rs))) >= 4 * MIN_PARALLEL_ELEMENTS
+        and _can_recompute_all(kernel)
     )
 
 
-def _longest(kernel: Kernel, hint: Callable[[Expr], int]) -> Symbol:
+def _longest_reduction_loop(kernel: Kernel, hint: Callable[[Expr], int]) -> Symbol:
     return max(kernel.rs, key=lambda r: hint(kernel.ranges[r]))
 
 
-def _is_all_there_again(kernel: Kernel) -> bool:
+def _can_recompute_all(kernel: Kernel) -> bool:
     producer = producers(kernel)
-    return all(_is_there_again(kernel, buffer, producer) for buffer in kernel.scratch_rows())
+    return all(_can_recompute(kernel, buffer, producer) for buffer in kernel.scratch_rows())
 
 
-def _is_there_again(kernel: Kernel, buffer: str, producer: Producers) -> bool:
+def _can_recompute(kernel: Kernel, buffer: str, producer: Producers) -> bool:
     node, _ = producer[buffer]
     (made,) = (k for k, phase in enumerate(kernel.phases) if node in phase.inner)
     read = max(k for k, p in enumerate(kernel.phases) for n in p.inner if buffer in n.reads)
@@ -55,8 +55,8 @@ def _is_there_again(kernel: Kernel, buffer: str, producer: Producers) -> bool:
     written -= {b for b, kind in kernel.forward.items() if kind == "outer"}  # is kept
     return (
         made < read
-        and not any(v.op in EXPENSIVE for v in values_again(buffer, producer, kernel))
-        and not loads_again(buffer, producer, kernel) & written - kernel.removed
+        and not any(v.op in EXPENSIVE for v in recomputed_values(buffer, producer, kernel))
+        and not recomputed_buffers(buffer, producer, kernel) & written - kernel.removed
     )
 
 
@@ -66,15 +66,15 @@ class SplitColumns(Columns):
 
     def __init__(self, kernel: Kernel, hint: Callable[[Expr], int]) -> None:
         super().__init__(kernel, hint)
-        self.tile = self.width()
-        self.again = {b: made for b, made in producers(kernel).items() if b in kernel.removed}
-        self._split = _longest(kernel, hint)
+        self.tile = self.tile_width()
+        self.recomputed = {b: made for b, made in producers(kernel).items() if b in kernel.removed}
+        self._split_loop = _longest_reduction_loop(kernel, hint)
         self._outer = [b for b, kind in kernel.forward.items() if kind == "outer"]
 
     def body(self) -> None:
         kernel, line = self.kernel, self.lines.line
         (x,) = kernel.xs
-        rows = print_index(kernel.ranges[self._split])
+        rows = print_index(kernel.ranges[self._split_loop])
         line(f"const i64 columns = {print_index(kernel.ranges[x])}, rows = {rows};")
         line("const i64 threads = m_minimum<i64>(omp_get_max_threads(), rows);")
         for b in self._outer:
@@ -94,13 +94,13 @@ class SplitColumns(Columns):
         for name, ctype in kept:
             self._allocate(f"all_{name}", ctype, "threads * columns")
         if phase.inner:
-            self._parts(phase, x, accumulators)
-        if self.follows(phase):
-            self._join(phase, x, accumulators)
+            self._reduce_parts(phase, x, accumulators)
+        if self.has_column_results(phase):
+            self._combine_parts(phase, x, accumulators)
         for name, _ in kept:
             self.lines.line(f"free(all_{name});")
 
-    def _parts(self, phase: Phase, x: Symbol, accumulators: dict[Value, Parts]) -> None:
+    def _reduce_parts(self, phase: Phase, x: Symbol, accumulators: dict[Value, Parts]) -> None:
         """Each thread's part of the rows, tile by tile."""
         line = self.lines.line
         line("#pragma omp parallel for schedule(static, 1) num_threads(threads)")
@@ -108,7 +108,7 @@ class SplitColumns(Columns):
         line("const i64 first = part_begin(rows, thread, threads);")
         line("const i64 last = part_begin(rows, thread + 1, threads);")
         self._open_tile(accumulators)
-        self.column_loops(phase, x, accumulators, (self._split, "first", "last"))
+        self.column_loops(phase, x, accumulators, (self._split_loop, "first", "last"))
         if accumulators:
             self.open_lanes(x)
             for parts in accumulators.values():
@@ -117,7 +117,7 @@ class SplitColumns(Columns):
             self.close()
         self.close(2)
 
-    def _join(self, phase: Phase, x: Symbol, accumulators: dict[Value, Parts]) -> None:
+    def _combine_parts(self, phase: Phase, x: Symbol, accumulators: dict[Value, Parts]) -> None:
         self._open_tile(accumulators)
         if accumulators:
             self._open("thread", "threads")

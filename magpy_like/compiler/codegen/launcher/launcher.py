@@ -135,7 +135,7 @@ class Launcher:
             line(f"{', '.join(names)}, = args")
         line("args.clear()")
         self._bind_inputs(names)
-        self._count_writes()
+        self._mark_writes()
         for step in self.steps:
             self._step(step)
         values = self._outputs()
@@ -143,7 +143,7 @@ class Launcher:
         self.lines.indent(-1)
         return self.lines.text()
 
-    def _count_writes(self) -> None:
+    def _mark_writes(self) -> None:
         """Kernels write past autograd, which counts writes to a tensor to see whether what it saved
         for a backward pass is what it was."""
         kernels = (step.work for step in self.steps if isinstance(step.work, Kernel))
@@ -185,7 +185,7 @@ class Launcher:
         if unknown := unknown - self._bound:
             raise Unsupported("a graph", f"nothing it is given determines {unknown}")
         text = print_size(e)
-        return text if e.is_Atom or e.is_Relational else self._once(text)
+        return text if e.is_Atom or e.is_Relational else self._bind_once(text)
 
     def _bind_name(self, e: Expr) -> None:
         """Compute a size that has a name, once what it is made of is there."""
@@ -196,9 +196,9 @@ class Launcher:
 
     def _sizes(self, sizes: Sequence[Expr]) -> str:
         text = "(" + "".join(self._size(s) + ", " for s in sizes) + ")"
-        return self._once(text) if any(s.free_symbols for s in sizes) else text
+        return self._bind_once(text) if any(s.free_symbols for s in sizes) else text
 
-    def _once(self, text: str) -> str:
+    def _bind_once(self, text: str) -> str:
         """A variable for what the same few tensors' sizes ask for again and again."""
         if text not in self._computed:
             name = self._computed[text] = f"size{len(self._computed)}"
@@ -245,7 +245,7 @@ class Launcher:
         if source is not None:
             line(f"{buffer.name} = window({source}, {shape}, 0); del {source}")
         elif buffer.device.type == "cpu":
-            large = self.graph.bytes_of(buffer.name) >= huge_pages.LARGE
+            large = self.graph.bytes_of(buffer.name) >= huge_pages.MIN_HUGE_PAGE_BYTES
             make = "empty_large" if large else "empty"
             line(f"{buffer.name} = {make}({shape}, {self._name(buffer.dtype)})")
         else:
@@ -270,16 +270,16 @@ class Launcher:
             if output is None:
                 line(call)
                 return
-            self._receive(output, call, operation.dynamic)
+            self._bind_result(output, call, operation.dynamic)
         else:
             line(f"results = {call}")
             for k, output in enumerate(operation.outputs):
                 if output is not None:
-                    self._receive(output, f"results[{k}]", operation.dynamic)
+                    self._bind_result(output, f"results[{k}]", operation.dynamic)
             line("del results")
         self._assume_bound()
 
-    def _receive(self, output: Any, text: str, dynamic: bool) -> None:
+    def _bind_result(self, output: Any, text: str, dynamic: bool) -> None:
         """Take a result: bind what it alone tells, hold the rest of it to what was promised."""
         line = self.lines.line
         if not isinstance(output, str):
@@ -356,7 +356,7 @@ class Launcher:
         """What was more than one tensor is no single one, if all of them show the same memory."""
         texts: list[str] = []
         shown: dict[str, Any] = {}
-        given = self._given_away()
+        given = self._shared_with_caller()
         for place, (value, result) in enumerate(
             itertools.zip_longest(self.graph.outputs, self.graph.results)
         ):
@@ -369,7 +369,7 @@ class Launcher:
             texts.append(text)
         return texts
 
-    def _given_away(self) -> set[str]:
+    def _shared_with_caller(self) -> set[str]:
         """The buffers that the caller has, too: others may write to them."""
         outputs = [value for k, value in enumerate(self.graph.outputs) if k not in self.graph.saved]
         inputs = {name for name in self.graph.inputs if isinstance(name, str)}

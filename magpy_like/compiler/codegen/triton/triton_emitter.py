@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.compiler.codegen.common.kernel_plan import Emitter
-from magpy_like.compiler.codegen.common.recomputation import compute_again
+from magpy_like.compiler.codegen.common.recomputation import recompute
 from magpy_like.compiler.codegen.triton.triton_expressions import (
     INFIX,
     LIBDEVICE,
     TYPE,
     Name,
-    number,
     print_index,
+    print_number,
 )
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
@@ -41,11 +41,11 @@ class TritonEmitter(Emitter):
     # --- memory --------------------------------------------------------------------------------
 
     def load(self, buffer: str, index: Expr, mask: Any, dtype: torch.dtype) -> Name:
-        here = self.printer.local.get(buffer)
+        here = self.printer.forwarded.get(buffer)
         if here is not None:
             return here
         if buffer in self.kernel.removed:
-            again: Name = compute_again(self, buffer, self.printer.producer)
+            again: Name = recompute(self, buffer, self.printer.producers_of)
             return again
         axes = self.printer.varies(index)
         wanted = axes | (mask.axes if isinstance(mask, Name) else frozenset())
@@ -59,8 +59,8 @@ class TritonEmitter(Emitter):
 
     def store(self, buffer: str, index: Expr, name: Any, dtype: torch.dtype, mode: Any) -> None:
         if self.level == "outer" or self.printer.tiling.persistent:
-            self.printer.local[buffer] = name
-        if buffer in self.kernel.removed or self.printer.silent:
+            self.printer.forwarded[buffer] = name
+        if buffer in self.kernel.removed or self.printer.stores_disabled:
             return
         target = self.kernel.dtypes[buffer]
         value = name.typed(self.printer.rank)
@@ -68,7 +68,7 @@ class TritonEmitter(Emitter):
             value = f"{value}.to({TYPE[target]})"
         wanted = self.printer.level_axes(self.level)
         place = self.printer.address(buffer, index, self.printer.varies(index), wanted)
-        guard = self.printer.mask(wanted, self.printer.only)
+        guard = self.printer.mask(wanted, self.printer.store_condition)
         line = self.printer.lines.line
         if mode not in (None, "add"):
             raise Unsupported("a scatter", f"the Triton printer cannot {mode} in memory")
@@ -93,7 +93,7 @@ class TritonEmitter(Emitter):
         self, op: str, args: tuple[Any, ...], dtype: torch.dtype, dtypes: list[torch.dtype]
     ) -> Any:
         if op == "constant":
-            return Name(number(args[0], dtype), frozenset(), dtype)
+            return Name(print_number(args[0], dtype), frozenset(), dtype)
         if op == "item":
             return args[0][args[1]]
         if op == "index_expr":
@@ -110,7 +110,7 @@ class TritonEmitter(Emitter):
 
     def _index_value(self, e: Expr, dtype: torch.dtype) -> Name:
         if e.is_Integer:
-            return Name(number(int(e), dtype), frozenset(), dtype)
+            return Name(print_number(int(e), dtype), frozenset(), dtype)
         text = print_index(e)
         return self.define(f"({text}).to({TYPE[dtype]})", self.printer.varies(e))
 
@@ -131,7 +131,7 @@ class TritonEmitter(Emitter):
             if dtype == torch.bool:
                 return f"{typed[0]} != 0"
             if source.is_floating_point and not dtype.is_floating_point:
-                return _cut_off(typed[0], source, dtype)
+                return _float_to_integer(typed[0], source, dtype)
             return f"{typed[0]}.to({TYPE[dtype]})"
         if op == "round_to":
             return f"{typed[0]}.to({TYPE[args[1]]}).to(tl.float32)"
@@ -220,7 +220,7 @@ class TritonEmitter(Emitter):
         raise Unsupported(op, "the Triton printer has no such operation")
 
 
-def _cut_off(value: str, source: torch.dtype, target: torch.dtype) -> str:
+def _float_to_integer(value: str, source: torch.dtype, target: torch.dtype) -> str:
     """A float as an integer; what does not fit becomes what eager's instructions make of it.
 
     By these instructions, too: of a cast, LLVM takes for granted that the number fits, and

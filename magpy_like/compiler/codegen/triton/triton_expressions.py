@@ -57,7 +57,7 @@ class Name(str):
         return f"tl.full({[1] * rank}, {self!s}, {TYPE[self.dtype]})"
 
 
-def number(value: Any, dtype: torch.dtype) -> str:
+def print_number(value: Any, dtype: torch.dtype) -> str:
     """A Python number as a literal; integers wrap around."""
     if dtype == torch.bool:
         return "1" if value else "0"
@@ -75,14 +75,14 @@ def number(value: Any, dtype: torch.dtype) -> str:
 def identity(kind: str, dtype: torch.dtype) -> str:
     """The neutral element of a reduction or scan."""
     if kind in ("sum", "any"):
-        return number(0, dtype)
+        return print_number(0, dtype)
     if kind == "prod":
-        return number(1, dtype)
+        return print_number(1, dtype)
     low = kind in ("max", "fmax", "argmax", "logsumexp")
     if dtype.is_floating_point:
-        return number(float("-inf") if low else float("inf"), dtype)
+        return print_number(float("-inf") if low else float("inf"), dtype)
     info = torch.iinfo(dtype)
-    return number(info.min if low else info.max, dtype)
+    return print_number(info.min if low else info.max, dtype)
 
 
 print_index = IndexPrinter("Triton", "{} // {}", "prelude.{}", "prelude.{}")

@@ -23,7 +23,7 @@ from magpy_like.compiler.codegen.common.kernel_plan import (
     is_integral,
     split_levels,
 )
-from magpy_like.compiler.codegen.common.recomputation import producers, values_again
+from magpy_like.compiler.codegen.common.recomputation import producers, recomputed_values
 from magpy_like.compiler.codegen.triton.triton_emitter import TritonEmitter
 from magpy_like.compiler.codegen.triton.triton_expressions import (
     ACCUMULATED,
@@ -45,10 +45,10 @@ from magpy_like.compiler.ir.loop_ir import Buffer
 from magpy_like.compiler.ir.ops import Value
 from magpy_like.compiler.lowering.graph_lowering import Graph
 from magpy_like.compiler.runtime import triton_launch
-from magpy_like.compiler.runtime.triton_launch import TritonSource, Wanted
+from magpy_like.compiler.runtime.triton_launch import CompileRequest, TritonSource
 from magpy_like.compiler.trace import Trace
 
-NARROW = 2**31 - 2**21  # offsets below this, and a block beyond, fit 32 bits
+MAX_INT32_OFFSET = 2**31 - 2**21  # offsets below this, and a block beyond, fit 32 bits
 
 #: Reduction -> the prelude's function that combines two elements.
 COMBINE = {
@@ -72,16 +72,16 @@ class TritonKernel:
         self.tiling = tile(kernel, hint)
         self.rank = len(self.tiling.axes)
         self.lines = Lines()
-        self.local: dict[str, Name] = {}  # buffers whose value is at hand
+        self.forwarded: dict[str, Name] = {}  # buffers whose value is at hand
         self.axes_of: dict[
             str, frozenset[str]
         ] = {}  # what each loop variable and name varies along
         for axis in self.tiling.axes:
             for v in axis.loops:
                 self.axes_of[v.name] = frozenset(axis.name)
-        self.producer = producers(kernel)
-        self.only: Name | None = None  # a condition on storing, beside the masks
-        self.silent = False  # nothing is stored: an earlier stage has done it
+        self.producers_of = producers(kernel)
+        self.store_condition: Name | None = None  # a condition on storing, beside the masks
+        self.stores_disabled = False  # nothing is stored: an earlier stage has done it
         self._carried: dict[Value, list[Name]] = {}  # what scans have found in earlier blocks
         self._workspace: list[tuple[torch.dtype, Value, int]] = []
         self._count = 0
@@ -132,7 +132,7 @@ class TritonKernel:
         kernel = self.kernel
         names = [*kernel.inputs, *kernel.outputs]
         if self.tiling.split > 1:
-            stages = self._stages()
+            stages = self._split_stages()
         else:
             self._open(kernel.name)
             self._positions("tl.program_id(0)")
@@ -152,7 +152,7 @@ class TritonKernel:
             workspace=tuple((dtype, self._partials()) for dtype, *_ in self._workspace),
             sizes=tuple(s.name for s in kernel.size_symbols),
             numbers=tuple("i64" if is_integral(e) else "fp64" for e in kernel.numbers),
-            wide=self._wide(),
+            wide=self._needs_int64(),
             num_warps=self.tiling.num_warps,
             asserts=bool(kernel.messages),
         )
@@ -174,7 +174,7 @@ class TritonKernel:
 
     # --- a row shared by several programs ------------------------------------------------------
 
-    def _stages(self) -> list[tuple[str, str]]:
+    def _split_stages(self) -> list[tuple[str, str]]:
         """One launch per phase, whose programs each reduce a part of the row; the next launch
         begins by combining the parts, in a fixed order. (function, grid) of each."""
         kernel, axis, split = self.kernel, self.tiling.reduced, self.tiling.split
@@ -183,7 +183,7 @@ class TritonKernel:
             for node in phase.inner:
                 for v in node.body.of("reduction"):
                     wide = ACCUMULATED.get(v.args[1][0].dtype, v.args[1][0].dtype)
-                    for k in range(len(_starts(v.args[0], wide))):
+                    for k in range(len(_neutral_elements(v.args[0], wide))):
                         indexed = k and v.args[0] != "welford"
                         self._workspace.append((torch.int64 if indexed else wide, v, k))
         stages: list[tuple[str, str]] = []
@@ -195,7 +195,7 @@ class TritonKernel:
             self._open(name)
             self._positions(f"tl.program_id(0) // {split}")
             self.lines.line(f"part = tl.program_id(0).to(INDEX) % {split}")
-            outer = self._combined(kernel.phases[:k], finished, several=True)
+            outer = self._combine_parts(kernel.phases[:k], finished, several=True)
             finished = k
             length = index_arithmetic.Div(axis.size + split * axis.block - 1, split * axis.block)
             self.lines.line(f"first = part * {print_index(length * axis.block)}")
@@ -205,19 +205,19 @@ class TritonKernel:
             )
             accumulators = self._walk(phase, outer, axis, "first", "last")
             for v, names in accumulators.items():
-                for part, value in zip(self._parts(v), self._joined(v, names), strict=True):
+                for part, value in zip(self._parts(v), self._combine_row(v, names), strict=True):
                     place = f"{part} + (xat * {split} + part)"
                     guard = self.mask("x", None)
                     self.lines.line(f"tl.store({place}, {value}{', ' + guard if guard else ''})")
             self._close()
-            self.local.clear()
+            self.forwarded.clear()
             stages.append((name, f"{self._grid()} * {split}"))
         if any(p.outer or any(split_levels(n.body)[2] for n in p.inner)
                for p in kernel.phases[finished:]):  # fmt: skip
             name = f"{kernel.name}_{len(stages)}"
             self._open(name)
             self._positions("tl.program_id(0)")
-            self._combined(kernel.phases, finished, several=False)
+            self._combine_parts(kernel.phases, finished, several=False)
             self._close()
             stages.append((name, self._grid()))
         return stages
@@ -232,29 +232,33 @@ class TritonKernel:
 
         return f"{print_size(self.kernel.size(self.kernel.xs))} * {self.tiling.split}"
 
-    def _combined(self, phases: Sequence[Phase], finished: int, *, several: bool) -> TritonEmitter:
+    def _combine_parts(
+        self, phases: Sequence[Phase], finished: int, *, several: bool
+    ) -> TritonEmitter:
         """The results of earlier phases, from the parts; those not ``finished`` are stored, by
         one of ``several`` programs that share a row."""
         outer = TritonEmitter(self, "outer")
         axes, split = self.level_axes("outer"), self.tiling.split
         for k, phase in enumerate(phases):
-            self.silent = k < finished
-            self.only = Name("(part == 0)", frozenset()) if several else None
+            self.stores_disabled = k < finished
+            self.store_condition = Name("(part == 0)", frozenset()) if several else None
             for node in phase.inner:
                 _, reductions, after = split_levels(node.body)
                 for v in reductions:
                     wide = ACCUMULATED.get(v.args[1][0].dtype, v.args[1][0].dtype)
                     loaded = []
-                    for part, start in zip(self._parts(v), _starts(v.args[0], wide), strict=True):
+                    for part, start in zip(
+                        self._parts(v), _neutral_elements(v.args[0], wide), strict=True
+                    ):
                         place = f"{part} + (xat * {split} + tl.arange(0, {split})[None, :])"
                         guard = self.mask("x", None)
                         guard = f", {guard}, other={start}" if guard else ""
                         loaded.append(self.named(f"tl.load({place}{guard})", axes))
-                    outer.names[v] = self._result(v, self._joined(v, loaded))
+                    outer.names[v] = self._result(v, self._combine_row(v, loaded))
                 outer.run(node.body, after)
             for node in phase.outer:
                 outer.run(node.body, node.body.values)
-        self.silent, self.only = False, None
+        self.stores_disabled, self.store_condition = False, None
         return outer
 
     def _positions(self, program: str) -> None:
@@ -271,9 +275,9 @@ class TritonKernel:
                 following = self.fresh("program")
                 line(f"{following} = {rest} // {blocks}")
                 rest = following
-            self._along(axis, f"({start}) * {axis.block}")
+            self._axis_positions(axis, f"({start}) * {axis.block}")
 
-    def _along(self, axis: Axis, start: str) -> None:
+    def _axis_positions(self, axis: Axis, start: str) -> None:
         """The block's positions along one axis, its mask and its loop variables."""
         line, name = self.lines.line, f"{axis.name}at"
         where = ", ".join(":" if a is axis else "None" for a in self.tiling.axes)
@@ -290,26 +294,30 @@ class TritonKernel:
         outer = TritonEmitter(self, "outer")
         inner = TritonEmitter(self, "inner")
         if self.tiling.persistent:
-            self._along(axis, "0")
+            self._axis_positions(axis, "0")
         stored: set[str] = set()  # per element, by phases so far
         for phase in self.kernel.phases:
             if phase.inner and self.tiling.persistent:
-                self._row(phase, inner, outer, axis)
+                self._persistent_phase(phase, inner, outer, axis)
             elif phase.inner:
                 if stored & {b for n in phase.inner for b in n.reads}:
                     self.lines.line("tl.debug_barrier()")  # another thread may have stored it
-                self._loop(phase, outer, axis)
+                self._looped_phase(phase, outer, axis)
             for node in phase.outer:
                 outer.run(node.body, node.body.values)
             stored |= {b for n in phase.inner for b in n.writes} - self.kernel.removed
 
-    def _row(self, phase: Phase, inner: TritonEmitter, outer: TritonEmitter, axis: Axis) -> None:
+    def _persistent_phase(
+        self, phase: Phase, inner: TritonEmitter, outer: TritonEmitter, axis: Axis
+    ) -> None:
         """A phase of a persistent kernel."""
         for node in phase.inner:
             values, reductions, after = split_levels(node.body)
             inner.run(node.body, values)
             for v in reductions:
-                outer.names[v] = self._result(v, self._joined(v, self._elements(v, inner, axis)))
+                outer.names[v] = self._result(
+                    v, self._combine_row(v, self._elements(v, inner, axis))
+                )
             outer.run(node.body, after)
 
     def _elements(self, v: Value, inner: TritonEmitter, axis: Axis) -> list[str]:
@@ -327,16 +335,16 @@ class TritonKernel:
             parts = [parts[0], f"{parts[0]} - {parts[0]}", count]
         if axis.exact:
             return parts
-        starts = _starts(kind, wide)
+        starts = _neutral_elements(kind, wide)
         if kind == "welford":
             return [f"tl.where(rmask, {p}, 0.0)" for p in parts]
         return [f"tl.where(rmask, {p}, {s})" for p, s in zip(parts, starts, strict=True)]
 
-    def _joined(self, v: Value, parts: Sequence[str]) -> list[Name]:
+    def _combine_row(self, v: Value, parts: Sequence[str]) -> list[Name]:
         """Combine along the row: the reduction's state as columns."""
-        return self._reduced(_block(parts), len(parts), COMBINE[v.args[0]])
+        return self._tile_reduce(_as_operand(parts), len(parts), COMBINE[v.args[0]])
 
-    def _reduced(self, block: str, count: int, combine: str) -> list[Name]:
+    def _tile_reduce(self, block: str, count: int, combine: str) -> list[Name]:
         """A block, or ``count`` of them that belong together, combined along the row."""
         names = [self._fresh_name(self.level_axes("outer")) for _ in range(count)]
         end = f"{self.rank - 1}, prelude.{combine}, keep_dims=True)"
@@ -367,13 +375,13 @@ class TritonKernel:
         self.axes_of[str(name)] = axes
         return name
 
-    def _loop(self, phase: Phase, outer: TritonEmitter, axis: Axis) -> None:
+    def _looped_phase(self, phase: Phase, outer: TritonEmitter, axis: Axis) -> None:
         """A phase of a looped kernel."""
         accumulators = self._walk(phase, outer, axis, "0", print_index(axis.size))
         for node in phase.inner:
             _, reductions, after = split_levels(node.body)
             for v in reductions:
-                outer.names[v] = self._result(v, self._joined(v, accumulators[v]))
+                outer.names[v] = self._result(v, self._combine_row(v, accumulators[v]))
             outer.run(node.body, after)
 
     def _walk(
@@ -389,16 +397,16 @@ class TritonKernel:
                 kind, values = v.args
                 wide = ACCUMULATED.get(values[0].dtype, values[0].dtype)
                 accumulators[v] = []
-                for k, start in enumerate(_starts(kind, wide)):
+                for k, start in enumerate(_neutral_elements(kind, wide)):
                     name = self.fresh("acc")
                     ctype = TYPE[torch.int64 if k and kind != "welford" else wide]
                     line(f"{name} = tl.full({full}, {start}, {ctype})")
                     accumulators[v].append(name)
             for v in node.body.of("scan"):
-                self._carry(v)
+                self._declare_carry(v)
         line(f"for start in range({first}, {last}, {axis.block}):")
         self.lines.indent()
-        self._along(axis, "start")
+        self._axis_positions(axis, "start")
         inner = TritonEmitter(self, "inner")
         for node in phase.inner:
             values, reductions, _ = split_levels(node.body)
@@ -414,7 +422,7 @@ class TritonKernel:
 
     # --- scans ---------------------------------------------------------------------------------
 
-    def _carry(self, v: Value) -> None:
+    def _declare_carry(self, v: Value) -> None:
         """Declare what a scan has found before the first block of a row."""
         kind, value = v.args[:2]
         axes = self.level_axes("outer")
@@ -439,7 +447,7 @@ class TritonKernel:
             f"tl.broadcast_to({name.typed(self.rank)}.to({TYPE[dtype]}), {self.shape(axes)})"
             for name, dtype in zip(names, wide, strict=True)
         ]
-        line, block, combine = self.lines.line, _block(parts), f"prelude.{RUNNING[kind]}"
+        line, block, combine = self.lines.line, _as_operand(parts), f"prelude.{RUNNING[kind]}"
         found = [self._fresh_name(axes) for _ in parts]
         line(f"{', '.join(found)} = tl.associative_scan({block}, {self.rank - 1}, {combine})")
         carried = self._carried.get(v)
@@ -447,7 +455,7 @@ class TritonKernel:
             line(f"{found[0]} += 0.0")  # a sum begins with it, which makes 0.0 of -0.0
         elif carried is not None:
             before = ", ".join(carried)
-            whole = self._reduced(block, len(parts), RUNNING[kind])
+            whole = self._tile_reduce(block, len(parts), RUNNING[kind])
             line(f"{', '.join(found)} = {combine}({before}, {', '.join(found)})")
             line(f"{before} = {combine}({before}, {', '.join(whole)})")
         result = found[-1]
@@ -462,7 +470,7 @@ class TritonKernel:
         parts = [f"-(-({print_size(a.size)}) // {a.block})" for a in self.tiling.outer]
         return " * ".join(f"({p})" for p in parts)
 
-    def _wide(self) -> str:
+    def _needs_int64(self) -> str:
         """Python: do positions need 64 bits?"""
         from magpy_like.compiler.codegen.launcher.launcher import print_size
 
@@ -481,19 +489,19 @@ class TritonKernel:
             if bound is None or not bound.free_symbols <= known:
                 return "True"
             if bound.is_Integer:
-                if int(bound) >= NARROW:
+                if int(bound) >= MAX_INT32_OFFSET:
                     return "True"
             else:
-                tests.append(f"{print_size(bound)} >= {NARROW}")
+                tests.append(f"{print_size(bound)} >= {MAX_INT32_OFFSET}")
         return " or ".join(tests) or "False"
 
 
-def _block(parts: Sequence[str]) -> str:
+def _as_operand(parts: Sequence[str]) -> str:
     """What is combined along a row: one block, or several as a tuple."""
     return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
 
 
-def _starts(kind: str, dtype: torch.dtype) -> list[str]:
+def _neutral_elements(kind: str, dtype: torch.dtype) -> list[str]:
     """The neutral element of a reduction, part by part."""
     if kind == "welford":
         return ["0.0", "0.0", "0.0"]
@@ -516,7 +524,7 @@ def adapt_plan(kernel: Kernel, hint: Hint) -> None:
         kept = way != "row" or buffer not in kernel.removed
         if kept:
             continue
-        again = values_again(buffer, producer, kernel)
+        again = recomputed_values(buffer, producer, kernel)
         if any(v.op == "scan" or (v.op == "load" and v.args[0] in updated) for v in again):
             kernel.removed.discard(buffer)
             kernel.outputs.append(buffer)
@@ -541,20 +549,20 @@ def build(
     kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace
 ) -> dict[str, Callable[..., Any]]:
     """Print, compile and load kernels: name -> function of addresses and sizes."""
-    wanted, places = plan(kernels, graph, kind, trace)
+    wanted, places = print_kernels(kernels, graph, kind, trace)
     functions = triton_launch.load_many(wanted)
     return {kernel: functions[place] for kernel, place in places.items()}
 
 
-def plan(
+def print_kernels(
     kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace
-) -> tuple[list[Wanted], dict[str, int]]:
+) -> tuple[list[CompileRequest], dict[str, int]]:
     """The functions to compile, and for each kernel by name which of them is its."""
     found: dict[tuple[TritonSource, torch.device], list[Kernel]] = {}
     for kernel in kernels:
         source = print_function(kernel, graph)
         found.setdefault((source, kernel.device), []).append(kernel)
-    wanted: list[Wanted] = []
+    wanted: list[CompileRequest] = []
     for (source, device), users in found.items():
         named = source.renamed("NAME", source.text, _title(users))
         origins = "".join(f"# {o}\n" for k in users for o in k.origins)

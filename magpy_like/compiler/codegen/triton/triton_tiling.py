@@ -22,14 +22,16 @@ Hint = Callable[[Expr], int]
 MAX_PERSISTENT = 8192  # elements of a row that one block keeps in registers
 MAX_COLUMNS = 1024  # likewise where a block holds several columns of a reduction across rows
 MAX_AXES = 3
-MIN_TILED = 4  # a contiguous loop shorter than this is not worth an axis of its own
+MIN_TILED_LOOP = 4  # a contiguous loop shorter than this is not worth an axis of its own
 #: Elements in each thread of a block that holds nothing but whole rows of one buffer, where there
 #: are many such blocks. Fewer warps wait less for each other: *measured* on an H200, losses of 256
 #: and 1024 classes took a tenth to a sixth less, softmax as long.
-ROW_ALONE = 32
+ROW_ELEMENTS_PER_THREAD = 32
 MAX_SPLIT = 1024
-LONG = 32768  # elements that one program may walk along: with fewer, more launches cost more
-FULL = 264  # blocks that keep a large device busy, twice its multiprocessors
+MAX_PROGRAM_ELEMENTS = (
+    32768  # elements that one program may walk along: with fewer, more launches cost more
+)
+BUSY_BLOCKS = 264  # blocks that keep a large device busy, twice its multiprocessors
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def tile(kernel: Kernel, hint: Hint) -> Tiling:
     return _pointwise(kernel, hint)
 
 
-def power(n: int) -> int:
+def next_power_of_two(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
 
@@ -85,7 +87,7 @@ def _axis(kernel: Kernel, name: str, loops: Sequence[Symbol], block: int) -> Axi
 
 
 def _warps(elements: int, per_thread: int) -> int:
-    return min(max(power(elements // (32 * per_thread)), 1), 16)
+    return min(max(next_power_of_two(elements // (32 * per_thread)), 1), 16)
 
 
 # --- pointwise -----------------------------------------------------------------------------------
@@ -96,15 +98,18 @@ def _pointwise(kernel: Kernel, hint: Hint) -> Tiling:
     sizes = [max(hint(kernel.size(g)), 1) for g in groups]
     if len(groups) == 1:
         block = 1024
-        while block > 128 and sizes[0] < block * FULL:
+        while block > 128 and sizes[0] < block * BUSY_BLOCKS:
             block //= 2
-        axis = _axis(kernel, "x", groups[0], min(block, power(sizes[0])))
+        axis = _axis(kernel, "x", groups[0], min(block, next_power_of_two(sizes[0])))
         return Tiling((axis,), None, True, _warps(axis.block, 8))
     side = 32 if len(groups) == 2 else 16
-    blocks = [min(side, power(s)) for s in sizes]
+    blocks = [min(side, next_power_of_two(s)) for s in sizes]
     # What short axes leave over goes to the others.
     for k in reversed(range(len(blocks))):
-        while power(sizes[k]) > blocks[k] < 256 and index_arithmetic.product(blocks) < 1024:
+        while (
+            next_power_of_two(sizes[k]) > blocks[k] < 256
+            and index_arithmetic.product(blocks) < 1024
+        ):
             blocks[k] *= 2
     names = "zyx"[-len(groups) :]
     axes = [_axis(kernel, n, g, b) for n, g, b in zip(names, groups, blocks, strict=True)]
@@ -122,9 +127,9 @@ def outer_groups(kernel: Kernel, hint: Hint) -> list[list[Symbol]]:
         if form is None or last not in form[0]:
             continue  # the same along the last loop: neighbours share what they read
         for v, step in form[0].items():
-            if v != last and step == 1 and hint(kernel.ranges[v]) >= MIN_TILED:
+            if v != last and step == 1 and hint(kernel.ranges[v]) >= MIN_TILED_LOOP:
                 votes[v] += 1
-    if hint(kernel.ranges[last]) < MIN_TILED and len([v for v in votes if votes[v]]) == 0:
+    if hint(kernel.ranges[last]) < MIN_TILED_LOOP and len([v for v in votes if votes[v]]) == 0:
         return [list(xs)]
     cuts = sorted((v for v in votes if votes[v]), key=lambda v: -votes[v])[: MAX_AXES - 1]
     groups: list[list[Symbol]] = [[]]
@@ -157,32 +162,39 @@ def _reduction(kernel: Kernel, hint: Hint) -> Tiling:
     limit = MAX_COLUMNS if columns else MAX_PERSISTENT
     persistent = static and r_size <= limit
     if persistent:
-        r_block = power(r_size)
+        r_block = next_power_of_two(r_size)
         wanted = 4096 if columns else 1024
-        x_block = min(max(wanted // r_block, least), 32 if columns else 64, power(x_size))
+        x_block = min(
+            max(wanted // r_block, least), 32 if columns else 64, next_power_of_two(x_size)
+        )
     elif columns:
-        x_block = min(32, power(x_size))
-        r_block = min(power(r_size), 2048 // x_block)
+        x_block = min(32, next_power_of_two(x_size))
+        r_block = min(next_power_of_two(r_size), 2048 // x_block)
     else:
         x_block = 1
-        r_block = min(power(r_size), 2048)
+        r_block = min(next_power_of_two(r_size), 2048)
     in_order = any(node.body.of("scan") for node in kernel.nodes())
-    shared = not (persistent or in_order or keeps_old_values(kernel)) and r_size * least >= LONG
+    shared = (
+        not (persistent or in_order or keeps_old_values(kernel))
+        and r_size * least >= MAX_PROGRAM_ELEMENTS
+    )
     # Columns that programs share are taken 32 at a time: *measured* on an H200, .82 to .97 of a
     # copy's bandwidth for 64 of them and .40 to .52 for 8 at a time.
-    while x_block > least and x_size < x_block * FULL and not (shared and columns):
+    while x_block > least and x_size < x_block * BUSY_BLOCKS and not (shared and columns):
         x_block //= 2
     outer = _axis(kernel, "x", xs, x_block)
     reduced = _axis(kernel, "r", rs, r_block)
     split, blocks = 1, -(-x_size // x_block)
     # Rows that are written over: *measured*, sharing the 64 and more of U-Net's gradients of batch
     # norms took a step from 1.04 to .88 of eager's speed; few rows leave a GPU idle.
-    alone = FULL // 8 if _updates_rows(kernel) and not columns else FULL
+    alone = BUSY_BLOCKS // 8 if _updates_rows(kernel) and not columns else BUSY_BLOCKS
     if shared and blocks < alone:
-        while split < MAX_SPLIT and blocks * split < 4 * FULL and r_size > 2 * r_block * split:
+        while (
+            split < MAX_SPLIT and blocks * split < 4 * BUSY_BLOCKS and r_size > 2 * r_block * split
+        ):
             split *= 2
-    many = persistent and not columns and blocks >= 4 * FULL
-    per_thread = ROW_ALONE if many and _holds_one_row(kernel) else 8
+    many = persistent and not columns and blocks >= 4 * BUSY_BLOCKS
+    per_thread = ROW_ELEMENTS_PER_THREAD if many and _holds_one_row(kernel) else 8
     return Tiling((outer,), reduced, persistent, _warps(x_block * r_block, per_thread), split)
 
 

@@ -90,7 +90,7 @@ def _is_narrow(left: torch.Tensor, right: torch.Tensor) -> bool:
     if None in known:
         return False
     m, k, n, *strides = known
-    return narrow_products.form(m, n, k, *strides) is not None
+    return narrow_products.choose_kernel(m, n, k, *strides) is not None
 
 
 def _is_large(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -99,7 +99,7 @@ def _is_large(left: torch.Tensor, right: torch.Tensor) -> bool:
     known = [size for size in sizes if size is not None]
     return (
         len(known) == 3
-        and math.prod(known) >= narrow_products.LARGE
+        and math.prod(known) >= narrow_products.MIN_ONEDNN_MULTIPLICATIONS
         and min(known[0], known[2]) > 1
     )
 

@@ -28,7 +28,7 @@ A, B, J = sympy.symbols("a b j", integer=True, nonnegative=True)
 )
 def test_a_loop_tells_places_apart_only_where_no_two_of_its_steps_meet(index, ranges, apart):
     sizes = {v: sympy.Integer(n) for v, n in ranges.items()}
-    assert {v for v in ranges if index_arithmetic.tells_apart(index, v, sizes)} == apart
+    assert {v for v in ranges if index_arithmetic.is_injective(index, v, sizes)} == apart
     for v in apart:
         seen = {}
         for values in itertools.product(*map(range, ranges.values())):

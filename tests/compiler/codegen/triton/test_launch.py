@@ -122,8 +122,8 @@ def test_a_graph_that_was_compiled_before_is_found_with_its_kernels(monkeypatch,
 def test_what_a_graph_folded_is_kept_on_its_device():
     for device in ("cpu", "meta"):
         table = torch.arange(6, device="cpu").reshape(2, 3).t()
-        text = compiled_graph_cache.text_of(table).replace('"cpu"', f'"{device}"')
-        found = compiled_graph_cache._tensor(text)
+        text = compiled_graph_cache.serialize_tensor(table).replace('"cpu"', f'"{device}"')
+        found = compiled_graph_cache._deserialize_tensor(text)
         assert (found.device.type, found.stride()) == (device, table.stride())
         if device == "cpu":
             assert torch.equal(found, table)
