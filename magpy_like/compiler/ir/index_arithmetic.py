@@ -1,8 +1,7 @@
 """Index arithmetic: sizes, strides and addresses as SymPy expressions.
 
-Two functions of our own stand for integer division inside an address. ``Div`` and ``Mod`` are
-applied to non-negative operands only, so C's and Python's meanings agree; they evaluate cheaply
-where SymPy's ``floor`` and ``Mod`` are slow.
+Addresses divide by two functions defined here. ``Div`` and ``Mod`` take non-negative operands only,
+for which C and Python agree, and evaluate cheaply where SymPy's ``floor`` and ``Mod`` are slow.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, TypeAlias
 
 import sympy
 
-# SymPy carries no types that a checker could use.
+# SymPy is not typed.
 Expr: TypeAlias = Any
 Symbol: TypeAlias = Any
 
@@ -59,7 +58,7 @@ def product(sizes: Iterable[Expr]) -> Expr:
 
 
 def contiguous_strides(sizes: Sequence[Expr]) -> list[Expr]:
-    """Row-major strides, with eager's convention that an empty dimension counts as one."""
+    """Row-major strides; an empty dimension counts as one element, as in eager."""
     strides: list[Expr] = []
     step: Expr = sympy.S.One
     for size in reversed(sizes):
@@ -70,11 +69,11 @@ def contiguous_strides(sizes: Sequence[Expr]) -> list[Expr]:
 
 
 def is_nonnegative(difference: Expr) -> bool:
-    """Is the expression known to be >= 0, sizes being at least 1 and variables at least 0?"""
+    """True if the expression is known to be >= 0, for sizes >= 1 and loop variables >= 0."""
     if difference.is_Integer:
         return int(difference) >= 0
-    # Symbols that stand for sizes are at least 2 or proven otherwise; s -> s + 1 makes a
-    # polynomial whose coefficients are all >= 0 obviously >= 0.
+    # Size symbols are at least 2 unless proven otherwise. After s -> s + 1, a polynomial with only
+    # non-negative coefficients is certainly non-negative.
     shifted = {s: s + 1 for s in difference.free_symbols if is_size_symbol(s)}
     expanded = sympy.expand(difference.xreplace(shifted))
     return all(
@@ -91,12 +90,12 @@ def _nonnegative_term(term: Expr) -> bool:
 
 
 def is_size_symbol(symbol: Symbol) -> bool:
-    """Backed symbols of a ShapeEnv are named s<k> and are positive."""
+    """True for a backed symbol of a ShapeEnv: named s<k> and positive."""
     return symbol.name.startswith("s") and bool(symbol.is_positive)
 
 
 def upper_bound(e: Expr, ranges: Mapping[Symbol, Expr]) -> Expr | None:
-    """The largest value of a sum of non-negative terms over the loops, or None if unknown."""
+    """Largest value of a sum of non-negative terms over the loops; None if unknown."""
     total: Expr = sympy.S.Zero
     for term in sympy.Add.make_args(e):
         bound: Expr = sympy.S.One
@@ -125,7 +124,7 @@ def upper_bound(e: Expr, ranges: Mapping[Symbol, Expr]) -> Expr | None:
 
 
 def divides(d: Expr, e: Expr) -> Expr | None:
-    """``e / d`` if that is an integer expression, else None."""
+    """``e / d`` if it is an integer expression, else None."""
     if d.is_Integer and e.is_Integer:
         return sympy.Integer(int(e) // int(d)) if int(e) % int(d) == 0 else None
     quotient = e / d
@@ -133,7 +132,7 @@ def divides(d: Expr, e: Expr) -> Expr | None:
 
 
 def _has_integer_coefficients(e: Expr) -> bool:
-    """Is no part of the expression a fraction? ``(s + 1)/2`` is ``s/2 + 1/2`` to SymPy."""
+    """True if no coefficient is a fraction: SymPy writes ``(s + 1)/2`` as ``s/2 + 1/2``."""
     if e.is_Number:
         return bool(e.is_Integer)
     if e.is_Add or e.is_Mul:
@@ -142,7 +141,7 @@ def _has_integer_coefficients(e: Expr) -> bool:
 
 
 def simplify(e: Expr, ranges: Mapping[Symbol, Expr]) -> Expr:
-    """Remove divisions and remainders that the loop ranges make exact or void."""
+    """Remove the divisions and remainders that the loop ranges make exact or void."""
     if e.is_Atom:
         return e
     if e.is_Add or e.is_Mul:
@@ -182,7 +181,7 @@ def _rejoin(e: Expr) -> Expr:
 
 
 def _split_multiples(a: Expr, d: Expr) -> tuple[Expr, Expr]:
-    """``a = d * quotient + rest``, taking what divides term by term."""
+    """Split ``a`` term by term into ``d * quotient + rest``."""
     quotient: Expr = sympy.S.Zero
     rest: Expr = sympy.S.Zero
     for term in sympy.Add.make_args(sympy.expand(a) if _needs_expansion(a) else a):
@@ -201,7 +200,7 @@ def simplify_div(a: Expr, b: Expr, ranges: Mapping[Symbol, Expr]) -> Expr:
     bound = upper_bound(rest, ranges)
     if bound is not None and is_nonnegative(b - 1 - bound):
         return quotient
-    if quotient != 0 and bound is not None:  # bound exists: rest is known to be >= 0
+    if quotient != 0 and bound is not None:  # The bound exists: rest >= 0.
         return quotient + Div(rest, b)
     return Div(a, b)
 
@@ -220,14 +219,16 @@ def simplify_mod(a: Expr, b: Expr, ranges: Mapping[Symbol, Expr]) -> Expr:
 
 
 def coefficients(e: Expr, variables: Iterable[Symbol]) -> tuple[dict[Symbol, Expr], Expr] | None:
-    """``e`` as ``sum(coefficient * variable) + rest``; None when it is not affine in them."""
+    """``e`` as ``sum(coefficient * variable) + rest``; None if it is not affine in the
+    variables.
+    """
     form = _coefficients(e, frozenset(variables))
     return None if form is None else (dict(form[0]), form[1])
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def _coefficients(e: Expr, wanted: frozenset[Symbol]) -> tuple[Mapping[Symbol, Expr], Expr] | None:
-    """The scheduler asks for the same addresses again with each pair that it looks at."""
+    """Cached: the scheduler analyses the same addresses for each candidate pair."""
     found: dict[Symbol, Expr] = {}
     rest: Expr = sympy.S.Zero
     for term in sympy.Add.make_args(sympy.expand(e) if _needs_expansion(e) else e):
@@ -246,11 +247,12 @@ def _coefficients(e: Expr, wanted: frozenset[Symbol]) -> tuple[Mapping[Symbol, E
 
 
 def is_injective(e: Expr, variable: Symbol, ranges: Mapping[Symbol, Expr]) -> bool:
-    """Do two values of ``variable`` never give the same ``e``, whatever the other variables are?
+    """True if distinct values of ``variable`` never yield the same ``e``, whatever the other
+    variables.
 
-    So it is where the others' terms either stay below one step of it, all together, or are
-    multiples of its whole range: it then is a digit of ``e``. Each symbol of ``ranges`` is from 0
-    to below its range; other symbols are constants.
+    Sufficient condition: the other variables' terms either stay below one step of ``variable``, all
+    together, or are multiples of its whole range, so that ``variable`` is a digit of ``e``. Each
+    symbol of ``ranges`` runs from 0 to below its range; other symbols are constants.
     """
     form = coefficients(e, ranges)
     if form is None or variable not in form[0]:
@@ -269,7 +271,10 @@ def is_injective(e: Expr, variable: Symbol, ranges: Mapping[Symbol, Expr]) -> bo
 def merge_loops(
     variables: Sequence[Symbol], ranges: Mapping[Symbol, Expr], indices: Sequence[Expr]
 ) -> list[tuple[Symbol, Symbol]]:
-    """Adjacent loops that every index sees as one: pairs (outer, inner), innermost first."""
+    """Adjacent loops that every index addresses as one loop.
+
+    Returns pairs (outer, inner), innermost first.
+    """
     merged: list[tuple[Symbol, Symbol]] = []
     sizes = dict(ranges)
     forms = [coefficients(e, variables) for e in indices]
@@ -296,7 +301,7 @@ def merge_loops(
 
 
 def unflatten(flat: Expr, sizes: Sequence[Expr]) -> list[Expr]:
-    """Row-major coordinates of a flat position."""
+    """Row-major coordinates of a flat index."""
     coordinates: list[Expr] = []
     step: Expr = sympy.S.One
     for k in range(len(sizes) - 1, -1, -1):
@@ -312,7 +317,7 @@ def unflatten(flat: Expr, sizes: Sequence[Expr]) -> list[Expr]:
 
 
 def flatten(indices: Sequence[Expr], sizes: Sequence[Expr]) -> Expr:
-    """The row-major flat position of coordinates."""
+    """Row-major flat index of coordinates."""
     flat: Expr = sympy.S.Zero
     for index, size in zip(indices, sizes, strict=True):
         flat = flat * size + index
@@ -322,7 +327,10 @@ def flatten(indices: Sequence[Expr], sizes: Sequence[Expr]) -> Expr:
 def reshape_groups(
     old: Sequence[Expr], new: Sequence[Expr]
 ) -> list[tuple[list[int], list[int]]] | None:
-    """Split two shapes of one size into shortest groups of dimensions of equal product."""
+    """Split two shapes of equal element count into minimal groups of dimensions of equal product.
+
+    Returns (old dimensions, new dimensions) per group; None if symbolic sizes cannot be matched.
+    """
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(old) or j < len(new):
@@ -338,7 +346,7 @@ def reshape_groups(
             q *= new[j]
             j += 1
         while p != q:
-            # Grow the side that is known to divide the other; with symbols, either may be it.
+            # Grow the product that divides the other; with symbols, it may be either.
             if j < len(new) and (i >= len(old) or divides(q, p) is not None or _is_less(q, p)):
                 right.append(j)
                 q *= new[j]
@@ -364,7 +372,7 @@ def _is_less(a: Expr, b: Expr) -> bool:
 def reshape_index(
     old: Sequence[Expr], new: Sequence[Expr]
 ) -> Callable[[Sequence[Expr]], list[Expr]]:
-    """For shapes of one size: the function from new coordinates to old ones (row-major)."""
+    """Function from new coordinates to old ones, for shapes of equal element count (row-major)."""
     groups = reshape_groups(old, new)
     if groups is None:
         everything = (list(range(len(old))), list(range(len(new))))
@@ -387,7 +395,7 @@ def reshape_index(
 def reshape_strides(
     old: Sequence[Expr], strides: Sequence[Expr], new: Sequence[Expr]
 ) -> list[Expr] | None:
-    """Strides that show memory of shape ``old`` as shape ``new``; None when a copy is needed."""
+    """Strides of the memory of shape ``old`` viewed as shape ``new``; None if a copy is needed."""
     groups = reshape_groups(old, new)
     if groups is None:
         return None

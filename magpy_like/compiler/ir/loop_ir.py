@@ -1,10 +1,10 @@
-"""The intermediate representation between the ATen graph and the kernels.
+"""The loop IR: buffers, the operations that write them, and lazy tensors.
 
-Two layers. *Buffers* are memory with a layout; *operations* (``LoopOp``, ``ExternOp``) write
-them, in program order: that is what the scheduler sees. Above it, while lowering, every tensor
-of the ATen graph is a :class:`Box`: memory (``Strided``), a computation nobody has stored yet
-(``Computed``), or a view of another box (``View``). A box becomes memory by :meth:`Box.realize`,
-which happens only when that is worth it or necessary (PyTorch 2, section 4.3).
+The IR has two layers. *Buffers* are memory with a layout; *operations* (``LoopOp``, ``ExternOp``)
+write them in program order, and the scheduler works on those. Above it, during lowering, every
+tensor of the ATen graph is a :class:`Box`: memory (``Strided``), a computation without memory
+(``Computed``), or a view of another box (``View``). :meth:`Box.realize` turns a box into memory,
+only where necessary or worthwhile (PyTorch 2, section 4.3).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 Index = Sequence[Expr]
 
-#: dtypes the loop IR computes; operators on others run through ATen: complex numbers because their
-#: functions have rules of their own for infinities and branch cuts, which a pair of reals has not.
+#: dtypes of the loop IR; operators on others run through ATen. Complex functions follow rules of
+#: their own for infinities and branch cuts, which a pair of reals does not reproduce.
 LOOP_DTYPES = frozenset(
     (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
      torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -34,10 +34,10 @@ LOOP_DTYPES = frozenset(
 
 @dataclass(eq=False)
 class Buffer:
-    """Memory: one allocation of ``dtype`` elements, shaped ``size`` with ``stride``.
+    """Memory: one allocation of ``dtype`` elements of shape ``size`` and strides ``stride``.
 
-    ``kind``: "input" (an argument of the graph), "constant" (a tensor the graph owns),
-    "computed" (allocated here, written by LoopOps) or "extern" (returned by an ExternOp).
+    ``kind``: "input" (an argument of the graph), "constant" (a tensor the graph owns), "computed"
+    (allocated by the launcher, written by LoopOps) or "extern" (returned by an ExternOp).
     """
 
     name: str
@@ -47,10 +47,10 @@ class Buffer:
     stride: list[Expr]
     kind: str
     aliased: bool = False  # another buffer may share its memory: never reused
-    dense: bool = True  # fills its memory: may take over other memory of as many elements
+    dense: bool = True  # no gaps: may take over memory of the same element count
 
     def address(self, index: Index) -> Expr:
-        """Position of an element, in elements from the first."""
+        """Element offset of ``index`` from the first element."""
         return sum((i * s for i, s in zip(index, self.stride, strict=True)), sympy.S.Zero)
 
     def numel(self) -> Expr:
@@ -59,8 +59,11 @@ class Buffer:
 
 @dataclass(eq=False)
 class LoopOp:
-    """A loop nest that writes one buffer or several. ``origins`` names the ATen nodes in it, and
-    ``function`` is the number of the checkpointed function of which it computes a part again."""
+    """A loop nest that writes one or several buffers.
+
+    ``origins`` names the ATen nodes it computes; ``function`` is the number of the checkpointed
+    function it recomputes a part of.
+    """
 
     name: str
     body: Body
@@ -78,13 +81,13 @@ class LoopOp:
 
 @dataclass(eq=False)
 class ExternOp:
-    """A call of an ATen operator: ``outputs = target(*args, **kwargs)``.
+    """An ATen call: ``outputs = target(*args, **kwargs)``.
 
-    Arguments hold ``Strided`` in place of tensors and expressions in place of symbolic numbers.
-    ``outputs`` has a buffer name, None for a non-tensor or unused output, or an expression: a
-    symbol that the launcher binds to the number returned, or what is assumed to equal it.
-    ``mutates`` lists buffers written in place. ``ordered`` operators (random numbers, anything
-    with an effect) keep their program order among themselves.
+    ``args`` and ``kwargs`` hold ``Strided`` for tensors and expressions for symbolic numbers. An
+    entry of ``outputs`` is a buffer name, None for an unused output or a non-tensor, or an
+    expression: a symbol that the launcher binds to the returned number, or the value it is assumed
+    to equal. ``mutates`` lists buffers written in place. ``ordered`` operators (random numbers,
+    side effects) keep their program order among themselves.
     """
 
     name: str
@@ -95,7 +98,7 @@ class ExternOp:
     multiple: bool
     mutates: list[str] = field(default_factory=list)
     ordered: bool = False
-    dynamic: bool = False  # only a run can tell the sizes, or the number, that it returns
+    dynamic: bool = False  # result sizes, or their number, are known at run time only
     origins: list[str] = field(default_factory=list)
 
     @property
@@ -124,7 +127,7 @@ def strided_leaves(tree: Any) -> list[Strided]:
 
 @dataclass(frozen=True, eq=False)
 class Strided:
-    """A window on a buffer: what a torch tensor is to its storage."""
+    """A window on a buffer, as a torch tensor is a window on its storage."""
 
     buffer: str
     size: list[Expr]
@@ -135,16 +138,18 @@ class Strided:
         return sum((i * s for i, s in zip(index, self.stride, strict=True)), self.offset)
 
 
-# A computation with several consumers is repeated only if it is this cheap.
+# Limits of a computation that each of several consumers repeats.
 MAX_SHARED_OPERATIONS = 6
 MAX_SHARED_READS = 2
-# What is made of positions alone, such as distances of tokens, reads no memory when repeated.
+# A computation from loop positions alone, such as token distances, repeats no memory read.
 MAX_SHARED_INDEX_OPERATIONS = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Cost:
-    """What inlining a computation repeats: operations, and whether an expensive one is there."""
+    """Cost of inlining a computation: its operations, whether one is expensive, the buffers it
+    reads.
+    """
 
     operations: int
     expensive: bool
@@ -159,7 +164,7 @@ class Cost:
 
     @property
     def is_expensive(self) -> bool:
-        """Whether a computation with several consumers is stored rather than repeated."""
+        """True if a computation with several consumers is stored rather than repeated."""
         few = MAX_SHARED_OPERATIONS if self.reads else MAX_SHARED_INDEX_OPERATIONS
         return self.expensive or self.operations > few or len(self.reads) > MAX_SHARED_READS
 
@@ -169,7 +174,7 @@ FREE = Cost(0, False, frozenset())
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """A computation per element that has no memory yet: ``function(index) -> Value``."""
+    """A computation per element without memory: ``function(index) -> Value``."""
 
     function: Callable[[Index], Value]
     cost: Cost
@@ -177,9 +182,9 @@ class Computed:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Another box seen through ``reindex`` (index here -> index there).
+    """Another box under ``reindex`` (index of this view -> index of the base).
 
-    ``restride`` maps the base's window to this view's when strides can express it, else to None.
+    ``restride`` maps the base's window to this view's, or to None if strides cannot express it.
     """
 
     base: Box
@@ -189,17 +194,19 @@ class View:
 
 @dataclass(eq=False)
 class Box:
-    """One tensor of the ATen graph. ``size`` has expressions; ``dtype`` is torch's."""
+    """One tensor of the ATen graph: ``size`` in expressions, ``dtype`` and ``device`` as
+    torch's.
+    """
 
     graph: Graph
     dtype: torch.dtype
     device: torch.device
     size: list[Expr]
     data: Strided | Computed | View
-    stride_hint: list[Expr] | None = None  # eager's layout, for when this box becomes memory
+    stride_hint: list[Expr] | None = None  # eager's strides, used when this box is realized
 
     def load(self, index: Index) -> Value:
-        """The element at ``index``, as the ``ops`` in force have it."""
+        """The element at ``index``, through the current ``ops`` handler."""
         data = self.data
         if isinstance(data, Strided):
             return ops.load(data.buffer, data.address(index))
@@ -208,7 +215,7 @@ class Box:
         return data.function(index)
 
     def cost(self) -> Cost:
-        """What loading one element costs."""
+        """Cost of loading one element."""
         data = self.data
         if isinstance(data, Strided):
             return Cost(0, False, frozenset((data.buffer,)))
@@ -217,7 +224,7 @@ class Box:
         return data.cost
 
     def strided(self) -> Strided | None:
-        """The window, when this box is memory or a view of memory that strides can express."""
+        """The box as a window on memory, if it is memory or a strided view of it; else None."""
         if isinstance(self.data, View):
             base = self.data.base.strided()
             if base is not None:
@@ -227,8 +234,10 @@ class Box:
         return self.data if isinstance(self.data, Strided) else None
 
     def realize(self) -> Strided:
-        """Make this box memory, laid out as ``stride_hint`` says (row-major without). A box that
-        is memory already stays where it is."""
+        """Turn this box into memory with the strides of ``stride_hint`` (row-major without).
+
+        A box that is memory already stays as it is.
+        """
         if isinstance(self.data, View):
             self.data.base.realize()
         window = self.strided()
@@ -253,7 +262,7 @@ def pointwise(
     operations: int = 1,
     expensive: bool = False,
 ) -> Box:
-    """A box computed element by element from ``sources``."""
+    """A lazy box: ``function(index)`` per element, reading ``sources``."""
     cost = Cost(operations, expensive, frozenset())
     for source in sources:
         cost = cost + source.cost()

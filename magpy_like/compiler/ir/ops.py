@@ -1,13 +1,13 @@
-"""The virtual ``ops`` namespace of the define-by-run IR (PyTorch 2, section 4.3).
+"""The ``ops`` namespace: operations of define-by-run loop bodies (PyTorch 2, section 4.3).
 
-The body of a loop is a Python function that calls ``ops.load``, ``ops.add``, ... What those
-calls do depends on the handler in force: recording (:class:`Recorder`) turns one run of the
-function into a :class:`Body`, a list of :class:`Value`; analyses and printers read that list.
+A loop body is a Python function that calls ``ops.load``, ``ops.add``, ... The current handler
+defines their effect: recording (:class:`Recorder`) turns one run of the function into a
+:class:`Body`, a list of :class:`Value`; analyses and printers read that list.
 
-Every value has a torch dtype. A value is never bfloat16 or float16: such buffers are loaded to
-float32, so a kernel computes in float32 as eager's kernels do. Where eager's kernel would store
-its result, at the end of every operator of that dtype, the value is rounded by ``round_to``,
-whether or not it is stored here: fused operators compute what eager's do one by one.
+Every value has a torch dtype, never bfloat16 or float16: such buffers are loaded as float32, so a
+kernel computes in float32 as eager's kernels do. At the end of every operator of such a dtype,
+where eager's kernel stores its result, ``round_to`` rounds the value, stored here or not: fused
+operators compute the same values as eager's one by one.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype a kernel computes in for a buffer of ``dtype``."""
+    """The dtype of values loaded from a buffer of ``dtype``."""
     return torch.float32 if dtype in LOW_PRECISION else dtype
 
 
 def round_number(number: float, dtype: torch.dtype) -> float:
-    """The number of a float ``dtype`` that is nearest to ``number``."""
+    """``number`` rounded to the nearest value of a floating point ``dtype``."""
     if not math.isfinite(number) or dtype == torch.float64:
         return float(number)
     try:
@@ -54,17 +54,17 @@ def same_number(a: float, b: float) -> bool:
     return a == b or (a != a and b != b)
 
 
-# How an elementwise operation's result dtype follows from its arguments'.
+# Rules for the result dtype of an elementwise operation.
 _SAME = "same"  # the dtype of the first non-condition argument
 _BOOL = "bool"
 
 #: Elementwise operations: name -> (number of arguments, result dtype rule). All arguments of one
-#: call have one dtype; the lowering promotes. ``where`` takes a bool and two of one dtype.
+#: call have the same dtype (lowerings promote); ``where`` takes a bool and two of one dtype.
 ELEMENTWISE: dict[str, tuple[int, str]] = {
     # arithmetic; on integers these wrap around
     "add": (2, _SAME), "sub": (2, _SAME), "mul": (2, _SAME), "neg": (1, _SAME),
     "truediv": (2, _SAME),  # floats only
-    # of integers by zero: some number; a lowering checks where eager raises
+    # integer division by zero yields an arbitrary number; a lowering checks where eager raises
     "floordiv": (2, _SAME),  # rounds to -inf
     "truncdiv": (2, _SAME),  # rounds to 0
     "remainder": (2, _SAME),  # sign of the divisor
@@ -72,13 +72,13 @@ ELEMENTWISE: dict[str, tuple[int, str]] = {
     "fma": (3, _SAME),  # floats only; a * b + c, rounded once
     "abs": (1, _SAME), "sign": (1, _SAME), "square": (1, _SAME),
     "maximum": (2, _SAME), "minimum": (2, _SAME),  # NaN if either is
-    "fmax": (2, _SAME), "fmin": (2, _SAME),  # the other one if one is NaN
+    "fmax": (2, _SAME), "fmin": (2, _SAME),  # ignores one NaN
     "pow": (2, _SAME), "copysign": (2, _SAME), "nextafter": (2, _SAME), "hypot": (2, _SAME),
     "reciprocal": (1, _SAME), "gcd": (2, _SAME), "lcm": (2, _SAME),  # integers
     # float functions
     "exp": (1, _SAME), "exp2": (1, _SAME), "expm1": (1, _SAME),
-    "exp_nonpositive": (1, _SAME),  # of what is known to be at most 0, or NaN
-    "exp_addend": (1, _SAME),  # of the same, where it is only added to numbers of which one is 1
+    "exp_nonpositive": (1, _SAME),  # argument known to be <= 0 or NaN
+    "exp_addend": (1, _SAME),  # the same, only ever summed with terms one of which is 1
     "log": (1, _SAME), "log2": (1, _SAME), "log10": (1, _SAME), "log1p": (1, _SAME),
     "sqrt": (1, _SAME), "rsqrt": (1, _SAME),
     "sin": (1, _SAME), "cos": (1, _SAME), "tan": (1, _SAME),
@@ -86,7 +86,7 @@ ELEMENTWISE: dict[str, tuple[int, str]] = {
     "sinh": (1, _SAME), "cosh": (1, _SAME), "tanh": (1, _SAME),
     "asinh": (1, _SAME), "acosh": (1, _SAME), "atanh": (1, _SAME),
     "erf": (1, _SAME), "erfc": (1, _SAME), "lgamma": (1, _SAME), "sigmoid": (1, _SAME),
-    "normal_cdf": (1, _SAME),  # of the standard normal distribution; absolute error of an epsilon
+    "normal_cdf": (1, _SAME),  # standard normal distribution; absolute error of an epsilon
     "floor": (1, _SAME), "ceil": (1, _SAME), "trunc": (1, _SAME),
     "round": (1, _SAME),  # half to even
     "isnan": (1, _BOOL), "isinf": (1, _BOOL), "signbit": (1, _BOOL),
@@ -101,9 +101,8 @@ ELEMENTWISE: dict[str, tuple[int, str]] = {
     "where": (3, _SAME),
 }  # fmt: skip
 
-#: Special functions of floats: name -> number of arguments. A printer that cannot reach a library
-#: of them has none of these, so a lowering uses them on the CPU only. ``polygamma`` and the
-#: polynomials take (x, n).
+#: Special functions of floats: name -> number of arguments. Only the C++ printer has a library of
+#: them, so lowerings use them on the CPU only. ``polygamma`` and the polynomials take (x, n).
 SPECIAL: dict[str, int] = {
     "digamma": 1, "polygamma": 2, "igamma": 2, "igammac": 2, "zeta": 2,
     "erfinv": 1, "erfcx": 1, "ndtri": 1, "log_ndtr": 1,
@@ -121,17 +120,17 @@ SPECIAL: dict[str, int] = {
 }  # fmt: skip
 ELEMENTWISE |= {f"special_{name}": (count, _SAME) for name, count in SPECIAL.items()}
 
-#: Operations that give one of their arguments back, perhaps with another sign.
+#: Operations that return one of their arguments, possibly negated.
 _SELECTIONS = frozenset(("where", "maximum", "minimum", "fmax", "fmin", "neg", "abs"))
 
-#: Operations computed when compiling where their arguments are known.
+#: Operations folded at compile time if their arguments are constants.
 _FOLDED: dict[str, Callable[..., Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
     "gt": operator.gt, "ge": operator.ge, "neg": operator.neg, "abs": abs,
     "logical_and": operator.and_, "logical_or": operator.or_, "logical_not": operator.not_,
 }  # fmt: skip
 
-#: Operations whose cost makes computing them twice worse than storing the result.
+#: Operations that cost more to repeat than to store and load.
 EXPENSIVE = frozenset(
     (
         "exp", "exp_nonpositive", "exp_addend", "exp2", "expm1", "log", "log2", "log10", "log1p",
@@ -141,42 +140,43 @@ EXPENSIVE = frozenset(
     )
 )  # fmt: skip
 
-#: Reductions: name -> number of results. ``argmin``/``argmax`` take (value, flat index) and give
-#: the index of the first extremum, NaN being the most extreme; ``fmax`` is the largest of floats
-#: that are no NaN (-inf if none is); ``welford`` takes a value and gives (mean, sum of squared
+#: Reductions: name -> number of results. ``argmin``/``argmax`` take (value, flat index) and return
+#: the index of the first extremum, NaN counting as the most extreme; ``fmax`` is the largest
+#: non-NaN element (-inf without any); ``welford`` takes a value and returns (mean, sum of squared
 #: differences from the mean, number of elements).
 REDUCTIONS: dict[str, int] = {
     "sum": 1, "prod": 1, "max": 1, "min": 1, "fmax": 1, "any": 1,
     "argmax": 1, "argmin": 1, "welford": 3,
 }  # fmt: skip
 
-#: Scans along the reduction loops, in order: running (inclusive) results, one per element. Sums and
+#: Scans along the reduction loops, in order: inclusive running results, one per element. Sums and
 #: products of floats accumulate in double precision. ``argmax``/``argmin`` take (value, index) and
-#: give the index of the last extremum so far, NaN being the most extreme.
+#: return the index of the last extremum so far, NaN counting as the most extreme.
 SCANS = ("sum", "prod", "max", "min", "logsumexp", "argmax", "argmin")
 
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """One operation of a body. ``args`` hold Values, sympy expressions and Python constants.
+    """One operation of a body. ``args`` hold Values, SymPy expressions and Python constants.
 
     ``op`` is a key of ELEMENTWISE or one of
     ``load``      (buffer, index, mask or None): ``dtype`` is the compute dtype
     ``store``     (buffer, index, value, mode): mode None, or for an accumulating scatter
                   "add", "mul", "max" or "min"
     ``constant``  (Python number,)
-    ``number``    (expression of sizes and other numbers,): evaluated by the launcher, as Python
-                  does, and converted
+    ``number``    (expression of sizes and other numbers,): evaluated by the launcher in Python and
+                  converted
     ``index_expr`` (expression,)
     ``to_dtype``  (value,): C conversion, as eager's
     ``round_to``  (value, low precision dtype): a float32 rounded to that dtype's values
     ``bitcast``   (value,)
     ``reduction`` (kind, values): over all reduction loops
     ``scan``      (kind, value), or (kind, value, index): along the reduction loops
-    ``item``      (reduction, k): its k-th result, for kinds with several
-    ``check``     (condition, (error, message)): raise it where the bool condition is false
-    ``outer`` says that the value exists once per iteration of the outer loops (after the
-    reduction), not per element of the reduction loops.
+    ``item``      (reduction, k): the k-th of several results
+    ``check``     (condition, (error, message)): raises where the bool condition is false
+
+    ``outer``: the value exists once per iteration of the outer loops (after the reduction), not per
+    element of the reduction loops.
     """
 
     op: str
@@ -189,9 +189,8 @@ class Value:
 class Body:
     """A recorded loop body over ``xs`` (outer loops) and ``rs`` (reduction loops).
 
-    ``indirect`` maps each symbol that stands for a computed index to the Value that computes it,
-    ``extents`` to the size of the dimension that it is within.
-    ``ranges`` has the size of every loop variable.
+    ``ranges``: size of each loop variable. ``indirect``: symbol of a computed index -> the Value
+    that computes it. ``extents``: the same symbol -> size of the dimension it indexes.
     """
 
     xs: list[Symbol]
@@ -202,7 +201,7 @@ class Body:
     extents: dict[Symbol, Expr] = field(default_factory=dict)
 
     def of(self, op: str) -> list[Value]:
-        """The values made by ``op``, in order."""
+        """The values of operation ``op``, in order."""
         return [v for v in self.values if v.op == op]
 
     def is_reduction(self) -> bool:
@@ -215,7 +214,9 @@ class Body:
         rs: Sequence[Symbol],
         ranges: Mapping[Symbol, Expr],
     ) -> Body:
-        """The same body over other loops: each old loop variable becomes an expression."""
+        """The same body over other loops; ``mapping`` has an expression for each old
+        loop variable.
+        """
         body = Body(list(xs), list(rs), dict(ranges))
         bounds = {**ranges}
         new: dict[Value, Value] = {}
@@ -238,7 +239,7 @@ class Body:
 
 
 class Recorder:
-    """The handler that writes down a body, with common subexpressions shared."""
+    """The handler that records a body, with common subexpression elimination."""
 
     def __init__(self, body: Body, dtype_of: Callable[[str], torch.dtype]) -> None:
         self.body = body
@@ -246,11 +247,11 @@ class Recorder:
         self._seen: dict[Any, Value] = {}
         self._rounded: dict[tuple[Value, torch.dtype], bool] = {}
         self._masks: list[Value] = []
-        # Computed indices into dimensions that may turn out to be empty, and whether one has any.
+        # Computed indices into possibly empty dimensions: symbol -> "the dimension has elements".
         self._nonempty: dict[Symbol, Value] = {}
 
     def _emit(self, op: str, args: tuple[Any, ...], dtype: torch.dtype, outer: bool) -> Value:
-        # 1, 1.0 and True are equal and hash alike, and so are 0.0 and -0.0: hence the repr.
+        # repr: 1, 1.0 and True are equal and hash alike, and so are 0.0 and -0.0.
         key = (
             op,
             tuple(a if isinstance(a, (Value, sympy.Basic)) else repr(a) for a in args),
@@ -287,8 +288,10 @@ class Recorder:
         return operation
 
     def _fold(self, name: str, args: Sequence[Value]) -> Value | None:
-        """The result where numbers known when compiling decide it; loops are vectors only if
-        nothing is chosen between that could be chosen before."""
+        """The folded result of constant arguments, or None.
+
+        A choice left to run time would keep the C++ compiler from vectorising the loop.
+        """
         if name == "where" and args[0].op == "constant":
             return args[1] if args[0].args[0] else args[2]
         if name not in _FOLDED or any(a.op != "constant" for a in args):
@@ -303,7 +306,7 @@ class Recorder:
         return self.constant(_FOLDED[name](*numbers), result)
 
     def load(self, buffer: str, index: Any) -> Value:
-        """Element of ``buffer`` at ``index`` (in elements from its first)."""
+        """Element of ``buffer`` at element offset ``index``."""
         index = self._index(index)
         mask = self._masks[-1] if self._masks else None
         for symbol in self._nonempty.keys() & index.free_symbols:
@@ -317,7 +320,7 @@ class Recorder:
         )
 
     def constant(self, number: float | int | bool | Expr, dtype: torch.dtype) -> Value:
-        """A number known when compiling, or an expression of numbers known when launching."""
+        """A constant of the program, or an expression of numbers known at launch."""
         dtype = compute_dtype(dtype)
         if isinstance(number, sympy.Basic) and not number.is_number:
             return self._pure("number", (number,), dtype)
@@ -325,11 +328,11 @@ class Recorder:
         return self._pure("constant", (kind(number),), dtype)
 
     def index_expr(self, expression: Any, dtype: torch.dtype) -> Value:
-        """An integer expression of loop variables and sizes as a value."""
+        """An integer expression of loop variables and sizes, as a value."""
         return self._pure("index_expr", (self._index(expression),), compute_dtype(dtype))
 
     def to_dtype(self, value: Value, dtype: torch.dtype) -> Value:
-        """Convert as eager does; to a low precision dtype: round to its values."""
+        """Convert as eager does; for a low precision dtype, round to its values."""
         target = compute_dtype(dtype)
         if value.dtype != target:
             value = self._pure("to_dtype", (value,), target)
@@ -338,7 +341,7 @@ class Recorder:
         return value
 
     def _is_rounded(self, value: Value, dtype: torch.dtype) -> bool:
-        """Is every result of ``value`` known to be one of the low precision ``dtype``'s?"""
+        """True if every result of ``value`` is a value of the low precision ``dtype``."""
         known = self._rounded.get((value, dtype))
         if known is None:
             known = self._rounded[value, dtype] = self._find_rounded(value, dtype)
@@ -357,11 +360,11 @@ class Recorder:
         return False
 
     def bitcast(self, value: Value, dtype: torch.dtype) -> Value:
-        """Reinterpret the bits; both dtypes have the same size."""
+        """Reinterpret the bits as ``dtype``, of the same size."""
         return self._pure("bitcast", (value,), dtype)
 
     def masked(self, mask: Value, body: Callable[[], Value], other: float | int | bool) -> Value:
-        """``body()`` where ``mask`` holds, else ``other``; loads happen only where it holds."""
+        """``body()`` where ``mask`` holds, else ``other``; masked-out elements are not loaded."""
         if self._masks:
             mask = self.logical_and(self._masks[-1], mask)
         self._masks.append(mask)
@@ -372,7 +375,9 @@ class Recorder:
         return self.where(mask, value, self.constant(other, value.dtype))
 
     def check(self, condition: Value, message: str, error: str = "IndexError") -> None:
-        """Raise ``error(message)`` at run time when a condition fails in an unmasked place."""
+        """Raise ``error(message)`` at run time if the condition fails for an element not masked
+        out.
+        """
         if self._masks:
             condition = self.logical_or(self.logical_not(self._masks[-1]), condition)
         self._pure("check", (condition, (error, message)), torch.bool)
@@ -383,8 +388,8 @@ class Recorder:
     ) -> Symbol:  # fmt: skip
         """A symbol for a computed index into a dimension of ``size``.
 
-        With ``message``, an index outside [0, size) raises ``error(message)``, and ``from_end``
-        lets a negative one count from the end; without, the caller knows that it is within.
+        With ``message``, an index outside [0, size) raises ``error(message)``; ``from_end`` lets
+        negative indices count from the end. Without, the caller guarantees the bounds.
         """
         index = self.to_dtype(index, torch.int64)
         zero = self.constant(0, torch.int64)
@@ -394,28 +399,28 @@ class Recorder:
                 index = self.where(self.lt(index, zero), self.add(index, extent), index)
             within = self.logical_and(self.ge(index, zero), self.lt(index, extent))
             self.check(within, message, error)
-            index = self.where(within, index, zero)  # the kernel goes on until it can report
+            index = self.where(within, index, zero)  # the kernel runs on until it can report
         for symbol, value in self.body.indirect.items():
             if value is index:
                 return symbol
         symbol = sympy.Symbol(f"j{len(self.body.indirect)}", integer=True, nonnegative=True)
         self.body.indirect[symbol] = index
         self.body.extents[symbol] = sympy.sympify(size)
-        if not sympy.sympify(size).is_positive:  # then there is no element to go on with
+        if not sympy.sympify(size).is_positive:  # an empty dimension has no element to load
             self._nonempty[symbol] = self.gt(extent, zero)
         return symbol
 
     def reduction(self, kind: str, *values: Value, dtype: torch.dtype | None = None) -> Any:
-        """Combine over the reduction loops; one Value, or a tuple for kinds with several.
+        """Combine over the reduction loops; a Value, or a tuple for kinds with several results.
 
-        Over no loops (all of size 1) the result is the one element. ``dtype``: in which Welford's
-        recurrence gives its results, if not that of the elements.
+        Without reduction loops (all of size 1) the result is the single element. ``dtype``: result
+        dtype of Welford's recurrence, by default the elements'.
         """
         if not self.body.rs:
             if kind == "welford":
                 value = self.to_dtype(values[0], dtype or values[0].dtype)
                 return value, self.sub(value, value), self.constant(1, value.dtype)
-            return self._reduce_one(kind, values[-1])  # of argmin and argmax the index
+            return self._reduce_one(kind, values[-1])  # argmin and argmax: the index
         if kind in ("argmax", "argmin"):
             dtype = torch.int64
         else:
@@ -426,20 +431,22 @@ class Recorder:
         return tuple(self._emit("item", (result, k), dtype, True) for k in range(REDUCTIONS[kind]))
 
     def scan(self, kind: str, value: Value, *index: Value) -> Value:
-        """Running combination along the reduction loops: a value per element."""
+        """Running combination along the reduction loops, one value per element."""
         if not self.body.rs:
             return self._reduce_one(kind, index[0] if index else value)
         dtype = index[0].dtype if index else value.dtype
         return self._emit("scan", (kind, value, *index), dtype, False)
 
     def _reduce_one(self, kind: str, value: Value) -> Value:
-        """The result for one element: a sum begins with 0.0, which -0.0 does not change."""
+        """The result over one element. A sum starts from 0.0, which turns -0.0 into 0.0."""
         if kind in ("sum", "logsumexp") and value.dtype.is_floating_point:
             return self.add(value, self.constant(0.0, value.dtype))
         return value
 
     def store(self, buffer: str, index: Any, value: Value, mode: str | None = None) -> None:
-        """Write ``value``, converted to the buffer's dtype."""
+        """Write ``value``, converted to the buffer's dtype; ``mode`` combines with the old
+        contents.
+        """
         if self._dtype_of(buffer) in LOW_PRECISION:
             value = self.to_dtype(value, self._dtype_of(buffer))
         index = self._index(index)
@@ -450,7 +457,7 @@ class Recorder:
 
 
 class _Ops:
-    """Forwards every call to the handler in force."""
+    """Forwards each call to the innermost handler."""
 
     def __init__(self) -> None:
         self._handlers: list[Any] = []
@@ -460,7 +467,7 @@ class _Ops:
 
     @contextlib.contextmanager
     def set_handler(self, handler: Any) -> Iterator[None]:
-        """Make ``ops.*`` mean ``handler.*`` in the block."""
+        """Direct ``ops.*`` to ``handler.*`` within the block."""
         self._handlers.append(handler)
         try:
             yield
@@ -477,9 +484,9 @@ def record(
     function: Callable[[list[Expr], list[Expr]], None],
     dtype_of: Callable[[str], torch.dtype],
 ) -> Body:
-    """Run a define-by-run loop body once and return what it did.
+    """Run a define-by-run loop body once and return its recording.
 
-    Loops of size 1 get the constant 0 in place of a variable, and no loop.
+    Loops of size 1 are dropped: the constant 0 replaces their variable.
     """
     xs, xargs = _loop_variables("x", sizes)
     rs, rargs = _loop_variables("r", reduction_sizes)

@@ -30,7 +30,7 @@ from magpy_like.compiler.ir.loop_ir import (
     View,
 )
 from magpy_like.compiler.ir.ops import LOW_PRECISION, Value, compute_dtype, ops, record
-from magpy_like.compiler.ir.size_names import SizeNames, expr, naming
+from magpy_like.compiler.ir.size_names import SizeNames, expr, using_size_names
 from magpy_like.compiler.passes.cleanup.constant_folding import FOLDED
 from magpy_like.compiler.passes.graph_queries import is_view, known_equal
 from magpy_like.torch_compat.operators import HigherOrderOperator, OpOverload
@@ -84,14 +84,14 @@ class Graph:
         self._bytes: dict[str, int] = {}
         self._origin: fx.Node | None = None
         self.shape_env = find_shape_env(gm)
-        self.names = SizeNames(self.is_known)
+        self.size_names = SizeNames(self.is_known)
         self.assumed = assumptions(self.shape_env)
 
     # --- building ------------------------------------------------------------------------------
 
     def run(self) -> Graph:
         """Lower every node. Raises Unsupported when the graph as a whole cannot be taken."""
-        with naming(self.names):
+        with using_size_names(self.size_names):
             return self._lower()
 
     def _lower(self) -> Graph:
@@ -186,7 +186,7 @@ class Graph:
         found = self._hint_cache.get(e)
         if found is None:
             known = self._example_values()
-            meant = self.names.meaning(e)
+            meant = self.size_names.expand(e)
             value = meant.xreplace({s: known.get(s, sympy.Integer(64)) for s in meant.free_symbols})
             found = self._hint_cache[e] = int(value)
         return found
@@ -212,7 +212,7 @@ class Graph:
             return relation is sympy.true
         if self.shape_env is None:
             return False
-        relation = self.names.meaning(relation)
+        relation = self.size_names.expand(relation)
         return self.shape_env._maybe_evaluate_static(relation) is sympy.true
 
     def _is_one(self, size: Expr) -> bool:
@@ -223,7 +223,7 @@ class Graph:
     def assume(self, relation: Any) -> None:
         """A relation between sizes holds, or the call is eager's."""
         if not self.is_known(relation):
-            self.assumed.append(self.names.meaning(relation))
+            self.assumed.append(self.size_names.expand(relation))
 
     def _example_values(self) -> dict[Expr, Expr]:
         env = self.shape_env

@@ -1,8 +1,8 @@
-"""When two loop nests may become one kernel, and over which loops (PyTorch 2, section 4.4).
+"""Fusion: when two loop nests may become one kernel, and over which loops (PyTorch 2, section 4.4).
 
-Two nests fuse when their loops can be matched so that every buffer that one writes and the other
-touches is touched at the same address in the same iteration. Addresses are SymPy expressions
-over the loops, so that is a comparison of expressions.
+Two nests fuse if their loops can be matched so that every buffer that one writes and the other
+accesses is accessed at the same address in the same iteration. Addresses are SymPy expressions over
+the loops, so the test compares expressions.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
 from magpy_like.compiler.ir.loop_ir import LoopOp
 
-MAX_NODES = 48  # per kernel: beyond, registers spill and compile time grows faster than it pays
-MAX_PARTS = 8  # of one concatenation per kernel: each is a stream of its own to memory
+MAX_NODES = 48  # per kernel; more spill registers and cost more compile time than they save
+MAX_PARTS = 8  # of one concatenation per kernel: each is a memory stream of its own
 
 
 @dataclass(eq=False)
 class Group:
-    """Loop nests to be one kernel, over common loops ``xs`` and ``rs``. ``key`` orders groups."""
+    """Loop nests of one future kernel, over common loops ``xs`` and ``rs``; ``key``
+    orders groups.
+    """
 
     nodes: list[Node]
     device: torch.device
@@ -53,7 +55,7 @@ class Group:
 
     @property
     def loop_strides(self) -> dict[str, dict[Symbol, Expr]]:
-        """For each buffer, how far a step of each loop moves in it (first affine access)."""
+        """buffer -> stride of each loop in it, in elements (from its first affine access)."""
         if self._loop_strides is None:
             self._loop_strides = {}
             loops = [*self.xs, *self.rs]
@@ -67,12 +69,12 @@ class Group:
 
     @functools.cached_property
     def votes_across_rows(self) -> int:
-        """See :func:`common.votes_across_rows`."""
+        """See :func:`kernel_plan.votes_across_rows`."""
         return votes_across_rows(self.nodes, self.xs, self.rs, (*self.xs, *self.rs))
 
     @functools.cached_property
     def has_divided_addresses(self) -> bool:
-        """Are addresses divided, other than by what loops can be split at?"""
+        """True if addresses contain divisions that splitting loops does not remove."""
         bases = {
             f.args[0]
             for node in self.nodes
@@ -100,8 +102,10 @@ def group_of(operation: LoopOp, key: int, device: torch.device) -> Group:
 
 @dataclass(frozen=True)
 class Conflict:
-    """A buffer that two nests touch at two addresses. To print an address takes far longer than
-    to compare it, so this is text only once somebody reads it."""
+    """A buffer that two nests access at two addresses.
+
+    Text only on demand: printing an address takes far longer than comparing it.
+    """
 
     buffer: str
     written: Expr
@@ -114,9 +118,9 @@ class Conflict:
 def try_fuse(
     first: Group, second: Group, in_parts: Set[str] = frozenset()
 ) -> Group | Conflict | str:
-    """One group doing both, ``first`` before ``second``; or the reason why not.
+    """One group that runs ``first`` before ``second``; or the reason why not.
 
-    Who writes a buffer of ``in_parts`` writes a part of it that nobody else writes.
+    ``in_parts``: buffers each of whose writers writes a part of its own (concatenations).
     """
     if first.device != second.device:
         return "different devices"
@@ -146,7 +150,9 @@ def try_fuse(
 def _find_conflict(
     group: Group, first: set[str], second: set[str], in_parts: Set[str]
 ) -> Conflict | str | None:
-    """A buffer that one side writes and that is not touched at one address only."""
+    """The conflict over a buffer that one side writes and that has more than one
+    address, if any.
+    """
     for buffer in (first | second) & group.writes:
         if buffer in in_parts and buffer not in group.reads:
             if sum(buffer in node.writes for node in group.nodes) > MAX_PARTS:
@@ -164,8 +170,8 @@ def _find_conflict(
                     return Conflict(buffer, written, index)
         if group.rs and _is_read_before_and_after(group.nodes, buffer):
             return f"{buffer} is read before and after it is updated"
-    # A per-element value is there only once its loop ran; results of the loop cannot feed
-    # an earlier iteration. Phases order that; nodes outside the loop cannot read per element.
+    # A per-element value exists once its loop has run; a reduction's result cannot feed an earlier
+    # iteration. Phases order both. Nodes outside the reduction loops cannot read per element.
     per_element = {
         s.args[0]
         for node in group.nodes
@@ -181,20 +187,20 @@ def _find_conflict(
 
 
 def _is_read_before_and_after(nodes: Sequence[Node], buffer: str) -> bool:
-    """Is a buffer read by nodes before one that writes it, and by nodes after?"""
+    """True if nodes up to the writer of a buffer read it, and nodes after it too."""
     writer = next(k for k, n in enumerate(nodes) if buffer in n.writes)
     before = any(buffer in n.reads for n in nodes[: writer + 1])
     return before and any(buffer in n.reads for n in nodes[writer + 1 :])
 
 
 def _alignments(first: Group, second: Group) -> Iterator[Group]:
-    """Ways to run both over common loops, the simplest first."""
+    """Candidate fusions over common loops, the simplest first."""
     if bool(first.rs) == bool(second.rs):
         if first.x_size == second.x_size and first.r_size == second.r_size:
             yield from _merge(first, second, second.xs, second.rs, levels=None)
         return
-    # One has reduction loops (the host); the other is pointwise: it runs per element of them, or
-    # once per outer iteration.
+    # The host has the reduction loops. The guest is pointwise and runs per element of them, or once
+    # per outer iteration.
     host, guest = (first, second) if first.rs else (second, first)
     swapped = host is second
     if guest.x_size == host.x_size:
@@ -207,7 +213,11 @@ def _merge(
     host: Group, guest: Group, xs: Sequence[Symbol], rs: Sequence[Symbol], *,
     levels: bool | None, swapped: bool = False,
 ) -> Iterator[Group]:  # fmt: skip
-    """Guest nodes over the host's loops. ``levels``: None keeps each node's; else inner or not."""
+    """The guest's nodes over the host's loops.
+
+    ``levels``: True or False puts guest nodes inside or outside the reduction loops; None leaves
+    their level as it is.
+    """
     target = [*host.xs, *host.rs] if levels else list(host.xs)
     for mapping in _mappings(host, guest, list(xs), target):
         if rs:
@@ -215,7 +225,7 @@ def _merge(
                 yield _combined(host, guest, {**mapping, **inner}, levels, swapped)
         else:
             yield _combined(host, guest, mapping, levels, swapped)
-    # The other way round: loops of the guest may be finer, and need no division.
+    # Reversed roles: the guest's loops may be finer and then need no division.
     if levels is None and not rs and len(guest.xs) > len(host.xs):
         for mapping in _mappings(guest, host, list(host.xs), list(guest.xs)):
             yield _combined(guest, host, mapping, None, not swapped)
@@ -224,7 +234,7 @@ def _merge(
 def _mappings(
     host: Group, guest: Group, variables: list[Symbol], target: list[Symbol]
 ) -> Iterator[dict[Symbol, Expr]]:
-    """Candidate expressions of the guest's loop variables in the host's."""
+    """Candidate expressions of the guest's loop variables in terms of the host's."""
     sizes = [guest.ranges[v] for v in variables]
     new_sizes = [host.ranges[v] for v in target]
     by_address = _by_address(host, guest, variables, target)
@@ -232,7 +242,7 @@ def _mappings(
     if sizes == new_sizes:
         plain = dict(zip(variables, target, strict=True))
     else:
-        # The shape with a loop of size 1 has no variable for it, so products match or nothing.
+        # A loop of size 1 has no variable, so the products of sizes match or nothing does.
         reindex = index_arithmetic.reshape_index(sizes, new_sizes)
         plain = dict(zip(variables, reindex(list(target)), strict=True))
     if by_address is not None and by_address != plain:
@@ -243,7 +253,7 @@ def _mappings(
 def _by_address(
     host: Group, guest: Group, variables: list[Symbol], target: list[Symbol]
 ) -> dict[Symbol, Expr] | None:
-    """Match loops one to one by how they move through the memory that both touch."""
+    """Match loops one to one by their strides in the buffers that both access."""
     if len(variables) != len(target):
         return None
     shared = sorted((host.reads | host.writes) & (guest.reads | guest.writes))

@@ -1,8 +1,8 @@
-"""Which loop nests become one kernel, and in what order everything runs (PyTorch 2, section 4.4).
+"""Scheduling: which loop nests become one kernel, and the execution order (PyTorch 2, section 4.4).
 
-Greedy, as in the paper: among all pairs that share memory, fuse the best first, by (category,
-bytes saved, distance in the program), until no pair is left. Why a pair was fused or was not is
-kept in :attr:`Schedule.decisions`.
+Greedy, as in the paper: among all pairs that share memory, fuse the best first, by (category, bytes
+saved, distance in the program), until no pair is left. :attr:`Schedule.decisions` has the reason
+for each pair.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from magpy_like.compiler.scheduling import fusion
 from magpy_like.compiler.scheduling.fusion import Conflict, Group, try_fuse
 from magpy_like.compiler.scheduling.topological_order import TopologicalOrder
 
-MAX_DISTANCE = 256  # operations apart: farther pairs are not considered, to stay near linear
+MAX_DISTANCE = 256  # in operations: farther pairs are not considered, to stay near linear
 
 
 @dataclass
 class Decision:
-    """One pair looked at: the operations of both sides, whether it was fused, and why (not)."""
+    """A pair considered for fusion: the operations of both sides, the verdict and its reason."""
 
     first: list[str]
     second: list[str]
@@ -42,7 +42,7 @@ class Decision:
 
 @dataclass
 class Schedule:
-    """Kernels and ATen calls in the order they run."""
+    """Kernels and ATen calls in execution order."""
 
     steps: list[Kernel | ExternOp]
     decisions: list[Decision] = field(default_factory=list)
@@ -53,10 +53,10 @@ class _Item:
     """A schedulable unit: a group of loop nests, or one ATen call."""
 
     work: Group | ExternOp
-    position: int  # in the program, of its last operation
-    first: int  # of its first one
-    before: set[int]  # items that must run earlier, directly
-    functions: frozenset[int] = frozenset()  # that are computed again, and of which it has parts
+    position: int  # of its last operation in the program
+    first_position: int  # of its first operation
+    predecessors: set[int]  # direct ones: items that must run earlier
+    functions: frozenset[int] = frozenset()  # checkpointed functions it recomputes a part of
 
 
 class Scheduler:
@@ -66,9 +66,11 @@ class Scheduler:
         self.graph = graph
         self.decisions: list[Decision] = []
         self._live_out = {w.buffer for w in returned_windows(graph)} | graph.mutated_inputs
-        self._held_bytes: list[int] | None = None  # while memory counts: bytes at each place
+        self._held_bytes: list[int] | None = (
+            None  # bytes per slot; None while fusion ignores memory
+        )
         self._budget = 0
-        # Only a run tells some numbers, which few graphs read out of tensors.
+        # Few graphs read numbers out of tensors: symbols are not collected for the others.
         self._reads_numbers = any(
             _symbols_defined(o, graph) for o in graph.operations if isinstance(o, ExternOp)
         )
@@ -79,8 +81,9 @@ class Scheduler:
         self._budget = max(as_written)
         order = self._fuse_operations(operations)
         if max(self._bytes_held(order)) > self._budget:
-            # What runs together lives together: a copy for a late concatenation, made where its
-            # source is, is kept until then.
+            # Fused work keeps its buffers alive together: a copy for a late concatenation, made
+            # next to its source, lives until then. Fuse again within the memory of the unfused
+            # program.
             freely, decisions = order, self.decisions
             self._held_bytes, self.decisions = as_written, []
             order = self._fuse_operations(operations)
@@ -89,8 +92,11 @@ class Scheduler:
         return Schedule(self._steps(order), self.decisions)
 
     def _fuse_operations(self, operations: list[Operation]) -> list[_Item]:
-        """The operations as few items, in the order of less memory: fused work runs as late as its
-        last operation, or as early as its first, may."""
+        """Fuse operations into items, in the order of the two that needs less memory.
+
+        Fused work runs as late as its last operation or as early as its first, dependences
+        permitting.
+        """
         items = self._make_items(operations)
         self._fuse(items)
         orders = [
@@ -99,8 +105,9 @@ class Scheduler:
         return min(orders, key=lambda order: max(self._bytes_held(order)))
 
     def _sink_fills(self, order: list[_Item]) -> list[_Item]:
-        """What reads nothing, right before the first that touches what it writes: no memory waits
-        for what is computed elsewhere."""
+        """Move items that read nothing right before the first item that touches their outputs, so
+        that no memory waits while other values are computed.
+        """
         waiting: list[_Item] = []
         found = []
         for item in order:
@@ -118,7 +125,7 @@ class Scheduler:
     # --- dependencies --------------------------------------------------------------------------
 
     def _live_operations(self, operations: list[Operation]) -> list[Operation]:
-        """Without what computes only values nobody uses."""
+        """The operations without those whose results are unused."""
         needed = set(self._live_out)
         returned = [e for e in self.graph.outputs if isinstance(e, sympy.Basic)]
         for window in returned_windows(self.graph):
@@ -140,7 +147,7 @@ class Scheduler:
 
     def _make_items(self, operations: list[Operation]) -> dict[int, _Item]:
         items: dict[int, _Item] = {}
-        writers: dict[str, int] = {}  # buffer -> mask of items that wrote it
+        writers: dict[str, int] = {}  # buffer -> bit mask of the items that wrote it
         readers: dict[str, int] = {}
         alias = _alias_classes(self.graph, operations)
         ordered = 0
@@ -180,15 +187,15 @@ class Scheduler:
         return _symbols_used(operation, self.graph) if self._reads_numbers else set()
 
     def _disjoint_parts(self, buffer: str, operation: Operation) -> bool:
-        """Do the writers of ``buffer`` write parts that do not overlap (a concatenation)?"""
+        """True if the writers of ``buffer`` write disjoint parts (a concatenation)."""
         return buffer in self.graph.concatenated and isinstance(operation, LoopOp)
 
     # --- fusion --------------------------------------------------------------------------------
 
     def _fuse(self, items: dict[int, _Item]) -> None:
-        """Fuse the best pair until none is left. ``items`` maps bit position to item."""
-        order = TopologicalOrder({k: item.before for k, item in items.items()})
-        refused: dict[int, set[int]] = {k: set() for k in items}  # both ways
+        """Fuse the best pair until none is left. ``items``: bit position -> item."""
+        order = TopologicalOrder({k: item.predecessors for k, item in items.items()})
+        refused: dict[int, set[int]] = {k: set() for k in items}  # symmetric
         queue: list[tuple[tuple[int, int, int], int, int]] = []
 
         def push_pairs(k: int) -> None:
@@ -199,8 +206,8 @@ class Scheduler:
                     heapq.heappush(queue, (score, a, b))
 
         self._users: dict[str, set[int]] = {}
-        self._slots = {k: k for k in items}  # where in the program it would run
-        self._calls: dict[str, list[int]] = {}  # buffer -> places of the ATen calls that touch it
+        self._slots = {k: k for k in items}  # position in the program at which an item would run
+        self._calls: dict[str, list[int]] = {}  # buffer -> slots of the ATen calls that touch it
         for k, item in items.items():
             if isinstance(item.work, Group):
                 for name in item.work.reads | item.work.writes:
@@ -215,7 +222,7 @@ class Scheduler:
             if a not in items or b not in items or b in refused[a]:
                 continue
             if self._score_pair(items[a], items[b]) != score:
-                continue  # out of date: one of them has grown, and was offered again
+                continue  # stale: an item has grown since, and its pairs were pushed again
             if order.depends_on(a, b):
                 a, b = b, a
             fused = self._attempt(items, order, a, b)
@@ -246,7 +253,7 @@ class Scheduler:
                 and abs(items[o].position - items[k].position) <= MAX_DISTANCE}  # fmt: skip
 
     def _score_pair(self, a: _Item, b: _Item) -> tuple[int, int, int] | None:
-        """Smaller is better; None when nothing is saved."""
+        """Sort key of a pair, smaller is better; None if fusing saves nothing."""
         if not isinstance(a.work, Group) or not isinstance(b.work, Group):
             return None
         shared = (a.work.reads | a.work.writes) & (b.work.reads | b.work.writes)
@@ -255,9 +262,9 @@ class Scheduler:
             return None
         category = 0 if bool(a.work.rs) == bool(b.work.rs) else 1
         if not (a.work.writes & b.work.reads or b.work.writes & a.work.reads):
-            category += 2  # horizontal: saves a read, not a write
+            category += 2  # horizontal fusion: saves a read, not a write
             if a.functions and b.functions and a.functions.isdisjoint(b.functions):
-                return None  # one would be computed again, and held, long before it is needed
+                return None  # one would be recomputed, and held, long before its use
         return (category, -saved, abs(a.position - b.position))
 
     def _attempt(
@@ -284,16 +291,17 @@ class Scheduler:
         return result
 
     def _fits_memory_budget(self, items: dict[int, _Item], a: int, b: int) -> bool:
-        """May both run together without more memory than the program as it is written takes? If
-        so, what they hold is noted.
+        """True if fusing two items keeps the program within its memory budget; then updates the
+        held bytes.
 
-        They run as soon as what both need is there, and everything else where it would run alone:
-        until then arguments of the first stay, and from then on results of the second.
+        The fused item runs as soon as both items' predecessors have run, everything else where it
+        would run unfused. Until then inputs of the first item stay alive; from then on, outputs of
+        the second.
         """
         assert self._held_bytes is not None
         first, second = items[a].work, items[b].work
-        needed = (items[a].before | items[b].before) - {a, b}
-        place = max(min(self._slots[a], self._slots[b]), *(self._slots[k] for k in needed), 0)
+        needed = (items[a].predecessors | items[b].predecessors) - {a, b}
+        slot = max(min(self._slots[a], self._slots[b]), *(self._slots[k] for k in needed), 0)
         end = len(self._held_bytes) - 1
         changes: list[tuple[range, int]] = []
         for name in {*first.reads, *first.writes, *second.reads, *second.writes}:
@@ -304,25 +312,25 @@ class Scheduler:
             if self.graph.buffers[name].kind == "input":
                 others.append(0)
             before = others + [self._slots[k] for k in (a, b) if k in users]
-            after = [*others, place] if others else []  # what only these two touch goes
+            after = [*others, slot] if others else []  # buffers private to the pair disappear
             was = range(min(before), max(before) + 1)
             becomes = range(min(after), max(after) + 1) if after else range(0)
             bytes_ = self.graph.allocated_bytes(name)
             if was != becomes and bytes_:
                 changes += [(was, -bytes_), (becomes, bytes_)]
         held = self._held_bytes.copy()
-        for places, count in changes:
-            for k in places:
+        for slots, count in changes:
+            for k in slots:
                 held[k] += count
-        grown = {k for places, count in changes if count > 0 for k in places}
+        grown = {k for slots, count in changes if count > 0 for k in slots}
         if any(held[k] > max(self._held_bytes[k], self._budget) for k in grown):
             return False
         self._held_bytes = held
-        self._slots[a] = place
+        self._slots[a] = slot
         return True
 
     def _bytes_held(self, order: list[_Item]) -> list[int]:
-        """Bytes held at each place, buffers within one item not counted."""
+        """Bytes held at each slot; buffers internal to one item do not count."""
         touched = [item.work.reads | item.work.writes if isinstance(item.work, Group)
                    else {*item.work.reads, *item.work.writes} for item in order]  # fmt: skip
         first: dict[str, int] = {}
@@ -387,7 +395,7 @@ def _can_raise(operation: Operation) -> bool:
 
 
 def _symbols_defined(operation: ExternOp, graph: Graph) -> list[str]:
-    """Symbols bound by a call: a number it returns, or a size that only its result tells."""
+    """Symbols bound by a call: a returned number, or a size known from its result only."""
     numbers = [str(o) for o in operation.outputs if o is not None and not isinstance(o, str)]
     sizes = [e for o in operation.outputs if isinstance(o, str) for e in graph.buffers[o].size]
     return numbers + [e.name for e in sizes if e.is_Symbol and e.name.startswith("u")]
@@ -419,7 +427,7 @@ def _symbols_used(operation: Operation, graph: Graph) -> set[str]:
 
 
 def _alias_classes(graph: Graph, operations: list[Operation]) -> dict[str, str]:
-    """Buffers that may share memory (results of view operators that ran through ATen) as one."""
+    """Buffer -> representative of the buffers it may share memory with (results of ATen views)."""
     alias: dict[str, str] = {}
     for operation in operations:
         if isinstance(operation, ExternOp):
@@ -442,9 +450,9 @@ def _bits(mask: int) -> Iterator[int]:
 
 
 def _merge_items(a: _Item, b: _Item, fused: Group) -> _Item:
-    """Two items, of which the first already has what both need, as one."""
-    position, first = max(a.position, b.position), min(a.first, b.first)
-    return _Item(fused, position, first, a.before, a.functions | b.functions)
+    """Merge two items, the first of which already has the predecessors of both."""
+    position, first = max(a.position, b.position), min(a.first_position, b.first_position)
+    return _Item(fused, position, first, a.predecessors, a.functions | b.functions)
 
 
 def _last_position(item: _Item) -> int:
@@ -452,15 +460,15 @@ def _last_position(item: _Item) -> int:
 
 
 def _first_position(item: _Item) -> int:
-    return item.first
+    return item.first_position
 
 
 def _topological(items: dict[int, _Item], key: Callable[[_Item], int]) -> list[_Item]:
-    """In order of ``key``, a place in the program, as far as dependencies allow."""
-    waiting = {k: len(item.before) for k, item in items.items()}
+    """Items in order of ``key``, a position in the program, as far as dependences allow."""
+    waiting = {k: len(item.predecessors) for k, item in items.items()}
     later: dict[int, list[int]] = {}
     for k, item in items.items():
-        for needed in item.before:
+        for needed in item.predecessors:
             later.setdefault(needed, []).append(k)
     ready = [(key(items[k]), k) for k, count in waiting.items() if not count]
     heapq.heapify(ready)

@@ -29,9 +29,9 @@ def test_no_size_or_address_of_a_graph_has_a_quotient():
     given = torch.randn(2, 3, 65, 67), torch.randn(4, 3, 3, 3)
     graph = Graph(aten_graph(lambda x, w: (pooled(x, w),), *given, sizes="symbolic")).run()
     sizes = [e for b in graph.buffers.values() for e in (*b.size, *b.stride)]
-    assert graph.names.meanings
+    assert graph.size_names.definitions
     assert not any(e.has(FloorDiv) for e in sizes)
-    for name, meaning in graph.names.meanings.items():
+    for name, meaning in graph.size_names.definitions.items():
         assert graph.hint(name) == graph.hint(meaning)
 
 
@@ -49,30 +49,30 @@ def test_images_of_any_size_give_eagers_result(shape, fast=[]):
 
 def test_a_size_and_what_is_made_of_it_share_a_name():
     names = knowing(HALF + 1 >= 1)
-    size = names.named(HALF + 1)
+    size = names.abbreviate(HALF + 1)
     assert size.is_Symbol and size.is_positive
-    assert names.named(4 * B * (HALF + 1) ** 2) == 4 * B * size**2
-    assert names.named(sympy.expand((HALF + 1) ** 2)) == size**2
-    assert names.named(HALF - 3) == size - 4
-    assert names.meaning(size**2 + B) == (HALF + 1) ** 2 + B
+    assert names.abbreviate(4 * B * (HALF + 1) ** 2) == 4 * B * size**2
+    assert names.abbreviate(sympy.expand((HALF + 1) ** 2)) == size**2
+    assert names.abbreviate(HALF - 3) == size - 4
+    assert names.expand(size**2 + B) == (HALF + 1) ** 2 + B
 
 
 def test_a_name_is_positive_only_where_that_is_known():
     names = knowing(THIRD >= 0)
-    assert names.named(FloorDiv(A - B, 2) + 1).is_nonnegative is None
-    assert names.named(THIRD).is_nonnegative and names.named(THIRD).is_positive is None
+    assert names.abbreviate(FloorDiv(A - B, 2) + 1).is_nonnegative is None
+    assert names.abbreviate(THIRD).is_nonnegative and names.abbreviate(THIRD).is_positive is None
 
 
 def test_a_size_that_guards_say_is_one_is_one():
     names = knowing(sympy.Eq(HALF + 1, 1))
-    assert names.named(HALF + 1) == 1
-    assert names.named(B * (HALF + 1) + HALF) == B
+    assert names.abbreviate(HALF + 1) == 1
+    assert names.abbreviate(B * (HALF + 1) + HALF) == B
 
 
 def test_what_only_a_run_tells_keeps_its_form():
     names = knowing()
-    assert names.named(FloorDiv(UNKNOWN, 2) + A) == FloorDiv(UNKNOWN, 2) + A
-    assert not names.meanings
+    assert names.abbreviate(FloorDiv(UNKNOWN, 2) + A) == FloorDiv(UNKNOWN, 2) + A
+    assert not names.definitions
 
 
 def test_gradients_at_any_size_are_eagers():
@@ -92,12 +92,12 @@ GROWN = TruncToInt(1.3 * ToFloat(A))
 
 def test_a_rounded_float_has_a_name_wherever_it_is_part_of_a_size():
     names = knowing(GROWN >= 1)
-    size = names.named(GROWN)
+    size = names.abbreviate(GROWN)
     assert size.is_Symbol and size.is_positive
-    assert names.named(B * Max(1, GROWN)) == B * size
-    assert names.meaning(size) == GROWN
+    assert names.abbreviate(B * Max(1, GROWN)) == B * size
+    assert names.expand(size) == GROWN
     steps = CeilToInt(FloatTrueDiv(ToFloat(A), sympy.Float(0.3)))
-    assert names.named(steps).is_Symbol and not names.named(steps).is_positive
+    assert names.abbreviate(steps).is_Symbol and not names.abbreviate(steps).is_positive
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_what_lies_elsewhere_in_a_program_is_not_looked_at():
         return seen[-1]
 
     original = order._ancestors_after
-    with mock.patch.object(order, "_needed", needed):
+    with mock.patch.object(order, "_ancestors_after", needed):
         for k in range(0, count - 8, 8):
             first, second = k, k + 3
             if order.between(first, second) is None:

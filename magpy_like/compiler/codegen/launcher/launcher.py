@@ -189,7 +189,7 @@ class Launcher:
 
     def _bind_name(self, e: Expr) -> None:
         """Compute a size that has a name, once what it is made of is there."""
-        meaning = self.graph.names.meanings.get(e)
+        meaning = self.graph.size_names.definitions.get(e)
         if meaning is not None and e not in self._bound and meaning.free_symbols <= self._bound:
             self.lines.line(f"{e.name} = {print_size(meaning)}")
             self._bound.add(e)
