@@ -24,12 +24,9 @@ class Split(Exception):
         cause: the reason, the detail and the subject; ``str()`` of the exception is the detail.
     """
 
-    def __init__(self, reason: SplitReason | str, detail: str = "", subject: str = "") -> None:
-        if isinstance(reason, str):  # not typed yet
-            self.cause = SplitCause(SplitReason.UNCLASSIFIED, reason)
-        else:
-            self.cause = SplitCause(reason, detail, subject)
-        super().__init__(self.cause.detail)
+    def __init__(self, reason: SplitReason, detail: str, subject: str = "") -> None:
+        super().__init__(detail)
+        self.cause = SplitCause(reason, detail, subject)
 
 
 class UnguardableRead(Split):
@@ -51,7 +48,21 @@ class BranchRefused(Split):
     """A later effect does not allow the operator that a branch has become."""
 
 
-def unknown(value: Any, reason: SplitReason | str, detail: str = "", subject: str = "") -> Split:
+class BranchNotMergeable(Split):
+    """No operator expresses the branch; the detail says why."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(SplitReason.BRANCH_NOT_MERGEABLE, detail)
+
+
+class LoopNotMergeable(Split):
+    """No operator expresses the loop; the detail says why."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(SplitReason.LOOP_NOT_MERGEABLE, detail)
+
+
+def unknown(value: Any, reason: SplitReason, detail: str, subject: str = "") -> Split:
     """The split for an operation on a value about which nothing is known.
 
     The nodes of an autograd graph are instances of classes that torch creates, one per operator:
@@ -93,17 +104,17 @@ class SplitPoint:
     subject: str = ""
 
     @classmethod
-    def at(cls, frame: FrameType, cause: SplitCause | str) -> SplitPoint:
+    def at(cls, frame: FrameType, cause: SplitCause) -> SplitPoint:
         """The split point at the current line of a frame."""
         code = frame.f_code
-        return cls(code.co_qualname, code.co_filename, frame.f_lineno or 0, *_typed(cause))
+        return cls(code.co_qualname, code.co_filename, frame.f_lineno or 0, *cause)
 
     @classmethod
-    def of(cls, name: str, code: CodeType | None, cause: SplitCause | str) -> SplitPoint:
+    def of(cls, name: str, code: CodeType | None, cause: SplitCause) -> SplitPoint:
         """The split point for a function as a whole."""
         if code is None:
-            return cls(name, "?", 0, *_typed(cause))
-        return cls(name, code.co_filename, code.co_firstlineno, *_typed(cause))
+            return cls(name, "?", 0, *cause)
+        return cls(name, code.co_filename, code.co_firstlineno, *cause)
 
     @property
     def cause(self) -> SplitCause:
@@ -122,10 +133,6 @@ def describe_place(frame: FrameType) -> str:
     """File, line and function of the current instruction of a frame, for logs."""
     code = frame.f_code
     return f"{code.co_filename}:{frame.f_lineno or 0} in {code.co_qualname}"
-
-
-def _typed(cause: SplitCause | str) -> SplitCause:
-    return cause if isinstance(cause, SplitCause) else SplitCause(SplitReason.UNCLASSIFIED, cause)
 
 
 _disabled: set[MonitorWeakRef] = set()

@@ -116,7 +116,7 @@ class SplitReason(enum.Enum):
         "run backward passes and change hooks outside the compiled function",
     )
     NUMPY_MEMORY = (
-        "memory shared by a tensor and a NumPy array",
+        "memory shared with NumPy or another library",
         "compute with torch, or convert before and after the compiled function",
     )
     NUMPY_ARRAY = (
@@ -164,7 +164,7 @@ class SplitReason(enum.Enum):
         "exhaust the generator before, or use a list",
     )
     CLASS_CHANGE = (
-        "creation or change of a class",
+        "creation or change of a class or module",
         "define classes outside the compiled function",
     )
     CACHED_FUNCTION = (
@@ -212,7 +212,6 @@ class SplitReason(enum.Enum):
 
     NO_MONITOR = ("monitor that could not be built", "install a C++ compiler")
     INTERNAL_ERROR = ("internal error of magpy_like", "please report it")
-    UNCLASSIFIED = ("reason without a category",)
 
 
 class SplitCause(NamedTuple):

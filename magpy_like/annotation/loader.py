@@ -80,6 +80,7 @@ class Rule:
             random=p.random,
             replay=p.replay,
             reason=p.reason,
+            detail=p.detail,
             calls=p.calls,
             changes_if=p.changes_if,
         )

@@ -9,7 +9,8 @@ specially: ``global_state`` (a setter of torch state that belongs in the operato
 ``state_read`` (pure but for process-wide state, which a guard can check by calling again),
 ``random`` (a draw that the mock repeats), ``replay`` (an effect that the mock repeats by calling
 again with the same constants), ``calls`` (inputs that it calls with parts of the others) and
-``reason`` (why an operation is dynamic, for ``explain``).
+``reason`` with ``detail`` (why an operation is dynamic: the name of a ``SplitReason``, and a verb
+phrase that ``explain`` shows, such as ``reads the clock``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
+
+from magpy_like.split_reasons import SplitCause, SplitReason
 
 
 class ValueRead(enum.Enum):
@@ -128,7 +131,8 @@ class Annotation:
     state_read: bool = False
     random: bool = False
     replay: bool = False
-    reason: str = ""
+    reason: SplitReason | None = None
+    detail: str = ""
     calls: tuple[int | str, ...] = ()
     changes_if: int | None = None
 
@@ -152,15 +156,27 @@ class Annotation:
         """Whether a call splits the program whatever its inputs are."""
         return not self.pure_closure and not (self.as_op_node or self.random or self.replay)
 
+    def split_cause(self, name: str, otherwise: SplitReason, detail: str = "") -> SplitCause:
+        """The cause of a split at a call of the operation.
+
+        Args:
+            name: the name of the operation in the program.
+            otherwise: the reason if the annotation has none; ``detail`` likewise.
+        """
+        detail = self.detail if self.reason else detail
+        text = f"calls {name}, which {detail}" if detail else f"calls {name}"
+        return SplitCause(self.reason or otherwise, text, name)
+
 
 FLAGS = ("as_op_node", "pure_closure", "global_state", "state_read", "random", "replay")
 PROPERTIES = frozenset(
-    (*FLAGS, "inputs", "default_input", "output", "reason", "calls", "changes_if")
+    (*FLAGS, "inputs", "default_input", "output", "reason", "detail", "calls", "changes_if")
 )
 
 _VALUE_READS = {read.name: read for read in ValueRead}
 _DATA_SHAPES = {shape.name: shape for shape in DataShape}
 _RELATION_KINDS = {kind.name: kind for kind in RelationKind}
+_REASONS = {reason.name: reason for reason in SplitReason}
 
 
 class SchemaError(Exception):
@@ -195,7 +211,8 @@ def build(operation: str, raw: Mapping[str, Any], source: str) -> Annotation:
         default_input=default or InputProperty(),
         output=output,
         source=source,
-        reason=_typed(raw, "reason", str, default=""),
+        reason=_reason(raw),
+        detail=_typed(raw, "detail", str, default=""),
         calls=tuple(
             _position(position, ("calls",)) for position in _typed(raw, "calls", list, default=[])
         ),
@@ -220,7 +237,16 @@ def _check_flags(raw: Mapping[str, Any], flags: Mapping[str, bool]) -> None:
         if flags[mark] and pure:
             raise SchemaError((mark,), f"{mark} contradicts pure_closure: true")
     if "reason" in raw and pure:
-        raise SchemaError(("reason",), "a reason is given for what is not pure only")
+        raise SchemaError(("reason",), "a reason is for operations that are not pure")
+    if "detail" in raw and "reason" not in raw:
+        raise SchemaError(("detail",), "a detail needs a reason")
+
+
+def _reason(raw: Mapping[str, Any]) -> SplitReason | None:
+    name = _typed(raw, "reason", str, default=None)
+    if name is not None and name not in _REASONS:
+        raise SchemaError(("reason",), f"unknown reason; known are {_listed(_REASONS)}")
+    return None if name is None else _REASONS[name]
 
 
 def _check_output(output: OutputProperty, inputs: Mapping[int | str, InputProperty]) -> None:

@@ -27,7 +27,7 @@ from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import MonitorWeakRef, is_plain
-from magpy_like.split_points import Split
+from magpy_like.split_points import BranchNotMergeable
 from magpy_like.splitting.frame_state import FrameState
 from magpy_like.torch_compat.fake_tensors import FakeTensor
 
@@ -62,14 +62,18 @@ class Outcomes:
             for slot in sorted(live_locals(self.state.code, self.until) - {*but}):
                 yield from self._pair(Place(True, slot), a.locals[slot], b.locals[slot])
         if len(a.stack) != len(b.stack):
-            raise Split("the sides meet with different operands")
+            raise BranchNotMergeable(
+                "the branches reach the join point with operand stacks of different depth"
+            )
         for slot, (left, right) in enumerate(zip(a.stack, b.stack, strict=True)):
             yield from self._pair(Place(False, slot), left, right)
 
     def _pair(self, place: Place, left: Any, right: Any) -> Iterator[Output]:
         if left is right:
             if left is MOVED:
-                raise Split("one side moves an iterator that is needed afterwards")
+                raise BranchNotMergeable(
+                    "one branch advances an iterator that is used after the join point"
+                )
             return
         if is_instance(left, torch.Tensor) and is_instance(right, torch.Tensor):
             check_like(left, right)
@@ -80,7 +84,7 @@ class Outcomes:
             for i, (one, other) in enumerate(zip(left, right, strict=True)):
                 found += self._pair(replace(place, path=(*place.path, i)), one, other)
             if found and (id(left), id(right)) in self._tuples:  # each place would have its own
-                raise Split("the sides leave one tuple in two places")
+                raise BranchNotMergeable("the branches leave one tuple in two variables")
             self._tuples.add((id(left), id(right)))
             yield from found
         elif is_plain(left) and is_plain(right) and same(left, right, self.run.recording):
@@ -88,7 +92,9 @@ class Outcomes:
         elif is_number(left) and type(left) is type(right):
             yield Output(place, (left, right))
         else:
-            raise Split(f"the sides leave {say(left)} and {say(right)}")
+            raise BranchNotMergeable(
+                f"the branches leave {say(left)} and {say(right)} in one variable"
+            )
 
     def _sources(self, tensor: torch.Tensor, end: End) -> list[torch.Tensor]:
         """What was there before the branch and may be this tensor."""
@@ -99,9 +105,9 @@ class Outcomes:
             return sources
         node = self.run.recording.operators.node_of(tensor)
         if is_instance(tensor, FakeTensor) and node in end.nodes:
-            raise Split("one side leaves a view of a tensor that was there before")
+            raise BranchNotMergeable("one branch leaves a view of an external tensor")
         if tensor.is_inference():
-            raise Split("one side leaves an inference tensor that was there before")
+            raise BranchNotMergeable("one branch leaves an external inference tensor")
         return [tensor]
 
     def operator(self, test: Callable[[], fx.Node], outputs: Sequence[Output]) -> list[fx.Node]:
@@ -151,7 +157,7 @@ def _twin_of_both(run: MonitorRun, left: Any, right: Any) -> torch.Tensor | None
         return None
     if not all(is_instance(twin, torch.Tensor) for twin in twins):
         if any(is_instance(n, fx.Node) for n in (left, right)):
-            raise Split("the sizes of a tensor that a side makes are not known")
+            raise BranchNotMergeable("the sizes of a tensor that a branch creates are unknown")
         return None
     check_twins(run, *twins)
     return twins[0]

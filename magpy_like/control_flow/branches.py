@@ -63,7 +63,7 @@ from magpy_like.native import (
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import MonitorWeakRef, VersionCheck
-from magpy_like.split_points import Split, describe_place
+from magpy_like.split_points import BranchNotMergeable, LoopNotMergeable, Split, describe_place
 from magpy_like.split_reasons import SplitCause, SplitReason
 from magpy_like.splitting.frame_layout import UnresumableState
 from magpy_like.splitting.frame_state import FrameState, origins
@@ -129,14 +129,14 @@ class Branches:
             self._merge(run, step, flag)
         except (Split, UnresumableState) as why:
             _log_no_operator(step, why)
-            raise Split(SplitReason.BRANCH_NOT_MERGEABLE, str(why)) from None
+            raise BranchNotMergeable(str(why)) from None
 
     def _merge(self, run: MonitorRun, step: Step, flag: ShadowNode | None = None) -> None:
         if not self._merges():
-            raise Split("what one hands on is changed in place later")
+            raise BranchNotMergeable("a tensor that one branch leaves is changed in place later")
         state = _state(run, step, nested=self._depth > 0)
         if flag is None and step.stack[-1].numel() != 1:
-            raise Split("the tensor has several elements")
+            raise BranchNotMergeable("the tensor has several elements")
         if flag is None and self._leave(run, step, state):
             return
         self._count(state)
@@ -175,13 +175,13 @@ class Branches:
         state = _state(run, replace(step, offset=at.offset, stack=(*rest, None)), nested=True)
         if self._exits is not None and run.side is not None and run.side.code is step.code:
             if self._exits.way_out(state) is not None:
-                raise Split("a loop ends by a number")
+                raise BranchNotMergeable("the truth of a lifted number ends a loop")
         self._count(state)
         until = self._join(state)
         for side in (True, False):
             begin = begin_side(state, side).offset
             if can_reach(state.code, begin, state.instruction.offset, until):
-                raise Split("a loop goes on by a number of the graph")
+                raise BranchNotMergeable("a lifted number decides whether a loop continues")
         test = functools.partial(run.recording.operators.add_condition, operation, operands)
         self._go_on(run, step, until, self._cond(run, state, until, test, None))
         return True
@@ -193,10 +193,10 @@ class Branches:
             Split: they do not, or there are too many branches inside each other.
         """
         if self._depth >= _MOST_NESTED:
-            raise Split(f"more than {_MOST_NESTED} branches lie inside each other")
+            raise BranchNotMergeable(f"more than {_MOST_NESTED} branches are nested")
         until = join_point(state.code, state.instruction.offset)
         if until is None:
-            raise Split("there is no way from here to an end")
+            raise BranchNotMergeable("no path leads from the branch to a join point or a return")
         return until
 
     def _count(self, state: FrameState) -> None:
@@ -207,7 +207,7 @@ class Branches:
             if times > _MOST_TIMES:
                 self._too_often.add(place)
         if place in self._too_often:
-            raise Split("the rest of a loop lies in both sides, and so on from round to round")
+            raise BranchNotMergeable("both branches contain the remaining iterations of a loop")
 
     def _leave(self, run: MonitorRun, step: Step, state: FrameState) -> bool:
         """Whether one way leads out of the loop of which a round runs; then it goes the other."""
@@ -218,7 +218,7 @@ class Branches:
         if way is None:
             return False
         if torch.is_grad_enabled() is not exits.gradients:
-            raise Split("a way out of the loop lies where gradients are switched off or on")
+            raise LoopNotMergeable("the loop is left where gradients are switched off or on")
         rec, predicate = run.recording, state.stack[-1]
         test = rec.operators.add_truth(rec.graph_value(predicate), predicate)
         behind = next(iter(reversed(rec.operators.graph.nodes)), None)
@@ -245,7 +245,7 @@ class Branches:
         element: Element | None,
     ) -> bool:
         if self._depth and run.has_varied(bounds):
-            raise Split("a loop whose number of rounds varies lies in it")  # see to that one alone
+            raise BranchNotMergeable("it contains a loop whose trip count is lifted")
         if self._depth or not self._merges():
             return False
         return self._heads.begins(run, step, bounds, tensors, element)
@@ -328,14 +328,16 @@ class Branches:
         if not all(is_instance(value, torch.Tensor) for _, value in operands):
             return
         if any(reference() is value for reference in self._any for _, value in operands):
-            raise Split("asks which tensor it is that rounds of a loop hand on")
+            raise Split(SplitReason.OBJECT_IDENTITY, "tests the identity of a loop-carried tensor")
         unsure = {id(check.tensor()) for check in run.recording.unchanged}
         for depth, tensor in operands:
             original = self._stand_ins.original(tensor)
             if original is not tensor:
                 frame_set_operand(step.frame, depth, original)
         if any(id(tensor) in unsure for _, tensor in operands):
-            raise Split("asks which tensor it is that a branch has handed on")
+            raise Split(
+                SplitReason.OBJECT_IDENTITY, "tests the identity of a tensor that a branch returns"
+            )
 
     def has_substitutes(self) -> bool:
         return bool(self._stand_ins)
@@ -502,11 +504,11 @@ class Branches:
         rec, (first, *others) = run.recording, given.value
         for item in given.value:
             if type(item) is not torch.Tensor:
-                raise Split("a list has elements that are no plain tensors")
+                raise LoopNotMergeable("a list has elements that are not plain tensors")
         for other in others:
             check_like(other, first)
         if rec.twin is not None and given.twin is None:
-            raise Split("the sizes of a list's elements are not known")
+            raise LoopNotMergeable("the sizes of a list's elements are unknown")
         node = rec.operators.graph.call_function(operator.getitem, (given.node, at))
         if given.twin is not None:
             node.meta[TWIN] = given.twin
@@ -522,7 +524,7 @@ class Branches:
     def at_join(self, run: MonitorRun, frame: FrameType | None) -> None:
         receive = self._waiting.pop()
         if frame is None:
-            raise Split("what has become an operator raises")
+            raise BranchNotMergeable("a branch or loop that is an operator raises an exception")
         receive(run, frame)
         run.account()
 
@@ -557,7 +559,9 @@ class Branches:
             return (*value[: path[0]], item, *value[path[0] + 1 :])
         if is_number(output.values[0]):
             if type(value) is not type(output.values[0]):
-                raise Split("a branch leaves another kind of number")
+                raise BranchNotMergeable(
+                    "a branch leaves a number of another type than its branch run"
+                )
             return run.lift(value, GraphNumber(node) if is_instance(node, fx.Node) else node)
         assert is_instance(node, fx.Node)
         check_like(value, output.values[0])
@@ -584,7 +588,7 @@ def _state(run: MonitorRun, step: Step, nested: bool) -> FrameState:
     state = captured(run, step)
     name = state.instruction.name
     if name not in CONDITIONAL_JUMPS or (nested and name.endswith("_OR_POP")):
-        raise Split("the truth of a tensor becomes a value")
+        raise BranchNotMergeable("the truth of the tensor is used as a value")
     check_resumable(state)
     return state
 

@@ -15,7 +15,7 @@ from magpy_like.monitor.symbolic.expressions import is_number
 from magpy_like.native import NULL, instance_dict, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import HEAP_TYPE
-from magpy_like.split_points import Split
+from magpy_like.split_points import LoopNotMergeable
 
 Path: TypeAlias = tuple[Any, ...]
 """Positions, keys and names of attributes on the way into containers."""
@@ -88,7 +88,7 @@ def differences(before: Any, after: Any, path: Path = ()) -> Iterator[tuple[Path
     ):
         yield path, after
     else:
-        raise Split(f"a round makes {say(after)} of {say(before)}")
+        raise LoopNotMergeable(f"an iteration replaces {say(before)} by {say(after)}")
 
 
 def containers(value: Any) -> Iterator[Any]:
@@ -104,7 +104,7 @@ def containers(value: Any) -> Iterator[Any]:
 def check_depth(path: Path) -> None:
     """Raises Split: containers lie in each other without end, or nearly so."""
     if len(path) > _MOST_NESTED:
-        raise Split("containers that lie in each other differ from round to round")
+        raise LoopNotMergeable("deeply nested containers differ between iterations")
 
 
 def shared(value: Any, rec: Recording, references: int, depth: int = 0) -> set[int]:

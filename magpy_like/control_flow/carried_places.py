@@ -16,7 +16,7 @@ from magpy_like.monitor.symbolic.expressions import Expression, is_number
 from magpy_like.native import NULL
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain
-from magpy_like.split_points import Split
+from magpy_like.split_points import LoopNotMergeable
 from magpy_like.splitting.frame_state import FrameState
 
 
@@ -104,7 +104,7 @@ def check_carried(before: Any, after: Any) -> None:
     """
     if is_number(before):
         if type(before) is not type(after):
-            raise Split("a number changes its type from round to round")
+            raise LoopNotMergeable("a number changes its type between iterations")
     else:
         check_like(after, before)
 
@@ -150,7 +150,9 @@ def check_like(left: Any, right: torch.Tensor, but: str = "") -> None:
         one = look(left) if is_instance(left, torch.Tensor) else None
         other = look(right)
         if one != other:
-            raise Split(f"the sides differ in the {name} of a tensor: {one} and {other}")
+            raise LoopNotMergeable(
+                f"the {name} of a tensor differs between branches or iterations: {one} and {other}"
+            )
 
 
 _LOOKS: dict[str, Callable[[torch.Tensor], Any]] = {

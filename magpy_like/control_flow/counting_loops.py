@@ -19,7 +19,7 @@ from magpy_like.bytecode.data_flow import Instruction, instruction_list, instruc
 from magpy_like.bytecode.post_dominators import can_reach
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.symbolic.loop_ranges import compute_lifted, constant_offset
-from magpy_like.split_points import Split
+from magpy_like.split_points import LoopNotMergeable
 
 Comparison = Callable[[Any, Any], bool]
 
@@ -112,7 +112,7 @@ def step_of(index: Any, counter: Any) -> int:
     """
     step = constant_offset(index, counter)
     if not step:
-        raise Split("a round does not count on by a constant")
+        raise LoopNotMergeable("an iteration does not advance the counter by a constant")
     return step
 
 
@@ -126,7 +126,7 @@ def bounds_of(
     """
     up, offset = _RANGES.get((compared, step > 0), (None, 0))
     if up is None or (compared is operator.ne and abs(step) != 1):
-        raise Split("a loop does not count towards its end")
+        raise LoopNotMergeable("the counter does not approach its bound")
     return start, compute_lifted(run, operator.add, end, offset) if offset else end, step
 
 

@@ -65,7 +65,7 @@ from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native import NULL
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_identity, is_plain
-from magpy_like.split_points import Split
+from magpy_like.split_points import LoopNotMergeable
 from magpy_like.splitting.frame_state import FrameState
 
 MIN_ITERATIONS = 8
@@ -255,7 +255,7 @@ class Loop:
                 self._let_write(refused)
             finally:
                 self.run.account()
-        raise Split("each round hands on more than the one before")
+        raise LoopNotMergeable("each attempt finds more loop-carried values")
 
     def _let_write(self, refused: Written) -> None:
         """Raises Written: a round must not write into this tensor."""
@@ -390,7 +390,7 @@ class Loop:
             self._check(end)
             if exits is not None and exits.found:
                 if self.places or self.shared:
-                    raise Split("rounds that may end a loop put something into objects")
+                    raise LoopNotMergeable("a loop with an early exit stores values in objects")
                 self._ask_for_two_rounds()
                 self._ask_for_windows()
                 nodes, self.exits = exits.record(self, end, slots), exits
@@ -444,7 +444,7 @@ class Loop:
         if rec.operators.has_data_dependent_shape(first) or (
             rec.twin is not None and TWIN not in node.meta
         ):
-            raise Split("the sizes of a tensor that rounds hand on depend on data")
+            raise LoopNotMergeable("the sizes of a loop-carried tensor depend on data")
         leaf.symbol = rec.operators.add_symbol(number=False, twin=node.meta.get(TWIN))
         return self.explorer.any_tensor(run, first, leaf.symbol, leaf.gradients)
 
@@ -460,12 +460,12 @@ class Loop:
     ) -> None:
         """Find what differs from the state in which the round began."""
         if not end.again:
-            raise Split("a round does not come back to the head of its loop")
+            raise LoopNotMergeable("an iteration does not return to the loop head")
         below = len(self.state.stack) - self.turn.operands
         if self.counter is not None:
             self._count(self.counter, end)
         if not all(map(operator.is_, end.stack[:below], begun.stack[:below])):
-            raise Split("a round changes what lies below its iterator")
+            raise LoopNotMergeable("an iteration changes operands below its iterator")
         left_there: list[int] = []
         left = (*end.locals, *self._made(end.stack), *in_places)
         for slot in self._wanted:
@@ -489,11 +489,11 @@ class Loop:
             left_there += map(id, containers(left[slot]))
         changed = {leaf.slot for leaf in self.carried.values() if not leaf.is_last}
         if changed & {found.slot for found in self.lists}:
-            raise Split("rounds change elements of a list that they append to")
+            raise LoopNotMergeable("iterations change elements of a list that they append to")
         if len(set(left_there)) < len(left_there):
-            raise Split("a round leaves one container in two places")
+            raise LoopNotMergeable("an iteration leaves one container in two variables")
         if any(leaf.symbol and leaf.result is None for leaf in self.carried.values()):
-            raise Split("rounds take turns in what they hand on")
+            raise LoopNotMergeable("iterations alternate in the values they carry")
 
     def _add_shared(self, given: Sequence[list[Any]], grown: Sequence[list[Any]]) -> None:
         """Raises Split: a round does something else to a list than to append to it."""
@@ -501,7 +501,9 @@ class Loop:
         for slot, value, was, after in zip(slots, self.shared, given, grown, strict=True):
             stays = len(after) >= len(was) and all(map(operator.is_, after, was))
             if not stays or any(place.owner is value for place in self.places):
-                raise Split("rounds change elements of a list that is not in a local variable")
+                raise LoopNotMergeable(
+                    "iterations change elements of a list that is not in a local variable"
+                )
             begin = list(value)
             self.lists.append(List(slot, begin, after[len(begin) :], shared=value))
             self._hand_on_last(slot, begin, after)
@@ -518,10 +520,12 @@ class Loop:
         """Raises Split: a round that has ``added`` elements to a list looks into it otherwise than
         any round may."""
         if found.is_inspected and added:
-            raise Split("a round looks into a list that it appends to")
+            raise LoopNotMergeable("an iteration reads a list that it appends to")
         if found.grows_with_index:
             if added != self.bounds[2]:
-                raise Split("a list grows otherwise than the index by which a round looks into it")
+                raise LoopNotMergeable(
+                    "a list grows at another rate than the index by which iterations read it"
+                )
             self.run.lifted.specialize(self.bounds[:1])  # how far from its end the elements are
 
     def _hand_on_last(self, slot: int, begin: Sequence[Any], after: Sequence[Any]) -> None:
@@ -538,7 +542,9 @@ class Loop:
             if leaf is None:
                 first = begin[-distance]
                 if not is_instance(first, torch.Tensor):
-                    raise Split(f"a round looks up {say(first)} in a list that it appends to")
+                    raise LoopNotMergeable(
+                        f"an iteration reads {say(first)} from a list that it appends to"
+                    )
                 takes_part = _takes_part(first)
                 self.carried[slot, path] = Leaf(slot, path, first, takes_part, is_last=True)
             else:
@@ -555,12 +561,12 @@ class Loop:
         first = self.state.stack[-2:]
         found, stop = operands[counter.at], first[1 - counter.at]
         if not is_one_number(run, operands[1 - counter.at], stop):
-            raise Split("rounds change what their counter goes up to")
+            raise LoopNotMergeable("iterations change the bound of their counter")
         node = run.recording.operators.value_node(found, run.recording.graph_value)
         counter.is_length = counter.slot is None and bool(constant_offset(self.index, node))
         if counter.slot is not None or counter.is_length:
             if counter.slot is not None and end.locals[counter.slot] is not found:
-                raise Split("rounds compare something else than what they count")
+                raise LoopNotMergeable("iterations compare another value than their counter")
             step = step_of(self.index, node)
             bounds = bounds_of(run, counter.holds, first[counter.at], stop, step)
             if step != self.bounds[2] or int(bounds[1]) != int(self.bounds[1]):
@@ -577,12 +583,14 @@ class Loop:
 
     def _carry(self, slot: int, path: Path, result: Any) -> None:
         if any(leaf.slot == slot for leaf in self.written):
-            raise Split("rounds write into a tensor and put another one in its place")
+            raise LoopNotMergeable("iterations write to a tensor and replace it by another one")
         leaf = self.carried.get((slot, path))
         if leaf is None:
             first = self.values[slot]
             if any(id(part(first, path[:i])) in self._shared for i in range(len(path))):
-                raise Split(f"rounds replace a {type(first).__qualname__} that others may have")
+                raise LoopNotMergeable(
+                    f"iterations change a {type(first).__qualname__}, which may be aliased"
+                )
             first = part(first, path)
             self.carried[slot, path] = Leaf(slot, path, first, _takes_part(first))
         else:
@@ -608,7 +616,7 @@ class Loop:
                 yield from self._leaves(item, (*path, key), end)
         elif not (is_plain(value) or is_identity(value) or value is NULL):
             if rec.node(value) is None:
-                raise Split(f"a round leaves {say(value)}")
+                raise LoopNotMergeable(f"an iteration leaves {say(value)}")
 
     def symbols(self) -> list[fx.Node]:
         """What stands for what a round is given."""
@@ -637,7 +645,7 @@ class Loop:
             raise _NotYet
         counter = self.counter
         if counter is not None and counter.slot is None and not counter.is_length:
-            raise Split("nothing counts the rounds")
+            raise LoopNotMergeable("no variable counts the iterations")
         self._let_go_of_unread()
         for leaf in (*self.carried.values(), *self.last):
             leaf.was_there = self.was_there(leaf.result, end)
@@ -645,7 +653,7 @@ class Loop:
             hands_on = [self.was_there(item, end) for item in found.added]
             found.was_there = any(hands_on)
         if any(not is_instance(item, torch.Tensor) for s in self.lists for item in s.added):
-            raise Split("rounds add numbers to a list")
+            raise LoopNotMergeable("iterations append numbers to a list")
         differ = False
         for leaf in self.carried.values():
             if is_instance(leaf.first, torch.Tensor):
@@ -654,7 +662,7 @@ class Loop:
                 differ |= leaf.gradients != leaf.result.requires_grad
                 leaf.gradients = leaf.result.requires_grad
         if differ and self._joined:
-            raise Split("rounds take turns in what takes part in gradients")
+            raise LoopNotMergeable("iterations alternate in which values require gradients")
         if differ:
             self._joined = True
             raise _NotYet
@@ -681,15 +689,17 @@ class Loop:
         """
         if not is_instance(value, torch.Tensor):
             if not is_number(value):
-                raise Split(f"a round hands on {say(value)}")
+                raise LoopNotMergeable(f"an iteration carries {say(value)}")
             return False
         if self.run.recording.operators.has_data_dependent_shape(value):
-            raise Split("the sizes of a tensor that a round makes depend on data")
+            raise LoopNotMergeable("the sizes of a tensor that an iteration creates depend on data")
         was_there = not end.made(value)
         if was_there and self._reads.elements:
-            raise Split("rounds over a list hand on what they have not made")
+            raise LoopNotMergeable("iterations over a list carry tensors that they did not create")
         if was_there and value.is_inference():
-            raise Split("a round hands on an inference tensor that it has not made")
+            raise LoopNotMergeable(
+                "an iteration carries an inference tensor that it did not create"
+            )
         return was_there
 
     def _check_twin(self, leaf: Leaf) -> None:
@@ -700,7 +710,7 @@ class Loop:
         node = rec.operators.node_of(leaf.result)
         given, left = leaf.symbol.meta[TWIN], node.meta.get(TWIN) if node is not None else None
         if left is None or left.dim() != given.dim():
-            raise Split("the sizes of a tensor that a round makes are not known")
+            raise LoopNotMergeable("the sizes of a tensor that an iteration creates are unknown")
         check_twins(self.run, given, left)
 
     # --- the operator ----------------------------------------------------------------------------
@@ -719,9 +729,9 @@ class Loop:
         rec, operators = self.run.recording, self.run.recording.operators
         few = len(end.nodes) * self.rounds < _FEWEST_OPERATORS
         if few and not self.run.has_varied(self.bounds):
-            raise Split("so few operators are faster one by one")
+            raise LoopNotMergeable("so few operators are faster unrolled")
         if self.rounds < 2:
-            raise Split("there is one round at most")
+            raise LoopNotMergeable("it has one iteration at most")
         self._ask_for_two_rounds()
         self._ask_for_windows()
         made = [leaf.result for leaf in (*self.carried.values(), *self.last)]
@@ -731,7 +741,7 @@ class Loop:
         handed_on = [*self.carried.values(), *self.written]
         leaves = [*handed_on, *self.last]
         if self.inside and any(leaf.slot < self._first_place for leaf in leaves):
-            raise Split("a comprehension hands on values from one round to the next")
+            raise LoopNotMergeable("a comprehension carries values between iterations")
         results = [leaf.result for leaf in leaves] + [t for s in self.lists for t in s.added]
         given = [operators.value_node(result, rec.graph_value) for result in results]
         given += [row.node for _, row, _ in filled]
@@ -792,7 +802,7 @@ def check_twins(run: MonitorRun, left: torch.Tensor, right: torch.Tensor) -> Non
         (*left.shape, *left.stride()), (*right.shape, *right.stride()), strict=True
     ):
         if not run.lifted.hold(one == other):
-            raise Split("a tensor differs in its sizes")
+            raise LoopNotMergeable("the sizes of a tensor differ between branches or iterations")
 
 
 def _takes_part(value: Any) -> bool:

@@ -39,7 +39,7 @@ from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native import frame_locals
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_identity, is_plain
-from magpy_like.split_points import Split
+from magpy_like.split_points import LoopNotMergeable
 from magpy_like.splitting.frame_state import FrameState
 from magpy_like.torch_compat.fake_tensors import FakeTensor
 
@@ -96,7 +96,7 @@ class Exits:
             return not stays[True]
         meet = join_point(state.code, state.instruction.offset)
         if stays[True] and (meet is None or not self._stays(meet)):
-            raise Split("a way out of the loop lies in a branch")
+            raise LoopNotMergeable("a nested branch may leave the loop")
         return None
 
     def _stays(self, offset: int) -> bool:
@@ -128,11 +128,13 @@ class Exits:
         """
         run, rec, operators = loop.run, loop.run.recording, loop.run.recording.operators
         if loop.written:
-            raise Split("rounds write into a tensor, and may end the loop")
+            raise LoopNotMergeable("iterations write to a tensor, and the loop has an early exit")
         if any(leaf.gradients != leaf.takes_part for leaf in loop.carried.values()):
-            raise Split("a loop may end in a round that takes part in gradients otherwise")
+            raise LoopNotMergeable(
+                "the first iteration of a loop with an early exit differs in gradients"
+            )
         if any(map(may_write, set(nodes_after(rec, self._behind)) & {*end.nodes})):
-            raise Split("a round changes a tensor behind where it may end the loop")
+            raise LoopNotMergeable("an iteration changes a tensor after an early exit")
         stack = end.stack[: -loop.turn.operands]
         left = replace(self.head, offset=loop.exit, locals=end.locals, stack=stack)
         tail = loop.explorer.explore(run, left, self.until)
@@ -143,7 +145,9 @@ class Exits:
         for found, added in zip(loop.growing(), self.added(), strict=True):
             loop.check_look_ups(found, added)
             if added and (found.elements_read > found.carried or found.assumed_constant_length):
-                raise Split("what follows a loop looks into a list that it appends to")
+                raise LoopNotMergeable(
+                    "the code after the loop reads a list that the loop appends to"
+                )
         self.outputs = list(self._outputs(loop, given))
         # A constant tensor becomes an operand.
         end.nodes = [node for node in end.nodes if not operators.is_constant_tensor(node)]
@@ -264,11 +268,13 @@ class Exits:
         elif any(first is value for value in self.lists) and is_one:
             changed = (leaf.slot for leaf in loop.carried.values() if not leaf.is_last)
             if any(given[slot] is first for slot in changed):
-                raise Split("rounds that may end a loop change elements of a list")
+                raise LoopNotMergeable("a loop with an early exit changes elements of a list")
         elif all(is_plain(value) and same(value, first, rec) for value in values):
             return
         elif not (is_one and (is_identity(first) or rec.node(first) is not None)):
-            raise Split(f"the ways out of a loop leave {', '.join(map(say, values))}")
+            raise LoopNotMergeable(
+                f"the exits of a loop leave {', '.join(map(say, values))} in one variable"
+            )
 
     def _was_there(self, loop: Loop, value: torch.Tensor, end: End) -> bool:
         """Whether neither the round nor a way out of it has made a tensor."""
@@ -287,7 +293,7 @@ class Exits:
         nodes = [exit.results[i] for exit in self.found]
         twins = [n.meta.get(TWIN) if is_instance(n, fx.Node) else None for n in nodes]
         if not all(is_instance(twin, torch.Tensor) for twin in twins):
-            raise Split("the sizes of a tensor that a round makes are not known")
+            raise LoopNotMergeable("the sizes of a tensor that an iteration creates are unknown")
         first: torch.Tensor = twins[0]
         for twin in twins[1:]:
             check_twins(run, first, twin)
@@ -311,7 +317,7 @@ class Exits:
         ):
             value = slots[found.slot]
             if type(value) is not list:
-                raise Split("a loop's list is gone")
+                raise LoopNotMergeable("a list that a loop appends to has been replaced")
             number = run.lift(len(value), GraphNumber(length))
 
             def specialize_length(number: int = number) -> None:

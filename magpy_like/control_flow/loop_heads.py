@@ -35,7 +35,7 @@ from magpy_like.monitor.symbolic.loop_ranges import (
 )
 from magpy_like.monitor.symbolic.lower_bounds import MIRRORED
 from magpy_like.native import NULL, frame_function, frame_set_operand
-from magpy_like.split_points import Split, describe_place
+from magpy_like.split_points import LoopNotMergeable, Split, describe_place
 from magpy_like.splitting.frame_layout import UnresumableState
 from magpy_like.splitting.frame_state import (
     FrameState,
@@ -162,7 +162,7 @@ class LoopHeads:
         rest = compute_lifted(run, operator.add, start, by), stop, by
         try:
             if not begun.are_rows_there(run):
-                raise Split("the first round has looked at all rows")
+                raise LoopNotMergeable("the first iteration has read all rows")
             state = captured(run, step)
             at = instructions(state.code)[state.offset]
             stack = (*state.stack[:-1], iter(range(1)))
@@ -440,18 +440,18 @@ def captured(run: MonitorRun, step: Step) -> FrameState:
     """
     frame = step.frame
     if run.recording.inside or run.suspended:
-        raise Split("it is inside an operator")
+        raise LoopNotMergeable("it runs inside an operator")
     if is_restoring(frame.f_code, step.offset):
-        raise Split("a continuation is being restored")
+        raise LoopNotMergeable("a continuation is being restored")
     return capture(frame, step.stack, step.offset, sys.exception())
 
 
 def check_resumable(state: FrameState) -> None:
     """Raises Split: a frame cannot be run on from this state."""
     if state.handled_exception is not None:
-        raise Split("an exception is being handled")
+        raise LoopNotMergeable("an exception is being handled")
     if reason := is_resumable(state):
-        raise Split(reason)
+        raise LoopNotMergeable(reason)
 
 
 def shift_of(frame: FrameType) -> int:

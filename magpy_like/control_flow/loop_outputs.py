@@ -24,7 +24,7 @@ from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native import frame_locals, frame_set_local, frame_stack
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import VersionCheck
-from magpy_like.split_points import Split
+from magpy_like.split_points import LoopNotMergeable
 
 if TYPE_CHECKING:
     from magpy_like.control_flow.for_loop import Leaf, List, Loop
@@ -94,7 +94,9 @@ class LoopOutputs:
         operators = self._run.recording.operators
         if is_number(leaf.result):
             if type(value) is not type(leaf.result):
-                raise Split("a loop leaves another kind of number")
+                raise LoopNotMergeable(
+                    "a loop leaves a number of another type than its isolated run"
+                )
             if inner is self._loop.index:
                 return self._last_index(value)
             lifted = self._run.lift(value, GraphNumber(node))
@@ -110,12 +112,12 @@ class LoopOutputs:
                 is_known = False
             rec.unchanged.append(VersionCheck(value))
         elif id(value) in self._known:
-            raise Split("a loop leaves one tensor in two places")
+            raise LoopNotMergeable("a loop leaves one tensor in two variables")
         if leaf.in_place:
             if value is not leaf.first:
-                raise Split("a loop puts another tensor in the place of one that it changes")
+                raise LoopNotMergeable("a loop replaces a tensor that it changes in place")
         elif is_known:
-            raise Split("a loop leaves a tensor that was there before")
+            raise LoopNotMergeable("a loop leaves an external tensor")
         self._known[id(value)] = inner
         operators.set_node(value, node)
         return value
@@ -139,7 +141,7 @@ class LoopOutputs:
         if found.begin:
             count = compute_lifted(run, operator.add, count, len(found.begin))
         if len(value) != count:
-            raise Split("a loop leaves a list of another length")
+            raise LoopNotMergeable("a loop leaves a list of another length than its isolated run")
         alike = added == 1 and not found.begin
 
         bounds = self._bounds

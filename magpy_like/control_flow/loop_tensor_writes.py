@@ -21,7 +21,7 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.symbolic.loop_ranges import compute_lifted, constant_offset, trip_count
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.split_points import Split
+from magpy_like.split_points import LoopNotMergeable, Split
 from magpy_like.split_reasons import SplitCause
 from magpy_like.torch_compat.tensor_memory import storage_use_count
 
@@ -99,7 +99,7 @@ def rows_of_all(
     last = compute_lifted(run, operator.add, first, steps)
     low, high = (first, last) if by > 0 else (last, first)
     if low < 0 or high >= size:
-        raise Split("rounds ask for rows that are not there, or count them from the end")
+        raise LoopNotMergeable("iterations read rows that are out of range or counted from the end")
     run.lifted.ask(operator.ge, (low, 0))
     run.lifted.ask(operator.lt, (high, size))
     return slice(low, _sum(run, high, 1), abs(step))
@@ -162,14 +162,14 @@ def check_writes(symbols: Collection[fx.Node], nodes: Iterable[fx.Node]) -> None
         while is_instance(target, fx.Node) and target not in symbols:
             target = target.args[0] if target.args else None
         if is_instance(target, fx.Node):
-            raise Split("rounds write into parts of a tensor")
+            raise LoopNotMergeable("iterations write to parts of a tensor")
 
 
 def check_apart(written: Iterable[torch.Tensor], made: Iterable[object]) -> None:
     """Raises Split: rounds hand on a tensor for the memory that they write to."""
     memory = {t.untyped_storage()._cdata for t in made if is_instance(t, torch.Tensor)}
     if any(tensor.untyped_storage()._cdata in memory for tensor in written):
-        raise Split("rounds hand on a tensor that they write into, or a view of it")
+        raise LoopNotMergeable("iterations carry a tensor that they write to, or a view of it")
 
 
 def _is_in_place(name: str) -> bool:

@@ -24,7 +24,7 @@ from magpy_like.control_flow.loop_tensor_writes import (
 from magpy_like.monitor.operator_graph.graph_nodes import WRITTEN_FORM
 from magpy_like.monitor.symbolic.loop_ranges import compute_lifted
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
-from magpy_like.split_points import Split
+from magpy_like.split_points import LoopNotMergeable
 
 if TYPE_CHECKING:
     from magpy_like.control_flow.for_loop import Leaf, Loop
@@ -43,12 +43,14 @@ def filled_rows(loop: Loop, end: End) -> list[tuple[Leaf, Row, slice]]:
         row = written_row(leaf.symbol, loop.index)
         if row is None:
             if leaf.result.requires_grad:
-                raise Split("rounds change in place what takes part in gradients")
+                raise LoopNotMergeable(
+                    "iterations change a tensor in place that requires gradients"
+                )
             continue
         sizes, writes = list(leaf.first.shape), row.node
         size = sizes.pop(row.dim)
         if writes.meta.get(WRITTEN_FORM) != torch.Size(sizes):
-            raise Split("rounds write rows of another form")
+            raise LoopNotMergeable("iterations write rows of another shape")
         if rec.twin is not None:
             size = loop.run.lifted.pair(size, leaf.symbol.meta[TWIN].shape[row.dim])
         at = rows_of_all(loop.run, loop.bounds, row.offset, size)
@@ -71,12 +73,14 @@ def _check_reads(loop: Loop, leaf: Leaf, row: Row, size: int, end: End) -> None:
             go through them, which eager mode may refuse.
     """
     if row.reads and leaf.result.requires_grad:
-        raise Split("rounds read what they write into and what takes part in gradients")
+        raise LoopNotMergeable(
+            "iterations read a tensor that they write to and that requires gradients"
+        )
     check_writes([leaf.symbol], [node for node in end.nodes if node is not row.node])
     for _, offset in row.reads:
         rows_of_all(loop.run, loop.bounds, offset, size)
         if row.rounds_ago(offset, loop.bounds[2]) == 0:
-            raise Split("rounds read a row that they write into themselves")
+            raise LoopNotMergeable("iterations read the row that they write")
 
 
 def _hand_on(loop: Loop, leaf: Leaf, row: Row, value: fx.Node, end: End) -> None:

@@ -33,7 +33,7 @@ from magpy_like.monitor.run import MonitorRun
 from magpy_like.monitor.symbolic.expressions import GraphNumber, is_number
 from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.split_points import Split
+from magpy_like.split_points import LoopNotMergeable, Split
 from magpy_like.splitting.frame_state import FrameState
 
 _log = topic("splits")
@@ -97,7 +97,7 @@ def _round(
             begun = with_value(begun, place, values[-1])
         end = explorer.explore(run, begin_side(begun, stays), until, state.instruction.offset)
         if not end.again:
-            raise Split("it does not come back to its condition")
+            raise LoopNotMergeable("the body does not return to the condition")
         after = replace(state, locals=end.locals, stack=end.stack)
         places = [Place(True, slot) for slot in live_locals(state.code, state.offset)]
         places += [Place(False, i) for i in range(len(state.stack))]
@@ -126,7 +126,7 @@ def _any_like(explorer: Explorer, run: MonitorRun, value: Any, symbol: fx.Node) 
     if is_number(value):
         return run.lift(value, GraphNumber(symbol))
     if not is_instance(value, torch.Tensor):
-        raise Split(f"a {type(value).__qualname__} differs from round to round")
+        raise LoopNotMergeable(f"a {type(value).__qualname__} differs between iterations")
     return explorer.any_tensor(run, value, symbol, value.requires_grad)
 
 
@@ -141,7 +141,7 @@ def _twin_of(run: MonitorRun, value: Any) -> Any:
         return type(value)(value) if is_number(value) else None
     twin = rec.graph_value(value).meta.get(TWIN)
     if twin is None:
-        raise Split("the sizes of a tensor that rounds hand on are not known")
+        raise LoopNotMergeable("the sizes of a loop-carried tensor are unknown")
     return twin
 
 

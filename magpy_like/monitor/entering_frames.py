@@ -28,6 +28,7 @@ from magpy_like.native import NULL, frame_function, frame_locals, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -101,10 +102,10 @@ class Entering:
                 # Another frame may have had the id, so the frame itself must bear the hook's mark.
                 if id(frame) in self._generators and not frame.f_trace_lines:
                     return True
-                raise Split("goes on with a generator from before the region")
+                raise Split(SplitReason.GENERATOR_SUSPENDED, "resumes an external generator")
             self._generators.add(id(frame))
         if code.co_flags & _ASYNC:
-            raise Split("is asynchronous")
+            raise Split(SplitReason.ASYNC, "enters an asynchronous function")
         if run.skipping:  # the record has it, and this may be what torch does for fake tensors
             return True
         function = frame_function(frame)
@@ -153,7 +154,10 @@ class Entering:
         if not function.__name__.startswith("__"):
             return
         if function.__name__ == "__del__" and not rec.is_born(receiver):
-            raise Split(f"lets go of a {type(receiver).__qualname__} from outside")
+            raise Split(
+                SplitReason.FINALIZER,
+                f"destroys an external {type(receiver).__qualname__}, whose __del__ is Python code",
+            )
         making = {"__set_name__": 1, "__init_subclass__": 0}.get(function.__name__)
         if making is not None and making < code.co_argcount:
             # Called with a class that is still in the making; one from outside was met before.

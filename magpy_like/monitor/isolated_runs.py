@@ -66,7 +66,7 @@ class TensorEffects(TorchDispatchMode):
         for tensor in _written(func, args, kwargs):
             if not self.owns(tensor):
                 self.refused = tensor if self.refused is None else self.refused
-                self._stop(f"{func} changes a tensor that was there before")
+                self._stop(f"{func} changes an external tensor")
         result = func(*args, **kwargs)
         given = {self._storage(t)._cdata for t in _tensors((args, kwargs))}
         for tensor in _tensors(result):
@@ -159,7 +159,9 @@ class IsolatedRun:
             if self.filled is not None and self.filled.let_grow(value):
                 self.own(value)
                 return
-            raise Split(f"{what} a {type(value).__qualname__} that was there before")
+            raise Split(
+                SplitReason.ISOLATED_EFFECT, f"{what} an external {type(value).__qualname__}"
+            )
 
     def store(self, owner: Any, kind: RelationKind, key: Any, what: str) -> None:
         """It is about to put something in the place of what is there.
@@ -171,7 +173,7 @@ class IsolatedRun:
             return
         place = place_of(owner, kind, key)
         if place is None or self.filled is None:
-            raise Split(what)
+            raise Split(SplitReason.ISOLATED_EFFECT, what)
         self.filled.let(place)
 
     def consume(self, value: Any) -> None:
@@ -215,15 +217,25 @@ class IsolatedRun:
         switches = annotation.global_state or operation in SWITCHES
         switches &= operation is not set_grad_enabled  # looked at in the end
         if switches or annotation.random or annotation.replay:
-            raise Split(f"{name} changes something outside")
+            raise Split(
+                SplitReason.ISOLATED_EFFECT, f"calls {name}, which has an effect outside", name
+            )
         if is_instance(operation, functools._lru_cache_wrapper):
-            raise Split(f"{name} keeps its results")
+            raise Split(
+                SplitReason.ISOLATED_EFFECT, f"calls {name}, which caches its results", name
+            )
         looks_for = is_instance(args[0], CONTAINERS) if args else False
         if looks_for and operation.__name__ in _TELLS_WHICH and any(map(_holds_fake, args[1:])):
-            raise Split(f"{name} asks which tensor it is")
+            raise Split(
+                SplitReason.OBJECT_IDENTITY,
+                f"calls {name}, which compares tensors by identity",
+                name,
+            )
         relation = annotation.output.relation
         if relation is not None and relation.kind is RelationKind.CONSTANT:
-            raise Split(f"{name} keeps its results")
+            raise Split(
+                SplitReason.ISOLATED_EFFECT, f"calls {name}, which caches its results", name
+            )
         inputs = inputs_of(args, kwargs)
         written = None
         if relation is not None and relation.access == "write":
@@ -235,16 +247,24 @@ class IsolatedRun:
                 if (self.beside and operation in _TELLS_FAKE) or (
                     position == written and operation not in _PUTS
                 ):
-                    raise Split(f"{name} looks at or changes a tensor's object")
+                    raise Split(
+                        SplitReason.ISOLATED_EFFECT,
+                        f"calls {name}, which inspects or changes the Python object of a tensor",
+                        name,
+                    )
                 if operation in _CHANGES_OBJECTS and not self.owns_tensor(value):
-                    raise Split(f"{name} changes a tensor that was there before")
+                    raise Split(
+                        SplitReason.ISOLATED_EFFECT,
+                        f"calls {name}, which changes an external tensor",
+                        name,
+                    )
                 continue
             if position == written and relation is not None:
                 _, key, stored = way_of(relation, args, kwargs)
                 if stored is not NOT_GIVEN and key is not NOT_GIVEN:
                     kind = relation.kind
                     kind = RelationKind.KEY if kind is RelationKind.ITEM else kind
-                    self.store(value, kind, key, f"changes a {type(value).__qualname__}")
+                    self.store(value, kind, key, f"changes an external {type(value).__qualname__}")
                     continue
             if position == written or annotation.input(position).in_place:
                 self.needs_own(value, "changes")
@@ -257,7 +277,10 @@ class IsolatedRun:
             Split: it is not the same at all times.
         """
         if self.gradients_differ and name in _ABOUT_GRADIENTS:
-            raise Split(f"asks for {name}, which is not the same each time")
+            raise Split(
+                SplitReason.ISOLATED_EFFECT,
+                f"reads {name}, which differs between runs of a checkpointed function",
+            )
 
     def finish(self, run: MonitorRun, token: Token, stack: tuple[Any, ...]) -> Any:
         """An instruction has given the top of ``stack``."""
@@ -353,7 +376,7 @@ def _stores_attribute(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
     for way in (setter, lookup_in_type(type(target), "__setattr__")):
         if is_instance(way, types.FunctionType):
             return  # followed
-    what = f"changes a {type(target).__qualname__} that was there before"
+    what = f"changes an external {type(target).__qualname__}"
     side.store(target, RelationKind.ATTRIBUTE, step.name, what)
 
 
@@ -361,7 +384,7 @@ def _stores_item(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
     target, key = step.stack[-2:]
     if is_instance(target, torch.Tensor):
         return  # an operator, which `TensorEffects` sees
-    what = f"changes a {type(target).__qualname__} that was there before"
+    what = f"changes an external {type(target).__qualname__}"
     side.store(target, RelationKind.KEY, key, what)
 
 
@@ -401,9 +424,9 @@ def _writes_cell(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
     if made_by_frame and code is not side.code:
         side.own(cell)
     elif opcode.opname[step.opcode] == "STORE_DEREF":
-        side.store(cell, RelationKind.CELL, None, "changes a variable that functions share")
+        side.store(cell, RelationKind.CELL, None, "changes a closure variable")
     else:
-        raise Split("takes away a variable that functions share")
+        raise Split(SplitReason.ISOLATED_EFFECT, "deletes a closure variable")
 
 
 def _calls(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
@@ -414,13 +437,15 @@ def _calls(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
     else:
         called = step.stack[-3 if step.oparg & 1 else -2]
     if is_instance(called, type) and gives_destructor(called):
-        raise Split(f"makes a {called.__qualname__}, whose end is noticed")
+        raise Split(
+            SplitReason.FINALIZER, f"creates a {called.__qualname__}, which has a finalizer"
+        )
 
 
 def _asks_which(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
     given = [id(operand) in side.copies for operand in step.stack[-2:]]
     if any(given) and not any(map(is_plain, step.stack[-2:])):
-        raise Split("asks which container it is that rounds of a loop hand on")
+        raise Split(SplitReason.OBJECT_IDENTITY, "tests the identity of a loop-carried container")
 
 
 def _consumes(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
@@ -429,7 +454,7 @@ def _consumes(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
 
 def _never(what: str) -> Callable[[IsolatedRun, MonitorRun, Step], None]:
     def rule(side: IsolatedRun, run: MonitorRun, step: Step) -> None:
-        raise Split(what)
+        raise Split(SplitReason.ISOLATED_EFFECT, what)
 
     return rule
 
@@ -456,11 +481,11 @@ def _rules() -> dict[int, Callable[[IsolatedRun, MonitorRun, Step], None]]:
         "UNPACK_EX": _consumes,
         "STORE_GLOBAL": _stores_global,
         "DELETE_GLOBAL": _never("changes a global variable"),
-        "LOAD_BUILD_CLASS": _never("makes a class"),
+        "LOAD_BUILD_CLASS": _never("creates a class"),
         "CALL": _calls,
         "CALL_FUNCTION_EX": _calls,
         "IS_OP": _asks_which,
-        "SEND": _never("hands values to a generator"),
+        "SEND": _never("sends values to a generator"),
     }
     return {opcode.opmap[name]: rule for name, rule in table.items() if name in opcode.opmap}
 

@@ -89,7 +89,7 @@ class Segment:
             Split: no record can be made.
         """
         if self.is_disturbed():
-            raise Split("another thread compiles meanwhile")
+            raise Split(SplitReason.THREADS, "another thread traces with torch at the same time")
         if rec.looks_behind:
             self.dispatcher.show_nodes()
         rec.operators.drawn_from = rec.drawn_from()
@@ -101,7 +101,7 @@ class Segment:
         left, after = Modes.now(), default_device.modes()
         with self._at_entry():
             if not self._is_as_before():
-                raise Split("leaves torch's global modes changed")
+                raise Split(SplitReason.MODE_CHANGE, "leaves torch's global state changed")
         if left != self._modes:
             rec.modes_left = self._modes, left
         if after != self._devices:

@@ -36,6 +36,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ABSENT, ByIdentity, Fact, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import BranchRefused, Place, SpeculationRefused, Split, SplitPoint
+from magpy_like.split_reasons import SplitReason
 from magpy_like.splitting.tracebacks import set_context_from_caller
 from magpy_like.synthesis import number_source
 from magpy_like.synthesis.example_inputs import example_inputs
@@ -145,7 +146,10 @@ class MockBuilder:
             return self.source.constant(node.variable, node.type.__name__.lower())
         name = self.guard.variables.get(node.node_id)
         if name is None:
-            raise Split(f"leaves a {node.type.__qualname__} that a later call could not find")
+            raise Split(
+                SplitReason.UNREACHABLE_VARIABLE,
+                f"leaves an external {node.type.__qualname__} that a later call cannot find",
+            )
         self.parameters[node.node_id] = name
         return name
 
@@ -203,7 +207,8 @@ class MockBuilder:
         if rec.lifted.speculated and rec.changed_inputs():
             if not (rec.lifted.can_rewind() and check_before_writing(rec)):
                 raise SpeculationRefused(
-                    "speculates on a tensor's value before it changes what is outside"
+                    SplitReason.MISSPECULATION_NOT_UNDOABLE,
+                    "speculates on a tensor's value before effects that cannot be rolled back",
                 )
             return []
         for expression, value, _ in rec.lifted.speculated:
@@ -217,7 +222,8 @@ class MockBuilder:
             self.guard.readable.append(f"a value that steers the program gives {value!r}")
         if conditions and not rec.lifted.can_rewind():
             raise SpeculationRefused(
-                "speculates on a tensor's value before it changes what is outside"
+                SplitReason.MISSPECULATION_NOT_UNDOABLE,
+                "speculates on a tensor's value before effects that cannot be rolled back",
             )
         return conditions
 
@@ -285,7 +291,10 @@ class MockBuilder:
                     lines.append(f"{raised}({self.existing(node)})")
             links = zip(now, before, strict=True)
             if not node.written and any(link is not earlier for link, earlier in links):
-                raise Split(f"raises a {node.type.__qualname__} from outside for another reason")
+                raise Split(
+                    SplitReason.EXCEPTION_STATE,
+                    f"raises an external {node.type.__qualname__} and changes its cause or context",
+                )
         return lines
 
     def _write(self, node: ShadowNode, relation: Relation) -> list[str]:
@@ -456,7 +465,10 @@ def _statement(
     assign, delete = _WRITES.get(kind, (None, None))
     text = delete if value is None else assign
     if text is None:
-        raise Split(f"{'removes' if value is None else 'changes'} something along {relation}")
+        raise Split(
+            SplitReason.CUSTOM_CLASS_STATE,
+            f"{'removes' if value is None else 'changes'} the variable at the relation {relation}",
+        )
     base = clear = attributes = ""
     if kind is RelationKind.ATTRIBUTE:
         attributes = f"{source.constant(instance_dict)}({owner})"
@@ -488,7 +500,7 @@ def synthesise(
         Split: something that the program read or made cannot be checked or made again.
     """
     if any(map(_is_relied_on, rec.drawn)):
-        raise Split("relies on what it has drawn")
+        raise Split(SplitReason.RANDOM_VALUE_DECIDES, "depends on the value of a random object")
     places = Places(rec)
     guard = GuardBuilder(rec, places, args, kwargs, known)
     with entry():
@@ -653,13 +665,20 @@ def _compile(
     changed = rec.changed_inputs()
     noticed = changed or operators.drawn_from
     if rec.changed_arrays():
-        raise Split("changes a NumPy array from outside, or one whose memory a tensor shares")
+        raise Split(
+            SplitReason.NUMPY_MEMORY,
+            "changes an external NumPy array, or one that shares memory with a tensor",
+        )
     if not mock.outputs and not (operators.operator_count and noticed):
         return None, []
     if rec.has_changed():
-        raise BranchRefused("changes a tensor in place that a branch may have handed on")
+        raise BranchRefused(
+            SplitReason.BRANCH_NOT_MERGEABLE, "changes a tensor in place that a branch may return"
+        )
     if not rec.constants.numpy_shares_are_unchanged():
-        raise Split("changes memory that a tensor and a NumPy array share")
+        raise Split(
+            SplitReason.NUMPY_MEMORY, "changes memory that a tensor and a NumPy array share"
+        )
     operators.erase_unused(rec.lifted.in_python, mock.outputs)
     graph = operators.finish(mock.outputs)
     if rec.modes_left is not None:
@@ -671,7 +690,9 @@ def _compile(
             continue
         node = rec.refs.get_node_by_id(source)
         if node.variable is None:
-            raise Split("an input of the operator graph is gone by the end of the region")
+            raise Split(
+                SplitReason.FINALIZER, "destroys a variable that is an input of the operator graph"
+            )
         if is_instance(node.variable, torch.Tensor):
             nodes.append(node)
         names.append(mock.existing(node))

@@ -25,6 +25,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, Relation
 from magpy_like.refgraph.plain_values import HEAP_TYPE, is_identity
 from magpy_like.split_points import Split, is_disabled, unknown
+from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.torchscript import ScriptFunction
 
 if TYPE_CHECKING:
@@ -59,7 +60,11 @@ def call(
         _read_partial(rec, args[0])  # it is taken apart, and the new one has its parts
     if kind is types.FunctionType:
         if is_disabled(function):
-            raise Split(f"calls {describe(function)}, which is disabled")
+            raise Split(
+                SplitReason.DISABLED_FUNCTION,
+                f"calls {describe(function)}, which is disabled",
+                describe(function),
+            )
         if function is torch.nn.Module.__getattr__ and len(args) == 2:
             attributes.read_submodule(rec, *args)
             return None
@@ -103,11 +108,16 @@ def call(
     if is_instance(function, type):
         return instantiate(run, function, args, kwargs)
     if is_instance(function, torch.jit.ScriptModule):
-        raise Split("calls a TorchScript module")
+        raise Split(SplitReason.TORCHSCRIPT, "calls a TorchScript module")
     if rec.inside and str(getattr(function, "__module__", "")).startswith("torch."):
         return None  # the operator's own machinery
     receiver = args[0] if args and is_instance(operation, types.MethodDescriptorType) else None
-    raise unknown(receiver, f"calls {describe(function)}, native code without an annotation")
+    raise unknown(
+        receiver,
+        SplitReason.UNANNOTATED_NATIVE_CALL,
+        f"calls {describe(function)}, native code without an annotation",
+        describe(function),
+    )
 
 
 def rely_on(rec: Recording, function: Any) -> None:
@@ -140,7 +150,11 @@ def instantiate(run: MonitorRun, cls: type, args: tuple[Any, ...], kwargs: dict[
     """
     rec = run.recording
     if not cls.__flags__ & HEAP_TYPE:
-        raise Split(f"calls {describe(cls)}, native code without an annotation")
+        raise Split(
+            SplitReason.UNANNOTATED_NATIVE_CALL,
+            f"calls {describe(cls)}, native code without an annotation",
+            describe(cls),
+        )
     meta = type(cls)
     if meta is not type:
         class_lookup.read_class(rec, meta, "__call__")
@@ -151,7 +165,11 @@ def instantiate(run: MonitorRun, cls: type, args: tuple[Any, ...], kwargs: dict[
             owner = next((b for b in cls.__mro__ if name in b.__dict__), cls)
             annotation = lookup(owner)
             if annotation is None:
-                raise Split(f"calls {describe(cls)}, whose {name} is native code")
+                raise Split(
+                    SplitReason.UNANNOTATED_NATIVE_CALL,
+                    f"calls {describe(cls)}, whose {name} is native code without an annotation",
+                    describe(cls),
+                )
             look_at_all(run, annotation, owner, args, kwargs)
     return _adopt_instance, None
 

@@ -25,6 +25,7 @@ from magpy_like.monitor.isolated_runs import IsolatedRun
 from magpy_like.monitor.operator_graph.graph_nodes import AS_IS, NUMBER
 from magpy_like.refgraph.plain_values import is_plain, storage_of
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat import pytree
 from magpy_like.torch_compat.autograd import (
     apply_custom_function,
@@ -67,9 +68,14 @@ class Checkpointed(IsolatedRun):
     ) -> None:
         super().check_call(annotation, operation, args, kwargs)
         if operation in _NOT_INSIDE:
-            raise Split("takes gradients or runs a custom function under a checkpoint")
+            raise Split(
+                SplitReason.CHECKPOINT,
+                "computes gradients or runs a custom autograd function under a checkpoint",
+            )
         if self.gradients_differ and operation in _ABOUT_MODE:
-            raise Split("asks under a reentrant checkpoint whether there are gradients")
+            raise Split(
+                SplitReason.CHECKPOINT, "queries the gradient mode under a reentrant checkpoint"
+            )
 
     def note_write(self, rec: Recording, tensor: torch.Tensor) -> None:
         """An operator, which is not on the graph yet, has written to a tensor.
@@ -82,7 +88,9 @@ class Checkpointed(IsolatedRun):
         if rec.node(tensor) is None and all(storage_of(t) != memory for t, _ in known):
             return
         if self._outer is not None:
-            raise Split("writes to a tensor from outside under two checkpoints")
+            raise Split(
+                SplitReason.CHECKPOINT, "writes to an external tensor under two checkpoints"
+            )
         self._writes.append((_last(rec), self._call.saved()))
 
     def leave(self, rec: Recording, result: Any) -> None:
@@ -94,7 +102,9 @@ class Checkpointed(IsolatedRun):
         nodes = self._nodes(rec)
         switched = torch.is_grad_enabled() is self._call.reentrant
         if switched or any(map(_is_pythons, nodes)):
-            raise Split("does more than to compute under a checkpoint")
+            raise Split(
+                SplitReason.CHECKPOINT, "does more than tensor computations under a checkpoint"
+            )
         if self._call.reentrant:
             self._look_at_results(rec, nodes, result)
         rec.checkpointed = self._outer
@@ -124,10 +134,16 @@ class Checkpointed(IsolatedRun):
         for value in result if type(result) is tuple else (result,):
             if isinstance(value, torch.Tensor):
                 if rec.operators.node_of(value) not in own or storage_of(value) in memory:
-                    raise Split("returns what is not its own from under a reentrant checkpoint")
+                    raise Split(
+                        SplitReason.CHECKPOINT,
+                        "returns a tensor from a reentrant checkpoint that was created elsewhere",
+                    )
                 memory.add(storage_of(value))  # nor is one that shares it
             elif not (is_plain(value) and type(result) is tuple):
-                raise Split(f"returns a {type(value).__qualname__} from a reentrant checkpoint")
+                raise Split(
+                    SplitReason.CHECKPOINT,
+                    f"returns a {type(value).__qualname__} from a reentrant checkpoint",
+                )
 
     def _function(self, rec: Recording, nodes: list[fx.Node], result: Any) -> Function:
         if not self._call.reentrant:

@@ -28,6 +28,7 @@ from torch.utils.checkpoint import (
 from magpy_like.monitor.torch_state.default_device import are_all_modes
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.checkpointing import (
     checkpoint_without_reentrant,
     device_type_of_arguments,
@@ -199,9 +200,9 @@ def fail(call: Call, error: BaseException) -> None:
 
 def _begins(run: MonitorRun, function: Any, args: Any, kwargs: Any, reentrant: bool) -> Token:
     if run.side is not None:
-        raise Split("begins a checkpoint beside the program")
+        raise Split(SplitReason.CHECKPOINT, "begins a checkpoint in a branch or loop body")
     if reentrant and run.recording.checkpointed is not None:
-        raise Split("begins a reentrant checkpoint under a checkpoint")
+        raise Split(SplitReason.CHECKPOINT, "begins a reentrant checkpoint under a checkpoint")
     run.suspended += 1
     return _finish_begin, None
 
@@ -227,7 +228,7 @@ def _finish_end(run: MonitorRun, returned: Any, result: Any) -> None:
 
 
 def _fails(run: MonitorRun, *_: Any) -> Token:
-    raise Split("raises an exception under a checkpoint")
+    raise Split(SplitReason.CHECKPOINT, "raises an exception under a checkpoint")
 
 
 STEPS: dict[Any, Callable[..., Token]] = {begin: _begins, end: _ends, fail: _fails}

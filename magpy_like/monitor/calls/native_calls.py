@@ -206,10 +206,15 @@ def _allow(
     rec = run.recording
     if annotation.replay:
         if rec.inside:
-            raise EffectInsideOperator(f"calls {describe(operation)} inside an operator")
+            raise EffectInsideOperator(
+                SplitReason.EFFECT_IN_OPERATOR,
+                f"calls {describe(operation)} inside an operator",
+                describe(operation),
+            )
     elif not annotation.as_op_node:
         if not annotation.pure_closure:
-            raise Split(annotation.reason or f"calls {describe(operation)}")
+            name = describe(operation)
+            raise Split(*annotation.split_cause(name, SplitReason.DYNAMIC_OPERATION))
         look_at_tensors(run, annotation, operation, args, kwargs)
     if is_instance(operation, np.ufunc | NUMPY):
         look_at_numpy_errors(rec)
@@ -251,7 +256,10 @@ def _look_at_inputs(run: MonitorRun, call: NativeCall) -> list[Any]:
             changed.append(value)
         elif on_graph:
             if is_number_like(value):
-                raise Split(f"gives a {type(value).__qualname__} to a tensor operator")
+                raise Split(
+                    SplitReason.UNSUPPORTED_OPERAND,
+                    f"passes a {type(value).__qualname__} to a tensor operator",
+                )
             if rec.length_varies(value):
                 raise Split(
                     SplitReason.VARYING_LIST, "passes a list whose length varies to an operator"
@@ -364,7 +372,11 @@ def _begin(run: MonitorRun, call: NativeCall) -> Token:
     ):
         if is_instance(operation, functools._lru_cache_wrapper):
             if rec.is_born(operation):
-                raise Split(f"calls {describe(operation)}, whose cache it has made")
+                raise Split(
+                    SplitReason.CACHED_FUNCTION,
+                    f"calls {describe(operation)}, whose cache it has created",
+                    describe(operation),
+                )
             look_at_cached(rec, (*args, *kwargs.values()))
         run.suspended += 1
         return finish_suspended, call

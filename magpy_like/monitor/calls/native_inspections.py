@@ -27,6 +27,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact
 from magpy_like.refgraph.plain_values import is_identity, is_plain
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.functorch import VMAP_MODULE
 
 if TYPE_CHECKING:
@@ -46,11 +47,19 @@ def look_at_callbacks(
         if position not in annotation.calls or is_followed(function):
             continue
         if function is not None and not _only_looks(function):
-            raise Split(f"hands {describe(function)} to native code that calls it")
+            raise Split(
+                SplitReason.NATIVE_CALLBACK,
+                f"passes {describe(function)} to native code that calls it",
+                describe(function),
+            )
         for other, value in inputs:
             if other != position:
                 if function in object_addresses.TELLS and not _holds_plain(value):
-                    raise Split(f"hands {describe(function)} to native code that calls it")
+                    raise Split(
+                        SplitReason.NATIVE_CALLBACK,
+                        f"passes {describe(function)} to native code that calls it",
+                        describe(function),
+                    )
                 rec.visit(value, ValueRead.ALL)
 
 
@@ -91,9 +100,12 @@ def look_at_tensors(
                 value, torch.Tensor
             ):
                 continue  # tensors hash and compare by identity there
-            raise Split(
-                annotation.reason or f"{describe(operation)} reads a tensor's value into Python"
+            cause = annotation.split_cause(
+                describe(operation),
+                SplitReason.TENSOR_VALUE_READ,
+                "reads a tensor's value into Python",
             )
+            raise Split(*cause)
         if is_instance(value, torch.Tensor) and annotation.input(position).value_read in _SIZES:
             name = getattr(operation, "__name__", "")
             if name in tensor_metadata.UNCHECKED:
@@ -151,7 +163,10 @@ def look_inside(rec: Recording, operation: Any, value: Any) -> None:
     if node is None or is_instance(value, (*CONTAINERS, torch.Tensor)) or is_identity(value):
         return
     if operation in (str.format, str.format_map):
-        raise Split(f"formats a {type(value).__qualname__} from outside")
+        raise Split(
+            SplitReason.CUSTOM_CLASS_STATE,
+            f"formats an external {type(value).__qualname__} by str.format",
+        )
     attributes.read_all(rec, value)
 
 
@@ -163,7 +178,10 @@ def look_at_cached(rec: Recording, values: Iterable[Any]) -> None:
     """
     for value in values:
         if hashes_in_python(value) and not _hashes_fields(value):
-            raise Split(f"looks for a {type(value).__qualname__} in a cache")
+            raise Split(
+                SplitReason.CACHED_FUNCTION,
+                f"passes a {type(value).__qualname__} with a Python __hash__ to a cached function",
+            )
         if is_instance(value, tuple | frozenset):
             look_at_cached(rec, value)
             continue

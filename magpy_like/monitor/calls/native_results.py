@@ -28,6 +28,7 @@ from magpy_like.monitor.torch_state.torch_modes import SETTERS
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain, overrides_torch_function
 from magpy_like.split_points import UnguardableRead
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -139,7 +140,8 @@ def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
     for tensor in tensors_in(result):
         if overrides_torch_function(tensor):
             raise UnguardableRead(
-                f"makes a {type(tensor).__qualname__}, which has a __torch_function__"
+                SplitReason.TENSOR_SUBCLASS,
+                f"creates a {type(tensor).__qualname__}, which has a __torch_function__",
             )
     for position, value in inputs_of(done.args, done.kwargs):
         if annotation.writes_to(position, done.args):
@@ -158,7 +160,10 @@ def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
     elif on_tensors and result is None:
         run.recording.operator(done.operation, done.args, done.kwargs, result)
     elif on_tensors and (done.operation in _REPEATS or not _about_metadata(result)):
-        raise UnguardableRead(f"{describe(done.operation)} reads a tensor's value into Python")
+        raise UnguardableRead(
+            SplitReason.TENSOR_VALUE_READ,
+            f"calls {describe(done.operation)}, which reads a tensor's value into Python",
+        )
     elif not on_tensors:
         run.lifted.specialize((done.args, tuple(done.kwargs.values())))
         finish_pure(run, done, result)

@@ -14,6 +14,7 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_identity, is_plain
 from magpy_like.split_points import EffectInsideOperator, Split
+from magpy_like.split_reasons import SplitReason
 
 
 def look_for_strangers(rec: Recording, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -27,10 +28,14 @@ def look_for_strangers(rec: Recording, args: tuple[Any, ...], kwargs: Mapping[st
         if id(tensor) in rec.given:
             continue
         if rec.node(tensor) is not None:
-            raise Split("uses a tensor from outside that is none of the operator's arguments")
+            raise Split(
+                SplitReason.FUNCTION_OPERAND,
+                "uses an external tensor that is not an argument of the operator",
+            )
         if rec.operators.node_of(tensor) is not None:
             raise EffectInsideOperator(
-                "uses a tensor that is none of the operator's arguments inside an operator"
+                SplitReason.EFFECT_IN_OPERATOR,
+                "uses a tensor inside an operator that is not an argument of it",
             )
 
 

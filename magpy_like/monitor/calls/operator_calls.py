@@ -23,6 +23,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact
 from magpy_like.refgraph.plain_values import HEAP_TYPE, is_mutable_class, is_plain, is_same_value
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -85,11 +86,11 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
     in_python = answers_in_python(operation, args)
     if operation in FORMATS and is_instance(args[0], str | bytes | bytearray):
         if holds_tensor(args[1]):
-            raise Split("formats a tensor as text")
+            raise Split(SplitReason.TENSOR_VALUE_READ, "formats a tensor as text")
     if on_tensors and not in_python:
         annotation = lookup(operation)
         if annotation is None:
-            raise Split(f"applies {operation.__name__} to a tensor")
+            raise Split(SplitReason.TENSOR_VALUE_READ, f"applies {operation.__name__} to a tensor")
         return native(run, annotation, operation, args, {})
     if any(is_instance(value, np.ndarray) for value in args):
         look_at_numpy_errors(rec)
@@ -107,7 +108,10 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
         elif is_instance(value, CONTAINERS):
             rec.visit(value, ValueRead.ALL)
             if holds_tensor(value) and operation in _COMPARISONS:
-                raise Split("compares containers that hold tensors")
+                raise Split(
+                    SplitReason.TENSOR_VALUE_READ,
+                    "compares containers that hold tensors by their values",
+                )
         elif node is not None and not is_mutable_class(type(value)):
             rec.visit(value, ValueRead.ALL)
         for name in _SPECIAL.get(operation, ()):

@@ -25,6 +25,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact
 from magpy_like.refgraph.plain_values import is_identity, is_plain
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.recording import Recording
@@ -79,7 +80,10 @@ def close_over(rec: Recording, value: Any) -> Any:
         called = value.code
     if called is not None:
         if called in _refused:
-            raise Split("gives an operator a function that does more than to compute")
+            raise Split(
+                SplitReason.FUNCTION_OPERAND,
+                "passes a function that does more than compute to an operator",
+            )
         rec.called.append(called)
     return value
 
@@ -142,7 +146,10 @@ class _Makers:
     def _new(self, value: Any) -> Maker:
         if is_instance(value, torch.Tensor):
             if self._rec.node(value) is None and self._rec.operators.node_of(value) is None:
-                raise Split("gives an operator a function that refers to an unknown tensor")
+                raise Split(
+                    SplitReason.FUNCTION_OPERAND,
+                    "passes a function that refers to a tensor of unknown origin to an operator",
+                )
             return self._operand(value)
         if self._rec.operators.expression(value) is not None:
             return self._operand(value)
@@ -191,13 +198,19 @@ class _Makers:
             if type(value) is types.FunctionType and _is_torchs(value):
                 # Made by what the monitor takes for one operator.
                 return lambda operands, made: value
-            raise Split("gives an operator a function that refers to the region's own values")
+            raise Split(
+                SplitReason.FUNCTION_OPERAND,
+                "passes a function that refers to objects created inside the region to an operator",
+            )
         path, is_one = (
             self._rec.path(node),
             is_instance(value, types.FunctionType | torch.nn.Module),
         )
         if path and path[0].kind is RelationKind.LOCAL and not is_one:
-            raise Split("gives an operator a function that refers to an argument")
+            raise Split(
+                SplitReason.FUNCTION_OPERAND,
+                "passes a function that refers to an argument of the region to an operator",
+            )
         node.facts.add(Fact.IDENTITY)
         return lambda operands, made: value
 

@@ -25,6 +25,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import REFERENT, Fact, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import is_identity, is_plain
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -123,13 +124,17 @@ def _read_native_slot(rec: Recording, source: Any, name: str) -> None:
     node = rec.node(source)
     if node is None:
         if is_instance(source, torch.Tensor):
-            raise Split("reads the gradient or base of an intermediate tensor")
+            raise Split(
+                SplitReason.AUTOGRAD_GRAPH, "reads the gradient or base of an intermediate tensor"
+            )
         return
     if is_instance(source, weakref.ref) and name == "__call__":
         found, name = source(), REFERENT
         known = is_plain(found) or is_identity(found) or rec.node(found) is not None
         if not (known or rec.is_born(found)):
-            raise Split("finds an object through nothing but a weak reference")
+            raise Split(
+                SplitReason.WEAK_REFERENCE, "reaches an object through a weak reference only"
+            )
     else:
         found = getattr(source, name, NULL)
     if found is NULL:
@@ -209,7 +214,7 @@ def iterate(rec: Recording, source: Any) -> None:
     if is_instance(source, CONTAINERS):
         rec.open(node)
     elif is_instance(source, DICT_VIEWS):
-        raise Split("iterates over a view of a dictionary from outside")
+        raise Split(SplitReason.ITERATOR_STATE, "iterates over an external view of a dictionary")
     elif hasattr(type(source), "__next__") and not is_instance(
         lookup_in_type(type(source), "__next__"), types.FunctionType
     ):

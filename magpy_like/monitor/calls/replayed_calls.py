@@ -17,6 +17,7 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 
 _PACKAGE = str(Path(__file__).parents[2])
 
@@ -47,9 +48,13 @@ def repeatable(
     """
     repeated = {call[0] for call in rec.calls}
     if operation is _RULES_CHANGED and repeated & _SHOWS:
-        raise Split("changes which warnings are shown after it has shown one")
+        raise Split(
+            SplitReason.WARNING_OR_LOG, "changes the warning filters after it has shown a warning"
+        )
     if operation in _SHOWS and _RULES_CHANGED in repeated:
-        raise Split("shows a warning after changing which are shown")
+        raise Split(
+            SplitReason.WARNING_OR_LOG, "shows a warning after it has changed the warning filters"
+        )
     if operation is logging.Logger._log:
         return _log_from(*args, **kwargs)
     if operation is not warnings.warn:
@@ -58,7 +63,9 @@ def repeatable(
     message = _as_it_is(given["message"])
     category = type(message) if is_instance(message, Warning) else given.get("category")
     if _may_raise(category or UserWarning):
-        raise Split("shows a warning that may be an exception")
+        raise Split(
+            SplitReason.WARNING_OR_LOG, "shows a warning that a filter may turn into an exception"
+        )
     rec.state_reads.append((_may_raise, (category or UserWarning,), {}, False))
     frame = _program_frame(int(given.get("stacklevel", 1)))
     if frame is None:
@@ -106,7 +113,7 @@ def _log_from(
         Split: it shows a handled exception, the stack, or what may be another text by then.
     """
     if exc_info or stack_info:
-        raise Split("logs an exception or the stack")
+        raise Split(SplitReason.WARNING_OR_LOG, "logs an exception or the stack")
     frame = _program_frame(stacklevel, _LOGGING)
     place = ("(unknown file)", 0, "(unknown function)")
     if frame is not None:
@@ -126,7 +133,10 @@ def _as_it_is(shown: Any) -> Any:
         return {_as_it_is(key): _as_it_is(value) for key, value in shown.items()}
     told = shown.args if is_instance(shown, BaseException) else (shown,)
     if not all(is_plain(value) or is_instance(value, _UNCHANGING) for value in told):
-        raise Split(f"shows a {type(shown).__qualname__}, which may change")
+        raise Split(
+            SplitReason.WARNING_OR_LOG,
+            f"shows or logs a {type(shown).__qualname__}, which may change later",
+        )
     return shown
 
 

@@ -63,6 +63,7 @@ from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import storage_of
 from magpy_like.split_points import EffectInsideOperator, Split, UnguardableRead
+from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.dispatch import function_mode_count
 from magpy_like.torch_compat.fake_tensors import FakeTensor
 from magpy_like.torch_interop.current_gpu import is_for_current_gpu
@@ -155,7 +156,7 @@ def _look_at_default_device(rec: Recording, operation: Any) -> None:
     if rec.inside and operation in default_device.CONSTRUCTORS:
         reason = f"{describe(operation)} needs the default device inside an operator"
         if default_device.default_device() != rec.default_device:
-            raise EffectInsideOperator(reason)
+            raise EffectInsideOperator(SplitReason.EFFECT_IN_OPERATOR, reason)
         rec.runs_as_is = reason
 
 
@@ -181,7 +182,7 @@ def _resizes(run: MonitorRun, call: NativeCall) -> Any:
         Split: a tensor from outside has another storage from here on.
     """
     if call.operation in _RESIZES and _is_outside(run.recording, call.args[0]):
-        raise Split("changes the storage of a tensor from outside")
+        raise Split(SplitReason.TENSOR_INTERNALS, "changes the storage of an external tensor")
     return NotImplemented
 
 
@@ -316,7 +317,10 @@ _ITEMS = {
 
 def finish_item(run: MonitorRun, read: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
     if not is_number(result):
-        raise UnguardableRead(f"reads a tensor's value into Python, as a {type(result).__name__}")
+        raise UnguardableRead(
+            SplitReason.TENSOR_VALUE_READ,
+            f"reads a tensor's value into Python as a {type(result).__name__}",
+        )
     number = run.lifted.item(*read, result)
     run.account()
     return number
@@ -420,7 +424,7 @@ def _read(run: MonitorRun, numbers: list[Any], tensor: torch.Tensor) -> Any:
         Split: a tensor of a run beside the program has no value.
     """
     if is_instance(tensor, FakeTensor):
-        raise Split("takes a number out of a tensor")
+        raise Split(SplitReason.TENSOR_VALUE_READ, "converts a tensor to a number")
     read: Any = int if tensor.dtype is torch.bool else torch.Tensor.item
     number = run.lifted.item(read, (tensor,), read(tensor))
     run.account()

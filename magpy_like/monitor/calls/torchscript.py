@@ -16,6 +16,7 @@ import torch
 
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.operators import OpOverload
 from magpy_like.torch_compat.torchscript import (
     JitType,
@@ -152,7 +153,7 @@ def in_python(
 def refusal(function: ScriptFunction) -> Split:
     """Why a TorchScript function is not followed."""
     reason = _write(function).reason or "is given what it converts"
-    return Split(f"calls a TorchScript function that {reason}")
+    return Split(SplitReason.TORCHSCRIPT, f"calls a TorchScript function that {reason}")
 
 
 def _is_of(kind: JitType, value: Any) -> bool:

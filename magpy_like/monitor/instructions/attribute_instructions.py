@@ -15,6 +15,7 @@ from magpy_like.monitor.torch_state import autograd_nodes
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split, unknown
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -38,7 +39,12 @@ def read_attribute(run: MonitorRun, step: Step) -> Token:
                 return native_calls.native(run, annotation, descriptor, (value,), {})
             if run.recording.node(value) is not None:
                 read = f"{type(value).__qualname__}.{name}"
-                raise unknown(value, f"reads {read}, native code without an annotation")
+                raise unknown(
+                    value,
+                    SplitReason.UNANNOTATED_NATIVE_ATTRIBUTE,
+                    f"reads {read}, which native code without an annotation computes",
+                    read,
+                )
         return _lift_attribute(run, step, value, name)
     return None
 
@@ -81,7 +87,7 @@ def delete_attribute(run: MonitorRun, step: Step) -> Token:
     """``del target.name``."""
     target = step.stack[-1]
     if is_instance(target, torch.Tensor):
-        raise Split(f"deletes the attribute {step.name} of a tensor")
+        raise Split(SplitReason.TENSOR_INTERNALS, f"deletes the attribute {step.name} of a tensor")
     place = attributes.place_of_store(run.recording, target, step.name, "__delattr__")
     if place is not None and attributes.look_at_place(run.recording, target, place):
         run.recording.remove(*place)

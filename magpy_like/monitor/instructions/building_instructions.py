@@ -19,6 +19,7 @@ from magpy_like.monitor.symbolic.gathered_lists import CarriedList
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -77,7 +78,7 @@ def format_value(run: MonitorRun, step: Step) -> Token:
         if (text := tensor_formatting.format_field(run, step)) is not None:
             return text
         if holds_tensor(value):
-            raise Split("formats a tensor as text")
+            raise Split(SplitReason.TENSOR_VALUE_READ, "formats a tensor as text")
         if step.oparg < _ASCII and object_addresses.is_shown_by_address(value):
             return object_addresses.told(run, str, value)
         run.recording.visit(value, ValueRead.ALL)

@@ -28,6 +28,7 @@ from magpy_like.monitor.symbolic.lifted_number_rules import give_back
 from magpy_like.native import NULL, frame_set_operand
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -140,5 +141,8 @@ def enter_context(run: MonitorRun, step: Step) -> Token:
         if method is not NULL and not is_instance(method, types.FunctionType):
             annotation = lookup(method)
             if annotation is None or not annotation.pure_closure:
-                raise Split(f"enters a {type(manager).__qualname__}, a native context manager")
+                raise Split(
+                    SplitReason.NATIVE_CONTEXT_MANAGER,
+                    f"enters a {type(manager).__qualname__}, a native context manager",
+                )
     return None

@@ -14,6 +14,7 @@ from magpy_like.monitor.calls import read_calls
 from magpy_like.monitor.instructions.step import Step, Token
 from magpy_like.monitor.objects import attributes
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -48,7 +49,10 @@ def _import_first(run: MonitorRun, name: str) -> None:
     try:
         importlib.import_module(name)
     except Exception as error:
-        raise Split(f"imports {name}, which fails: {type(error).__name__}: {error}") from None
+        raise Split(
+            SplitReason.FAILED_IMPORT,
+            f"imports {name}, which fails: {type(error).__name__}: {error}",
+        ) from None
     finally:
         run.suspended -= 1
         run.account()

@@ -29,6 +29,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -71,7 +72,9 @@ def get_item(run: MonitorRun, source: Any, key: Any, step: Step | None = None) -
             lookup_in_type(type(source), "__getitem__"), types.FunctionType
         ):
             if not is_instance(source, dict):
-                raise Split("uses a tensor as an index into a Python container")
+                raise Split(
+                    SplitReason.TENSOR_VALUE_READ, "uses a tensor as an index of a Python container"
+                )
             for other in dict.keys(source):  # tensors are found by their identity
                 rec.compare(other)
     if is_instance(source, type):
@@ -205,7 +208,7 @@ def delete_item(run: MonitorRun, step: Step) -> Token:
     target, key = step.stack[-2:]
     rec = run.recording
     if is_instance(target, torch.Tensor):
-        raise Split("deletes an item of a tensor")
+        raise Split(SplitReason.UNSUPPORTED_INSTRUCTION, "deletes an item of a tensor")
     rec.compare(key)
     remover = class_lookup.read_class(rec, type(target), "__delitem__")
     node = rec.node(target)

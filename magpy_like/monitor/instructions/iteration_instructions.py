@@ -36,6 +36,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation, ShadowNode
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -73,7 +74,7 @@ def take(run: MonitorRun, step: Step) -> Token:
     rec = run.recording
     iterator = step.stack[-1]
     if is_started_before(rec, iterator):
-        raise Split("goes on with a generator from before the region")
+        raise Split(SplitReason.GENERATOR_SUSPENDED, "resumes an external generator")
     if run.branching is not None:
         run.branching.at_loop_head(run, step)
     if type(iterator) is ARRAY_ITERATOR:
@@ -86,11 +87,17 @@ def take(run: MonitorRun, step: Step) -> Token:
             raise advancing(iterator)
         return None
     if not separate(iterator):
-        raise Split("goes on with an iterator that takes two elements at a time")
+        raise Split(
+            SplitReason.ITERATOR_STATE,
+            "advances an external iterator over several elements of another one at a time",
+        )
     for inner in innermost(iterator):
         container = rec.node(container_of(inner)) if type(inner) in SINGLE else None
         if container is not None and container.changed:
-            raise Split("goes on with an iterator over what it has changed")
+            raise Split(
+                SplitReason.ITERATOR_STATE,
+                "advances an external iterator over a container that it has changed",
+            )
     taken = rec.advanced.get(node.node_id, 0)
     relation = Relation(RelationKind.ITERATION, taken)
     if ahead(iterator, 0) is not NOTHING:

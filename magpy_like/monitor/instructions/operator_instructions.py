@@ -23,6 +23,7 @@ from magpy_like.monitor.symbolic.gathered_lists import CarriedList
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -62,7 +63,7 @@ def contains(run: MonitorRun, step: Step) -> Token:
     ask_which(run, step, 2)
     rec = run.recording
     if is_instance(container, torch.Tensor):
-        raise Split("looks for a value in a tensor")
+        raise Split(SplitReason.TENSOR_VALUE_READ, "searches a tensor for a value")
     tester = class_lookup.read_class(rec, type(container), "__contains__")
     if is_instance(tester, types.FunctionType):
         return None
@@ -76,7 +77,9 @@ def contains(run: MonitorRun, step: Step) -> Token:
         rec.require_distinct(item, *(other for other in others if type(other) is float))
     if is_instance(item, torch.Tensor) and is_instance(container, list | tuple | deque):
         if any(is_instance(e, torch.Tensor) for e in container if e is not item):
-            raise Split("compares a tensor with the elements of a container")
+            raise Split(
+                SplitReason.TENSOR_VALUE_READ, "compares a tensor with the elements of a container"
+            )
     read_calls.look_for(rec, container, item)
     return None
 

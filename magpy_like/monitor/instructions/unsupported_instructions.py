@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from magpy_like.monitor.instructions.step import Step, Token
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -19,9 +20,12 @@ def moved(run: MonitorRun, step: Step) -> Token:
 
 def unsupported(run: MonitorRun, step: Step) -> Token:
     """An instruction that only makes sense outside of a function."""
-    raise Split(f"uses {opcode.opname[step.opcode].lower()} inside a function")
+    raise Split(
+        SplitReason.UNSUPPORTED_INSTRUCTION,
+        f"executes the instruction {opcode.opname[step.opcode]}",
+    )
 
 
 def asynchronous(run: MonitorRun, step: Step) -> Token:
     """``await``, ``async for`` and ``async with``."""
-    raise Split("awaits")
+    raise Split(SplitReason.ASYNC, "awaits a coroutine")

@@ -28,6 +28,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation, ShadowNode
 from magpy_like.refgraph.plain_values import HEAP_TYPE, IMMUTABLE_TYPE, slot_names
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.operators import OpNamespace, OpOverloadPacket, Ops
 
 _MODULE_GETATTR = torch.nn.Module.__getattr__
@@ -180,7 +181,7 @@ def read_signature(rec: Recording, function: Any) -> None:
 def read_object(rec: Recording, value: Any, name: str) -> None:
     cls = type(value)
     if is_instance(value, threading.local) and rec.node(value) is not None:
-        raise Split("reads what every thread has of its own")
+        raise Split(SplitReason.THREADS, "reads thread-local data")
     if rec.hooks:
         autograd_nodes.check_handle_attribute(rec, value, name)
     getter = lookup_in_type(cls, "__getattribute__")
@@ -190,7 +191,7 @@ def read_object(rec: Recording, value: Any, name: str) -> None:
     if is_instance(getter, types.FunctionType):
         pass  # followed
     elif issubclass(cls, _PROXIES) and rec.node(value) is not None:
-        raise Split(f"reads {name} of what a weak proxy hides")
+        raise Split(SplitReason.WEAK_REFERENCE, f"reads {name} through a weak proxy")
     else:
         read_by_default_rules(rec, value, name)
 
@@ -260,7 +261,11 @@ def _read_natively(rec: Recording, value: Any, name: str, kind: type) -> None:
     if is_instance(getter, types.FunctionType):
         return  # followed
     if not is_instance(value, tuple):
-        raise Split(f"reads {type(value).__qualname__}.{name}, which native code computes")
+        raise Split(
+            SplitReason.UNANNOTATED_NATIVE_ATTRIBUTE,
+            f"reads {type(value).__qualname__}.{name}, which native code computes",
+            f"{type(value).__qualname__}.{name}",
+        )
     rec.open(node)
 
 
@@ -335,11 +340,18 @@ def place_of_store(
     if is_instance(found, property) or any(is_instance(way, types.FunctionType) for way in stores):
         return None
     if any(way is not NULL for way in stores):
-        raise Split(f"sets {cls.__qualname__}.{name}, which native code stores")
+        raise Split(
+            SplitReason.UNANNOTATED_NATIVE_ATTRIBUTE,
+            f"sets {cls.__qualname__}.{name}, which native code stores",
+            f"{cls.__qualname__}.{name}",
+        )
     if is_instance(target, type):
         return place_of_class_store(rec, target, name, setter)
     if instance_dict(target) is None:
-        raise Split(f"sets an attribute of a {cls.__qualname__}")
+        raise Split(
+            SplitReason.CUSTOM_CLASS_STATE,
+            f"sets an attribute of a {cls.__qualname__}, which has no instance dictionary",
+        )
     owner, relation = entry_of(rec, target, name)
     return None if owner is None else (owner, relation)
 

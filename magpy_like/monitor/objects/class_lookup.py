@@ -20,6 +20,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import MRO, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import HEAP_TYPE, class_entries
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 
 _dict_of = type.__dict__["__dict__"].__get__
 _mro_of = type.__dict__["__mro__"].__get__
@@ -108,7 +109,10 @@ def place_of_store(
         Split: ``setter``, which the metaclass has for it, is native code of its own.
     """
     if setter not in (type.__setattr__, type.__delattr__):
-        raise Split(f"sets an attribute of class {cls.__qualname__}, which native code stores")
+        raise Split(
+            SplitReason.CLASS_CHANGE,
+            f"sets an attribute of class {cls.__qualname__}, which native code stores",
+        )
     _follow_entries(rec, name)
     return entries_of(rec, cls), Relation(RelationKind.KEY, name)
 

@@ -25,6 +25,7 @@ from magpy_like.refgraph.plain_values import (
     overrides_torch_function,
 )
 from magpy_like.split_points import unknown
+from magpy_like.split_reasons import SplitReason
 
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 DICT_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
@@ -115,7 +116,9 @@ def plain_key(key: Any) -> Any:
     if is_plain(key):
         return key
     if hashes_in_python(key):
-        raise unknown(key, f"looks up a {type(key).__qualname__} as a key")
+        raise unknown(
+            key, SplitReason.UNGUARDABLE_KEY, f"looks up a {type(key).__qualname__} as a key"
+        )
     if is_identity(key) or is_instance(key, types.FunctionType | torch.nn.Module):
         return key
     if is_instance(key, weakref.ref) and is_identity(key()) and not hashes_in_python(key()):
@@ -124,7 +127,7 @@ def plain_key(key: Any) -> Any:
         for item in key:
             plain_key(item)
         return key
-    raise unknown(key, f"looks up a {type(key).__qualname__} as a key")
+    raise unknown(key, SplitReason.UNGUARDABLE_KEY, f"looks up a {type(key).__qualname__} as a key")
 
 
 def is_told_by_identity(key: Any) -> bool:

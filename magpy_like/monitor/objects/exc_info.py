@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import UnguardableRead
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -31,6 +32,10 @@ def _finish(run: MonitorRun, _: None, result: Any) -> None:
     if error is None:
         run.recording.state_reads.append((sys.exception, (), {}, None))
     elif error is run.handled_outside:
-        raise UnguardableRead("asks for an exception that its caller is handling")
+        raise UnguardableRead(
+            SplitReason.EXCEPTION_STATE, "reads the exception that its caller is handling"
+        )
     elif is_instance(result, tuple) and run.recording.node(error) is not None:
-        raise UnguardableRead("asks for the frames that an exception came through")
+        raise UnguardableRead(
+            SplitReason.EXCEPTION_STATE, "reads the traceback of an external exception"
+        )

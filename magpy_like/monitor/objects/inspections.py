@@ -27,6 +27,7 @@ from magpy_like.refgraph.plain_values import (
     proxied_mapping,
 )
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 
 
 class Inspections(OutsideReads):
@@ -154,7 +155,10 @@ class Inspections(OutsideReads):
             Split: a guard or mock would run code of the program's to find it, or could not.
         """
         if self.asks_members(node):
-            raise Split("looks up a key among others that compare themselves in Python")
+            raise Split(
+                SplitReason.UNGUARDABLE_KEY,
+                "looks up a key among keys with an __eq__ or __hash__ in Python",
+            )
         return self.key(key)
 
     def asks_members(self, node: ShadowNode) -> bool:
@@ -172,7 +176,9 @@ class Inspections(OutsideReads):
         if is_plain(value) or is_identity(value) or id(value) in seen:
             return
         if is_instance(value, torch.Tensor) and any(s.tensor() is value for s in self.unchanged):
-            raise Split("asks which tensor it is that a branch has handed on")
+            raise Split(
+                SplitReason.OBJECT_IDENTITY, "tests the identity of a tensor that a branch returns"
+            )
         node = self.node(value)
         if node is not None:
             self.compared[node.node_id] = None

@@ -19,6 +19,7 @@ from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +45,7 @@ FORESEEN: tuple[type, ...] = (*SINGLE, enumerate, zip)
 def advancing(iterator: Any) -> Split:
     """The program takes elements from an iterator that was there before."""
     name = type(iterator).__qualname__
-    return Split(f"advances {'an' if name[0] in 'aeiou' else 'a'} {name} from outside")
+    return Split(SplitReason.ITERATOR_STATE, f"advances an external {name}")
 
 
 def ahead(iterator: Any, count: int) -> Any:
@@ -63,7 +64,7 @@ def ahead(iterator: Any, count: int) -> Any:
         values = tuple([ahead(inner, count) for inner in reduced[1]])
         if not values or any(value is NOTHING for value in values):
             if len(reduced) > 2:
-                raise Split("exhausts a strict zip")
+                raise Split(SplitReason.ITERATOR_STATE, "exhausts an external zip with strict=True")
             return NOTHING
         return values
     if kind not in SINGLE:

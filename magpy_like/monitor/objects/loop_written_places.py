@@ -19,7 +19,7 @@ from magpy_like.annotation import RelationKind
 from magpy_like.native import NULL, instance_dict, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation, ShadowNode
-from magpy_like.split_points import Split
+from magpy_like.split_points import LoopNotMergeable
 
 if TYPE_CHECKING:
     from magpy_like.monitor.recording import Recording
@@ -149,7 +149,9 @@ class Filled:
         owner = node.variable
         for address, place in self._places.items():
             if owner is place.owner or id(owner) == address[0]:
-                raise Split(f"looks at all of a {node.type.__qualname__} that rounds write to")
+                raise LoopNotMergeable(
+                    f"reads all of a {node.type.__qualname__} that iterations write to"
+                )
 
     @contextmanager
     def holding(self, values: Sequence[tuple[Holder, Any]]) -> Iterator[Left]:

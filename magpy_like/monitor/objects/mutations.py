@@ -22,6 +22,7 @@ from magpy_like.native import NULL
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation, ShadowNode
 from magpy_like.split_points import EffectInsideOperator, Split
+from magpy_like.split_reasons import SplitReason
 
 
 class Mutations(Inspections):
@@ -70,7 +71,10 @@ class Mutations(Inspections):
     def rewrite(self, node: ShadowNode) -> None:
         """A container from outside is about to be changed in a way that depends on its contents."""
         if not is_instance(node.variable, list | dict | set | collections.deque):
-            raise Split(f"changes a {node.type.__qualname__} from outside in native code")
+            raise Split(
+                SplitReason.CUSTOM_CLASS_STATE,
+                f"changes an external {node.type.__qualname__} in native code",
+            )
         self.list_values.pop(node.node_id, None)
         self._look_at_end(node, contents(node.variable))
         self.snapshot(node)
@@ -86,7 +90,8 @@ class Mutations(Inspections):
         """
         if self.inside:
             raise EffectInsideOperator(
-                f"changes a {node.type.__qualname__} from outside inside an operator"
+                SplitReason.EFFECT_IN_OPERATOR,
+                f"changes an external {node.type.__qualname__} inside an operator",
             )
         if node.node_id in self.dictionaries:
             self._check_dictionary(node)
@@ -112,7 +117,10 @@ class Mutations(Inspections):
         if heard_of is not None:
             self.losing = {id(value) for value in held_by(dropped)}
             kind, owner = type(heard_of).__qualname__, node.type.__qualname__
-            raise Split(f"takes a {kind}, whose end is heard of, out of a {owner} from outside")
+            raise Split(
+                SplitReason.FINALIZER,
+                f"removes a {kind}, which has finalizers, from an external {owner}",
+            )
 
     def look_for_lost(self) -> None:
         """
@@ -120,4 +128,7 @@ class Mutations(Inspections):
             Split: the program looks at weak references, and has let go of an object that has some.
         """
         if self.loses:
-            raise Split("asks which objects are there when it may have let go of one")
+            raise Split(
+                SplitReason.WEAK_REFERENCE,
+                "reads weak references after it may have destroyed one of their objects",
+            )

@@ -28,6 +28,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import Split, UnguardableRead
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -99,11 +100,10 @@ def _outside(rec: Recording, value: Any) -> ShadowNode:
     if node is None and is_instance(value, type | types.ModuleType) and not rec.is_born(value):
         node = rec.constant(value)
     if node is None or node in rec.drawn:
-        raise Split(_OF_ITS_OWN)
+        raise Split(
+            SplitReason.OBJECT_IDENTITY, "reads the memory address of an object that it has created"
+        )
     return node
-
-
-_OF_ITS_OWN = "reads a memory address of what it has made"
 
 
 def _hashed_by(value: Any) -> Callable[[Any], int] | None:
@@ -152,7 +152,10 @@ def finish_text(run: MonitorRun, _: Any, text: Any) -> None:
         if address >= _LEAST:
             node = run.recording.refs.get_node_at(address)
             if node is None or not node.existed:
-                raise UnguardableRead(_OF_ITS_OWN)
+                raise UnguardableRead(
+                    SplitReason.OBJECT_IDENTITY,
+                    "reads the memory address of an object that it has created",
+                )
             rely_on(run.recording, node.variable)
 
 

@@ -42,6 +42,7 @@ from magpy_like.refgraph.plain_values import (
     tensor_version,
 )
 from magpy_like.split_points import EffectInsideOperator, Split, unknown
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.symbolic.varying_lists import ListValue
@@ -104,9 +105,12 @@ class OutsideReads(GraphValues):
             self.open(source)
             return source
         if overrides_torch_function(value):
-            raise Split(f"meets a {type(value).__qualname__}, which has a __torch_function__")
+            raise Split(
+                SplitReason.TENSOR_SUBCLASS,
+                f"reads a {type(value).__qualname__}, which has a __torch_function__",
+            )
         if type(value) is types.TracebackType and relation.kind is RelationKind.SLOT:
-            raise Split("looks at the frames that an exception came through")
+            raise Split(SplitReason.EXCEPTION_STATE, "reads the traceback of an exception")
         plain = is_plain(value)
         node = self.refs.read(source, relation, value, plain=plain)
         if node.existed:
@@ -128,7 +132,10 @@ class OutsideReads(GraphValues):
         """
         written = node.written if relation is None else relation in node.written
         if self.inside and (written or node.rewritten or node.replays):
-            raise EffectInsideOperator("looks inside an operator at what the program has changed")
+            raise EffectInsideOperator(
+                SplitReason.EFFECT_IN_OPERATOR,
+                "reads an object inside an operator that the program has changed",
+            )
 
     def absent(self, source: ShadowNode, relation: Relation) -> None:
         self.look_from_inside(source, relation)
@@ -172,7 +179,10 @@ class OutsideReads(GraphValues):
         else:
             found = Relation(RelationKind.ATTRIBUTE, relation.key) in written
         if found:
-            raise Split("looks up in a dictionary what it has set as an attribute")
+            raise Split(
+                SplitReason.CUSTOM_CLASS_STATE,
+                "reads an attribute that it has set through the dictionary of the instance",
+            )
 
     def _expect(self, node: ShadowNode, value: Any, plain: bool) -> None:
         if plain:
@@ -262,13 +272,19 @@ class OutsideReads(GraphValues):
             for part in ("start", "stop", "step"):
                 self._keep(node, Relation(RelationKind.SLOT, part), getattr(value, part))
         elif not transparent(value):
-            raise unknown(value, f"reads the value of a {type(value).__qualname__} from outside")
+            raise unknown(
+                value,
+                SplitReason.CUSTOM_CLASS_STATE,
+                f"reads an external {type(value).__qualname__}, whose value native code stores",
+            )
 
     def _open_array(self, node: ShadowNode, array: np.ndarray[Any, Any]) -> None:
         if node in self.drawn:
-            raise Split("looks at a random array in Python")
+            raise Split(SplitReason.RANDOM_VALUE_DECIDES, "reads a random NumPy array in Python")
         if array.nbytes > GUARDED_BYTES or array.dtype.hasobject:
-            raise Split(f"reads a NumPy array of {array.nbytes} bytes from outside")
+            raise Split(
+                SplitReason.NUMPY_ARRAY, f"reads an external NumPy array of {array.nbytes} bytes"
+            )
         node.facts.add(Fact.VALUE)
         if node.contents is None:
             self._look_whether_written(array)
@@ -285,7 +301,10 @@ class OutsideReads(GraphValues):
             if is_instance(tensor, torch.Tensor) and node.existed and self.is_written(node):
                 start, size = memory_span(tensor)
                 if start <= array.ctypes.data < start + size:
-                    raise Split("reads a NumPy array that was changed by a tensor")
+                    raise Split(
+                        SplitReason.NUMPY_MEMORY,
+                        "reads a NumPy array that was changed through a tensor",
+                    )
 
     def _keep(self, node: ShadowNode, relation: Relation, item: Any) -> None:
         """An element of the first version, whatever has become of the container since."""

@@ -35,6 +35,7 @@ from magpy_like.monitor.symbolic.symbolic_twin import TWIN, hint
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import tensor_version
 from magpy_like.split_points import UnguardableRead
+from magpy_like.split_reasons import SplitReason
 
 REAL_NUMBERS = frozenset(
     {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
@@ -142,7 +143,8 @@ class GraphNumbers(GraphNodes):
             return found[1]
         if not is_computable_before_graph(expression):
             raise UnguardableRead(
-                "gives a number of NumPy's, made of a tensor's value, to an operator"
+                SplitReason.TENSOR_VALUE_READ,
+                "passes a NumPy scalar computed from a tensor's value to an operator",
             )
         number = PythonScalar(expression)
         self.example_values[number] = value.item()
@@ -159,7 +161,8 @@ class GraphNumbers(GraphNodes):
             return found[1]
         if needs_python_list(expression):
             raise UnguardableRead(
-                "gives a number out of a list, which depends on a tensor, to an operator"
+                SplitReason.TENSOR_VALUE_READ,
+                "passes an element of a list computed from a tensor's value to an operator",
             )
         if is_instance(expression, Computed) and not self._is_for_python(expression):
             parts = tuple(self._node_for(part, None) for part in expression.operands)

@@ -29,6 +29,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import storage_of, tensor_version
 from magpy_like.split_points import EffectInsideOperator, Split
+from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.dispatch import DisableTorchFunctionSubclass
 from magpy_like.torch_interop.saved_tensor_hooks import no_hooks
 
@@ -96,7 +97,9 @@ class GraphValues(Variables):
             return known
         node = self.node(tensor)
         if node is None:
-            raise Split("uses a tensor that code outside the monitor's sight has made")
+            raise Split(
+                SplitReason.UNKNOWN_ORIGIN, "uses a tensor that unmonitored code has created"
+            )
         self.kept.append(tensor)
         return self.operators.add_input(tensor, node.node_id)
 
@@ -135,9 +138,11 @@ class GraphValues(Variables):
         """
         node = self.node(tensor)
         if node is None:
-            raise Split("sets the data of an intermediate tensor")
+            raise Split(SplitReason.TENSOR_INTERNALS, "sets the data of an intermediate tensor")
         if self.inside:
-            raise EffectInsideOperator("sets the data of a tensor inside an operator")
+            raise EffectInsideOperator(
+                SplitReason.EFFECT_IN_OPERATOR, "sets the data of a tensor inside an operator"
+            )
         before, after = self.graph_value(tensor), self.graph_value(value)
         if tensor.requires_grad:
             after = self.operators.graph.call_function(replace_data, (before, after))

@@ -34,6 +34,7 @@ from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_identity, is_plain
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.operators import TensorBase
 
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -80,7 +81,10 @@ class OperatorGraph(GraphControl):
                 return self._adopt_array(args, result)
         if args and type(args[-1]) is torch.Size and _is_constructor_of_old(operation):
             if not args[-1]:
-                raise Split("makes a tensor of no dimensions by a constructor of old")
+                raise Split(
+                    SplitReason.UNSUPPORTED_OPERAND,
+                    "creates a tensor without dimensions by a legacy constructor",
+                )
             args = (*args[:-1], *args[-1])  # they take a tuple for the elements, not the size
         if operation in _OF_NUMBER and len(args) == 1 and is_number(args[0]):
             if self._number(args[0]) is not None:
@@ -121,13 +125,17 @@ class OperatorGraph(GraphControl):
         )
         if from_data and type(result) in (tuple, list) and name not in _FIXED_COUNT:
             # torch does not say whether the length of a plain sequence comes from a size.
-            raise Split("makes as many tensors as a size says that depends on data")
+            raise Split(
+                SplitReason.DATA_DEPENDENT_SIZE, "creates a number of tensors that depends on data"
+            )
         of_data = depends_on_data(shape, args, kwargs)
         known = self.twin is not None and self.twin.run_node(
             node, self._constants, result, repeatable, of_data
         )
         if name in MAKES_SEVERAL and not known and (of_data or self.twin is not None):
-            raise Split("makes as many tensors as a size says that depends on data")
+            raise Split(
+                SplitReason.DATA_DEPENDENT_SIZE, "creates a number of tensors that depends on data"
+            )
         self.reads_data |= from_data or of_data
         if from_data or (not known and (self.twin is not None or of_data)):
             self._data_shapes.add(node)
@@ -169,9 +177,15 @@ class OperatorGraph(GraphControl):
         if is_instance(value, np.ndarray):
             value = value.copy(order="K")
         elif not is_plain(value) and not is_identity(value) and _may_change(value):
-            raise Split(f"gives a {kind.__qualname__} to a tensor operator")
+            raise Split(
+                SplitReason.UNSUPPORTED_OPERAND,
+                f"passes a {kind.__qualname__} to a tensor operator",
+            )
         if is_instance(value, Iterator):
-            raise Split(f"hands a {type(value).__qualname__} to an operator")
+            raise Split(
+                SplitReason.UNSUPPORTED_OPERAND,
+                f"passes a {type(value).__qualname__} to a tensor operator",
+            )
         return self._constant(value)
 
     def _adopt(self, node: fx.Node, result: Any) -> None:

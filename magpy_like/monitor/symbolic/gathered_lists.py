@@ -22,7 +22,7 @@ from magpy_like.monitor.symbolic.symbolic_twin import TWIN
 from magpy_like.native import NULL
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import VersionCheck
-from magpy_like.split_points import Split
+from magpy_like.split_points import LoopNotMergeable
 
 if TYPE_CHECKING:
     from magpy_like.monitor.instructions.step import Step
@@ -150,7 +150,7 @@ class GraphList:
     @staticmethod
     def _check(operators: OperatorGraph) -> None:
         if operators.is_isolated:
-            raise Split("looks into a list of which it depends on sizes how long it is")
+            raise LoopNotMergeable("reads a list whose length is lifted")
 
     def know(self, operators: OperatorGraph, position: int) -> None:
         """The element at a position is a value of the graph from here on."""

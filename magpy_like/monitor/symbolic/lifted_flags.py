@@ -35,7 +35,7 @@ from magpy_like.monitor.symbolic.expressions import (
 from magpy_like.native import NULL, frame_locals, frame_set_operand, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, ShadowNode
-from magpy_like.split_points import Split
+from magpy_like.split_points import BranchNotMergeable, Split
 from magpy_like.torch_compat.dispatch import disable_current_modes
 from magpy_like.torch_compat.modules import MODULE_CALLS
 
@@ -311,7 +311,7 @@ class LiftedFlags:
         if name.startswith("POP_JUMP"):
             try:
                 if run.branching is None:
-                    raise Split("nobody makes operators of branches")
+                    raise BranchNotMergeable("branches do not become operators in this run")
                 run.branching.at_flag_branch(run, step, found[1])
                 return step
             except Split:

@@ -50,7 +50,7 @@ from magpy_like.monitor.torch_state.random_draws import RepeatedCall
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.refgraph.plain_values import bind, is_plain, proxied_mapping
-from magpy_like.split_points import Place, Split, UnguardableRead
+from magpy_like.split_points import LoopNotMergeable, Place, Split, UnguardableRead
 from magpy_like.split_reasons import SplitReason
 
 NUMBERS = (int, float)
@@ -248,7 +248,10 @@ class LiftedNumbers:
         computed = Computed(operation, tuple(map(self._as_python_computes, parts)))
         if may_raise(operation, operands, parts, self.lower_bounds.bound):
             if self.beside and not is_computable_before_graph(computed):
-                raise Split(f"{operation.__name__} may raise for other values of a tensor")
+                raise Split(
+                    SplitReason.ISOLATED_EFFECT,
+                    f"calls {operation.__name__}, which may raise for other values of a tensor",
+                )
             self.may_raise.append(computed)
         return computed
 
@@ -499,7 +502,10 @@ class LiftedNumbers:
         try:
             truth = bool(condition)
         except Exception:  # of torch or of SymPy, which solves for it
-            raise Split("a size that depends on a tensor's data steers the program") from None
+            raise Split(
+                SplitReason.DATA_DEPENDENT_SIZE,
+                "a size that depends on a tensor's data decides control flow",
+            ) from None
         if self.rec.twin is not None:
             self.rec.twin.note_location()
         return truth
@@ -538,7 +544,7 @@ class LiftedNumbers:
         if not all(map(is_number, operands)) or self.lower_bounds.is_decided(operation, parts):
             return False
         if self.lower_bounds.is_decided_after_first(operation, parts):
-            raise Split("asks whether it is the first round")
+            raise LoopNotMergeable("an iteration tests whether it is the first one")
         return True
 
     def rely_on(

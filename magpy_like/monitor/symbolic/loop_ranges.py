@@ -13,7 +13,7 @@ from torch import fx
 
 from magpy_like.monitor.symbolic.gathered_lists import GraphList, LiftedRange
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.split_points import Split
+from magpy_like.split_points import LoopNotMergeable, Split
 
 if TYPE_CHECKING:
     from magpy_like.monitor.instructions.step import Step
@@ -207,7 +207,7 @@ def _rows(run: MonitorRun, tensor: Any) -> Any:
     if is_instance(found, LiftedRange):
         return trip_count(run, found.bounds)
     if run.recording.operators.has_data_dependent_shape(tensor):
-        raise Split("data decides how many rows there are")
+        raise LoopNotMergeable("the number of rows depends on data")
     twin = run.recording.twin_of(tensor)
     count: int = tensor.shape[0]
     return count if twin is None else run.lifted.pair(count, twin.shape[0])

@@ -17,6 +17,7 @@ from magpy_like.monitor.calls.read_calls import inputs_of
 from magpy_like.monitor.operator_graph.graph_numbers import REAL_NUMBERS
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.dispatch import DisableTorchFunctionSubclass
 from magpy_like.torch_compat.operators import (
     OpOverload,
@@ -100,7 +101,9 @@ def _with_bounds(part: Any, read: Read) -> Any:
     for bound in _bounds(part):
         if is_instance(bound, torch.Tensor):
             if not (_may_count(bound) or bound.dtype is torch.bool):
-                raise Split(f"slices by a tensor of type {bound.dtype}")
+                raise Split(
+                    SplitReason.TENSOR_VALUE_READ, f"slices by a tensor of type {bound.dtype}"
+                )
             bound = read(bound)
         bounds.append(bound)
     return slice(*bounds) if any(map(operator.is_not, bounds, _bounds(part))) else part

@@ -23,6 +23,7 @@ from magpy_like.monitor.torch_state import tensor_metadata
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import storage_of, tensor_version
 from magpy_like.split_points import AUTOGRAD, Split
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -45,7 +46,7 @@ def read_node(run: MonitorRun, tensor: torch.Tensor) -> Token:
     rec = run.recording
     _note_behind(rec, tensor)
     if run.side is not None or rec.inside or rec.node(tensor) is not None:
-        raise Split(AUTOGRAD)
+        raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
     _run_as_it_is(rec, tensor)
     return _finish_node, tensor
 
@@ -112,7 +113,7 @@ def read_attribute(run: MonitorRun, node: Any, name: str) -> None:
         for source in maker.all_input_nodes:
             if is_instance(tensor := inputs.get(source), torch.Tensor) and tensor.requires_grad:
                 if tensor.grad_fn is not None:
-                    raise Split(AUTOGRAD)
+                    raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
                 tensor_metadata.guard_metadata(run, operator.attrgetter("grad_fn"), tensor)
                 rec.compare(tensor)
 
@@ -141,7 +142,7 @@ def call_node_method(
 def split_at_autograd_graph(rec: Recording) -> Split:
     """The program does something with the graph that only eager mode's own one is fit for."""
     rec.runs_as_is = f"an operator {_REASON}"
-    return Split(AUTOGRAD)
+    return Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
 
 
 def _finish_name(run: MonitorRun, _: None, result: Any) -> None:
@@ -158,7 +159,7 @@ def register_hook(
     """
     rec, tensor = run.recording, args[0]
     if kwargs or run.side is not None or not is_instance(tensor, torch.Tensor):
-        raise Split(AUTOGRAD)
+        raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
     _note_behind(rec, tensor)
     if rec.node(tensor) is None and tensor.grad_fn is not None:
         _run_as_it_is(rec, tensor)
@@ -168,7 +169,7 @@ def register_hook(
 def _register(run: MonitorRun, owner: Any, name: str, args: tuple[Any, ...]) -> Token:
     rec = run.recording
     if rec.inside or run.side is not None:
-        raise Split(AUTOGRAD)
+        raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
     run.suspended += 1
     version = tensor_version(owner) if is_instance(owner, torch.Tensor) else None
     return finish_registration, Hook(owner, name, args, version)
@@ -193,7 +194,7 @@ def remove_hook(run: MonitorRun, handle: Any) -> Token | None:
     if is_instance(handle, RemovableHandle) and rec.node(handle) is not None:
         hooks = handle.hooks_dict_ref()
         if hooks is not None and rec.node(hooks) is None and not rec.is_born(hooks):
-            raise Split("removes a hook that was there before")
+            raise Split(SplitReason.AUTOGRAD_GRAPH, "removes an external hook")
     return None
 
 
@@ -209,7 +210,7 @@ def check_handle_attribute(rec: Recording, handle: Any, name: str) -> None:
         Split: it looks into one that the mock has to make.
     """
     if name not in ("remove", "__enter__", "__exit__") and is_handle(rec, handle):
-        raise Split(AUTOGRAD)
+        raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
 
 
 # --- operators that run as they are ---------------------------------------------------------------
@@ -219,7 +220,7 @@ def _run_as_it_is(rec: Recording, tensor: torch.Tensor) -> None:
     """Let no backend have the operators that a tensor's place in the autograd graph is due to."""
     node = rec.operators.node_of(tensor)
     if node is None:
-        raise Split(AUTOGRAD)
+        raise Split(SplitReason.AUTOGRAD_GRAPH, AUTOGRAD)
     makers = [part for maker in _makers(node) for part in _with_source(maker)]
     written = storage_of(tensor) in rec.written_memory
     whole = written and (tensor._is_view() or len(_makers(node)) - 1 != tensor_version(tensor))

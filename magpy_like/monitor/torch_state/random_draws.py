@@ -24,6 +24,7 @@ from magpy_like.monitor.symbolic.expressions import DrawnValue, is_liftable, is_
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import is_plain
 from magpy_like.split_points import Split, UnguardableRead
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.recording import Recording
@@ -87,7 +88,7 @@ def repeat_draw(
     """
     rec, of_a_generator = run.recording, operation not in _MAKERS and operation not in _SEEDS
     if operation is torch.manual_seed and rec.drawn_from():
-        raise Split("seeds torch's generator after drawing from it")
+        raise Split(SplitReason.RANDOM_GENERATOR, "seeds torch's generator after drawing from it")
     given = args[1:] if of_a_generator else args
     kept = tuple(_snapshot(rec, value) for value in given)
     keywords = {name: _snapshot(rec, value) for name, value in kwargs.items()}
@@ -103,14 +104,22 @@ def repeat_draw(
     if getattr(operation, "__name__", "") == "shuffle":
         order = args[1] if len(args) == 2 and not kwargs else None
         if type(order) is not list or rec.node(order) is not None or not _all_numbers(order):
-            raise Split("draws at random from a container, or into it")
+            raise Split(
+                SplitReason.RANDOM_VALUE_DECIDES,
+                "draws random elements of a container, or into one",
+            )
         if len(set(map(type, order))) > 1:
-            raise Split("draws at random from values of several types")
+            raise Split(
+                SplitReason.RANDOM_VALUE_DECIDES,
+                "draws a random element among values of several types",
+            )
         drawing = RepeatedCall(shuffled, (operation, *kept), {}, generator)
         run.suspended += 1
         return _finish_shuffle, (drawing, order)
     if of_a_generator and len({type(value) for value in _leaves(kept[1:2])}) > 1:
-        raise Split("draws at random from values of several types")
+        raise Split(
+            SplitReason.RANDOM_VALUE_DECIDES, "draws a random element among values of several types"
+        )
     run.suspended += 1
     return _finish_draw, drawing
 
@@ -144,7 +153,9 @@ def _snapshot(rec: Recording, value: Any, depth: int = 2) -> Any:
             copy = value.copy()
             rec.bear(copy)
             return copy
-    raise Split("draws at random from a container, or into it")
+    raise Split(
+        SplitReason.RANDOM_VALUE_DECIDES, "draws random elements of a container, or into one"
+    )
 
 
 def _is_type(value: Any) -> bool:
@@ -157,7 +168,10 @@ def _finish(run: MonitorRun, drawing: RepeatedCall, result: Any) -> Any:
     run.account()  # torch.manual_seed calls operators, too
     made = _MAKERS.get(drawing.operation)
     if made is not None and type(result) is not made:
-        raise UnguardableRead(f"makes a random generator of type {type(result).__qualname__}")
+        raise UnguardableRead(
+            SplitReason.RANDOM_GENERATOR,
+            f"creates a random generator of type {type(result).__qualname__}",
+        )
     return _adopt(run, drawing, result)
 
 
@@ -212,7 +226,9 @@ def _adopt(run: MonitorRun, drawing: RepeatedCall, result: Any) -> Any:
         lifted.adopt_drawn(result, lifted.draw(drawing))
         run.watch_numbers()
     else:
-        raise UnguardableRead(f"draws a random {type(result).__qualname__}")
+        raise UnguardableRead(
+            SplitReason.RANDOM_VALUE_DECIDES, f"draws a random {type(result).__qualname__}"
+        )
     return None
 
 

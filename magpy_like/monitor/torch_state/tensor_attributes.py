@@ -18,6 +18,7 @@ from magpy_like.native import NULL, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Relation, ShadowNode
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -38,7 +39,11 @@ def read(run: MonitorRun, tensor: torch.Tensor, name: str) -> Any:
             return autograd_nodes.read_node(run, tensor)
         annotation = lookup(descriptor)
         if annotation is None:
-            raise Split(f"reads Tensor.{name}")
+            raise Split(
+                SplitReason.UNANNOTATED_NATIVE_ATTRIBUTE,
+                f"reads Tensor.{name}, which has no annotation",
+                f"Tensor.{name}",
+            )
         return native_calls.native(run, annotation, descriptor, (tensor,), {})
     if descriptor is NULL or not hasattr(type(descriptor), "__set__"):
         attributes.read_instance(rec, tensor, name)
@@ -48,7 +53,7 @@ def read(run: MonitorRun, tensor: torch.Tensor, name: str) -> Any:
 def _read_grad(run: MonitorRun, tensor: torch.Tensor) -> None:
     node = run.recording.node(tensor)
     if node is None:
-        raise Split("reads the gradient of an intermediate tensor")
+        raise Split(SplitReason.AUTOGRAD_GRAPH, "reads the gradient of an intermediate tensor")
     relation = Relation(RelationKind.SLOT, "grad")
     run.recording.record_read(node, relation, tensor.grad)
 
@@ -68,7 +73,7 @@ def write(run: MonitorRun, tensor: torch.Tensor, name: str, value: Any) -> Any:
         if name == "grad" and node is not None:
             run.recording.snapshot(node)
             return _finish_grad, (node, value)
-        raise Split(f"sets Tensor.{name}")
+        raise Split(SplitReason.TENSOR_INTERNALS, f"sets Tensor.{name}")
     node = run.recording.node(tensor)
     if node is not None:
         run.recording.store(node, Relation(RelationKind.ATTRIBUTE, name), value)

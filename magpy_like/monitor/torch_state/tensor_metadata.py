@@ -12,6 +12,7 @@ import torch
 from magpy_like.monitor.symbolic.expressions import Computed, EntryValue
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
@@ -41,4 +42,7 @@ def guard_metadata(run: MonitorRun, get: Callable[[Any], Any], tensor: torch.Ten
     if node is not None and not rec.is_written(node):
         run.lifted.conditions.append((Computed(get, (EntryValue(node),)), get(tensor)))
     elif node is not None or (get is torch.Tensor.storage_offset and tensor._is_view()):
-        raise Split("reads metadata of a tensor that depends on more than the program has read")
+        raise Split(
+            SplitReason.TENSOR_INTERNALS,
+            "reads metadata of a tensor that depends on unread variables",
+        )

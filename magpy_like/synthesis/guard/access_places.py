@@ -30,6 +30,7 @@ from magpy_like.refgraph import (
 )
 from magpy_like.refgraph.plain_values import proxied_mapping
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.generated_source import literal
 
 Edge = tuple[ShadowNode, Relation]
@@ -83,7 +84,9 @@ class Places:
                 else:
                     later.append(child)
         if waiting:
-            raise Split("looks up a key that a later call could not find")
+            raise Split(
+                SplitReason.UNREACHABLE_VARIABLE, "looks up a key that a later call cannot find"
+            )
         ids = {node.node_id: i for i, node in enumerate(self.order)}
         self.edges = {
             n: sorted(e, key=lambda edge: ids.get(edge[0].node_id, -1))
@@ -182,4 +185,7 @@ def expression(
         return f"{constant(proxied_mapping)}({parent})"
     if kind is RelationKind.TYPE and is_instance(key, str):
         return f"{constant(in_classes)}({parent}, {key!r})"
-    raise Split(f"there is no way back to a variable that was reached by {relation}")
+    raise Split(
+        SplitReason.UNREACHABLE_VARIABLE,
+        f"reads a variable by the relation {relation}, which a later call cannot follow",
+    )

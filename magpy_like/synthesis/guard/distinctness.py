@@ -13,6 +13,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import is_identity, storage_of
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.guard.guard_checks import memory_of, share_no_memory
 from magpy_like.synthesis.guard.guard_writer import GuardText
 
@@ -90,7 +91,10 @@ class Distinctness(GuardText):
         nodes = [n for n in self.places.order if n.type in FORESEEN]
         if self.rec.advanced and (len(nodes) > 1 or nodes[0].type in (enumerate, zip)):
             if not separate(*(node.variable for node in nodes)):
-                raise Split("has iterators that take elements from each other")
+                raise Split(
+                    SplitReason.ITERATOR_STATE,
+                    "advances external iterators that take elements from each other",
+                )
             apart = self.source.constant(separate, "separate")
             names = ", ".join(map(self.name, nodes))
             self._check(f"{apart}({names})", "the iterators take no elements from each other")

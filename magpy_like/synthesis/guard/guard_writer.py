@@ -19,6 +19,7 @@ from magpy_like.native.instance_checks import answers_in_python, is_instance
 from magpy_like.refgraph import EXTERNAL, ByIdentity, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import has_values, is_identity, is_plain
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.generated_source import Source, literal
 from magpy_like.synthesis.guard.access_places import Places, expression
 from magpy_like.synthesis.guard.size_conditions import LARGEST, Bounds
@@ -106,7 +107,10 @@ class GuardText:
     def _way(self, parent: ShadowNode, relation: Relation) -> str:
         if parent.node_id == EXTERNAL:
             if relation.kind is not RelationKind.LOCAL:
-                raise Split(f"no way to {relation}")
+                raise Split(
+                    SplitReason.UNREACHABLE_VARIABLE,
+                    f"reads a root by the relation {relation}, which a later call cannot follow",
+                )
             key = relation.key
             return f"args[{key}]" if is_instance(key, int) else f"kwargs[{key!r}]"
         return expression(self.name(parent), relation, parent.type, self._constant)
@@ -130,7 +134,10 @@ class GuardText:
             if type(part) in (tuple, frozenset):
                 self._look_at_parts(part)
             elif not self._is_known(part) and (self.rec.node(part) or self.rec.is_new(part)):
-                raise Split(f"looks up a key that holds a {type(part).__qualname__}")
+                raise Split(
+                    SplitReason.UNGUARDABLE_KEY,
+                    f"looks up a key that holds a {type(part).__qualname__}",
+                )
 
     def _key(self, key: Any) -> str:
         return literal(key) or self._constant(key)

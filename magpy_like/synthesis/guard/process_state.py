@@ -15,6 +15,7 @@ from magpy_like.monitor.torch_state.default_device import default_devices
 from magpy_like.native import StateCheck
 from magpy_like.refgraph.plain_values import class_entries, is_plain
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.guard.abstract_classes import StillDenied
 from magpy_like.synthesis.guard.guard_checks import gives, gives_cached, is_same
 from magpy_like.synthesis.guard.guard_writer import GuardText
@@ -50,7 +51,7 @@ class ProcessState(GuardText):
         classes = self.rec.tensor_classes.items()
         state = StateCheck(*((class_entries(cls), entries) for cls, entries in classes))
         if not state():
-            raise Split("leaves a class of tensors changed")
+            raise Split(SplitReason.CLASS_CHANGE, "leaves a tensor class changed")
         return state
 
     def _state_reads(self) -> None:
@@ -95,7 +96,10 @@ class ProcessState(GuardText):
             return self.source.constant(value, "known")
         node = self.rec.node(value)
         if node is None or node.node_id not in self.variables:
-            raise Split(f"asks for state with a {type(value).__qualname__} that it has made")
+            raise Split(
+                SplitReason.UNREACHABLE_VARIABLE,
+                f"reads process-wide state with a {type(value).__qualname__} that it has created",
+            )
         return self.name(node)
 
     def _cached_calls(self) -> None:

@@ -50,6 +50,7 @@ from magpy_like.refgraph.plain_values import (
     tensor_version,
 )
 from magpy_like.split_points import Split
+from magpy_like.split_reasons import SplitReason
 from magpy_like.splitting.suspended_generators import capture_generator, rebuild_generator
 from magpy_like.splitting.tracebacks import (
     prepend_frames,
@@ -116,7 +117,7 @@ class Reconstruction:
         made_inside = is_instance(value, _WRAPPERS) and self.rec.is_born(value)
         if is_plain(value) or (is_identity(value) and not (_is_bound(value) or made_inside)):
             if self.rec.is_born(value if is_instance(value, type) else type(value)):
-                raise Split("leaves a class that it has made")
+                raise Split(SplitReason.CLASS_CHANGE, "leaves a class that it has created")
             return self.source.constant(value)
         made = self._made.get(id(value))
         if made is not None:
@@ -127,7 +128,10 @@ class Reconstruction:
             self.hooks()
             return self._made[id(value)][1]
         if id(value) in self._open:
-            raise Split(f"makes a {type(value).__qualname__} that contains itself")
+            raise Split(
+                SplitReason.CUSTOM_CLASS_STATE,
+                f"creates a {type(value).__qualname__} that contains itself",
+            )
         if is_instance(value, torch.Tensor):
             return self._tensor(value)
         gathered = self.rec.operators.lists.get(id(value))
@@ -145,11 +149,13 @@ class Reconstruction:
             Split: a hook refers to the handle that removes it, or its tensor has changed since.
         """
         if self._hooks_open:
-            raise Split("leaves a hook that refers to the handle of one")
+            raise Split(
+                SplitReason.AUTOGRAD_GRAPH, "leaves a hook that refers to the handle of a hook"
+            )
         self._hooks_open = True
         for hook in self.rec.hooks[self._hooks_made :]:
             if hook.version is not None and hook.version != tensor_version(hook.owner):
-                raise Split("changes a tensor in place that has a hook")
+                raise Split(SplitReason.AUTOGRAD_GRAPH, "changes a tensor in place that has a hook")
             args = ", ".join(map(self.value, hook.args))
             text = f"{self.value(hook.owner)}.{hook.method}({args})"
             if hook.handle is None:
@@ -182,7 +188,9 @@ class Reconstruction:
             return output
         node = self.rec.node(tensor)
         if node is None:
-            raise Split("leaves a tensor that code outside the monitor's sight has made")
+            raise Split(
+                SplitReason.UNKNOWN_ORIGIN, "leaves a tensor that unmonitored code has created"
+            )
         return self._remember(tensor, self._existing(node))
 
     def _make(self, value: Any) -> str:
@@ -243,13 +251,18 @@ class Reconstruction:
     def _of_known_hashes(self, container: Any, items: Sequence[tuple[Any, Any]]) -> str:
         """The program has asked the keys for their hashes, with whatever effects that had."""
         if is_instance(container, collections.OrderedDict):
-            raise Split(_ASKS_AGAIN)
+            raise Split(
+                SplitReason.UNGUARDABLE_KEY,
+                "leaves an OrderedDict with keys that have a __hash__ in Python",
+            )
         hashes = hashes_of(container)
         numbers = tuple(hashes[id(key)] for key, _ in items)
         if len(set(numbers)) < len(numbers):
-            raise Split("leaves keys of equal hashes, which compares them in Python")
+            raise Split(
+                SplitReason.UNGUARDABLE_KEY, "leaves keys with equal hashes and an __eq__ in Python"
+            )
         if not all(_keeps_hash(key) for key, _ in items):
-            raise Split("leaves keys that are told by where they lie in memory")
+            raise Split(SplitReason.OBJECT_IDENTITY, "leaves keys that hash by memory address")
         parts = [self.tuple_text([key for key, _ in items]), repr(numbers)]
         parts.append(self.tuple_text([value for _, value in items]))
         return f"{self.source.constant(dict_of)}({', '.join(parts)})"
@@ -332,7 +345,10 @@ class Reconstruction:
             if is_instance(found, types.MethodDescriptorType) and bind(found, receiver) == method:
                 names = self.source.constant(bind, "bind"), self.source.constant(found, name)
                 return self._bind(method, f"{names[0]}({names[1]}, {self.value(receiver)})")
-        raise Split(f"leaves a method {name} of a {type(receiver).__qualname__}")
+        raise Split(
+            SplitReason.CUSTOM_CLASS_STATE,
+            f"leaves the method {name} of a {type(receiver).__qualname__}",
+        )
 
     def _partial(self, partial: functools.partial[Any]) -> str:
         make = self.source.constant(type(partial), type(partial).__name__)
@@ -349,7 +365,9 @@ class Reconstruction:
     def _reference(self, reference: weakref.ref[Any]) -> str:
         target = reference()
         if target is None or reference.__callback__ is not None:
-            raise Split("leaves a weak reference that is dead or has a callback")
+            raise Split(
+                SplitReason.WEAK_REFERENCE, "leaves a weak reference that is dead or has a callback"
+            )
         make = self.source.constant(type(reference), "weak_reference")
         return self._bind(reference, f"{make}({self.value(target)})")
 
@@ -357,7 +375,9 @@ class Reconstruction:
         try:
             layout, parts = capture_generator(generator)
         except ValueError as reason:
-            raise Split(f"leaves a generator half-way through: {reason}") from None
+            raise Split(
+                SplitReason.GENERATOR_SUSPENDED, f"leaves a suspended generator: {reason}"
+            ) from None
         make = self.source.constant(rebuild_generator)
         form = self.source.constant(layout, "generator_layout")
         return self._bind(generator, f"{make}({form}, {self.tuple_text(parts)})")
@@ -374,7 +394,10 @@ class Reconstruction:
             node = self.rec.node(mapping)
             if node is not None and node.changed:
                 if [*map(id, node.contents)] != [*map(id, mapping)]:
-                    raise Split("leaves an iterator over a dictionary whose keys it has changed")
+                    raise Split(
+                        SplitReason.ITERATOR_STATE,
+                        "leaves an iterator over a dictionary whose keys it has changed",
+                    )
             make = self.source.constant(DICT_ITERATORS[kind], kind.__name__)
             taken = 0 if mapping is None else len(mapping) - operator.length_hint(iterator)
             name = self._bind(iterator, f"{make}({self.value({} if mapping is None else mapping)})")
@@ -390,12 +413,12 @@ class Reconstruction:
 
     def _array(self, array: np.ndarray[Any, Any]) -> str:
         if not self.rec.is_born(array) or array.dtype.hasobject:
-            raise Split("leaves a NumPy array of unknown origin")
+            raise Split(SplitReason.UNKNOWN_ORIGIN, "leaves a NumPy array of unknown origin")
         return self._bind(array, f"{self.source.constant(array.copy(), 'array')}.copy()")
 
     def _proxy(self, proxy: types.MappingProxyType[Any, Any]) -> str:
         if not self.rec.is_born(proxy):
-            raise Split("leaves a mapping proxy of unknown origin")
+            raise Split(SplitReason.UNKNOWN_ORIGIN, "leaves a mapping proxy of unknown origin")
         make = self.source.constant(types.MappingProxyType, "MappingProxyType")
         return self._bind(proxy, f"{make}({self.value(proxied_mapping(proxy))})")
 
@@ -410,7 +433,10 @@ class Reconstruction:
         make = self.source.constant(type(value), type(value).__name__)
         parts = [getattr(value, name) for name in _PARTS_OF_WRAPPERS.get(type(value), ())]
         if not parts or instance_dict(type(value)(*parts)) != instance_dict(value):
-            raise Split(f"leaves a {type(value).__qualname__} with attributes of its own")
+            raise Split(
+                SplitReason.CUSTOM_CLASS_STATE,
+                f"leaves a {type(value).__qualname__} with attributes in its instance dictionary",
+            )
         return self._bind(value, f"{make}({', '.join(map(self.value, parts))})")
 
     # --- instances -------------------------------------------------------------------------------
@@ -418,19 +444,30 @@ class Reconstruction:
     def _instance(self, value: Any) -> str:
         cls = type(value)
         if self.rec.is_born(cls):
-            raise Split("leaves an instance of a class that it has made")
+            raise Split(
+                SplitReason.CLASS_CHANGE, "leaves an instance of a class that it has created"
+            )
         if lookup_in_type(cls, "__del__") is not NULL:
-            raise Split(f"leaves a {cls.__qualname__}, whose end another call will bring about")
+            raise Split(
+                SplitReason.FINALIZER,
+                f"leaves a {cls.__qualname__}, whose __del__ runs after the region",
+            )
         if is_instance(value, torch.nn.Module) and not self.rec.is_born(value):
             return self._remember(value, self.source.constant(value, cls.__name__.lower()))
         structseq = is_instance(value, tuple) and hasattr(cls, "n_sequence_fields")
         if not self.rec.is_born(value) and not is_instance(value, _KNOWN_BASES):
-            raise Split(f"leaves a {cls.__qualname__} of unknown origin")
+            raise Split(
+                SplitReason.UNKNOWN_ORIGIN, f"leaves a {cls.__qualname__} of unknown origin"
+            )
         if is_instance(value, BaseException):
             if value is self.rec.handled_outside:
-                raise Split("leaves an exception that its caller handles")
+                raise Split(
+                    SplitReason.EXCEPTION_STATE, "leaves an exception that its caller is handling"
+                )
             if value.__traceback__ is not None and not self.rec.goes_on:
-                raise Split(f"leaves a {cls.__qualname__} with the frames that it came through")
+                raise Split(
+                    SplitReason.EXCEPTION_STATE, f"leaves a {cls.__qualname__} with its traceback"
+                )
         class_name = self.source.constant(cls, cls.__name__)
         if structseq:
             return self._frozen(
@@ -442,7 +479,10 @@ class Reconstruction:
             put = self.source.constant(collections.OrderedDict.__setitem__, "OrderedDict_setitem")
             for key, item in items_of(value):
                 if hashes_in_python(key):
-                    raise Split(_ASKS_AGAIN)
+                    raise Split(
+                        SplitReason.UNGUARDABLE_KEY,
+                        "leaves an OrderedDict with keys that have a __hash__ in Python",
+                    )
                 self.source.emit(f"{put}({name}, {self.value(key)}, {self.value(item)})")
         else:
             self._fill_container(value, name)
@@ -529,15 +569,15 @@ class Reconstruction:
                 return self._bind(value, f"{maker}.__new__({class_name}{args})")
         if cls.__flags__ & HEAP_TYPE and _layout(cls) is object:
             return self._bind(value, f"object.__new__({class_name})")
-        raise Split(f"leaves a {cls.__qualname__}, whose state native code keeps")
+        raise Split(
+            SplitReason.CUSTOM_CLASS_STATE,
+            f"leaves a {cls.__qualname__}, whose state native code stores",
+        )
 
 
 def labelled(name: str, args: str | None) -> record_function:
     """A label that has begun, and ends when the program leaves it, or lets go of it."""
     return record_function(name, args).__enter__()
-
-
-_ASKS_AGAIN = "leaves an OrderedDict, which asks its keys for their hashes whatever is known"
 
 
 def _keeps_hash(key: Any) -> bool:

@@ -15,6 +15,7 @@ from magpy_like.monitor.torch_state.torch_modes import SETTERS, Modes
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import tensor_version
 from magpy_like.split_points import Place, SpeculationRefused, Split
+from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.generated_source import Source
 from magpy_like.synthesis.mock import raising_operators
 from magpy_like.torch_compat.autograd import set_grad_enabled, set_version
@@ -121,7 +122,10 @@ class RollBack:
         nodes = list(rec.operators.graph.nodes)
         if speculates and any(map(is_checkpoint, nodes)):
             # Of what it writes to nothing is known: a batch norm under a checkpoint counts.
-            raise SpeculationRefused("speculates on a value and runs a function as it is")
+            raise SpeculationRefused(
+                SplitReason.MISSPECULATION_NOT_UNDOABLE,
+                "speculates on a value before a checkpointed function, whose effects are unknown",
+            )
         setters = {node.target for node in nodes if node.op == "call_function"} & SETTERS
         if setters - {set_grad_enabled}:
             source.emit(f"modes = {source.constant(Modes.now, 'modes_now')}()")
@@ -132,7 +136,10 @@ class RollBack:
         self._switch_back = list(self._undo)
         written = rec.changed_inputs()
         if rec.lifted.may_raise and not rec.lifted.can_rewind():
-            raise Split("computes what may raise, and cannot take back what comes before")
+            raise Split(
+                SplitReason.MISSPECULATION_NOT_UNDOABLE,
+                "computes numbers that may raise, after effects that cannot be rolled back",
+            )
         may_fail = may_fail or any(raising_operators.may_fail(node, floats) for node in nodes)
         self._leaves_nothing = speculates or (rec.lifted.can_rewind() and (not written or may_fail))
         """Whether all is put back. Where tensors are changed and nothing ever fails, to copy them
@@ -154,7 +161,10 @@ class RollBack:
         if self._leaves_nothing:
             for i, node in enumerate(written):
                 if _is_view_that_takes_part_now(node):
-                    raise Split("lets a view take part in gradients, which nothing undoes")
+                    raise Split(
+                        SplitReason.MISSPECULATION_NOT_UNDOABLE,
+                        "makes a view require gradients, which cannot be rolled back",
+                    )
                 source.emit(f"before_{i} = {source.constant(TensorSnapshot)}({existing(node)})")
                 self._undo.append(f"before_{i}.restore()")
 
