@@ -164,7 +164,7 @@ def test_metadata_reads_no_data(operation) -> None:
 def test_what_splits_says_why(operation) -> None:
     annotation = lookup(operation)
     assert annotation.dynamic
-    assert annotation.reason
+    assert annotation.reason and annotation.detail
 
 
 def test_draws_and_seeds_can_be_repeated_and_states_cannot() -> None:
@@ -254,13 +254,13 @@ def test_a_user_s_file_comes_before_the_shipped_ones(tmp_path: Path) -> None:
     path = tmp_path / "user.yaml"
     path.write_text(
         "operations:\n  - namespace: math\n    rules:\n"
-        "      - {names: ['erf*'], is: dynamic, reason: mine}\n"
+        "      - {names: ['erf*'], is: dynamic, reason: IO, detail: mine}\n"
     )
     table = Table()
     table.load_directory(annotations_dir())
     table.load(path)
-    assert table.lookup(math.erf).reason == "mine"
-    assert table.lookup(math.erfc).reason == "mine"
+    assert table.lookup(math.erf).detail == "mine"
+    assert table.lookup(math.erfc).detail == "mine"
     assert table.lookup(math.sin).pure_closure
 
 
@@ -268,10 +268,10 @@ def test_load_annotations_is_seen_by_lookup(tmp_path: Path) -> None:
     path = tmp_path / "user.yaml"
     path.write_text(
         "operations:\n  - namespace: logging\n    rules:\n"
-        "      - {names: [makeLogRecord], pure_closure: false, reason: mine}\n"
+        "      - {names: [makeLogRecord], pure_closure: false, reason: IO, detail: mine}\n"
     )
     load_annotations(path)
-    assert lookup(logging.makeLogRecord).reason == "mine"
+    assert lookup(logging.makeLogRecord).detail == "mine"
 
 
 def test_modules_imported_later_are_annotated_then(tmp_path: Path, monkeypatch) -> None:

@@ -66,9 +66,19 @@ BAD = {
         "output.relation.access",
     ),
     "reason without need": (
-        "      - {names: [sin], pure_closure: true, reason: why}\n",
+        "      - {names: [sin], pure_closure: true, reason: IO}\n",
         4,
         "reason",
+    ),
+    "unknown reason": (
+        "      - {names: [sin], pure_closure: false, reason: why}\n",
+        4,
+        "reason",
+    ),
+    "detail without reason": (
+        "      - {names: [sin], pure_closure: false, detail: waits}\n",
+        4,
+        "detail",
     ),
     "duplicate name": ("      - {names: [sin]}\n      - {names: [sin]}\n", 5, "sin"),
     "duplicate key": ("      - names: [sin]\n        reason: a\n        reason: b\n", 6, "reason"),

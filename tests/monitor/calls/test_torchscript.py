@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import magpy_like as magpy
+from magpy_like.split_reasons import SplitReason
 from tests.programs import Twins, matrix
 
 
@@ -279,4 +280,4 @@ def test_what_is_more_than_an_operator_is_called_as_it_is(name):
         twins.call(plain)
     twins.call(lambda: (-matrix(),))
     report = magpy.explain(MORE[name], matrix())
-    assert any("TorchScript" in str(point.reason) for point in report.split_points)
+    assert any(point.reason is SplitReason.TORCHSCRIPT for point in report.split_points)

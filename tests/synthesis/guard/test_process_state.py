@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import magpy_like as magpy
+from magpy_like.split_reasons import SplitReason
 from tests.programs import check, check_right, one
 
 
@@ -211,7 +212,7 @@ def test_what_a_lock_protects_is_read_once_the_lock_is_held():
     thread.join()
     assert state["count"] == 11
     reasons = [point.reason for point in magpy.explain(compiled, x).split_points]
-    assert any("other threads" in reason for reason in reasons)
+    assert SplitReason.BLOCKING_OR_CLOCK in reasons
 
 
 def test_lock_of_the_program_s_own_splits_nothing():
