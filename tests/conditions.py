@@ -1,16 +1,10 @@
-"""The conditions that guards are made of, by the place in the source that makes them, and guards in
-which some of them hold by force."""
+"""The conditions that guards are made of, and guards in which some of them hold by force."""
 
 from __future__ import annotations
 
-import ast
 import collections
 import contextlib
-import functools
-import inspect
-import itertools
 import re
-import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,88 +14,14 @@ from magpy_like.monitor.symbolic.expressions import Size
 from magpy_like.native import Watch
 from magpy_like.records.dispatcher import Dispatcher
 from magpy_like.synthesis import record
-from magpy_like.synthesis.guard import lifted_conditions
-from magpy_like.synthesis.guard.guard_builder import GuardBuilder
-from magpy_like.synthesis.guard.size_conditions import LARGEST
+from magpy_like.synthesis.guard import guard_builder, lifted_conditions
+from magpy_like.synthesis.guard.conditions import Condition, Kind, Part
+from magpy_like.synthesis.guard.guard_writer import GuardWriter
+from magpy_like.synthesis.guard.lifted_conditions import LiftedConditions
+from magpy_like.synthesis.guard.size_conditions import MAX_SIZE
 from magpy_like.synthesis.mock import early_checks
 from magpy_like.synthesis.shared_graphs import CompiledGraph
 from tests.promises import Promise
-
-MODES = "modes: torch's modes"
-RANGE = "sizes: range of a size"
-SPECULATED = "speculated: a value"
-SPECULATED_EARLY = "speculated: a value, in the graph"
-_PARTS = ("equals: its type", "equals: its text", "equals: its value")
-"""What a comparison with a plain value is made of."""
-_ELSEWHERE = (MODES, RANGE, SPECULATED, SPECULATED_EARLY, *_PARTS)
-"""Conditions that no call in the guard builder makes by itself."""
-_ROOMS = [sys.modules[cls.__module__] for cls in GuardBuilder.__mro__[:-1]]
-"""The modules that the guard builder is spread over."""
-_FILES = {room.__file__ for room in _ROOMS}
-_MAKERS = ("_check", "_call", "_once", "_keys", "_watch", "_holds")
-"""Methods of the guard builder that make the condition that they are given."""
-_HAND_ON = ("_check", "_call", "_once", "_keys")
-"""Those that make but one."""
-
-
-@functools.cache
-def _places() -> dict[str, list[tuple[int, int, str]]]:
-    """For each function of the guard builder, the lines and names of calls that make conditions."""
-    found: dict[str, list[tuple[int, int, str]]] = collections.defaultdict(list)
-    nodes = (ast.walk(ast.parse(inspect.getsource(room))) for room in _ROOMS)
-    for function in itertools.chain.from_iterable(nodes):
-        if not isinstance(function, ast.FunctionDef) or function.name in _HAND_ON:
-            continue
-        for call in sorted(ast.walk(function), key=lambda node: getattr(node, "lineno", 0)):
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
-                name = _name(call, call.func)
-                if name is not None:
-                    made = found[function.name]
-                    name = f"{function.name.strip('_')}: {name}"
-                    again = sum(other.startswith(name) for *_, other in made)
-                    name += f" ({again + 1})" if again else ""
-                    made.append((call.lineno, call.end_lineno or 0, name))
-    return found
-
-
-def _name(call: ast.Call, method: ast.Attribute) -> str | None:
-    """What a call makes, in words: the sentence about it, or else its arguments."""
-    watches = isinstance(method.value, ast.Attribute) and method.value.attr == "watch"
-    if watches and method.attr != "counts":
-        return f"watch {method.attr} {', '.join(map(_text, call.args))}"
-    if method.attr in ("_check", "_call"):
-        said = isinstance(call.args[1], ast.JoinedStr | ast.Constant)
-        return _text(call.args[1 if said else 0])
-    if method.attr in _MAKERS:
-        return f"{method.attr.strip('_')} {', '.join(map(_text, call.args))}"
-    return None
-
-
-def _text(source: ast.expr) -> str:
-    """An argument; of a text that is put together only what does not vary."""
-    if isinstance(source, ast.Constant):
-        return str(source.value)
-    if isinstance(source, ast.JoinedStr):
-        return "".join(_text(p) if isinstance(p, ast.Constant) else "…" for p in source.values)
-    return ast.unparse(source)
-
-
-def kinds() -> set[str]:
-    """Every kind of condition that guards may be made of."""
-    return {name for places in _places().values() for *_, name in places} | {*_ELSEWHERE}
-
-
-def _made_by() -> tuple[str, ...]:
-    """The kinds of the condition that the guard builder is about to make, the narrowest first."""
-    found = []
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename in _FILES:
-            for first, last, name in _places().get(frame.f_code.co_name, ()):
-                if first <= frame.f_lineno <= last:
-                    found.append(name)
-        frame = frame.f_back
-    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -111,7 +31,7 @@ class Check:
     where: str
     place: str
     """The program or continuation whose guard it is in."""
-    kinds: tuple[str, ...]
+    kinds: tuple[Kind, ...]
     reason: str
 
     @property
@@ -134,12 +54,12 @@ class Run:
     where: str = "at entry"
     place: str = ""
 
-    def note(self, names: tuple[str, ...], reason: str) -> tuple[int, bool]:
+    def note(self, kinds: tuple[Kind, ...], reason: str) -> tuple[int, bool]:
         """The number of a condition, and whether it holds by force."""
         reason = re.sub(r" at 0x[0-9a-f]+", "", reason)  # it is another one in the next run
-        self.checks.append(Check(self.where, self.place, names, reason))
+        self.checks.append(Check(self.where, self.place, kinds, reason))
         number = len(self.checks) - 1
-        known = {number, *names, self.place, (self.place, reason)}
+        known = {number, *kinds, self.place, (self.place, reason)}
         return number, not known.isdisjoint(self.forced)
 
 
@@ -147,24 +67,21 @@ _run = Run()
 
 
 class _Watch:
-    """A watch that knows which of its checks fails, and has some hold by force."""
+    """A watch that reports which of its conditions fails, and leaves the forced ones out."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[int, Any]] = []
         self._why = ""
 
-    def _add(self, kind: str, *args: Any) -> Any:
+    def add(self, condition: Condition, method: str, *args: Any) -> bool:
+        """Add a condition; False if the native watch does not need it."""
         part = Watch()
-        given = getattr(part, kind)(*args)
-        if given is False:
-            return given
-        number, forced = _run.note(_made_by(), "")
+        if getattr(part, method)(*args) is False:
+            return False
+        number, forced = _run.note(condition.kinds, "")
         if not forced:
             self._parts.append((number, part))
-        return given
-
-    def __getattr__(self, kind: str) -> Callable[..., Any]:
-        return functools.partial(self._add, kind)
+        return True
 
     def counts(self) -> tuple[int, ...]:
         return (1, 1, 1)
@@ -181,49 +98,53 @@ class _Watch:
         return True
 
 
-class _NumberingBuilder(GuardBuilder):
+class _NumberingWriter(GuardWriter):
     """Numbers the conditions, and leaves the forced ones out."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.watch = _Watch()
         self.numbers: dict[int, int] = {}
-        _numbers[id(self.reasons)] = self.reasons, self.numbers
+        _numbers[id(self.numbered)] = self.numbered, self.numbers
 
-    def _check(self, condition: str, reason: str) -> None:
-        parts = _parts(condition)
-        number, forced = _run.note((*_made_by(), *parts), reason)
-        self.numbers[len(self.reasons)] = number
-        if parts.keys() & set(_run.forced):
+    def add(self, condition: Condition, parts: tuple[Part, ...] = ()) -> None:
+        kinds = tuple(part.kind for part in parts)
+        number, forced = _run.note((*condition.kinds, *kinds), condition.description)
+        self.numbers[len(self.numbered)] = number
+        source = condition.source
+        if set(kinds) & set(_run.forced):
             # A part may name the value that another is about.
-            held = [f"({t} or True)" if kind in _run.forced else t for kind, t in parts.items()]
-            condition = " and ".join(held)
+            held = [f"(({p.source}) or True)" if p.kind in _run.forced else p.source for p in parts]
+            source = " and ".join(held)
         elif forced:
-            condition = "True"
-        super()._check(condition, reason)
+            source = "True"
+        condition.source = source
+        super().add(condition, parts)
 
-    def build(self) -> None:
-        number, forced = _run.note((MODES,), "torch's modes")
-        self.numbers[0] = number
-        super().build()
-        if forced:
-            self.source.names["state"] = lambda: True
+    def add_watched(self, condition: Condition, method: str, *args: Any) -> None:
+        if self.watch.add(condition, method, *args):
+            self.conditions.append(condition)
 
-    def _sizes(self, twin: Any) -> None:
-        bounds, conditions = lifted_conditions.size_guards(twin)
+
+class _NumberingLiftedConditions(LiftedConditions):
+    """Numbers the ranges of sizes, which are part of the checks of tensors."""
+
+    def sizes(self, twin: Any, dynamic: Any) -> None:
+        bounds, relations = lifted_conditions.size_guards(twin)
         ranges: dict[int, list[tuple[int, Any, int]]] = collections.defaultdict(list)
         for i, bound in enumerate(bounds):
             if not isinstance(bound.number, Size):
-                continue  # a check of its own
+                continue  # a condition of its own
             node, dim = bound.number.node, bound.number.dim
-            said = f"{self.label(node)}.size({dim}) is {bound.least} to {bound.most}"
-            number, forced = _run.note((RANGE,), said)
+            label = self._writer.label(node)
+            description = f"{label}.size({dim}) is {bound.least} to {bound.most}"
+            number, forced = _run.note((Kind.SIZE_RANGE,), description)
             ranges[node.node_id].append((dim, bound, number))
             if forced:
-                bounds[i] = bound._replace(least=0, most=LARGEST)
-        with mock.patch.object(lifted_conditions, "size_guards", lambda twin: (bounds, conditions)):
-            super()._sizes(twin)
-        names = self.source.names
+                bounds[i] = bound._replace(least=0, most=MAX_SIZE)
+        with mock.patch.object(lifted_conditions, "size_guards", lambda twin: (bounds, relations)):
+            super().sizes(twin, dynamic)
+        names = self._writer.source.names
         for node_id, found in ranges.items():
             for name in [n for n, value in names.items() if value is twin.checks[node_id]]:
                 names[name] = _sees_ranges(names[name], found)
@@ -246,17 +167,8 @@ def _sees_ranges(
     return seen
 
 
-def _parts(condition: str) -> dict[str, str]:
-    """The parts of a comparison with a plain value, by kind."""
-    whole = ast.parse(condition, mode="eval").body
-    if not isinstance(whole, ast.BoolOp) or ":=" not in condition:
-        return {}
-    texts = [f"({ast.unparse(value)})" for value in whole.values]
-    kinds_of = {"(type(": _PARTS[0], "(repr(": _PARTS[1]}
-    return {kinds_of.get(text[:6], _PARTS[2]): text for text in texts}
-
-
-_numbers: dict[int, tuple[list[str], dict[int, int]]] = {}
+_numbers: dict[int, tuple[list[Condition], dict[int, int]]] = {}
+"""By the id of a guard's numbered conditions, the number in the run by the guard's number."""
 
 
 class _MockBuilder(record.MockBuilder):
@@ -265,7 +177,7 @@ class _MockBuilder(record.MockBuilder):
     def speculated(self) -> list[str]:
         conditions = super().speculated()
         for i, condition in enumerate(conditions):
-            number, forced = _run.note((SPECULATED,), condition)
+            number, forced = _run.note((Kind.SPECULATED_VALUE,), condition)
             if forced:
                 conditions[i] = "True"
                 continue
@@ -296,7 +208,7 @@ def _synthesise_noted(dispatcher: Dispatcher, *args: Any) -> Any:
 
 def _try_noted(dispatcher: Dispatcher, found: Any, args: Any, kwargs: Any) -> Any:
     result = _try(dispatcher, found, args, kwargs)
-    numbers = _numbers.get(id(found.reasons), (None, {}))[1]
+    numbers = _numbers.get(id(found.numbered), (None, {}))[1]
     if type(result) is int and result in numbers:
         _run.failed[numbers[result]] = None
     return result
@@ -325,7 +237,7 @@ def _backend_noted(dispatcher: Dispatcher, graph: Any, inputs: Any) -> CompiledG
 
 
 def _look_noted(expression: Any, value: Any, place: Any, nodes: Any) -> Any:
-    number, forced = _run.note((SPECULATED_EARLY,), f"{value!r}")
+    number, forced = _run.note((Kind.EARLY_SPECULATED_VALUE,), f"{value!r}")
     look = _look(expression, value, place, nodes)
 
     def seen(*given: Any) -> None:
@@ -348,7 +260,8 @@ def noted(run: Run) -> Iterator[None]:
     _numbers.clear()
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
-            (record, "GuardBuilder", _NumberingBuilder),
+            (guard_builder, "GuardWriter", _NumberingWriter),
+            (guard_builder, "LiftedConditions", _NumberingLiftedConditions),
             (record, "MockBuilder", _MockBuilder),
             (early_checks, "_look", _look_noted),
             (Dispatcher, "synthesise", _synthesise_noted),

@@ -38,6 +38,7 @@ from unittest import mock
 
 import pytest
 
+from magpy_like.synthesis.guard.conditions import Kind
 from tests.conditions import Check, Run, noted
 from tests.programs import Twins
 from tests.seeding import seed
@@ -66,11 +67,19 @@ _BOOKKEEPING = re.compile(
 )
 """In assertions of tests that are about what was recorded, not about answers."""
 _DEAD = "the interpreter has died in it"
-_OF_LIFTED_VALUES = ("conditions", "bound", "sizes", "speculated")
+_OF_LIFTED_VALUES = {
+    Kind.LIFTED_VALUE,
+    Kind.LOWER_BOUND,
+    Kind.UPPER_BOUND,
+    Kind.SIZE_RANGE,
+    Kind.SIZE_RELATION,
+    Kind.SPECULATED_VALUE,
+    Kind.EARLY_SPECULATED_VALUE,
+}
 
 
 def _is_of_lifted_value(check: Check) -> bool:
-    return check.kinds[0].startswith(_OF_LIFTED_VALUES)
+    return check.kinds[0] in _OF_LIFTED_VALUES
 
 
 def _is_to_matter(check: Check) -> bool:

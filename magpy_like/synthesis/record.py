@@ -41,10 +41,11 @@ from magpy_like.splitting.tracebacks import set_context_from_caller
 from magpy_like.synthesis import number_source
 from magpy_like.synthesis.example_inputs import example_inputs
 from magpy_like.synthesis.generated_source import Source, literal
-from magpy_like.synthesis.guard.access_places import Places
-from magpy_like.synthesis.guard.expected_values import Expected
+from magpy_like.synthesis.guard.conditions import Condition
+from magpy_like.synthesis.guard.expected_values import ExpectedValues
 from magpy_like.synthesis.guard.guard_builder import GuardBuilder
 from magpy_like.synthesis.guard.guard_checks import same_keys, same_list, same_scalar
+from magpy_like.synthesis.guard.guarded_variables import GuardedVariables
 from magpy_like.synthesis.mock.early_checks import check_before_writing
 from magpy_like.synthesis.mock.reconstruction import Reconstruction
 from magpy_like.synthesis.mock.roll_back import RollBack
@@ -59,68 +60,81 @@ Backend = Callable[[fx.GraphModule, Sequence[Any]], CompiledGraph]
 
 @dataclass
 class Record:
-    """What a matching call runs instead of the program."""
+    """Guard, mock and operator graph: what a matching call runs instead of the program."""
 
     guard: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+    """``guard(args, kwargs)`` returns the mock's arguments, or the number of a failed condition."""
     mock: Callable[..., Any]
     compiled: CompiledGraph | None
-    guards: list[str]
+    """None if the program runs no operators that anybody could notice."""
+    conditions: list[Condition]
+    """All conditions of the guard, in order."""
+    numbered: list[Condition]
+    """The conditions by the number that the guard returns."""
     side_effects: list[str]
+    """In words, for ``explain``."""
     guard_source: str
     mock_source: str
-    reasons: list[str]
-    expected: Expected
-    """What sizes and numbers were in the recorded run, and what they may be."""
+    expected: ExpectedValues
+    """Sizes and numbers of the recorded run, and their ranges."""
     rewritten: frozenset[Path]
-    """The places whose numbers the program itself replaces by others."""
+    """Access paths of numbers that the program itself replaces by others."""
     bound: frozenset[int]
-    """Ids of the objects that a call must bring with it: a module that a loop has come to."""
+    """Ids of the fixed objects that a call must bring, such as the module of a loop's iteration."""
     lifted: list[str]
-    """Sizes and numbers that may differ from call to call, in words."""
+    """Labels of the lifted sizes and numbers."""
     modes: tuple[int, ...]
-    """Torch's modes in which it serves calls."""
+    """Torch's modes in which the record serves calls."""
     objects: frozenset[tuple[str, int]]
-    """The objects that its guard asks for, in words and by their ids."""
+    """Objects compared by identity: description of the condition, and ``id``."""
     number: int
-    """Counts the records of the process, in the order in which they were made."""
+    """Counts the records of the process in the order of their creation."""
     layout: Any = None
-    """Of the open frames, when the record ends at a split: then the mock gives their values."""
+    """Layout of the active frames if the record ends at a split: the mock returns their values."""
     ends_at: SplitPoint | None = None
     """The split that the record ends at."""
     watch: Any = None
-    watch_reason: int = -1
+    """The native watch of fixed objects."""
+    watch_number: int = -1
+    """The number of the condition that calls the watch; -1 if there is none."""
     speculates: frozenset[Place] = frozenset()
-    """Where the mock may find that a value was misspeculated, and give ``Misspeculation``."""
+    """Code locations where the mock may return a ``Misspeculation``."""
 
     @property
     def graph(self) -> fx.GraphModule | None:
         return None if self.compiled is None else self.compiled.graph
 
+    @property
+    def guards(self) -> list[str]:
+        """The conditions in words."""
+        return [sentence for condition in self.conditions for sentence in condition.sentences]
+
     def covers(self, other: Record) -> bool:
-        """Whether it serves all calls that another record serves, as far as their guards tell."""
-        said = set(self.guards) - self.expected.about_lifted
+        """True if the guards show that this record serves all calls that another one serves."""
+        lifted = {s for c in self.conditions if c.is_about_lifted for s in c.sentences}
+        sentences = set(self.guards) - lifted
         return (
             bool(self.lifted)
             and self.layout == other.layout
             and self.bound == other.bound
             and self.modes == other.modes
-            and {found for found in self.objects if found[0] in said} <= other.objects
-            and said <= set(other.guards)
+            and {found for found in self.objects if found[0] in sentences} <= other.objects
+            and sentences <= set(other.guards)
             and self.expected.admits(other.expected)
         )
 
-    def why_not(self, failed: int) -> str:
-        """The check that turned a call away, in words."""
-        if failed == self.watch_reason:
+    def why_not(self, number: int) -> str:
+        """The condition that failed for a call, in words."""
+        if number == self.watch_number:
             return self.watch.why() or "something that the program read has changed meanwhile"
-        return f"not {self.reasons[failed]}"
+        return f"not {self.numbered[number].description}"
 
 
 class MockBuilder:
     """Builds the mock: run the operator graph, then make what the program made (section 4.2)."""
 
-    def __init__(self, rec: Recording, places: Places, guard: GuardBuilder) -> None:
-        self.rec, self.places, self.guard = rec, places, guard
+    def __init__(self, rec: Recording, guarded: GuardedVariables, guard: GuardBuilder) -> None:
+        self.rec, self.guarded, self.guard = rec, guarded, guard
         self.source = Source()
         self.parameters: dict[int, str] = {}
         self.outputs: list[fx.Node] = []
@@ -140,11 +154,11 @@ class MockBuilder:
 
     def existing(self, node: ShadowNode) -> str:
         """The name of a variable that was there before the call."""
-        if node.plain and node.node_id not in self.guard.variables:
-            return self.guard.name_of_number(node)
-        if self.places.is_fixed(node):
+        if node.plain and node.node_id not in self.guard.writer.variables:
+            return self.guard.lifted.name_of_number(node)
+        if self.guarded.is_fixed(node):
             return self.source.constant(node.variable, node.type.__name__.lower())
-        name = self.guard.variables.get(node.node_id)
+        name = self.guard.writer.variables.get(node.node_id)
         if name is None:
             raise Split(
                 SplitReason.UNREACHABLE_VARIABLE,
@@ -219,7 +233,7 @@ class MockBuilder:
             same = self.source.constant(check, check.__name__)
             given = literal(value) or self.source.constant(value, "value")
             conditions.append(f"{same}({way}, {given})")
-            self.guard.readable.append(f"a value that steers the program gives {value!r}")
+            self.guard.writer.note(f"a value that steers the program gives {value!r}")
         if conditions and not rec.lifted.can_rewind():
             raise SpeculationRefused(
                 SplitReason.MISSPECULATION_NOT_UNDOABLE,
@@ -238,7 +252,7 @@ class MockBuilder:
             node = self.rec.refs.get_node_by_id(shadow)
             step = self.source.constant(advance, "advance")
             later.append(f"{step}({self.existing(node)}, {count})")
-            self.side_effects.append(f"{self.guard.label(node)} advances by {count}")
+            self.side_effects.append(f"{self.guard.writer.label(node)} advances by {count}")
         # Warnings are shown before the program changes which are: see `repeatable`.
         for operation, arguments, keywords in self.rec.calls:
             maker = self.source.constant(operation, operation.__name__)
@@ -246,7 +260,7 @@ class MockBuilder:
             texts += [f"{name}={self.values.value(arg)}" for name, arg in keywords.items()]
             later.append(f"{maker}({', '.join(texts)})")
             self.side_effects.append(f"{operation.__name__}(…)")
-        for node in self.places.order:
+        for node in self.guarded.order:
             if not node.changed:
                 continue
             if node.rewritten:
@@ -260,14 +274,14 @@ class MockBuilder:
             value = self.rec.operators.node_of(node.variable)
             assert value is not None
             later.append(f"{self.existing(node)}.data = {self.graph_output(value)}")
-            self.side_effects.append(f"{self.guard.label(node)}.data = …")
+            self.side_effects.append(f"{self.guard.writer.label(node)}.data = …")
         for node, operation, args in self.rec.replays:
             if node.rewritten:
                 continue
             texts = [self.values.value(arg) for arg in args]
             maker = self.source.constant(operation, operation.__name__)
             later.append(f"{maker}({self.existing(node)}, {', '.join(texts)})")
-            self.side_effects.append(f"{self.guard.label(node)}.{operation.__name__}(…)")
+            self.side_effects.append(f"{self.guard.writer.label(node)}.{operation.__name__}(…)")
         self.values.fill_cells()
         for line in (*later, *self.values.last):
             self.source.emit(line)
@@ -305,7 +319,7 @@ class MockBuilder:
         except (LookupError, AttributeError, ValueError):
             if before == ABSENT or (is_instance(relation.key, ByIdentity) and relation.key.is_new):
                 return []
-            self.side_effects.append(f"del {self.guard.label(node)} → {relation}")
+            self.side_effects.append(f"del {self.guard.writer.label(node)} → {relation}")
             return [self._statement(node, owner, relation, None)]
         again = relation in node.reinserted and relation.kind in _ORDERED
         if before is not None and before != ABSENT and not again:
@@ -315,7 +329,7 @@ class MockBuilder:
             guarded = first.plain and Fact.VALUE in first.facts
             if guarded and first.type is type(value) and first.first.value is value:
                 return []
-        self.side_effects.append(f"{self.guard.label(node)} → {relation} = {_short(value)}")
+        self.side_effects.append(f"{self.guard.writer.label(node)} → {relation} = {_short(value)}")
         text = self.values.value(value)
         text = self._of_what_is_there(node, owner, relation, value, text)
         put = self._statement(node, owner, relation, text)
@@ -375,16 +389,16 @@ class MockBuilder:
         if _same_contents(value, before):
             return []
         name = self.existing(node)
-        self.side_effects.append(f"contents of {self.guard.label(node)}")
+        self.side_effects.append(f"contents of {self.guard.writer.label(node)}")
         base = self.source.constant(native_base(node.type), native_base(node.type).__name__)
         if is_instance(value, dict):
-            traceback_entries, known = items_of(value), len(before)
-            if not same_keys([key for key, _ in traceback_entries[:known]], list(before)):
+            entries, known = items_of(value), len(before)
+            if not same_keys([key for key, _ in entries[:known]], list(before)):
                 text = self.values.dict_text(value)
                 return [f"{base}.clear({name})", f"{base}.update({name}, {text})"]
-            kept = zip(traceback_entries, before.values(), strict=False)
+            kept = zip(entries, before.values(), strict=False)
             changed = [item for item, found in kept if item[1] is not found]
-            text = self.values.dict_text(value, [*changed, *traceback_entries[known:]])
+            text = self.values.dict_text(value, [*changed, *entries[known:]])
             return [f"{base}.update({name}, {text})"]
         if is_instance(value, set):
             fill, text = "update", self.values.members_text(value)
@@ -501,20 +515,20 @@ def synthesise(
     """
     if any(map(_is_relied_on, rec.drawn)):
         raise Split(SplitReason.RANDOM_VALUE_DECIDES, "depends on the value of a random object")
-    places = Places(rec)
-    guard = GuardBuilder(rec, places, args, kwargs, known)
+    guarded = GuardedVariables(rec)
+    guard = GuardBuilder(rec, guarded, args, kwargs, known)
     with entry():
         guard.build()
-    mock = MockBuilder(rec, places, guard)
+    mock = MockBuilder(rec, guarded, guard)
     try:
-        return _assemble(rec, places, guard, mock, result, backend, entry)
+        return _assemble(rec, guarded, guard, mock, result, backend, entry)
     finally:
         mock.forget()
 
 
 def _assemble(
     rec: Recording,
-    places: Places,
+    guarded: GuardedVariables,
     guard: GuardBuilder,
     mock: MockBuilder,
     result: Any,
@@ -526,7 +540,7 @@ def _assemble(
     speculated = mock.speculated()
     behind, may_raise = mock.compute_after_graph()
     compiled, names = _compile(rec, guard, mock, backend, entry)
-    guard.conditions()
+    guard.finish()
     body = mock.source.lines
     mock.source.lines = []
     mock.draw()
@@ -557,27 +571,28 @@ def _assemble(
         run = undoing.guarded([*run, *behind])
     mock.source.lines = [*before, *undoing.unless_raising(drawn), *run]
     mock.source.lines += [*body, *_modes(rec, mock), f"return {returned}"]
-    rewritten = _rewritten(rec, places, guard.expected.numbers)
+    rewritten = _rewritten(rec, guarded, guard.lifted.expected.numbers)
     parameters = ", ".join(mock.parameters.values())
-    guard.source.emit(f"return ({parameters}{',' if parameters else ''})")
+    writer = guard.writer
+    writer.source.emit(f"return ({parameters}{',' if parameters else ''})")
     return Record(
-        guard=guard.source.build("guard", "args, kwargs"),
+        guard=writer.source.build("guard", "args, kwargs"),
         mock=mock.source.build("mock", parameters),
         compiled=compiled,
-        guards=guard.readable,
+        conditions=writer.conditions,
+        numbered=writer.numbered,
         side_effects=mock.side_effects,
-        guard_source=guard.source.text("guard", "args, kwargs"),
+        guard_source=writer.source.text("guard", "args, kwargs"),
         mock_source=mock.source.text("mock", parameters),
-        reasons=guard.reasons,
-        expected=guard.expected,
+        expected=guard.lifted.expected,
         rewritten=rewritten,
-        bound=frozenset(guard.bound),
-        modes=guard.modes,
-        objects=frozenset(guard.objects),
+        bound=frozenset(guard.fixed.bound),
+        modes=guard.state.modes,
+        objects=frozenset(writer.objects),
         number=next(_numbers_of_records),
-        lifted=guard.lifted,
-        watch=guard.watch,
-        watch_reason=guard.watch_reason,
+        lifted=guard.lifted.lifted,
+        watch=writer.watch,
+        watch_number=guard.watch_number,
         speculates=frozenset(speculation_places),
     )
 
@@ -595,11 +610,13 @@ def _is_relied_on(node: ShadowNode) -> bool:
     return found or node.changed or bool(node.facts - {Fact.TYPE, Fact.LENGTH})
 
 
-def _rewritten(rec: Recording, places: Places, numbers: dict[Path, Any]) -> frozenset[Path]:
+def _rewritten(
+    rec: Recording, guarded: GuardedVariables, numbers: dict[Path, Any]
+) -> frozenset[Path]:
     """The places of numbers at which the program has left others."""
     found = set()
-    for node in places.order:
-        parent, relation = places.edges[node.node_id][0]
+    for node in guarded.order:
+        parent, relation = guarded.edges[node.node_id][0]
         place = rec.place(parent, relation)
         if relation not in parent.written or place not in numbers:
             continue
@@ -697,7 +714,7 @@ def _compile(
             nodes.append(node)
         names.append(mock.existing(node))
     if changed:
-        guard.same_memory(nodes, changed)
+        guard.distinctness.write_shared_memory(nodes, changed)
     if rec.runs_as_is or (rec.stays_whole and has_parts(graph)):
         compiled = CompiledGraph(graph, interpreted(graph))
     else:

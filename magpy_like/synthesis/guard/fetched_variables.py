@@ -1,7 +1,7 @@
-"""Fetched variables: those that a call brings, on the ways that the program took.
+"""Conditions on fetched variables: those that a call brings, along the program's access paths.
 
-Each is fetched once, and what was relied on of it is asked for before anything behind it is
-fetched: the way there looks into a variable only if that is of the type that it was.
+Each is fetched once. Its own conditions are checked before anything beyond it is fetched: the rest
+of an access path presupposes its type.
 """
 
 from __future__ import annotations
@@ -15,172 +15,173 @@ import torch
 
 from magpy_like.annotation import RelationKind
 from magpy_like.monitor.objects.containers import CONTAINERS, SCALARS, elements, length_of
-from magpy_like.monitor.recording import Recording
 from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import TensorCheck
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import EXTERNAL, Fact, Relation, ShadowNode
-from magpy_like.refgraph.plain_values import is_same_value
-from magpy_like.synthesis.generated_source import literal
-from magpy_like.synthesis.guard.access_places import Places
+from magpy_like.synthesis.guard.conditions import Condition, Kind
 from magpy_like.synthesis.guard.fixed_objects import FixedObjects
 from magpy_like.synthesis.guard.guard_checks import (
     ordered_keys,
     same_array,
     same_keys,
-    same_layout,
+    same_metadata,
     same_scalar,
 )
-from magpy_like.synthesis.guard.guard_writer import GONE, describe_tensor
+from magpy_like.synthesis.guard.guard_writer import REPLACED_TENSOR, GuardWriter, describe_tensor
 
 _EXTENTS = {Fact.LENGTH, Fact.KEYS, Fact.VALUE}
-"""What tells whether a container holds anything, and more."""
+"""Facts that imply whether a container is empty."""
 
 
-class FetchedVariables(FixedObjects):
-    """Conditions about what a call brings."""
+class FetchedVariables:
+    """Fetches the variables of a call and writes the conditions on them."""
 
-    def __init__(self, rec: Recording, places: Places) -> None:
-        super().__init__(rec, places)
-        self._known: frozenset[int] | None = None
-        """The positions of functions whose code a call cannot but bring, where there are such."""
-        self._dynamic: list[tuple[int, int, ShadowNode]] = []
-        """Tensors with dynamic dimensions: the numbers of reason and sentence, the node."""
-        self._about_lifted: list[str] = []
-        """The sentences about the types of lifted numbers."""
+    def __init__(
+        self, writer: GuardWriter, fixed: FixedObjects, functions: frozenset[int] | None
+    ) -> None:
+        """``functions`` are the positions of arguments that are known to run the same code."""
+        self._writer, self._fixed = writer, fixed
+        self._rec, self._source = writer.rec, writer.source
+        self._functions = functions
+        self.dynamic: list[tuple[Condition, ShadowNode]] = []
+        """The conditions on tensors with dimensions that may vary."""
 
-    def _fetch(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
+    def fetch(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
+        """Fetch a variable along an edge, or check it if it is a plain value."""
         if node.plain and Fact.VALUE in node.facts:
             self._value(parent, relation, node)
             return
-        name = self.source.fresh("v")
-        self.source.emit(f"{name} = {self._way(parent, relation)}")
+        writer = self._writer
+        name = self._source.fresh("v")
+        self._source.emit(f"{name} = {writer.access(parent, relation)}")
         if relation.kind is RelationKind.ITERATION:
-            self.source.names["NOTHING"] = NOTHING
-            self._check(f"{name} is not NOTHING", f"{self.label(parent)} has something left")
-        self.variables[node.node_id] = name
+            self._source.names["NOTHING"] = NOTHING
+            description = f"{writer.label(parent)} has something left"
+            writer.check(Kind.NOT_EXHAUSTED, f"{name} is not NOTHING", description)
+        writer.variables[node.node_id] = name
         self._contents(name, node)
 
-    def _value(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
-        value = node.first.value
-        if parent.node_id != EXTERNAL and self.places.is_watched(parent, relation):
-            if relation.kind is RelationKind.MEMBERSHIP:
-                self._watch(parent, relation, ..., equal=False)
-                return
-            self._watch(parent, relation, value, equal=True)
-            self.readable.append(f"{self._label(parent, relation, node)} == {value!r}")
-            return
-        label = self._label(parent, relation, node)
-        if relation.kind is RelationKind.MEMBERSHIP:
-            where = self._key(relation.key)
-            self._check(
-                f"dict.__contains__({self.name(parent)}, {where})",
-                f"{relation.key!r} in {self.label(parent)}",
-            )
-            return
-        self._check(self._equals(self._way(parent, relation), value), f"{label} == {value!r}")
-
-    def _equals(self, way: str, value: Any) -> str:
-        if value is None or value is ... or is_instance(value, bool) or value is NotImplemented:
-            return f"{way} is {value!r}"
-        if is_instance(value, torch.dtype | torch.layout | torch.memory_format):
-            return f"{way} is {self.source.constant(value, str(value))}"
-        if is_instance(value, np.generic | np.dtype):
-            same = self.source.constant(is_same_value)
-            return f"{same}({way}, {self.source.constant(value, 'value')})"
-        name = self.source.fresh("x")
-        kind = self.source.constant(type(value), type(value).__name__)
-        text = literal(value) or self.source.constant(value, "value")
-        is_kind = f"type({name} := {way}) is {kind}"
-        if is_instance(value, float):
-            if value != value or value == 0:
-                return f"{is_kind} and repr({name}) == {repr(value)!r}"
-        elif not is_instance(value, int | str | bytes | torch.device):
-            # 0j and -0j, or two empty ranges, are equal and yet not the same.
-            return f"{is_kind} and repr({name}) == {repr(value)!r} and {name} == {text}"
-        return f"{is_kind} and {name} == {text}"
-
-    def _contents(self, name: str, node: ShadowNode) -> None:
-        """What is relied on about a fetched variable itself."""
-        value, label = node.variable, self.label(node)
-        if is_instance(node.type, type) and issubclass(node.type, torch.Tensor):
-            self._tensor(name, node, label)
-            return
-        parent, relation = self.places.edges[node.node_id][0]
-        if self._known and parent.node_id == EXTERNAL and relation.key in self._known:
-            return
-        kind = self.source.constant(node.type, node.type.__name__)
-        self._check(f"type({name}) is {kind}", f"type({label}) is {node.type.__qualname__}")
-        if node.node_id in self.rec.lifted.nodes:
-            self._about_lifted.append(self.readable[-1])
-        before = value if node.contents is None else node.contents
-        if is_instance(value, SCALARS) and Fact.VALUE in node.facts:  # a lifted number may differ
-            same = self.source.constant(same_scalar, "same_scalar")
-            self._check(
-                f"{same}({name}, {self.source.constant(value, 'value')})", f"{label} == {value!r}"
-            )
-        if is_instance(value, collections.deque):
-            self._check(f"{name}.maxlen == {value.maxlen}", f"{label}.maxlen == {value.maxlen}")
-        if is_instance(value, types.FunctionType):
-            code = self.source.constant(value.__code__, "code")
-            self._check(f"{name}.__code__ is {code}", f"{label} runs the same code")
-        elif is_instance(value, dict):
-            if is_instance(value, collections.defaultdict):
-                factory = self.source.constant(value.default_factory, "factory")
-                self._check(
-                    f"{name}.default_factory is {factory}", f"{label} makes the same defaults"
-                )
-            if Fact.KEYS in node.facts:
-                self._keys(
-                    f"{self.source.constant(ordered_keys)}({name})", ordered_keys(before), label
-                )
-            elif Fact.LENGTH in node.facts:
-                size = length_of(before)
-                self._check(f"{self._length(node)} == {size}", f"len({label}) == {size}")
-        elif is_instance(value, set | frozenset) and Fact.VALUE in node.facts:
-            held = name if node.type in CONTAINERS else f"{self.source.constant(elements)}({name})"
-            self._keys(held, elements(before), label)
-        elif Fact.LENGTH in node.facts:
-            size = length_of(before) if is_instance(before, CONTAINERS) else len(before)
-            self._check(f"{self._length(node)} == {size}", f"len({label}) == {size}")
-        if Fact.TRUTH in node.facts and not _EXTENTS & node.facts:
-            held = self.source.constant(elements, "elements")
-            self._check(f"{held}({name})", f"{label} is not empty")
-        if is_instance(value, np.ndarray) and node.first.value is not None:
-            same = self.source.constant(same_layout)
-            layout = self.source.constant(node.first.value, "layout")
-            self._check(f"{same}({name}, {layout})", f"{label} is an array of {value.shape}")
-        if Fact.VALUE in node.facts and is_instance(value, np.ndarray):
-            same = self.source.constant(same_array, "same_array")
-            array = self.source.constant(before, "array")
-            self._check(f"{same}({name}, {array})", f"{label} holds what it held")
-
-    def _length(self, node: ShadowNode) -> str:
-        """An expression for how much a variable holds that runs no method of a class in Python."""
-        if node.type in CONTAINERS or not issubclass(node.type, CONTAINERS):
-            return f"len({self.name(node)})"
-        return f"{self.source.constant(length_of)}({self.name(node)})"
-
-    def _keys(self, way: str, keys: list[Any], label: str) -> None:
-        same = self.source.constant(same_keys, "same_keys")
-        self._check(
-            f"{same}({way}, {self.source.constant(keys, 'keys')})", f"list({label}) == {keys!r}"
-        )
-
-    def _tensor(self, name: str, node: ShadowNode, label: str) -> None:
-        tensor = node.variable  # None when the program has replaced it and let it go
-        if self.rec.twin is not None and node.node_id in self.rec.twin.checks:
-            self._dynamic.append((len(self.reasons), len(self.readable), node))
-        check = self.source.fresh("tensor")
-        self.source.names[check] = node.first.value or TensorCheck(tensor)
-        said = GONE if tensor is None else describe_tensor(tensor)
-        self._check(f"{check}({name})", f"{label}: {said}")
-
-    def _alias(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
+    def alias(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
+        """A further edge leads to the same variable."""
         if node.plain:
             self._value(parent, relation, node)
             return
-        label = self._label(parent, relation, node)
-        self._check(
-            f"{self._way(parent, relation)} is {self.name(node)}", f"{label} is {self.label(node)}"
+        writer = self._writer
+        writer.check(
+            Kind.ALIAS,
+            f"{writer.access(parent, relation)} is {writer.name(node)}",
+            f"{writer.label_of(parent, relation, node)} is {writer.label(node)}",
         )
+
+    def _value(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
+        value, writer = node.first.value, self._writer
+        is_member = relation.kind is RelationKind.MEMBERSHIP
+        if parent.node_id != EXTERNAL and writer.guarded.is_fixed_location(parent, relation):
+            if is_member:
+                self._fixed.location(Kind.FIXED_MEMBER, parent, relation, ..., equal=False)
+                return
+            self._fixed.location(Kind.FIXED_VALUE, parent, relation, value, equal=True)
+            writer.note(f"{writer.label_of(parent, relation, node)} == {value!r}")
+            return
+        label = writer.label_of(parent, relation, node)
+        if is_member:
+            writer.check(
+                Kind.MEMBER,
+                f"dict.__contains__({writer.name(parent)}, {writer.key(relation.key)})",
+                f"{relation.key!r} in {writer.label(parent)}",
+            )
+            return
+        test = writer.equality(writer.access(parent, relation), value)
+        writer.check(Kind.VALUE, test, f"{label} == {value!r}")
+
+    def _contents(self, name: str, node: ShadowNode) -> None:
+        """Type and contents of a fetched variable, as far as the program relied on them."""
+        writer, constant = self._writer, self._source.constant
+        value, label = node.variable, writer.label(node)
+        if is_instance(node.type, type) and issubclass(node.type, torch.Tensor):
+            self._tensor(name, node, label)
+            return
+        parent, relation = writer.guarded.edges[node.node_id][0]
+        if self._functions and parent.node_id == EXTERNAL and relation.key in self._functions:
+            return
+        writer.check(
+            Kind.TYPE,
+            f"type({name}) is {constant(node.type, node.type.__name__)}",
+            f"type({label}) is {node.type.__qualname__}",
+            is_about_lifted=node.node_id in self._rec.lifted.nodes,
+        )
+        if is_instance(value, SCALARS) and Fact.VALUE in node.facts:  # a lifted number may differ
+            same = constant(same_scalar, "same_scalar")
+            test = f"{same}({name}, {constant(value, 'value')})"
+            writer.check(Kind.SCALAR_VALUE, test, f"{label} == {value!r}")
+        if is_instance(value, collections.deque):
+            writer.check(
+                Kind.DEQUE_MAXLEN,
+                f"{name}.maxlen == {value.maxlen}",
+                f"{label}.maxlen == {value.maxlen}",
+            )
+        if is_instance(value, types.FunctionType):
+            test = f"{name}.__code__ is {constant(value.__code__, 'code')}"
+            writer.check(Kind.FUNCTION_CODE, test, f"{label} runs the same code")
+        else:
+            self._extent(name, node, label)
+        if Fact.TRUTH in node.facts and not _EXTENTS & node.facts:
+            test = f"{constant(elements, 'elements')}({name})"
+            writer.check(Kind.NOT_EMPTY, test, f"{label} is not empty")
+        if is_instance(value, np.ndarray):
+            self._array(name, node, label)
+
+    def _extent(self, name: str, node: ShadowNode, label: str) -> None:
+        """Keys, members or length of a container."""
+        writer, constant, value = self._writer, self._source.constant, node.variable
+        before = value if node.contents is None else node.contents
+        if is_instance(value, dict):
+            if is_instance(value, collections.defaultdict):
+                test = f"{name}.default_factory is {constant(value.default_factory, 'factory')}"
+                writer.check(Kind.DEFAULT_FACTORY, test, f"{label} makes the same defaults")
+            if Fact.KEYS in node.facts:
+                keys = f"{constant(ordered_keys)}({name})"
+                self._keys(Kind.DICT_KEYS, keys, ordered_keys(before), label)
+            elif Fact.LENGTH in node.facts:
+                size = length_of(before)
+                test = f"{self._length(node)} == {size}"
+                writer.check(Kind.DICT_LENGTH, test, f"len({label}) == {size}")
+        elif is_instance(value, set | frozenset) and Fact.VALUE in node.facts:
+            members = name if node.type in CONTAINERS else f"{constant(elements)}({name})"
+            self._keys(Kind.SET_MEMBERS, members, elements(before), label)
+        elif Fact.LENGTH in node.facts:
+            size = length_of(before) if is_instance(before, CONTAINERS) else len(before)
+            test = f"{self._length(node)} == {size}"
+            writer.check(Kind.LENGTH, test, f"len({label}) == {size}")
+
+    def _length(self, node: ShadowNode) -> str:
+        """An expression for a container's length that calls no method in Python."""
+        if node.type in CONTAINERS or not issubclass(node.type, CONTAINERS):
+            return f"len({self._writer.name(node)})"
+        return f"{self._source.constant(length_of)}({self._writer.name(node)})"
+
+    def _keys(self, kind: Kind, found: str, keys: list[Any], label: str) -> None:
+        same = self._source.constant(same_keys, "same_keys")
+        test = f"{same}({found}, {self._source.constant(keys, 'keys')})"
+        self._writer.check(kind, test, f"list({label}) == {keys!r}")
+
+    def _array(self, name: str, node: ShadowNode, label: str) -> None:
+        writer, constant, value = self._writer, self._source.constant, node.variable
+        if node.first.value is not None:
+            metadata = constant(node.first.value, "layout")
+            test = f"{constant(same_metadata)}({name}, {metadata})"
+            writer.check(Kind.ARRAY_METADATA, test, f"{label} is an array of {value.shape}")
+        if Fact.VALUE in node.facts:
+            before = value if node.contents is None else node.contents
+            test = f"{constant(same_array, 'same_array')}({name}, {constant(before, 'array')})"
+            writer.check(Kind.ARRAY_CONTENTS, test, f"{label} holds what it held")
+
+    def _tensor(self, name: str, node: ShadowNode, label: str) -> None:
+        tensor = node.variable  # None if the program has replaced and released it
+        check = self._source.fresh("tensor")
+        self._source.names[check] = node.first.value or TensorCheck(tensor)
+        described = REPLACED_TENSOR if tensor is None else describe_tensor(tensor)
+        condition = self._writer.check(Kind.TENSOR, f"{check}({name})", f"{label}: {described}")
+        if self._rec.twin is not None and node.node_id in self._rec.twin.checks:
+            self.dynamic.append((condition, node))

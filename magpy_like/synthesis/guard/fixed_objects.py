@@ -1,7 +1,8 @@
-"""Fixed objects: those that are the same at every call, such as modules, classes and globals.
+"""Conditions on fixed objects: those that are the same at every call, as modules and classes are.
 
-The record holds them, so they are looked at where they are, by the native :class:`Watch`: that they
-still stand in the places where they were met, and still hold what was relied on.
+The record holds these objects, so the native :class:`Watch` compares them where they are: each is
+still stored in the locations where the program found it, and still has the contents that the
+program relied on.
 """
 
 from __future__ import annotations
@@ -16,147 +17,182 @@ import torch
 
 from magpy_like.annotation import RelationKind
 from magpy_like.monitor.objects.containers import CONTAINERS, SCALARS, elements, length_of
-from magpy_like.monitor.recording import Recording
 from magpy_like.native import instance_dict
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import EXTERNAL, MRO, ByIdentity, Fact, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import HEAP_TYPE
-from magpy_like.synthesis.guard.access_places import Places
+from magpy_like.synthesis.guard.conditions import Kind
 from magpy_like.synthesis.guard.guard_checks import (
+    location_check,
     ordered_keys,
-    place_check,
     same_array,
     same_keys,
-    same_layout,
+    same_metadata,
 )
-from magpy_like.synthesis.guard.guard_writer import GuardText, describe_tensor
+from magpy_like.synthesis.guard.guard_writer import GuardWriter, describe_tensor
 
-_WATCHED_DIRECTLY = {
+_ENTRIES = {
     RelationKind.KEY,
     RelationKind.GLOBAL,
     RelationKind.MEMBERSHIP,
     RelationKind.CELL,
     RelationKind.ITEM,
 }
+"""Relations to an entry of a dictionary or list."""
 _FUNCTION_SLOTS = ("__code__", "__defaults__", "__kwdefaults__")
 
 
-class FixedObjects(GuardText):
-    """Conditions about objects that the record holds."""
+class FixedObjects:
+    """Writes the conditions on objects that the record holds."""
 
-    def __init__(self, rec: Recording, places: Places) -> None:
-        super().__init__(rec, places)
+    def __init__(self, writer: GuardWriter) -> None:
+        self._writer, self._guarded = writer, writer.guarded
         self.bound: set[int] = set()
-        """Ids of the fixed objects that a call must bring with it."""
+        """Ids of the fixed objects that a call must bring, as an argument or in one."""
         self._watched: set[tuple[int, str]] = set()
 
-    def _fixed_edge(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
-        """A fixed object must still be where it was met."""
+    def edge(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
+        """The fixed object ``node`` is still at its location."""
         if parent.node_id == EXTERNAL:
             if relation.kind is RelationKind.LOCAL:
-                self.bound.add(id(node.variable))
-                text = f"{self._way(parent, relation)} is {self.name(node)}"
-                self._check(text, f"{self.label(node)} is the same {node.type.__qualname__}")
-            return
-        if self.places.is_watched(parent, relation):
-            self._watch(parent, relation, node.variable, equal=False)
-            return
-        self.bound.add(id(node.variable))
-        text = f"{self._way(parent, relation)} is {self.name(node)}"
-        self._check(text, f"{self.label(node)} is the same {node.type.__qualname__}")
+                self._is_same_object(Kind.FIXED_ARGUMENT, parent, relation, node)
+        elif self._guarded.is_fixed_location(parent, relation):
+            self.location(Kind.FIXED_IN_FIXED, parent, relation, node.variable, equal=False)
+        else:
+            self._is_same_object(Kind.FIXED_IN_FETCHED, parent, relation, node)
 
-    def _fixed_node(self, node: ShadowNode) -> None:
-        value = node.variable
+    def _is_same_object(
+        self, kind: Kind, parent: ShadowNode, relation: Relation, node: ShadowNode
+    ) -> None:
+        writer = self._writer
+        self.bound.add(id(node.variable))
+        test = f"{writer.access(parent, relation)} is {writer.name(node)}"
+        description = f"{writer.label(node)} is the same {node.type.__qualname__}"
+        writer.check(kind, test, description)
+
+    def contents(self, node: ShadowNode) -> None:
+        """The fixed object still has the type and the contents that the program relied on."""
+        value, writer = node.variable, self._writer
         if node.plain:
-            return  # which object it is says all about it
+            return  # its identity implies the rest
         if node.type.__flags__ & HEAP_TYPE and not is_instance(value, type):
-            self.watch.type(value)  # an instance may be given another class
+            writer.watched((Kind.FIXED_TYPE,), "type", value)  # __class__ can be assigned
         as_found = node.first.value
         if is_instance(value, np.ndarray) and as_found is not None:
-            same = functools.partial(same_layout, value, as_found)
-            self._call(same, f"{self.label(node)} is an array of {value.shape}")
+            same = functools.partial(same_metadata, value, as_found)
+            description = f"{writer.label(node)} is an array of {value.shape}"
+            writer.call(Kind.FIXED_ARRAY_METADATA, same, description)
         if is_instance(value, torch.Tensor) and as_found is not None and not as_found(value):
             # The program has changed its metadata.
-            self._call(functools.partial(as_found, value), f"{self.label(node)} is as it was found")
+            same = functools.partial(as_found, value)
+            description = f"{writer.label(node)} is as it was found"
+            writer.call(Kind.FIXED_TENSOR_AS_FOUND, same, description)
         elif is_instance(value, torch.Tensor):
-            self.watch.tensor(value)
-            self.readable.append(f"{self.label(node)}: {describe_tensor(value)}, the same object")
+            writer.watched((Kind.FIXED_TENSOR,), "tensor", value)
+            writer.note(f"{writer.label(node)}: {describe_tensor(value)}, the same object")
         elif is_instance(value, types.FunctionType):
-            self._once(value, "__code__", value.__code__)
+            self._slot((Kind.FIXED_FUNCTION_CODE,), value, "__code__", value.__code__)
         elif Fact.KEYS in node.facts or Fact.LENGTH in node.facts or Fact.VALUE in node.facts:
-            self._fixed_extent(node, value)
+            self._extent(node, value)
         elif Fact.TRUTH in node.facts:
-            self._call(lambda: bool(elements(value)), f"{self.label(node)} is not empty")
+            description = f"{writer.label(node)} is not empty"
+            writer.call(Kind.FIXED_NOT_EMPTY, lambda: bool(elements(value)), description)
 
-    def _fixed_extent(self, node: ShadowNode, value: Any) -> None:
-        label = self.label(node)
+    def _extent(self, node: ShadowNode, value: Any) -> None:
+        """A container has as many elements, or the same keys, members or data."""
+        writer, label = self._writer, self._writer.label(node)
         before = value if node.contents is None else node.contents
         if is_instance(value, collections.defaultdict):
             factory = value.default_factory
-            self._call(lambda: value.default_factory is factory, f"{label} makes the same defaults")
+            writer.call(
+                Kind.FIXED_DEFAULT_FACTORY,
+                lambda: value.default_factory is factory,
+                f"{label} makes the same defaults",
+            )
         if is_instance(value, dict) and Fact.KEYS in node.facts:
             keys = ordered_keys(before)
             if is_instance(value, collections.OrderedDict):  # its order is not that of a dict
-                self._call(lambda: same_keys(ordered_keys(value), keys), f"{label}: {keys!r}")
+                writer.call(
+                    Kind.FIXED_ORDERED_KEYS,
+                    lambda: same_keys(ordered_keys(value), keys),
+                    f"{label}: {keys!r}",
+                )
             else:
-                self.watch.size(value, keys)
-            self.readable.append(f"{label} has {len(keys)} keys, the same in the same order")
+                writer.watched((Kind.FIXED_KEYS,), "size", value, keys)
+            writer.note(f"{label} has {len(keys)} keys, the same in the same order")
         elif is_instance(value, list | dict) and Fact.LENGTH in node.facts:
             size = list.__len__(before) if is_instance(before, list) else dict.__len__(before)
-            self.watch.size(value, size)
-            self.readable.append(f"len({label}) == {size}")
+            writer.watched((Kind.FIXED_LENGTH,), "size", value, size)
+            writer.note(f"len({label}) == {size}")
         elif is_instance(value, np.ndarray):
-            self._call(functools.partial(same_array, value, before), f"{label} holds what it held")
+            same = functools.partial(same_array, value, before)
+            writer.call(Kind.FIXED_ARRAY_CONTENTS, same, f"{label} holds what it held")
         elif is_instance(value, set | frozenset) and Fact.VALUE in node.facts:
             members = elements(before)
-            self._call(lambda: same_keys(elements(value), members), f"{label} has the same members")
-        elif not is_instance(value, (tuple, frozenset, *SCALARS)):  # these cannot change
+            writer.call(
+                Kind.FIXED_SET_MEMBERS,
+                lambda: same_keys(elements(value), members),
+                f"{label} has the same members",
+            )
+        elif not is_instance(value, (tuple, frozenset, *SCALARS)):  # these are immutable
             length = length_of if is_instance(value, CONTAINERS) else len
             size = length(before)
-            self._call(lambda: length(value) == size, f"len({label}) == {size}")
+            writer.call(
+                Kind.FIXED_OTHER_LENGTH, lambda: length(value) == size, f"len({label}) == {size}"
+            )
 
-    def _watch(self, parent: ShadowNode, relation: Relation, value: Any, *, equal: bool) -> None:
-        """A place of a fixed object must hold ``value`` (... for anything, NOTHING for nothing)."""
-        owner = parent.variable
-        kind, key = relation
+    def location(
+        self, kind: Kind, parent: ShadowNode, relation: Relation, value: Any, *, equal: bool
+    ) -> None:
+        """A location in a fixed object holds ``value``: ``...`` is any, NOTHING none at all.
+
+        Plain values are compared by value if ``equal``, other objects by identity.
+        """
+        owner, watched = parent.variable, self._writer.watched
+        relation_kind, key = relation
         if is_instance(key, ByIdentity):
             key = key.variable
-        if kind is RelationKind.TYPE:
-            self.watch.place(owner, key, value, equal)
+        if relation_kind is RelationKind.TYPE:
+            watched((Kind.STORED_TYPE_ATTRIBUTE, kind), "place", owner, key, value, equal)
         elif relation == (RelationKind.SLOT, MRO) and is_instance(owner, type):
-            self.watch.place(owner, None, value, False)
+            watched((Kind.STORED_MRO, kind), "place", owner, None, value, False)
         elif key in _FUNCTION_SLOTS and is_instance(owner, types.FunctionType):
-            self._once(owner, key, value)
-        elif kind is RelationKind.ATTRIBUTE:
-            self.watch.place(instance_dict(owner), key, value, equal)
-            self._holds(owner)
-        elif kind is RelationKind.CELL and is_instance(owner, types.CellType):
-            self.watch.place(owner, None, value, equal)
-        elif kind is RelationKind.ITEM and is_instance(owner, tuple):
-            pass  # a tuple cannot change
-        elif kind in _WATCHED_DIRECTLY and is_instance(owner, dict | list):
-            self.watch.place(owner, key, value, equal)
-        elif kind is RelationKind.CLOSURE or is_instance(owner, types.MethodType):
-            pass  # the cells of a function cannot change, nor can the parts of a bound method
-        elif kind is RelationKind.DEFAULT and is_instance(key, int):
-            self._once(owner, "__defaults__", owner.__defaults__)
-        elif kind is RelationKind.DEFAULT:
-            self._once(owner, "__kwdefaults__", owner.__kwdefaults__)
-            self.watch.place(owner.__kwdefaults__, key, value, equal)
-        elif kind is RelationKind.DICT:
+            self._slot((Kind.STORED_FUNCTION_SLOT, kind), owner, key, value)
+        elif relation_kind is RelationKind.ATTRIBUTE:
+            attributes = instance_dict(owner)
+            watched((Kind.STORED_ATTRIBUTE, kind), "place", attributes, key, value, equal)
+            self._keeps_dictionary((Kind.OWN_DICTIONARY, kind), owner)
+        elif relation_kind is RelationKind.CELL and is_instance(owner, types.CellType):
+            watched((Kind.STORED_CELL, kind), "place", owner, None, value, equal)
+        elif relation_kind is RelationKind.ITEM and is_instance(owner, tuple):
+            pass  # immutable
+        elif relation_kind in _ENTRIES and is_instance(owner, dict | list):
+            watched((Kind.STORED_ENTRY, kind), "place", owner, key, value, equal)
+        elif relation_kind is RelationKind.CLOSURE or is_instance(owner, types.MethodType):
+            pass  # the cells of a function and the parts of a bound method are immutable
+        elif relation_kind is RelationKind.DEFAULT and is_instance(key, int):
+            kinds = Kind.STORED_DEFAULTS, kind
+            self._slot(kinds, owner, "__defaults__", owner.__defaults__)
+        elif relation_kind is RelationKind.DEFAULT:
+            defaults, kinds = owner.__kwdefaults__, (Kind.STORED_KEYWORD_DEFAULTS, kind)
+            self._slot(kinds, owner, "__kwdefaults__", defaults)
+            watched((Kind.STORED_KEYWORD_DEFAULT, kind), "place", defaults, key, value, equal)
+        elif relation_kind is RelationKind.DICT:
             if not is_instance(owner, type):
-                self._holds(owner)
-        elif kind is not RelationKind.MAPPING and not is_instance(owner, slice):
-            label = f"{self.label(parent)} → {relation}"
-            self.watch.place(place_check(owner, relation, value, equal), label, True, False)
+                self._keeps_dictionary((Kind.OWN_DICTIONARY_READ, kind), owner)
+        elif relation_kind is not RelationKind.MAPPING and not is_instance(owner, slice):
+            label = f"{self._writer.label(parent)} → {relation}"
+            check = location_check(owner, relation, value, equal)
+            watched((Kind.STORED_ELSEWHERE, kind), "place", check, label, True, False)
 
-    def _holds(self, owner: Any) -> None:
-        """The owner keeps its attributes in the dictionary that it has: it may be given another."""
+    def _keeps_dictionary(self, kinds: tuple[Kind, ...], owner: Any) -> None:
+        """An instance still has the same ``__dict__``, which can be assigned."""
         if (id(owner), "__dict__") not in self._watched:
             self._watched.add((id(owner), "__dict__"))
-            self.watch.holder(owner)
+            self._writer.watched((Kind.HOLDER, *kinds), "holder", owner)
 
-    def _once(self, owner: Any, slot: str, value: Any) -> None:
+    def _slot(self, kinds: tuple[Kind, ...], owner: Any, slot: str, value: Any) -> None:
+        """A slot of a function, watched once."""
         if (id(owner), slot) not in self._watched:
             self._watched.add((id(owner), slot))
-            self.watch.place(owner, slot, value, False)
+            self._writer.watched(kinds, "place", owner, slot, value, False)

@@ -1,8 +1,8 @@
 """Guard generation (MagPy, section 4.2): may this record be used for this call?
 
 A guard is a generated function ``guard(args, kwargs)``. It returns the variables that the mock
-needs, as a tuple, or the number of the check that failed; ``reasons[number]`` says it in words.
-What fixed objects hold is left to the native :class:`Watch`.
+needs, as a tuple, or the number of the condition that failed. The native :class:`Watch` checks the
+contents of fixed objects.
 """
 
 from __future__ import annotations
@@ -15,129 +15,148 @@ from magpy_like.native import ABSENT as NOTHING
 from magpy_like.native import lacks
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ABSENT, ByIdentity, Relation, ShadowNode
-from magpy_like.synthesis.guard.access_places import Places
+from magpy_like.synthesis.guard.conditions import Kind
 from magpy_like.synthesis.guard.distinctness import Distinctness
+from magpy_like.synthesis.guard.fetched_variables import FetchedVariables
+from magpy_like.synthesis.guard.fixed_objects import FixedObjects
 from magpy_like.synthesis.guard.guard_checks import is_missing
+from magpy_like.synthesis.guard.guard_writer import GuardWriter
+from magpy_like.synthesis.guard.guarded_variables import GuardedVariables
 from magpy_like.synthesis.guard.lifted_conditions import LiftedConditions
 from magpy_like.synthesis.guard.process_state import ProcessState
 
 
-class GuardBuilder(LiftedConditions, Distinctness, ProcessState):
-    """Builds the guard of one record, and names the variables that it fetches on the way."""
+class GuardBuilder:
+    """Builds the guard of one record. Each subject writes its conditions through one writer."""
 
     def __init__(
         self,
         rec: Recording,
-        places: Places,
+        guarded: GuardedVariables,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        known: frozenset[int] | None = None,
+        functions: frozenset[int] | None = None,
     ):
-        """``known`` are the positions of functions whose code a call cannot but bring, as the
-        values of open frames do: there are as many of those at every call, too."""
-        super().__init__(rec, places)
-        self._known = known
+        """``functions`` is for continuations, whose calls always pass as many arguments.
+
+        It contains the positions of the functions among them, whose code is known.
+        """
+        self._rec, self._guarded = rec, guarded
         self._positional, self._keywords = len(args), list(kwargs)
+        self._is_continuation = functions is not None
+        self.writer = GuardWriter(rec, guarded)
+        self.fixed = FixedObjects(self.writer)
+        self.fetched = FetchedVariables(self.writer, self.fixed, functions)
+        self.distinctness = Distinctness(self.writer)
+        self.state = ProcessState(self.writer)
+        self.lifted = LiftedConditions(self.writer)
+        self.watch_number = -1
+        """The number of the condition that calls the native watch; -1 if it watches nothing."""
         self._later: list[tuple[ShadowNode, Relation, ShadowNode]] = []
-        """Edges from variables that are fetched after the one that they lead to."""
+        """Edges from variables that are fetched after the destination of the edge."""
         self._missing: list[tuple[ShadowNode, Relation]] = []
-        """Places where nothing is, at keys that may be fetched later."""
+        """Absent keys compared by identity, whose variables may be fetched later."""
 
     def build(self) -> None:
-        self._modes()
-        keywords = ", ".join(map(repr, self._keywords))
-        if self._known is not None:
-            pass
-        elif self._keywords:
-            self._check(
-                f"len(args) == {self._positional} and kwargs.keys() == {{{keywords}}}",
-                f"{self._positional} positional arguments, and {keywords}",
-            )
-        else:
-            self._check(
-                f"len(args) == {self._positional} and not kwargs",
-                f"{self._positional} positional arguments, no keywords",
-            )
-        at = len(self.source.lines)
-        for node in self.places.order:
+        """Write all conditions but the last ones.
+
+        Raises:
+            Split: a later call could not check something that the program relied on.
+        """
+        self.state.write_modes()
+        if not self._is_continuation:
+            self._arguments()
+        first_fetch = len(self.writer.source.lines)
+        for node in self._guarded.order:
             self._node(node)
         for edge in self._later:
             self._further_edge(*edge)
-        for place in self._missing:
-            self._lacks_key(*place)
-        self._distinct()
-        self._iterators()
-        self._state_reads()
-        self._denied()
-        if self.watch.counts()[0] or self.watch.counts()[2]:
-            # Fetched variables hang on fixed ones, so these are looked at first.
-            self.source.lines.insert(at, f"if not watch(): return {len(self.reasons)}")
-            self.source.names["watch"] = self.watch
-            self.watch_reason = len(self.reasons)
-            self.reasons.append("")
-        else:
-            self.watch_reason = -1
+        for location in self._missing:
+            self._lacks_key(*location)
+        self.distinctness.write_distinct()
+        self.distinctness.write_separate_iterators()
+        self.state.write_state_reads()
+        self.state.write_denied()
+        objects, _, tensors = self.writer.watch.counts()
+        if objects or tensors:
+            # Access paths to fetched variables begin at fixed objects, so these are checked first.
+            self.watch_number = self.writer.insert_watch(first_fetch)
 
-    def conditions(self) -> None:
-        """What is asked for last, once the backend has been at work."""
-        super().conditions()
-        self._cached_calls()
+    def finish(self) -> None:
+        """Write the last conditions, once the backend has compiled the operator graph."""
+        self.lifted.write(self.fetched.dynamic)
+        self.state.write_cached_calls()
+
+    def _arguments(self) -> None:
+        count, keywords = self._positional, ", ".join(map(repr, self._keywords))
+        if self._keywords:
+            self.writer.check(
+                Kind.KEYWORD_ARGUMENTS,
+                f"len(args) == {count} and kwargs.keys() == {{{keywords}}}",
+                f"{count} positional arguments, and {keywords}",
+            )
+        else:
+            self.writer.check(
+                Kind.POSITIONAL_ARGUMENTS,
+                f"len(args) == {count} and not kwargs",
+                f"{count} positional arguments, no keywords",
+            )
 
     def _node(self, node: ShadowNode) -> None:
-        edges, refs = self.places.edges[node.node_id], node.first.refs
-        fixed = self.places.is_fixed(node)
-        for i, (parent, relation) in enumerate(edges):
-            if i and not self.places.is_fixed(parent) and parent.node_id not in self.variables:
+        """The edges to a variable, its contents, and the absence of parts."""
+        fixed = self._guarded.is_fixed(node)
+        for i, (parent, relation) in enumerate(self._guarded.edges[node.node_id]):
+            is_fetched = self._guarded.is_fixed(parent) or parent.node_id in self.writer.variables
+            if i and not is_fetched:
                 self._later.append((parent, relation, node))
             elif i or fixed:
                 self._further_edge(parent, relation, node)
             else:
-                self._fetch(parent, relation, node)
+                self.fetched.fetch(parent, relation, node)
         if fixed:
-            self._fixed_node(node)
-        self._absent(node, [relation for relation, target in refs.items() if target == ABSENT])
+            self.fixed.contents(node)
+        refs = node.first.refs.items()
+        self._absent(node, [relation for relation, target in refs if target == ABSENT])
 
     def _further_edge(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> None:
-        if self.places.is_fixed(node):
-            self._fixed_edge(parent, relation, node)
-        else:
-            self._alias(parent, relation, node)
+        subject = self.fixed.edge if self._guarded.is_fixed(node) else self.fetched.alias
+        subject(parent, relation, node)
 
     def _absent(self, node: ShadowNode, relations: list[Relation]) -> None:
+        """There is nothing at these locations of a variable."""
+        writer = self.writer
         self._missing += [(node, r) for r in relations if is_instance(r.key, ByIdentity)]
         relations = [r for r in relations if not is_instance(r.key, ByIdentity)]
-        if self.places.is_fixed(node):
+        if self._guarded.is_fixed(node):
             for relation in relations:
-                self._watch(node, relation, NOTHING, equal=False)
+                self.fixed.location(Kind.ABSENT_IN_FIXED, node, relation, NOTHING, equal=False)
             return
         attributes = [r for r in relations if r.kind is RelationKind.ATTRIBUTE]
         if attributes:
             names = ", ".join(repr(relation.key) for relation in attributes)
-            check = self.source.constant(lacks)
-            self._check(
-                f"{check}({self.name(node)}, {names})", f"{self.label(node)} has no {names}"
-            )
-            self.readable[-1:] = [f"{self.label(node)} has no {r}" for r in attributes]
+            test = f"{writer.source.constant(lacks)}({writer.name(node)}, {names})"
+            sentences = [f"{writer.label(node)} has no {r}" for r in attributes]
+            description = f"{writer.label(node)} has no {names}"
+            writer.check(Kind.ABSENT_ATTRIBUTE, test, description, *sentences)
         for relation in relations:
-            reason = f"{self.label(node)} has no {relation}"
+            description = f"{writer.label(node)} has no {relation}"
             if relation.kind in (RelationKind.KEY, RelationKind.MEMBERSHIP):
-                where = self._key(relation.key)
-                self._check(f"not dict.__contains__({self.name(node)}, {where})", reason)
+                test = f"not dict.__contains__({writer.name(node)}, {writer.key(relation.key)})"
+                writer.check(Kind.ABSENT_KEY, test, description)
             elif relation not in attributes:
-                check = self.source.constant(is_missing)
-                text = f"{check}({self.name(node)}, {self.source.constant(relation)})"
-                self._check(text, reason)
+                missing = writer.source.constant(is_missing)
+                test = f"{missing}({writer.name(node)}, {writer.source.constant(relation)})"
+                writer.check(Kind.ABSENT_ELSEWHERE, test, description)
 
     def _lacks_key(self, node: ShadowNode, relation: Relation) -> None:
-        """A dictionary has nothing at a key that is one object and no other."""
-        key = relation.key
+        """A dictionary has no entry for a key that is compared by identity."""
+        key, writer = relation.key, self.writer
         assert is_instance(key, ByIdentity)
         if key.is_new:
-            return  # no dictionary has had it before
-        if self.places.is_watched(node, relation):
-            self._watch(node, relation, NOTHING, equal=False)
+            return  # no dictionary from outside has it
+        if self._guarded.is_fixed_location(node, relation):
+            kind = Kind.ABSENT_IDENTITY_KEY_IN_FIXED
+            self.fixed.location(kind, node, relation, NOTHING, equal=False)
             return
-        self._check(
-            f"not dict.__contains__({self.name(node)}, {self._key(key)})",
-            f"{self.label(node)} has no {relation}",
-        )
+        test = f"not dict.__contains__({writer.name(node)}, {writer.key(key)})"
+        writer.check(Kind.ABSENT_IDENTITY_KEY, test, f"{writer.label(node)} has no {relation}")

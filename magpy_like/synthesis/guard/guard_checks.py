@@ -49,7 +49,7 @@ def _same_key(a: Any, b: Any) -> bool:
     return is_same_value(a, b)
 
 
-def same_layout(array: Any, layout: tuple[Any, ...]) -> bool:
+def same_metadata(array: Any, layout: tuple[Any, ...]) -> bool:
     return array_metadata(array) == layout
 
 
@@ -58,7 +58,8 @@ def same_array(array: Any, expected: np.ndarray[Any, Any]) -> bool:
     return bool(array.tobytes() == expected.tobytes())
 
 
-def gives(call: Callable[[], Any], result: Any) -> bool:
+def returns(call: Callable[[], Any], result: Any) -> bool:
+    """True if a call that reads process-wide state returns the same again."""
     return is_same(call(), result)
 
 
@@ -67,14 +68,14 @@ def is_same(found: Any, result: Any) -> bool:
     return found is result or (type(found) is type(result) and bool(found == result))
 
 
-def gives_cached(call: Callable[[], Any], result: Any) -> bool:
+def returns_cached(call: Callable[[], Any], result: Any) -> bool:
     found = call()
     same_text = is_plain(result) and type(found) is type(result) and repr(found) == repr(result)
     return found is result or same_text
 
 
-def place_check(owner: Any, relation: Relation, value: Any, equal: bool) -> Callable[[], bool]:
-    """A check that a place still holds a value; ``...`` is any, ``NOTHING`` none at all."""
+def location_check(owner: Any, relation: Relation, value: Any, equal: bool) -> Callable[[], bool]:
+    """A check that a location still holds a value: ``...`` is any, ``NOTHING`` none at all."""
 
     def check() -> bool:
         try:

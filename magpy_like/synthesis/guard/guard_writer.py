@@ -1,7 +1,7 @@
-"""The text of a guard: its conditions with what each says when it fails, and names for variables.
+"""GuardWriter: conditions of one guard in order, their source text, and names of variables.
 
-Every condition is told in words too, by the way on which a person would get to what it is about. A
-variable has one name: that of the place where the guard has fetched it, or of a constant.
+All parts of guard generation write through it. A variable has one name: that of its fetch, or of a
+constant of the record. Its label is the access path as a person would write it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from magpy_like.annotation import RelationKind
@@ -17,65 +18,131 @@ from magpy_like.monitor.recording import Recording
 from magpy_like.native import Watch
 from magpy_like.native.instance_checks import answers_in_python, is_instance
 from magpy_like.refgraph import EXTERNAL, ByIdentity, Relation, ShadowNode
-from magpy_like.refgraph.plain_values import has_values, is_identity, is_plain
+from magpy_like.refgraph.plain_values import has_values, is_identity, is_plain, is_same_value
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.generated_source import Source, literal
-from magpy_like.synthesis.guard.access_places import Places, expression
-from magpy_like.synthesis.guard.size_conditions import LARGEST, Bounds
+from magpy_like.synthesis.guard.conditions import Condition, Kind, Part, Test
+from magpy_like.synthesis.guard.guarded_variables import GuardedVariables, access_source
+from magpy_like.synthesis.guard.size_conditions import MAX_SIZE, Bounds
 
-_IS = re.compile(r"\bis (\w+)")
-"""The names of what conditions ask for by identity."""
+_IDENTITY_TEST = re.compile(r"\bis (\w+)")
+"""Names compared by identity in a condition."""
 
 
-class GuardText:
-    """A guard in the making."""
+class GuardWriter:
+    """The guard in the making."""
 
-    def __init__(self, rec: Recording, places: Places) -> None:
-        self.rec, self.places = rec, places
+    def __init__(self, rec: Recording, guarded: GuardedVariables) -> None:
+        self.rec, self.guarded = rec, guarded
         self.source = Source()
         self.watch = Watch()
-        self.reasons: list[str] = []
-        self.readable: list[str] = []
-        self.modes: tuple[int, ...] = ()
-        """Torch's modes in which the record serves calls."""
+        self.conditions: list[Condition] = []
+        """All conditions, in the order in which they were written."""
+        self.numbered: list[Condition] = []
+        """The conditions by the number that the guard returns when one fails."""
         self.objects: set[tuple[str, int]] = set()
-        """The objects that checks ask for, by what these say in words, and the objects' ids."""
+        """Objects compared by identity: description of the condition, and ``id``."""
         self.variables: dict[int, str] = {}
         """Names of the fetched variables, by node id."""
         self._labels: dict[int, str] = {}
 
-    def _check(self, condition: str, reason: str) -> None:
-        """``condition`` must hold, or this record is not for the call."""
-        self.source.emit(f"if not ({condition}): return {len(self.reasons)}")
-        self.reasons.append(reason)
-        self.readable.append(reason)
-        names = self.source.names
-        objects = (names[name] for name in _IS.findall(condition) if name in names)
-        self.objects |= {(reason, id(value)) for value in objects if not is_plain(value)}
+    # --- conditions ------------------------------------------------------------------------------
 
-    def _call(self, check: Callable[[], bool], reason: str) -> None:
-        self.watch.place(check, reason, True, False)
-        self.readable.append(reason)
+    def check(
+        self,
+        kind: Kind,
+        test: Test,
+        description: str,
+        *sentences: str,
+        is_about_lifted: bool = False,
+    ) -> Condition:
+        """A condition in Python. ``sentences`` replace the description in ``explain``."""
+        parts = () if is_instance(test, str) else tuple(test)
+        source = test if is_instance(test, str) else " and ".join(part.source for part in parts)
+        condition = Condition(
+            (kind,), description, source, sentences or (description,), is_about_lifted
+        )
+        self.add(condition, parts)
+        return condition
+
+    def call(
+        self, kind: Kind, check: Callable[[], bool], description: str, *sentences: str
+    ) -> None:
+        """A condition on a fixed object that a Python function checks, called by the watch."""
+        sentences = sentences or (description,)
+        condition = Condition((kind,), description, sentences=sentences)
+        self.add_watched(condition, "place", check, description, True, False)
+
+    def watched(self, kinds: tuple[Kind, ...], method: str, *args: Any) -> None:
+        """A condition on a fixed object, added to the native watch by one of its methods."""
+        self.add_watched(Condition(kinds, ""), method, *args)
+
+    def note(self, sentence: str) -> None:
+        """A sentence for ``explain`` about conditions that the native watch describes."""
+        self.conditions.append(Condition((), "", sentences=(sentence,)))
+
+    def add(self, condition: Condition, parts: tuple[Part, ...] = ()) -> None:
+        """Write a condition in Python. Every such condition passes through here."""
+        self.source.emit(f"if not ({condition.source}): return {len(self.numbered)}")
+        self.numbered.append(condition)
+        self.conditions.append(condition)
+        names = self.source.names
+        found = _IDENTITY_TEST.findall(condition.source)
+        objects = (names[name] for name in found if name in names)
+        self.objects |= {(condition.description, id(v)) for v in objects if not is_plain(v)}
+
+    def add_watched(self, condition: Condition, method: str, *args: Any) -> None:
+        """Add a condition to the native watch. Every such condition passes through here."""
+        if getattr(self.watch, method)(*args) is not False:
+            self.conditions.append(condition)
+
+    def insert_watch(self, line: int) -> int:
+        """Call the watch before a line of the guard; returns the number of that condition."""
+        number = len(self.numbered)
+        self.source.lines.insert(line, f"if not watch(): return {number}")
+        self.source.names["watch"] = self.watch
+        self.numbered.append(Condition((), ""))
+        return number
+
+    def equality(self, path: str, value: Any) -> Test:
+        """The test that the expression ``path`` results in exactly this plain value."""
+        if value is None or value is ... or is_instance(value, bool) or value is NotImplemented:
+            return f"{path} is {value!r}"
+        if is_instance(value, torch.dtype | torch.layout | torch.memory_format):
+            return f"{path} is {self.source.constant(value, str(value))}"
+        if is_instance(value, np.generic | np.dtype):
+            same = self.source.constant(is_same_value)
+            return f"{same}({path}, {self.source.constant(value, 'value')})"
+        name = self.source.fresh("x")
+        cls = self.source.constant(type(value), type(value).__name__)
+        text = literal(value) or self.source.constant(value, "value")
+        has_type = Part(Kind.VALUE_TYPE, f"type({name} := {path}) is {cls}")
+        has_text = Part(Kind.VALUE_TEXT, f"repr({name}) == {repr(value)!r}")
+        is_equal = Part(Kind.VALUE_EQUALITY, f"{name} == {text}")
+        if is_instance(value, float):
+            if value != value or value == 0:
+                return has_type, has_text
+        elif not is_instance(value, int | str | bytes | torch.device):
+            # 0j and -0j, or two empty ranges, are equal but not the same.
+            return has_type, has_text, is_equal
+        return has_type, is_equal
+
+    # --- labels, names and access paths ----------------------------------------------------------
 
     def label(self, node: ShadowNode) -> str:
-        """How a person would write the way to a variable."""
+        """The access path to a variable, as a person would write it."""
         found = self._labels.get(node.node_id)
         if found is None:
-            parent, relation = self.places.edges[node.node_id][0]
-            found = self._labels[node.node_id] = self._label(parent, relation, node)
+            parent, relation = self.guarded.edges[node.node_id][0]
+            found = self._labels[node.node_id] = self.label_of(parent, relation, node)
         return found
 
-    def _label(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> str:
+    def label_of(self, parent: ShadowNode, relation: Relation, node: ShadowNode) -> str:
+        """The label of a variable by one of the edges that lead to it."""
         kind, key = relation
         if kind is RelationKind.CONSTANT:
-            value = self.rec.classes.get(node.node_id, node.variable)
-            if is_instance(value, dict):
-                return f"{value.get('__name__', 'module')} globals"
-            if answers_in_python(value):
-                return f"<{type(value).__qualname__}>"
-            name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-            return name or f"<{type(value).__qualname__}>"
+            return self._label_of_constant(node)
         if kind is RelationKind.LOCAL:
             return f"args[{key}]" if is_instance(key, int) else str(key)
         above = self.label(parent)
@@ -88,7 +155,7 @@ class GuardText:
         if kind is RelationKind.KEY and parent.node_id in self.rec.classes:
             return f"{above}.{key}"
         if kind in (RelationKind.KEY, RelationKind.ITEM):
-            variable = self.places.key_node(relation)
+            variable = self.guarded.key_node(relation)
             return f"{above}[{repr(key) if variable is None else self.label(variable)}]"
         if kind is RelationKind.CLOSURE:
             names = parent.variable.__code__.co_freevars
@@ -97,14 +164,28 @@ class GuardText:
             return above
         return f"{above} → {relation}"
 
+    def _label_of_constant(self, node: ShadowNode) -> str:
+        value = self.rec.classes.get(node.node_id, node.variable)
+        if is_instance(value, dict):
+            return f"{value.get('__name__', 'module')} globals"
+        if answers_in_python(value):
+            return f"<{type(value).__qualname__}>"
+        name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+        return name or f"<{type(value).__qualname__}>"
+
     def name(self, node: ShadowNode) -> str:
         """The guard's name for a variable: fetched before, or a constant of the record."""
         if node.node_id in self.variables:
             return self.variables[node.node_id]
-        assert self.places.is_fixed(node), "the guard has not fetched this variable yet"
+        assert self.guarded.is_fixed(node), "the guard has not fetched this variable yet"
         return self.source.constant(node.variable)
 
-    def _way(self, parent: ShadowNode, relation: Relation) -> str:
+    def access(self, parent: ShadowNode, relation: Relation) -> str:
+        """The source text that follows ``relation`` from a variable.
+
+        Raises:
+            Split: a later call cannot follow the relation.
+        """
         if parent.node_id == EXTERNAL:
             if relation.kind is not RelationKind.LOCAL:
                 raise Split(
@@ -113,54 +194,55 @@ class GuardText:
                 )
             key = relation.key
             return f"args[{key}]" if is_instance(key, int) else f"kwargs[{key!r}]"
-        return expression(self.name(parent), relation, parent.type, self._constant)
+        return access_source(self.name(parent), relation, parent.type, self._constant)
+
+    def key(self, key: Any) -> str:
+        """The source text of a dictionary key."""
+        return literal(key) or self._constant(key)
 
     def _constant(self, value: Any) -> str:
         """The text for an object that is the same at every call, or for a key that is a variable.
 
         Raises:
-            Split: a key holds a variable that may be another one.
+            Split: a key contains a variable that may be another one.
         """
         if is_instance(value, ByIdentity):
             if value.node_id is not None:
                 return self.name(self.rec.refs.get_node_by_id(value.node_id))
             value = value.variable
         elif type(value) in (tuple, frozenset):
-            self._look_at_parts(value)
+            self._check_parts(value)
         return self.source.constant(value)
 
-    def _look_at_parts(self, key: Any) -> None:
+    def _check_parts(self, key: Any) -> None:
         for part in key:
             if type(part) in (tuple, frozenset):
-                self._look_at_parts(part)
-            elif not self._is_known(part) and (self.rec.node(part) or self.rec.is_new(part)):
+                self._check_parts(part)
+            elif not self.is_constant(part) and (self.rec.node(part) or self.rec.is_new(part)):
                 raise Split(
                     SplitReason.UNGUARDABLE_KEY,
                     f"looks up a key that holds a {type(part).__qualname__}",
                 )
 
-    def _key(self, key: Any) -> str:
-        return literal(key) or self._constant(key)
-
-    def _is_known(self, value: Any) -> bool:
-        """Whether it is this very object at every call."""
+    def is_constant(self, value: Any) -> bool:
+        """True if every call has this very object, or a plain value equal to it."""
         if is_plain(value) or is_identity(value):
             return True
         node = self.rec.node(value)
-        return node is not None and self.places.is_fixed(node)
+        return node is not None and self.guarded.is_fixed(node)
 
 
-GONE = "a tensor as it was"
-"""Of one that the program has replaced, so that nobody holds it any more."""
+REPLACED_TENSOR = "a tensor as it was"
+"""Description of a tensor that the program has replaced, so that nothing refers to it any more."""
 
 
 def describe_tensor(tensor: torch.Tensor, dims: dict[int, Bounds] | None = None) -> str:
-    """Such as ``float32[2.., 3] on cpu, requires grad``: the first size is 2 or more."""
+    """``float32[2.., 3] on cpu, requires grad``, for example: the first size is 2 or more."""
     if not has_values(tensor):
         return "a tensor without values"
     dtype = str(tensor.dtype).removeprefix("torch.")
     grad = ", requires grad" if tensor.requires_grad else ""
     sizes = [str(n) for n in tensor.shape]
     for dim, (_, least, most, _) in (dims or {}).items():
-        sizes[dim] = str(least) if least == most else f"{least}..{most if most < LARGEST else ''}"
+        sizes[dim] = str(least) if least == most else f"{least}..{most if most < MAX_SIZE else ''}"
     return f"{dtype}[{', '.join(sizes)}] on {tensor.device}{grad}"

@@ -1,114 +1,122 @@
-"""Sizes and numbers that may vary: what the program, and the backend, found out about them.
+"""Conditions on lifted values: bounds of sizes and numbers, and expressions over them.
 
-They are all that is asked of such a number, so a record serves every call for which they hold; what
-its operator graph computes may depend on the number in no other way.
+Program and backend relied on no more than these about a lifted value, so the record serves every
+call for which they hold; its operator graph depends on the value in no other way.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.symbolic.expressions import Address, Size, leaves_of
 from magpy_like.monitor.symbolic.symbolic_twin import SymbolicTwin
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.synthesis import number_source
 from magpy_like.synthesis.generated_source import literal
-from magpy_like.synthesis.guard.access_places import Places
-from magpy_like.synthesis.guard.expected_values import Expected, expected
-from magpy_like.synthesis.guard.fetched_variables import FetchedVariables
-from magpy_like.synthesis.guard.guard_writer import GONE, describe_tensor
-from magpy_like.synthesis.guard.size_conditions import LARGEST, Bounds, size_guards
+from magpy_like.synthesis.guard.conditions import Condition, Kind
+from magpy_like.synthesis.guard.expected_values import ExpectedValues, expected_values
+from magpy_like.synthesis.guard.guard_writer import REPLACED_TENSOR, GuardWriter, describe_tensor
+from magpy_like.synthesis.guard.size_conditions import MAX_SIZE, Bounds, size_guards
 
 
-class LiftedConditions(FetchedVariables):
-    """Conditions about numbers that may be others at later calls."""
+class LiftedConditions:
+    """Writes the conditions on values that may differ at later calls."""
 
-    def __init__(self, rec: Recording, places: Places) -> None:
-        super().__init__(rec, places)
+    def __init__(self, writer: GuardWriter) -> None:
+        self._writer, self._rec, self._source = writer, writer.rec, writer.source
         self.lifted: list[str] = []
-        """Sizes and numbers that may vary, in words."""
-        self.expected = Expected()
+        """Labels of the lifted sizes and numbers."""
+        self.expected = ExpectedValues()
 
-    def conditions(self) -> None:
-        """Lifted numbers that the program has looked at must give the same again.
+    def write(self, dynamic: list[tuple[Condition, ShadowNode]]) -> None:
+        """Write the conditions on all lifted values.
 
-        The backend has been at work by now: it may look at sizes as well.
+        ``dynamic`` are the conditions on tensors with dimensions that may vary. The backend has
+        compiled by now: it may rely on sizes as well.
         """
-        self.expected = expected(self.rec, self.places)
+        writer, rec = self._writer, self._rec
+        self.expected = expected_values(rec, writer.guarded)
         self.expected.names = {
-            self.expected.places[node.node_id]: self.label(node)
-            for node in self.places.order
-            if node.node_id in self.expected.places
+            self.expected.paths[node.node_id]: writer.label(node)
+            for node in writer.guarded.order
+            if node.node_id in self.expected.paths
         }
-        said = len(self.readable)
-        if self.rec.twin is not None:
-            self._sizes(self.rec.twin)
-        for number, value in self.rec.lifted.conditions:
-            if is_instance(number, Address) and self.places.is_fixed(number.node):
+        if rec.twin is not None:
+            self.sizes(rec.twin, dynamic)
+        for number, value in rec.lifted.conditions:
+            if is_instance(number, Address) and writer.guarded.is_fixed(number.node):
                 continue  # the record holds the very object
-            way = number_source.text(number, self.name_of_number, self.source.constant)
-            words = number_source.text(number, self.label, repr)
-            self._check(self._equals(way, value), f"{words} == {value!r}")
-        self.expected.conditions += map(_of_places, self.rec.lifted.conditions)
-        self.expected.about_lifted.update(self.readable[said:], self._about_lifted)
-        for node in self.places.order:
-            varies = self.expected.places.get(node.node_id) in self.expected.lifted
-            if varies or node.node_id in self.rec.list_values:
-                self.lifted.append(self.label(node))
+            text = number_source.text(number, self.name_of_number, self._source.constant)
+            words = number_source.text(number, writer.label, repr)
+            test = writer.equality(text, value)
+            description = f"{words} == {value!r}"
+            writer.check(Kind.LIFTED_VALUE, test, description, is_about_lifted=True)
+        self.expected.conditions += map(_comparable, rec.lifted.conditions)
+        for node in writer.guarded.order:
+            varies = self.expected.paths.get(node.node_id) in self.expected.lifted
+            if varies or node.node_id in rec.list_values:
+                self.lifted.append(writer.label(node))
 
-    def _sizes(self, twin: SymbolicTwin) -> None:
-        bounds, conditions = size_guards(twin)
-        free: dict[int, dict[int, Bounds]] = {}
+    def sizes(self, twin: SymbolicTwin, dynamic: list[tuple[Condition, ShadowNode]]) -> None:
+        """Ranges of sizes, which the checks of tensors compare, bounds and relations."""
+        writer, expected = self._writer, self.expected
+        bounds, relations = size_guards(twin)
+        dims: dict[int, dict[int, Bounds]] = {}
         for bound in bounds:
-            if is_instance(bound.number, Size):
-                node = bound.number.node
-                free.setdefault(node.node_id, {})[bound.number.dim] = bound
-                if bound.varies:
-                    self.lifted.append(f"{self.label(node)}.size({bound.number.dim})")
-                twin.checks[node.node_id].allow(bound.number.dim, bound.least, bound.most)
-            else:
-                self._bound(bound)
-        for reason, sentence, node in self._dynamic:
+            if not is_instance(bound.number, Size):
+                self._bounds(bound)
+                continue
+            node = bound.number.node
+            dims.setdefault(node.node_id, {})[bound.number.dim] = bound
+            if bound.varies:
+                self.lifted.append(f"{writer.label(node)}.size({bound.number.dim})")
+            twin.checks[node.node_id].allow(bound.number.dim, bound.least, bound.most)
+        for condition, node in dynamic:
+            of_node = dims[node.node_id]
             gone = node.variable is None
-            described = GONE if gone else describe_tensor(node.variable, free[node.node_id])
-            self.reasons[reason] = self.readable[sentence] = f"{self.label(node)}: {described}"
-            self.expected.about_lifted.add(self.readable[sentence])
-            place = self.expected.places[node.node_id]
-            self.expected.inner[place] = twin.inner_dims[node.node_id]
-            for dim, bound in free[node.node_id].items():
+            described = REPLACED_TENSOR if gone else describe_tensor(node.variable, of_node)
+            condition.description = f"{writer.label(node)}: {described}"
+            condition.sentences = (condition.description,)
+            condition.is_about_lifted = True
+            path = expected.paths[node.node_id]
+            expected.inner[path] = twin.inner_dims[node.node_id]
+            for dim, bound in of_node.items():
                 if not bound.varies:
-                    self.expected.reasons[place, dim] = bound.reason
-            self.expected.free[place] = {
-                dim: (bound.least, bound.most) for dim, bound in free[node.node_id].items()
-            }
-        for condition in conditions:
-            way = number_source.text(condition, self.name_of_number, self.source.constant)
-            self._check(way, number_source.text(condition, self.label, repr))
-            self.expected.conditions.append((condition, True))
+                    expected.reasons[path, dim] = bound.reason
+            expected.free[path] = {dim: (b.least, b.most) for dim, b in of_node.items()}
+        for relation in relations:
+            text = number_source.text(relation, self.name_of_number, self._source.constant)
+            words = number_source.text(relation, writer.label, repr)
+            writer.check(Kind.SIZE_RELATION, text, words, is_about_lifted=True)
+            expected.conditions.append((relation, True))
 
-    def _bound(self, bound: Bounds) -> None:
-        node = bound.number.node
+    def _bounds(self, bound: Bounds) -> None:
+        node, writer = bound.number.node, self._writer
         if Fact.VALUE in node.facts:
             return
-        self.expected.bounds[self.expected.places[node.node_id]] = bound.least, bound.most
-        name = self.name(node)
-        if bound.least > -LARGEST:
-            self._check(f"{name} >= {bound.least}", f"{self.label(node)} >= {bound.least}")
-        if bound.most < LARGEST:
-            self._check(f"{name} <= {bound.most}", f"{self.label(node)} <= {bound.most}")
+        self.expected.bounds[self.expected.paths[node.node_id]] = bound.least, bound.most
+        name, label = writer.name(node), writer.label(node)
+        for kind, comparison, end, is_bounded in (
+            (Kind.LOWER_BOUND, ">=", bound.least, bound.least > -MAX_SIZE),
+            (Kind.UPPER_BOUND, "<=", bound.most, bound.most < MAX_SIZE),
+        ):
+            if is_bounded:
+                words = f"{label} {comparison} {end}"
+                writer.check(kind, f"{name} {comparison} {end}", words, is_about_lifted=True)
 
     def name_of_number(self, node: ShadowNode) -> str:
-        """A lifted number that was looked at as a whole as well is a constant after all."""
+        """The name of a lifted number, or its literal if the program also read it as a whole."""
         if Fact.VALUE in node.facts:
-            return literal(node.first.value) or self.source.constant(node.first.value, "value")
-        return self.name(node)
+            return literal(node.first.value) or self._source.constant(node.first.value, "value")
+        return self._writer.name(node)
 
 
-def _of_places(condition: tuple[Any, Any]) -> tuple[Any, Any]:
-    """A condition as other records can be held to it. Where an object lies says nothing of theirs,
-    and the record must not keep it alive."""
+def _comparable(condition: tuple[Any, Any]) -> tuple[Any, Any]:
+    """A condition to be evaluated for other records: never true if it is about an address.
+
+    Another record's object has an address of its own, and the record must not keep it alive.
+    """
     number, value = condition
-    told = any(is_instance(part, Address) for part in leaves_of(number))
-    return (None if told else number), value
+    has_address = any(is_instance(part, Address) for part in leaves_of(number))
+    return (None if has_address else number), value

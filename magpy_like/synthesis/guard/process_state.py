@@ -1,7 +1,6 @@
-"""The state of the process: torch's modes, the classes of tensors, and whatever calls looked at.
+"""Conditions on the state of the process: torch's modes, tensor classes, and results of calls.
 
-It is asked for by the calls that looked at it, with what they were given; what these gave is
-compared with what they gave when the program ran.
+A call that read process-wide state is repeated with the same arguments, and its result compared.
 """
 
 from __future__ import annotations
@@ -17,105 +16,117 @@ from magpy_like.refgraph.plain_values import class_entries, is_plain
 from magpy_like.split_points import Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.guard.abstract_classes import StillDenied
-from magpy_like.synthesis.guard.guard_checks import gives, gives_cached, is_same
-from magpy_like.synthesis.guard.guard_writer import GuardText
+from magpy_like.synthesis.guard.conditions import Condition, Kind
+from magpy_like.synthesis.guard.guard_checks import is_same, returns, returns_cached
+from magpy_like.synthesis.guard.guard_writer import GuardWriter
 
 _COVERED = {torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype}
-"""Looks at state that the check of torch's modes covers."""
+"""Reads of state that the condition on torch's modes covers."""
 
 
-class ProcessState(GuardText):
-    """Conditions about what is in no variable."""
+class ProcessState:
+    """Writes the conditions on state that is in no variable."""
 
-    def _modes(self) -> None:
-        """Torch's modes, the classes of tensors and the default device are what they were."""
-        self.source.emit(f"if not state(): return {len(self.reasons)}")
-        state = self.source.names["state"] = self._state()
+    def __init__(self, writer: GuardWriter) -> None:
+        self._writer, self._rec, self._source = writer, writer.rec, writer.source
+        self.modes: tuple[int, ...] = ()
+        """Torch's modes in which the record serves calls."""
+
+    def write_modes(self) -> None:
+        """Torch's modes, the classes of tensors and the default device are unchanged.
+
+        Raises:
+            Split: the program has changed a class of tensors.
+        """
+        state = self._source.names["state"] = self._state_check()
         self.modes = state.modes()
-        self.reasons.append(
+        description = (
             "torch's global modes (grad, inference, autocast, dtype) and the classes of tensors "
             "are as they were"
         )
+        self._writer.add(Condition((Kind.TORCH_MODES,), description, "state()"))
         devices = default_devices()  # the program may leave one that was set before
         if devices:
-            told = self.source.constant(default_devices)
-            expected = self.source.constant(devices, "devices")
+            now = self._source.constant(default_devices)
+            expected = self._source.constant(devices, "devices")
             words = ", inside ".join(map(str, devices))
-            self._check(f"{told}() == {expected}", f"the default device is {words}")
+            self._writer.check(
+                Kind.DEFAULT_DEVICE, f"{now}() == {expected}", f"the default device is {words}"
+            )
 
-    def _state(self) -> StateCheck:
-        """
-        Raises:
-            Split: operators that are methods are others by now.
-        """
-        classes = self.rec.tensor_classes.items()
+    def _state_check(self) -> StateCheck:
+        classes = self._rec.tensor_classes.items()
         state = StateCheck(*((class_entries(cls), entries) for cls, entries in classes))
         if not state():
             raise Split(SplitReason.CLASS_CHANGE, "leaves a tensor class changed")
         return state
 
-    def _state_reads(self) -> None:
-        """Process-wide state is looked at again by the calls that looked at it.
+    def write_state_reads(self) -> None:
+        """Calls that read process-wide state return the same again.
 
         Raises:
-            Split: they were given an object that the program has made.
+            Split: such a call received an object that the program created.
         """
-        seen: list[Any] = []
-        for operation, args, kwargs, result in self.rec.state_reads:
+        writer, seen = self._writer, list[Any]()
+        for operation, args, kwargs, result in self._rec.state_reads:
             if operation in _COVERED:
                 continue
-            given = (*args, *kwargs.values())
-            known = (operation, [id(v) for v in given], list(kwargs))
-            if known in seen:
+            arguments = (*args, *kwargs.values())
+            entry = (operation, [id(v) for v in arguments], list(kwargs))
+            if entry in seen:
                 continue
-            seen.append(known)
-            again = functools.partial(operation, *args, **kwargs)
-            if not gives(again, result):
-                continue  # an object that is made anew for each call, or what the monitor answers
+            seen.append(entry)
+            repeat = functools.partial(operation, *args, **kwargs)
+            if not returns(repeat, result):
+                continue  # each call creates the result, or the monitor answers
             name = operation.__name__
-            words = ", ".join(repr(v) if is_plain(v) else type(v).__qualname__ for v in given)
-            reason = f"{name}({words}) == {result!r}"
-            if all(map(self._is_known, given)):
-                self._call(functools.partial(gives, again, result), reason)
+            texts = (repr(v) if is_plain(v) else type(v).__qualname__ for v in arguments)
+            description = f"{name}({', '.join(texts)}) == {result!r}"
+            if all(map(writer.is_constant, arguments)):
+                check = functools.partial(returns, repeat, result)
+                writer.call(Kind.STATE_READ, check, description)
                 continue
-            ways = [self._way_of(v) for v in args]
-            ways += [f"{key}={self._way_of(v)}" for key, v in kwargs.items()]
-            same = self.source.constant(is_same)
-            call = f"{self.source.constant(operation, name)}({', '.join(ways)})"
-            self._check(f"{same}({call}, {self.source.constant(result, 'result')})", reason)
+            names = [self._argument(v) for v in args]
+            names += [f"{key}={self._argument(v)}" for key, v in kwargs.items()]
+            call = f"{self._source.constant(operation, name)}({', '.join(names)})"
+            same = self._source.constant(is_same)
+            test = f"{same}({call}, {self._source.constant(result, 'result')})"
+            writer.check(Kind.STATE_READ_OF_FETCHED, test, description)
 
-    def _denied(self) -> None:
-        """Classes that abstract ones denied have not been registered with them since."""
-        if self.rec.denied:
-            words = [f"{cls.__name__} is no {base.__name__}" for base, cls in self.rec.denied]
-            self._call(StillDenied(self.rec.denied), ", ".join(words))
-            self.readable[-1:] = words  # one by one, since records are compared by what they say
-
-    def _way_of(self, value: Any) -> str:
-        if self._is_known(value):
-            return self.source.constant(value, "known")
-        node = self.rec.node(value)
-        if node is None or node.node_id not in self.variables:
+    def _argument(self, value: Any) -> str:
+        if self._writer.is_constant(value):
+            return self._source.constant(value, "known")
+        node = self._rec.node(value)
+        if node is None or node.node_id not in self._writer.variables:
             raise Split(
                 SplitReason.UNREACHABLE_VARIABLE,
                 f"reads process-wide state with a {type(value).__qualname__} that it has created",
             )
-        return self.name(node)
+        return self._writer.name(node)
 
-    def _cached_calls(self) -> None:
-        """Functions with a cache must give what they gave: the cache may have been cleared.
+    def write_denied(self) -> None:
+        """Classes that are no subclasses of abstract ones have not been registered since."""
+        if self._rec.denied:
+            words = [f"{cls.__name__} is no {base.__name__}" for base, cls in self._rec.denied]
+            check = StillDenied(self._rec.denied)
+            self._writer.call(Kind.ABSTRACT_CLASS, check, ", ".join(words), *words)
 
-        They come last, so that only a program that would call them can fill the cache again.
+    def write_cached_calls(self) -> None:
+        """Functions with a cache return the same: the cache may have been cleared.
+
+        The last conditions, so that only a program that would make these calls fills the cache.
         """
         seen: list[Any] = []
-        for operation, args, kwargs, result in self.rec.cached_calls:
-            known = (operation, args, kwargs, [type(v) for v in (*args, *kwargs.values())])
-            if any(known == other for other in seen):
+        for operation, args, kwargs, result in self._rec.cached_calls:
+            entry = (operation, args, kwargs, [type(v) for v in (*args, *kwargs.values())])
+            if any(entry == other for other in seen):
                 continue
-            seen.append(known)
-            again = functools.partial(operation, *args, **kwargs)
+            seen.append(entry)
+            repeat = functools.partial(operation, *args, **kwargs)
             name = getattr(operation, "__name__", "cached")
-            check = self.source.constant(
-                functools.partial(gives_cached, again, result), f"{name}_gives"
+            check = functools.partial(returns_cached, repeat, result)
+            self._writer.check(
+                Kind.CACHED_CALL,
+                f"{self._source.constant(check, f'{name}_returns')}()",
+                f"the cache of {name} holds what it held",
             )
-            self._check(f"{check}()", f"the cache of {name} holds what it held")

@@ -1,7 +1,7 @@
-"""Guards on sizes that may vary: bounds of each, and relations between them.
+"""Conditions on sizes that may vary: bounds of each, and relations between them.
 
-The ``ShapeEnv`` of a run has gathered what the program, torch's operators and the backend relied
-on. A relation that the bounds imply is no guard of its own (PyTorch 2 paper, section 3.6).
+The ``ShapeEnv`` of a run has collected the guards of the program, of torch's operators and of the
+backend. A relation that the bounds imply is no condition of its own (PyTorch 2 paper, section 3.6).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from magpy_like.monitor.symbolic.symbolic_twin import SymbolicTwin, hint
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_compat.symbolic_expressions import ValueRanges, bound_sympy
 
-LARGEST = (1 << 63) - 1
-"""The largest size that torch can count."""
+MAX_SIZE = (1 << 63) - 1
+"""The largest size of a tensor: torch's sizes are signed 64-bit integers."""
 
 
 class Bounds(NamedTuple):
-    """The values that a number outside may have, both ends included."""
+    """The range of an external size or number, both ends included."""
 
     number: Size | EntryValue
     least: int
     most: int
     reason: str
-    """Where the program relied on one value, if there is but one."""
+    """Where the program relied on its value, if the range has one value."""
 
     @property
     def varies(self) -> bool:
@@ -41,7 +41,10 @@ class Bounds(NamedTuple):
 
 
 def size_guards(twin: SymbolicTwin) -> tuple[list[Bounds], list[Expression]]:
-    """Bounds of every size and number outside, and expressions that must be true beside them."""
+    """Bounds of every external size and number, and expressions that must be true as well.
+
+    A size whose guards have no expression in Python is specialized.
+    """
     twin.note_location()
     while True:
         ranges = {
@@ -53,7 +56,7 @@ def size_guards(twin: SymbolicTwin) -> tuple[list[Bounds], list[Expression]]:
             _narrow(guard.expr, ranges, twin)
         try:
             conditions = _conditions(twin, ranges)
-        except _NotExact as reason:
+        except _Untranslated as reason:
             for symbol in reason.symbols:
                 twin.specialize(twin.numbers[twin.sources[symbol]])
             continue
@@ -69,7 +72,7 @@ def size_guards(twin: SymbolicTwin) -> tuple[list[Bounds], list[Expression]]:
         return bounds, conditions
 
 
-class _NotExact(Exception):
+class _Untranslated(Exception):
     def __init__(self, symbols: Any) -> None:
         self.symbols = symbols
 
@@ -81,12 +84,12 @@ def _range(twin: SymbolicTwin, symbol: sympy.Symbol) -> Any:
     return twin.env.var_to_range[symbol]
 
 
-_SEARCHED = 1 << 12
-"""How many small values of a number are looked at one by one."""
+_MAX_SEARCHED = 1 << 12
+"""Values of a number below that of the run which are tried one by one for a lower bound."""
 
 
 def _narrow(guard: Any, ranges: dict[sympy.Symbol, Any], twin: SymbolicTwin) -> None:
-    """Turn a guard on one number into its lower bound, where it is false of all smaller values."""
+    """Turn a guard on one number into a lower bound, if it is false for all smaller values."""
     if len(guard.free_symbols) != 1:
         return
     (symbol,) = guard.free_symbols
@@ -94,7 +97,7 @@ def _narrow(guard: Any, ranges: dict[sympy.Symbol, Any], twin: SymbolicTwin) -> 
         return
     lower, upper = ranges[symbol].lower, ranges[symbol].upper
     first, seen = _whole(lower), hint(twin.numbers[twin.sources[symbol]])
-    if not 0 <= seen - first <= _SEARCHED:
+    if not 0 <= seen - first <= _MAX_SEARCHED:
         return
     least = seen
     while least > first and guard.xreplace({symbol: sympy.Integer(least - 1)}) == sympy.true:
@@ -107,17 +110,17 @@ def _narrow(guard: Any, ranges: dict[sympy.Symbol, Any], twin: SymbolicTwin) -> 
 
 
 def _holds(guard: Any, ranges: dict[sympy.Symbol, Any]) -> bool:
-    """Whether a guard is true of all values in the ranges."""
+    """True if the ranges imply a guard."""
     found = bound_sympy(guard, ranges)
     return bool(found.lower == found.upper == sympy.true)
 
 
 def _whole(end: Any) -> int:
-    """An end of a range; torch has infinities of its own for integers."""
+    """An end of a range as an int; torch has infinities of its own for integers."""
     try:
-        return max(-LARGEST, min(LARGEST, int(end)))
+        return max(-MAX_SIZE, min(MAX_SIZE, int(end)))
     except (TypeError, OverflowError, AttributeError):
-        return LARGEST if end > 0 else -LARGEST
+        return MAX_SIZE if end > 0 else -MAX_SIZE
 
 
 def _conditions(twin: SymbolicTwin, ranges: dict[sympy.Symbol, Any]) -> list[Expression]:
@@ -132,7 +135,7 @@ def _conditions(twin: SymbolicTwin, ranges: dict[sympy.Symbol, Any]) -> list[Exp
         try:
             condition = from_sympy(text, twin.source_of)
         except Untranslatable:
-            raise _NotExact(text.free_symbols) from None
+            raise _Untranslated(text.free_symbols) from None
         found[text] = condition
     for guard in reversed(list(found)):
         others = (o for o in found if o is not guard and o.free_symbols == guard.free_symbols)
@@ -143,13 +146,13 @@ def _conditions(twin: SymbolicTwin, ranges: dict[sympy.Symbol, Any]) -> list[Exp
 
 def _implies(guard: Any, other: Any, ranges: dict[sympy.Symbol, Any]) -> bool:
     known, wanted = _never_negative(guard), _never_negative(other)
-    if len(known) != 1:  # what holds in one of several ways is not known in which
+    if len(known) != 1:  # of a disjunction, the true part is unknown
         return False
     return any(bound_sympy(sympy.expand(e - known[0]), ranges).lower >= 0 for e in wanted)
 
 
 def _never_negative(guard: Any) -> list[Any]:
-    """Of a relation of whole numbers: it holds where one of these is not negative."""
+    """Expressions for a relation of integers: it holds if one of them is not negative."""
     if not all(side.is_integer for side in guard.args):
         return []
     makers = _SLACK.get(type(guard), ())

@@ -228,9 +228,9 @@ class RollBack:
         """
         handlers = []
         if self._looks:
-            self._source.names["Wrong"] = EarlyMisspeculation
-            found = [*self._before_writing, "return wrong.mistaken"]
-            handlers += _handler("Wrong as wrong", found)
+            self._source.names["EarlyMisspeculation"] = EarlyMisspeculation
+            lines = [*self._before_writing, "return found.misspeculation"]
+            handlers += _handler("EarlyMisspeculation as found", lines)
         if self._leaves_nothing:
             return self._attempted(run, self._undo, handlers)
         if self._switch_back:

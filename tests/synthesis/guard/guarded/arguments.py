@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from magpy_like.synthesis.guard.conditions import Kind
 from tests.synthesis.guard.guarded.registry import (
     Box,
     Made,
@@ -23,7 +24,7 @@ from tests.synthesis.guard.guarded.registry import (
 )
 
 
-@relies_on("build: … positional arguments, no keywords", behind=False)
+@relies_on(Kind.POSITIONAL_ARGUMENTS, behind=False)
 def more_arguments() -> Made:
     def program(x, *others):
         return x + len(others)
@@ -31,7 +32,7 @@ def more_arguments() -> Made:
     return program, [lambda: (ones(),), lambda: (ones(),), lambda: (ones(), 1)]
 
 
-@relies_on("build: … positional arguments, and …", behind=False)
+@relies_on(Kind.KEYWORD_ARGUMENTS, behind=False)
 def other_keywords() -> Made:
     def program(x, **others):
         return x * others.get("a", 3) + others.get("b", 4)
@@ -44,39 +45,39 @@ def other_keywords() -> Made:
     ]
 
 
-@relies_on("equals: its value", "value: … == …")
+@relies_on(Kind.VALUE_EQUALITY, Kind.VALUE)
 def another_number() -> Made:
     return given(lambda x, n: x * n if n != 1 else x, lambda: 0, lambda: 1)
 
 
-@relies_on("equals: its type", "value: … == …")
+@relies_on(Kind.VALUE_TYPE, Kind.VALUE)
 def another_type() -> Made:
     return given(lambda x, n: x.int() * n if type(n) is int else x, lambda: 1, lambda: 1.0)
 
 
-@relies_on("value: … == …")
+@relies_on(Kind.VALUE)
 def another_string() -> Made:
     return given(lambda x, s: x if s == "a" else -x, lambda: "a", lambda: "b")
 
 
-@relies_on("equals: its text", "value: … == …")
+@relies_on(Kind.VALUE_TEXT, Kind.VALUE)
 def another_sign_of_zero() -> Made:
     return given(lambda x, n: x / n, lambda: 0.0, lambda: -0.0)
 
 
-@relies_on("contents: … == …")
+@relies_on(Kind.SCALAR_VALUE)
 def another_number_of_a_class() -> Made:
     return given(
         lambda x, n: x + 1 if n == 2 else x, lambda: Number(2), lambda: Number(3), lambda: Number(2)
     )
 
 
-@relies_on("contents: type(…) is …")
+@relies_on(Kind.TYPE)
 def another_instance() -> Made:
     return given(lambda x, box: box.twice(x), Box, Other)
 
 
-@relies_on("tensor: …: …")
+@relies_on(Kind.TENSOR)
 def another_shape() -> Made:
     return (lambda x: x.sum() + x.dim()), [_ones2, _ones2, lambda: (ones(2, 2),)]
 
@@ -85,17 +86,17 @@ def _ones2() -> tuple[Any, ...]:
     return (ones(),)
 
 
-@relies_on("contents: len(…) == … (2)")
+@relies_on(Kind.LENGTH)
 def another_length() -> Made:
     return given(lambda x, items: x + len(items), lambda: [1, 2], lambda: [1, 2, 3])
 
 
-@relies_on("contents: len(…) == …")
+@relies_on(Kind.DICT_LENGTH)
 def another_length_of_a_dictionary() -> Made:
     return given(lambda x, t: x + len(t), lambda: {"a": 1}, lambda: {"a": 1, "b": 1})
 
 
-@relies_on("contents: keys …(…), ordered_keys(before), label")
+@relies_on(Kind.DICT_KEYS)
 def other_keys() -> Made:
     return given(
         lambda x, table: x + sum(len(key) for key in table),
@@ -105,12 +106,12 @@ def other_keys() -> Made:
     )
 
 
-@relies_on("contents: keys held, elements(before), label")
+@relies_on(Kind.SET_MEMBERS)
 def other_members() -> Made:
     return given(lambda x, s: x + sum(s), lambda: {1, 2}, lambda: {1, 2, 5})
 
 
-@relies_on("contents: keys held, elements(before), label")
+@relies_on(Kind.SET_MEMBERS)
 def other_members_of_a_class() -> Made:
     class Members(set[Any]):
         pass
@@ -118,12 +119,12 @@ def other_members_of_a_class() -> Made:
     return given(lambda x, s: x + sum(s), lambda: Members({1, 2}), lambda: Members({1, 5}))
 
 
-@relies_on("contents: … is not empty")
+@relies_on(Kind.NOT_EMPTY)
 def nothing_in_it() -> Made:
     return given(lambda x, items: x if items else -x, lambda: [1], lambda: [])
 
 
-@relies_on("contents: … holds what it held")
+@relies_on(Kind.ARRAY_CONTENTS)
 def another_array() -> Made:
     return given(
         lambda x, a: x + torch.from_numpy(a),
@@ -132,12 +133,12 @@ def another_array() -> Made:
     )
 
 
-@relies_on("contents: … is an array of …")
+@relies_on(Kind.ARRAY_METADATA)
 def an_array_of_another_shape() -> Made:
     return given(lambda x, a: x + a.ndim, lambda: np.ones(2), lambda: np.ones((2, 2)))
 
 
-@relies_on("contents: … makes the same defaults")
+@relies_on(Kind.DEFAULT_FACTORY)
 def another_default_factory() -> Made:
     def program(x, table):
         return x * table["b"]
@@ -157,17 +158,17 @@ def _three() -> int:
     return 3
 
 
-@relies_on("contents: … runs the same code")
+@relies_on(Kind.FUNCTION_CODE)
 def other_code() -> Made:
     return given(lambda x, function: function(x), lambda: plus(1), lambda: minus(1))
 
 
-@relies_on("value: … == …")
+@relies_on(Kind.VALUE)
 def another_closure() -> Made:
     return given(lambda x, function: function(x), lambda: plus(1), lambda: plus(2))
 
 
-@relies_on("contents: ….maxlen == …")
+@relies_on(Kind.DEQUE_MAXLEN)
 def another_bound() -> Made:
     def program(x, items):
         items.append(3)
@@ -180,12 +181,12 @@ def another_bound() -> Made:
     )
 
 
-@relies_on("absent: not dict.__contains__(…, …)")
+@relies_on(Kind.ABSENT_KEY)
 def a_key_more() -> Made:
     return given(lambda x, t: x * t.get("b", 3), lambda: {"a": 1}, lambda: {"a": 1, "b": 1})
 
 
-@relies_on("value: … in …")
+@relies_on(Kind.MEMBER)
 def a_member_less() -> Made:
     return given(lambda x, t: x * ("b" in t), lambda: {"b": 1}, lambda: {"a": 1})
 
@@ -213,7 +214,7 @@ def a_key_to_a_number_less() -> Made:
     return given(lambda x, t: x * t.get("b", 3), lambda: {"b": 1}, lambda: {})
 
 
-@relies_on("absent: … has no …")
+@relies_on(Kind.ABSENT_ATTRIBUTE)
 def an_attribute_more() -> Made:
     return given(lambda x, box: x * getattr(box, "b", 3), lambda: Box(a=1), lambda: Box(b=1))
 
@@ -269,7 +270,7 @@ def a_number_less() -> Made:
     return given(program, lambda: [1, 2], lambda: [1])
 
 
-@relies_on("alias: … is …", "contents: len(…) == … (2)")
+@relies_on(Kind.ALIAS, Kind.LENGTH)
 def an_alias_less() -> Made:
     def both() -> Any:
         return [[1]] * 2
@@ -284,7 +285,7 @@ def an_alias_less() -> Made:
     return given(program, both, lambda: [[1]], lambda: [[1], [1]])
 
 
-@relies_on("alias: … is …")
+@relies_on(Kind.ALIAS)
 def not_the_same_list() -> Made:
     def program(x, pair):
         pair[0].append(1)
@@ -293,7 +294,7 @@ def not_the_same_list() -> Made:
     return given(program, lambda: ([1],) * 2, lambda: ([1], [1]))
 
 
-@relies_on("distinct: … is not …")
+@relies_on(Kind.DISTINCT)
 def the_same_list() -> Made:
     def program(x, pair):
         pair[0].append(1)
@@ -302,7 +303,7 @@ def the_same_list() -> Made:
     return given(program, lambda: ([1], [1]), lambda: ([1],) * 2)
 
 
-@relies_on("distinct: … is not … (2)")
+@relies_on(Kind.DISTINCT_FROM_FIXED)
 def the_list_that_it_knows() -> Made:
     known = [1]
 
@@ -312,7 +313,7 @@ def the_list_that_it_knows() -> Made:
     return given(program, lambda: [1], lambda: known)
 
 
-@relies_on("not_fixed: … is not what the program knows otherwise")
+@relies_on(Kind.NOT_A_FIXED_OBJECT)
 def the_list_that_it_changes() -> Made:
     known = [1.0]
 
@@ -331,7 +332,7 @@ def the_list_that_it_changes() -> Made:
     return given(program, start, same)
 
 
-@relies_on("compared: … are different objects")
+@relies_on(Kind.DISTINCT_COMPARED)
 def as_many_keys() -> Made:
     class Key:
         pass
@@ -348,13 +349,13 @@ def as_many_keys() -> Made:
     ]
 
 
-@relies_on("fixed_edge: … is the same …")
+@relies_on(Kind.FIXED_ARGUMENT)
 def another_module() -> Made:
     layers = [nn.ReLU(), nn.Tanh()]
     return given(lambda x, layer: layer(x - 2), lambda: layers[0], lambda: layers[1])
 
 
-@relies_on("fixed_edge: … is the same … (2)")
+@relies_on(Kind.FIXED_IN_FETCHED)
 def another_module_of_an_instance() -> Made:
     layers = [nn.ReLU(), nn.Tanh()]
     return given(
@@ -362,7 +363,7 @@ def another_module_of_an_instance() -> Made:
     )
 
 
-@relies_on("absent: text", "value: … == …")
+@relies_on(Kind.ABSENT_ELSEWHERE, Kind.VALUE)
 def something_left() -> Made:
     def program(x, it):
         for first in it:
@@ -382,7 +383,7 @@ def a_list_left() -> Made:
     return given(program, lambda: iter([[2.0], 3.0]), lambda: iter([]))
 
 
-@relies_on("fetch: … has something left")
+@relies_on(Kind.NOT_EXHAUSTED)
 def an_object_left() -> Made:
     def program(x, it):
         for _ in it:
@@ -393,7 +394,7 @@ def an_object_left() -> Made:
     return given(program, lambda: iter([object(), object()]), lambda: iter([]))
 
 
-@relies_on("absent: text")
+@relies_on(Kind.ABSENT_ELSEWHERE)
 def nothing_left() -> Made:
     def program(x, it):
         for number in it:
@@ -403,7 +404,7 @@ def nothing_left() -> Made:
     return given(program, lambda: iter([2.0]), lambda: iter([2.0, 3.0]))
 
 
-@relies_on("iterators: the iterators take no elements from each other")
+@relies_on(Kind.SEPARATE_ITERATORS)
 def iterators_with_the_same_elements() -> Made:
     def apart() -> Any:
         return iter([1.0, 2.0, 3.0]), iter([1.0, 2.0, 3.0])
@@ -455,12 +456,12 @@ def _answering(**attributes: Any) -> Box:
     return box
 
 
-@relies_on("value: … == …")
+@relies_on(Kind.VALUE)
 def an_attribute_that_its_class_hides() -> Made:
     return given(lambda x, box: x * box.value, lambda: Hidden(2), lambda: Hidden(3))
 
 
-@relies_on("absent: … has no …")
+@relies_on(Kind.ABSENT_ATTRIBUTE)
 def an_attribute_that_its_dictionary_hides() -> Made:
     return given(
         lambda x, box: x * getattr(box, "other", 5),
@@ -469,7 +470,7 @@ def an_attribute_that_its_dictionary_hides() -> Made:
     )
 
 
-@relies_on("value: watch parent, relation, value")
+@relies_on(Kind.FIXED_VALUE)
 def a_known_attribute_that_its_class_hides() -> Made:
     box = Hidden(1)
     return altered(lambda x: x * box.value, lambda i: setattr(box, "value", i))

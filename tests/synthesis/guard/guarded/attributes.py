@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from magpy_like.synthesis.guard.conditions import Kind
 from tests.synthesis.guard.guarded.registry import Box, Made, Other, altered, ones, relies_on
 
 
 @relies_on(
-    "value: watch parent, relation, value",
-    "watch: watch place instance_dict(owner), key, value, equal",
+    Kind.FIXED_VALUE,
+    Kind.STORED_ATTRIBUTE,
 )
 def an_attribute_of_what_is_known() -> Made:
     box = Box(value=1)
@@ -17,8 +18,8 @@ def an_attribute_of_what_is_known() -> Made:
 
 
 @relies_on(
-    "value: watch parent, relation, value",
-    "watch: watch place instance_dict(owner), key, value, equal",
+    Kind.FIXED_VALUE,
+    Kind.STORED_ATTRIBUTE,
 )
 def an_attribute_to_nothing() -> Made:
     box = Box(value=1)
@@ -29,8 +30,8 @@ def an_attribute_to_nothing() -> Made:
 
 
 @relies_on(
-    "absent: watch node, relation, NOTHING",
-    "watch: watch place instance_dict(owner), key, value, equal",
+    Kind.ABSENT_IN_FIXED,
+    Kind.STORED_ATTRIBUTE,
 )
 def an_attribute_more_of_what_is_known() -> Made:
     box = Box()
@@ -52,9 +53,7 @@ def an_attribute_less_of_what_is_known() -> Made:
     return altered(lambda x: x * getattr(box, "value", 7), change)
 
 
-@relies_on(
-    "holds: watch holder owner", "value: watch parent, relation, value", "watch: holds owner"
-)
+@relies_on(Kind.HOLDER, Kind.FIXED_VALUE, Kind.OWN_DICTIONARY)
 def other_attributes() -> Made:
     box = Box(value=1)
 
@@ -65,9 +64,7 @@ def other_attributes() -> Made:
     return altered(lambda x: x * box.value, change)
 
 
-@relies_on(
-    "holds: watch holder owner", "value: watch parent, relation, value", "watch: holds owner"
-)
+@relies_on(Kind.HOLDER, Kind.FIXED_VALUE, Kind.OWN_DICTIONARY)
 def other_attributes_of_the_same_values() -> Made:
     box = Box()
 
@@ -82,9 +79,9 @@ def other_attributes_of_the_same_values() -> Made:
 
 
 @relies_on(
-    "fixed_edge: watch parent, relation, node.variable",
-    "holds: watch holder owner",
-    "watch: holds owner",
+    Kind.FIXED_IN_FIXED,
+    Kind.HOLDER,
+    Kind.OWN_DICTIONARY,
 )
 def other_attributes_with_another_list() -> Made:
     box = Box(items=[1])
@@ -97,9 +94,9 @@ def other_attributes_with_another_list() -> Made:
 
 
 @relies_on(
-    "fixed_edge: watch parent, relation, node.variable",
-    "holds: watch holder owner",
-    "watch: holds owner (2)",
+    Kind.FIXED_IN_FIXED,
+    Kind.HOLDER,
+    Kind.OWN_DICTIONARY_READ,
 )
 def vars_of_another_dictionary() -> Made:
     box = Box(value=1)
@@ -111,15 +108,13 @@ def vars_of_another_dictionary() -> Made:
     return altered(lambda x: x * len(vars(box)), change)
 
 
-@relies_on("fixed_node: watch type value")
+@relies_on(Kind.FIXED_TYPE)
 def another_class_of_what_is_known() -> Made:
     box = Box()
     return altered(lambda x: box.twice(x), lambda i: setattr(box, "__class__", (Box, Other)[i]))
 
 
-@relies_on(
-    "value: watch parent, relation, value", "watch: watch place owner, key, value, equal (2)"
-)
+@relies_on(Kind.FIXED_VALUE, Kind.STORED_ENTRY)
 def a_class_attribute() -> Made:
     class Kind:
         value = 1
@@ -128,8 +123,8 @@ def a_class_attribute() -> Made:
 
 
 @relies_on(
-    "watch: watch place owner, None, value, False",
-    "fixed_edge: watch parent, relation, node.variable",
+    Kind.STORED_MRO,
+    Kind.FIXED_IN_FIXED,
 )
 def other_bases() -> Made:
     class First:
@@ -148,8 +143,8 @@ def other_bases() -> Made:
 
 
 @relies_on(
-    "fixed_edge: watch parent, relation, node.variable",
-    "watch: watch place owner, key, value, equal",
+    Kind.FIXED_IN_FIXED,
+    Kind.STORED_TYPE_ATTRIBUTE,
 )
 def what_super_finds() -> Made:
     class First:
@@ -176,19 +171,19 @@ def _two_of(self: Any) -> int:
     return 2
 
 
-@relies_on("value: watch parent, relation, value")
+@relies_on(Kind.FIXED_VALUE)
 def a_number_of_another_type_that_is_known() -> Made:
     box = Box()
     return altered(lambda x: x.int() * box.value, lambda i: setattr(box, "value", (1, 1.0)[i]))
 
 
-@relies_on("value: watch parent, relation, value")
+@relies_on(Kind.FIXED_VALUE)
 def another_sign_of_a_known_zero() -> Made:
     box = Box()
     return altered(lambda x: x / box.value, lambda i: setattr(box, "value", (0.0, -0.0)[i]))
 
 
-@relies_on("fixed_edge: watch parent, relation, node.variable")
+@relies_on(Kind.FIXED_IN_FIXED)
 def an_equal_list_that_is_known() -> Made:
     box = Box(items=[1])
     kept = box.items

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from magpy_like.synthesis.guard.conditions import Kind
 from tests.synthesis.guard.guarded.registry import (
     Box,
     Made,
@@ -23,7 +24,7 @@ from tests.synthesis.guard.guarded.registry import (
 )
 
 
-@relies_on("fixed_extent: watch size value, size")
+@relies_on(Kind.FIXED_LENGTH)
 def a_list_of_what_is_known() -> Made:
     items = [1, 2]
 
@@ -33,9 +34,7 @@ def a_list_of_what_is_known() -> Made:
     return altered(lambda x: x * len(items), change)
 
 
-@relies_on(
-    "value: watch parent, relation, value", "watch: watch place owner, key, value, equal (2)"
-)
+@relies_on(Kind.FIXED_VALUE, Kind.STORED_ENTRY)
 def an_element_of_what_is_known() -> Made:
     items = [1, 2]
 
@@ -45,7 +44,7 @@ def an_element_of_what_is_known() -> Made:
     return altered(lambda x: x if items[0] else -x, change)
 
 
-@relies_on("fixed_extent: watch size value, keys")
+@relies_on(Kind.FIXED_KEYS)
 def keys_of_what_is_known() -> Made:
     table = {"a": 1, "bc": 1}
 
@@ -56,17 +55,13 @@ def keys_of_what_is_known() -> Made:
     return altered(lambda x: x * len(next(iter(table))), change)
 
 
-@relies_on(
-    "absent: watch node, relation, NOTHING", "watch: watch place owner, key, value, equal (2)"
-)
+@relies_on(Kind.ABSENT_IN_FIXED, Kind.STORED_ENTRY)
 def a_key_more_in_what_is_known() -> Made:
     table = {"a": 1}
     return altered(lambda x: x * ("b" in table), lambda i: table.update(b=1) if i else None)
 
 
-@relies_on(
-    "lacks_key: watch node, relation, NOTHING", "watch: watch place owner, key, value, equal (2)"
-)
+@relies_on(Kind.ABSENT_IDENTITY_KEY_IN_FIXED, Kind.STORED_ENTRY)
 def a_parameter_more_in_what_is_known() -> Made:
     weight, table = torch.nn.Parameter(ones()), dict[Any, int]()
     return altered(
@@ -74,7 +69,7 @@ def a_parameter_more_in_what_is_known() -> Made:
     )
 
 
-@relies_on("lacks_key: … has no …")
+@relies_on(Kind.ABSENT_IDENTITY_KEY)
 def an_argument_that_is_a_key() -> Made:
     return given(
         lambda x, pair: x * (pair[0] in pair[1]),
@@ -83,21 +78,19 @@ def an_argument_that_is_a_key() -> Made:
     )
 
 
-@relies_on(
-    "value: watch parent, relation, Ellipsis", "watch: watch place owner, key, value, equal (2)"
-)
+@relies_on(Kind.FIXED_MEMBER, Kind.STORED_ENTRY)
 def a_key_less_in_what_is_known() -> Made:
     table = {"a": 1, "b": 1}
     return altered(lambda x: x * ("b" in table), lambda i: table.pop("b") if i else None)
 
 
-@relies_on("fixed_extent: watch size value, size")
+@relies_on(Kind.FIXED_LENGTH)
 def the_length_of_a_known_dictionary() -> Made:
     table = {"a": 1}
     return altered(lambda x: x * len(table), lambda i: table.update(b=1) if i else None)
 
 
-@relies_on("fixed_extent: …: …")
+@relies_on(Kind.FIXED_ORDERED_KEYS)
 def the_order_of_a_known_dictionary() -> Made:
     table = collections.OrderedDict(a=1, b=2)
     return altered(
@@ -105,7 +98,7 @@ def the_order_of_a_known_dictionary() -> Made:
     )
 
 
-@relies_on("fixed_extent: … makes the same defaults")
+@relies_on(Kind.FIXED_DEFAULT_FACTORY)
 def the_factory_of_a_known_dictionary() -> Made:
     factories = (lambda: 2), (lambda: 3)
     table = collections.defaultdict(factories[0])
@@ -117,19 +110,19 @@ def the_factory_of_a_known_dictionary() -> Made:
     return altered(lambda x: x * table["a"], change)
 
 
-@relies_on("fixed_extent: … has the same members")
+@relies_on(Kind.FIXED_SET_MEMBERS)
 def members_of_what_is_known() -> Made:
     members = {1, 2}
     return altered(lambda x: x * sum(members), lambda i: members.add(9) if i else None)
 
 
-@relies_on("fixed_extent: len(…) == …")
+@relies_on(Kind.FIXED_OTHER_LENGTH)
 def the_length_of_a_known_queue() -> Made:
     items = collections.deque([1])
     return altered(lambda x: x * len(items), lambda i: items.append(1) if i else None)
 
 
-@relies_on("fixed_node: … is not empty")
+@relies_on(Kind.FIXED_NOT_EMPTY)
 def nothing_in_what_is_known() -> Made:
     items = [1]
 
@@ -139,7 +132,7 @@ def nothing_in_what_is_known() -> Made:
     return altered(lambda x: x if items else -x, change)
 
 
-@relies_on("fixed_extent: … holds what it held")
+@relies_on(Kind.FIXED_ARRAY_CONTENTS)
 def what_a_known_array_holds() -> Made:
     array = np.array([1.0, 2.0])
 
@@ -149,7 +142,7 @@ def what_a_known_array_holds() -> Made:
     return altered(lambda x: x + torch.from_numpy(array.copy()), change)
 
 
-@relies_on("fixed_node: … is an array of …")
+@relies_on(Kind.FIXED_ARRAY_METADATA)
 def the_shape_of_a_known_array() -> Made:
     array = np.ones((2, 2))
 
@@ -159,7 +152,7 @@ def the_shape_of_a_known_array() -> Made:
     return altered(lambda x: x * array.ndim, change)
 
 
-@relies_on("value: watch parent, relation, value", "watch: watch place owner, None, value, equal")
+@relies_on(Kind.FIXED_VALUE, Kind.STORED_CELL)
 def a_cell() -> Made:
     function = plus(1)
 
@@ -169,7 +162,7 @@ def a_cell() -> Made:
     return altered(lambda x: function(x), change)
 
 
-@relies_on("fixed_node: once value, __code__, value.__code__")
+@relies_on(Kind.FIXED_FUNCTION_CODE)
 def known_code() -> Made:
     function = plus(1)
 
@@ -179,9 +172,7 @@ def known_code() -> Made:
     return altered(lambda x: function(x), change)
 
 
-@relies_on(
-    "value: watch parent, relation, value", "watch: once owner, __defaults__, owner.__defaults__"
-)
+@relies_on(Kind.FIXED_VALUE, Kind.STORED_DEFAULTS)
 def a_default() -> Made:
     function = plus(1)
 
@@ -193,8 +184,8 @@ def a_default() -> Made:
 
 
 @relies_on(
-    "value: watch parent, relation, value",
-    "watch: watch place owner.__kwdefaults__, key, value, equal",
+    Kind.FIXED_VALUE,
+    Kind.STORED_KEYWORD_DEFAULT,
 )
 def a_default_of_a_keyword() -> Made:
     function = plus(1)
@@ -206,8 +197,8 @@ def a_default_of_a_keyword() -> Made:
 
 
 @relies_on(
-    "value: watch parent, relation, value",
-    "watch: once owner, __kwdefaults__, owner.__kwdefaults__",
+    Kind.FIXED_VALUE,
+    Kind.STORED_KEYWORD_DEFAULTS,
 )
 def defaults_of_keywords() -> Made:
     function = plus(1)
@@ -220,8 +211,8 @@ def defaults_of_keywords() -> Made:
 
 
 @relies_on(
-    "value: watch parent, relation, value",
-    "watch: once owner, __defaults__, owner.__defaults__",
+    Kind.FIXED_VALUE,
+    Kind.STORED_DEFAULTS,
     behind=False,
 )
 def no_defaults() -> Made:
@@ -239,7 +230,7 @@ def no_defaults() -> Made:
     return altered(program, change)
 
 
-@relies_on("fixed_edge: watch parent, relation, node.variable", "watch: once owner, key, value")
+@relies_on(Kind.FIXED_IN_FIXED, Kind.STORED_FUNCTION_SLOT)
 def defaults_themselves() -> Made:
     function = plus(1)
 
@@ -250,8 +241,8 @@ def defaults_themselves() -> Made:
 
 
 @relies_on(
-    "fixed_edge: watch parent, relation, node.variable",
-    "watch: watch place owner, key, value, equal (2)",
+    Kind.FIXED_IN_FIXED,
+    Kind.STORED_ENTRY,
 )
 def a_parameter_replaced() -> Made:
     layer = nn.Linear(2, 2, bias=False)
@@ -259,7 +250,7 @@ def a_parameter_replaced() -> Made:
     return altered(lambda x: layer(x), lambda i: setattr(layer, "weight", weights[i]))
 
 
-@relies_on("fixed_node: watch tensor value")
+@relies_on(Kind.FIXED_TENSOR)
 def a_parameter_without_gradients() -> Made:
     layer = nn.Linear(2, 2, bias=False)
     layer.weight.data.fill_(1)
@@ -269,7 +260,7 @@ def a_parameter_without_gradients() -> Made:
     )
 
 
-@relies_on("fixed_node: … is as it was found")
+@relies_on(Kind.FIXED_TENSOR_AS_FOUND)
 def a_parameter_that_is_changed() -> Made:
     layer = nn.Linear(2, 2, bias=False)
     layer.weight.data.fill_(1)
@@ -283,8 +274,8 @@ def a_parameter_that_is_changed() -> Made:
 
 
 @relies_on(
-    "fixed_edge: watch parent, relation, node.variable",
-    "watch: watch place instance_dict(owner), key, value, equal",
+    Kind.FIXED_IN_FIXED,
+    Kind.STORED_ATTRIBUTE,
 )
 def a_layer_replaced() -> Made:
     box = Box()
@@ -293,8 +284,8 @@ def a_layer_replaced() -> Made:
 
 
 @relies_on(
-    "fixed_edge: watch parent, relation, node.variable",
-    "watch: watch place owner, key, value, equal (2)",
+    Kind.FIXED_IN_FIXED,
+    Kind.STORED_ENTRY,
 )
 def a_layer_of_a_layer() -> Made:
     model = nn.Sequential(nn.ReLU())
@@ -326,7 +317,7 @@ def a_key_less_of_what_is_known_that_is_made() -> Made:
     return altered(lambda x: x * table.get("b", 5), change)
 
 
-@relies_on("tensor: …: …")
+@relies_on(Kind.TENSOR)
 def a_tensor_of_what_is_known() -> Made:
     box = Box()
     tensors = [torch.ones(2), torch.ones(2).long()]
@@ -336,7 +327,7 @@ def a_tensor_of_what_is_known() -> Made:
     )
 
 
-@relies_on("alias: … is …")
+@relies_on(Kind.ALIAS)
 def an_alias_in_what_is_known() -> Made:
     box = Box()
     tensors = [torch.ones(2), torch.full((2,), 3.0)]
@@ -369,8 +360,8 @@ def no_alias_in_what_is_known() -> Made:
 
 
 @relies_on(
-    "value: watch parent, relation, value",
-    "watch: watch place place_check(owner, relation, value, equal), label, True, False",
+    Kind.FIXED_VALUE,
+    Kind.STORED_ELSEWHERE,
 )
 def a_context_variable() -> Made:
     variable = contextvars.ContextVar("variable", default=1)
@@ -378,8 +369,8 @@ def a_context_variable() -> Made:
 
 
 @relies_on(
-    "value: watch parent, relation, value",
-    "watch: watch place place_check(owner, relation, value, equal), label, True, False",
+    Kind.FIXED_VALUE,
+    Kind.STORED_ELSEWHERE,
 )
 def a_slot() -> Made:
     class Slots:
@@ -389,7 +380,7 @@ def a_slot() -> Made:
     return altered(lambda x: x * slots.value, lambda i: setattr(slots, "value", i))
 
 
-@relies_on("absent: text", "value: … == …")
+@relies_on(Kind.ABSENT_ELSEWHERE, Kind.VALUE)
 def a_slot_of_another() -> Made:
     class Slots:
         __slots__ = ("value",)
@@ -409,7 +400,7 @@ def a_slot_of_another() -> Made:
     )
 
 
-@relies_on("absent: text")
+@relies_on(Kind.ABSENT_ELSEWHERE)
 def an_empty_slot() -> Made:
     class Slots:
         __slots__ = ("value",)

@@ -9,17 +9,18 @@ import logging
 import torch
 from torch import nn
 
+from magpy_like.synthesis.guard.conditions import Kind
 from tests.synthesis.guard.guarded.registry import Made, altered, given, ones, relies_on
 
 
-@relies_on("modes: torch's modes")
+@relies_on(Kind.TORCH_MODES)
 def the_grad_mode() -> Made:
     return altered(
         lambda x: x if torch.is_grad_enabled() else -x, lambda i: torch.set_grad_enabled(i == 0)
     )
 
 
-@relies_on("modes: torch's modes", backend="magpy")
+@relies_on(Kind.TORCH_MODES, backend="magpy")
 def the_type_that_is_cast_to() -> Made:
     def program(x):
         torch.set_autocast_enabled("cpu", True)
@@ -33,12 +34,12 @@ def the_type_that_is_cast_to() -> Made:
     )
 
 
-@relies_on("modes: the default device is …", behind=False)
+@relies_on(Kind.DEFAULT_DEVICE, behind=False)
 def the_default_device() -> Made:
     return altered(lambda x: torch.ones(2), lambda i: torch.set_default_device(("cpu", "meta")[i]))
 
 
-@relies_on("state_reads: functools.partial(gives, again, result)")
+@relies_on(Kind.STATE_READ)
 def the_precision() -> Made:
     return altered(
         lambda x: x if torch.get_float32_matmul_precision() == "highest" else -x,
@@ -46,7 +47,7 @@ def the_precision() -> Made:
     )
 
 
-@relies_on("state_reads: …(…, …)")
+@relies_on(Kind.STATE_READ_OF_FETCHED)
 def the_level_of_a_logger() -> Made:
     loggers = [logging.Logger("a", level) for level in (logging.INFO, logging.DEBUG)]
 
@@ -56,7 +57,7 @@ def the_level_of_a_logger() -> Made:
     return given(program, lambda: loggers[0], lambda: loggers[1])
 
 
-@relies_on("denied: StillDenied(self.rec.denied)")
+@relies_on(Kind.ABSTRACT_CLASS)
 def the_classes_of_an_abstract_one() -> Made:
     class Abstract(abc.ABC):
         pass
@@ -71,7 +72,7 @@ def the_classes_of_an_abstract_one() -> Made:
     return altered(lambda x: x * 2 if issubclass(Concrete, Abstract) else x, change)
 
 
-@relies_on("cached_calls: the cache of … holds what it held")
+@relies_on(Kind.CACHED_CALL)
 def a_cache() -> Made:
     state = [1]
 
@@ -90,7 +91,7 @@ def a_cache() -> Made:
 # Speculated values -------------------------------------------------------------------------------
 
 
-@relies_on("speculated: a value")
+@relies_on(Kind.SPECULATED_VALUE)
 def what_a_tensor_holds() -> Made:
     def program(x, log):
         if x.sum() > 0:
@@ -102,7 +103,7 @@ def what_a_tensor_holds() -> Made:
     return program, [lambda i=i: (ones() * i, [0]) for i in (1, 1, 1, -1)]
 
 
-@relies_on("speculated: a value, in the graph")
+@relies_on(Kind.EARLY_SPECULATED_VALUE)
 def what_a_tensor_holds_before_a_change() -> Made:
     parameter = nn.Parameter(torch.ones(2))
 

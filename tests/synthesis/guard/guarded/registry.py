@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from magpy_like.synthesis.guard.conditions import Kind
+
 Made = tuple[Callable[..., Any], list[Callable[[], tuple[Any, ...]]]]
 
 
 class Program(NamedTuple):
     make: Callable[[], Made]
-    kinds: set[str]
+    kinds: set[Kind]
     """The kinds of conditions that it needs at least; see :mod:`tests.conditions`."""
     backend: str
     behind: bool
@@ -28,7 +30,7 @@ PROGRAMS: dict[str, Program] = {}
 
 
 def relies_on(
-    *kinds: str, backend: str = "eager", behind: bool = True
+    *kinds: Kind, backend: str = "eager", behind: bool = True
 ) -> Callable[[Callable[[], Made]], Callable[[], Made]]:
     def add(make: Callable[[], Made]) -> Callable[[], Made]:
         PROGRAMS[make.__name__] = Program(make, {*kinds}, backend, behind)

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from magpy_like.synthesis.guard.conditions import Kind
 from tests.synthesis.guard.guarded.registry import Made, altered, given, ones, relies_on
 
-KIND = "tensor: …: …"
+KIND = Kind.TENSOR
 
 
 @relies_on(KIND)
@@ -91,7 +92,7 @@ def laid_out_otherwise_beside_any_size() -> Made:
     )
 
 
-@relies_on("modes: torch's modes")
+@relies_on(Kind.TORCH_MODES)
 def the_inference_mode() -> Made:
     def program(x):
         return x * 2 if torch.is_inference_mode_enabled() else x
@@ -108,7 +109,7 @@ def the_inference_mode() -> Made:
     return altered(program, change, 0, 0, 1, 0)
 
 
-@relies_on("modes: torch's modes")
+@relies_on(Kind.TORCH_MODES)
 def the_default_type() -> Made:
     types = torch.float32, torch.float64
     return altered(
@@ -118,7 +119,7 @@ def the_default_type() -> Made:
     )
 
 
-@relies_on("modes: torch's modes", backend="magpy")
+@relies_on(Kind.TORCH_MODES, backend="magpy")
 def the_autocast_mode() -> Made:
     modes: list[Any] = []
 
@@ -135,7 +136,7 @@ def the_autocast_mode() -> Made:
     return altered(program, change, 0, 0, 1, 0)
 
 
-@relies_on("modes: torch's modes", backend="magpy", behind=False)
+@relies_on(Kind.TORCH_MODES, backend="magpy", behind=False)
 def any_default_device() -> Made:
     return altered(lambda x: torch.ones(2), lambda i: torch.set_default_device((None, "meta")[i]))
 
@@ -161,7 +162,7 @@ def a_mode_for_operators() -> Made:
     return altered(lambda x: torch.sin(x), change, 0, 0, 1, 0)
 
 
-@relies_on("modes: torch's modes", backend="magpy")
+@relies_on(Kind.TORCH_MODES, backend="magpy")
 def a_method_more_of_tensors() -> Made:
     def change(i):
         if i == 1:

@@ -1,7 +1,8 @@
-"""From the nodes of the RefGraph to the places where a later call finds the same variables.
+"""Variables that guard and mock refer to: fixed or fetched, and access paths to each.
 
-A node is *fixed* when the record knows the very object: a class, a module, a submodule, a function.
-Any other variable is *fetched*: each call walks from its arguments, or from a fixed object, to it.
+A variable is *fixed* if the record holds the very object: a class, a module, a submodule, a
+function. Any other variable is *fetched*: each call follows an access path to it, from its
+arguments or from a fixed object.
 """
 
 from __future__ import annotations
@@ -35,21 +36,31 @@ from magpy_like.synthesis.generated_source import literal
 
 Edge = tuple[ShadowNode, Relation]
 
-_STORES = ("_parameters", "_buffers")
+_MODULE_TENSOR_DICTS = ("_parameters", "_buffers")
 
 
-class Places:
-    """Which nodes guard and mock are about, whether each is fixed, and the edges to it."""
+class GuardedVariables:
+    """The nodes reachable from the external node over the first version (MagPy, Algorithm 1)."""
 
     def __init__(self, rec: Recording) -> None:
+        """
+        Raises:
+            Split: a dictionary key is a variable that no access path reaches.
+        """
         self.rec = rec
         self.order: list[ShadowNode] = []
+        """The nodes breadth first, fixed ones first, without the external node."""
         self.edges: dict[int, list[Edge]] = {}
+        """By node id, the edges that lead to a node; the first is its access path."""
         self.fixed: set[int] = set()
+        """Ids of the fixed nodes."""
         self._walk()
 
     def _walk(self) -> None:
-        """Breadth first over the first version, fixed variables before fetched ones."""
+        """Breadth first over the first version, fixed variables before fetched ones.
+
+        An edge whose key is a variable waits until that variable is reached.
+        """
         refs = self.rec.refs
         first: deque[ShadowNode] = deque([refs.external])
         later: deque[ShadowNode] = deque()
@@ -94,17 +105,18 @@ class Places:
         }
 
     def is_fixed(self, node: ShadowNode) -> bool:
+        """True if the record holds this very object."""
         return node.node_id in self.fixed
 
     def key_node(self, relation: Relation) -> ShadowNode | None:
-        """The variable from outside that a relation has as a key."""
+        """The external variable that is the key of a relation, or None."""
         key = relation.key
         if not is_instance(key, ByIdentity) or key.node_id is None:
             return None
         return self.rec.refs.get_node_by_id(key.node_id)
 
-    def is_watched(self, owner: ShadowNode, relation: Relation) -> bool:
-        """Whether a place is the same at every call: that of a fixed object, at a fixed key."""
+    def is_fixed_location(self, owner: ShadowNode, relation: Relation) -> bool:
+        """True if the location is the same at every call: in a fixed object, at a fixed key."""
         key = self.key_node(relation)
         return self.is_fixed(owner) and (key is None or self.is_fixed(key))
 
@@ -118,7 +130,7 @@ class Places:
             return False
         if node.plain:
             return False
-        if parent.node_id == EXTERNAL or not self.is_watched(parent, relation):
+        if parent.node_id == EXTERNAL or not self.is_fixed_location(parent, relation):
             return False
         if is_instance(value, torch.Tensor):
             return self._is_parameter(parent, relation, value)
@@ -127,11 +139,11 @@ class Places:
         return value is not None
 
     def _is_parameter(self, parent: ShadowNode, relation: Relation, tensor: torch.Tensor) -> bool:
-        """Parameters and buffers that the program does not replace are bound once."""
+        """True for a parameter or buffer that the program does not replace: it is bound once."""
         if relation in parent.written:
             return False
         return any(
-            above.key in _STORES
+            above.key in _MODULE_TENSOR_DICTS
             and is_instance(owner.variable, torch.nn.Module)
             and above.kind is RelationKind.ATTRIBUTE
             for owner, above in self.edges.get(parent.node_id, ())
@@ -139,19 +151,23 @@ class Places:
 
 
 def _slot(name: str, slot: str, kind: type, constant: Callable[[Any], str]) -> str:
-    """The source text for what an object holds, and not for what its class answers in Python."""
+    """The source text that reads a slot without calling ``__getattribute__`` in Python."""
     methods = (lookup_in_type(kind, method) for method in ("__getattribute__", "__getattr__"))
     if any(is_instance(method, FunctionType) for method in methods):
         return f"{constant(object.__getattribute__)}({name}, {slot!r})"
     return f"{name}.{slot}"
 
 
-def expression(
+def access_source(
     parent: str, relation: Relation, kind_of: type, constant: Callable[[Any], str]
 ) -> str:
     """The source text that follows ``relation`` from the variable called ``parent``.
 
-    It raises where there is no way, and runs no method in Python.
+    The expression calls no method in Python, and raises where the location is empty. ``kind_of`` is
+    the type of the parent, ``constant`` names an object.
+
+    Raises:
+        Split: a later call cannot follow the relation.
     """
     kind, key = relation
     if kind is RelationKind.ATTRIBUTE:
