@@ -20,6 +20,7 @@ from magpy_like.errors import (
     MagpyError,
 )
 from magpy_like.records.interface import CacheInfo
+from magpy_like.split_reasons import SplitReason
 
 __all__ = [
     "AnnotationError",
@@ -28,6 +29,7 @@ __all__ = [
     "DynamicDimensionError",
     "FullGraphError",
     "MagpyError",
+    "SplitReason",
     "annotate",
     "cache_info",
     "compile",

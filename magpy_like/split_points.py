@@ -1,4 +1,4 @@
-"""Where and why a recording ends, and what code asks for that."""
+"""Split points: the exceptions that end a recording, and the positions in the program."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class LoopNotMergeable(Split):
         super().__init__(SplitReason.LOOP_NOT_MERGEABLE, detail)
 
 
-def unknown(value: Any, reason: SplitReason, detail: str, subject: str = "") -> Split:
+def unknown_value_split(value: Any, reason: SplitReason, detail: str, subject: str = "") -> Split:
     """The split for an operation on a value about which nothing is known.
 
     The nodes of an autograd graph are instances of classes that torch creates, one per operator:
@@ -73,13 +73,16 @@ def unknown(value: Any, reason: SplitReason, detail: str, subject: str = "") -> 
     return Split(reason, detail, subject)
 
 
-Place = tuple[Any, ...]
-"""Where a program looks at a value, in its source: file, function, lines and columns. A loop's
-condition stands there once, but twice in the bytecode, and in that of every continuation."""
+SourcePosition = tuple[Any, ...]
+"""The position of an expression in the source: file, function, first and last line and column.
+
+One condition of a loop has one position, although the bytecode contains it twice, and so does the
+bytecode of every continuation.
+"""
 
 
-def place_of(frame: FrameType) -> Place:
-    """The place at which a frame stands."""
+def source_position(frame: FrameType) -> SourcePosition:
+    """The source position of the current instruction of a frame."""
     code = frame.f_code
     position = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None))
     return code.co_filename, code.co_qualname, *position
@@ -129,7 +132,7 @@ class SplitPoint:
         return f"{self.where}: {self.detail}"
 
 
-def describe_place(frame: FrameType) -> str:
+def source_location(frame: FrameType) -> str:
     """File, line and function of the current instruction of a frame, for logs."""
     code = frame.f_code
     return f"{code.co_filename}:{frame.f_lineno or 0} in {code.co_qualname}"
@@ -139,18 +142,19 @@ _disabled: set[MonitorWeakRef] = set()
 
 
 def mark_disabled(function: Callable[..., Any]) -> None:
-    """Calls of this function are never part of a record."""
+    """Make every call of a function a split."""
     _disabled.add(MonitorWeakRef(function, _disabled.discard))
 
 
 def is_disabled(function: Callable[..., Any]) -> bool:
+    """True if ``mark_disabled`` has marked the function."""
     return MonitorWeakRef(function) in _disabled
 
 
 active = threading.local()
-"""Holds, as ``run``, the monitor run that the thread is in."""
+"""Its attribute ``run`` is the monitor run of the current thread, if there is one."""
 
 
 def is_monitoring() -> bool:
-    """Whether this thread is inside a monitor run."""
+    """True if this thread is inside a monitor run."""
     return getattr(active, "run", None) is not None

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import magpy_like as magpy
-from magpy_like.split_points import SplitPoint, describe_place
+from magpy_like.split_points import SplitPoint, source_location
 from magpy_like.split_reasons import SplitCause, SplitReason
 
 ROOT = Path(magpy.__file__).parent
@@ -45,7 +45,7 @@ def test_a_split_point_reads_as_place_and_detail():
 def test_the_place_of_a_frame_has_file_line_and_function():
     import sys
 
-    place = describe_place(sys._getframe())
+    place = source_location(sys._getframe())
     assert place.startswith(f"{__file__}:") and place.endswith(
         "in test_the_place_of_a_frame_has_file_line_and_function"
     )

@@ -63,7 +63,7 @@ from magpy_like.native import (
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import MonitorWeakRef, VersionCheck
-from magpy_like.split_points import BranchNotMergeable, LoopNotMergeable, Split, describe_place
+from magpy_like.split_points import BranchNotMergeable, LoopNotMergeable, Split, source_location
 from magpy_like.split_reasons import SplitCause, SplitReason
 from magpy_like.splitting.frame_layout import UnresumableState
 from magpy_like.splitting.frame_state import FrameState, origins
@@ -594,7 +594,7 @@ def _state(run: MonitorRun, step: Step, nested: bool) -> FrameState:
 
 
 def _log_no_operator(step: Step, why: Exception) -> None:
-    _log.info("%s: no operator for a branch: %s", describe_place(step.frame), why)
+    _log.info("%s: no operator for a branch: %s", source_location(step.frame), why)
 
 
 def _as_is(rec: Recording) -> tuple[str | None, str | None, int]:

@@ -35,7 +35,7 @@ from magpy_like.monitor.symbolic.loop_ranges import (
 )
 from magpy_like.monitor.symbolic.lower_bounds import MIRRORED
 from magpy_like.native import NULL, frame_function, frame_set_operand
-from magpy_like.split_points import LoopNotMergeable, Split, describe_place
+from magpy_like.split_points import LoopNotMergeable, Split, source_location
 from magpy_like.splitting.frame_layout import UnresumableState
 from magpy_like.splitting.frame_state import (
     FrameState,
@@ -461,4 +461,4 @@ def shift_of(frame: FrameType) -> int:
 
 
 def _say_why_not(step: Step, why: Exception) -> None:
-    _log.info("%s: no operator for a loop: %s", describe_place(step.frame), why)
+    _log.info("%s: no operator for a loop: %s", source_location(step.frame), why)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
     from magpy_like.monitor.symbolic.gathered_lists import GraphList
     from magpy_like.refgraph import ShadowNode
-    from magpy_like.split_points import Place
+    from magpy_like.split_points import SourcePosition
 
 
 class Cut(Protocol):
@@ -30,7 +30,7 @@ class Cut(Protocol):
     ) -> bool:
         """The program stands before a dynamic instruction: is it to be watched beyond that?"""
 
-    def speculates(self, place: Place) -> bool:
+    def speculates(self, place: SourcePosition) -> bool:
         """Whether values of tensors that steer the program there may be speculated on."""
 
     def after_split(self, run: MonitorRun, frame: types.FrameType) -> None:

@@ -60,12 +60,12 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import PLAIN_TYPES
 from magpy_like.split_points import (
     EffectInsideOperator,
-    Place,
+    SourcePosition,
     Split,
     SplitPoint,
     UnguardableRead,
     active,
-    place_of,
+    source_position,
 )
 from magpy_like.split_reasons import SplitCause, SplitReason
 
@@ -150,7 +150,7 @@ class MonitorRun:
     def _begin(self, varying: Variation) -> None:
         """A recording begins, of which nothing is known yet."""
         self.recording = Recording()
-        self.lifted = LiftedNumbers(self.recording, self._speculation_place, self.found)
+        self.lifted = LiftedNumbers(self.recording, self._speculation_position, self.found)
         self.recording.lifted = self.lifted
         self.flags = LiftedFlags(self.recording)
         self.recording.operators.expression = self.lifted.expression
@@ -194,10 +194,10 @@ class MonitorRun:
                 log.info("%s: %d instructions, %d of interest", self.name, *self._monitor.counts())
                 self._close()
 
-    def _speculation_place(self) -> Place | None:
+    def _speculation_position(self) -> SourcePosition | None:
         if self.cut is None or self.at is None:
             return None
-        place = place_of(self.at)
+        place = source_position(self.at)
         return place if self.cut.speculates(place) else None
 
     def _locate(self) -> str:
@@ -259,7 +259,7 @@ class MonitorRun:
         it has found for numbers, which it must not have others for elsewhere either, as in what it
         has ``changed``."""
         self.recording.release()
-        self.lifted = LiftedNumbers(self.recording, self._speculation_place, self.found)
+        self.lifted = LiftedNumbers(self.recording, self._speculation_position, self.found)
         return self.found.give_back(result, changed)
 
     def let_go(self) -> None:

@@ -33,7 +33,7 @@ from magpy_like.records.miss_analysis import Limits, Varying
 from magpy_like.records.segments import SegmentCut, Segments
 from magpy_like.split_points import (
     BranchRefused,
-    Place,
+    SourcePosition,
     SpeculationRefused,
     Split,
     SplitPoint,
@@ -166,7 +166,7 @@ class Dispatcher:
             )
         return result
 
-    def _misspeculated(self, places: Collection[Place], raised: str) -> None:
+    def _misspeculated(self, places: Collection[SourcePosition], raised: str) -> None:
         """From now on the program is split at these places, unless it must not be."""
         where = ", ".join("{0}:{2} in {1}".format(*place) for place in places)
         because = f": the operator graph raised {raised}" if raised else ""
@@ -183,7 +183,7 @@ class Dispatcher:
                     r for r in other.records if all(map(other.may_speculate, r.speculates))
                 )
 
-    def may_speculate(self, place: Place) -> bool:
+    def may_speculate(self, place: SourcePosition) -> bool:
         """Whether a tensor's value that steers the program at a place may be speculated on."""
         misspeculations = self._segments.misspeculations
         return (

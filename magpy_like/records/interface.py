@@ -1,6 +1,6 @@
-"""What the public functions need of a compiled function, with or without a monitor.
+"""Interface between the public functions and the dispatchers, with or without a monitor.
 
-The monitor needs a C++ compiler once. Where there is none, programs run eagerly and say so.
+The monitor needs a C++ compiler once. Without one, programs run eagerly after a warning.
 """
 
 from __future__ import annotations
@@ -22,8 +22,14 @@ MAX_LISTED = 20
 
 
 class CacheInfo(NamedTuple):
-    """As ``functools`` has it: a hit needed no monitor run; ``graphs`` counts operator
-    graphs, each of which a backend may compile for several sizes."""
+    """Counters of a compiled function, like those of ``functools.lru_cache``.
+
+    Attributes:
+        hits: calls without a monitor run.
+        misses: calls with one.
+        records: the records kept.
+        graphs: the distinct operator graphs; a backend may compile one for several sizes.
+    """
 
     hits: int
     misses: int
@@ -32,7 +38,7 @@ class CacheInfo(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """What a program does between two splits: where it begins, its graph, the split behind it."""
+    """One segment of a program: its begin, its operator graph, and the split that ends it."""
 
     begins: str
     graph: torch.fx.GraphModule | None
@@ -41,12 +47,19 @@ class Segment(NamedTuple):
 
 @dataclass
 class Explanation:
-    """Graphs, guards, side effects, split points and generated source of one program run.
+    """The records of one program run, for people: ``str()`` is a report.
 
-    ``segments`` are in the order in which the program came to them.
-    ``lifted`` are the sizes and numbers that the records leave open; ``generalised`` those that
-    have caused misses before. ``learnt`` says why the run could not be recorded as it went: the
-    next call is recorded otherwise, and to explain a compiled function after it shows how.
+    Attributes:
+        segments: in the order of execution.
+        graphs: the operator graphs of the segments, each once.
+        split_points: each once.
+        guards: the conditions of the guards, in words.
+        side_effects: the effects that the mocks repeat, in words.
+        lifted: the sizes and numbers that may vary between calls.
+        generalised: those of them that have caused misses before.
+        learnt: the fast paths that the run disproved; later recordings skip them. Explain a
+            compiled function after a call to see the result.
+        source: the generated source of guards and mocks.
     """
 
     segments: list[Segment] = field(default_factory=list)
@@ -61,19 +74,20 @@ class Explanation:
 
     @property
     def graph_count(self) -> int:
+        """The number of operator graphs."""
         return len(self.graphs)
 
     def __str__(self) -> str:
         lines = []
         for i, segment in enumerate(self.segments):
-            lines.append(f"segment {i}: {segment.begins}: {_described(segment.graph)}")
+            lines.append(f"segment {i}: {segment.begins}: {_summarise_graph(segment.graph)}")
             if segment.ends_at is not None:
                 lines.append(f"  up to {segment.ends_at.filename}:{segment.ends_at.lineno}")
         if not self.segments:
             lines.append("no operator graph")
         lines.append(_split_points_by_reason(self.split_points))
         if self.learnt:
-            lines.append(_listed("to be recorded otherwise from the next call on", self.learnt))
+            lines.append(_listed("fast paths that later recordings skip", self.learnt))
         lines.append(_listed("lifted", self.lifted))
         lines.append(_listed("generalised", self.generalised))
         lines.append(_listed("guards", self.guards))
@@ -81,12 +95,12 @@ class Explanation:
         return "\n".join(lines)
 
 
-def _described(graph: torch.fx.GraphModule | None) -> str:
+def _summarise_graph(graph: torch.fx.GraphModule | None) -> str:
     if graph is None:
         return "no operators"
     operators = sum(n.op.startswith("call") for n in graph.graph.nodes)
     inputs = sum(n.op == "placeholder" for n in graph.graph.nodes)
-    return f"graph of {operators} operators, {inputs} tensors in"
+    return f"graph of {operators} operators, {inputs} inputs"
 
 
 def _split_points_by_reason(points: list[SplitPoint]) -> str:
@@ -111,8 +125,8 @@ def _listed(title: str, items: list[Any]) -> str:
     return "\n".join(lines)
 
 
-class Eager:
-    """Stands for a dispatcher where the monitor cannot be built: every call runs the program."""
+class EagerFallback:
+    """The dispatcher's interface where the monitor cannot be built: calls run the program."""
 
     def __init__(self, target: Callable[..., Any], reason: str, **settings: Any) -> None:
         self.target = target
@@ -140,8 +154,8 @@ class Eager:
 
 
 @functools.cache
-def _no_monitor() -> str | None:
-    """Why the monitor cannot run here; None when it can. Warns the first time."""
+def _monitor_obstacle() -> str | None:
+    """The reason why the monitor cannot be built, or None if it can. Warns once."""
     try:
         import magpy_like.native  # noqa: F401 (builds the helper)
     except (CompileError, ImportError, OSError) as error:
@@ -152,18 +166,21 @@ def _no_monitor() -> str | None:
 
 
 def make_dispatcher(target: Callable[..., Any], **settings: Any) -> Any:
-    """The dispatcher of a compiled function, or one that always runs it."""
-    reason = _no_monitor()
+    """The dispatcher of a compiled function; an ``EagerFallback`` without a monitor.
+
+    ``settings`` are the arguments of ``magpy_like.compile``.
+    """
+    reason = _monitor_obstacle()
     if reason is not None:
-        return Eager(target, reason, **settings)
+        return EagerFallback(target, reason, **settings)
     from magpy_like.records.dispatcher import Dispatcher
 
     return Dispatcher(target, **settings)
 
 
 def reset_all() -> None:
-    """Forget the records of every compiled function."""
-    if _no_monitor() is None:
+    """Discard the records of every compiled function."""
+    if _monitor_obstacle() is None:
         from magpy_like.records.dispatcher import reset_all as reset_dispatchers
 
         reset_dispatchers()

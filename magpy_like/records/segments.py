@@ -32,7 +32,7 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph.plain_values import restore_generators
 from magpy_like.split_points import (
     BranchRefused,
-    Place,
+    SourcePosition,
     SpeculationRefused,
     Split,
     SplitPoint,
@@ -158,7 +158,7 @@ class SegmentCut:
         if not self.segment.is_disturbed():
             self.segment.dispatcher.no_record(point, obstacle)
 
-    def speculates(self, place: Place) -> bool:
+    def speculates(self, place: SourcePosition) -> bool:
         return self.segment.dispatcher.may_speculate(place)
 
     def begins(self, function: Any) -> bool:
@@ -329,7 +329,7 @@ class Segments:
         self.run_natively, self._forget = run_natively, forget
         self.dispatchers: dict[Layout, Dispatcher] = {}
         self.graphs = SharedGraphs()
-        self.misspeculations: set[Place] = set()
+        self.misspeculations: set[SourcePosition] = set()
         """Where the program has gone another way than speculated."""
         self.says_compiling = True
         """Whether the program hears in monitored runs that it is in a compiled region."""

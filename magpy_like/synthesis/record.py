@@ -35,7 +35,13 @@ from magpy_like.native import instance_dict
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import ABSENT, ByIdentity, Fact, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import is_plain
-from magpy_like.split_points import BranchRefused, Place, SpeculationRefused, Split, SplitPoint
+from magpy_like.split_points import (
+    BranchRefused,
+    SourcePosition,
+    SpeculationRefused,
+    Split,
+    SplitPoint,
+)
 from magpy_like.split_reasons import SplitReason
 from magpy_like.splitting.tracebacks import set_context_from_caller
 from magpy_like.synthesis import number_source
@@ -97,7 +103,7 @@ class Record:
     """The native watch of fixed objects."""
     watch_number: int = -1
     """The number of the condition that calls the watch; -1 if there is none."""
-    speculates: frozenset[Place] = frozenset()
+    speculates: frozenset[SourcePosition] = frozenset()
     """Code locations where the mock may return a ``Misspeculation``."""
 
     @property

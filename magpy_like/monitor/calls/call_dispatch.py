@@ -24,7 +24,7 @@ from magpy_like.native import NULL
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, Relation
 from magpy_like.refgraph.plain_values import HEAP_TYPE, is_identity
-from magpy_like.split_points import Split, is_disabled, unknown
+from magpy_like.split_points import Split, is_disabled, unknown_value_split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.torch_compat.torchscript import ScriptFunction
 
@@ -112,7 +112,7 @@ def call(
     if rec.inside and str(getattr(function, "__module__", "")).startswith("torch."):
         return None  # the operator's own machinery
     receiver = args[0] if args and is_instance(operation, types.MethodDescriptorType) else None
-    raise unknown(
+    raise unknown_value_split(
         receiver,
         SplitReason.UNANNOTATED_NATIVE_CALL,
         f"calls {describe(function)}, native code without an annotation",

@@ -14,7 +14,7 @@ from magpy_like.monitor.objects import attributes, class_lookup
 from magpy_like.monitor.torch_state import autograd_nodes
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
-from magpy_like.split_points import Split, unknown
+from magpy_like.split_points import Split, unknown_value_split
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def read_attribute(run: MonitorRun, step: Step) -> Token:
                 return native_calls.native(run, annotation, descriptor, (value,), {})
             if run.recording.node(value) is not None:
                 read = f"{type(value).__qualname__}.{name}"
-                raise unknown(
+                raise unknown_value_split(
                     value,
                     SplitReason.UNANNOTATED_NATIVE_ATTRIBUTE,
                     f"reads {read}, which native code without an annotation computes",

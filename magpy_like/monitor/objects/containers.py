@@ -24,7 +24,7 @@ from magpy_like.refgraph.plain_values import (
     is_plain,
     overrides_torch_function,
 )
-from magpy_like.split_points import unknown
+from magpy_like.split_points import unknown_value_split
 from magpy_like.split_reasons import SplitReason
 
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
@@ -116,7 +116,7 @@ def plain_key(key: Any) -> Any:
     if is_plain(key):
         return key
     if hashes_in_python(key):
-        raise unknown(
+        raise unknown_value_split(
             key, SplitReason.UNGUARDABLE_KEY, f"looks up a {type(key).__qualname__} as a key"
         )
     if is_identity(key) or is_instance(key, types.FunctionType | torch.nn.Module):
@@ -127,7 +127,9 @@ def plain_key(key: Any) -> Any:
         for item in key:
             plain_key(item)
         return key
-    raise unknown(key, SplitReason.UNGUARDABLE_KEY, f"looks up a {type(key).__qualname__} as a key")
+    raise unknown_value_split(
+        key, SplitReason.UNGUARDABLE_KEY, f"looks up a {type(key).__qualname__} as a key"
+    )
 
 
 def is_told_by_identity(key: Any) -> bool:

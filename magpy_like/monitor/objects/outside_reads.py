@@ -41,7 +41,7 @@ from magpy_like.refgraph.plain_values import (
     overrides_torch_function,
     tensor_version,
 )
-from magpy_like.split_points import EffectInsideOperator, Split, unknown
+from magpy_like.split_points import EffectInsideOperator, Split, unknown_value_split
 from magpy_like.split_reasons import SplitReason
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ class OutsideReads(GraphValues):
             for part in ("start", "stop", "step"):
                 self._keep(node, Relation(RelationKind.SLOT, part), getattr(value, part))
         elif not transparent(value):
-            raise unknown(
+            raise unknown_value_split(
                 value,
                 SplitReason.CUSTOM_CLASS_STATE,
                 f"reads an external {type(value).__qualname__}, whose value native code stores",

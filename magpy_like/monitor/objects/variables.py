@@ -22,7 +22,7 @@ from magpy_like.monitor.symbolic.variation import Path
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import EXTERNAL, ByIdentity, Fact, RefGraph, Relation, ShadowNode
 from magpy_like.refgraph.plain_values import HEAP_TYPE, MonitorWeakRef, is_plain
-from magpy_like.split_points import unknown
+from magpy_like.split_points import unknown_value_split
 from magpy_like.split_reasons import SplitReason
 
 
@@ -83,7 +83,7 @@ class Variables:
             plain_key(key)
         with contextlib.suppress(TypeError):
             return ByIdentity(key, None if node is None else node.node_id, is_new=is_new)
-        raise unknown(
+        raise unknown_value_split(
             key, SplitReason.UNGUARDABLE_KEY, f"looks up a {type(key).__qualname__} as a key"
         )
 

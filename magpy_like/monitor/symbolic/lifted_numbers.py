@@ -50,7 +50,7 @@ from magpy_like.monitor.torch_state.random_draws import RepeatedCall
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.refgraph import Fact, ShadowNode
 from magpy_like.refgraph.plain_values import bind, is_plain, proxied_mapping
-from magpy_like.split_points import LoopNotMergeable, Place, Split, UnguardableRead
+from magpy_like.split_points import LoopNotMergeable, SourcePosition, Split, UnguardableRead
 from magpy_like.split_reasons import SplitReason
 
 NUMBERS = (int, float)
@@ -62,17 +62,17 @@ class LiftedNumbers:
     def __init__(
         self,
         rec: Recording,
-        speculation_place: Callable[[], Place | None],
+        speculation_position: Callable[[], SourcePosition | None],
         found: FoundNumbers,
     ) -> None:
-        """``speculation_place`` gives where the program stands; None when values must not be
+        """``speculation_position`` gives where the program stands; None when values must not be
         speculated on there. ``found`` is told what stands outside for the program's numbers."""
         self.rec = rec
         self.found = found
-        self._speculation_place = speculation_place
+        self._speculation_position = speculation_position
         self.beside = False
         """Whether the numbers are those of a run beside the program, which never speculates."""
-        self.speculated: list[tuple[Expression, Any, Place]] = []
+        self.speculated: list[tuple[Expression, Any, SourcePosition]] = []
         """Expressions that the mock computes and that must give these values, or else it has no
         effect and the program runs as it is written; and where the program looks at them."""
         self.nodes: set[int] = set()
@@ -566,7 +566,7 @@ class LiftedNumbers:
         else:
             self.speculate(Computed(operation, parts), value)
 
-    def may_speculate(self, reason: SplitReason, detail: str) -> Place:
+    def may_speculate(self, reason: SplitReason, detail: str) -> SourcePosition:
         """Ask whether the mock could still undo everything when a value is misspeculated.
 
         Returns the place at which the program looks at the value.
@@ -574,7 +574,7 @@ class LiftedNumbers:
         Raises:
             Split: it could not, or the program is to split there, for the reason.
         """
-        place = None if self.beside or self.rec.inside else self._speculation_place()
+        place = None if self.beside or self.rec.inside else self._speculation_position()
         if place is None or not self.can_undo():
             raise Split(reason, detail)
         return place

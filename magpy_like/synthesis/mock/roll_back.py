@@ -14,7 +14,7 @@ from magpy_like.monitor.torch_state.random_draws import REWINDABLE
 from magpy_like.monitor.torch_state.torch_modes import SETTERS, Modes
 from magpy_like.refgraph import ShadowNode
 from magpy_like.refgraph.plain_values import tensor_version
-from magpy_like.split_points import Place, SpeculationRefused, Split
+from magpy_like.split_points import SourcePosition, SpeculationRefused, Split
 from magpy_like.split_reasons import SplitReason
 from magpy_like.synthesis.generated_source import Source
 from magpy_like.synthesis.mock import raising_operators
@@ -24,7 +24,7 @@ from magpy_like.torch_compat.autograd import set_grad_enabled, set_version
 class Misspeculation(NamedTuple):
     """What a mock gives that has recorded a value wrongly, and done nothing."""
 
-    place: Place | None
+    place: SourcePosition | None
     """Where the program looks at the value; None when the operator graph has raised."""
     why: str = ""
     """What it has raised."""
@@ -40,12 +40,14 @@ class GraphFailure(NamedTuple):
 class EarlyMisspeculation(Exception):
     """An operator graph has found that a value was misspeculated, and changed nothing yet."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: SourcePosition) -> None:
         super().__init__(place)
         self.misspeculation = Misspeculation(place)
 
 
-def first_misspeculation(held: tuple[bool, ...], places: Sequence[Place]) -> Misspeculation:
+def first_misspeculation(
+    held: tuple[bool, ...], places: Sequence[SourcePosition]
+) -> Misspeculation:
     """What has gone another way than speculated, of the conditions in the program's order."""
     return Misspeculation(places[held.index(False)])
 
@@ -187,7 +189,7 @@ class RollBack:
     def unless(
         self,
         conditions: list[str],
-        places: Sequence[Place],
+        places: Sequence[SourcePosition],
         run: Sequence[str],
         behind: Sequence[str],
     ) -> list[str]:
