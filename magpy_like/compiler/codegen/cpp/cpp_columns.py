@@ -12,8 +12,8 @@ from magpy_like.compiler.codegen.cpp.cpp_expressions import (
     CppEmitter,
     print_index,
 )
-from magpy_like.compiler.codegen.cpp.cpp_kernel import STRIP_ELEMENTS
 from magpy_like.compiler.codegen.cpp.cpp_reduction import Parts, Reduction
+from magpy_like.compiler.codegen.cpp.cpp_streaming import STRIP_ELEMENTS
 from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
 from magpy_like.compiler.ir.ops import EXPENSIVE, Value
 

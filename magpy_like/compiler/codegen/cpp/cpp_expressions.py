@@ -192,7 +192,7 @@ class CppEmitter(Emitter):
     def store(self, buffer: str, index: Expr, name: Any, dtype: torch.dtype, mode: Any) -> None:
         target = self.kernel.dtypes[buffer]
         text = str(name)
-        wide = self.printer.half_store(buffer, index)
+        wide = self.printer.halves.element("store", buffer, index)
         if wide is not None:
             self.printer.lines.line(f"{wide} = {text};")
             return

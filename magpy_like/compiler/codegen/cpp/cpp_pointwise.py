@@ -13,12 +13,9 @@ from magpy_like.compiler.codegen.cpp.cpp_expressions import (
     CppEmitter,
     print_index,
 )
-from magpy_like.compiler.codegen.cpp.cpp_kernel import (
-    MIN_PARALLEL_ELEMENTS,
-    STRIP_ELEMENTS,
-    CppKernel,
-)
+from magpy_like.compiler.codegen.cpp.cpp_kernel import MIN_PARALLEL_ELEMENTS, CppKernel
 from magpy_like.compiler.codegen.cpp.cpp_row_gather import RowGather, find_row_gathers, row_start
+from magpy_like.compiler.codegen.cpp.cpp_streaming import STRIP_ELEMENTS
 from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
 
@@ -56,7 +53,7 @@ class Pointwise(CppKernel):
             line("{")
             self.lines.indent()
             self._simd_loop(emitter, share=f" schedule(static){self.flag_clause()}")
-            self.fence_streaming_stores()
+            self.streams.print_fence()
             self.close()
             self.report_flags()
             return
@@ -67,7 +64,7 @@ class Pointwise(CppKernel):
         self.declare_flags()
         self._nest(emitter)
         self.report_flags()
-        self.fence_streaming_stores()
+        self.streams.print_fence()
         self.close()
 
     def _element(self, emitter: CppEmitter) -> None:
@@ -136,8 +133,8 @@ class Pointwise(CppKernel):
         line(f"if ({last.name}_n == {STRIP_ELEMENTS}) {{")  # a vector, and no loop
         self.lines.indent()
         nodes = self.kernel.nodes()
-        streamed = self.streaming_stores(nodes, last)
-        self.print_streaming_strip(
+        streamed = self.streams.find(nodes, last)
+        self.streams.print_strip(
             streamed, last, begin, lambda: self._element(emitter.in_new_scope())
         )
         self.lines.indent(-1)
@@ -176,7 +173,7 @@ class Pointwise(CppKernel):
     def _fetch_block(self, strided: Symbol, last: Symbol) -> None:
         """Ask for rows of the next block along ``last``, of all that is read by rows of it: as
         many as this tile is a part of its block."""
-        if not self.needs_prefetch:
+        if not self.prefetcher.is_needed:
             return
         start = {v: sympy.Symbol(f"{v.name}_block", integer=True) for v in (strided, last)}
         tiles = [f"({v.name}_tile - {v.name}_block)" for v in (strided, last)]
@@ -199,7 +196,7 @@ class Pointwise(CppKernel):
         line = self.lines.line
         start = {v: sympy.Symbol(f"{v.name}_tile", integer=True) for v in (strided, last)}
         transposed = self._contiguous(strided, last, strided)
-        if not transposed and not self.needs_prefetch:
+        if not transposed and not self.prefetcher.is_needed:
             return
         for buffer, index, _ in transposed:
             name = self._tiles[buffer, index] = self.fresh("tiles")
@@ -268,8 +265,8 @@ class Pointwise(CppKernel):
             line(f"for (i64 {strip} = 0; {strip} < {whole}; {strip} += {STRIP_ELEMENTS}) {{")
             self.lines.indent()
             element = gathered()
-            self.print_streaming_strip(
-                self.streaming_stores(nodes, last),
+            self.streams.print_strip(
+                self.streams.find(nodes, last),
                 last,
                 strip,
                 lambda: self._element(element.in_new_scope()),

@@ -14,7 +14,7 @@ import torch
 
 from magpy_like.compiler.codegen.common.kernel_plan import Kernel, loop_invariants
 from magpy_like.compiler.codegen.cpp.cpp_expressions import CppEmitter, print_index
-from magpy_like.compiler.codegen.cpp.cpp_kernel import STRIP_ELEMENTS
+from magpy_like.compiler.codegen.cpp.cpp_streaming import STRIP_ELEMENTS
 from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
 from magpy_like.compiler.ir.ops import Body, Value

@@ -8,9 +8,9 @@ import sympy
 
 from magpy_like.compiler.codegen.common.kernel_plan import Node, Phase
 from magpy_like.compiler.codegen.cpp.cpp_expressions import print_index
-from magpy_like.compiler.codegen.cpp.cpp_kernel import (
+from magpy_like.compiler.codegen.cpp.cpp_kernel import CppKernel
+from magpy_like.compiler.codegen.cpp.cpp_prefetch import (
     PREFETCH_DISTANCE_BYTES,
-    CppKernel,
     LoopPositions,
     LoopStrides,
 )
@@ -70,7 +70,7 @@ class RowOrder:
         ``count`` elements from ``strip`` on."""
         loop = self.printer.kernel.rs[-1]
         self.open_next_row()
-        self.printer.prefetch(phase.inner, loop, strip, count, phase.inner, late=1)
+        self.printer.prefetcher.prefetch(phase.inner, loop, strip, count, phase.inner, late=1)
         self.printer.close()
 
 
@@ -114,4 +114,4 @@ class HalvesOrder(RowOrder):
                 return []
             return [{x: row, loop: part} for row in (later, later + half)]
 
-        self.printer.prefetch_at(phase.inner, loop, places, str(count // 2))
+        self.printer.prefetcher.prefetch_at(phase.inner, loop, places, str(count // 2))

@@ -23,15 +23,12 @@ from magpy_like.compiler.codegen.cpp.cpp_expressions import (
     print_index,
     print_number,
 )
-from magpy_like.compiler.codegen.cpp.cpp_kernel import (
-    HALF_BLOCK_ELEMENTS,
-    MIN_PREFETCH_BYTES,
-    PREFETCH_DISTANCE_BYTES,
-    STRIP_ELEMENTS,
-    is_serial,
-)
+from magpy_like.compiler.codegen.cpp.cpp_float16 import HALF_BLOCK_ELEMENTS
+from magpy_like.compiler.codegen.cpp.cpp_kernel import is_serial
+from magpy_like.compiler.codegen.cpp.cpp_prefetch import MIN_PREFETCH_BYTES, PREFETCH_DISTANCE_BYTES
 from magpy_like.compiler.codegen.cpp.cpp_reduction import Parts, Reduction
 from magpy_like.compiler.codegen.cpp.cpp_row_order import HalvesOrder, RowOrder
+from magpy_like.compiler.codegen.cpp.cpp_streaming import STRIP_ELEMENTS
 from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.index_arithmetic import Expr
 from magpy_like.compiler.ir.ops import EXPENSIVE, Value
@@ -97,7 +94,7 @@ class Rows(Reduction):
         self.close_scratch()
         self.report_flags()
         if shared:
-            self.fence_streaming_stores()
+            self.streams.print_fence()
         self.close()
 
     def _row_phase(self, phase: Phase, outer: CppEmitter) -> None:
@@ -131,7 +128,7 @@ class Rows(Reduction):
             return
         begin, end = bounds or ("0", print_index(kernel.ranges[rs[0]]))
         last = rs[-1]
-        wide = self.half_accesses(phase.inner, last)
+        wide = self.halves.find(phase.inner, last)
         strips = self._uses_strips(phase)
         if strips:
             self._exponents.update(_added_powers(phase))
@@ -188,7 +185,7 @@ class Rows(Reduction):
             clauses.append(f" reduction({clause(kind, dtype)}:{part})")
             if v in flags:
                 clauses.append(f" reduction(|:{flags[v]})")
-        self.open_half_block(phase.inner, last, begin, end)
+        self.halves.open(phase.inner, last, begin, end)
 
         def element() -> None:
             self.element(phase, accumulators, inner)
@@ -205,7 +202,7 @@ class Rows(Reduction):
             self.open_loop(last, begin, end)
             element()
             self.close()
-        self.close_half_block(last, begin, end)
+        self.halves.close(last, begin, end)
         for v, part in inner.items():
             name, dtype, kind = accumulators[v][0]
             if kind == "welford" and strips:
@@ -233,7 +230,7 @@ class Rows(Reduction):
             bool(reductions)
             and not checks
             and not any(body.of("scan") for body in bodies)
-            and not self.half_accesses(phase.inner, loop)
+            and not self.halves.find(phase.inner, loop)
             and not is_serial(self.kernel)
             and self.hint(self.kernel.ranges[loop]) >= UNROLLED_STRIPS * STRIP_ELEMENTS
             and all(
@@ -286,7 +283,9 @@ class Rows(Reduction):
         rows_of: list[Node] = []
         if phase is self._prefetching_phase:
             rows_of = [node for other in self.kernel.phases for node in other.inner]
-        self.prefetch(phase.inner, loop, strip, count, rows_of, late=int(phase is not first))
+        self.prefetcher.prefetch(
+            phase.inner, loop, strip, count, rows_of, late=int(phase is not first)
+        )
 
     def _strip_loop(
         self, phase: Phase, accumulators: dict[Value, Parts], inner: dict[Value, str],
@@ -445,7 +444,7 @@ class Rows(Reduction):
         """Short rows of one loop are taken from two places, where memory is waited for."""
         row = 4 * self.hint(self.kernel.size(self.kernel.rs[-1:]))
         in_halves = (
-            self._pipelines_rows and self.needs_prefetch and row < 2 * PREFETCH_DISTANCE_BYTES
+            self._pipelines_rows and self.prefetcher.is_needed and row < 2 * PREFETCH_DISTANCE_BYTES
         )
         kind = HalvesOrder if in_halves and len(self.kernel.xs) == 1 else RowOrder
         return kind(self, self.shared)
@@ -552,7 +551,7 @@ class SplitRows(Rows):
         self.row_loops(phase, accumulators, ("first", "last"))
         for name, array in arrays.items():
             line(f"{array}[thread] = {name};")
-        self.fence_streaming_stores()
+        self.streams.print_fence()
         self.close()
         line(f"for (i64 thread = 0; thread < {threads}; ++thread) {{")
         self.lines.indent()

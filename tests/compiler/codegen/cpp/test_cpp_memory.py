@@ -8,16 +8,16 @@ import torch
 import torch.nn.functional as F
 
 from magpy_like.compiler import build
-from magpy_like.compiler.codegen.cpp import cpp_kernel, cpp_printer
+from magpy_like.compiler.codegen.cpp import cpp_prefetch, cpp_printer, cpp_streaming
 from magpy_like.compiler.runtime import captured_graph_cache
 from tests.compiler.programs import compiled, kernels, same
 
 
 @pytest.fixture
 def no_caches(monkeypatch):
-    monkeypatch.setattr(cpp_kernel, "MIN_STREAMING_BYTES", 0)
-    monkeypatch.setattr(cpp_kernel, "MIN_PREFETCH_BYTES", 0)
-    monkeypatch.setattr(cpp_kernel, "MAX_CACHED_ROW_BYTES", 0)
+    monkeypatch.setattr(cpp_streaming, "MIN_STREAMING_BYTES", 0)
+    monkeypatch.setattr(cpp_prefetch, "MIN_PREFETCH_BYTES", 0)
+    monkeypatch.setattr(cpp_prefetch, "MAX_CACHED_ROW_BYTES", 0)
     # Graphs kept by others were printed with the usual bounds, and the other way round.
     monkeypatch.setattr(build, "key", lambda *args: None)
     monkeypatch.setattr(captured_graph_cache, "key", lambda *args: None)
@@ -132,8 +132,8 @@ def test_pieces_of_memory_are_fetched_ahead(no_caches):
 
 
 def test_what_was_just_read_is_not_fetched_again(no_caches, monkeypatch):
-    monkeypatch.setattr(cpp_kernel, "MIN_PREFETCH_BYTES", 4096)
-    monkeypatch.setattr(cpp_kernel, "MAX_CACHED_ROW_BYTES", 4096)
+    monkeypatch.setattr(cpp_prefetch, "MIN_PREFETCH_BYTES", 4096)
+    monkeypatch.setattr(cpp_prefetch, "MAX_CACHED_ROW_BYTES", 4096)
     text = source(lambda x, w: x.softmax(-1) * w, torch.randn(40, 256), torch.randn(256))
     assert text.count("fetch(&p0[") == text.count("fetch(") == 2  # a row of each half
 
@@ -147,7 +147,7 @@ def test_pieces_that_may_be_gone_are_fetched_again_as_they_are_used(no_caches, m
     images = torch.randn(4, 3, 16, 64)
     *_, again = source(function, images).split(".result()")
     assert again.index("fetch(&p0[(6144 + r1_strip") < again.index("stream(")
-    monkeypatch.setattr(cpp_kernel, "MAX_CACHED_ROW_BYTES", images[:, 0].nbytes)
+    monkeypatch.setattr(cpp_prefetch, "MAX_CACHED_ROW_BYTES", images[:, 0].nbytes)
     *_, again = source(function, images).split(".result()")
     assert "fetch(" not in again and "stream(" in again
     same(function, images, rtol=1e-5, atol=1e-4)
@@ -155,8 +155,8 @@ def test_pieces_that_may_be_gone_are_fetched_again_as_they_are_used(no_caches, m
 
 def test_the_next_rows_are_fetched_where_most_is_computed(no_caches, monkeypatch):
     """Not while their maximum is sought: that waits for memory already."""
-    monkeypatch.setattr(cpp_kernel, "MIN_PREFETCH_BYTES", 4096)
-    monkeypatch.setattr(cpp_kernel, "MAX_CACHED_ROW_BYTES", 4096)
+    monkeypatch.setattr(cpp_prefetch, "MIN_PREFETCH_BYTES", 4096)
+    monkeypatch.setattr(cpp_prefetch, "MAX_CACHED_ROW_BYTES", 4096)
     for function in (lambda x: x.softmax(-1), lambda x: x.log_softmax(-1)):
         text = source(function, torch.randn(40, 1024))
         places = re.findall(r"fetch\(&p0\[\((.*?)\)\]", text)
@@ -170,8 +170,8 @@ def test_the_next_rows_are_fetched_where_most_is_computed(no_caches, monkeypatch
 
 def test_rows_of_a_reduction_are_fetched_before_they_are_read(no_caches, monkeypatch):
     """What another iteration reads may be asked for at any time, but not what this one has read."""
-    monkeypatch.setattr(cpp_kernel, "MIN_PREFETCH_BYTES", 4096)
-    monkeypatch.setattr(cpp_kernel, "MAX_CACHED_ROW_BYTES", 4096)
+    monkeypatch.setattr(cpp_prefetch, "MIN_PREFETCH_BYTES", 4096)
+    monkeypatch.setattr(cpp_prefetch, "MAX_CACHED_ROW_BYTES", 4096)
     rows = torch.randn(4, 6000)  # long ones: further on in the row
     text = source(lambda x: (x - x.mean(-1, keepdim=True)).exp().sum(-1), rows)
     assert text.index("fetch(") < text.index("exp")
