@@ -1,1 +1,8 @@
-"""Printers: from scheduled loop nests to C++ and Triton, and the launcher that calls them."""
+"""Code generation: kernels in C++ and Triton, and the launcher that calls them (PyTorch 2, 4.4,
+4.5).
+
+``common``: the plan of a kernel and the walk over its values, for both printers
+``cpp``: kernels for the CPU
+``triton``: kernels for CUDA GPUs
+``launcher``: the Python function that allocates buffers and calls kernels
+"""

@@ -220,8 +220,7 @@ def simplify_mod(a: Expr, b: Expr, ranges: Mapping[Symbol, Expr]) -> Expr:
 
 def coefficients(e: Expr, variables: Iterable[Symbol]) -> tuple[dict[Symbol, Expr], Expr] | None:
     """``e`` as ``sum(coefficient * variable) + rest``; None if it is not affine in the
-    variables.
-    """
+    variables."""
     form = _coefficients(e, frozenset(variables))
     return None if form is None else (dict(form[0]), form[1])
 

@@ -148,8 +148,7 @@ MAX_SHARED_INDEX_OPERATIONS = 16
 @dataclass(frozen=True, eq=False)
 class Cost:
     """Cost of inlining a computation: its operations, whether one is expensive, the buffers it
-    reads.
-    """
+    reads."""
 
     operations: int
     expensive: bool
@@ -195,8 +194,7 @@ class View:
 @dataclass(eq=False)
 class Box:
     """One tensor of the ATen graph: ``size`` in expressions, ``dtype`` and ``device`` as
-    torch's.
-    """
+    torch's."""
 
     graph: Graph
     dtype: torch.dtype

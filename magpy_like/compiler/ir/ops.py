@@ -215,8 +215,7 @@ class Body:
         ranges: Mapping[Symbol, Expr],
     ) -> Body:
         """The same body over other loops; ``mapping`` has an expression for each old
-        loop variable.
-        """
+        loop variable."""
         body = Body(list(xs), list(rs), dict(ranges))
         bounds = {**ranges}
         new: dict[Value, Value] = {}
@@ -376,8 +375,7 @@ class Recorder:
 
     def check(self, condition: Value, message: str, error: str = "IndexError") -> None:
         """Raise ``error(message)`` at run time if the condition fails for an element not masked
-        out.
-        """
+        out."""
         if self._masks:
             condition = self.logical_or(self.logical_not(self._masks[-1]), condition)
         self._pure("check", (condition, (error, message)), torch.bool)
@@ -445,8 +443,7 @@ class Recorder:
 
     def store(self, buffer: str, index: Any, value: Value, mode: str | None = None) -> None:
         """Write ``value``, converted to the buffer's dtype; ``mode`` combines with the old
-        contents.
-        """
+        contents."""
         if self._dtype_of(buffer) in LOW_PRECISION:
             value = self.to_dtype(value, self._dtype_of(buffer))
         index = self._index(index)

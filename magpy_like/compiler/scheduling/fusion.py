@@ -26,8 +26,7 @@ MAX_PARTS = 8  # of one concatenation per kernel: each is a memory stream of its
 @dataclass(eq=False)
 class Group:
     """Loop nests of one future kernel, over common loops ``xs`` and ``rs``; ``key``
-    orders groups.
-    """
+    orders groups."""
 
     nodes: list[Node]
     device: torch.device
@@ -151,8 +150,7 @@ def _find_conflict(
     group: Group, first: set[str], second: set[str], in_parts: Set[str]
 ) -> Conflict | str | None:
     """The conflict over a buffer that one side writes and that has more than one
-    address, if any.
-    """
+    address, if any."""
     for buffer in (first | second) & group.writes:
         if buffer in in_parts and buffer not in group.reads:
             if sum(buffer in node.writes for node in group.nodes) > MAX_PARTS:

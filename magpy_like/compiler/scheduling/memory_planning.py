@@ -41,8 +41,7 @@ class Step:
 
 def plan_memory(graph: Graph, schedule: Schedule) -> list[Step]:
     """Add allocations, reuse and frees to a schedule; a last step without work stands for the
-    outputs.
-    """
+    outputs."""
     steps = [Step(work) for work in schedule.steps] + [Step(None)]
     returned = {w.buffer for w in strided_leaves(tuple(graph.outputs))}
     last: dict[str, int] = {}
@@ -151,8 +150,7 @@ def _can_write_in_place(graph: Graph, kernel: Kernel, old: str, new: str) -> boo
 
 def _recomputed_from(kernel: Kernel, old: str) -> set[str]:
     """Unstored per-element buffers computed from ``old``: a later phase may recompute
-    them from it.
-    """
+    them from it."""
     made: set[str] = set()
     for node in kernel.nodes():
         if node.reads & (made | {old}):
@@ -200,8 +198,7 @@ def _reuse_freed(
     graph: Graph, free: list[str], before: range, last: dict[str, int], held: list[int]
 ) -> str | None:
     """The freed buffer to reuse, the one freed last; None if keeping it until now would raise the
-    peak.
-    """
+    peak."""
     if not free:
         return None
     idle = before[last[free[-1]] + 1 :]

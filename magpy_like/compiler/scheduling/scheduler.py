@@ -106,8 +106,7 @@ class Scheduler:
 
     def _sink_fills(self, order: list[_Item]) -> list[_Item]:
         """Move items that read nothing right before the first item that touches their outputs, so
-        that no memory waits while other values are computed.
-        """
+        that no memory waits while other values are computed."""
         waiting: list[_Item] = []
         found = []
         for item in order:

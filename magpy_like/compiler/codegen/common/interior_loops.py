@@ -1,4 +1,7 @@
-"""Where in a loop what the masks of a kernel's loads ask is known."""
+"""Interiors of loops: the iterations in which every mask of a kernel's loads has a known value.
+
+A printer splits the loop there and prints the interior without masks.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ from magpy_like.torch_compat.symbolic_expressions import FloorDiv
 
 @dataclass
 class Interior:
-    """Iterations from ``begin`` to ``end`` ("" for the last) of a loop, in which conditions are as
-    ``known``, provided that those that are the same in all iterations are as ``uniform`` says.
+    """Iterations from ``begin`` to ``end`` ("" for the last) in which conditions have the ``known``
+    values, provided that the loop-invariant ones have their ``uniform`` values.
 
-    Of a loop whose length only a call knows, it is the smallest of ``ends`` that counts, and the
-    loop may be shorter than ``begin``.
+    For a loop of symbolic length, the smallest of ``ends`` is the end, and the loop may be shorter
+    than ``begin``.
     """
 
     begin: int
@@ -34,12 +37,12 @@ class Interior:
 def find_interior(
     kernel: Kernel, loop: Symbol, uniform: Collection[Value], hint: Callable[[Expr], int]
 ) -> Interior | None:
-    """The stretch around the middle of ``loop`` in which no mask of ``kernel`` begins or ends to
-    hold; None when it has none or that is unknown.
+    """The iterations around the middle of ``loop`` in which no mask of ``kernel`` changes its
+    value.
 
-    Inside an image's border all hold that ask whether a place is in the image, and none that ask
-    whether it is in the border. So it is in the middle of outer loops: what is ``uniform`` is taken
-    to be as it is there.
+    ``uniform``: the loop-invariant conditions; they are assumed to have the values of the middle of
+    the outer loops. (In the interior of an image all tests for being inside the image hold, and no
+    test for being in its border.) ``hint`` evaluates sizes. None if no mask has a known value.
     """
     conditions = list(dict.fromkeys(c for mask in _masks(kernel) for c in _conjuncts(mask)))
     extent = kernel.ranges[loop]
@@ -70,7 +73,7 @@ def find_interior(
 
 
 def _holds_in_the_middle(condition: Value, kernel: Kernel, hint: Callable[[Expr], int]) -> bool:
-    """Does a condition hold in the middle of the loop that it is about? If unknown, it does."""
+    """True if a condition holds in the middle of the loop it tests, or is unknown there."""
     for loop in kernel.xs:
         edge = _edge(condition, loop)
         if edge is not None and not edge.free_symbols & set(kernel.xs):
@@ -91,8 +94,8 @@ def _conjuncts(mask: Value) -> list[Value]:
 
 
 def _edge(condition: Value, loop: Symbol) -> Expr | None:
-    """For ``a * loop + b >= c`` the first iteration in which it holds, for ``<`` the first in which
-    it does not; None for any other condition."""
+    """First iteration in which ``a * loop + b >= c`` holds, or ``<`` fails; None for other
+    conditions."""
     if condition.op not in ("ge", "lt"):
         return None
     left, right = (_expression(v) for v in condition.args)

@@ -1,18 +1,18 @@
-"""What every printer shares: the plan of one kernel, and the walk over its bodies.
+"""The plan of one kernel, and the walk over the values of its bodies, for all printers.
 
 A :class:`Kernel` is a fused list of loop nests over common loops ``xs`` (outer, independent) and
 ``rs`` (reduction). Its nodes are arranged in :class:`Phase` s. For each outer iteration a phase
 runs its ``inner`` nodes once per element of the reduction loops, then its ``outer`` nodes once. A
 softmax row is three phases: maximum; exponential and its sum; division. A pointwise kernel is one
-phase with ``outer`` nodes only. A printer decides how iterations map to threads, vectors and
-blocks; what is computed where is fixed here.
+phase with ``outer`` nodes only. A printer maps iterations to threads, vectors and blocks; the plan
+fixes where each value is computed.
 
 A buffer written and read inside the kernel is forwarded (:attr:`Kernel.forward`):
 ``"value"``  written and read in the same phase and level: the value itself is reused;
 ``"outer"``  one value per outer iteration, read in a later phase;
 ``"row"``    one value per element, read in a later phase: kept in scratch, or re-read from
              memory when the buffer is stored anyway.
-Buffers in ``removed`` are not stored at all: nobody outside the kernel reads them.
+Buffers in ``removed`` are not stored at all: nothing outside the kernel reads them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from magpy_like.compiler.ir.ops import Body, Value
 
 @dataclass(eq=False)
 class Node:
-    """One loop nest of a kernel. ``inner``: its loops include the kernel's reduction loops.
+    """One loop nest of a kernel; ``inner``: its loops include the kernel's reduction loops.
 
-    Which buffers it touches is asked for each pair of kernels that may be fused, and looked up
-    once: who changes that calls :meth:`redirect_read`.
+    ``reads`` and ``writes`` are cached, since fusion compares many pairs: change loads through
+    :meth:`redirect_read` only.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Node:
         return frozenset(v.args[0] for v in self.body.of("store"))
 
     def redirect_read(self, value: Value, buffer: str) -> None:
-        """Have one of the node's loads read another buffer, at the same address."""
+        """Let one of the node's loads read another buffer at the same address."""
         value.args = (buffer, *value.args[1:])
         vars(self).pop("reads", None)
 
@@ -69,12 +69,12 @@ class Phase:
 
 @dataclass(eq=False)
 class Kernel:
-    """The plan of one kernel; the same for all printers.
+    """The plan of one kernel, for any printer.
 
-    ``ranges`` gives each loop's size; ``inputs``/``outputs`` name the buffers passed (one may be
-    in both when it is updated in place); ``size_symbols`` are passed as integers after them, then
-    the values of ``numbers``, which the launcher computes, as 64-bit integers or doubles;
-    ``messages`` are the (error, message) pairs its checks may raise, by position.
+    ``ranges``: size of each loop. ``inputs`` and ``outputs``: buffers passed (one updated in place
+    is an output only). After them come ``size_symbols`` as 64-bit integers, and the values of
+    ``numbers``, which the launcher computes, as 64-bit integers or doubles. ``messages``: (error,
+    message) pairs of its checks, by position.
     """
 
     name: str
@@ -94,14 +94,14 @@ class Kernel:
     origins: list[str] = field(default_factory=list)
 
     def number(self, expression: Expr) -> str:
-        """The name of the argument that has the value of ``expression``."""
+        """The name of the argument that holds the value of ``expression``."""
         return f"n{self.numbers.index(expression)}"
 
     def nodes(self) -> list[Node]:
         return [n for p in self.phases for n in (*p.inner, *p.outer)]
 
     def scratch_rows(self) -> list[str]:
-        """Buffers kept in scratch between phases, a value for each element of the reduction."""
+        """Buffers kept in scratch between phases, one value per element of the reduction."""
         return [b for b, kind in self.forward.items() if kind == "row" and b in self.removed]
 
     def size(self, variables: Iterable[Symbol]) -> Expr:
@@ -121,12 +121,12 @@ def plan_kernel(
 ) -> Kernel:
     """Arrange fused nodes (in program order, over common loops) into a kernel.
 
-    ``removable`` are the buffers that nobody outside the kernel reads.
+    ``removable``: buffers that nothing outside the kernel reads.
     """
     xs, rs, ranges, nodes = _normalize_loops(xs, rs, ranges, nodes)
     kernel = Kernel(name, device, xs, rs, ranges, _assign_phases(nodes), {})
     place = _find_stores(kernel.phases)
-    written: set[str] = set()  # so far: a buffer updated in place is read before, too
+    written: set[str] = set()  # so far: a buffer updated in place is also read before
     for node in nodes:
         for buffer in node.reads & written:
             kernel.forward[buffer] = _widest_forwarding(
@@ -163,7 +163,7 @@ def _find_stores(phases: Sequence[Phase]) -> dict[str, tuple[int, bool]]:
 
 
 def load_position(kernel: Kernel, node: Node) -> tuple[int, bool]:
-    """(phase, is per element) of a node's loads."""
+    """(phase, is per element) of a node's loads. Raises KeyError for a node of another kernel."""
     for k, phase in enumerate(kernel.phases):
         if node in phase.inner or node in phase.outer:
             return k, node.inner
@@ -171,11 +171,11 @@ def load_position(kernel: Kernel, node: Node) -> tuple[int, bool]:
 
 
 def _assign_phases(nodes: Sequence[Node]) -> list[Phase]:
-    """Each node goes to the earliest phase in which what it reads is there.
+    """Assign each node to the earliest phase in which its inputs are available.
 
-    A node of the reduction loops may share a phase with those that feed it element by element; a
-    result of a reduction is there one phase later for them, in the same phase for outer nodes.
-    A buffer that is updated in place is written after every earlier node has read it.
+    An inner node may share a phase with inner nodes that feed it element by element. The result of
+    a reduction is available one phase later to inner nodes, and in the same phase to outer nodes. A
+    buffer updated in place is written after every earlier node has read it.
     """
     ready_inner: dict[str, int] = {}  # buffer -> first phase whose inner nodes may read it
     ready_outer: dict[str, int] = {}
@@ -207,9 +207,10 @@ def _assign_phases(nodes: Sequence[Node]) -> list[Phase]:
 def _normalize_loops(
     xs: list[Symbol], rs: list[Symbol], ranges: dict[Symbol, Expr], nodes: Sequence[Node]
 ) -> tuple[list[Symbol], list[Symbol], dict[Symbol, Expr], list[Node]]:
-    """Split loops that addresses divide, then merge adjacent loops that all addresses see as one.
+    """Split loops at the divisors of addresses, then merge adjacent loops that all addresses see as
+    one.
 
-    Afterwards a division remains in an address only where the layout really needs it.
+    Afterwards an address contains a division only where the layout requires it.
     """
     nodes = list(nodes)
     split = _find_split_sizes(xs + rs, ranges, nodes)
@@ -246,7 +247,7 @@ def _normalize_loops(
         xs = [v for v in xs if v not in mapping]
         rs = [v for v in rs if v not in mapping]
         nodes = [_remap_node(n, mapping, xs, rs, ranges) for n in nodes]
-    # Printers and caches like x0, x1, ... r0, r1, ...
+    # Canonical names x0, x1, ... r0, r1, ... make equal kernels equal texts.
     rename = {v: sympy.Symbol(f"x{k}", integer=True, nonnegative=True) for k, v in enumerate(xs)}
     rename |= {v: sympy.Symbol(f"r{k}", integer=True, nonnegative=True) for k, v in enumerate(rs)}
     if any(a != b for a, b in rename.items()):
@@ -285,7 +286,7 @@ def addresses(body: Body) -> list[Expr]:
 def _find_split_sizes(
     variables: Sequence[Symbol], ranges: Mapping[Symbol, Expr], nodes: Sequence[Node]
 ) -> dict[Symbol, list[Expr]]:
-    """For loops that appear as ``Div(v, d)`` or ``Mod(Div(v, d), m)``: sizes to split them into."""
+    """Sizes to split loops into that appear as ``Div(v, d)`` or ``Mod(Div(v, d), m)``."""
     cuts: dict[Symbol, set[Expr]] = {}
     for node in nodes:
         for e in addresses(node.body):
@@ -315,7 +316,7 @@ def _find_split_sizes(
 def _collect_arguments(
     kernel: Kernel, nodes: Sequence[Node], dtypes: Mapping[str, torch.dtype]
 ) -> None:
-    """Fill in the buffers, size symbols and messages that the kernel's code refers to."""
+    """Fill in the buffers, size symbols, numbers and messages that the kernel's code refers to."""
     inputs: dict[str, None] = {}
     outputs: dict[str, None] = {}
     symbols: set[Symbol] = set()
@@ -355,12 +356,12 @@ def _collect_arguments(
 
 
 def is_integral(number: Expr) -> bool:
-    """Is a number's value an integer or a truth value (else it is a float)?"""
+    """True if a number's value is an integer or a bool, not a float."""
     return bool(number.is_integer) or bool(number.is_Boolean)
 
 
 class Lines:
-    """Source text under construction."""
+    """Source text under construction, with its indentation."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -378,11 +379,11 @@ class Lines:
 
 @dataclass(frozen=True)
 class IndexPrinter:
-    """Prints size and index expressions, in 64-bit integers.
+    """Prints size and index expressions as 64-bit integers of a target language.
 
-    The languages differ in how they divide non-negative integers (``divide``, a template), and in
-    what their preludes call the division that rounds down and its remainder (``function``), and
-    the larger or smaller of two (``extremum``).
+    ``divide``: template of the division of non-negative integers. ``function`` and ``extremum``:
+    templates of the names of the prelude's floor division and remainder, and its minimum and
+    maximum.
     """
 
     language: str
@@ -392,7 +393,8 @@ class IndexPrinter:
     number: Callable[[int], str] = str
 
     def __call__(self, e: Expr) -> str:
-        """``e`` in the language. Raises Unsupported where it has no form."""
+        """``e`` in the target language. Raises Unsupported for an expression without a
+        form there."""
         if e.is_Integer:
             return self.number(int(e))
         if e.is_Symbol:
@@ -426,11 +428,11 @@ class IndexPrinter:
 
 
 class Emitter:
-    """Walks the values of bodies and names each result; a printer says how each is written.
+    """Base class of emitters: walks the values of bodies and names each result.
 
-    One emitter serves one phase at one level (per element, or per outer iteration), so a value
-    computed by one node is reused by the next: equal operations on equal names are one name, and
-    a load of what was just stored is the stored value.
+    One emitter serves one phase at one level (per element or per outer iteration), so nodes share
+    values: equal operations on equal names are one name, and a load after a store of its buffer is
+    the stored value. A subclass prints the statements.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -440,7 +442,7 @@ class Emitter:
         self._stored: dict[str, Any] = {}
 
     def run(self, body: Body, values: Iterable[Value]) -> None:
-        """Print ``values`` of ``body``, which are in order."""
+        """Print ``values`` of ``body``, given in order."""
         indirect = {value: symbol for symbol, value in body.indirect.items()}
         rename: dict[Symbol, Expr] = {}
         for value in values:
@@ -458,7 +460,7 @@ class Emitter:
             return None
         if value.op == "load" and args[0] in self._stored:
             return self._stored[args[0]]
-        # Names and expressions hash; numbers by repr, since 0.0 == -0.0 and 1 == True.
+        # repr of numbers, since 0.0 == -0.0 and 1 == True.
         exact = (a if isinstance(a, (str, sympy.Basic)) else repr(a) for a in args)
         key = (value.op, value.dtype, *exact)
         name = self._known.get(key)
@@ -472,7 +474,7 @@ class Emitter:
         return name
 
     def remember(self, buffer: str, name: Any) -> Any:
-        """What is loaded from the buffer from here on; the name."""
+        """Let later loads of the buffer return this name; returns it."""
         self._stored[buffer] = name
         return name
 
@@ -483,7 +485,7 @@ class Emitter:
             return arg.xreplace(rename) if rename else arg
         return arg
 
-    # What a printer provides. Names are whatever it likes; ``str(name)`` identifies one.
+    # The printer's part. A name is any object that ``str`` identifies.
 
     def load(self, buffer: str, index: Expr, mask: Any, dtype: torch.dtype) -> Any:
         """Read memory (or the scratch of a forwarded buffer), converted to ``dtype``."""
@@ -494,20 +496,20 @@ class Emitter:
         raise NotImplementedError
 
     def as_loaded(self, buffer: str, name: Any, dtype: torch.dtype) -> Any:
-        """What a load would see after storing ``name``: converted to the buffer's dtype."""
+        """The value a load returns after storing ``name``: converted to the buffer's dtype."""
         raise NotImplementedError
 
     def operation(
         self, op: str, args: tuple[Any, ...], dtype: torch.dtype, dtypes: list[torch.dtype]
     ) -> Any:
-        """Anything else: see :class:`magpy_like.compiler.ir.ops.Value`."""
+        """Any other operation of :class:`magpy_like.compiler.ir.ops.Value`."""
         raise NotImplementedError
 
 
 def loop_invariants(body: Body, loop: Symbol, readable: Collection[str]) -> list[Value]:
     """The values of ``body`` that are the same in all iterations of ``loop``, in order.
 
-    Of loads, those from ``readable`` buffers, which nobody writes meanwhile.
+    Loads count only from ``readable`` buffers, which nothing writes meanwhile.
     """
     moves: set[Value] = set()
     for value in body.values:
@@ -525,10 +527,11 @@ def loop_invariants(body: Body, loop: Symbol, readable: Collection[str]) -> list
 def votes_across_rows(
     nodes: Iterable[Node], xs: Sequence[Symbol], rs: Sequence[Symbol], near: Collection[Symbol]
 ) -> int:
-    """Do reductions run across rows of memory (above 0), or along them (below)? How many more
-    accesses have their neighbours in an outer loop than in a reduction loop, both of ``near``.
+    """Positive if reductions run across rows of memory, negative if along them.
 
-    What moves with both decides; what is read again for each row or column only where nothing does.
+    The number of accesses contiguous in an outer loop minus those contiguous in a reduction loop,
+    both loops of ``near``. Accesses that vary with outer and reduction loops decide; accesses
+    repeated for each row or column only break a tie.
     """
     total, few = 0, 0
     for node in nodes:
@@ -548,10 +551,10 @@ def votes_across_rows(
 
 
 def split_levels(body: Body) -> tuple[list[Value], list[Value], list[Value]]:
-    """A body's values by where they run: per element, the reductions, and what follows those.
+    """Partition a body's values into (per element, reductions, after the reductions).
 
-    A constant, or a load that does not move with the reduction loops, may be needed at both
-    levels: it then is in both lists.
+    Constants and loads invariant in the reduction loops may be needed at both levels, and then are
+    in both lists.
     """
     reductions = body.of("reduction")
     effects = [v for v in body.values if v.op in ("store", "check")]

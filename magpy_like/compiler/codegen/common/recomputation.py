@@ -1,5 +1,7 @@
-"""What a later phase computes again, from memory, because nobody has kept it: a value per element
-that the kernel does not store (:attr:`Kernel.removed`)."""
+"""Recomputation: values per element that a later phase computes again from memory.
+
+They are values the kernel does not store (:attr:`Kernel.removed`).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ Producers = dict[str, tuple[Node, Value]]
 
 
 def producers(kernel: Kernel) -> Producers:
-    """For each buffer stored per element: the node and the store."""
+    """Buffer stored per element -> the node and the store."""
     return {
         store.args[0]: (node, store)
         for node in kernel.nodes()
@@ -27,7 +29,7 @@ def producers(kernel: Kernel) -> Producers:
 
 
 def recompute(emitter: Emitter, buffer: str, producer: Producers) -> Any:
-    """Print what a buffer's producer stores; its name."""
+    """Print the value that a buffer's producer stores; returns its name."""
     node, store = producer[buffer]
     wanted = _closure(store.args[2], node)
     emitter.run(node.body, [v for v in node.body.values if v in wanted])
@@ -35,7 +37,7 @@ def recompute(emitter: Emitter, buffer: str, producer: Producers) -> Any:
 
 
 def recomputed_values(buffer: str, producer: Producers, kernel: Kernel) -> list[Value]:
-    """What is computed to have ``buffer`` again, down to what is in memory."""
+    """All values computed to recompute ``buffer``, down to loads from memory."""
     node, store = producer[buffer]
     found: list[Value] = []
     for v in _closure(store.args[2], node):
@@ -47,7 +49,7 @@ def recomputed_values(buffer: str, producer: Producers, kernel: Kernel) -> list[
 
 
 def recomputed_buffers(buffer: str, producer: Producers, kernel: Kernel) -> set[str]:
-    """The memory that computing ``buffer`` again reads."""
+    """The buffers in memory that recomputing ``buffer`` reads."""
     return {v.args[0] for v in recomputed_values(buffer, producer, kernel) if v.op == "load"}
 
 

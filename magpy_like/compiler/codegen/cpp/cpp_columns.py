@@ -1,4 +1,4 @@
-"""Reductions across memory rows in C++: the last outer loop is the contiguous one."""
+"""Reductions across memory rows in C++: memory is contiguous along the last outer loop."""
 
 from __future__ import annotations
 
@@ -17,29 +17,32 @@ from magpy_like.compiler.codegen.cpp.cpp_streaming import STRIP_ELEMENTS
 from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
 from magpy_like.compiler.ir.ops import EXPENSIVE, Value
 
-MIN_TILE_COLUMNS, MAX_TILE_COLUMNS = 256, 1024  # columns per tile
-MIN_OUTER_ITERATIONS = (
-    16  # outer iterations that are enough for all threads, without a part of the columns each
-)
-TILE_STATE_BYTES = 16384  # bytes of a core's first cache for what is kept for columns
-UNROLLED_ROWS = 4  # that are accumulated at a time, where they cost little
-MAX_LIGHT_OPERATIONS = 16  # operations for an element, at most, that cost little
+#: Columns per tile.
+MIN_TILE_COLUMNS, MAX_TILE_COLUMNS = 256, 1024
+#: Outer iterations that occupy all threads without splitting the columns among them.
+MIN_OUTER_ITERATIONS = 16
+#: Bytes of the first-level cache for the accumulators of a tile.
+TILE_STATE_BYTES = 16384
+#: Rows accumulated at a time if they are cheap to compute.
+UNROLLED_ROWS = 4
+#: Operations per element of such a row.
+MAX_LIGHT_OPERATIONS = 16
 
 
 class Columns(Reduction):
-    """A tile of columns keeps its accumulators in an array while the reduction loops run around
-    it; ``l`` counts columns within one."""
+    """A tile of columns keeps its accumulators in an array inside which the reduction loops run;
+    ``l`` counts the columns of a tile."""
 
     columns = True
-    _starts = ""  # does the loop over the rows of a block start?
+    _is_block_start = ""  # C++ condition: the first row of a block
 
     def __init__(self, kernel: Kernel, hint: Callable[[Expr], int]) -> None:
         super().__init__(kernel, hint)
         self.tile = MIN_TILE_COLUMNS if kernel.scratch_rows() else self.tile_width()
 
     def tile_width(self) -> int:
-        """So many columns that memory is read in long pieces, while what is kept for each of them
-        stays in the first cache."""
+        """Columns of a tile: enough for long contiguous reads, with accumulators in the first-level
+        cache."""
         kept = [v for node in self.kernel.nodes() for v in node.body.values
                 if v.op in ("reduction", "scan")]  # fmt: skip
         outer = [b for b, kind in self.kernel.forward.items() if kind == "outer"]
@@ -55,7 +58,7 @@ class Columns(Reduction):
         )
 
     def body(self) -> None:
-        """Tiles of the last outer loop, ``l`` counting columns within one."""
+        """Print tiles of the last outer loop."""
         kernel, line = self.kernel, self.lines.line
         x = kernel.xs[-1]
         extent = print_index(kernel.ranges[x])
@@ -97,11 +100,11 @@ class Columns(Reduction):
         self.after_columns(phase, x, accumulators)
 
     def has_column_results(self, phase: Phase) -> bool:
-        """Is anything computed once for each column, behind the rows?"""
+        """True if the phase computes values once per column, after the rows."""
         return bool(phase.outer) or any(split_levels(n.body)[2] for n in phase.inner)
 
     def after_columns(self, phase: Phase, x: Symbol, accumulators: dict[Value, Parts]) -> None:
-        """What follows from the reductions of a tile, column by column."""
+        """Print, column by column, the values that follow from a tile's reductions."""
         if self.has_column_results(phase):
             self.open_lanes(x)
             emitter = CppEmitter(self, "l")
@@ -114,8 +117,10 @@ class Columns(Reduction):
         self, phase: Phase, x: Symbol, accumulators: dict[Value, Parts],
         limits: tuple[Symbol, str, str] | None = None,
     ) -> None:  # fmt: skip
-        """The reduction loops around one tile; long sums go block by block, as in rows. One of the
-        loops may have ``limits``: from where and to where it goes."""
+        """Print the reduction loops of one tile; long sums go block by block, as in rows.
+
+        ``limits``: (loop, begin, end) bounds one of the loops.
+        """
         rs, ranges, line = self.kernel.rs, self.kernel.ranges, self.lines.line
         bounds = {r: ("0", print_index(ranges[r])) for r in rs}
         if limits is not None:
@@ -132,7 +137,9 @@ class Columns(Reduction):
         }
         rows = self.hint(ranges[rs[-1]])
         blocked = (bool(sums) and (rows > 16 or len(rs) > 1)) or bool(spreads)
-        block = min(32, 1 << (rows.bit_length() // 2))  # short sums, about as many as their terms
+        block = min(
+            32, 1 << (rows.bit_length() // 2)
+        )  # sums of about as many terms as there are blocks
         if spreads:
             block = min(max(block, 16), 64)  # rounding errors grow with the rows of a block
         for r in rs[:-1]:
@@ -152,7 +159,7 @@ class Columns(Reduction):
         inner = {v: part for v, (part, _) in (sums | spreads).items()} if blocked else {}
         at = begin
         if self._is_light(phase):
-            # Several rows at a time: accumulators stay in registers meanwhile.
+            # Several rows at a time keep the accumulators in registers.
             at = self.fresh(f"{last.name}_at")
             line(f"i64 {at} = {begin};")
             line(f"for (; {at} + {UNROLLED_ROWS} <= {end}; {at} += {UNROLLED_ROWS}) {{")
@@ -187,7 +194,7 @@ class Columns(Reduction):
         self.close(len(rs) - 1)
 
     def _is_light(self, phase: Phase) -> bool:
-        """Does a row cost so little to compute that its way through memory counts?"""
+        """True if a row is so cheap to compute that its memory traffic dominates."""
         values = [v for node in phase.inner for v in split_levels(node.body)[0]]
         return (
             self.hint(self.kernel.ranges[self.kernel.rs[-1]]) >= UNROLLED_ROWS
@@ -199,9 +206,12 @@ class Columns(Reduction):
     def accumulate_welford(
         self, part: str | None, value: str, dtype: torch.dtype, lane: str | None
     ) -> None:
-        """Differences are taken from the first element of the block, if it is finite: it is one of
-        those whose spread is sought, so they are at most so much larger than the spread. They and
-        their squares add up in float64, as eager's do: squares of float32 have twice its range."""
+        """Accumulate differences from the first element of the block, if it is finite.
+
+        It is one of the elements whose spread is computed, so the differences are at most that much
+        larger than the spread. They and their squares add up in float64, as eager's do: squares of
+        float32 have twice its range.
+        """
         line, distance, start = self.lines.line, self.fresh("d"), self.fresh("start")
         ctype = CTYPE[dtype]
         line(f"const {ctype} {start} = {value} - {value} == 0 ? {value} : 0;")

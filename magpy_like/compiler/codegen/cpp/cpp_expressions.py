@@ -1,4 +1,4 @@
-"""How values are written in C++: types, numbers, index expressions and operations."""
+"""C++ expressions: types, numbers, indices and operations."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def identity(kind: str, dtype: torch.dtype) -> str:
 
 
 def combine(kind: str, a: str, b: str) -> str:
-    """``a`` reduced with ``b``; not for the kinds that carry an index."""
+    """``a`` reduced with ``b``; not for kinds with an index."""
     if kind in ("sum", "prod"):
         return f"{a} {'+' if kind == 'sum' else '*'} {b}"
     if kind == "fmax":
-        return f"{b} > {a} ? {b} : {a}"  # a is no NaN
-    # Of the new element it is asked whether it is a NaN: what is known of ``a`` from the round
-    # before would be a bool that differs by the way taken, and no vector.
+        return f"{b} > {a} ? {b} : {a}"  # a is never NaN
+    # Test the new element for NaN: the state of ``a`` after the previous iteration would be a bool
+    # that depends on the path taken, and would prevent vectorisation.
     return f"{a} | {b}" if kind == "any" else f"m_{kind}imum({b}, {a})"
 
 
@@ -93,20 +93,20 @@ def clause(kind: str, dtype: torch.dtype) -> str:
 
 
 def scan_dtype(kind: str, dtype: torch.dtype) -> torch.dtype:
-    """What a scan accumulates in: eager's running sums and products of floats are in double."""
+    """Accumulation dtype of a scan: eager's running sums and products of floats are in double."""
     return torch.float64 if kind in ("sum", "prod") and dtype == torch.float32 else dtype
 
 
 class CppEmitter(Emitter):
-    """Prints values as C++ statements. ``lane`` is the index into per-tile arrays, if any."""
+    """Prints values as C++ statements; ``lane`` is the index into arrays of a tile, if any."""
 
     def __init__(self, printer: CppKernel, lane: str | None = None) -> None:
         super().__init__(printer.kernel)
         self.printer = printer
         self.lane = lane
-        self.hoisted: dict[Value, Any] = {}  # named before the loop
-        self.masks: dict[Value, str] = {}  # conditions among these -> their bits
-        self._mask: str | None = None  # of the condition of what is being printed
+        self.hoisted: dict[Value, Any] = {}  # loop invariant -> name
+        self.masks: dict[Value, str] = {}  # hoisted condition -> its bit mask
+        self._mask: str | None = None  # of the condition of the ``where`` being printed
 
     def _define(self, text: str, dtype: torch.dtype) -> str:
         name = self.printer.fresh("t")
@@ -114,13 +114,13 @@ class CppEmitter(Emitter):
         return name
 
     def hoist(self, bodies: Iterable[tuple[Body, Iterable[Value]]]) -> None:
-        """Print values of bodies before the loop that they are to be used in."""
+        """Print loop invariants of bodies before the loop."""
         bodies = list(bodies)
         for body, values in bodies:
             self.run(body, values)
         self.hoisted = dict(self.names)
-        # A choice that is the same for a whole vector is one by bits: the compiler would make a
-        # branch of it, and no vector. It must not know that they are of a condition.
+        # Select by bit mask on a loop-invariant condition: the compiler would turn it into a branch
+        # and not vectorise. It must not learn that the mask comes from a condition.
         for body, _ in bodies:
             for value in body.of("where"):
                 condition = value.args[0]
@@ -133,13 +133,13 @@ class CppEmitter(Emitter):
                     )
 
     def in_new_scope(self) -> CppEmitter:
-        """One that prints the same in another scope, with what is named before the loop."""
+        """An emitter for another scope that keeps the hoisted names."""
         other = CppEmitter(self.printer, self.lane)
         other.hoisted, other.masks = dict(self.hoisted), self.masks
         return other
 
     def assuming(self, known: Mapping[Value, bool]) -> CppEmitter:
-        """One that prints the same where conditions are ``known`` to hold, or not to."""
+        """An emitter for a scope in which conditions have ``known`` values."""
         other = CppEmitter(self.printer, self.lane)
         other.hoisted = {v: name for v, name in self.hoisted.items() if v.dtype != torch.bool}
         other.hoisted |= {v: print_number(holds, torch.bool) for v, holds in known.items()}
@@ -157,7 +157,7 @@ class CppEmitter(Emitter):
         return super()._emit(value, rename)
 
     def _scan(self, value: Value, args: list[Any]) -> str:
-        """One step of a running combination; its accumulator was declared before the loop."""
+        """One step of a scan, whose accumulator was declared before the loop."""
         at = f"[{self.lane}]" if self.lane is not None else ""
         names = [name + at for name in self.printer.scans[value]]
         kind, dtype = value.args[0], value.args[1].dtype
@@ -211,7 +211,7 @@ class CppEmitter(Emitter):
                 self.printer.lines.line(f"{place} = {text};")
 
     def as_loaded(self, buffer: str, name: Any, dtype: torch.dtype) -> Any:
-        return name  # values are converted and rounded before they are stored
+        return name  # already converted and rounded
 
     def operation(
         self, op: str, args: tuple[Any, ...], dtype: torch.dtype, dtypes: list[torch.dtype]
@@ -234,7 +234,8 @@ class CppEmitter(Emitter):
             if dtype == torch.bool:
                 return self._define(f"{args[0]} != 0", dtype)
             if dtypes[0].is_floating_point and not dtype.is_floating_point:
-                # What does not fit: eager's kernels convert to these two first, and cut off.
+                # Out-of-range floats: eager's kernels convert to these two types first, and
+                # truncate.
                 wide = "i32" if dtype in (torch.int16, torch.int32) else "i64"
                 return self._define(f"({CTYPE[dtype]})to_integer<{wide}>({args[0]})", dtype)
             return self._define(f"({CTYPE[dtype]}){args[0]}", dtype)

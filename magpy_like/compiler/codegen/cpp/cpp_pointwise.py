@@ -1,4 +1,4 @@
-"""Pointwise kernels in C++: every iteration on its own."""
+"""Pointwise kernels in C++: loop nests of independent iterations."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from magpy_like.compiler.codegen.cpp.cpp_streaming import STRIP_ELEMENTS
 from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
 
-TILE_BLOCK = 64  # elements along each side of a block of tiles
+#: Elements along each side of a block of tiles.
+TILE_BLOCK = 64
 
 StridedLoad = tuple[str, Expr, Expr]
 
 
 class Pointwise(CppKernel):
-    """A vector along the last loop, in square tiles where one buffer is contiguous along another
-    loop than the rest."""
+    """The last loop is the vector loop; square tiles where an access is contiguous along another
+    loop."""
 
     def __init__(self, kernel: Kernel, hint: Callable[[Expr], int]) -> None:
         super().__init__(kernel, hint)
         self._tiles: dict[tuple[str, Expr], str] = {}  # transposed load -> array of tiles
         self._tile_loops = "", ""
-        self._gathers: dict[
-            RowGather, str
-        ] = {}  # load at positions of a table -> what was found out
+        self._gathers: dict[RowGather, str] = {}  # gather -> its analysed positions
 
     def body(self) -> None:
         xs, line = self.kernel.xs, self.lines.line
@@ -72,7 +71,8 @@ class Pointwise(CppKernel):
             emitter.run(node.body, node.body.values)
 
     def _strided_loop(self) -> Symbol | None:
-        """The loop, not the last, that some buffer is contiguous in while the last one jumps."""
+        """A loop, not the last, along which an access is contiguous that is strided
+        along the last."""
         *outer, last = self.kernel.xs
         if self.work < MIN_PARALLEL_ELEMENTS:
             return None
@@ -89,7 +89,7 @@ class Pointwise(CppKernel):
         return None
 
     def _nest(self, emitter: CppEmitter) -> None:
-        """Several loops, the last one a vector."""
+        """Print several loops, the last one as a vector loop."""
         *outer, last = self.kernel.xs
         strided, line = self._strided_loop(), self.lines.line
         outer = [v for v in outer if v is not strided]
@@ -106,12 +106,12 @@ class Pointwise(CppKernel):
     # --- where a buffer is contiguous along another loop ---------------------------------------
 
     def _blocks(self, emitter: CppEmitter, strided: Symbol, last: Symbol) -> None:
-        """Blocks of tiles, a tile being a cache line each way.
+        """Print loop tiling: blocks of tiles, a tile being a cache line in each direction.
 
-        What jumps along the vector is transposed in registers, a tile at a time, rather than
-        gathered; and a row of tiles before it is used, so that memory is read and written in pieces
-        as long as a block. A block touches few enough pages for their addresses to stay known; the
-        next one is fetched meanwhile, since the processor foresees no such jumps.
+        Loads strided along the vector are transposed in registers, a tile at a time, rather than
+        gathered; and a row of tiles in advance, so that memory is read and written in pieces as
+        long as a block. A block touches few enough pages for the TLB. The next block is prefetched
+        meanwhile, since the hardware prefetcher does not follow such strides.
         """
         line = self.lines.line
         self._tile_loops = strided.name, last.name
@@ -130,7 +130,7 @@ class Pointwise(CppKernel):
         self._hoist(emitter)
         self._open_tiles(last)
         begin = f"{last.name}_tile"
-        line(f"if ({last.name}_n == {STRIP_ELEMENTS}) {{")  # a vector, and no loop
+        line(f"if ({last.name}_n == {STRIP_ELEMENTS}) {{")  # a vector of fixed length, no loop
         self.lines.indent()
         nodes = self.kernel.nodes()
         streamed = self.streams.find(nodes, last)
@@ -144,15 +144,18 @@ class Pointwise(CppKernel):
         self.close(5)
 
     def _open_tiles(self, v: Symbol) -> None:
-        """A loop over the tiles of a block along ``v``."""
+        """Open a loop over the tiles of a block along ``v``."""
         line, tile, end = self.lines.line, f"{v.name}_tile", f"{v.name}_end"
         line(f"for (i64 {tile} = {v.name}_block; {tile} < {end}; {tile} += {STRIP_ELEMENTS}) {{")
         self.lines.indent()
         line(f"const i64 {v.name}_n = m_minimum<i64>({end} - {tile}, {STRIP_ELEMENTS});")
 
     def _contiguous(self, strided: Symbol, last: Symbol, along: Symbol) -> list[StridedLoad]:
-        """What is read of inputs that are contiguous ``along`` one of two loops and jump along the
-        other: (buffer, index, step of the jump)."""
+        """Unmasked loads of inputs contiguous ``along`` one of two loops and strided along the
+        other.
+
+        Returns (buffer, index, stride in the other loop).
+        """
         found: dict[StridedLoad, None] = {}
         (other,) = {strided, last} - {along}
         for node in self.kernel.nodes():
@@ -171,8 +174,8 @@ class Pointwise(CppKernel):
         return list(found)
 
     def _fetch_block(self, strided: Symbol, last: Symbol) -> None:
-        """Ask for rows of the next block along ``last``, of all that is read by rows of it: as
-        many as this tile is a part of its block."""
+        """Prefetch a share of the rows of the next block along ``last``: the same share as this
+        tile has of its block."""
         if not self.prefetcher.is_needed:
             return
         start = {v: sympy.Symbol(f"{v.name}_block", integer=True) for v in (strided, last)}
@@ -192,7 +195,7 @@ class Pointwise(CppKernel):
                 self.lines.line(f"fetch_rows{shape}(&{buffer}[{at}], {print_index(step)});")
 
     def _transpose(self, strided: Symbol, last: Symbol) -> None:
-        """Copy into a row of tiles what is contiguous along ``strided``."""
+        """Copy the loads contiguous along ``strided`` into a row of transposed tiles."""
         line = self.lines.line
         start = {v: sympy.Symbol(f"{v.name}_tile", integer=True) for v in (strided, last)}
         transposed = self._contiguous(strided, last, strided)
@@ -214,7 +217,7 @@ class Pointwise(CppKernel):
         self.close()
 
     def load_source(self, buffer: str, index: Expr, lane: str | None) -> str:
-        """As for every kernel; or the element of a tile."""
+        """As for every kernel, or the element of a tile."""
         name = self._tiles.get((buffer, index))
         if name is None:
             return super().load_source(buffer, index, lane)
@@ -225,7 +228,7 @@ class Pointwise(CppKernel):
     # --- where rows are taken from at the same positions -----------------------------------------
 
     def _find_gathers(self) -> None:
-        """Look at the positions, once for all rows; alike tables are looked at once."""
+        """Analyse gather positions once for all rows, and each table of positions once."""
         kernel, line = self.kernel, self.lines.line
         rows = self.hint(kernel.size(kernel.xs[:-1]))
         if self._strided_loop() is not None:
@@ -241,14 +244,14 @@ class Pointwise(CppKernel):
             self._gathers[gather] = name
 
     def _gather_strips(self, emitter: CppEmitter) -> None:
-        """The last loop, strip by strip."""
+        """Print the last loop strip by strip, with gathered rows."""
         line, last = self.lines.line, self.kernel.xs[-1]
         count, strip = int(self.kernel.ranges[last]), f"{last.name}_strip"
         whole = count // STRIP_ELEMENTS * STRIP_ELEMENTS
         nodes = self.kernel.nodes()
 
         def gathered() -> CppEmitter:
-            """Prints an element with loads that find what was taken."""
+            """An emitter whose loads read the gathered strip."""
             other = emitter.in_new_scope()
             places: dict[tuple[str, str], str] = {}
             for gather, found in self._gathers.items():
@@ -285,10 +288,10 @@ class Pointwise(CppKernel):
     # --- the loop that is a vector -------------------------------------------------------------
 
     def _hoist(self, emitter: CppEmitter) -> None:
-        """Compute before the last loop what is the same in all its iterations."""
+        """Hoist the invariants of the last loop."""
         kernel, loop = self.kernel, self.kernel.xs[-1]
         if not index_arithmetic.is_nonnegative(kernel.ranges[loop] - 1):
-            return  # it may not run at all
+            return  # the loop may not run at all
         bodies = [node.body for node in kernel.nodes()]
         emitter.hoist((body, loop_invariants(body, loop, kernel.inputs)) for body in bodies)
 
@@ -307,8 +310,10 @@ class Pointwise(CppKernel):
         )
 
     def _vector(self, emitter: CppEmitter) -> None:
-        """The last loop; without masks where it is known what they are, as inside the borders of an
-        image. For the rest of its iterations the loop is printed with them, as a lambda."""
+        """Print the last loop, without masks in its interior (inside the borders of an image).
+
+        For the iterations outside the interior, the loop with masks is a lambda.
+        """
         self._hoist(emitter)
         kernel, line = self.kernel, self.lines.line
         if self._gathers:

@@ -1,8 +1,8 @@
 """The C++ printer: one function per kernel, vectorised by ``omp simd``, parallel by OpenMP.
 
-The code of one element is scalar; which loop becomes the vector is chosen here, by the class that
-prints the kernel's loops: :class:`Pointwise`, :class:`Rows`, :class:`SplitRows`, :class:`Columns`,
-:class:`SplitColumns`.
+The code of one element is scalar. The loop that becomes the vector loop depends on the class that
+prints the kernel's loops, chosen here: :class:`Pointwise`, :class:`Scatter`, :class:`Rows`,
+:class:`SplitRows`, :class:`Columns` or :class:`SplitColumns`.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ from magpy_like.compiler.codegen.cpp.cpp_split_columns import SplitColumns, can_
 from magpy_like.compiler.ir.index_arithmetic import Expr
 
 _DOUBLE = "f64", "Float_AsDouble"
-MAX_SCRATCH_ROWS = 65536  # rows of a tile that may be kept between phases (64 MiB of float32)
+#: Rows of a tile that may be kept between phases (64 MiB of float32).
+MAX_SCRATCH_ROWS = 65536
 
 PRELUDE = (Path(__file__).parent / "cpp_prelude.h").read_text()
 FLAGS = (
     "-O2",  # -O3 adds little to marked loops, and has taken 30 times as long
-    "-fno-tree-vectorize",  # only loops that are marked: saves compile time
-    "-fno-tree-pre",  # what it hands on between iterations keeps loops from being vectors
+    "-fno-tree-vectorize",  # only marked loops: saves compile time
+    "-fno-tree-pre",  # values carried between iterations would prevent vectorisation
     "-march=native", "-mprefer-vector-width=512", "-fno-math-errno", "-fno-trapping-math",
     "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-fopenmp", "-lmvec", "-lm",
 )  # fmt: skip
 
 
 def printer_of(kernel: Kernel, hint: Callable[[Expr], int]) -> CppKernel:
-    """The printer of a kernel's loops."""
+    """The printer for the shape of a kernel's loops."""
     if not kernel.rs and not any(n.inner for n in kernel.nodes()):
         return (Scatter if is_serial(kernel) else Pointwise)(kernel, hint)
     if _runs_across_rows(kernel):
@@ -58,7 +59,7 @@ def printer_of(kernel: Kernel, hint: Callable[[Expr], int]) -> CppKernel:
 
 
 def _runs_across_rows(kernel: Kernel) -> bool:
-    """Is the last outer loop contiguous where the reduction loops are not?"""
+    """True if memory is contiguous along the last outer loop, not along the reduction loops."""
     if not kernel.rs or not kernel.xs:
         return False
     nodes = [node for phase in kernel.phases for node in phase.inner]
@@ -67,7 +68,7 @@ def _runs_across_rows(kernel: Kernel) -> bool:
 
 
 def _print_loops(kernel: Kernel, hint: Callable[[Expr], int]) -> str:
-    """The kernel as a C++ function, which returns 0 or the number of the check that failed."""
+    """The kernel as a C++ function that returns 0, or the number of the check that failed."""
     arguments = [
         *(f"const {CTYPE[kernel.dtypes[b]]}* __restrict__ {b}" for b in kernel.inputs),
         *(f"{CTYPE[kernel.dtypes[b]]}* __restrict__ {b}" for b in kernel.outputs),
@@ -88,7 +89,7 @@ def _print_loops(kernel: Kernel, hint: Callable[[Expr], int]) -> str:
 
 
 def _print_entry(kernel: Kernel) -> str:
-    """What Python calls: it takes addresses and sizes."""
+    """The entry called by Python, with addresses, sizes and numbers."""
     lines = Lines()
     line = lines.line
     line(f"static PyObject* py_{kernel.name}(PyObject*, PyObject* const* a, long) {{")
@@ -124,7 +125,7 @@ def _print_entry(kernel: Kernel) -> str:
 def print_function(kernel: Kernel, hint: Callable[[Expr], int]) -> str:
     """A kernel and its entry, named ``NAME``, with buffers named in order of appearance.
 
-    So kernels that do the same to different buffers (the layers of a model) have one text.
+    Kernels that compute the same on different buffers (the layers of a model) share one text.
     """
     text = _print_loops(kernel, hint) + _print_entry(kernel)
     order: dict[str, str] = {}
@@ -137,8 +138,10 @@ def print_function(kernel: Kernel, hint: Callable[[Expr], int]) -> str:
 
 
 def print_unit(functions: Sequence[tuple[str, str, Sequence[str]]]) -> str:
-    """A translation unit of (name, text of :func:`print_function`, origins), and the table of
-    entries for Python, in order."""
+    """A translation unit of functions (name, text of :func:`print_function`, origins).
+
+    It ends with the table of entries for Python, in order.
+    """
     parts = ['#include "cpp_prelude.h"\n']
     if any(special_functions.uses_special(text) for _, text, _ in functions):
         parts.append(special_functions.declarations())

@@ -1,4 +1,4 @@
-"""What kernels with reductions share in C++: accumulators, and what follows from them."""
+"""Base class of reductions in C++: accumulators, and the values computed from them."""
 
 from __future__ import annotations
 
@@ -20,27 +20,30 @@ from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.index_arithmetic import Expr
 from magpy_like.compiler.ir.ops import Value
 
-#: The variables of a reduction, each (name, dtype, kind): two for kinds that carry an index, and
-#: three for Welford's: the sum, the sum of squared differences from the mean, and the count.
+#: The variables of a reduction, each (name, dtype, kind): two for kinds with an index, three for
+#: Welford's (the sum, the sum of squared differences from the mean, the count).
 Parts = list[tuple[str, Any, str]]
 
 
 def _base(kind: str) -> str:
-    """The reduction that one variable of a reduction is."""
+    """The kind of reduction of one variable."""
     return "sum" if kind == "welford" else kind
 
 
 class Reduction(CppKernel):
-    """``suffix`` and ``lane`` are the extent of and the index into accumulators that are arrays,
-    one element per column of a tile."""
+    """A kernel with reductions.
+
+    Accumulators are scalars, or arrays with an element per column of a tile: ``suffix`` is then
+    their extent, ``lane`` the index into them.
+    """
 
     def __init__(self, kernel: Kernel, hint: Callable[[Expr], int]) -> None:
         super().__init__(kernel, hint)
-        self.nans: dict[Value, str] = {}  # extremum in the loop being printed -> NaN seen
-        self.implied: set[Value] = set()  # what accumulators compute themselves
+        self.nans: dict[Value, str] = {}  # extremum in the loop being printed -> its NaN flag
+        self.implied: set[Value] = set()  # values that accumulators compute themselves
 
     def accumulators(self, phase: Phase, suffix: str) -> dict[Value, Parts]:
-        """Declare them: reduction -> [(variable, dtype, kind)], two for kinds with an index."""
+        """Declare the accumulators of a phase: reduction -> its variables."""
         found = self.name_accumulators(phase)
         for parts in found.values():
             self.declare_accumulator(parts, suffix)
@@ -53,7 +56,7 @@ class Reduction(CppKernel):
                 kind, values = v.args
                 name = self.fresh("acc")
                 dtype = values[0].dtype
-                # What is summed in float32, a block at a time, adds up in float64, as in eager.
+                # Sums of float32 (block by block) add up in float64, as in eager.
                 precise = kind == "sum" and dtype == torch.float32
                 parts = [(name, torch.float64 if precise else dtype, kind)]
                 if kind in ("argmax", "argmin"):
@@ -65,7 +68,7 @@ class Reduction(CppKernel):
 
     def declare_accumulator(self, parts: Parts, suffix: str) -> None:
         for name, dtype, kind in parts:
-            # Where no element is better than the worst that there is, the first one it is.
+            # If no element exceeds the identity, the first one is the extremum.
             start = "0" if kind == "at" else identity(_base(kind), dtype)
             if suffix:
                 self.lines.line(f"{CTYPE[dtype]} {name}{suffix};")
@@ -75,8 +78,8 @@ class Reduction(CppKernel):
                 self.lines.line(f"{CTYPE[dtype]} {name} = {start};")
 
     def merge(self, parts: Parts, own: str, other: str) -> None:
-        """Take into an accumulator (at index ``own``) that of another part of the elements, which
-        is kept at index ``other`` of arrays."""
+        """Merge the accumulator of another part of the elements, at index ``other`` of arrays, into
+        an accumulator at index ``own``."""
         line, (_, _, kind) = self.lines.line, parts[0]
         names = [f"{n}{own}" for n, *_ in parts]
         others = [f"all_{n}[{other}]" for n, *_ in parts]
@@ -91,13 +94,13 @@ class Reduction(CppKernel):
             line("}")
 
     def _position_dtype(self) -> torch.dtype:
-        """Beside the elements of a vector, positions of their width are cheaper."""
+        """int32 where it suffices: positions as wide as the vector's elements are cheaper."""
         count = self.kernel.size(self.kernel.rs)
         short = self.columns and count.is_Integer and int(count) < 2**31
         return torch.int32 if short else torch.int64
 
     def in_order(self, v: Value) -> bool:
-        """Do the loops come to the elements of a reduction in the order of their positions?"""
+        """True if the loops visit the elements of a reduction in the order of their positions."""
         position, rs = v.args[1][1], self.kernel.rs
         if position.op != "index_expr":
             return False
@@ -105,7 +108,7 @@ class Reduction(CppKernel):
         return bool(index_arithmetic.simplify(position.args[0] - flat, self.kernel.ranges) == 0)
 
     def declare_scans(self, phase: Phase, suffix: str) -> bool:
-        """Declare the accumulators of the phase's scans; are there any?"""
+        """Declare the accumulators of the phase's scans; returns whether there are any."""
         found = [v for node in phase.inner for v in node.body.of("scan")]
         for v in found:
             kind, dtype = v.args[0], scan_dtype(v.args[0], v.args[1].dtype)
@@ -167,14 +170,14 @@ class Reduction(CppKernel):
     def accumulate_welford(
         self, part: str | None, value: str, dtype: torch.dtype, lane: str | None
     ) -> None:
-        """One element of Welford's reduction, into what will be merged after a block of them."""
+        """One element of Welford's reduction, into the state that is merged after each block."""
         raise NotImplementedError
 
     def after(
         self, phase: Phase, outer: CppEmitter,
         accumulators: dict[Value, Parts], lane: str | None = None,
     ) -> None:  # fmt: skip
-        """What reduction nodes compute from their results."""
+        """Print the values that reduction nodes compute from their results."""
         for node in phase.inner:
             _, reductions, after = split_levels(node.body)
             for v in reductions:

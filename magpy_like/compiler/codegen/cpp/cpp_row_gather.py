@@ -1,8 +1,8 @@
-"""Rows of which elements are taken at positions that are the same in each: enlarged, padded.
+"""Row gathers in C++: rows whose elements are gathered at the same positions (resizing, padding).
 
-A processor gathers little faster than it loads one element after the other. But of a strip of such
-positions all are near each other, mostly: then two vectors hold all of the elements, and are
-permuted. How, is found out once for all rows.
+A processor gathers hardly faster than it loads one element after another. But the positions of a
+strip are mostly close together: then two vectors hold all its elements and a permutation selects
+them. The permutations are computed once for all rows.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
 from magpy_like.compiler.ir.ops import Body, Value
 
-MIN_ROWS = 16  # that have the same positions, from which it pays to look at them first
-MAX_POSITIONS = 4096  # positions that are looked at
+#: Rows with the same positions from which analysing the positions pays.
+MIN_ROWS = 16
+#: Positions analysed, at most.
+MAX_POSITIONS = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class RowGather:
-    """A load of ``body`` whose positions in its row, of ``extent`` elements, are ``table``'s."""
+    """A load of ``body`` at the positions of ``table`` in its row of ``extent`` elements."""
 
     load: Value
     body: Body
@@ -35,7 +37,7 @@ class RowGather:
 
 
 def find_row_gathers(kernel: Kernel, loop: Symbol, rows: int) -> list[RowGather]:
-    """The loads in ``loop`` that can be done so, if ``rows`` share their positions."""
+    """The row gathers in ``loop``, if ``rows`` with the same positions are enough."""
     extent = kernel.ranges[loop]
     if (
         rows < MIN_ROWS
@@ -58,7 +60,7 @@ def find_row_gathers(kernel: Kernel, loop: Symbol, rows: int) -> list[RowGather]
 def _row_gather(
     kernel: Kernel, loop: Symbol, body: Body, load: Value, same: set[Value]
 ) -> RowGather | None:
-    """``same`` are the values that do not move with the loop."""
+    """``same``: the loop-invariant values."""
     buffer, index, mask = load.args
     dtype = kernel.dtypes[buffer]
     if mask is not None or dtype.itemsize != 4 or buffer not in kernel.inputs:
@@ -76,8 +78,7 @@ def _row_gather(
 
 
 def row_start(gather: RowGather, emitter: CppEmitter) -> str:
-    """The first element of the row that is taken from; ``emitter`` has named what is the same in
-    all of it."""
+    """The first element of the gathered row; ``emitter`` has named the loop invariants."""
     buffer, index, _ = gather.load.args
     names: dict[Symbol, Expr] = {gather.position: sympy.S.Zero}
     for j in index.free_symbols & set(gather.body.indirect) - {gather.position}:

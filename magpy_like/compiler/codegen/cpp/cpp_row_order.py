@@ -1,4 +1,4 @@
-"""In which order a thread takes the rows of a reduction in C++, and what it asks for ahead."""
+"""The order in which a thread visits the rows of a reduction in C++."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from magpy_like.compiler.codegen.cpp.cpp_prefetch import (
 from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.index_arithmetic import Expr
 
-MIN_ROWS_AHEAD = 3  # rows of each half, at least, between what is fetched and what is computed
+#: Rows of each half, at least, between the prefetched row and the one being computed.
+MIN_ROWS_AHEAD = 3
 
 
 @dataclass(frozen=True)
 class RowOrder:
-    """One after the other as they lie in memory; ``shared`` among threads, or all by one."""
+    """Rows in memory order, ``shared`` among threads or all in one."""
 
     printer: CppKernel
     shared: bool
 
     def open(self) -> None:
-        """The loops over rows; or a block for one of the threads, where there is but one row."""
+        """Open the loops over rows; a block for a single thread if there is just one row."""
         kernel, line = self.printer.kernel, self.printer.lines.line
         xs = kernel.xs
         if self.shared and xs:
@@ -42,32 +43,34 @@ class RowOrder:
             self.printer.open_loop(v)
 
     def close(self) -> None:
-        """What :meth:`open` has opened."""
+        """Close the scopes of :meth:`open`."""
         xs = self.printer.kernel.xs
         self.printer.close(len(xs) if xs or not self.shared else 1)
 
     def declare_next_row(self) -> None:
-        """The row that comes next, if it is one of the same outer loops; else this one again.
-        ``ready`` is then the number of all that it has, or -1."""
+        """Declare ``next``: the next row of the innermost loop, else this row again.
+
+        ``ready`` is then the number of that row among all rows, or -1.
+        """
         line, x = self.printer.lines.line, self.printer.kernel.xs[-1]
         line(f"const bool follows = {x.name} + 1 < {print_index(self.printer.kernel.ranges[x])};")
         line(f"const i64 next = {x.name} + follows;")
         line(f"ready = follows ? {print_index(self.row_number())} + 1 : -1;")
 
     def row_number(self) -> Expr:
-        """Which row of all it is."""
+        """The number of the row among all rows."""
         xs, ranges = self.printer.kernel.xs, self.printer.kernel.ranges
         return index_arithmetic.flatten(list(xs), [ranges[x] for x in xs])
 
     def open_next_row(self) -> None:
-        """A scope in which the next row is the one that loads see."""
+        """Open a scope in which loads address the next row."""
         self.printer.lines.line("{")
         self.printer.lines.indent()
         self.printer.lines.line(f"const i64 {self.printer.kernel.xs[-1].name} = next;")
 
     def prefetch_next(self, phase: Phase, strip: str, count: int) -> None:
-        """Ask for what ``phase`` will read of rows behind the next one, which it reads already,
-        ``count`` elements from ``strip`` on."""
+        """Prefetch ``count`` elements from ``strip`` on that ``phase`` will read of rows after the
+        next row."""
         loop = self.printer.kernel.rs[-1]
         self.open_next_row()
         self.printer.prefetcher.prefetch(phase.inner, loop, strip, count, phase.inner, late=1)
@@ -75,7 +78,7 @@ class RowOrder:
 
 
 class HalvesOrder(RowOrder):
-    """A thread takes its rows from two places in turn, so that both are waited for at once.
+    """A thread alternates between the two halves of its rows, so that memory latencies overlap.
 
     *Measured* on two cores of an Intel processor: reading 28 MiB took 1.17 ms from one place at a
     time in each thread, and 1.09 ms from two; cross entropy of it 1.38 ms and 1.23 ms.
@@ -96,7 +99,7 @@ class HalvesOrder(RowOrder):
         line("ready = follows ? next : -1;")
 
     def prefetch_next(self, phase: Phase, strip: str, count: int) -> None:
-        """For half of a row of each half of all, as the next turn asks for the other."""
+        """Prefetch half a row in each half; the next iteration prefetches the other halves."""
         kernel, line = self.printer.kernel, self.printer.lines.line
         (x,), loop = kernel.xs, kernel.rs[-1]
         extent = kernel.ranges[loop]

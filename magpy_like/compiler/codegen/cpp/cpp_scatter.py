@@ -1,4 +1,5 @@
-"""Kernels in C++ that write where computed indices say: two iterations may write one place."""
+"""Scatter kernels in C++: stores at computed indices, where iterations may write the
+same element."""
 
 from __future__ import annotations
 
@@ -13,15 +14,14 @@ from magpy_like.compiler.ir import index_arithmetic
 from magpy_like.compiler.ir.index_arithmetic import Symbol
 from magpy_like.compiler.ir.ops import Value
 
-MIN_SHARED_ITERATIONS = (
-    16  # iterations from which outer loops are shared among threads, rather than the last one
-)
+#: Iterations from which outer loops are shared among threads rather than the last one.
+MIN_SHARED_ITERATIONS = 16
 
 
 class Scatter(Pointwise):
-    """Only loops that tell places apart are shared among threads or a vector: iterations that
-    differ there never meet. Those that may meet come in program order, so results are what one
-    thread gives, bit by bit, without atomic operations."""
+    """Threads and vectors share only loops whose iterations provably write distinct elements.
+    Conflicting iterations run in program order, so results equal a single thread's bit by bit,
+    without atomic operations."""
 
     def body(self) -> None:
         *outer, last = self.kernel.xs or [None]
@@ -75,7 +75,7 @@ class Scatter(Pointwise):
 
     @functools.cached_property
     def _injective_loops(self) -> set[Symbol]:
-        """The loops whose iterations never write one place, whatever the indices are."""
+        """The loops whose iterations never write the same element, whatever the indices."""
         stores = self._stores()
         written = [v.args[0] for _, v in stores]
         read = {b for node in self.kernel.nodes() for b in node.reads}
@@ -89,7 +89,7 @@ class Scatter(Pointwise):
         return found
 
     def _is_contiguous(self, last: Symbol) -> bool:
-        """Do iterations of the last loop write one element after another?"""
+        """True if iterations of the last loop write consecutive elements."""
         if last not in self._injective_loops or not index_arithmetic.is_nonnegative(
             self.kernel.ranges[last] - 1
         ):

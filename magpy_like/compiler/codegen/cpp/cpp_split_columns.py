@@ -1,4 +1,4 @@
-"""Reductions across memory rows in C++, of so many rows that they are shared among threads."""
+"""Split reductions across memory rows in C++: the rows are shared among threads."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ from magpy_like.compiler.codegen.cpp.cpp_reduction import Parts
 from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
 from magpy_like.compiler.ir.ops import EXPENSIVE, Value
 
-MIN_ROWS = 256  # rows from which parts of them are long
-MAX_COLUMNS = 4096  # columns up to which what is kept for all, by each thread, is little
+#: Rows from which a thread's part is long enough.
+MIN_ROWS = 256
+#: Columns up to which every thread can keep accumulators for all of them.
+MAX_COLUMNS = 4096
 
 
 def can_split_rows(kernel: Kernel, hint: Callable[[Expr], int]) -> bool:
-    """Are the rows to be shared among threads? There have to be many, and what an earlier phase
-    has computed for each element has to be there, or be cheap to compute, once more."""
+    """True if the rows are to be shared among threads.
+
+    They must be many, and values per element of earlier phases must be cheap to recompute.
+    """
     values = [v for node in kernel.nodes() for v in node.body.values]
     return (
         len(kernel.xs) == 1
@@ -52,7 +56,7 @@ def _can_recompute(kernel: Kernel, buffer: str, producer: Producers) -> bool:
     (made,) = (k for k, phase in enumerate(kernel.phases) if node in phase.inner)
     read = max(k for k, p in enumerate(kernel.phases) for n in p.inner if buffer in n.reads)
     written = {b for p in kernel.phases[:read] for n in (*p.inner, *p.outer) for b in n.writes}
-    written -= {b for b, kind in kernel.forward.items() if kind == "outer"}  # is kept
+    written -= {b for b, kind in kernel.forward.items() if kind == "outer"}  # kept
     return (
         made < read
         and not any(v.op in EXPENSIVE for v in recomputed_values(buffer, producer, kernel))
@@ -61,8 +65,8 @@ def _can_recompute(kernel: Kernel, buffer: str, producer: Producers) -> bool:
 
 
 class SplitColumns(Columns):
-    """Each thread takes a part of the rows, and parts are combined in a fixed order, so results do
-    not depend on timing. What a later phase needs of each element is computed again."""
+    """Each thread reduces a part of the rows; parts are combined in a fixed order, so results do
+    not depend on timing. Later phases recompute values per element."""
 
     def __init__(self, kernel: Kernel, hint: Callable[[Expr], int]) -> None:
         super().__init__(kernel, hint)
@@ -101,7 +105,7 @@ class SplitColumns(Columns):
             self.lines.line(f"free(all_{name});")
 
     def _reduce_parts(self, phase: Phase, x: Symbol, accumulators: dict[Value, Parts]) -> None:
-        """Each thread's part of the rows, tile by tile."""
+        """Print each thread's part of the rows, tile by tile."""
         line = self.lines.line
         line("#pragma omp parallel for schedule(static, 1) num_threads(threads)")
         self._open("thread", "threads")

@@ -1,8 +1,8 @@
-"""Special functions for C++ kernels: ATen's own scalar versions, behind plain C names.
+"""Special functions for C++ kernels: ATen's scalar versions under plain C names.
 
-The headers that define them take seconds to compile, so kernels do not include them: they call
-``sp_NAME`` (double) and ``sp_NAMEf`` (float) out of one library, which is compiled when the first
-kernel needs it and then is on disk.
+The headers that define them take seconds to compile, so kernels do not include them. They call
+``sp_NAME`` (double) and ``sp_NAMEf`` (float) of one library, compiled when the first kernel needs
+it and kept on disk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from magpy_like.compiler.ir.ops import SPECIAL
 from magpy_like.disk_cache import code_cache
 
-#: ops name -> how ATen spells it, where that is not ``calc_NAME``.
+#: ops name -> ATen's spelling, if it is not ``calc_NAME``.
 _SPELLING = {
     "zeta": "zeta<T>(x, y)",
     "polygamma": "y == 0 ? calc_digamma(x) : y == 1 ? trigamma(x) : calc_polygamma(x, int(y))",
@@ -29,12 +29,12 @@ _PARAMETERS = {1: "x", 2: "x, y"}
 
 
 def uses_special(text: str) -> bool:
-    """Does C++ text call one of these functions?"""
+    """True if C++ text calls one of these functions."""
     return " m_special_" in text
 
 
 def declarations() -> str:
-    """The functions as kernels see them."""
+    """Their declarations for kernels."""
     lines = []
     for name, count in SPECIAL.items():
         for ctype, suffix in (("double", ""), ("float", "f")):
@@ -61,9 +61,9 @@ def _source() -> str:
 
 @functools.cache
 def load_special() -> ctypes.CDLL:
-    """Compile and load the library, so that kernels loaded later find its functions.
+    """Compile and load the library, for kernels loaded later.
 
-    Raises what :func:`code_cache.compile_cpp` raises.
+    Raises the errors of :func:`code_cache.compile_cpp`.
     """
     include = Path(torch.__file__).parent / "include"
     path = code_cache.compile_cpp(
@@ -73,5 +73,5 @@ def load_special() -> ctypes.CDLL:
 
 
 def _version() -> str:
-    """The headers belong to this torch: another one needs another library."""
+    """The version of the headers: another torch needs another library."""
     return re.sub(r"\W", "_", torch.__version__)

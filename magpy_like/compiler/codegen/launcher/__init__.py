@@ -1,1 +1,4 @@
-"""The launcher: generated Python that allocates buffers and calls kernels."""
+"""The launcher: generated Python that allocates buffers and calls kernels and ATen.
+
+``launcher``: prints and defines the function
+"""

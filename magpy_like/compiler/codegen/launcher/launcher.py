@@ -1,4 +1,5 @@
-"""The launcher: generated Python that binds sizes, allocates, and calls kernels and ATen."""
+"""The launcher: generated Python that binds sizes, allocates buffers, and calls kernels
+and ATen."""
 
 from __future__ import annotations
 
@@ -35,28 +36,30 @@ _counter = itertools.count()
 
 
 def print_size(e: Expr) -> str:
-    """A size expression as Python."""
+    """A size expression as Python source."""
     return str(int(e)) if e.is_Integer else str(_printer.doprint(e))
 
 
 class AssumptionFailed(RuntimeError):
-    """A number read from a tensor is not one that the graph was traced for. Internal: such a call
-    runs in eager instead, unless it happens in a backward pass."""
+    """A number read from a tensor differs from the traced graph's assumption.
+
+    Internal: such a call runs in eager instead, unless it happens in a backward pass.
+    """
 
 
 def relayout(t: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """``t`` with the strides that its meta function promised."""
+    """A copy of ``t`` with the strides that its meta function declared."""
     copy = torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device)
     return copy.copy_(t)
 
 
 def view_of(t: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> Any:
-    """A window of ``t`` that counts writes together with it, as autograd's views do."""
+    """A window of ``t`` that shares its version counter, as autograd's views do."""
     return t.as_strided(size, stride, t.storage_offset() + offset)
 
 
 def for_backward(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """``operator`` as it runs where gradients are taken, without anything that takes them."""
+    """``operator`` below autograd with grad mode enabled."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with AutoDispatchBelowAutograd(), torch.enable_grad():
@@ -65,11 +68,11 @@ def for_backward(operator: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-#: Make what their backward needs in the grad mode only, as their last result.
+#: Operators whose last result, a workspace for their backward, exists in grad mode only.
 _MAKES_WORKSPACE = {torch.ops.aten.mkldnn_rnn_layer.default}
 
-#: Operators that Python calls cheaper by another name, with the same arguments: *measured*, 0.3 µs
-#: for a matrix product and 2 µs for a convolution.
+#: Operators with a cheaper Python binding of the same arguments: *measured*, 0.3 µs less for a
+#: matrix product and 2 µs for a convolution.
 _BINDINGS = {
     torch.ops.aten.addmm.default: "torch.addmm",
     torch.ops.aten.baddbmm.default: "torch.baddbmm",
@@ -79,7 +82,7 @@ _BINDINGS = {
     narrow_products.PRODUCT: "product",
 }
 
-#: What every launcher's source may name.
+#: Names available to every launcher's source.
 COMMON: dict[str, Any] = {
     "torch": torch,
     "math": math,
@@ -97,7 +100,7 @@ COMMON: dict[str, Any] = {
 
 
 def define(source: str, names: dict[str, Any]) -> Callable[[list[Any]], Any]:
-    """The function of a launcher's source; a traceback into it shows its lines."""
+    """The ``call`` function of a launcher's source; tracebacks show its lines."""
     filename = f"<magpy launcher {next(_counter)}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     exec(compile(source, filename, "exec"), names)
@@ -106,8 +109,11 @@ def define(source: str, names: dict[str, Any]) -> Callable[[list[Any]], Any]:
 
 
 class Launcher:
-    """Prints the function ``call(args)``, which empties the list it is given, as AOTAutograd
-    expects of a boxed function, so that arguments die when they were used last."""
+    """Prints the function ``call(args)``.
+
+    It empties its argument list, as AOTAutograd expects of a boxed function, so that arguments die
+    after their last use.
+    """
 
     def __init__(self, graph: Graph, steps: Sequence[Step]) -> None:
         self.graph = graph
@@ -119,13 +125,13 @@ class Launcher:
         self._bound: set[sympy.Symbol] = set()
         self._assumed = list(dict.fromkeys(graph.assumed))
         self.assumes = False  # may the call raise AssumptionFailed?
-        self._wrote = False  # has a step printed by now written an input?
+        self._wrote = False  # has a step printed so far written an input?
         self._names: dict[int, str] = {}
         self._computed: dict[str, str] = {}
-        """Sizes that have been computed, and tuples of sizes: expression -> variable."""
+        """Computed sizes and tuples of sizes: expression -> variable."""
 
     def print(self) -> str:
-        """The source; names it uses are in ``namespace``, kernels to be added by name."""
+        """The source. Its names are in ``namespace``; kernels are added by name."""
         line = self.lines.line
         line("def call(args):")
         self.lines.indent()
@@ -144,8 +150,8 @@ class Launcher:
         return self.lines.text()
 
     def _mark_writes(self) -> None:
-        """Kernels write past autograd, which counts writes to a tensor to see whether what it saved
-        for a backward pass is what it was."""
+        """Bump the version counters of inputs that kernels write, which autograd checks on saved
+        tensors."""
         kernels = (step.work for step in self.steps if isinstance(step.work, Kernel))
         written = dict.fromkeys(name for kernel in kernels for name in kernel.outputs)
         given = [b for b in written if self.graph.buffers[b].kind in ("input", "constant")]
@@ -165,7 +171,7 @@ class Launcher:
         self._assume_bound()
 
     def _assume_bound(self) -> None:
-        """Check what the graph assumes of the numbers that are bound by now."""
+        """Check the graph's assumptions about the numbers bound so far."""
         ready = [a for a in self._assumed if a.free_symbols <= self._bound]
         self._assumed = [a for a in self._assumed if a not in ready]
         for relation in ready:
@@ -178,7 +184,7 @@ class Launcher:
         self.lines.line(f"if not ({condition}): raise AssumptionFailed({condition!r})")
 
     def _size(self, e: Expr) -> str:
-        """A size expression, or any other one of numbers, as Python."""
+        """A size, or any other expression of numbers, as Python source."""
         unknown = e.free_symbols - self._bound
         for name in sorted(unknown, key=str):
             self._bind_name(name)
@@ -188,7 +194,7 @@ class Launcher:
         return text if e.is_Atom or e.is_Relational else self._bind_once(text)
 
     def _bind_name(self, e: Expr) -> None:
-        """Compute a size that has a name, once what it is made of is there."""
+        """Compute a size symbol once the symbols of its definition are bound."""
         meaning = self.graph.size_names.definitions.get(e)
         if meaning is not None and e not in self._bound and meaning.free_symbols <= self._bound:
             self.lines.line(f"{e.name} = {print_size(meaning)}")
@@ -199,7 +205,7 @@ class Launcher:
         return self._bind_once(text) if any(s.free_symbols for s in sizes) else text
 
     def _bind_once(self, text: str) -> str:
-        """A variable for what the same few tensors' sizes ask for again and again."""
+        """A variable for a text that occurs repeatedly."""
         if text not in self._computed:
             name = self._computed[text] = f"size{len(self._computed)}"
             self.lines.line(f"{name} = {text}")
@@ -261,7 +267,7 @@ class Launcher:
         else:
             target = self._name(operation.target)
             if isinstance(operation.target, OpOverload):
-                target += "._op"  # its own call is a Python function around this one
+                target += "._op"  # its own call is a Python wrapper around this one
         if operation.target in _MAKES_WORKSPACE and self._returns(operation.outputs[-1]):
             target = f"for_backward({target})"
         call = f"{target}({', '.join(args)})"
@@ -280,7 +286,8 @@ class Launcher:
         self._assume_bound()
 
     def _bind_result(self, output: Any, text: str, dynamic: bool) -> None:
-        """Take a result: bind what it alone tells, hold the rest of it to what was promised."""
+        """Bind a result: symbols known from it alone, and checks of its declared sizes
+        and strides."""
         line = self.lines.line
         if not isinstance(output, str):
             if output.is_Symbol and output not in self._bound:
@@ -294,7 +301,7 @@ class Launcher:
         buffer = self.graph.buffers[output]
         told = set(self._bound)
         self._bind_sizes(buffer)
-        # Where the meta function promises several tensors, the operator may give fewer after all.
+        # An operator may return fewer tensors than its meta function declares.
         missing = f"{output} is None or " if text.startswith("results[") else ""
         for dim, e in enumerate(buffer.size if dynamic else ()):
             if not e.is_Symbol or e in told:
@@ -338,7 +345,7 @@ class Launcher:
         return self._name(value)
 
     def _name(self, thing: Any) -> str:
-        """A readable name for an object that the source cannot spell."""
+        """A readable name for an object that source cannot spell."""
         known = self._names.get(id(thing))
         if known is not None:
             return known
@@ -353,7 +360,8 @@ class Launcher:
         return name
 
     def _outputs(self) -> list[str]:
-        """What was more than one tensor is no single one, if all of them show the same memory."""
+        """The returned expressions. Distinct captured tensors stay distinct objects, even when they
+        show the same memory."""
         texts: list[str] = []
         shown: dict[str, Any] = {}
         given = self._shared_with_caller()
@@ -370,7 +378,7 @@ class Launcher:
         return texts
 
     def _shared_with_caller(self) -> set[str]:
-        """The buffers that the caller has, too: others may write to them."""
+        """Buffers that the caller also holds, and may write."""
         outputs = [value for k, value in enumerate(self.graph.outputs) if k not in self.graph.saved]
         inputs = {name for name in self.graph.inputs if isinstance(name, str)}
         return inputs | {window.buffer for window in outputs if isinstance(window, Strided)}
