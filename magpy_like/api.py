@@ -71,7 +71,7 @@ class CompiledModule(nn.Module):
         return _rebuild, (self._orig_mod, _settings(self._magpy))
 
 
-compiled_callees.follow(CompiledModule, "_orig_mod")
+compiled_callees.register_wrapper(CompiledModule, "_orig_mod")
 
 
 def _settings(dispatcher: Any) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def compile(
     def compiled(*args: Any, **kwargs: Any) -> Any:
         return dispatcher.call(args, kwargs)
 
-    compiled_callees.follow(compiled, "__wrapped__")
+    compiled_callees.register_wrapper(compiled, "__wrapped__")
     compiled._magpy_dispatcher = dispatcher  # type: ignore[attr-defined]
     return compiled
 

@@ -17,9 +17,9 @@ from typing import Any
 from magpy_like.bytecode.data_flow import Instruction, instructions, stack_kinds
 from magpy_like.bytecode.local_uses import FRAME_INSPECTORS
 from magpy_like.monitor.calls.element_consumers import (
-    OF_GENERATORS,
-    apply_to_each,
-    hand_over,
+    CONSUMERS,
+    map_recipe,
+    return_recipe,
 )
 from magpy_like.monitor.instructions.step import Step
 from magpy_like.monitor.run import MonitorRun
@@ -56,10 +56,10 @@ def hand_rounds_over(run: MonitorRun, step: Step, bounds: tuple[int, int, int]) 
     if head is map:
         if _looks_around(operands[0]):
             return False
-        frame_set_operand(step.frame, count + 1, apply_to_each)
+        frame_set_operand(step.frame, count + 1, map_recipe)
     else:
         rounds = stack[-depth], head, bounds if head is range else operands
-        frame_set_operand(step.frame, depth, functools.partial(hand_over, rounds))
+        frame_set_operand(step.frame, depth, functools.partial(return_recipe, rounds))
         for place, value in enumerate(reversed(operands), start=1):
             if type(value) is not int:
                 frame_set_operand(step.frame, place, ())  # the stand-in goes through it
@@ -81,7 +81,7 @@ def _stand_in(
     most = 1 if consumer is sum else 0
     if not _is_given_at_once(code, made_by, most, simple):
         return None
-    return next((found for known, found in OF_GENERATORS.items() if known is consumer), None)
+    return next((found for known, found in CONSUMERS.items() if known is consumer), None)
 
 
 def _is_expression(function: object) -> bool:

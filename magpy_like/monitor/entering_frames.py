@@ -145,12 +145,12 @@ class Entering:
             if code.co_flags & inspect.CO_VARARGS:
                 given = frame_locals(frame)[code.co_kwonlyargcount]
                 if type(given) is tuple and given:
-                    special_methods.enter(rec, given[0], function)
+                    special_methods.enter_special_method(rec, given[0], function)
             return
         receiver = frame_locals(frame)[0]
         if code.co_varnames[0] in code.co_cellvars and is_instance(receiver, types.CellType):
             receiver = receiver.cell_contents
-        special_methods.enter(rec, receiver, function)
+        special_methods.enter_special_method(rec, receiver, function)
         if not function.__name__.startswith("__"):
             return
         if function.__name__ == "__del__" and not rec.is_born(receiver):

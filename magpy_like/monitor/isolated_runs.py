@@ -21,7 +21,7 @@ import torch
 
 from magpy_like.annotation import Annotation, RelationKind
 from magpy_like.monitor.calls.operator_calls import BINARY, IN_PLACE
-from magpy_like.monitor.calls.read_calls import NOT_GIVEN, inputs_of, way_of
+from magpy_like.monitor.calls.read_calls import NOT_GIVEN, inputs_of, resolve_relation
 from magpy_like.monitor.objects.containers import CONTAINERS
 from magpy_like.monitor.objects.finalizers import gives_destructor
 from magpy_like.monitor.objects.loop_written_places import Filled, place_of
@@ -260,7 +260,7 @@ class IsolatedRun:
                     )
                 continue
             if position == written and relation is not None:
-                _, key, stored = way_of(relation, args, kwargs)
+                _, key, stored = resolve_relation(relation, args, kwargs)
                 if stored is not NOT_GIVEN and key is not NOT_GIVEN:
                     kind = relation.kind
                     kind = RelationKind.KEY if kind is RelationKind.ITEM else kind
@@ -284,16 +284,16 @@ class IsolatedRun:
 
     def finish(self, run: MonitorRun, token: Token, stack: tuple[Any, ...]) -> Any:
         """An instruction has given the top of ``stack``."""
-        instead = None
+        replacement = None
         if token is not None:
             finish, payload = token
-            instead = finish(run, payload, stack[-1])
+            replacement = finish(run, payload, stack[-1])
         # One reference each from the frame, from ``stack`` and from the argument.
-        if instead is None and sys.getrefcount(stack[-1]) == 3:
+        if replacement is None and sys.getrefcount(stack[-1]) == 3:
             value = stack[-1]
             if not is_plain(value) and not is_instance(value, np.ndarray | torch.Tensor):
                 self.own(value)
-        return instead
+        return replacement
 
 
 class BranchRun(IsolatedRun):

@@ -17,11 +17,11 @@ from magpy_like.bytecode.code_facts import current_opname, keyword_names
 from magpy_like.logs import topic
 from magpy_like.monitor.calls import native_calls, replayed_calls
 from magpy_like.monitor.calls.argument_kinds import is_followed
-from magpy_like.monitor.calls.checkpoint_runs import Checkpointed
-from magpy_like.monitor.calls.checkpointed_functions import Call
+from magpy_like.monitor.calls.checkpoint_runs import CheckpointRun
+from magpy_like.monitor.calls.checkpointed_functions import CheckpointCall
 from magpy_like.monitor.calls.operator_closures import refuse
-from magpy_like.monitor.calls.passthrough_results import is_handed_through
-from magpy_like.monitor.calls.replayed_calls import outward
+from magpy_like.monitor.calls.passthrough_results import is_passed_through
+from magpy_like.monitor.calls.replayed_calls import innermost_program_frame
 from magpy_like.monitor.entering_frames import Entering
 from magpy_like.monitor.instructions.rule_table import WHEN, Rules, load_rules
 from magpy_like.monitor.instructions.step import Step, finish_without_result
@@ -143,7 +143,9 @@ class MonitorRun:
             on_interruption=self._on_interruption,
             filter=self._rules.filter,
         )
-        self._own = TensorRestoration(self._monitor, branching, id(outward(sys._getframe())))
+        self._own = TensorRestoration(
+            self._monitor, branching, id(innermost_program_frame(sys._getframe()))
+        )
         self.updates: dict[types.CodeType, set[int]] = {}
         self._keywords: dict[types.CodeType, dict[int, tuple[str, ...]]] = {}
 
@@ -351,9 +353,9 @@ class MonitorRun:
         confined = self.confined() is not None
         self._monitor.set_filter(side_filter(ordinary, WHEN) if confined else ordinary)
 
-    def enter_checkpoint(self, call: Call) -> None:
+    def enter_checkpoint(self, call: CheckpointCall) -> None:
         """A function under a checkpoint begins."""
-        self.recording.checkpointed = Checkpointed(call, self.recording)
+        self.recording.checkpointed = CheckpointRun(call, self.recording)
         self.choose_filter()
 
     def _on_confined_instruction(self, confined: IsolatedRun, step: Step) -> Any:
@@ -428,9 +430,9 @@ class MonitorRun:
                 stack = frame_stack(frame)
             finish, payload = token
             given: Any = stack if finish is finish_in_side else stack[-1] if stack else None
-            instead = finish(self, payload, given)
-            if instead is not None:
-                frame_set_operand(frame, 1, instead)
+            replacement = finish(self, payload, given)
+            if replacement is not None:
+                frame_set_operand(frame, 1, replacement)
                 self._monitor.watch_numbers()
             return
         except BaseException as raised:
@@ -461,7 +463,7 @@ class MonitorRun:
         if finish is finish_without_result:
             finish, payload = payload
         try:
-            cause = native_calls.undo(self, finish, payload)
+            cause = native_calls.finish_raising(self, finish, payload)
         except BaseException as error:
             self._fail(frame, error)
             return
@@ -489,7 +491,7 @@ class MonitorRun:
         try:
             native = self._monitor.waits(caller) or current_opname(caller) not in _PASSES_THROUGH
             _, operands = (native and self.step_of(caller)) or (0, ())
-            if native and not is_handed_through(frame.f_code, caller, operands, value):
+            if native and not is_passed_through(frame.f_code, caller, operands, value):
                 self.lifted.specialize(value)
         except BaseException as error:
             self._fail(frame, error)

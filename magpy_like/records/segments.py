@@ -93,7 +93,7 @@ class Segment:
         if rec.looks_behind:
             self.dispatcher.show_nodes()
         rec.operators.drawn_from = rec.drawn_from()
-        special_methods.look_for_compared(rec)
+        special_methods.read_compared_special_methods(rec)
         self._note_modes(rec)
         return self.dispatcher.synthesise(rec, self.args, self.kwargs, result, self._at_entry)
 

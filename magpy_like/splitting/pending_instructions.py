@@ -109,7 +109,7 @@ def _called(
     callee: FrameState,
 ) -> Suspended | None:
     while True:
-        function = compiled_callees.target(function)
+        function = compiled_callees.unwrap(function)
         if function is callee.function:
             return below, PendingInstruction(ResultUse.PUSH)
         kind = type(function)

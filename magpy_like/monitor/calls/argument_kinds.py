@@ -54,7 +54,7 @@ def holds_tensor(value: Any) -> bool:
     return any(holds_tensor(item) for item in elements(value) if not is_plain(item))
 
 
-def answers_in_python(operation: Any, args: tuple[Any, ...]) -> bool:
+def uses_special_methods(operation: Any, args: tuple[Any, ...]) -> bool:
     """Whether an operator is what special methods of an operand's class make of it.
 
     They are followed then, and what they apply to tensors is recorded instead.
@@ -72,10 +72,10 @@ def is_python_instance(value: Any) -> bool:
     return bool(type(value).__flags__ & HEAP_TYPE) and not is_instance(value, SCALARS)
 
 
-def is_number_like(value: Any) -> bool:
+def has_conversion_methods(value: Any) -> bool:
     """Whether a tensor operator would run methods of an instance, or of one inside, unseen."""
     if is_instance(value, CONTAINERS):
-        return goes_own_ways(value) or any(map(is_number_like, elements(value)))
+        return goes_own_ways(value) or any(map(has_conversion_methods, elements(value)))
     return is_python_instance(value) and any(hasattr(type(value), name) for name in _CONVERSIONS)
 
 

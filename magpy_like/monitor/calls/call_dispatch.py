@@ -14,9 +14,9 @@ from magpy_like.annotation import RelationKind, ValueRead, lookup, resolve
 from magpy_like.annotation.lookup import NULL as NO_RECEIVER
 from magpy_like.monitor.calls import checkpointed_functions
 from magpy_like.monitor.calls.argument_kinds import describe
-from magpy_like.monitor.calls.call_inputs import look_at_all
-from magpy_like.monitor.calls.native_calls import native
-from magpy_like.monitor.calls.torchscript import AsItIs, refusal
+from magpy_like.monitor.calls.call_inputs import read_all_inputs
+from magpy_like.monitor.calls.native_calls import begin_native_call
+from magpy_like.monitor.calls.torchscript import ScriptCall, torchscript_split
 from magpy_like.monitor.objects import attributes, class_lookup
 from magpy_like.monitor.recording import Recording
 from magpy_like.monitor.torch_state import autograd_nodes
@@ -73,15 +73,19 @@ def call(
         if function is RemovableHandle.remove and (done := autograd_nodes.remove_hook(run, *args)):
             return done
         annotation = lookup(function)
-        return None if annotation is None else native(run, annotation, function, args, kwargs)
+        return (
+            None
+            if annotation is None
+            else begin_native_call(run, annotation, function, args, kwargs)
+        )
     if kind is ScriptFunction:
-        raise refusal(function)
-    if kind is AsItIs:
+        raise torchscript_split(function)
+    if kind is ScriptCall:
         function = function.script
     annotation = lookup(function)
     operation = function
     if annotation is not None:
-        rely_on(rec, function)
+        guard_callable_identity(rec, function)
     else:
         operation, receiver = resolve(function)
         if receiver is not NO_RECEIVER:
@@ -90,11 +94,15 @@ def call(
             if bound is not None and receiver is not function:
                 rec.record_read(bound, Relation(RelationKind.SLOT, "__self__"), receiver)
             elif not is_instance(operation, types.FunctionType):
-                rely_on(rec, function)
+                guard_callable_identity(rec, function)
         if is_instance(operation, types.FunctionType):
             class_lookup.read_class(rec, kind, "__call__")
             annotation = lookup(operation)
-            return None if annotation is None else native(run, annotation, operation, args, kwargs)
+            return (
+                None
+                if annotation is None
+                else begin_native_call(run, annotation, operation, args, kwargs)
+            )
         if operation is type.__call__ and args and is_instance(args[0], type):
             function = operation = args[0]  # what a metaclass makes of a call in the end
             args, annotation = args[1:], lookup(operation)
@@ -104,7 +112,7 @@ def call(
         if is_instance(operation, types.MethodDescriptorType):
             return autograd_nodes.call_node_method(run, operation, args, kwargs)
     if annotation is not None:
-        return native(run, annotation, operation, args, kwargs)
+        return begin_native_call(run, annotation, operation, args, kwargs)
     if is_instance(function, type):
         return instantiate(run, function, args, kwargs)
     if is_instance(function, torch.jit.ScriptModule):
@@ -120,7 +128,7 @@ def call(
     )
 
 
-def rely_on(rec: Recording, function: Any) -> None:
+def guard_callable_identity(rec: Recording, function: Any) -> None:
     """What a native instance does, such as an ``itemgetter``, depends on state that it keeps."""
     node = rec.node(function)
     if node is not None and not is_identity(function):
@@ -170,7 +178,7 @@ def instantiate(run: MonitorRun, cls: type, args: tuple[Any, ...], kwargs: dict[
                     f"calls {describe(cls)}, whose {name} is native code without an annotation",
                     describe(cls),
                 )
-            look_at_all(run, annotation, owner, args, kwargs)
+            read_all_inputs(run, annotation, owner, args, kwargs)
     return _adopt_instance, None
 
 

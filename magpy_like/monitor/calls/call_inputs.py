@@ -36,11 +36,11 @@ def substitute_inputs(
     for position, value in inputs_of(args, kwargs):
         read = annotation.input(position).value_read
         shown = relation is not None and relation.of == position and relation.kind in _SHOWS
-        if shown or read in GOES_THROUGH:
+        if shown or read in READS_ELEMENTS:
             run.substitute(value, deep=read is ValueRead.ALL)
 
 
-def look_at_all(
+def read_all_inputs(
     run: MonitorRun,
     annotation: Annotation,
     operation: Any,
@@ -54,13 +54,13 @@ def look_at_all(
         read = annotation.input(position).value_read
         specialize_input(run, operation, read, value)
         rec.visit(value, read)
-        if read in COMPARES:
+        if read in COMPARES_OBJECTS:
             rec.compare(value)
 
 
 def specialize_input(run: MonitorRun, operation: Any, read: ValueRead, value: Any) -> None:
     """An argument is read in this way: numbers in it that vary are guarded, if it is looked at."""
-    if read not in LIKE_TYPES and (operation not in _MOVES or is_liftable(value)):
+    if read not in READS_TYPE_ONLY and (operation not in _MOVES or is_liftable(value)):
         run.lifted.specialize(_keys_of(value) if operation is dict else value)
 
 
@@ -87,17 +87,17 @@ _MOVES = {
 _SHOWS = (RelationKind.ITERATION, RelationKind.COPY)
 
 
-GOES_THROUGH = (ValueRead.ELEMENTS, ValueRead.PAIRS, ValueRead.ALL)
+READS_ELEMENTS = (ValueRead.ELEMENTS, ValueRead.PAIRS, ValueRead.ALL)
 
 
-COMPARES = (ValueRead.IDENTITY, ValueRead.KEYS, ValueRead.PAIRS, ValueRead.ALL)
+COMPARES_OBJECTS = (ValueRead.IDENTITY, ValueRead.KEYS, ValueRead.PAIRS, ValueRead.ALL)
 """Looks at an object that may compare it with others, or with itself."""
 
-LIKE_TYPES = (ValueRead.NONE, ValueRead.TYPE)
+READS_TYPE_ONLY = (ValueRead.NONE, ValueRead.TYPE)
 """Looks at a number that tell no more than the guard on its type."""
 
-TELL_NO_METHODS = (*LIKE_TYPES, ValueRead.IDENTITY)
+CALLS_NO_METHODS = (*READS_TYPE_ONLY, ValueRead.IDENTITY)
 """Looks at an object that ask its class for no special method."""
 
-TELLS_OBJECTS = (id, operator.is_, operator.is_not)
+DISTINGUISHES_EQUAL_OBJECTS = (id, operator.is_, operator.is_not)
 """Functions to which equal values may be different ones."""

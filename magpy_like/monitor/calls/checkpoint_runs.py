@@ -34,14 +34,14 @@ from magpy_like.torch_compat.autograd import (
 )
 
 if TYPE_CHECKING:
-    from magpy_like.monitor.calls.checkpointed_functions import Call
+    from magpy_like.monitor.calls.checkpointed_functions import CheckpointCall
     from magpy_like.monitor.recording import Recording
 
 
-class Checkpointed(IsolatedRun):
+class CheckpointRun(IsolatedRun):
     """One call of a function under a checkpoint, while it runs."""
 
-    def __init__(self, call: Call, rec: Recording) -> None:
+    def __init__(self, call: CheckpointCall, rec: Recording) -> None:
         super().__init__()
         self._call, self._outer = call, rec.checkpointed
         self.gradients_differ = call.reentrant
@@ -91,7 +91,7 @@ class Checkpointed(IsolatedRun):
             raise Split(
                 SplitReason.CHECKPOINT, "writes to an external tensor under two checkpoints"
             )
-        self._writes.append((_last(rec), self._call.saved()))
+        self._writes.append((_last(rec), self._call.saved_tensor_count()))
 
     def leave(self, rec: Recording, result: Any) -> None:
         """The function has returned ``result``.
@@ -108,15 +108,15 @@ class Checkpointed(IsolatedRun):
         if self._call.reentrant:
             self._look_at_results(rec, nodes, result)
         rec.checkpointed = self._outer
-        if self._outer is not None or not self._call.computes_again(0):
+        if self._outer is not None or not self._call.is_recomputed(0):
             return
         function = self._function(rec, nodes, result)
         for node in nodes:
             node.meta[RECOMPUTED] = function
-        for last, saved in self._writes:
+        for last, saved_tensor_count in self._writes:
             begin = 0 if last is self._last else nodes.index(last) + 1
             # The backward pass computes up to what is saved last.
-            again = self._call.computes_again(saved)
+            again = self._call.is_recomputed(saved_tensor_count)
             next(filter(_may_write, nodes[begin:])).meta[WRITES] = again
         # A reentrant function gives a tensor or a tuple of them; others give any structure.
         for tensor in pytree.tree_leaves(result):
@@ -130,7 +130,7 @@ class Checkpointed(IsolatedRun):
         """
         own = set(nodes)
         outside = [tensor for tensor, node in rec.operators.live_tensors() if node not in own]
-        memory = set(map(storage_of, [*outside, *self._call.given]))
+        memory = set(map(storage_of, [*outside, *self._call.tensor_arguments]))
         for value in result if type(result) is tuple else (result,):
             if isinstance(value, torch.Tensor):
                 if rec.operators.node_of(value) not in own or storage_of(value) in memory:
@@ -147,10 +147,13 @@ class Checkpointed(IsolatedRun):
 
     def _function(self, rec: Recording, nodes: list[fx.Node], result: Any) -> Function:
         if not self._call.reentrant:
-            known = {rec.operators.node_of(tensor) for tensor in self._call.given}
+            known = {rec.operators.node_of(tensor) for tensor in self._call.tensor_arguments}
             return Function([node for node in known if node is not None])
-        given = dict.fromkeys(map(rec.graph_value, self._call.given))
-        found = {source for node in nodes for source in node.all_input_nodes} - {*nodes, *given}
+        given = dict.fromkeys(map(rec.graph_value, self._call.tensor_arguments))
+        found = {source for node in nodes for source in node.all_input_nodes} - {
+            *nodes,
+            *given,
+        }
         # All of them are alive: the function has changed nothing that holds them.
         pairs = [pair for pair in rec.operators.live_tensors() if pair[1] in found]
         learned = [(tensor, node) for tensor, node in pairs if tensor.requires_grad]

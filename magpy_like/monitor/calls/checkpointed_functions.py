@@ -1,9 +1,9 @@
 """Functions under ``torch.utils.checkpoint``: what is done natively when one is followed.
 
-The program runs them under torch's own checkpoint, by :func:`begin` and :func:`end`, and their
-operators are nodes like any others; of the finished graph those of one function become one node.
-One that does more than to compute is not followed any more: from the next run on the program splits
-there.
+The program runs such a function under torch's own checkpoint, by :func:`begin_checkpoint` and
+:func:`end_checkpoint`. Its operators are nodes like any others; in the finished graph the nodes of
+one function become one node. A function that does more than compute is refused: in the next run the
+program splits there.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _PLAIN = {"preserve_rng_state": True, "early_stop": True}
 _OTHERS = ("context_fn", "determinism_check", "debug")
 
 
-def is_followed(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def is_checkpoint_followed(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call of ``checkpoint`` with these arguments is followed."""
     reentrant = kwargs.get("use_reentrant")
     if not torch.is_grad_enabled() or type(reentrant) is not bool or not args:
@@ -62,7 +62,7 @@ def is_followed(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         return False
     if has_global_options():
         return False
-    found = owner(args[0])
+    found = refusal_key(args[0])
     return found is not None and found not in _refused[reentrant]
 
 
@@ -77,28 +77,30 @@ def _tensors(args: Iterable[Any]) -> list[torch.Tensor]:
     return [value for value in args if is_instance(value, torch.Tensor)]
 
 
-def owner(function: Any) -> Any:
+def refusal_key(function: Any) -> Any:
     """Whom it says something of that a function does more than to compute; None for nobody."""
     if is_instance(function, functools.partial):
-        return owner(function.func)
+        return refusal_key(function.func)
     if is_instance(function, types.MethodType):
         receiver = function.__self__
-        return owner(receiver if is_instance(receiver, torch.nn.Module) else function.__func__)
+        return refusal_key(
+            receiver if is_instance(receiver, torch.nn.Module) else function.__func__
+        )
     if is_instance(function, torch.nn.Module):
         # What torch's own containers do is what their parts do.
         is_own = not type(function).__module__.startswith("torch.")
-        return owner(type(function).forward) if is_own else function
+        return refusal_key(type(function).forward) if is_own else function
     return function.__code__ if is_instance(function, types.FunctionType) else None
 
 
-class Call:
+class CheckpointCall:
     """One call of ``checkpoint``, which torch's own generator goes through."""
 
     reentrant = False
 
     def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._owner = owner(function)
-        self.given = _tensors(args)
+        self._owner = refusal_key(function)
+        self.tensor_arguments = _tensors(args)
         self._steps: Any = self._go_through(function, args, kwargs)
         next(self._steps)
 
@@ -111,13 +113,13 @@ class Call:
         """The function is not to be followed again."""
         _refused[self.reentrant].add(self._owner)
 
-    def saved(self) -> int:
+    def saved_tensor_count(self) -> int:
         """How many tensors were saved for the backward pass, while the function runs."""
         return len(self._steps.gi_frame.f_locals["new_frame"].weak_holders)
 
-    def computes_again(self, saved: int) -> bool:
+    def is_recomputed(self, saved_tensor_count: int) -> bool:
         """Whether the backward pass does again what came when so many tensors were saved."""
-        return saved < self.saved()
+        return saved_tensor_count < self.saved_tensor_count()
 
     def end(self, result: Any) -> Any:
         next(self._steps, None)
@@ -150,7 +152,7 @@ def is_under_reentrant() -> bool:
     return _here.reentrant > 0
 
 
-class ReentrantCall(Call):
+class ReentrantCheckpointCall(CheckpointCall):
     """One under ``use_reentrant=True``: the function runs without gradients, and what it has
     returned is the result of torch's own autograd function, which runs it again as a whole."""
 
@@ -173,27 +175,29 @@ class ReentrantCall(Call):
             found = CheckpointFunction.apply(run, True, *args)
         yield found
 
-    def saved(self) -> int:
+    def saved_tensor_count(self) -> int:
         return 0
 
-    def computes_again(self, saved: int) -> bool:
+    def is_recomputed(self, saved_tensor_count: int) -> bool:
         return True
 
     def end(self, result: Any) -> Any:
         return self._steps.send(result)
 
 
-def begin(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reentrant: bool) -> Call:
+def begin_checkpoint(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reentrant: bool
+) -> CheckpointCall:
     """What ``checkpoint`` does before it calls ``function``."""
-    return (ReentrantCall if reentrant else Call)(function, args, kwargs)
+    return (ReentrantCheckpointCall if reentrant else CheckpointCall)(function, args, kwargs)
 
 
-def end(call: Call, result: Any) -> Any:
+def end_checkpoint(call: CheckpointCall, result: Any) -> Any:
     """What it does behind that, and gives."""
     return call.end(result)
 
 
-def fail(call: Call, error: BaseException) -> None:
+def fail_checkpoint(call: CheckpointCall, error: BaseException) -> None:
     """What it does when the function has raised."""
     call.fail(error)
 
@@ -207,13 +211,13 @@ def _begins(run: MonitorRun, function: Any, args: Any, kwargs: Any, reentrant: b
     return _finish_begin, None
 
 
-def _finish_begin(run: MonitorRun, _: None, call: Call) -> None:
+def _finish_begin(run: MonitorRun, _: None, call: CheckpointCall) -> None:
     run.suspended -= 1
     run.account()
     run.enter_checkpoint(call)
 
 
-def _ends(run: MonitorRun, call: Call, result: Any) -> Token:
+def _ends(run: MonitorRun, call: CheckpointCall, result: Any) -> Token:
     run.recording.checkpointed.leave(run.recording, result)
     run.suspended += 1
     return _finish_end, result
@@ -231,6 +235,10 @@ def _fails(run: MonitorRun, *_: Any) -> Token:
     raise Split(SplitReason.CHECKPOINT, "raises an exception under a checkpoint")
 
 
-STEPS: dict[Any, Callable[..., Token]] = {begin: _begins, end: _ends, fail: _fails}
+STEPS: dict[Any, Callable[..., Token]] = {
+    begin_checkpoint: _begins,
+    end_checkpoint: _ends,
+    fail_checkpoint: _fails,
+}
 """What a monitor makes of the calls that stand in for ``checkpoint``."""
 FINISHERS = (_finish_begin, _finish_end)

@@ -24,7 +24,7 @@ CODE: set[types.CodeType] = set()
 """The methods of such classes."""
 
 
-def follow(wrapper: Any, attribute: str) -> None:
+def register_wrapper(wrapper: Any, attribute: str) -> None:
     """``wrapper`` is such a function, or the class of such modules."""
     if is_instance(wrapper, types.FunctionType):
         _ATTRIBUTES[wrapper.__code__] = attribute
@@ -34,19 +34,19 @@ def follow(wrapper: Any, attribute: str) -> None:
     CODE.update(method.__code__ for method in methods if is_instance(method, types.FunctionType))
 
 
-def target(function: Any) -> Any:
+def unwrap(function: Any) -> Any:
     """What a call of ``function`` is one of."""
     attribute = _attribute(function)
     return function if attribute is None else vars(function)[attribute]
 
 
-def called(rec: Recording, function: Any) -> Any:
+def read_wrapped(rec: Recording, function: Any) -> Any:
     """The same, which the program is about to call."""
     attribute, node = _attribute(function), rec.node(function)
     if attribute is None or node is None:
         return function
-    rec.record_read(node, Relation(RelationKind.ATTRIBUTE, attribute), target(function))
-    return target(function)
+    rec.record_read(node, Relation(RelationKind.ATTRIBUTE, attribute), unwrap(function))
+    return unwrap(function)
 
 
 def _attribute(function: Any) -> str | None:
@@ -56,4 +56,4 @@ def _attribute(function: Any) -> str | None:
 
 # What torch's other tracer is to leave alone is a function around the program's own. Once that
 # tracer has been used, torch's optimizers are such functions.
-follow(torch.compiler.disable(lambda: None), "_torchdynamo_orig_callable")
+register_wrapper(torch.compiler.disable(lambda: None), "_torchdynamo_orig_callable")

@@ -13,18 +13,18 @@ from typing import Any, TypeAlias
 
 import torch
 
-Rounds: TypeAlias = tuple[
+GeneratorRecipe: TypeAlias = tuple[
     Callable[[Iterator[Any]], Iterable[Any]], Callable[..., Iterable[Any]], tuple[Any, ...]
 ]
 """``(make, head, args)`` for the generator ``make(iter(head(*args)))``."""
 
 
-def hand_over(rounds: Rounds, elements: Iterator[Any]) -> Rounds:
+def return_recipe(rounds: GeneratorRecipe, elements: Iterator[Any]) -> GeneratorRecipe:
     """Is called in place of ``make``; nobody goes through ``elements``."""
     return rounds
 
 
-def apply_to_each(function: Callable[..., Any], /, *iterables: Iterable[Any]) -> Rounds:
+def map_recipe(function: Callable[..., Any], /, *iterables: Iterable[Any]) -> GeneratorRecipe:
     """Is called in place of ``map``."""
 
     def make(elements: Iterator[Any]) -> Iterable[Any]:
@@ -34,7 +34,7 @@ def apply_to_each(function: Callable[..., Any], /, *iterables: Iterable[Any]) ->
     return make, zip, iterables
 
 
-def _list(rounds: Rounds, /) -> list[Any]:
+def _list(rounds: GeneratorRecipe, /) -> list[Any]:
     make, head, args = rounds
     found = []
     try:
@@ -46,11 +46,11 @@ def _list(rounds: Rounds, /) -> list[Any]:
     return found
 
 
-def _tuple(rounds: Rounds, /) -> tuple[Any, ...]:
+def _tuple(rounds: GeneratorRecipe, /) -> tuple[Any, ...]:
     return tuple(_list(rounds))
 
 
-def _sum(rounds: Rounds, /, start: Any = 0) -> Any:
+def _sum(rounds: GeneratorRecipe, /, start: Any = 0) -> Any:
     make, head, args = rounds
     total: Any = None
     numbers: list[Any] = []
@@ -73,13 +73,13 @@ def _added(make: Any, element: Any, total: Any, numbers: list[Any], start: Any) 
     return total
 
 
-OF_GENERATORS: dict[Any, Callable[..., Any]] = {list: _list, tuple: _tuple, sum: _sum}
+CONSUMERS: dict[Any, Callable[..., Any]] = {list: _list, tuple: _tuple, sum: _sum}
 """By what a program gives a generator to."""
 
 
 CODE = {
     function.__code__
-    for function in (hand_over, apply_to_each, _added, *OF_GENERATORS.values())
+    for function in (return_recipe, map_recipe, _added, *CONSUMERS.values())
     if isinstance(function, types.FunctionType)
 }
-CODE |= {part for part in apply_to_each.__code__.co_consts if isinstance(part, types.CodeType)}
+CODE |= {part for part in map_recipe.__code__.co_consts if isinstance(part, types.CodeType)}

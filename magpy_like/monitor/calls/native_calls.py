@@ -19,27 +19,27 @@ from magpy_like.annotation import Annotation, RelationKind, ValueRead, lookup
 from magpy_like.monitor.calls import checkpointed_functions, special_methods
 from magpy_like.monitor.calls.argument_kinds import (
     describe,
+    has_conversion_methods,
     is_followed,
-    is_number_like,
     is_python_instance,
     tensors_in,
 )
 from magpy_like.monitor.calls.call_inputs import (
-    COMPARES,
-    GOES_THROUGH,
-    TELL_NO_METHODS,
-    TELLS_OBJECTS,
+    CALLS_NO_METHODS,
+    COMPARES_OBJECTS,
+    DISTINGUISHES_EQUAL_OBJECTS,
+    READS_ELEMENTS,
     specialize_input,
     visit_input,
 )
 from magpy_like.monitor.calls.native_inspections import (
-    LOOKS_INSIDE,
-    is_by_key,
-    look_at_cached,
-    look_at_callbacks,
-    look_at_numpy_errors,
-    look_at_tensors,
-    look_inside,
+    READS_ATTRIBUTES,
+    check_tensor_reads,
+    guard_cache_keys,
+    guard_numpy_error_state,
+    orders_by_key,
+    read_attributes_inside,
+    read_callback_inputs,
 )
 from magpy_like.monitor.calls.native_results import (
     NativeCall,
@@ -49,22 +49,22 @@ from magpy_like.monitor.calls.native_results import (
     finish_read,
     finish_suspended,
 )
-from magpy_like.monitor.calls.operator_body import keep_objects
+from magpy_like.monitor.calls.operator_body import add_object_inputs
 from magpy_like.monitor.calls.operator_closures import Closure, close_over
-from magpy_like.monitor.calls.read_calls import follow, inputs_of
-from magpy_like.monitor.calls.replayed_calls import SHOWN, names_caller, repeatable
+from magpy_like.monitor.calls.read_calls import inputs_of, record_read_call
+from magpy_like.monitor.calls.replayed_calls import SHOWN_ARGUMENTS, repeatable_call, reports_caller
 from magpy_like.monitor.calls.special_calls import (
-    SPECIAL,
-    finish_asking_in_eager,
+    SPECIAL_CALL_RULES,
+    finish_compiling_query,
     finish_computed,
-    finish_computed_unseen,
+    finish_computed_suspended,
     finish_fold,
     finish_item,
     finish_length,
-    finish_of_lists,
-    finish_of_lists_unseen,
+    finish_list_call,
+    finish_list_call_suspended,
 )
-from magpy_like.monitor.calls.write_calls import write
+from magpy_like.monitor.calls.write_calls import record_write
 from magpy_like.monitor.objects import attributes, object_addresses
 from magpy_like.monitor.objects.containers import any_hashes_in_python, hashes_in_python
 from magpy_like.monitor.operator_graph.failing_operators import may_succeed
@@ -130,7 +130,7 @@ _DEPENDS_ON_NOTHING = {
 """Changes that can be repeated on whatever the container holds by then."""
 
 
-def native(
+def begin_native_call(
     run: MonitorRun,
     annotation: Annotation,
     operation: Any,
@@ -143,11 +143,11 @@ def native(
         if _leaves_a_set(rec, operation, args):
             asks = lookup(set.__contains__)
             assert asks is not None
-            return native(run, asks, set.__contains__, args, {})
+            return begin_native_call(run, asks, set.__contains__, args, {})
         confined.check_call(annotation, operation, args, kwargs)
     on_graph = annotation.as_op_node and not rec.inside
     call = NativeCall(annotation, operation, args, kwargs, on_graph)
-    for rule in SPECIAL:
+    for rule in SPECIAL_CALL_RULES:
         token = rule(run, call)
         if token is not NotImplemented:
             return token
@@ -156,19 +156,23 @@ def native(
     relation = annotation.output.relation
     if relation is not None and relation.access == "write" and args and is_plain(args[0]):
         run.lifted.specialize(args[1:])  # a value that is written in Python, such as a UUID
-    if relation is not None and relation.access == "write" and write(run, annotation, args, kwargs):
+    if (
+        relation is not None
+        and relation.access == "write"
+        and record_write(run, annotation, args, kwargs)
+    ):
         return finish_pure, call
     if annotation.calls:
-        look_at_callbacks(rec, annotation, args, kwargs)
-    if getattr(operation, "__name__", "") in LOOKS_INSIDE:
+        read_callback_inputs(rec, annotation, args, kwargs)
+    if getattr(operation, "__name__", "") in READS_ATTRIBUTES:
         for value in (*args, *kwargs.values()):
-            look_inside(rec, operation, value)
+            read_attributes_inside(rec, operation, value)
     changed = _look_at_inputs(run, call)
     # Effects come last: where the program splits at this call, a mock that had them would do what
     # the call behind it does, too.
     _have_effects(run, call, changed)
     if relation is not None and relation.access == "read":
-        follow(run, annotation, args, kwargs)
+        record_read_call(run, annotation, args, kwargs)
     if on_graph:
         rec.called = []
         if operation in _CALLS_LATER:
@@ -215,11 +219,11 @@ def _allow(
         if not annotation.pure_closure:
             name = describe(operation)
             raise Split(*annotation.split_cause(name, SplitReason.DYNAMIC_OPERATION))
-        look_at_tensors(run, annotation, operation, args, kwargs)
+        check_tensor_reads(run, annotation, operation, args, kwargs)
     if is_instance(operation, np.ufunc | NUMPY):
-        look_at_numpy_errors(rec)
-    if operation in special_methods.ASKS:
-        special_methods.ask_class(rec, operation, args)
+        guard_numpy_error_state(rec)
+    if operation in special_methods.CLASS_CHECKS:
+        special_methods.read_class_checks(rec, operation, args)
     if operation in _TELLS_SIGNATURE and args:
         attributes.read_signature(rec, args[0])
 
@@ -234,28 +238,32 @@ def _look_at_inputs(run: MonitorRun, call: NativeCall) -> list[Any]:
         Those that are changed in place, but for tensors.
     """
     rec, operation, on_graph = run.recording, call.operation, call.on_graph
-    by_key = is_by_key(operation, call.kwargs)
+    by_key = orders_by_key(operation, call.kwargs)
     changed = []
     hands_on = operation in _CALLS_EACH and bool(call.args) and is_followed(call.args[0])
     is_of_sets = getattr(operation, "__objclass__", None) in (set, frozenset) or operation is bool
     for position, value in inputs_of(call.args, call.kwargs):
         wanted = call.annotation.input(position)
-        if run.lifted and not (on_graph or hands_on) and position not in SHOWN.get(operation, ()):
+        if (
+            run.lifted
+            and not (on_graph or hands_on)
+            and position not in SHOWN_ARGUMENTS.get(operation, ())
+        ):
             specialize_input(run, operation, wanted.value_read, value)
         elif on_graph and type(value) is str and run.lifted:
             run.lifted.specialize(value)  # an operator's mode, not a value
         if is_plain(value):
-            if operation in TELLS_OBJECTS:
+            if operation in DISTINGUISHES_EQUAL_OBJECTS:
                 rec.require_distinct(value)
             continue
-        if operation is set.pop or (wanted.value_read in GOES_THROUGH and not is_of_sets):
+        if operation is set.pop or (wanted.value_read in READS_ELEMENTS and not is_of_sets):
             object_addresses.look_at_order(rec, value)
-        if wanted.value_read not in TELL_NO_METHODS:
-            special_methods.look_for_all(rec, value)
+        if wanted.value_read not in CALLS_NO_METHODS:
+            special_methods.read_special_methods(rec, value)
         if wanted.in_place and not is_instance(value, torch.Tensor):
             changed.append(value)
         elif on_graph:
-            if is_number_like(value):
+            if has_conversion_methods(value):
                 raise Split(
                     SplitReason.UNSUPPORTED_OPERAND,
                     f"passes a {type(value).__qualname__} to a tensor operator",
@@ -269,7 +277,7 @@ def _look_at_inputs(run: MonitorRun, call: NativeCall) -> list[Any]:
             rec.visit(value, ValueRead.ELEMENTS)
         else:
             rec.visit(value, wanted.value_read)
-        if not on_graph and wanted.value_read in COMPARES:
+        if not on_graph and wanted.value_read in COMPARES_OBJECTS:
             rec.compare(value)
     return changed
 
@@ -284,11 +292,11 @@ does with them, and nothing else looks."""
 def _have_effects(run: MonitorRun, call: NativeCall, changed: list[Any]) -> None:
     rec, operation, args, kwargs = run.recording, call.operation, call.args, call.kwargs
     if call.annotation.replay:
-        rec.calls.append(repeatable(rec, operation, args, kwargs))
-        if names_caller(operation, args, kwargs):
+        rec.calls.append(repeatable_call(rec, operation, args, kwargs))
+        if reports_caller(operation, args, kwargs):
             run.called_instead = rec.calls[-1]
     for value in changed:
-        change(rec, operation, value, args, kwargs)
+        record_change(rec, operation, value, args, kwargs)
     if getattr(operation, "__name__", "") in MAKES_SEVERAL and args and call.on_graph:
         if is_instance(args[0], torch.Tensor) and _data_decides_sizes(rec, args[0]):
             run.lifted.fix_sizes(args[0])
@@ -300,7 +308,7 @@ def _data_decides_sizes(rec: Recording, tensor: torch.Tensor) -> bool:
     return unknown or rec.operators.has_data_dependent_shape(tensor)
 
 
-def change(
+def record_change(
     rec: Recording,
     operation: Any,
     value: Any,
@@ -342,7 +350,7 @@ def _begin_operator(run: MonitorRun, call: NativeCall) -> Token:
         elif operation is torch.autograd.grad:
             rec.stays_whole = f"{describe(operation)} takes gradients inside"
         if operation in _CUSTOM_FUNCTION:
-            keep_objects(rec, call.args)
+            add_object_inputs(rec, call.args)
             if function_mode_count():
                 rec.running_as_is = f"{describe(operation)} goes backward under a default device"
         rec.given = {id(tensor): tensor for tensor in _given_to(call)}
@@ -377,7 +385,7 @@ def _begin(run: MonitorRun, call: NativeCall) -> Token:
                     f"calls {describe(operation)}, whose cache it has created",
                     describe(operation),
                 )
-            look_at_cached(rec, (*args, *kwargs.values()))
+            guard_cache_keys(rec, (*args, *kwargs.values()))
         run.suspended += 1
         return finish_suspended, call
     finish = finish_pure if annotation.output.relation is None else finish_read
@@ -408,9 +416,9 @@ def _calls_back(value: Any) -> bool:
 
 
 _SUSPENDED = (
-    finish_asking_in_eager,
-    finish_computed_unseen,
-    finish_of_lists_unseen,
+    finish_compiling_query,
+    finish_computed_suspended,
+    finish_list_call_suspended,
     finish_suspended,
     finish_operator_suspended,
     finish_length,
@@ -420,7 +428,7 @@ _SUSPENDED = (
 )
 
 
-def undo(run: MonitorRun, finish: Callable[..., None], payload: Any) -> SplitCause | None:
+def finish_raising(run: MonitorRun, finish: Callable[..., None], payload: Any) -> SplitCause | None:
     """The call raised: leave the state that entering it has set.
 
     Returns:
@@ -433,9 +441,9 @@ def undo(run: MonitorRun, finish: Callable[..., None], payload: Any) -> SplitCau
     """
     if finish in _SUSPENDED:
         run.suspended -= 1
-    if finish in (finish_computed, finish_computed_unseen, finish_fold):
+    if finish in (finish_computed, finish_computed_suspended, finish_fold):
         run.lifted.specialize(payload[1])
-    elif finish in (finish_of_lists, finish_of_lists_unseen):
+    elif finish in (finish_list_call, finish_list_call_suspended):
         run.lifted.specialize(payload[1])
         for value in payload[1]:
             run.recording.visit(value, ValueRead.ALL)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
 
 
-def look_at_callbacks(
+def read_callback_inputs(
     rec: Recording, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
     """Native code that is called with parts of the other inputs looks at them out of sight.
@@ -81,7 +81,7 @@ def _only_looks(function: Any) -> bool:
     return relation is None or (relation.access == "read" and relation.kind not in ATTRIBUTES)
 
 
-def look_at_tensors(
+def check_tensor_reads(
     run: MonitorRun,
     annotation: Annotation,
     operation: Any,
@@ -89,7 +89,7 @@ def look_at_tensors(
     kwargs: Mapping[str, Any],
 ) -> None:
     """Section 5.3.1, step 5: a pure operation that reads a tensor's data is dynamic."""
-    by_key = is_by_key(operation, kwargs)
+    by_key = orders_by_key(operation, kwargs)
     for position, value in inputs_of(args, kwargs):
         if is_plain(value) or not holds_tensor(value) or run.recording.constants.hold(value):
             continue
@@ -110,7 +110,7 @@ def look_at_tensors(
             name = getattr(operation, "__name__", "")
             if name in tensor_metadata.UNCHECKED:
                 tensor_metadata.guard_metadata(run, tensor_metadata.getter(operation), value)
-            if name not in SHAPELESS and not _is_repeated(run):
+            if name not in READS_NO_SIZES and not _is_repeated(run):
                 run.lifted.fix_sizes(value)
 
 
@@ -123,7 +123,7 @@ def _is_repeated(run: MonitorRun) -> bool:
 _ORDERS = {sorted, min, max, list.sort}
 
 
-def is_by_key(operation: Any, kwargs: Mapping[str, Any]) -> bool:
+def orders_by_key(operation: Any, kwargs: Mapping[str, Any]) -> bool:
     """Whether elements are put in order by what Python code makes of each, and by nothing else."""
     return operation in _ORDERS and kwargs.get("key") is not None and is_followed(kwargs["key"])
 
@@ -131,7 +131,7 @@ def is_by_key(operation: Any, kwargs: Mapping[str, Any]) -> bool:
 _HASHED = (set, frozenset, dict)
 _SIZES = (ValueRead.TYPE, ValueRead.LENGTH)
 
-SHAPELESS = {
+READS_NO_SIZES = {
     "dtype", "device", "layout", "dim", "ndim", "ndimension", "is_cuda", "is_cpu", "requires_grad",
     "is_floating_point", "is_complex", "is_tensor", "get_device", "is_sparse", "is_quantized",
     "is_nested", "is_mkldnn", "is_meta", "is_mps", "is_leaf", "grad_fn", "element_size", "itemsize",
@@ -143,17 +143,17 @@ SHAPELESS = {
 """Looks at a tensor that tell nothing about its sizes; `getattr` is none where it tells them."""
 
 
-def look_at_numpy_errors(rec: Recording) -> None:
+def guard_numpy_error_state(rec: Recording) -> None:
     """What NumPy calculates may raise, or warn, as `np.seterr` says."""
     if not any(operation is np.geterr for operation, *_ in rec.state_reads):
         rec.state_reads.append((np.geterr, (), {}, np.geterr()))
 
 
-LOOKS_INSIDE = {"__reduce__", "__reduce_ex__", "__getstate__", "format", "format_map"}
+READS_ATTRIBUTES = {"__reduce__", "__reduce_ex__", "__getstate__", "format", "format_map"}
 """Native methods that read attributes of instances without an instruction that says so."""
 
 
-def look_inside(rec: Recording, operation: Any, value: Any) -> None:
+def read_attributes_inside(rec: Recording, operation: Any, value: Any) -> None:
     """Native code looks at all attributes of an instance, or at those that a format names.
 
     Raises:
@@ -170,7 +170,7 @@ def look_inside(rec: Recording, operation: Any, value: Any) -> None:
     attributes.read_all(rec, value)
 
 
-def look_at_cached(rec: Recording, values: Iterable[Any]) -> None:
+def guard_cache_keys(rec: Recording, values: Iterable[Any]) -> None:
     """A cached function keeps an instance as a key, which stands for itself.
 
     Raises:
@@ -183,7 +183,7 @@ def look_at_cached(rec: Recording, values: Iterable[Any]) -> None:
                 f"passes a {type(value).__qualname__} with a Python __hash__ to a cached function",
             )
         if is_instance(value, tuple | frozenset):
-            look_at_cached(rec, value)
+            guard_cache_keys(rec, value)
             continue
         node = None if is_plain(value) else rec.node(value)
         if node is not None and not is_instance(value, CONTAINERS):

@@ -18,7 +18,7 @@ import torch
 from magpy_like.annotation import Annotation, RelationKind
 from magpy_like.annotation.schema import InputProperty, OutputProperty
 from magpy_like.monitor.calls.argument_kinds import describe, holds_tensor, tensors_in
-from magpy_like.monitor.calls.read_calls import inputs_of, number_at
+from magpy_like.monitor.calls.read_calls import inputs_of, location_of_number
 from magpy_like.monitor.objects import object_addresses
 from magpy_like.monitor.operator_graph.data_dependent_sizes import declared_shape
 from magpy_like.monitor.region_entry import ASK_WHETHER_COMPILING
@@ -95,7 +95,9 @@ def finish_read(run: MonitorRun, done: NativeCall, result: Any) -> Any:
     assert done.annotation.output.relation is not None
     if not is_number(result):
         return None
-    place = number_at(run.recording, done.annotation.output.relation, done.args, done.kwargs)
+    place = location_of_number(
+        run.recording, done.annotation.output.relation, done.args, done.kwargs
+    )
     return None if place is None else run.lift_element(*place, result)
 
 
@@ -109,14 +111,14 @@ def finish_followed(run: MonitorRun, _: None, result: Any) -> None:
     run.recording.bear(result)
 
 
-def judged(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token:
+def recorded_call(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token:
     """For a call of which the recording knows all by now, but for its result."""
     return finish_pure, NativeCall(_JUDGED, operation, args, kwargs, on_graph=False)
 
 
-def tensor_operation(args: tuple[Any, ...]) -> Token:
+def recorded_tensor_call(args: tuple[Any, ...]) -> Token:
     """For an instruction that runs a tensor operator which the recording knows of already."""
-    return judged(None, args, {})
+    return recorded_call(None, args, {})
 
 
 def finish_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:

@@ -17,7 +17,9 @@ from magpy_like.split_points import EffectInsideOperator, Split
 from magpy_like.split_reasons import SplitReason
 
 
-def look_for_strangers(rec: Recording, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def check_undeclared_tensors(
+    rec: Recording, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
     """A tensor that reaches an operator's Python code by another way than its arguments.
 
     Raises:
@@ -39,7 +41,7 @@ def look_for_strangers(rec: Recording, args: tuple[Any, ...], kwargs: Mapping[st
             )
 
 
-def keep_objects(rec: Recording, args: tuple[Any, ...]) -> None:
+def add_object_inputs(rec: Recording, args: tuple[Any, ...]) -> None:
     """The backward pass of a custom function may read, late and unseen, what it was given.
 
     So an object from outside is an input of the graph, like a tensor, and the graph is not
@@ -49,7 +51,7 @@ def keep_objects(rec: Recording, args: tuple[Any, ...]) -> None:
         if is_instance(value, torch.Tensor | Closure) or is_plain(value) or is_identity(value):
             continue
         if is_instance(value, CONTAINERS):
-            keep_objects(rec, (None, *elements(value)))
+            add_object_inputs(rec, (None, *elements(value)))
             continue
         rec.running_as_is = f"a custom function is given a {type(value).__qualname__}"
         node = rec.node(value)

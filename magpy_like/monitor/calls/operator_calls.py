@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from magpy_like.annotation import ValueRead, lookup
-from magpy_like.monitor.calls.argument_kinds import answers_in_python, holds_tensor
-from magpy_like.monitor.calls.native_calls import change, native
-from magpy_like.monitor.calls.native_inspections import look_at_numpy_errors
-from magpy_like.monitor.calls.native_results import finish_followed, judged
+from magpy_like.monitor.calls.argument_kinds import holds_tensor, uses_special_methods
+from magpy_like.monitor.calls.native_calls import begin_native_call, record_change
+from magpy_like.monitor.calls.native_inspections import guard_numpy_error_state
+from magpy_like.monitor.calls.native_results import finish_followed, recorded_call
 from magpy_like.monitor.objects import class_lookup, object_addresses
 from magpy_like.monitor.objects.containers import CONTAINERS
 from magpy_like.monitor.recording import Recording
@@ -83,7 +83,7 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
     """
     rec = run.recording
     on_tensors = any(is_instance(value, torch.Tensor) for value in args)
-    in_python = answers_in_python(operation, args)
+    in_python = uses_special_methods(operation, args)
     if operation in FORMATS and is_instance(args[0], str | bytes | bytearray):
         if holds_tensor(args[1]):
             raise Split(SplitReason.TENSOR_VALUE_READ, "formats a tensor as text")
@@ -91,9 +91,9 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
         annotation = lookup(operation)
         if annotation is None:
             raise Split(SplitReason.TENSOR_VALUE_READ, f"applies {operation.__name__} to a tensor")
-        return native(run, annotation, operation, args, {})
+        return begin_native_call(run, annotation, operation, args, {})
     if any(is_instance(value, np.ndarray) for value in args):
-        look_at_numpy_errors(rec)
+        guard_numpy_error_state(rec)
     in_place = operation.__name__ in IN_PLACE
     for position, value in enumerate(args):
         if is_plain(value):
@@ -102,7 +102,7 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
         node = rec.node(value)
         if position == 0 and in_place and node is not None and is_instance(value, _CHANGE_IN_PLACE):
             if is_instance(value, list) and operation is operator.iadd:
-                change(rec, list.extend, value, args, {})
+                record_change(rec, list.extend, value, args, {})
             else:
                 rec.rewrite(node)
         elif is_instance(value, CONTAINERS):
@@ -123,7 +123,7 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
         return object_addresses.finish_text, None
     if in_python:
         return finish_followed, None
-    return judged(operation, args, {})
+    return recorded_call(operation, args, {})
 
 
 FORMATS = (operator.mod, operator.imod)
@@ -158,7 +158,7 @@ _SPECIAL = {
 }
 
 
-def identify(rec: Recording, left: Any, right: Any) -> None:
+def record_identity_test(rec: Recording, left: Any, right: Any) -> None:
     """``left is right``: two variables from outside that differ must differ again."""
     if is_plain(left) or is_plain(right):
         if is_same_value(left, right):

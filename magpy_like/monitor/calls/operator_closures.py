@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.annotation import RelationKind
-from magpy_like.monitor.calls.checkpointed_functions import owner
+from magpy_like.monitor.calls.checkpointed_functions import refusal_key
 from magpy_like.monitor.objects.containers import CONTAINERS
 from magpy_like.monitor.operator_graph.function_nodes import REPLAYED
 from magpy_like.native.instance_checks import is_instance
@@ -50,11 +50,11 @@ class Closure:
         self.code = next(iter(makers.codes), None)
         """That of the program's outermost function, which torch may have wrapped."""
 
-    def made_of(self, operands: Sequence[Any]) -> Any:
+    def rebuild(self, operands: Sequence[Any]) -> Any:
         """The callable, with ``operands`` in place of its own."""
         return self._make(operands, {})
 
-    def take(self) -> tuple[Any, ...]:
+    def take_operands(self) -> tuple[Any, ...]:
         """The operands, which it does not hold from here on."""
         operands, self.operands = tuple(self.operands), []
         return operands
@@ -72,7 +72,7 @@ def close_over(rec: Recording, value: Any) -> Any:
     """
     called = None
     if is_instance(value, torch.nn.Module):
-        called = owner(value)
+        called = refusal_key(value)
     elif is_instance(value, torch.autograd.function.FunctionMeta):
         called = value
     elif _refers(value):
@@ -102,7 +102,7 @@ def refuse(rec: Recording) -> None:
     _refused.update(rec.called)
 
 
-def with_operands(
+def expand_closures(
     operation: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
     """``operation`` as a function that is given, where it takes a closure, the operands of that;
@@ -114,8 +114,8 @@ def with_operands(
 
     def run(*args: Any, **kwargs: Any) -> Any:
         return operation(
-            *(closures[i].made_of(v) if i in closures else v for i, v in enumerate(args)),
-            **{k: closures[k].made_of(v) if k in closures else v for k, v in kwargs.items()},
+            *(closures[i].rebuild(v) if i in closures else v for i, v in enumerate(args)),
+            **{k: closures[k].rebuild(v) if k in closures else v for k, v in kwargs.items()},
         )
 
     run.__name__ = run.__qualname__ = getattr(operation, "__name__", "operator")
@@ -124,7 +124,7 @@ def with_operands(
 
 
 def _operands(value: Any) -> Any:
-    return value.take() if is_instance(value, Closure) else value
+    return value.take_operands() if is_instance(value, Closure) else value
 
 
 class _Makers:

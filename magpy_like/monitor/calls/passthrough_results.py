@@ -25,7 +25,7 @@ _CONVERTED = (_FORMAT, _STR, _REPR)
 """Those that a field of an f-string asks, by its conversion."""
 
 
-def is_handed_through(
+def is_passed_through(
     code: types.CodeType, caller: types.FrameType, operands: tuple[Any, ...], value: Any
 ) -> bool:
     """Whether the instruction that ``caller`` is in gives ``value``, which a function of this code

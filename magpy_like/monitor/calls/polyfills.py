@@ -24,10 +24,10 @@ import torch.utils.checkpoint
 from magpy_like.bytecode.local_uses import FRAME_INSPECTORS
 from magpy_like.monitor.calls import element_consumers, torchscript
 from magpy_like.monitor.calls.checkpointed_functions import (
-    begin,
-    end,
-    fail,
-    is_followed,
+    begin_checkpoint,
+    end_checkpoint,
+    fail_checkpoint,
+    is_checkpoint_followed,
     is_under_reentrant,
 )
 from magpy_like.monitor.objects.containers import CONTAINERS, elements
@@ -104,15 +104,15 @@ def _reduce(function: Callable[..., Any], iterable: Iterable[Any], /, *initial: 
 
 
 def _map(function: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
-    return map(spread(function), *iterables)
+    return map(variadic(function), *iterables)
 
 
 def _filter(function: Callable[..., Any] | None, iterable: Iterable[Any], /) -> Iterator[Any]:
-    return filter(spread(bool if function is None else function), iterable)
+    return filter(variadic(bool if function is None else function), iterable)
 
 
 def _starmap(function: Callable[..., Any], iterable: Iterable[Any], /) -> Iterator[Any]:
-    return itertools.starmap(spread(function), iterable)
+    return itertools.starmap(variadic(function), iterable)
 
 
 def _call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -136,7 +136,7 @@ def _running(items: Iterator[Any], function: Callable[..., Any], total: Any) -> 
 
 
 def _sorted_by_key(*args: Any, key: Callable[..., Any], **kwargs: Any) -> Any:
-    return sorted(*args, key=spread(key), **kwargs)
+    return sorted(*args, key=variadic(key), **kwargs)
 
 
 # Two functions, as with `_max`: a branch on what `>` gives is followed further than one on what a
@@ -219,13 +219,13 @@ def _checkpoint_followed(
     early_stop: Any = None,
     **kwargs: Any,
 ) -> Any:
-    call = begin(function, args, kwargs, use_reentrant)
+    call = begin_checkpoint(function, args, kwargs, use_reentrant)
     try:
         result = function(*args, **kwargs)
     except BaseException as error:
-        fail(call, error)
+        fail_checkpoint(call, error)
         raise
-    return end(call, result)
+    return end_checkpoint(call, result)
 
 
 def _attrgetter(getter: operator.attrgetter[Any]) -> Callable[[Any], Any]:
@@ -275,7 +275,7 @@ def _partial(given: functools.partial[Any]) -> Callable[..., Any]:
     return partial
 
 
-def spread(function: Callable[..., Any]) -> Callable[..., Any]:
+def variadic(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function``, for arguments that are only known once an iterable was used up."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -423,7 +423,7 @@ _ROWS: tuple[tuple[Any, Applies, Callable[..., Any]], ...] = (
     (itertools.accumulate, _adds_up, _accumulate),
     (torch.utils.checkpoint.checkpoint, _plain_checkpoint, _checkpoint),
     (associative_scan, _is_of_elements, _scan),
-    (torch.utils.checkpoint.checkpoint, is_followed, _checkpoint_followed),
+    (torch.utils.checkpoint.checkpoint, is_checkpoint_followed, _checkpoint_followed),
     (torch.nn.RNNBase.flatten_parameters, _always, _leave_parameters),
     *((chooser, _is_mapping, _of_keys(chooser)) for chooser in (sorted, min, max)),
     *((chooser, _is_lazy, _of_list(chooser)) for chooser in (tuple, sorted, min, max, math.fsum)),
@@ -442,7 +442,7 @@ def polyfill(
 ) -> Callable[..., Any] | None:
     """The function to call instead, or None when native code does nothing that must be seen."""
     if type(function) is ScriptFunction:
-        return torchscript.in_python(function, args, kwargs)
+        return torchscript.python_equivalent(function, args, kwargs)
     if type(function) is functools.partial and _is_replaced_as_part(function, args, kwargs):
         return _partial(function)
     getter = _GETTERS.get(type(function))
@@ -482,7 +482,7 @@ CODE = (
     | {function.__code__ for _, _, function in _ROWS if isinstance(function, types.FunctionType)}
     | {
         constant
-        for maker in (spread, _partial, *_GETTERS.values())
+        for maker in (variadic, _partial, *_GETTERS.values())
         for constant in maker.__code__.co_consts
         if isinstance(constant, types.CodeType) and not constant.co_name.startswith("<")
     }

@@ -38,7 +38,7 @@ def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[in
 NOT_GIVEN = object()
 
 
-def way_of(
+def resolve_relation(
     relation: RelationProperty, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, Any, Any]:
     """The owner, key and value that an operation was given for a relation; or NOT_GIVEN."""
@@ -50,14 +50,14 @@ def way_of(
 ATTRIBUTES = (RelationKind.ATTRIBUTE, RelationKind.HAS_ATTRIBUTE)
 
 
-def follow(
+def record_read_call(
     run: MonitorRun, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
     """The result is a variable that is there already: walk the way that leads to it."""
     rec = run.recording
     relation = annotation.output.relation
     assert relation is not None
-    source, key, _ = way_of(relation, args, kwargs)
+    source, key, _ = resolve_relation(relation, args, kwargs)
     if source is None or source is NOT_GIVEN:
         return
     if relation.kind is RelationKind.CONTEXT:
@@ -87,21 +87,21 @@ def follow(
     elif relation.kind in (RelationKind.ITEM, RelationKind.KEY) and key is not NOT_GIVEN:
         read_item(rec, source, key)
     elif relation.kind is RelationKind.MEMBERSHIP and key is not NOT_GIVEN:
-        look_for(rec, source, key)
+        read_membership(rec, source, key)
     elif relation.kind in (RelationKind.ITERATION, RelationKind.ELEMENT, RelationKind.COPY):
         iterate(rec, source)
     elif relation.kind is RelationKind.LENGTH:
         rec.visit(source, ValueRead.LENGTH)
 
 
-def number_at(
+def location_of_number(
     rec: Recording,
     relation: RelationProperty,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> tuple[ShadowNode, Relation] | None:
     """The place that a call has just read a number from, if a number there can be lifted."""
-    source, key, _ = way_of(relation, args, kwargs)
+    source, key, _ = resolve_relation(relation, args, kwargs)
     place: tuple[ShadowNode | None, Relation] | None = None
     if relation.kind is RelationKind.ATTRIBUTE and not is_instance(source, torch.Tensor):
         place = attributes.number_at(rec, source, key)[:2]
@@ -178,7 +178,7 @@ def read_item(rec: Recording, source: Any, key: Any) -> None:
         rec.open(node)
 
 
-def look_for(rec: Recording, source: Any, key: Any) -> None:
+def read_membership(rec: Recording, source: Any, key: Any) -> None:
     """``key in source``: of a mapping one key, of anything else all elements."""
     source = rec.proxied(source)
     node = rec.node(source)

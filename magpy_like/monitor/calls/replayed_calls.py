@@ -23,7 +23,7 @@ _PACKAGE = str(Path(__file__).parents[2])
 
 _SHOWS = {warnings.warn, warnings.warn_explicit}
 _LOGGING = logging.Logger._log.__code__.co_filename
-SHOWN = {logging.Logger._log: (2, 3), warnings.warn: (0,), warnings.warn_explicit: (0,)}
+SHOWN_ARGUMENTS = {logging.Logger._log: (2, 3), warnings.warn: (0,), warnings.warn_explicit: (0,)}
 """Positions of the arguments that are shown as they are: they may be made of lifted numbers."""
 _STACKLEVEL: dict[Any, int] = {warnings.warn: 2, logging.Logger._log: 7}
 """Calls that can name a caller's place, and which argument says which one's."""
@@ -34,7 +34,7 @@ _UNCHANGING = (type, Enum, torch.Size, torch.dtype, torch.device)
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
-def repeatable(
+def repeatable_call(
     rec: Recording, operation: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Call:
     """The call that does from a mock what this one does from the program.
@@ -77,7 +77,7 @@ def repeatable(
     return warnings.warn_explicit, (message, category or UserWarning, *place, registry), {}
 
 
-def names_caller(
+def reports_caller(
     operation: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
     """Whether a call tells where a caller stands: frames of this package lie between."""
@@ -85,7 +85,7 @@ def names_caller(
     return at is not None and (args[at] if len(args) > at else kwargs.get("stacklevel", 1)) != 1
 
 
-def instead(call: Call) -> Callable[..., Any]:
+def fixed_call(call: Call) -> Callable[..., Any]:
     """What makes this call, whatever it is given itself."""
     operation, args, kwargs = call
     return lambda *_, **__: operation(*args, **kwargs)
@@ -159,15 +159,15 @@ def _program_frame(level: int, library: str = "") -> types.FrameType | None:
 
     Frames of this package, and those of ``library`` that come first, are none of the program.
     """
-    frame = outward(sys._getframe(1))
+    frame = innermost_program_frame(sys._getframe(1))
     while frame is not None and frame.f_code.co_filename == library:
-        frame = outward(frame.f_back)
+        frame = innermost_program_frame(frame.f_back)
     for _ in range(level - 1):
-        frame = outward(frame.f_back) if frame is not None else None
+        frame = innermost_program_frame(frame.f_back) if frame is not None else None
     return frame
 
 
-def outward(frame: types.FrameType | None) -> types.FrameType | None:
+def innermost_program_frame(frame: types.FrameType | None) -> types.FrameType | None:
     """The innermost frame that is none of this package, from ``frame`` out."""
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back

@@ -19,20 +19,20 @@ import torch
 from magpy_like.annotation import Annotation, RelationKind, ValueRead
 from magpy_like.monitor import speculation
 from magpy_like.monitor.calls.argument_kinds import (
-    answers_in_python,
     describe,
     holds_tensor,
+    uses_special_methods,
 )
 from magpy_like.monitor.calls.call_inputs import substitute_inputs, visit_input
-from magpy_like.monitor.calls.native_inspections import SHAPELESS
+from magpy_like.monitor.calls.native_inspections import READS_NO_SIZES
 from magpy_like.monitor.calls.native_results import (
     NativeCall,
     finish_followed,
     finish_operator_suspended,
     finish_pure,
-    judged,
+    recorded_call,
 )
-from magpy_like.monitor.calls.operator_body import look_for_strangers
+from magpy_like.monitor.calls.operator_body import check_undeclared_tensors
 from magpy_like.monitor.objects import exc_info, locks, object_addresses
 from magpy_like.monitor.objects.containers import CONTAINERS
 from magpy_like.monitor.operator_graph.constant_tensors import VALUE_READERS
@@ -82,7 +82,7 @@ def _takes_part_already(run: MonitorRun, call: NativeCall) -> Any:
     if any(value is not True for value in wanted):
         return NotImplemented
     if rec.node(tensor) is None and rec.operators.node_of(tensor) and tensor.requires_grad:
-        return judged(call.operation, call.args, call.kwargs)
+        return recorded_call(call.operation, call.args, call.kwargs)
     return NotImplemented
 
 
@@ -109,11 +109,11 @@ def _of_autograd(run: MonitorRun, call: NativeCall) -> Any:
 def _asks_whether_compiling(run: MonitorRun, call: NativeCall) -> Any:
     if call.operation in ASK_WHETHER_COMPILING and run.at and hears_what_eager_hears(run.at):
         run.suspended += 1
-        return finish_asking_in_eager, None
+        return finish_compiling_query, None
     return NotImplemented
 
 
-def finish_asking_in_eager(run: MonitorRun, _: None, result: Any) -> bool:
+def finish_compiling_query(run: MonitorRun, _: None, result: Any) -> bool:
     run.suspended -= 1
     return False
 
@@ -128,7 +128,7 @@ def _tells_address(run: MonitorRun, call: NativeCall) -> Any:
 
 def _leaves_quietly(run: MonitorRun, call: NativeCall) -> Any:
     if locks.leaves_quietly(run.recording, call.operation, call.args):
-        return judged(call.operation, call.args, call.kwargs)
+        return recorded_call(call.operation, call.args, call.kwargs)
     return NotImplemented
 
 
@@ -172,7 +172,7 @@ def _goes_to_current_gpu(run: MonitorRun, call: NativeCall) -> Any:
 
 def _with_strangers(run: MonitorRun, call: NativeCall) -> Any:
     if run.recording.inside:
-        look_for_strangers(run.recording, call.args, call.kwargs)
+        check_undeclared_tensors(run.recording, call.args, call.kwargs)
     return NotImplemented
 
 
@@ -197,7 +197,7 @@ def _is_outside(rec: Recording, tensor: Any) -> bool:
 
 
 def _answers_in_python(run: MonitorRun, call: NativeCall) -> Any:
-    if call.annotation.as_op_node and answers_in_python(call.operation, call.args):
+    if call.annotation.as_op_node and uses_special_methods(call.operation, call.args):
         for value in call.args:
             visit_input(run.recording, value)
         return finish_followed, None
@@ -269,7 +269,7 @@ def _finish_constant(run: MonitorRun, done: NativeCall, result: Any) -> None:
 def _asks_for_truth(run: MonitorRun, call: NativeCall) -> Any:
     if speculation.asks_for_truth(call.operation, call.args):
         speculation.speculate_on_branch(run, call.args[0])
-        return judged(call.operation, call.args, call.kwargs)
+        return recorded_call(call.operation, call.args, call.kwargs)
     return NotImplemented
 
 
@@ -278,7 +278,7 @@ def _asks_for_values(run: MonitorRun, call: NativeCall) -> Any:
     if speculation.asks_for_values(operation, args) and holds_tensor(args):
         try:
             speculation.speculate_on_values(run, operation, args, call.kwargs)
-            return judged(call.operation, call.args, call.kwargs)
+            return recorded_call(call.operation, call.args, call.kwargs)
         except Split:
             if not speculation.gives_numbers(operation, args):
                 raise
@@ -349,8 +349,8 @@ def _of_varying_lists(run: MonitorRun, call: NativeCall) -> Any:
         run.recording.visit(value, ValueRead.TYPE)
     if is_instance(call.operation, NUMPY_FUNCTIONS):
         run.suspended += 1
-        return finish_of_lists_unseen, function
-    return finish_of_lists, function
+        return finish_list_call_suspended, function
+    return finish_list_call, function
 
 
 def _is_known(run: MonitorRun, value: Any) -> bool:
@@ -359,7 +359,7 @@ def _is_known(run: MonitorRun, value: Any) -> bool:
     return run.lifted.is_lifted(value)
 
 
-def finish_of_lists(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+def finish_list_call(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
     operation, operands = payload
     lifted, rec = run.lifted, run.recording
     parts = tuple(
@@ -379,11 +379,11 @@ def finish_of_lists(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], resul
     return None
 
 
-def finish_of_lists_unseen(
+def finish_list_call_suspended(
     run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any
 ) -> Any:
     run.suspended -= 1
-    return finish_of_lists(run, payload, result)
+    return finish_list_call(run, payload, result)
 
 
 def _lends(run: MonitorRun, call: NativeCall) -> Any:
@@ -461,7 +461,7 @@ def _looks_at_sizes(
         return False
     if operation is len and type(args[0]).__len__ is not torch.Tensor.__len__:
         return False
-    return getattr(operation, "__name__", "") not in SHAPELESS | tensor_metadata.UNCHECKED
+    return getattr(operation, "__name__", "") not in READS_NO_SIZES | tensor_metadata.UNCHECKED
 
 
 def finish_length(run: MonitorRun, looked: Any, result: Any) -> Any:
@@ -528,7 +528,7 @@ def _computes(run: MonitorRun, call: NativeCall) -> Any:
             visit_input(run.recording, value)
         if is_instance(call.operation, NUMPY_FUNCTIONS):
             run.suspended += 1  # some of it is written in Python
-            return finish_computed_unseen, function
+            return finish_computed_suspended, function
         return finish_computed, function
     if call.on_graph and is_python_function(call.operation) and not holds_tensor(given):
         run.lifted.specialize(given)
@@ -562,7 +562,7 @@ def finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], resul
     return None
 
 
-def finish_computed_unseen(
+def finish_computed_suspended(
     run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any
 ) -> Any:
     run.suspended -= 1
@@ -577,7 +577,7 @@ _QUESTIONS: dict[Any, Any] = {
 """Functions of numbers by whose answers a program goes on, and what asks the same."""
 
 
-SPECIAL: tuple[Callable[[MonitorRun, NativeCall], Any], ...] = (
+SPECIAL_CALL_RULES: tuple[Callable[[MonitorRun, NativeCall], Any], ...] = (
     _asks_for_exception,
     _of_autograd,
     _asks_whether_compiling,

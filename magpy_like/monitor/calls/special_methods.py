@@ -45,11 +45,11 @@ for _group in _GROUPS:
     for _name in _group:
         _INSTEAD[_name] = (*_INSTEAD.get(_name, ()), *_group)
 
-ASKS = {callable, isinstance, issubclass}
+CLASS_CHECKS = {callable, isinstance, issubclass}
 _LOOKED_FOR = tuple(dict.fromkeys(name for group in _GROUPS for name in group))
 
 
-def enter(rec: Recording, receiver: Any, function: types.FunctionType) -> None:
+def enter_special_method(rec: Recording, receiver: Any, function: types.FunctionType) -> None:
     """``function`` runs with ``receiver`` first: maybe as a special method of its class."""
     cls = type(receiver)
     known = rec.specials.get(cls)
@@ -71,16 +71,16 @@ def _special_functions(cls: type) -> dict[types.FunctionType, list[str]]:
     return found
 
 
-def look_for_all(rec: Recording, value: Any) -> None:
+def read_special_methods(rec: Recording, value: Any) -> None:
     """Native code looks at an object, by whatever its class has for it, or has not."""
     kinds = {type(value)}
     if is_instance(value, CONTAINERS):
         kinds.update(map(type, elements(value)))
     for cls in kinds:
-        look_for_class(rec, cls)
+        read_special_methods_of_class(rec, cls)
 
 
-def look_for_class(rec: Recording, cls: type) -> None:
+def read_special_methods_of_class(rec: Recording, cls: type) -> None:
     """The same for any instance of a class."""
     if cls.__flags__ & HEAP_TYPE and cls not in rec.looked_through:
         rec.looked_through.add(cls)
@@ -89,13 +89,13 @@ def look_for_class(rec: Recording, cls: type) -> None:
                 class_lookup.read_class(rec, cls, name)
 
 
-def look_for_compared(rec: Recording) -> None:
+def read_compared_special_methods(rec: Recording) -> None:
     """The same for what native code has compared or hashed."""
     for node_id in rec.compared:
-        look_for_class(rec, rec.refs.get_node_by_id(node_id).type)
+        read_special_methods_of_class(rec, rec.refs.get_node_by_id(node_id).type)
 
 
-def ask_class(rec: Recording, operation: Any, args: tuple[Any, ...]) -> None:
+def read_class_checks(rec: Recording, operation: Any, args: tuple[Any, ...]) -> None:
     """What ``callable``, ``isinstance`` and ``issubclass`` ask of classes."""
     if operation is callable and args:
         class_lookup.read_class(rec, type(args[0]), "__call__")

@@ -104,11 +104,11 @@ _DTYPES = (
 """Element types by the numbers that TorchScript has for them."""
 
 
-class _Untold(Exception):
+class _Untranslatable(Exception):
     """A function does what has no form in Python here."""
 
 
-class _Written:
+class _Translation:
     """A function in Python, or why there is none."""
 
     def __init__(self, function: ScriptFunction) -> None:
@@ -120,8 +120,8 @@ class _Written:
             arguments = function.schema.arguments
             self.types = {a.name: a.type for a in arguments}
             self.needs = {a.name for a in arguments if not a.has_default_value()}
-            self.python = _Writer(function).function()
-        except _Untold as reason:
+            self.python = _Translator(function).function()
+        except _Untranslatable as reason:
             self.reason = str(reason)
 
     def takes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -135,10 +135,10 @@ class _Written:
         )
 
 
-_write = functools.cache(_Written)
+_translate = functools.cache(_Translation)
 
 
-def in_python(
+def python_equivalent(
     function: ScriptFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[..., Any] | None:
     """A Python function that does the same with these arguments, or None.
@@ -146,13 +146,13 @@ def in_python(
     Where it would raise, it calls the function itself, which says so in TorchScript's words: so it
     is only for functions that change nothing and draw no random numbers.
     """
-    written = _write(function)
+    written = _translate(function)
     return written.python if written.takes(args, kwargs) else None
 
 
-def refusal(function: ScriptFunction) -> Split:
+def torchscript_split(function: ScriptFunction) -> Split:
     """Why a TorchScript function is not followed."""
-    reason = _write(function).reason or "is given what it converts"
+    reason = _translate(function).reason or "is given what it converts"
     return Split(SplitReason.TORCHSCRIPT, f"calls a TorchScript function that {reason}")
 
 
@@ -191,7 +191,7 @@ def _converted(kind: JitType, name: str) -> str:
     return f"float({name})" if kind.kind() == "FloatType" else name
 
 
-class _Writer:
+class _Translator:
     """Writes one function."""
 
     def __init__(self, script: ScriptFunction) -> None:
@@ -215,7 +215,7 @@ class _Writer:
         self.block(graph, "        ")
         results = [self.value(value) for value in graph.outputs()]
         self.lines.append(f"        return {', '.join(results)}")
-        self.globals["_as_it_is"] = AsItIs(self.script)
+        self.globals["_as_it_is"] = ScriptCall(self.script)
         body = self.compiled("body", [
             f"def body({', '.join(parameters)}):",
             "    try:",
@@ -317,7 +317,7 @@ class _Writer:
             return f"{self.dtype(inputs[0])} {_SIGNS[name]} {self.dtype(inputs[1])}"
         types = {value.type().kind() for value in inputs}
         if kind == "aten::pow" and types == _INTEGERS:
-            raise _Untold("raises integers to powers")
+            raise _Untranslatable("raises integers to powers")
         for known, text in _EXPRESSIONS.get((kind, len(inputs)), ()):
             if not known or types <= known:
                 operands = map(self.value, inputs)
@@ -328,7 +328,7 @@ class _Writer:
         """``torch.tensor``, of which an argument for a device says nothing to TorchScript."""
         data, dtype, device, gradient = inputs
         if gradient.node().kind() != "prim::Constant" or gradient.toIValue():
-            raise _Untold("makes a tensor with a gradient")
+            raise _Untranslatable("makes a tensor with a gradient")
         where = self.value(device)
         where = "'cpu'" if where == "None" else where
         return f"torch.tensor({self.value(data)}, dtype={self.dtype(dtype)}, device={where})"
@@ -336,7 +336,7 @@ class _Writer:
     def operator(self, node: Any, inputs: list[Any]) -> str:
         operator = _functional(node)
         if operator is None:
-            raise _Untold(f"runs {node.kind()}")
+            raise _Untranslatable(f"runs {node.kind()}")
         name = "_" + str(operator).replace(".", "_")
         self.globals[name] = operator
         parts = []
@@ -355,7 +355,7 @@ class _Writer:
     def value(self, value: Any) -> str:
         """The text of an operand that is no element type."""
         if _is_dtype(value):
-            raise _Untold("computes with element types")
+            raise _Untranslatable("computes with element types")
         node = value.node()
         if node.kind() != "prim::Constant":
             return self.names[value.debugName()]
@@ -371,16 +371,16 @@ class _Writer:
         if _is_dtype(value):
             return self.names[value.debugName()]
         if value.node().kind() != "prim::Constant":
-            raise _Untold("computes element types")
+            raise _Untranslatable("computes element types")
         constant = value.toIValue()
         if constant is None:
             return "None"
         if constant >= len(_DTYPES):
-            raise _Untold("has an element type that is not known")
+            raise _Untranslatable("has an element type that is not known")
         return f"torch.{_DTYPES[constant]}"
 
 
-class AsItIs:
+class ScriptCall:
     """Calls a function of TorchScript, which is an operator then. It is what would have raised."""
 
     def __init__(self, script: ScriptFunction) -> None:

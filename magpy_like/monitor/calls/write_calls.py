@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from magpy_like.annotation import Annotation, RelationKind
-from magpy_like.monitor.calls.read_calls import NOT_GIVEN, way_of
+from magpy_like.monitor.calls.read_calls import NOT_GIVEN, resolve_relation
 from magpy_like.monitor.objects import attributes
 from magpy_like.monitor.recording import Recording
 from magpy_like.native.instance_checks import is_instance
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from magpy_like.monitor.run import MonitorRun
 
 
-def write(
+def record_write(
     run: MonitorRun, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool:
     """An operation that stores one value at one place, such as ``object.__setattr__``.
@@ -30,7 +30,7 @@ def write(
     rec = run.recording
     relation = annotation.output.relation
     assert relation is not None
-    target, key, value = way_of(relation, args, kwargs)
+    target, key, value = resolve_relation(relation, args, kwargs)
     stores = value is not NOT_GIVEN
     if relation.kind is RelationKind.ATTRIBUTE or not is_instance(target, torch.Tensor):
         run.lifted.specialize(key)  # an index of a tensor is for the operator that takes it

@@ -36,7 +36,7 @@ def read_attribute(run: MonitorRun, step: Step) -> Token:
         if descriptor is not None:
             annotation = lookup(descriptor)
             if annotation is not None:
-                return native_calls.native(run, annotation, descriptor, (value,), {})
+                return native_calls.begin_native_call(run, annotation, descriptor, (value,), {})
             if run.recording.node(value) is not None:
                 read = f"{type(value).__qualname__}.{name}"
                 raise unknown_value_split(

@@ -38,7 +38,7 @@ def add_element(run: MonitorRun, step: Step) -> Token:
         run.recording.compare(value)
         _put_into(run, target)
     elif not is_instance(run.recording.operators.lists.get(id(target)), CarriedList):
-        native_calls.change(run.recording, list.append, target, (target, value), {})
+        native_calls.record_change(run.recording, list.append, target, (target, value), {})
     return None
 
 
@@ -82,7 +82,7 @@ def format_value(run: MonitorRun, step: Step) -> Token:
         if step.oparg < _ASCII and object_addresses.is_shown_by_address(value):
             return object_addresses.told(run, str, value)
         run.recording.visit(value, ValueRead.ALL)
-        special_methods.look_for_all(run.recording, value)
+        special_methods.read_special_methods(run.recording, value)
         return object_addresses.finish_text, None
     return None
 

@@ -16,9 +16,9 @@ from magpy_like.monitor.calls import (
     special_methods,
 )
 from magpy_like.monitor.calls.argument_kinds import is_followed
-from magpy_like.monitor.calls.call_inputs import TELLS_OBJECTS
-from magpy_like.monitor.calls.polyfills import polyfill, spread
-from magpy_like.monitor.calls.replayed_calls import instead
+from magpy_like.monitor.calls.call_inputs import DISTINGUISHES_EQUAL_OBJECTS
+from magpy_like.monitor.calls.polyfills import polyfill, variadic
+from magpy_like.monitor.calls.replayed_calls import fixed_call
 from magpy_like.monitor.instructions.step import Step, Token
 from magpy_like.monitor.instructions.truth_tests import ask_which
 from magpy_like.monitor.objects import class_lookup, locks
@@ -47,7 +47,7 @@ def call(run: MonitorRun, step: Step) -> Token:
     function = _compiled_inside(run, step, depth, function)
     if count == 1 and (function is id or function is hash):
         ask_which(run, step, 1)
-    if run.lifted and any(function is told for told in TELLS_OBJECTS):
+    if run.lifted and any(function is told for told in DISTINGUISHES_EQUAL_OBJECTS):
         give_back(run, step, count)
     names = run.keyword_names(step)
     kwargs: dict[str, Any] = {}
@@ -66,7 +66,7 @@ def call(run: MonitorRun, step: Step) -> Token:
         run.recording.operators.inspect_list(value)
     other = polyfill(function, tuple(args), kwargs)
     if other is not None:
-        call_dispatch.rely_on(run.recording, function)
+        call_dispatch.guard_callable_identity(run.recording, function)
         frame_set_operand(step.frame, depth, other)
         return None
     return _call(run, step, depth, function, args, kwargs)
@@ -84,7 +84,7 @@ def _call(
     run.called_instead = None
     token = call_dispatch.call(run, function, args, kwargs)
     if run.called_instead is not None:
-        frame_set_operand(step.frame, depth, instead(run.called_instead))
+        frame_set_operand(step.frame, depth, fixed_call(run.called_instead))
     return token
 
 
@@ -102,12 +102,12 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
         read_calls.iterate(run.recording, args)
         run.recording.visit(kwargs, ValueRead.ELEMENTS)
         if not is_followed(function):
-            frame_set_operand(step.frame, depth, spread(function))
+            frame_set_operand(step.frame, depth, variadic(function))
         return None
     for given in (args, kwargs):
         run.substitute(given)
         run.recording.visit(given, ValueRead.ELEMENTS)
-        special_methods.look_for_class(run.recording, type(given))
+        special_methods.read_special_methods_of_class(run.recording, type(given))
     loop = any(function is head for head in loop_ranges.LOOP_FUNCTIONS)
     if loop and loop_ranges.begin_loop(run, step, function, tuple(args), kwargs):
         return None
@@ -116,7 +116,7 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
             run.recording.operators.inspect_list(value)
     other = polyfill(function, tuple(args), kwargs)
     if other is not None:
-        call_dispatch.rely_on(run.recording, function)
+        call_dispatch.guard_callable_identity(run.recording, function)
         frame_set_operand(step.frame, depth, other)
         return None
     return _call(run, step, depth, function, tuple(args), dict(kwargs))
@@ -124,7 +124,7 @@ def call_spread(run: MonitorRun, step: Step) -> Token:
 
 def _compiled_inside(run: MonitorRun, step: Step, depth: int, function: Any) -> Any:
     """What is called where this stands for something compiled, which then takes its place."""
-    target = compiled_callees.called(run.recording, function)
+    target = compiled_callees.read_wrapped(run.recording, function)
     if target is not function:
         frame_set_operand(step.frame, depth, target)
     return target

@@ -67,7 +67,7 @@ def contains(run: MonitorRun, step: Step) -> Token:
     tester = class_lookup.read_class(rec, type(container), "__contains__")
     if is_instance(tester, types.FunctionType):
         return None
-    special_methods.look_for_all(rec, container)
+    special_methods.read_special_methods(rec, container)
     if not is_plain(item):
         rec.visit(item, ValueRead.ALL)
         rec.compare((item, container))
@@ -80,12 +80,12 @@ def contains(run: MonitorRun, step: Step) -> Token:
             raise Split(
                 SplitReason.TENSOR_VALUE_READ, "compares a tensor with the elements of a container"
             )
-    read_calls.look_for(rec, container, item)
+    read_calls.read_membership(rec, container, item)
     return None
 
 
 def identity(run: MonitorRun, step: Step) -> Token:
     """``left is right``."""
     ask_which(run, step, 2, 1)
-    operator_calls.identify(run.recording, *step.stack[-2:])
+    operator_calls.record_identity_test(run.recording, *step.stack[-2:])
     return None

@@ -37,14 +37,14 @@ def truth(run: MonitorRun, step: Step) -> Token:
     rec = run.recording
     if is_instance(value, torch.Tensor):
         if rec.constants.hold(value):
-            return finish_without_result, native_results.tensor_operation((value,))
+            return finish_without_result, native_results.recorded_tensor_call((value,))
         return _branch(run, step, value)
     growing = rec.operators.lists.get(id(value))
     if is_instance(growing, CarriedList) and value:
         return None  # in any round, for it does not become shorter
     if is_instance(value, CONTAINERS):
         rec.look_at_truth(value)
-        special_methods.look_for_all(rec, value)
+        special_methods.read_special_methods(rec, value)
     elif type(value) not in run.simple_types:
         for name in ("__bool__", "__len__"):
             class_lookup.read_class(rec, type(value), name)
@@ -69,4 +69,4 @@ def _branch(run: MonitorRun, step: Step, tensor: torch.Tensor) -> Token:
             raise obstacle from None
     else:
         speculate_on_branch(run, tensor)
-    return finish_without_result, native_results.tensor_operation((tensor,))
+    return finish_without_result, native_results.recorded_tensor_call((tensor,))

@@ -74,7 +74,7 @@ def told(run: MonitorRun, way: Callable[[Any], Any], value: Any) -> Token:
         Split: a later call does not find the object.
     """
     if way is not id:
-        special_methods.look_for_class(run.recording, type(value))
+        special_methods.read_special_methods_of_class(run.recording, type(value))
     return _finish, Address(_outside(run.recording, value), way)
 
 

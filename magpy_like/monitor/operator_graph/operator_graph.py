@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from magpy_like.annotation.schema import DataShape
-from magpy_like.monitor.calls.operator_closures import with_operands
+from magpy_like.monitor.calls.operator_closures import expand_closures
 from magpy_like.monitor.operator_graph.data_dependent_sizes import depends_on_data
 from magpy_like.monitor.operator_graph.function_nodes import graph_function
 from magpy_like.monitor.operator_graph.graph_nodes import WRITTEN_FORM
@@ -89,7 +89,7 @@ class OperatorGraph(GraphControl):
         if operation in _OF_NUMBER and len(args) == 1 and is_number(args[0]):
             if self._number(args[0]) is not None:
                 operation, kwargs = torch.scalar_tensor, _scalar_tensor_kwargs(args[0], kwargs)
-        operation, args, kwargs = with_operands(operation, args, kwargs)
+        operation, args, kwargs = expand_closures(operation, args, kwargs)
         given = self.lists.get(id(args[0])) if args else None
         if is_instance(given, GraphList):
             return self._join(operation, given, args[1:], kwargs, result)

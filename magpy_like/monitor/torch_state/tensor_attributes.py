@@ -44,7 +44,7 @@ def read(run: MonitorRun, tensor: torch.Tensor, name: str) -> Any:
                 f"reads Tensor.{name}, which has no annotation",
                 f"Tensor.{name}",
             )
-        return native_calls.native(run, annotation, descriptor, (tensor,), {})
+        return native_calls.begin_native_call(run, annotation, descriptor, (tensor,), {})
     if descriptor is NULL or not hasattr(type(descriptor), "__set__"):
         attributes.read_instance(rec, tensor, name)
     return None
@@ -66,7 +66,7 @@ def write(run: MonitorRun, tensor: torch.Tensor, name: str, value: Any) -> Any:
             return None
         if name == "data" and is_instance(value, torch.Tensor):
             run.recording.replace_data(tensor, value)
-            return native_results.tensor_operation((tensor, value))
+            return native_results.recorded_tensor_call((tensor, value))
         if name == "requires_grad" and is_instance(value, bool):
             return _require_grad(run, tensor, value)
         node = run.recording.node(tensor)
@@ -86,7 +86,7 @@ def _require_grad(run: MonitorRun, tensor: torch.Tensor, value: bool) -> Any:
     operation = torch.Tensor.requires_grad_
     annotation = lookup(operation)
     assert annotation is not None
-    token = native_calls.native(run, annotation, operation, (tensor, value), {})
+    token = native_calls.begin_native_call(run, annotation, operation, (tensor, value), {})
     return finish_without_result, token
 
 
