@@ -165,7 +165,7 @@ def _twin_of_both(run: MonitorRun, left: Any, right: Any) -> torch.Tensor | None
 
 def chosen_by(run: MonitorRun, flag: ShadowNode, one: Any, other: Any) -> Expression | None:
     """A number that a flag has decided; None for a tensor, and for a number of the graph."""
-    parts = run.lifted.parts((one, other))
+    parts = run.lifted.identities.expressions((one, other))
     if not is_number(one) or not all(map(is_computable_at_entry, parts)):
         return None
     return Computed(choose_branch_value, (EntryValue(flag), *parts))

@@ -166,7 +166,7 @@ _LOOKS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 def same(left: Any, right: Any, rec: Recording) -> bool:
-    if rec.lifted is not None and rec.lifted.any((left, right)):
+    if rec.lifted is not None and rec.lifted.any_lifted((left, right)):
         return False
     return type(left) is type(right) and repr(left) == repr(right)
 

@@ -145,11 +145,11 @@ def is_one_number(run: MonitorRun, one: Any, other: Any) -> bool:
     """Whether two integers are the same in any call: both are known before it."""
     if type(one) is not int or type(other) is not int or one != other:
         return False
-    if one is other or not run.lifted.any((one, other)):
+    if one is other or not run.lifted.any_lifted((one, other)):
         return True
-    if not run.lifted.is_known_at_entry((one, other)):
+    if not run.lifted.guards.are_computable_at_entry((one, other)):
         return False
     twins = [run.lifted.twin(number) for number in (one, other)]
     if all(isinstance(twin, torch.SymInt) for twin in twins):
-        return run.lifted.hold(twins[0] == twins[1])
+        return run.lifted.guards.require_symbolic(twins[0] == twins[1])
     return run.lifted.expression(one) is run.lifted.expression(other)

@@ -320,9 +320,9 @@ class Loop:
                 slots[slot] = rebuilt(slots[slot], given.get(slot, {}))
             before = [list(value) if i in self._own else value for i, value in enumerate(slots)]
             counted = GraphNumber(self.index)
-            if not run.lifted.any(self.bounds[:1]) and self.bounds[2] > 0:
+            if not run.lifted.any_lifted(self.bounds[:1]) and self.bounds[2] > 0:
                 later = start + self.bounds[2] if self.may_begin_later else None
-                run.lifted.lower_bounds.note(counted, start, later)
+                run.lifted.guards.lower_bounds.note(counted, start, later)
             index = self._counted = run.lift(start, counted)
             if self.counter is not None and self.counter.slot is not None:
                 slots[self.counter.slot] = before[self.counter.slot] = index
@@ -576,7 +576,7 @@ class Loop:
         numbered = range(self._first_place)
         slots = [slot for slot in self._given if slot in numbered and end.locals[slot] is found]
         known = [slot for slot in slots if (slot, ()) in self.carried]
-        if known and self.values[known[0]] == first[counter.at] and run.lifted.any((found,)):
+        if known and self.values[known[0]] == first[counter.at] and run.lifted.any_lifted((found,)):
             counter.slot = known[0]
             del self.carried[known[0], ()]
             raise _NotYet
@@ -608,7 +608,7 @@ class Loop:
             if end.made(value) or node in end.nodes or node in self._symbols():
                 yield path, value
         elif is_number(value):
-            if self.run.lifted.any((value,)):
+            if self.run.lifted.any_lifted((value,)):
                 yield path, value
         elif (inside := parts(value)) is not None and rec.node(value) is None:
             check_depth(path)
@@ -716,7 +716,7 @@ class Loop:
     # --- the operator ----------------------------------------------------------------------------
 
     def _ask_for_two_rounds(self) -> None:
-        self.run.lifted.ask(operator.ge, (trip_count(self.run, self.bounds), 2))
+        self.run.lifted.guards.require_truth(operator.ge, (trip_count(self.run, self.bounds), 2))
 
     def _ask_for_windows(self) -> None:
         """Raises Split: not all that rounds read by their index is there."""
@@ -801,7 +801,7 @@ def check_twins(run: MonitorRun, left: torch.Tensor, right: torch.Tensor) -> Non
     for one, other in zip(
         (*left.shape, *left.stride()), (*right.shape, *right.stride()), strict=True
     ):
-        if not run.lifted.hold(one == other):
+        if not run.lifted.guards.require_symbolic(one == other):
             raise LoopNotMergeable("the sizes of a tensor differ between branches or iterations")
 
 

@@ -116,7 +116,7 @@ class LoopHeads:
     ) -> bool:
         """See ``Branching.at_loop``."""
         rounds = len(range(*bounds))
-        if rounds < 2 or run.lifted.any(bounds[2:]):
+        if rounds < 2 or run.lifted.any_lifted(bounds[2:]):
             return False
         varies = run.has_varied(bounds)
         if rounds < MIN_ITERATIONS and not varies:
@@ -135,7 +135,7 @@ class LoopHeads:
         if head.wraps is not None:
             bounds, element = _WRAPPERS[head.wraps](run, bounds, element)
         plain = head.wraps is None and head.making is None
-        later = plain and rounds >= 3 and run.lifted.is_known_at_entry(bounds)
+        later = plain and rounds >= 3 and run.lifted.guards.are_computable_at_entry(bounds)
         if self._make_loop(run, step, head, bounds, tensors, element, later=later):
             return True
         rows = _with_first(run, step) if later and element is not index_element else []
@@ -186,7 +186,7 @@ class LoopHeads:
         origin = origins.get(id(step.code))
         code = step.code if origin is None else origin.code
         found = turn_at(code, step.offset - shift) if step.offset >= shift else None
-        if found is None or run.lifted.any(operands) is False:
+        if found is None or run.lifted.any_lifted(operands) is False:
             return False
         turn, stays = found
         key = id(step.frame), turn.begin
@@ -228,7 +228,7 @@ class LoopHeads:
         later: bool = False,
     ) -> bool:
         """Whether the rounds over ``bounds``, before which the program is, are an operator now."""
-        nodes, raising = None, len(run.lifted.may_raise)
+        nodes, raising = None, len(run.lifted.arithmetic.may_raise)
         try:
             state = head.state
             if step.frame is run.root_frame and state.function is frame_function(step.frame):
@@ -240,7 +240,7 @@ class LoopHeads:
             )  # fmt: skip
             nodes = loop.record()
         except (Split, UnresumableState) as why:
-            del run.lifted.may_raise[raising:]
+            del run.lifted.arithmetic.may_raise[raising:]
             _say_why_not(step, why)
             return False
         self._branches.wait(lambda run, frame: loop.receive(nodes, frame))
@@ -311,7 +311,7 @@ def _with_first(run: MonitorRun, step: Step) -> list[GraphList | LiftedRange] | 
             if not unbound_tensors.unbind_into_list(run, torch.unbind, (value,), {}, operands[i]):
                 return None
         given = lists.get(id(operands[i]))
-        if isinstance(given, LiftedRange) and not run.lifted.any(given.bounds[:1]):
+        if isinstance(given, LiftedRange) and not run.lifted.any_lifted(given.bounds[:1]):
             found.append(given)
             continue
         if not isinstance(given, GraphList) or not (

@@ -100,15 +100,15 @@ def rows_of_all(
     low, high = (first, last) if by > 0 else (last, first)
     if low < 0 or high >= size:
         raise LoopNotMergeable("iterations read rows that are out of range or counted from the end")
-    run.lifted.ask(operator.ge, (low, 0))
-    run.lifted.ask(operator.lt, (high, size))
+    run.lifted.guards.require_truth(operator.ge, (low, 0))
+    run.lifted.guards.require_truth(operator.lt, (high, size))
     return slice(low, _sum(run, high, 1), abs(step))
 
 
 def _sum(run: MonitorRun, number: int, more: int) -> int:
     return (
         compute_lifted(run, operator.add, number, more)
-        if more or run.lifted.any((more,))
+        if more or run.lifted.any_lifted((more,))
         else number
     )
 

@@ -52,7 +52,7 @@ def filled_rows(loop: Loop, end: End) -> list[tuple[Leaf, Row, slice]]:
         if writes.meta.get(WRITTEN_FORM) != torch.Size(sizes):
             raise LoopNotMergeable("iterations write rows of another shape")
         if rec.twin is not None:
-            size = loop.run.lifted.pair(size, leaf.symbol.meta[TWIN].shape[row.dim])
+            size = loop.run.lifted.symbolic.lift(size, leaf.symbol.meta[TWIN].shape[row.dim])
         at = rows_of_all(loop.run, loop.bounds, row.offset, size)
         _check_reads(loop, leaf, row, size, end)
         loop.written.remove(leaf)

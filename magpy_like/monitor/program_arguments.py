@@ -128,11 +128,11 @@ class ProgramArguments:
         if is_native_iterator(value):
             run.watch_iterators()
         if can_vary(value) and (relation,) in run.varying.numbers:
-            run.lifted.adopt(value, node)
+            run.lifted.external.register_argument(value, node)
             run.watch_numbers()
         elif type(value) is np.ndarray and (relation,) in run.varying.numbers:
             if not value.dtype.hasobject and value.nbytes <= GUARDED_BYTES:
-                run.lifted.adopt_array(value, node)
+                run.lifted.external.register_array(value, node)
                 run.watch_numbers()
         return node
 

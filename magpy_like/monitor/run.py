@@ -156,7 +156,7 @@ class MonitorRun:
         self.recording.lifted = self.lifted
         self.flags = LiftedFlags(self.recording)
         self.recording.operators.expression = self.lifted.expression
-        self.recording.operators.value_of = self.lifted.values.get
+        self.recording.operators.value_of = self.lifted.identities.values.get
         self.varying = varying
         self.recording.varying_lengths = varying.lengths
         self.recording.varying_counts = varying.counts
@@ -486,7 +486,7 @@ class MonitorRun:
         if self.branching is not None:
             self.branching.abandon_loops(self, frame)
         caller = None if is_root else frame.f_back
-        if not self.lifted.any((value,)) or caller is None:
+        if not self.lifted.any_lifted((value,)) or caller is None:
             return
         try:
             native = self._monitor.waits(caller) or current_opname(caller) not in _PASSES_THROUGH
@@ -518,8 +518,7 @@ class MonitorRun:
         rec = self.recording
         before = self.side, rec.inside, self.suspended, self.skipping
         at = self.at
-        self.side, self.skipping, self.lifted.beside = side, False, True
-        rec.operators.is_isolated = True
+        self.side, self.skipping, rec.operators.is_isolated = side, False, True
         self.choose_filter()
         try:
             return self._monitor.explore(function, until, again)
@@ -528,7 +527,7 @@ class MonitorRun:
             self.at = at
             if self.side is None:
                 self.choose_filter()
-                self.lifted.beside = rec.operators.is_isolated = False
+                rec.operators.is_isolated = False
 
     def lift(self, value: Any, expression: Expression) -> Any:
         """A new object for a number that the program is about to have, known by ``expression``."""

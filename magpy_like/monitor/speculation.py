@@ -68,14 +68,16 @@ def speculate_on_branch(run: MonitorRun, tensor: torch.Tensor) -> None:
     cause = SplitReason.DATA_DEPENDENT_BRANCH, "branches on a tensor's value"
     if tensor.numel() != 1:
         raise Split(*cause)
-    run.lifted.fix_sizes(tensor)
+    run.lifted.tensors.specialize_sizes(tensor)
     node = rec.node(tensor)
     if node is not None and not rec.is_written(node):
-        run.lifted.conditions.append((Computed(operator.truth, (EntryValue(node),)), bool(tensor)))
+        run.lifted.guards.conditions.append(
+            (Computed(operator.truth, (EntryValue(node),)), bool(tensor))
+        )
         return
-    place = run.lifted.may_speculate(*cause)
+    place = run.lifted.speculated.require_place(*cause)
     truth = Computed(operator.truth, (GraphNumber(run.recording.snapshot_of(tensor)),))
-    run.lifted.speculated.append((truth, bool(tensor), place))
+    run.lifted.speculated.values.append((truth, bool(tensor), place))
 
 
 def speculate_on_values(
@@ -86,9 +88,9 @@ def speculate_on_values(
     Raises:
         Split: what it gives cannot be speculated on.
     """
-    place = run.lifted.may_speculate(
+    place = run.lifted.speculated.require_place(
         SplitReason.TENSOR_VALUE_READ, "reads a tensor's value into Python"
     )
     result = operation(*args, **kwargs)
     node = run.recording.plain_result(operation, args, kwargs)
-    run.lifted.speculated.append((GraphNumber(node), result, place))
+    run.lifted.speculated.values.append((GraphNumber(node), result, place))

@@ -529,7 +529,7 @@ class Dispatcher:
             self.merges = False
             return
         self.speculates = False
-        *_, (filename, function, lineno, *_) = rec.lifted.speculated[0]
+        *_, (filename, function, lineno, *_) = rec.lifted.speculated.values[0]
         self.note_split(SplitPoint(function, filename, lineno or 0, *obstacle.cause))
 
     def reset(self) -> None:

@@ -17,7 +17,7 @@ def example_inputs(rec: Recording, changes_inputs: bool) -> list[Any]:
     numbers of one ``ShapeEnv``, as Dynamo's backends get them."""
     sources = [source for _, source in rec.operators.inputs]
     tensors = {source: _at_entry(rec, source) for source in sources if is_instance(source, int)}
-    known = {**rec.lifted.values, **rec.operators.example_values}
+    known = {**rec.lifted.identities.values, **rec.operators.example_values}
     numbers = [s for s in sources if is_instance(s, Expression) and not _is_tensor(known.get(s))]
     twin = rec.twin
     if twin is not None and changes_inputs and _share_memory(list(tensors.values())):

@@ -147,7 +147,7 @@ class MockBuilder:
         self._output_names: dict[fx.Node, str] = {}
         self.side_effects: list[str] = []
         self.numbers = number_source.Numbers(
-            rec.lifted.in_python, self.existing, self.source.constant, self.graph_output
+            rec.lifted.arithmetic.in_python, self.existing, self.source.constant, self.graph_output
         )
         self.values = Reconstruction(
             rec, self.source, self.existing, self.output, self.graph_output, self.numbers.text
@@ -209,7 +209,7 @@ class MockBuilder:
     def compute_after_graph(self) -> tuple[list[str], bool]:
         """Statements that compute with what the operator graph gives, and whether they may raise;
         here it is learnt, too, what is to be computed only because it may raise."""
-        raising = self.rec.lifted.may_raise
+        raising = self.rec.lifted.arithmetic.may_raise
         for number in raising:
             self.numbers.text(number)
         lines = self.numbers.lines(lambda number: not is_computable_before_graph(number))
@@ -224,14 +224,14 @@ class MockBuilder:
             SpeculationRefused: the mock could not undo what comes before them.
         """
         rec, conditions = self.rec, []
-        if rec.lifted.speculated and rec.changed_inputs():
-            if not (rec.lifted.can_rewind() and check_before_writing(rec)):
+        if rec.lifted.speculated.values and rec.changed_inputs():
+            if not (rec.lifted.speculated.can_roll_back_draws() and check_before_writing(rec)):
                 raise SpeculationRefused(
                     SplitReason.MISSPECULATION_NOT_UNDOABLE,
                     "speculates on a tensor's value before effects that cannot be rolled back",
                 )
             return []
-        for expression, value, _ in rec.lifted.speculated:
+        for expression, value, _ in rec.lifted.speculated.values:
             way = number_source.text(
                 expression, self.existing, self.source.constant, self.graph_output
             )
@@ -240,7 +240,7 @@ class MockBuilder:
             given = literal(value) or self.source.constant(value, "value")
             conditions.append(f"{same}({way}, {given})")
             self.guard.writer.note(f"a value that steers the program gives {value!r}")
-        if conditions and not rec.lifted.can_rewind():
+        if conditions and not rec.lifted.speculated.can_roll_back_draws():
             raise SpeculationRefused(
                 SplitReason.MISSPECULATION_NOT_UNDOABLE,
                 "speculates on a tensor's value before effects that cannot be rolled back",
@@ -555,7 +555,8 @@ def _assemble(
     floats = {
         node: name
         for (node, source), name in zip(rec.operators.inputs, names, strict=compiled is not None)
-        if is_instance(source, Expression) and type(rec.lifted.values.get(source)) is float
+        if is_instance(source, Expression)
+        and type(rec.lifted.identities.values.get(source)) is float
     }
     undoing = RollBack(
         rec, mock.source, mock.existing, bool(speculated), may_fail, bool(drawn), floats
@@ -569,7 +570,7 @@ def _assemble(
         mock.source.names["run_graph"] = graph
         comma = "," if len(mock.outputs) == 1 else ""
         mock.source.emit(f"{targets}{comma} = {call}" if targets else call)
-    speculation_places = [place for *_, place in rec.lifted.speculated]
+    speculation_places = [place for *_, place in rec.lifted.speculated.values]
     run = mock.source.lines
     if speculated:
         run = undoing.unless(speculated, speculation_places, run, behind)
@@ -702,7 +703,7 @@ def _compile(
         raise Split(
             SplitReason.NUMPY_MEMORY, "changes memory that a tensor and a NumPy array share"
         )
-    operators.erase_unused(rec.lifted.in_python, mock.outputs)
+    operators.erase_unused(rec.lifted.arithmetic.in_python, mock.outputs)
     graph = operators.finish(mock.outputs)
     if rec.modes_left is not None:
         _leave_autocast(graph, *rec.modes_left)

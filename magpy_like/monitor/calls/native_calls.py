@@ -299,7 +299,7 @@ def _have_effects(run: MonitorRun, call: NativeCall, changed: list[Any]) -> None
         record_change(rec, operation, value, args, kwargs)
     if getattr(operation, "__name__", "") in MAKES_SEVERAL and args and call.on_graph:
         if is_instance(args[0], torch.Tensor) and _data_decides_sizes(rec, args[0]):
-            run.lifted.fix_sizes(args[0])
+            run.lifted.tensors.specialize_sizes(args[0])
 
 
 def _data_decides_sizes(rec: Recording, tensor: torch.Tensor) -> bool:
@@ -449,7 +449,7 @@ def finish_raising(run: MonitorRun, finish: Callable[..., None], payload: Any) -
             run.recording.visit(value, ValueRead.ALL)
     elif finish is finish_item:
         operation, (tensor,) = payload
-        run.lifted.fix_sizes(tensor)
+        run.lifted.tensors.specialize_sizes(tensor)
         if tensor.numel() == 1:
             detail = f"catches an exception that {describe(operation)} raises for a tensor's value"
             return SplitCause(SplitReason.EXCEPTION_STATE, detail)
@@ -471,9 +471,9 @@ def finish_raising(run: MonitorRun, finish: Callable[..., None], payload: Any) -
 def _by_values(run: MonitorRun, call: NativeCall) -> bool:
     """Whether a call of an operator, which has raised, may not raise where the guard holds."""
     leaves = pytree.tree_leaves((call.args, call.kwargs))
-    if run.lifted.any(tuple(leaves)):
+    if run.lifted.any_lifted(tuple(leaves)):
         return True
     for value in leaves:
         if is_instance(value, torch.Tensor):
-            run.lifted.fix_sizes(value)
+            run.lifted.tensors.specialize_sizes(value)
     return may_succeed(call.operation, call.args, call.kwargs)

@@ -111,7 +111,7 @@ def check_tensor_reads(
             if name in tensor_metadata.UNCHECKED:
                 tensor_metadata.guard_metadata(run, tensor_metadata.getter(operation), value)
             if name not in READS_NO_SIZES and not _is_repeated(run):
-                run.lifted.fix_sizes(value)
+                run.lifted.tensors.specialize_sizes(value)
 
 
 def _is_repeated(run: MonitorRun) -> bool:

@@ -228,7 +228,7 @@ def _of_list(run: MonitorRun, call: NativeCall) -> Token | None:
     if is_instance(given, GraphList) and operation in (list, tuple) and not rest:
         if given.is_unchanged() and not given.has_data_dependent_length:
             return unbound_tensors.finish_copy, (given, operation)
-    plain = all(type(value) is int for value in rest) and not run.lifted.any(rest)
+    plain = all(type(value) is int for value in rest) and not run.lifted.any_lifted(rest)
     joins = is_instance(given, GraphList) and operation in JOINS and given.is_unchanged()
     if not (joins and plain):
         operators.inspect_list(given.value)
@@ -287,7 +287,7 @@ def _asks_for_values(run: MonitorRun, call: NativeCall) -> Any:
 
 def _gives_numbers(run: MonitorRun, call: NativeCall) -> Any:
     if speculation.gives_numbers(call.operation, call.args) and not run.recording.inside:
-        run.lifted.fix_sizes(call.args[0])
+        run.lifted.tensors.specialize_sizes(call.args[0])
         return _finish_items, (call.operation, call.args[0])
     return NotImplemented
 
@@ -295,7 +295,7 @@ def _gives_numbers(run: MonitorRun, call: NativeCall) -> Any:
 def _finish_items(run: MonitorRun, read: tuple[Any, torch.Tensor], result: Any) -> Any:
     if type(result) is not list:
         return finish_item(run, (read[0], (read[1],)), result)
-    numbers = run.lifted.items(*read, result)
+    numbers = run.lifted.tensors.lift_items(*read, result)
     run.account()
     return numbers
 
@@ -321,7 +321,7 @@ def finish_item(run: MonitorRun, read: tuple[Any, tuple[Any, ...]], result: Any)
             SplitReason.TENSOR_VALUE_READ,
             f"reads a tensor's value into Python as a {type(result).__name__}",
         )
-    number = run.lifted.item(*read, result)
+    number = run.lifted.tensors.lift_item(*read, result)
     run.account()
     return number
 
@@ -367,10 +367,12 @@ def finish_list_call(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], resu
     )
     with _only_computed():
         if is_liftable(result):
-            made = lifted.made(with_result_type(operation, operands, result), operands, parts)
+            made = lifted.arithmetic.expression(
+                with_result_type(operation, operands, result), operands, parts
+            )
             return lifted.lift(result, made)
         if type(result) in GUARDED_RESULTS:
-            lifted.rely_on(operation, operands, result, parts)
+            lifted.guards.require_result(operation, operands, result, parts)
         else:
             lifted.specialize(operands)
             for value in operands:
@@ -426,7 +428,7 @@ def _read(run: MonitorRun, numbers: list[Any], tensor: torch.Tensor) -> Any:
     if is_instance(tensor, FakeTensor):
         raise Split(SplitReason.TENSOR_VALUE_READ, "converts a tensor to a number")
     read: Any = int if tensor.dtype is torch.bool else torch.Tensor.item
-    number = run.lifted.item(read, (tensor,), read(tensor))
+    number = run.lifted.tensors.lift_item(read, (tensor,), read(tensor))
     run.account()
     numbers.append(number)
     return number
@@ -476,7 +478,7 @@ def _finish_metadata(
     run.account()
     if kwargs:  # x.size(dim=0)
         operation = functools.partial(operation, **kwargs)
-    return run.lifted.metadata(operation, args, result)
+    return run.lifted.tensors.lift_metadata(operation, args, result)
 
 
 def _reads_attribute(run: MonitorRun, call: NativeCall) -> Any:
@@ -503,7 +505,11 @@ def _only_computed() -> Iterator[None]:
 
 def _folds(run: MonitorRun, call: NativeCall) -> Any:
     operation, args = call.operation, call.args
-    if not call.kwargs and run.lifted.any_in(args) and run.lifted.folds(operation, args):
+    if (
+        not call.kwargs
+        and run.lifted.identities.holds_lifted(args)
+        and run.lifted.folds.can_compute(operation, args)
+    ):
         visit_input(
             run.recording, args[0]
         )  # it may be from outside, and have other elements besides
@@ -513,7 +519,7 @@ def _folds(run: MonitorRun, call: NativeCall) -> Any:
 
 def finish_fold(run: MonitorRun, folded: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
     with _only_computed():
-        return run.lifted.fold(*folded, result)
+        return run.lifted.folds.compute(*folded, result)
 
 
 def _computes(run: MonitorRun, call: NativeCall) -> Any:
@@ -545,17 +551,17 @@ def finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], resul
     operation, operands = payload
     with _only_computed():
         if is_liftable(result):
-            return run.lifted.compute(
+            return run.lifted.arithmetic.compute(
                 with_result_type(operation, operands, result), operands, result
             )
         if is_number_sequence(operation, result):
-            parts = run.lifted.compute_parts(operation, operands, result)
+            parts = run.lifted.arithmetic.compute_sequence(operation, operands, result)
             run.recording.bear(parts)
             return parts
         if operation in _QUESTIONS:
-            run.lifted.ask(_QUESTIONS[operation], operands)
+            run.lifted.guards.require_truth(_QUESTIONS[operation], operands)
         elif type(result) in GUARDED_RESULTS:
-            run.lifted.rely_on(operation, operands, result)
+            run.lifted.guards.require_result(operation, operands, result)
         else:
             run.lifted.specialize(operands)
     run.recording.bear(result)

@@ -90,9 +90,9 @@ def rely_on(rec: Recording, value: Any) -> None:
         Split: a later call does not find the object.
     """
     node = _outside(rec, value)
-    known = (part for part, _ in rec.lifted.conditions if is_instance(part, Address))
+    known = (part for part, _ in rec.lifted.guards.conditions if is_instance(part, Address))
     if not any(part.node is node and part.function is id for part in known):
-        rec.lifted.conditions.append((Address(node, id), id(value)))
+        rec.lifted.guards.conditions.append((Address(node, id), id(value)))
 
 
 def _outside(rec: Recording, value: Any) -> ShadowNode:

@@ -313,7 +313,7 @@ class OutsideReads(GraphValues):
             if child_id == ABSENT:
                 return
             child = self.refs.get_node_by_id(child_id)
-            if child.plain and not self.lifted.is_read_of(item, child):
+            if child.plain and not self.lifted.external.is_entry_value(item, child):
                 # A number that is lifted elsewhere was looked at here.
                 child.facts.add(Fact.VALUE)
                 self.just_read.discard(child_id)

@@ -87,7 +87,9 @@ class CarriedList:
             return len(self.value)
         self.grows_with_index = True
         more = len(self.value) - self.index
-        length: int = run.lifted.compute(operator.add, (self.index, more), len(self.value))
+        length: int = run.lifted.arithmetic.compute(
+            operator.add, (self.index, more), len(self.value)
+        )
         return length
 
     @staticmethod

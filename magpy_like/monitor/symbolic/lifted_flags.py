@@ -258,13 +258,13 @@ class LiftedFlags:
         if Fact.VALUE not in node.facts:
             node.facts.add(Fact.VALUE)
             self._rec.just_read.add(node.node_id)
-        self._rec.lifted.nodes.discard(node.node_id)
+        self._rec.lifted.external.nodes.discard(node.node_id)
 
     def _open(self, node: ShadowNode) -> None:
         self._rec.just_read.discard(node.node_id)
         node.facts.discard(Fact.VALUE)
         node.facts.add(Fact.TYPE)
-        self._rec.lifted.nodes.add(node.node_id)
+        self._rec.lifted.external.nodes.add(node.node_id)
 
     def condition(self, node: ShadowNode) -> torch.Tensor:
         """The flag as a tensor of the operator graph."""

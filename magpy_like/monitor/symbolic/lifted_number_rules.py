@@ -20,9 +20,9 @@ from magpy_like.monitor.calls.special_calls import finish_computed
 from magpy_like.monitor.symbolic import varying_lists
 from magpy_like.monitor.symbolic.expressions import is_liftable, is_number
 from magpy_like.monitor.symbolic.gathered_lists import GraphList
-from magpy_like.monitor.symbolic.lifted_numbers import ARITHMETIC
 from magpy_like.monitor.symbolic.lifted_text import formatted, joined
 from magpy_like.monitor.symbolic.repeatable_calls import Function, lifted_call
+from magpy_like.monitor.symbolic.symbolic_numbers import ARITHMETIC
 from magpy_like.monitor.torch_state import random_draws
 from magpy_like.native import frame_set_operand, lookup_in_type
 from magpy_like.native.instance_checks import is_instance
@@ -41,7 +41,7 @@ def _compute(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Toke
         if (function := _repeated(run, operation, operands)) is not None:
             return finish_computed, function
         run.lifted.specialize(operands)
-    if not run.lifted.any(operands):
+    if not run.lifted.any_lifted(operands):
         return None
     if (derived := random_draws.repeat_array_call(run, operation, operands, {})) is not None:
         return derived
@@ -89,7 +89,11 @@ def _compare(run: MonitorRun, step: Step) -> Token:
 def _becomes_branch(run: MonitorRun, step: Step, operation: Any, operands: tuple[Any, ...]) -> bool:
     """Whether a round of a loop, or a side of a branch, goes on by numbers of the graph, and that
     is an operator now."""
-    if run.side is None or run.branching is None or not run.lifted.steers(operation, operands):
+    if (
+        run.side is None
+        or run.branching is None
+        or not run.lifted.guards.differs_between_iterations(operation, operands)
+    ):
         return False
     return run.branching.at_graph_condition(run, step, operation, operands)
 
@@ -114,7 +118,7 @@ def give_back(run: MonitorRun, step: Step, count: int) -> None:
     """The objects that numbers from outside were are told apart: the topmost operands become those
     again. Such numbers are not lifted after all."""
     for depth, value in enumerate(step.stack[: -count - 1 : -1], start=1):
-        found = run.lifted.as_found(value)
+        found = run.lifted.external.original(value)
         if found is not value:
             run.recording.require_distinct(value, found)
             frame_set_operand(step.frame, depth, found)
@@ -131,16 +135,18 @@ def _ask(run: MonitorRun, operation: Any, operands: tuple[Any, ...]) -> Token:
     tensors = any(is_instance(operand, torch.Tensor) for operand in operands)
     if any(is_instance(operand, np.ndarray) for operand in operands):
         return random_draws.repeat_array_call(run, operation, operands, {})
-    if tensors or not run.lifted.any_in(operands):
+    if tensors or not run.lifted.identities.holds_lifted(operands):
         return None
     function = None
-    by_sizes = run.lifted.twins_of(operands) is not None and range not in map(type, operands)
+    by_sizes = run.lifted.identities.twins_of(operands) is not None and range not in map(
+        type, operands
+    )
     if not (by_sizes or all(map(is_liftable, operands))):
         function = _repeated(run, operation, operands)
     if function is None:
-        run.lifted.ask(operation, operands)
+        run.lifted.guards.require_truth(operation, operands)
     else:
-        run.lifted.rely_on(*function, operation(*operands))
+        run.lifted.guards.require_result(*function, operation(*operands))
     return None
 
 
@@ -175,11 +181,11 @@ def _take(run: MonitorRun, step: Step) -> Token:
         derived = random_draws.repeat_array_call(run, operator.getitem, (container, key), {})
         if derived is not None:
             return derived
-    found = _item(container, key) if run.lifted.any((key,)) else None
+    found = _item(container, key) if run.lifted.any_lifted((key,)) else None
     if not is_number(found):
         return _index(2, 1)(run, step)
     node = run.recording.node(container)
-    if node is not None and run.lifted.is_known_before_graph(key) and not node.changed:
+    if node is not None and run.lifted.is_computable_before_graph(key) and not node.changed:
         run.recording.visit(container, ValueRead.TYPE)
         return _finish_take, (node, key)
     taken = varying_lists.read_item(run, container, key)
@@ -204,13 +210,13 @@ def _item(container: Any, key: Any) -> Any:
 
 
 def _finish_take(run: MonitorRun, taken: tuple[ShadowNode, Any], result: Any) -> Any:
-    return run.lifted.item_at(*taken, result)
+    return run.lifted.arithmetic.read_item(*taken, result)
 
 
 def _format(run: MonitorRun, step: Step) -> Token:
     value, specification = step.stack[-2:] if step.oparg & 4 else (step.stack[-1], "")
     operands = (value, step.oparg & 3, specification)
-    if is_plain(value) and run.lifted.any(operands):
+    if is_plain(value) and run.lifted.any_lifted(operands):
         return finish_computed, (formatted, operands)
     run.lifted.specialize([value, specification])
     return None
@@ -218,7 +224,7 @@ def _format(run: MonitorRun, step: Step) -> Token:
 
 def _join(run: MonitorRun, step: Step) -> Token:
     operands = step.stack[len(step.stack) - step.oparg :]
-    return (finish_computed, (joined, operands)) if run.lifted.any(operands) else None
+    return (finish_computed, (joined, operands)) if run.lifted.any_lifted(operands) else None
 
 
 def _take_apart(run: MonitorRun, step: Step) -> Token:

@@ -112,7 +112,7 @@ def _number_at(run: MonitorRun, bounds: tuple[int, int, int], index: Any) -> Any
 
 
 def _is_zero(run: MonitorRun, number: int) -> bool:
-    return number == 0 and not run.lifted.any((number,))
+    return number == 0 and not run.lifted.any_lifted((number,))
 
 
 def record_range(
@@ -129,9 +129,9 @@ def record_range(
         bounds = (
             None if found is None or found.bounds[2] != 1 else reversed_bounds(run, found.bounds)
         )
-    if bounds is None or run.lifted.any(bounds[2:]) or not run.lifted.any(bounds):
+    if bounds is None or run.lifted.any_lifted(bounds[2:]) or not run.lifted.any_lifted(bounds):
         return None
-    if not run.lifted.is_known_at_entry(bounds):
+    if not run.lifted.guards.are_computable_at_entry(bounds):
         return None
     if not run.branching.is_consumed_at_once(step, (zip,) if head is reversed else (zip, reversed)):
         return None
@@ -160,16 +160,16 @@ def _counted_from(run: MonitorRun, start: int) -> Element:
 def compute_lifted(run: MonitorRun, operation: Callable[..., Any], *operands: Any) -> Any:
     """``operation(*operands)``, lifted if an operand is."""
     value = operation(*operands)
-    if not run.lifted.any(operands):
+    if not run.lifted.any_lifted(operands):
         return value
-    found = run.lifted.compute(operation, operands, value)
+    found = run.lifted.arithmetic.compute(operation, operands, value)
     return value if found is None else found
 
 
 def trip_count(run: MonitorRun, bounds: tuple[int, int, int]) -> int:
     """How many rounds there are, lifted if a bound is."""
     start, stop, step = bounds
-    if start == 0 and step == 1 and not run.lifted.any((start,)):
+    if start == 0 and step == 1 and not run.lifted.any_lifted((start,)):
         return stop
     if step == 1:
         return compute_lifted(run, operator.sub, stop, start)
@@ -210,7 +210,7 @@ def _rows(run: MonitorRun, tensor: Any) -> Any:
         raise LoopNotMergeable("the number of rows depends on data")
     twin = run.recording.twin_of(tensor)
     count: int = tensor.shape[0]
-    return count if twin is None else run.lifted.pair(count, twin.shape[0])
+    return count if twin is None else run.lifted.symbolic.lift(count, twin.shape[0])
 
 
 def _smaller(run: MonitorRun, one: int, other: int) -> int:

@@ -75,7 +75,7 @@ def record_narrow(run: MonitorRun, token: Any) -> None:
     if any(type(number) is not int for number in ends):
         return
     (times, begin), (too, end) = (_place(run, reads.index, number) for number in ends)
-    if not times == too == 1 or run.lifted.any((begin, end)) or not begin < end:
+    if not times == too == 1 or run.lifted.any_lifted((begin, end)) or not begin < end:
         return
     rec, size = run.recording, tensor.shape[dim]
     twin = rec.twin_of(tensor)
@@ -83,7 +83,7 @@ def record_narrow(run: MonitorRun, token: Any) -> None:
         return
     if ends[0] < 0 or ends[1] > size:
         return
-    size = size if twin is None else run.lifted.pair(size, twin.shape[dim])
+    size = size if twin is None else run.lifted.symbolic.lift(size, twin.shape[dim])
     reads.windows.append(Window(size, begin, end))
     call.operation, call.args = torch.narrow, (tensor, dim, ends[0], end - begin)
 
@@ -124,11 +124,11 @@ def _linear(run: MonitorRun, index: fx.Node, part: Any) -> tuple[int, Any] | Non
     if is_instance(part, GraphNumber):
         if part.node is index:
             return 1, 0
-        part = run.lifted.in_python.get(part.node, part)
+        part = run.lifted.arithmetic.in_python.get(part.node, part)
     if not is_instance(part, Expression):
         return (0, part) if type(part) is int else None
     if is_computable_at_entry(part):
-        number = run.lifted.values.get(part)
+        number = run.lifted.identities.values.get(part)
         return (0, number) if type(number) is int else None
     operation = _SUMS.get(part.operation) if is_instance(part, Computed) else None
     if operation is None or not is_instance(part, Computed):
@@ -150,6 +150,6 @@ def _computed(run: MonitorRun, operation: Any, left: Any, right: Any) -> Any:
     """A sum or difference, of which nothing is recorded where it is the first operand."""
     return (
         left
-        if type(right) is int and right == 0 and not run.lifted.any((right,))
+        if type(right) is int and right == 0 and not run.lifted.any_lifted((right,))
         else compute_lifted(run, operation, left, right)
     )

@@ -46,7 +46,7 @@ def _number(run: MonitorRun, tensor: torch.Tensor, read: Any) -> Any:
     """
     value = read(tensor)
     run.account()
-    number = run.lifted.item(read, (tensor,), value)
+    number = run.lifted.tensors.lift_item(read, (tensor,), value)
     run.account()
     run.watch_numbers()
     return number

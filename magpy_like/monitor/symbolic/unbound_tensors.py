@@ -41,12 +41,12 @@ def unbind_into_list(
     twin = rec.twin_of(tensor)
     if rec.twin is None or twin is None or rec.operators.has_data_dependent_shape(tensor):
         return False
-    if run.lifted.any((dim,)) or not rec.twin.is_dynamic(twin.shape[dim]):
+    if run.lifted.any_lifted((dim,)) or not rec.twin.is_dynamic(twin.shape[dim]):
         return False
-    count = run.lifted.pair(tensor.shape[dim], twin.shape[dim])
+    count = run.lifted.symbolic.lift(tensor.shape[dim], twin.shape[dim])
     if len(result) != count or not run.has_varied((count,)):
         return False
-    if name == "split" and (each != 1 or run.lifted.any((each,))):
+    if name == "split" and (each != 1 or run.lifted.any_lifted((each,))):
         return False
     if name == "chunk" and not (each == count and _is_size(run, each, twin.shape[dim])):
         return False
@@ -72,13 +72,15 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def _is_size(run: MonitorRun, number: int, size: torch.SymInt) -> bool:
     twin = run.lifted.twin(number)
-    return is_instance(twin, torch.SymInt) and run.lifted.hold(twin == size)
+    return is_instance(twin, torch.SymInt) and run.lifted.guards.require_symbolic(twin == size)
 
 
 def slice_list(run: MonitorRun, given: GraphList, key: slice) -> Token | None:
     """``rows[::-1]``, ``rows[1:]`` and the like of a list of the graph, if that is one again."""
     ends = key.start, key.stop, key.step
-    plain = all(type(end) in (int, types.NoneType) for end in ends) and not run.lifted.any(ends)
+    plain = all(type(end) in (int, types.NoneType) for end in ends) and not run.lifted.any_lifted(
+        ends
+    )
     if not plain or not given.is_unchanged() or given.has_data_dependent_length:
         return None
     if key == _BACKWARDS:
@@ -92,7 +94,7 @@ def slice_list(run: MonitorRun, given: GraphList, key: slice) -> Token | None:
     fewest = sum(left_out) + 1  # none at all is told from others by more than its length
     if len(given.value) < fewest:
         return None
-    run.lifted.ask(operator.ge, (given.count, fewest))
+    run.lifted.guards.require_truth(operator.ge, (given.count, fewest))
     return _finish_slice, (given, key, compute_lifted(run, operator.sub, given.count, fewest - 1))
 
 

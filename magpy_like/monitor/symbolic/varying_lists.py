@@ -72,7 +72,7 @@ def length_after(length: int, most: int) -> int:
 
 def list_value(rec: Recording, container: Any, begin: bool = False) -> ListValue | None:
     """What a list is known by; ``begin`` says that it is to be, though its length does not vary."""
-    if type(container) not in KINDS or rec.inside or rec.lifted.beside:
+    if type(container) not in KINDS or rec.inside or rec.operators.is_isolated:
         return None
     node = rec.node(container)
     if node is None or node.rewritten:
@@ -89,7 +89,7 @@ def list_value(rec: Recording, container: Any, begin: bool = False) -> ListValue
 def _known(rec: Recording, operation: Any, parts: tuple[Any, ...], length: int) -> Expression:
     """The expression for a length, which the operator graph may be given."""
     number = Computed(operation, parts)
-    rec.lifted.values[number] = length
+    rec.lifted.identities.values[number] = length
     return number
 
 
@@ -107,7 +107,7 @@ def number_list_value(rec: Recording, container: Any, begin: bool = False) -> Li
         kinds = types_in(before)
         if kinds == "others":
             return None
-        rec.lifted.conditions.append((Computed(types_in, (value.at_entry,)), kinds))
+        rec.lifted.guards.conditions.append((Computed(types_in, (value.at_entry,)), kinds))
         value.is_asked_for_types = True
     return value
 
@@ -151,7 +151,7 @@ def record_mutation(
 
 
 def _after(rec: Recording, operation: Any, contents: Expression, *args: Any) -> Computed:
-    parts = (contents, *rec.lifted.parts(args))
+    parts = (contents, *rec.lifted.identities.expressions(args))
     return Computed(MutatedCopy(operation), parts)  # which never raises
 
 
@@ -165,7 +165,7 @@ def read_item(run: MonitorRun, container: Any, key: Any) -> Token | None:
         return None
     # At a key that a tensor gives, the graph can have an element of a list that is always the same.
     begins = varies and type(container) is list
-    begins = begins and (run.lifted.is_known_before_graph(key) or rec.items_vary(container))
+    begins = begins and (run.lifted.is_computable_before_graph(key) or rec.items_vary(container))
     value = number_list_value(rec, container, begin=begins)
     if value is None or not -len(container) <= key < len(container):
         return None
@@ -176,7 +176,9 @@ def read_item(run: MonitorRun, container: Any, key: Any) -> Token | None:
 def _finish_take(run: MonitorRun, taken: tuple[Expression, Any, int], result: Any) -> Any:
     contents, container, key = taken
     item = LiftedCall(operator.getitem, (LIFTED, LIFTED), {}, type(result))
-    return run.lifted.lift(result, run.lifted.made(item, (container, key), (contents, key)))
+    return run.lifted.lift(
+        result, run.lifted.arithmetic.expression(item, (container, key), (contents, key))
+    )
 
 
 def write_item(run: MonitorRun, target: Any, key: Any, number: Any) -> Token | None:
@@ -194,7 +196,7 @@ def write_item(run: MonitorRun, target: Any, key: Any, number: Any) -> Token | N
         return None
     assert value.contents is not None
     given = target, key, number
-    value.contents = run.lifted.made(
+    value.contents = run.lifted.arithmetic.expression(
         MutatedCopy(list.__setitem__), given, (value.contents, key, number)
     )
     rec.visit(target, ValueRead.TYPE)
@@ -216,7 +218,9 @@ def pop(run: MonitorRun, operation: Any, container: Any, *keys: Any) -> Token | 
     if not -len(container) <= key < len(container):
         return None
     before, given = value.contents, (container, *keys)
-    value.contents = run.lifted.made(MutatedCopy(operation), given, (before, *keys))
+    value.contents = run.lifted.arithmetic.expression(
+        MutatedCopy(operation), given, (before, *keys)
+    )
     value.length = _known(rec, operator.sub, (value.length, 1), len(container) - 1)
     value.added = 0
     rec.visit(container, ValueRead.TYPE)

@@ -64,7 +64,7 @@ def lift_element(
     if not _let_vary(run, child):
         return None
     run.watch_numbers()
-    return run.lifted.read(child, value)
+    return run.lifted.external.lift(child, value)
 
 
 def substitute(run: MonitorRun, value: Any, deep: bool = False) -> None:
@@ -128,7 +128,7 @@ def lift_read(
         if not varies(run, node, relation) or not _let_vary(run, child):
             return None
         return run.flags.read(run, step, child, value)
-    lifted = child.node_id in run.lifted.nodes
+    lifted = child.node_id in run.lifted.external.nodes
     if lifted or varies(run, node, relation) or _is_updated(run, step):
         return (_finish_lift, (child, value)) if _let_vary(run, child) else None
     return None
@@ -146,6 +146,6 @@ def _is_updated(run: MonitorRun, step: Step) -> bool:
 def _finish_lift(run: MonitorRun, payload: tuple[ShadowNode, Any], result: Any) -> Any:
     node, value = payload
     if result is value:
-        return run.lifted.read(node, value)
+        return run.lifted.external.lift(node, value)
     node.facts.add(Fact.VALUE)  # something else has computed the result
     return None

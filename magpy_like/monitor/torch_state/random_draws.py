@@ -92,7 +92,7 @@ def repeat_draw(
     given = args[1:] if of_a_generator else args
     kept = tuple(_snapshot(rec, value) for value in given)
     keywords = {name: _snapshot(rec, value) for name, value in kwargs.items()}
-    if not run.lifted.is_known_at_entry((kept, tuple(keywords.values()))):
+    if not run.lifted.guards.are_computable_at_entry((kept, tuple(keywords.values()))):
         run.lifted.specialize((kept, tuple(keywords.values())))
     generator = _SEEDS.get(operation)
     if of_a_generator:
@@ -179,7 +179,7 @@ def _finish_draw(run: MonitorRun, drawing: RepeatedCall, result: Any) -> Any:
     """Arguments that vary may seed a generator, or bound a number; nothing else is known of what
     the mock would draw by others."""
     given = drawing.args, tuple(drawing.kwargs.values())
-    if run.lifted.any_in(given):
+    if run.lifted.identities.holds_lifted(given):
         if is_liftable(result):
             drawing = replace(drawing, operation=_drawing_a(type(result), drawing.operation))
         elif result is not None and type(result) not in REWINDABLE:
@@ -202,7 +202,7 @@ def _drawing_a(kind: type, operation: Callable[..., Any]) -> Callable[..., Any]:
 def _finish_shuffle(run: MonitorRun, drawn: tuple[RepeatedCall, list[Any]], _: Any) -> None:
     drawing, order = drawn
     run.suspended -= 1
-    order[:] = _lifted_items(run, run.lifted.draw(drawing), order)
+    order[:] = _lifted_items(run, run.lifted.repeat(drawing), order)
     run.watch_numbers()
 
 
@@ -214,16 +214,16 @@ def _adopt(run: MonitorRun, drawing: RepeatedCall, result: Any) -> Any:
     """
     lifted, rec = run.lifted, run.recording
     if is_liftable(result):
-        return lifted.lift(result, lifted.draw(drawing))
+        return lifted.lift(result, lifted.repeat(drawing))
     if type(result) is list and _all_numbers(result):
-        return _lifted_items(run, lifted.draw(drawing), result)
+        return _lifted_items(run, lifted.repeat(drawing), result)
     if result is None or result is torch.default_generator:
-        lifted.draw(drawing)
+        lifted.repeat(drawing)
     elif is_instance(result, torch.Tensor):
-        rec.add_drawn(result, lifted.draw(drawing))
+        rec.add_drawn(result, lifted.repeat(drawing))
     elif type(result) in (np.ndarray, *_MAKERS.values()) and not _holds_objects(result):
         rec.record_drawn(result)
-        lifted.adopt_drawn(result, lifted.draw(drawing))
+        lifted.identities.register_object(result, lifted.repeat(drawing))
         run.watch_numbers()
     else:
         raise UnguardableRead(
@@ -288,7 +288,7 @@ def repeat_array_call(
     lifted, rec = run.lifted, run.recording
     if not lifted or rec.inside or run.side is not None:
         return None
-    if not lifted.any(tuple(_leaves(args))):
+    if not lifted.any_lifted(tuple(_leaves(args))):
         return None
     values = [*_leaves(args), *kwargs.values()]
     of_numpy = any(is_instance(value, np.ndarray | np.generic) for value in values)
@@ -321,7 +321,7 @@ def _is_known(run: MonitorRun, value: Any) -> bool:
     if is_instance(value, np.ndarray) and run.lifted.expression(value) is None:
         node = run.recording.node(value)  # the guard compares what it holds
         return node is not None and not value.dtype.hasobject and value.nbytes <= GUARDED_BYTES
-    return run.lifted.is_known_before_graph(value)
+    return run.lifted.is_computable_before_graph(value)
 
 
 def is_element_index(array: Any, key: Any) -> bool:
@@ -367,16 +367,16 @@ def _is_drawn_index(run: MonitorRun, key: Any) -> bool:
 
 def _is_varying_index(run: MonitorRun, key: Any) -> bool:
     """Whether a key is a list of integers, some of which vary and all of which the mock knows."""
-    if type(key) is not list or not run.lifted.any(tuple(key)):
+    if type(key) is not list or not run.lifted.any_lifted(tuple(key)):
         return False
     integers = all(type(part) is int for part in key)
-    return integers and all(map(run.lifted.is_known_before_graph, key))
+    return integers and all(map(run.lifted.is_computable_before_graph, key))
 
 
 def _finish_in_place(run: MonitorRun, drawing: RepeatedCall, _: Any) -> None:
     """The array is known by the call that drew it: what the mock has of that is changed, too."""
     run.suspended -= 1
-    run.lifted.draw(drawing)
+    run.lifted.repeat(drawing)
 
 
 FINISHERS = (_finish, _finish_draw, _finish_in_place, _finish_shuffle)

@@ -40,7 +40,7 @@ def guard_metadata(run: MonitorRun, get: Callable[[Any], Any], tensor: torch.Ten
     rec = run.recording
     node = rec.node(tensor)
     if node is not None and not rec.is_written(node):
-        run.lifted.conditions.append((Computed(get, (EntryValue(node),)), get(tensor)))
+        run.lifted.guards.conditions.append((Computed(get, (EntryValue(node),)), get(tensor)))
     elif node is not None or (get is torch.Tensor.storage_offset and tensor._is_view()):
         raise Split(
             SplitReason.TENSOR_INTERNALS,

@@ -160,7 +160,7 @@ def expected_values(rec: Recording, guarded: GuardedVariables) -> ExpectedValues
             path = rec.place(parent, relation)
             if Fact.VALUE in node.facts:
                 found.numbers[path] = node.first.value
-            elif node.node_id in rec.lifted.nodes:
+            elif node.node_id in rec.lifted.external.nodes:
                 found.lifted[path] = node.first.value
             else:
                 continue

@@ -109,7 +109,7 @@ class FetchedVariables:
             Kind.TYPE,
             f"type({name}) is {constant(node.type, node.type.__name__)}",
             f"type({label}) is {node.type.__qualname__}",
-            is_about_lifted=node.node_id in self._rec.lifted.nodes,
+            is_about_lifted=node.node_id in self._rec.lifted.external.nodes,
         )
         if is_instance(value, SCALARS) and Fact.VALUE in node.facts:  # a lifted number may differ
             same = constant(same_scalar, "same_scalar")

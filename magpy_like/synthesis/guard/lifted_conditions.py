@@ -44,7 +44,7 @@ class LiftedConditions:
         }
         if rec.twin is not None:
             self.sizes(rec.twin, dynamic)
-        for number, value in rec.lifted.conditions:
+        for number, value in rec.lifted.guards.conditions:
             if is_instance(number, Address) and writer.guarded.is_fixed(number.node):
                 continue  # the record holds the very object
             text = number_source.text(number, self.name_of_number, self._source.constant)
@@ -52,7 +52,7 @@ class LiftedConditions:
             test = writer.equality(text, value)
             description = f"{words} == {value!r}"
             writer.check(Kind.LIFTED_VALUE, test, description, is_about_lifted=True)
-        self.expected.conditions += map(_comparable, rec.lifted.conditions)
+        self.expected.conditions += map(_comparable, rec.lifted.guards.conditions)
         for node in writer.guarded.order:
             varies = self.expected.paths.get(node.node_id) in self.expected.lifted
             if varies or node.node_id in rec.list_values:

@@ -31,7 +31,7 @@ def check_before_writing(rec: Recording) -> bool:
         return False
     last = min((node for node in before if node is not None), key=order.__getitem__)
     looks = []
-    for expression, value, place in rec.lifted.speculated:
+    for expression, value, place in rec.lifted.speculated.values:
         nodes: list[fx.Node] = []
         if not _only_in_graph(expression, nodes) or any(order[n] > order[last] for n in nodes):
             return False

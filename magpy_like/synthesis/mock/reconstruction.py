@@ -109,7 +109,11 @@ class Reconstruction:
         expression = self.rec.lifted.expression(value) if self.rec.lifted else None
         if expression is not None:
             return self.number(expression)
-        if type(value) is torch.Size and self.rec.lifted and self.rec.lifted.any_in(value):
+        if (
+            type(value) is torch.Size
+            and self.rec.lifted
+            and self.rec.lifted.identities.holds_lifted(value)
+        ):
             return f"{self.source.constant(torch.Size, 'Size')}({self.tuple_text(value)})"
         text = literal(value)
         if text is not None:

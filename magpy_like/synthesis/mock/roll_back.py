@@ -137,13 +137,15 @@ class RollBack:
             self._undo.append(f"{source.constant(set_grad_enabled)}(mode)")
         self._switch_back = list(self._undo)
         written = rec.changed_inputs()
-        if rec.lifted.may_raise and not rec.lifted.can_rewind():
+        if rec.lifted.arithmetic.may_raise and not rec.lifted.speculated.can_roll_back_draws():
             raise Split(
                 SplitReason.MISSPECULATION_NOT_UNDOABLE,
                 "computes numbers that may raise, after effects that cannot be rolled back",
             )
         may_fail = may_fail or any(raising_operators.may_fail(node, floats) for node in nodes)
-        self._leaves_nothing = speculates or (rec.lifted.can_rewind() and (not written or may_fail))
+        self._leaves_nothing = speculates or (
+            rec.lifted.speculated.can_roll_back_draws() and (not written or may_fail)
+        )
         """Whether all is put back. Where tensors are changed and nothing ever fails, to copy them
         before every call would be for nothing."""
         self._looks_for_large: list[str] = []
@@ -154,12 +156,16 @@ class RollBack:
             most = raising_operators.largest_safe_float(nodes, (node.variable for node in inputs))
             self._looks_for_large = [f"{look}({most!r}, {', '.join(floats.values())})"]
         modes = len(self._undo)
-        if self._leaves_nothing or rec.lifted.speculated or (draws and rec.lifted.can_rewind()):
+        if (
+            self._leaves_nothing
+            or rec.lifted.speculated.values
+            or (draws and rec.lifted.speculated.can_roll_back_draws())
+        ):
             self._save_draws(rec)
         self._before_writing = list(self._undo)
         """What puts back all that was done before a graph looks at what was speculated on."""
         self._before_graph = self._undo[modes:]
-        self._looks = bool(rec.lifted.speculated) and not speculates
+        self._looks = bool(rec.lifted.speculated.values) and not speculates
         if self._leaves_nothing:
             for i, node in enumerate(written):
                 if _is_view_that_takes_part_now(node):

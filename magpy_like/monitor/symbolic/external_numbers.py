@@ -1,0 +1,64 @@
+"""Lifted numbers read from outside the region: entry values of external variables.
+
+The guard checks their types only, so the value may differ at the next call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from magpy_like.monitor.object_replacement import FoundNumbers
+from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.symbolic.expressions import EntryValue
+from magpy_like.monitor.symbolic.lifted_identities import LiftedIdentities
+from magpy_like.native.instance_checks import is_instance
+from magpy_like.refgraph import Fact, ShadowNode
+
+
+class ExternalNumbers:
+    """The external variables whose numbers are lifted, and the objects that the callers know."""
+
+    def __init__(self, rec: Recording, identities: LiftedIdentities, found: FoundNumbers) -> None:
+        """``found`` maps the new objects of lifted numbers to the external ones."""
+        self._rec, self._identities, self._found = rec, identities, found
+        self.nodes: set[int] = set()
+        """Ids of the ShadowNodes whose numbers are lifted at every read."""
+        self._entry_values: dict[int, EntryValue] = {}
+
+    def lift(self, node: ShadowNode, value: Any) -> Any:
+        """A new object for the number of an external variable."""
+        number = self._identities.lift(value, *self._entry_value(node, value))
+        self._found.note(number, value)
+        return number
+
+    def register_argument(self, value: Any, node: ShadowNode) -> None:
+        """Know an argument whose object is already distinct from all others."""
+        self._identities.register(value, *self._entry_value(node, value))
+
+    def register_array(self, value: Any, node: ShadowNode) -> None:
+        """Know an external NumPy array, from which the mock computes before the operator graph
+        runs. No operator may change it then, through a tensor that shares its memory."""
+        self._identities.register_object(value, EntryValue(node))
+        self._rec.operators.shared_arrays.append((value, value.copy()))
+
+    def original(self, value: Any) -> Any:
+        """The external object of a lifted number; any other value itself."""
+        return self._found.original(value) if self._identities.is_lifted(value) else value
+
+    def is_entry_value(self, value: Any, node: ShadowNode) -> bool:
+        """True if ``value`` is the object of the lifted number of this external variable."""
+        expression = self._identities.expression(value)
+        return is_instance(expression, EntryValue) and expression.node is node
+
+    def _entry_value(self, node: ShadowNode, value: Any) -> tuple[EntryValue, Any]:
+        """The expression and the twin of the number at a node; no fact about its value remains."""
+        if node.node_id not in self.nodes:
+            self.nodes.add(node.node_id)
+            node.facts.discard(Fact.VALUE)
+            node.facts.add(Fact.TYPE)
+        entry, twin = self._entry_values.get(node.node_id), self._rec.twin
+        if entry is None:
+            entry = self._entry_values[node.node_id] = EntryValue(node)
+            if twin is not None and type(value) is int:
+                twin.add_number(entry, value, size=False)
+        return entry, twin.numbers.get(entry) if twin is not None else None

@@ -1,0 +1,127 @@
+"""Identities of lifted numbers: which object stands for which expression.
+
+A lifted number is distinguished from equal numbers by identity. The monitor puts a new ``int``,
+``float`` or ``str`` object of the same value on the operand stack, which no cache of small numbers
+shares; wherever Python moves that object, the monitor recognizes it.
+"""
+
+from __future__ import annotations
+
+import gc
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from magpy_like.monitor.objects.containers import CONTAINERS, DICT_VIEWS, elements
+from magpy_like.monitor.objects.iterators import is_native_iterator
+from magpy_like.monitor.symbolic.expressions import Expression, distinct_copy, is_array_number
+from magpy_like.native.instance_checks import is_instance
+from magpy_like.refgraph.plain_values import is_plain, proxied_mapping
+
+
+class LiftedIdentities:
+    """The objects that a run knows by an expression, and their symbolic twins."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, Expression]] = {}
+        self._twins: dict[int, Any] = {}
+        self.values: dict[Expression, Any] = {}
+        """The value of each lifted number in this run."""
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def lift(self, value: Any, expression: Expression, twin: Any = None) -> Any:
+        """A new object equal to ``value``, known by ``expression`` from here on."""
+        number = distinct_copy(value)
+        self.register(number, expression, twin)
+        return number
+
+    def register(self, number: Any, expression: Expression, twin: Any = None) -> None:
+        """Know a number whose object is shared with no other by ``expression``."""
+        self.register_object(number, expression)
+        self.values.setdefault(expression, number)
+        if twin is not None:
+            self._twins[id(number)] = twin
+        else:
+            self._twins.pop(id(number), None)
+
+    def register_object(self, value: Any, expression: Expression) -> None:
+        """Know an object that is no number, such as a NumPy array, by ``expression``."""
+        self._known[id(value)] = (value, expression)
+
+    def expression(self, value: Any) -> Expression | None:
+        """The expression of a lifted number, or None."""
+        known = self._known.get(id(value))
+        return known[1] if known is not None else None
+
+    def expressions(self, values: Iterable[Any]) -> tuple[Any, ...]:
+        """The expressions of lifted numbers, and other values unchanged."""
+        return tuple(self.expression(value) or value for value in values)
+
+    def twin(self, value: Any) -> Any:
+        """The symbolic number of a lifted one, or None."""
+        return self._twins.get(id(value))
+
+    def is_lifted(self, value: Any) -> bool:
+        """True if an expression is known for this object."""
+        return id(value) in self._known
+
+    def any_lifted(self, values: Iterable[Any]) -> bool:
+        """True if one of these values is lifted; containers are not searched."""
+        return any(id(value) in self._known for value in values)
+
+    def holds_lifted(self, value: Any) -> bool:
+        """True if a value is lifted or a container that holds a lifted number at any depth."""
+        return any(id(number) in self._known for number in numbers_in(value))
+
+    def twins_of(self, value: Any) -> Any:
+        """``value`` with symbolic numbers in place of lifted ones; None if one of them has none."""
+        try:
+            return self._with_twins(value)
+        except LookupError:
+            return None
+
+    def _with_twins(self, value: Any) -> Any:
+        kind = type(value)
+        if id(value) in self._known:
+            return self._twins[id(value)]
+        if kind is tuple or kind is torch.Size:
+            return tuple(self._with_twins(item) for item in value)
+        if kind is list:
+            return [self._with_twins(item) for item in value]
+        if not is_plain(value):
+            raise LookupError
+        return int(value) if kind is bool else value  # SymPy's truth values are no numbers
+
+
+def numbers_in(value: Any) -> Iterator[Any]:
+    """The numbers and texts in nested containers; a text may be computed from lifted numbers."""
+    pending, seen = [value], set[int]()
+    while pending:
+        value = pending.pop()
+        if type(value) in (int, float, str) or is_array_number(value):
+            yield value
+        elif id(value) not in seen and (contents := _contents(value)):
+            seen.add(id(value))
+            pending += reversed(contents)
+
+
+def _contents(value: Any) -> list[Any]:
+    """The objects that native code may read when it receives ``value``."""
+    if is_instance(value, CONTAINERS):
+        return elements(value)
+    if is_instance(value, slice):
+        return [value.start, value.stop, value.step]
+    if is_instance(value, BaseException):
+        return [*value.args]
+    if is_instance(value, types.SimpleNamespace):
+        return [*value.__dict__.values()]
+    if is_instance(value, types.MappingProxyType):
+        return [proxied_mapping(value)]
+    if is_native_iterator(value) and not is_instance(value, types.GeneratorType):
+        return gc.get_referents(value)  # the source of its elements
+    view: Any = value
+    return list(view) if is_instance(value, DICT_VIEWS) else []

@@ -1,0 +1,73 @@
+"""Speculated values: values known only when operators have run, on which control flow depends.
+
+The mock computes them before its effects. If one differs from this run's, the mock rolls back and
+the program runs as it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.symbolic.expressions import Expression, is_drawn
+from magpy_like.monitor.torch_state.random_draws import RepeatedCall
+from magpy_like.split_points import SourcePosition, Split
+from magpy_like.split_reasons import SplitReason
+
+
+class SpeculatedValues:
+    """The speculated values of a run, and whether another one could be rolled back."""
+
+    def __init__(
+        self,
+        rec: Recording,
+        draws: list[RepeatedCall],
+        speculation_position: Callable[[], SourcePosition | None],
+    ) -> None:
+        """``speculation_position`` returns the program's position; None where values must not be
+        speculated on."""
+        self._rec, self._draws = rec, draws
+        self._speculation_position = speculation_position
+        self.values: list[tuple[Expression, Any, SourcePosition]] = []
+        """Expressions, the value that each must have, and the place that depends on it."""
+
+    def add(self, expression: Expression, value: Any) -> None:
+        """Speculate that ``expression`` has ``value``: the program's control flow depends on it.
+
+        Raises:
+            Split: it cannot be speculated on here.
+        """
+        if not is_drawn(expression):
+            detail = "a tensor's value, read as a number, decides control flow"
+            place = self.require_place(SplitReason.TENSOR_VALUE_READ, detail)
+        elif self._rec.operators.shared_arrays:
+            detail = "an element of a NumPy array decides control flow"
+            place = self.require_place(SplitReason.NUMPY_ARRAY, detail)
+        else:
+            detail = "a random number decides control flow"
+            place = self.require_place(SplitReason.RANDOM_VALUE_DECIDES, detail)
+        if not any(known is expression for known, *_ in self.values):
+            self.values.append((expression, value, place))
+
+    def require_place(self, reason: SplitReason, detail: str) -> SourcePosition:
+        """The program's place, where a misspeculation could still be rolled back.
+
+        Raises:
+            Split: it could not, or the program is to split there; for the reason.
+        """
+        is_possible = not (self._rec.operators.is_isolated or self._rec.inside)
+        place = self._speculation_position() if is_possible else None
+        if place is None or not self.can_roll_back():
+            raise Split(reason, detail)
+        return place
+
+    def can_roll_back(self) -> bool:
+        """True if a mock can undo everything done before its effects."""
+        return self.can_roll_back_draws() and not self._rec.changed_inputs()
+
+    def can_roll_back_draws(self) -> bool:
+        """True if generators and modes can be reset, whatever operators wrote to tensors."""
+        return (
+            all(call.can_roll_back for call in self._draws) and not self._rec.operators.sets_modes
+        )

@@ -1,0 +1,160 @@
+"""Lifted numbers read from tensors: elements, sizes, and metadata that follows from sizes."""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.symbolic.expressions import GraphNumber
+from magpy_like.monitor.symbolic.lifted_identities import LiftedIdentities
+from magpy_like.monitor.symbolic.number_arithmetic import NumberArithmetic
+from magpy_like.monitor.symbolic.speculated_values import SpeculatedValues
+from magpy_like.monitor.symbolic.symbolic_numbers import SymbolicNumbers
+from magpy_like.monitor.symbolic.symbolic_twin import has_dynamic_form
+from magpy_like.native.instance_checks import is_instance
+from magpy_like.refgraph.plain_values import bind
+from magpy_like.split_points import Split, UnguardableRead
+from magpy_like.split_reasons import SplitReason
+
+_DATA_SIZE = (SplitReason.DATA_DEPENDENT_SIZE, "reads a size that depends on a tensor's data")
+_LENGTH = {len, torch.Tensor.__len__}
+
+
+class TensorNumbers:
+    """The numbers that one run's program reads from tensors."""
+
+    def __init__(
+        self,
+        rec: Recording,
+        identities: LiftedIdentities,
+        symbolic: SymbolicNumbers,
+        arithmetic: NumberArithmetic,
+        speculated: SpeculatedValues,
+    ) -> None:
+        self._rec, self._identities = rec, identities
+        self._symbolic, self._arithmetic = symbolic, arithmetic
+        self._speculated = speculated
+
+    def lift_item(self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Any:
+        """The lifted number that ``operation(*args)`` reads from the tensor ``args[0]``.
+
+        It is a number of the operator graph, unless the tensor's value is known otherwise.
+        """
+        known = self._rec.operators.symbolic_value(args[0])
+        if is_instance(known, torch.SymInt) and type(value) is int:
+            return self._symbolic.lift(value, known)
+        counted = None
+        if not self._rec.operators.is_isolated:
+            counted = self._rec.counters.value(self._rec, args[0])
+        if counted is not None and type(value) is float:
+            return self._identities.lift(value, counted)
+        node, twin = self._rec.item(operation, args, value)
+        if type(value) is int and args[0].dtype.is_floating_point:
+            self._arithmetic.compute_in_python(node, int, float(value), GraphNumber(node.args[0]))
+        return self._identities.lift(value, GraphNumber(node), twin)
+
+    def lift_items(self, operation: Any, tensor: torch.Tensor, values: Any) -> Any:
+        """``values``, the nested lists of a tensor's elements, with numbers of the graph."""
+        nodes = self._rec.items(operation, tensor)
+
+        def lifted(value: Any) -> Any:
+            if type(value) is list:
+                return [lifted(item) for item in value]
+            return self._identities.lift(value, GraphNumber(nodes(value)))
+
+        return lifted(values)
+
+    def lift_metadata(
+        self, operation: Callable[..., Any], args: tuple[Any, ...], value: Any
+    ) -> Any:
+        """The lifted form of ``value``: a tensor's sizes, or a consequence of them, as read by
+        ``operation(*args)``. None if it is the same at every call.
+
+        Raises:
+            Split: it depends on data, and no number of the graph can stand for it.
+        """
+        tensor, *rest = args
+        if self._rec.operators.has_data_dependent_shape(tensor):
+            return self._lift_data_dependent_shape(operation, tensor, rest, value)
+        twin = self._rec.twin_of(tensor)
+        assert self._rec.twin is not None
+        if twin is None or not has_dynamic_form(twin):
+            return None
+        try:
+            if operation in _LENGTH:
+                seen = twin.shape[0]
+            elif is_instance(operation, types.GetSetDescriptorType):
+                seen = bind(operation, twin)
+            else:
+                seen = operation(twin, *rest)
+        except Exception:  # fake tensors refuse unsupported queries by many exceptions
+            self.specialize_sizes(tensor)
+            return None
+        return self._symbolic.lift(value, seen)
+
+    def _lift_data_dependent_shape(
+        self, operation: Callable[..., Any], tensor: torch.Tensor, rest: list[Any], value: Any
+    ) -> Any:
+        name = getattr(operation, "__name__", "")
+        node = self._rec.operators.node_of(tensor)
+        assert node is not None
+        if name in ("shape", "size") and is_instance(value, torch.Size):
+            return torch.Size(self._lift_size(node, dim, n) for dim, n in enumerate(value))
+        if operation in _LENGTH:
+            return self._lift_size(node, 0, value)
+        if name in ("numel", "nelement") and tensor.dim() and not rest:
+            return self._lift_numel(node, tensor)
+        if name == "size" and len(rest) == 1 and type(rest[0]) is int:
+            return self._lift_size(node, rest[0], value)
+        self._speculate_on_sizes(tensor)
+        return None
+
+    def _lift_size(self, node: fx.Node, dim: int, size: int) -> Any:
+        return self._identities.lift(size, GraphNumber(self._rec.operators.add_size(node, dim)))
+
+    def _lift_numel(self, node: fx.Node, tensor: torch.Tensor) -> Any:
+        count, *others = [self._lift_size(node, dim, n) for dim, n in enumerate(tensor.shape)]
+        for size in others:
+            count = self._arithmetic.compute(operator.mul, (count, size), count * size)
+        return count
+
+    def specialize_sizes(self, tensor: torch.Tensor) -> None:
+        """Turn a tensor's sizes into constants: native code reads them, and is not recorded.
+
+        A tensor created inside a running operator discloses the sizes of the operator's arguments.
+
+        Raises:
+            Split: they depend on data.
+        """
+        if self._rec.inside and self._rec.is_made_inside(tensor):
+            for argument in self._rec.given.values():
+                self._specialize_sizes(argument)
+        else:
+            self._specialize_sizes(tensor)
+
+    def _specialize_sizes(self, tensor: torch.Tensor) -> None:
+        twin = self._rec.twin_of(tensor)
+        if self._rec.operators.has_data_dependent_shape(tensor):
+            self._speculate_on_sizes(tensor)
+        elif twin is not None and self._rec.twin is not None:
+            if not self._rec.twin.specialize(twin):
+                raise UnguardableRead(*_DATA_SIZE)
+
+    def _speculate_on_sizes(self, tensor: torch.Tensor) -> None:
+        try:
+            place = self._speculated.require_place(*_DATA_SIZE)
+        except Split as split:
+            raise UnguardableRead(*split.cause) from None
+        operators = self._rec.operators
+        node = operators.node_of(tensor)
+        assert node is not None
+        for dim, size in enumerate(tensor.shape):
+            number = GraphNumber(operators.add_size(node, dim))
+            self._speculated.values.append((number, size, place))
+        operators.set_static_shape(node)
