@@ -27,7 +27,6 @@ from magpy_like.compiler.scheduling.memory_planning import plan_memory
 from magpy_like.compiler.scheduling.scheduler import Scheduler
 from magpy_like.compiler.trace import Trace, open_trace
 from magpy_like.compiler.unbacked_symbols import NOT_KNOWN, with_symbols
-from magpy_like.compiler.varying_inputs import is_symbolic
 from magpy_like.disk_cache import code_cache
 from magpy_like.graph_operators.checkpoint_operator import keep_checkpoints, unfolded
 from magpy_like.graph_operators.checkpoint_statistics import NotWritten
@@ -39,6 +38,7 @@ from magpy_like.torch_compat.dynamo import RestartAnalysis
 from magpy_like.torch_compat.functorch import is_under_transform
 from magpy_like.torch_interop.current_gpu import has_calls_for_current_gpu, traced_afresh
 from magpy_like.torch_interop.saved_tensor_hooks import no_hooks
+from magpy_like.torch_interop.symbols import is_symbolic
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
 _OPTIONS = {"strict", "trace"}

@@ -8,36 +8,13 @@ a condition on them (PyTorch 2, section 3.6).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from magpy_like.torch_compat.aot_autograd import GuardSource, Source
 from magpy_like.torch_compat.fake_tensors import FakeTensorMode
-
-
-@dataclass(frozen=True)
-class Origin(Source):
-    """Names a symbol for torch's messages."""
-
-    text: str
-
-    @property
-    def _name_template(self) -> str:
-        return self.text
-
-    @property
-    def guard_source(self) -> GuardSource:
-        return GuardSource.LOCAL
-
-
-def is_symbolic(given: Any) -> bool:
-    """Whether an example input has sizes that may vary, or is a number that may."""
-    numbers = (*given.shape, *given.stride()) if isinstance(given, torch.Tensor) else (given,)
-    return any(isinstance(number, torch.SymInt | torch.SymFloat) for number in numbers)
-
+from magpy_like.torch_interop.symbols import SymbolName
 
 Form = tuple[Any, ...]
 
@@ -110,7 +87,7 @@ class Varying:
         return sizes, [strides[dim] for dim in range(len(sizes))]
 
     def _symbol(self, name: str, size: int) -> torch.SymInt:
-        origin = Origin(name)
+        origin = SymbolName(name)
         symbol = self.env.create_symbol(size, origin, dynamic_dim=DimDynamic.DYNAMIC)
         return self.env.create_symintnode(symbol, hint=size, source=origin)
 

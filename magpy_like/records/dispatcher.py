@@ -15,7 +15,6 @@ import torch
 
 from magpy_like.compiler.autograd.overwritten_saved_values import made_before, overwrites_saved
 from magpy_like.compiler.graph_parts import eager_under_autograd, in_parts, interpreted
-from magpy_like.compiler.varying_inputs import is_symbolic
 from magpy_like.control_flow.branches import Branches
 from magpy_like.errors import FullGraphError
 from magpy_like.graph_operators.checkpoint_operator import keep_checkpoints
@@ -51,6 +50,7 @@ from magpy_like.torch_compat.dispatch import dispatch_mode_count, function_mode_
 from magpy_like.torch_compat.functorch import is_under_transform
 from magpy_like.torch_compat.operators import make_dual, unpack_dual
 from magpy_like.torch_interop.dynamo_disable import untraced
+from magpy_like.torch_interop.symbols import is_symbolic
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 
 _records_log = topic("records")

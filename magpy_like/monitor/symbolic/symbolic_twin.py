@@ -24,7 +24,6 @@ from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
 )
 
-from magpy_like.compiler.varying_inputs import Origin
 from magpy_like.logs import topic
 from magpy_like.monitor.symbolic.expressions import (
     GraphNumber,
@@ -48,6 +47,7 @@ from magpy_like.torch_compat.fake_tensors import (
     enable_python_dispatcher,
 )
 from magpy_like.torch_compat.operators import OpOverload
+from magpy_like.torch_interop.symbols import SymbolName
 
 log = topic("monitor")
 
@@ -142,7 +142,7 @@ class SymbolicTwin:
 
     def add_number(self, source: Any, value: Any, *, size: bool) -> Any:
         """A symbolic number for one outside; 0 and 1 are sizes like no others."""
-        origin = Origin(f"number_{len(self.sources)}")
+        origin = SymbolName(f"number_{len(self.sources)}")
         if is_instance(value, float):
             symbol = self.env.create_unspecified_symbol(value, origin, DimDynamic.DYNAMIC)
             self.numbers[source] = self.env.create_symfloatnode(symbol, hint=value, source=origin)
