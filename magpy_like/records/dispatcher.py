@@ -41,6 +41,7 @@ from magpy_like.split_points import (
 from magpy_like.split_reasons import SplitReason
 from magpy_like.splitting.continuation import Continuation
 from magpy_like.splitting.frame_layout import Layout
+from magpy_like.synthesis.graph_compilation import GraphCompiler
 from magpy_like.synthesis.mock.roll_back import GraphFailure, Misspeculation
 from magpy_like.synthesis.mock.unused_results import compile_with_unused_results
 from magpy_like.synthesis.record import Record, synthesise
@@ -359,7 +360,8 @@ class Dispatcher:
         try:
             layout = self.target.layout if is_instance(self.target, Continuation) else None
             known = None if layout is None else layout.function_positions
-            return synthesise(rec, args, kwargs, result, self._backend, entry, known)
+            compiler = GraphCompiler(self._backend, interpreted, entry)
+            return synthesise(rec, args, kwargs, result, compiler, known)
         except (Split, FullGraphError):
             raise
         except Exception as error:

@@ -16,7 +16,7 @@ _RESERVED = {*dir(builtins), "args", "kwargs", "state", "watch", "run_graph", "N
 
 
 class Source:
-    """A function in the making. Objects that have no literal are bound to names of its globals."""
+    """A function in the making. Objects without a literal are bound to names in its globals."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -25,14 +25,21 @@ class Source:
         self._count = 0
 
     def emit(self, line: str) -> None:
+        """Append a line to the function."""
         self.lines.append(line)
 
+    def take_lines(self) -> list[str]:
+        """Remove and return the lines written so far, to be placed later."""
+        lines, self.lines = self.lines, []
+        return lines
+
     def fresh(self, prefix: str) -> str:
+        """A new local name."""
         self._count += 1
         return f"{prefix}{self._count}"
 
     def constant(self, value: Any, hint: str | None = None) -> str:
-        """A name for an object, like its own or ``hint``; the same object has one name."""
+        """The name of an object, made of its own or of ``hint``; one object has one name."""
         name = self._constants.get(id(value))
         if name is None:
             stem = re.sub(r"\W", "_", hint or _own_name(value))
@@ -48,6 +55,7 @@ class Source:
         return name
 
     def text(self, name: str, parameters: str) -> str:
+        """The source text of the whole function."""
         body = self.lines or ["pass"]
         return f"def {name}({parameters}):\n" + "".join(f"    {line}\n" for line in body)
 

@@ -187,12 +187,12 @@ class RollBack:
             source.emit(f"drawn_{i} = {tell.format(name)}")
             self._undo.append(put_back.format(name, f"drawn_{i}"))
 
-    def unless_raising(self, run: Sequence[str]) -> list[str]:
+    def run_before_graph(self, run: Sequence[str]) -> list[str]:
         """Lines that draw and compute what is known before the operator graph runs."""
         run = [*run, *self._looks_for_large]
         return [] if not run else self._attempted(run, self._before_graph, [])
 
-    def unless(
+    def run_speculated(
         self,
         conditions: list[str],
         places: Sequence[SourcePosition],
@@ -228,7 +228,7 @@ class RollBack:
             "    return ended",
         ]
 
-    def guarded(self, run: Sequence[str]) -> list[str]:
+    def run_graph(self, run: Sequence[str]) -> list[str]:
         """Lines that run the operator graph, and give ``GraphFailure`` if it raises.
 
         Then the program is to run as it is written: it may have effects before the operator that

@@ -1,0 +1,110 @@
+"""From the operator graph of a recording to a compiled graph, called in the mock."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from magpy_like.graph_operators.control_operators import has_parts
+from magpy_like.monitor.recording import Recording
+from magpy_like.monitor.symbolic.expressions import Expression
+from magpy_like.monitor.torch_state.default_device import without_default_device
+from magpy_like.monitor.torch_state.torch_modes import Modes
+from magpy_like.native.instance_checks import is_instance
+from magpy_like.split_points import BranchRefused, Split
+from magpy_like.split_reasons import SplitReason
+from magpy_like.synthesis.example_inputs import example_inputs
+from magpy_like.synthesis.guard.guard_builder import GuardBuilder
+from magpy_like.synthesis.mock.mock_builder import MockBuilder
+from magpy_like.synthesis.shared_graphs import CompiledGraph
+from magpy_like.torch_interop.current_gpu import traced_afresh
+
+
+@dataclass(frozen=True)
+class GraphCompiler:
+    """Compilation of operator graphs, as the dispatcher of a program provides it."""
+
+    backend: Callable[[fx.GraphModule, Sequence[Any]], CompiledGraph]
+    """Compiles a graph for example inputs."""
+    interpret: Callable[[fx.GraphModule], Callable[..., Any]]
+    """A callable that runs a graph operator by operator."""
+    at_entry: Callable[[], contextlib.AbstractContextManager[Any]]
+    """Switches torch's global state to that at the entry of the region, where the graph runs."""
+
+
+def compile_graph(
+    rec: Recording, guard: GuardBuilder, mock: MockBuilder, compiler: GraphCompiler
+) -> tuple[CompiledGraph | None, list[str]]:
+    """Compile the operator graph, unless it has no results and no side effects.
+
+    Writes the guard's conditions on memory that inputs share.
+
+    Returns:
+        The compiled graph, and the names of its inputs in the mock.
+
+    Raises:
+        Split: the graph cannot be part of a record.
+    """
+    operators, outputs = rec.operators, mock.interface.outputs
+    changed = rec.changed_inputs()
+    has_effects = changed or operators.drawn_from
+    if rec.changed_arrays():
+        raise Split(
+            SplitReason.NUMPY_MEMORY,
+            "changes an external NumPy array, or one that shares memory with a tensor",
+        )
+    if not outputs and not (operators.operator_count and has_effects):
+        return None, []
+    if rec.has_changed():
+        raise BranchRefused(
+            SplitReason.BRANCH_NOT_MERGEABLE, "changes a tensor in place that a branch may return"
+        )
+    if not rec.constants.numpy_shares_are_unchanged():
+        raise Split(
+            SplitReason.NUMPY_MEMORY, "changes memory that a tensor and a NumPy array share"
+        )
+    operators.erase_unused(rec.lifted.arithmetic.in_python, outputs)
+    graph = operators.finish(outputs)
+    if rec.modes_left is not None:
+        _restore_autocast(graph, *rec.modes_left)
+    tensors, names = [], []
+    for _, source in operators.inputs:
+        if is_instance(source, Expression):
+            names.append(mock.values.number(source))
+            continue
+        node = rec.refs.get_node_by_id(source)
+        if node.variable is None:
+            raise Split(
+                SplitReason.FINALIZER, "destroys a variable that is an input of the operator graph"
+            )
+        if is_instance(node.variable, torch.Tensor):
+            tensors.append(node)
+        names.append(mock.interface.existing(node))
+    if changed:
+        guard.distinctness.write_shared_memory(tensors, changed)
+    if rec.runs_as_is or (rec.stays_whole and has_parts(graph)):
+        return CompiledGraph(graph, compiler.interpret(graph)), names
+    make = without_default_device(
+        lambda: compiler.backend(graph, example_inputs(rec, bool(changed)))
+    )
+    afresh = traced_afresh() if rec.relies_on_current_gpu else contextlib.nullcontext()
+    with compiler.at_entry(), afresh:
+        return make(), names
+
+
+def _restore_autocast(graph: fx.GraphModule, found: Modes, left: Modes) -> None:
+    """Append calls that switch autocast back to its state at entry, as backends require.
+
+    The mock switches it as the program leaves it. The cache of casts stays: the program is still
+    in that context, or has cleared the cache.
+    """
+    with graph.graph.inserting_before(graph.graph.output_node()):
+        for function, arguments in left.calls_to(replace(found, grad=left.grad)):
+            if function is not torch.clear_autocast_cache:
+                graph.graph.call_function(function, arguments)
+    graph.recompile()
