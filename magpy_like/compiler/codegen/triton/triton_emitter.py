@@ -23,7 +23,7 @@ from magpy_like.compiler.ir.index_arithmetic import Expr, Symbol
 from magpy_like.compiler.ir.ops import LOW_PRECISION, Value
 
 if TYPE_CHECKING:
-    from magpy_like.compiler.codegen.triton.triton_printer import TritonKernel
+    from magpy_like.compiler.codegen.triton.triton_kernel import TritonKernel
 
 
 class TritonEmitter(Emitter):
@@ -84,7 +84,7 @@ class TritonEmitter(Emitter):
 
     def _emit(self, value: Value, rename: Mapping[Symbol, Expr]) -> Any:
         if value.op == "scan":
-            return self.printer.scanned(value, [self.names[a] for a in value.args[1:]])
+            return self.printer.scans.print_scan(value, [self.names[a] for a in value.args[1:]])
         return super()._emit(value, rename)
 
     # --- operations ----------------------------------------------------------------------------

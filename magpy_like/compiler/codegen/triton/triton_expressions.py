@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -83,6 +84,20 @@ def identity(kind: str, dtype: torch.dtype) -> str:
         return print_number(float("-inf") if low else float("inf"), dtype)
     info = torch.iinfo(dtype)
     return print_number(info.min if low else info.max, dtype)
+
+
+def as_operand(parts: Sequence[str]) -> str:
+    """What is combined along a row: one block, or several as a tuple."""
+    return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
+
+
+def neutral_elements(kind: str, dtype: torch.dtype) -> list[str]:
+    """The neutral element of a reduction, part by part."""
+    if kind == "welford":
+        return ["0.0", "0.0", "0.0"]
+    if kind in ("argmax", "argmin"):
+        return [identity(kind, dtype), str(2**63 - 1)]
+    return [identity(kind, dtype)]
 
 
 print_index = IndexPrinter("Triton", "{} // {}", "prelude.{}", "prelude.{}")
