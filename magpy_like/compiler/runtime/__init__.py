@@ -1,1 +1,9 @@
-"""What compiled graphs need at run time, and the cache that keeps them between runs."""
+"""Run-time support of compiled graphs, and their caches on disk.
+
+``compiled_graph_cache``: compiled graphs by ATen graph
+``captured_graph_cache``: the compiled graph of a captured graph, without tracing it again
+``triton_launch``: compilation, loading and launch of Triton kernels
+``ptx_repair``: a workaround between Triton and the PTX assembler
+``huge_pages``: reuse of freed memory, and huge pages for large tensors
+``narrow_products``: CPU matrix products with one narrow side
+"""

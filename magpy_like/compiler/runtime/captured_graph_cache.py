@@ -1,9 +1,9 @@
-"""Captured graphs that need not be traced again: which compiled graph each has led to.
+"""Captured graphs that need no tracing: the cache from a captured graph to its compiled graph.
 
-To trace a captured graph to ATen takes most of the time of a start with a warm cache. It can be
-left out where the compiled graph is all that comes of it: for inference, sizes that do not vary,
-no tensors but the inputs, and no wrapper of AOTAutograd's around it. What tracing looks at is then
-the operators, the metadata of the inputs (who shares memory with whom included) and torch's modes.
+Tracing a captured graph to ATen takes most of the time of a start with a warm cache. It can be
+skipped if the compiled graph is its only outcome: inference, fixed sizes, no tensors but the
+inputs, and no wrapper of AOTAutograd. Tracing then depends on the operators, the metadata of the
+inputs (including shared storage) and torch's modes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from magpy_like.torch_interop.current_gpu import current_gpu, has_calls_for_curr
 
 
 def key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
-    """The name of what is known of the graph; None for a graph that has to be traced."""
+    """The cache key of a captured graph; None for a graph that has to be traced."""
     if TracingContext.try_get() is not None or is_any_autocast_enabled():
-        return None  # Dynamo waits for what AOTAutograd tells it
+        return None  # Dynamo waits for AOTAutograd's metadata
     if dispatch_mode_count() or function_mode_count():
         return None
     nodes: dict[fx.Node, int] = {}
@@ -51,7 +51,7 @@ def key(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
     modes = (
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
         functorch_config.get_hash(),
-        # A graph may switch autocast on without naming a type.
+        # A graph may switch autocast on without naming a dtype.
         torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda"),
     )  # fmt: skip
     parts = (
@@ -67,7 +67,7 @@ def _target(node: fx.Node) -> Any:
     if node.op == "call_method":
         return node.target
     if node.op != "call_function":
-        raise NotCacheable(node.op)  # a tensor or module of the graph's own
+        raise NotCacheable(node.op)  # a tensor or module of the graph
     target: Any = node.target
     if isinstance(target, OpOverload):
         return str(target)
@@ -79,7 +79,7 @@ def _target(node: fx.Node) -> Any:
 
 
 def _cards(inputs: Sequence[Any]) -> list[str]:
-    """The kinds of GPUs that the inputs are on: a library's operator chooses by them."""
+    """The GPU models of the inputs: library operators choose algorithms by them."""
     devices = {t.device for t in inputs if _is_tensor(t) and t.device.type == "cuda"}
     return sorted(f"{d}: {torch.cuda.get_device_properties(d)}" for d in devices)
 
@@ -98,11 +98,12 @@ def _input(given: Any) -> Any:
 
 
 def put(name: str, compiled: str) -> None:
-    """Remember that the graph of key ``name`` leads to the compiled graph of that other key."""
+    """Record that the captured graph of key ``name`` leads to the compiled graph of key
+    ``compiled``."""
     code_cache.put(name, compiled.encode())
 
 
 def get(name: str) -> CompiledGraph | None:
-    """What the graph of that key leads to; None where it has to be traced."""
+    """The compiled graph of a captured graph's key; None if it has to be traced."""
     data = code_cache.get(name)
     return None if data is None else compiled_graph_cache.get(data.decode())

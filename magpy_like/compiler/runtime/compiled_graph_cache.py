@@ -1,10 +1,10 @@
-"""Compiled graphs on disk: what a second process needs instead of lowering and scheduling.
+"""Compiled graphs on disk: a second process skips lowering, scheduling and printing.
 
-An entry belongs to one ATen graph: its operators, arguments and the metadata of its values (for
-symbolic sizes with all that is known of them), the flags of torch that compilation looks at, and
-the compiler's own source. A graph that holds anything else, an operator of a kind that cannot be
-named or a tensor of a special class, has no key and is compiled anew. Entries are text; the
-sealed files of :mod:`code_cache` keep them safe from truncation and from other processes.
+The key of an entry covers an ATen graph (operators, arguments, metadata of its values, all
+knowledge about symbolic sizes), the flags of torch that compilation depends on, and the compiler's
+own source. A graph with anything else, such as an operator without a name or a tensor of a special
+class, has no key and is compiled anew. Entries are text; the sealed files of :mod:`code_cache`
+protect them from truncation and from other processes.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from magpy_like.torch_compat.operators import OpOverload
 
 
 class NotCacheable(Exception):
-    """Something about the graph cannot be written down."""
+    """A part of the graph has no textual description."""
 
 
 # --- what identifies a graph ---------------------------------------------------------------------
 
 
 def key(gm: fx.GraphModule, kind: str) -> str | None:
-    """The name of the graph's entry; None for a graph that cannot be kept."""
+    """The key of an ATen graph; None if it is not cacheable."""
     try:
         nodes: dict[fx.Node, int] = {}
         lines: list[Any] = []
@@ -74,7 +74,7 @@ def _node(node: fx.Node, gm: fx.GraphModule, nodes: Mapping[fx.Node, int]) -> An
 
 
 def literal(tree: Any, nodes: Mapping[fx.Node, int]) -> Any:
-    """An argument as text that is equal only for arguments that mean the same."""
+    """An argument as text; equal texts mean equal arguments. Raises NotCacheable."""
     if isinstance(tree, fx.Node):
         return f"%{nodes[tree]}"
     if isinstance(tree, (tuple, list)):
@@ -90,7 +90,7 @@ def literal(tree: Any, nodes: Mapping[fx.Node, int]) -> Any:
 
 
 def value(val: Any) -> Any:
-    """The metadata of a value. Raises NoKey for what is not plain."""
+    """The metadata of a value as plain data. Raises NotCacheable for other types."""
     if isinstance(val, torch.Tensor):
         if type(val) not in (torch.Tensor, torch.nn.Parameter, FakeTensor):
             raise NotCacheable(type(val))
@@ -118,7 +118,7 @@ def text(size: Any) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _text_of_expr(e: Any) -> str:
-    """SymPy prints slowly, and the values of a graph share few sizes."""
+    """Cached: SymPy prints slowly, and the values of a graph share few sizes."""
     return str(e)
 
 
@@ -139,7 +139,7 @@ def _known_of_sizes(gm: fx.GraphModule) -> Any:
 
 
 def flags() -> tuple[Any, ...]:
-    """The settings of torch that passes, lowerings and printers look at."""
+    """The settings of torch that passes, lowerings and printers depend on."""
     return (
         torch.get_num_threads(),
         torch.are_deterministic_algorithms_enabled(),
@@ -156,7 +156,7 @@ def flags() -> tuple[Any, ...]:
 
 @functools.cache
 def compiler() -> str:
-    """The compiler's own source."""
+    """Digest of the compiler's own source."""
     root = Path(__file__).parent.parent
     files = sorted(p for p in root.rglob("*") if p.suffix in (".py", ".h", ".cpp"))
     return code_cache.digest(*((str(p.relative_to(root)), p.read_bytes()) for p in files))
@@ -168,7 +168,8 @@ _HOMES = {"operator": operator, "_operator": operator, "math": math, "torch": to
 
 
 def describe_object(thing: Any) -> tuple[str, str]:
-    """How to find an object again: (kind, name). Raises NoKey where there is no way."""
+    """(kind, name) from which :func:`find_object` finds the object. Raises NotCacheable without
+    any."""
     if isinstance(thing, OpOverload):
         spelled = "operator of torch.ops", str(thing)
     elif isinstance(thing, torch.device):
@@ -206,13 +207,15 @@ def find_object(kind: str, name: str) -> Any:
 
 @dataclass
 class CompiledGraph:
-    """Everything that a compiled graph is, as plain data.
+    """A compiled graph as plain data.
 
-    ``names``: objects that the launcher's source refers to, as :func:`describe_object` writes them.
-    ``attributes``: constants that are attributes of the ATen graph; ``folded_constants``: constants
-    computed at compile time. ``units``: (C++ source, its functions); ``functions``: kernel ->
-    function. ``triton_kernels``: Triton kernels as text; ``triton_indices``: kernel -> its index
-    there. Their machine code is in Triton's own cache.
+    ``names``: objects of the launcher's source, as :func:`describe_object` writes them
+    ``attributes``: constants that are attributes of the ATen graph
+    ``folded_constants``: constants computed at compile time
+    ``units``: (C++ source, its functions)
+    ``functions``: kernel -> C++ function
+    ``triton_kernels``: Triton kernels as text; their machine code is in Triton's own cache
+    ``triton_indices``: kernel -> its index there
     """
 
     launcher: str
@@ -226,7 +229,7 @@ class CompiledGraph:
     triton_indices: dict[str, int] = field(default_factory=dict)
 
     def objects(self, gm: fx.GraphModule) -> dict[str, Any]:
-        """The names of the launcher but its kernels'; ``gm`` is the ATen graph."""
+        """The launcher's names, except kernels; ``gm`` is the ATen graph."""
         found = {name: find_object(*spelled) for name, spelled in self.names.items()}
         for name, target in self.attributes.items():
             found[name] = functools.reduce(getattr, target.split("."), gm)
@@ -236,7 +239,7 @@ class CompiledGraph:
 
 
 def serialize_tensor(tensor: torch.Tensor) -> str:
-    """A small tensor, strides included, as text. (torch.load looks for fake tensor modes.)"""
+    """A small tensor with its strides as text. (torch.load searches for fake tensor modes.)"""
     flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
     data = flat.view(torch.uint8).cpu().numpy().tobytes()
     layout = [str(tensor.dtype), str(tensor.device), list(tensor.shape), list(tensor.stride())]
@@ -251,11 +254,11 @@ def _deserialize_tensor(text: str) -> torch.Tensor:
 
 
 def put(name: str, compiled: CompiledGraph) -> None:
-    """Keep an entry. A disk that cannot be written loses it."""
+    """Keep an entry. An unwritable disk loses it."""
     code_cache.put(name, json.dumps(asdict(compiled)).encode())
 
 
 def get(name: str) -> CompiledGraph | None:
-    """The entry of that key; None when there is none, or a damaged one."""
+    """The entry of a key; None if there is none or it is damaged."""
     data = code_cache.get(name)
     return None if data is None else CompiledGraph(**json.loads(data))

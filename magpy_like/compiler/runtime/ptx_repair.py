@@ -1,7 +1,7 @@
-"""A step between Triton's PTX and the assembler: no two 16-bit additions in one instruction.
+"""Workaround for a PTX assembler bug: one 16-bit addition per instruction.
 
-LLVM computes two small integers in one register where it can (``add.s16x2``). Where only the low
-half of a sum with a number is read, the assembler of CUDA 12.8 drops the number: ``VIADD.16x2 R0,
+LLVM computes two small integers in one register where it can (``add.s16x2``). If only the low half
+of a sum with a constant is read, the assembler of CUDA 12.8 drops the constant: ``VIADD.16x2 R0,
 R0, 0x0`` for an addition of 4 (*seen* by disassembling the gradient of adaptive pooling, which was
 wrong on an H200).
 """
@@ -22,7 +22,7 @@ _TWO_ADDITIONS = (
 
 
 def without_pairs(ptx: str) -> str:
-    """The same program with an addition each."""
+    """The same PTX program with paired additions split."""
     return _PAIR.sub(_TWO_ADDITIONS, ptx)
 
 
@@ -33,7 +33,8 @@ _theirs: Callable[..., Any] | None = None
 
 @contextlib.contextmanager
 def no_pairs() -> Iterator[None]:
-    """While Triton compiles, in however many threads: it assembles programs without pairs."""
+    """Split paired additions in everything Triton compiles within the block; reentrant across
+    threads."""
     from triton import knobs
 
     global _active, _theirs
@@ -53,8 +54,8 @@ def no_pairs() -> Iterator[None]:
 
 
 def _hook(backend: Any = None, stages: Any = None, *rest: Any) -> Any:
-    """Triton (3.6 and later) hands its stages to be changed; 3.7 first asks for (key, hash) of
-    what the hook does, for its cache."""
+    """Triton (3.6 and later) passes its stages to be modified; 3.7 first asks for a (key, hash)
+    that identifies the hook in its cache."""
     if stages is None:
         key, digest = _theirs() if _theirs is not None else ("", "")
         return f"{key}magpy adds one by one", f"{digest}magpy adds one by one"

@@ -1,8 +1,8 @@
-"""From Triton source to functions of addresses and sizes.
+"""Compilation, loading and launch of Triton kernels.
 
-A kernel is compiled once per device kind, for the two facts that Triton's optimiser needs and that
-may differ from call to call: whether all pointers are aligned to 16 bytes, and whether positions
-fit 32 bits. Compiled code is kept in Triton's own cache on disk.
+A kernel is compiled once per kind of device, in variants for two facts that Triton's optimiser
+needs and that may differ from call to call: whether all pointers are aligned to 16 bytes, and
+whether positions fit 32 bits. Compiled code is in Triton's own cache on disk.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _POINTER = {
 _counter = itertools.count()
 
 
-#: A loaded function's way to launch, handle and metadata, stage by stage.
+#: Launch function, handle and metadata of each stage of a loaded kernel.
 Launches = list[tuple[Callable[..., None], Any, Any]]
 
 
@@ -46,11 +46,11 @@ Launches = list[tuple[Callable[..., None], Any, Any]]
 class TritonSource:
     """One kernel: ``text`` with ``INDEX``, the type of positions, left open.
 
-    ``stages`` are the functions to launch, in order, with the number of programs of each; all take
-    (pointers..., workspace pointers..., sizes..., numbers...). ``workspace`` has the dtype and
-    number of elements of each, ``numbers`` Triton's type of each. Counts, and ``wide`` (do
-    positions need 64 bits?), are Python expressions over ``sizes``. ``asserts``: the kernel checks
-    computed indices.
+    ``stages``: (function, number of programs) of each launch, in order; all take (pointers...,
+    workspace pointers..., sizes..., numbers...). ``workspace``: (dtype, number of elements) of each
+    workspace pointer. ``numbers``: Triton's type of each. Counts, and ``wide`` (do positions need
+    64 bits?), are Python expressions over ``sizes``. ``asserts``: the kernel checks computed
+    indices.
     """
 
     stages: tuple[tuple[str, str], ...]
@@ -64,7 +64,7 @@ class TritonSource:
     asserts: bool
 
     def renamed(self, old: str, text: str, new: str = "NAME") -> TritonSource:
-        """The same kernel under another name, so far in ``text``, too."""
+        """The same kernel under another name, and with another ``text``."""
         text = re.sub(rf"\b{old}(?=_\d|\b)", new, text)
         stages = tuple((re.sub(rf"^{old}", new, name), grid) for name, grid in self.stages)
         return replace(self, text=text, stages=stages)
@@ -79,13 +79,13 @@ CompileRequest = tuple[TritonSource, torch.device, Sequence[int]]
 
 
 def serialize(wanted: CompileRequest) -> str:
-    """The same as text, for a file."""
+    """A request as text, for a file."""
     source, device, sizes = wanted
     return json.dumps([asdict(source), str(device), list(sizes)], default=str)
 
 
 def deserialize(text: str) -> CompileRequest:
-    """What :func:`serialize` wrote."""
+    """Inverse of :func:`serialize`."""
     fields, device, sizes = json.loads(text)
     fields["stages"] = tuple((name, grid) for name, grid in fields["stages"])
     fields["pointers"] = tuple(map(_dtype, fields["pointers"]))
@@ -100,7 +100,7 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def define(source: TritonSource, wide: bool, namespace: dict[str, Any]) -> list[Any]:
-    """Execute the kernel's text in ``namespace``; its stages, decorated as that has it."""
+    """Execute the kernel's text in ``namespace``; returns its stages as decorated there."""
     text = source.text.replace("INDEX", "tl.int64" if wide else "tl.int32")
     filename = f"<magpy triton kernel {next(_counter)}>"
     # Triton reads the source of a function through linecache.
@@ -111,7 +111,7 @@ def define(source: TritonSource, wide: bool, namespace: dict[str, Any]) -> list[
 
 
 def compile_kernel(source: TritonSource, target: Any, *, wide: bool, aligned: bool) -> list[Any]:
-    """Compile for a Triton target (``GPUTarget``); the compiled stages, nothing loaded yet."""
+    """Compile for a Triton target (``GPUTarget``); returns the compiled stages, not loaded."""
     import triton
     import triton.language as tl
     from triton.language.extra import libdevice
@@ -119,7 +119,7 @@ def compile_kernel(source: TritonSource, target: Any, *, wide: bool, aligned: bo
     from magpy_like.compiler.codegen.triton import triton_prelude
 
     namespace = {"triton": triton, "tl": tl, "libdevice": libdevice, "prelude": triton_prelude}
-    # Triton 3.6 keeps machine code under a name that does not tell what became of its PTX.
+    # Triton 3.6 caches machine code under a key that does not cover changes to the PTX.
     told = re.sub(r"^(def .*)$", r"\1\n    # one addition at a time", source.text, flags=re.M)
     functions = define(replace(source, text=told), wide, namespace)
     memory = [*source.pointers, *(dtype for dtype, _ in source.workspace)]
@@ -150,7 +150,7 @@ def compile_kernel(source: TritonSource, target: Any, *, wide: bool, aligned: bo
 
 
 class Loaded:
-    """A kernel on one CUDA device: call it with addresses and sizes."""
+    """A kernel on one CUDA device, called with addresses, sizes and numbers."""
 
     def __init__(self, source: TritonSource, device: torch.device) -> None:
         self.source = source
@@ -163,7 +163,7 @@ class Loaded:
         self._variants: dict[tuple[bool, bool], Launches] = {}
 
     def variant(self, sizes: Sequence[int]) -> tuple[bool, bool]:
-        """(positions in 64 bits, aligned pointers), as calls with these sizes mostly need."""
+        """(positions in 64 bits, aligned pointers), as most calls with these sizes need."""
         return (self._fixed or self._plan(*sizes))[2], True
 
     def __call__(self, *args: int) -> None:
@@ -179,7 +179,7 @@ class Loaded:
         if launches is None:
             launches = self.load((wide, aligned), self.compile(wide, aligned))
         if elements:
-            # The allocator gives it out again only to work that comes later on this stream.
+            # The allocator reuses it only for work that comes later on this stream.
             room = [
                 torch.empty(count, dtype=dtype, device=self.device)
                 for count, (dtype, _) in zip(elements, self.source.workspace, strict=True)
@@ -192,11 +192,11 @@ class Loaded:
         return None
 
     def compile(self, wide: bool, aligned: bool) -> list[Any]:
-        """One variant as machine code; touches no device."""
+        """One variant as machine code; needs no device."""
         return compile_kernel(self.source, _target(self.device.index), wide=wide, aligned=aligned)
 
     def load(self, variant: tuple[bool, bool], kernels: Sequence[Any]) -> Launches:
-        """Put a compiled variant on the device. What may fail fails here, not at a launch."""
+        """Load a compiled variant onto the device, where errors surface before a launch."""
         with torch.cuda.device(self.device):
             launches = [(k.run, k.function, k.packed_metadata) for k in kernels]
         self._variants[variant] = launches
@@ -212,7 +212,7 @@ def _target(index: int) -> Any:
 
 
 def load_many(wanted: Sequence[CompileRequest]) -> list[Loaded]:
-    """Kernels, compiled at the same time."""
+    """Compile kernels in parallel, and load them. Raises Unsupported without Triton."""
     try:
         import triton  # noqa: F401
     except ImportError:

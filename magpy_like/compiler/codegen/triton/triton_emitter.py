@@ -1,4 +1,4 @@
-"""One value after the other as a Triton statement, with eager's semantics."""
+"""Values as Triton statements, with eager's semantics."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class TritonEmitter(Emitter):
             line(f"tl.store({place}, {value}{guard})")
 
     def as_loaded(self, buffer: str, name: Any, dtype: torch.dtype) -> Any:
-        return name  # values are converted and rounded before they are stored
+        return name  # already converted and rounded
 
     def _emit(self, value: Value, rename: Mapping[Symbol, Expr]) -> Any:
         if value.op == "scan":
@@ -140,7 +140,7 @@ class TritonEmitter(Emitter):
         if op == "where":
             sides = typed[1:] if names[1].dtype and names[2].dtype else names[1:]
             return f"tl.where({typed[0]}, {sides[0]}, {sides[1]})"
-        # One literal beside a block takes the block's type; two of them have none.
+        # A literal next to a block takes the block's type; two literals have none.
         plain: Sequence[str] = typed
         if source in (torch.float32, torch.float64, torch.int32, torch.int64) and any(
             n.dtype is None for n in names
@@ -221,10 +221,10 @@ class TritonEmitter(Emitter):
 
 
 def _float_to_integer(value: str, source: torch.dtype, target: torch.dtype) -> str:
-    """A float as an integer; what does not fit becomes what eager's instructions make of it.
+    """A float as an integer; out-of-range floats convert as by eager's instructions.
 
-    By these instructions, too: of a cast, LLVM takes for granted that the number fits, and
-    leaves out what would choose another one.
+    The instructions are explicit: LLVM assumes that the argument of a cast is in range, and drops
+    selections between results.
     """
     wide = target in (torch.uint8, torch.int64)
     kind = "double" if source == torch.float64 else "float"

@@ -16,7 +16,7 @@ TYPE = {
     torch.float64: "tl.float64",
 }  # fmt: skip
 
-#: Small types are reduced in 32 bits, which threads can exchange.
+#: Accumulation types: small types are reduced in 32 bits, which threads can exchange.
 ACCUMULATED = dict.fromkeys((torch.bool, torch.uint8, torch.int8, torch.int16), torch.int32)
 
 INFIX = {
@@ -25,7 +25,7 @@ INFIX = {
     "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^",
 }  # fmt: skip
 
-#: Functions of CUDA's mathematical library, which eager's kernels call too.
+#: Functions of CUDA's math library, which eager's kernels call too.
 LIBDEVICE = {
     name: name
     for name in (
@@ -38,9 +38,9 @@ LIBDEVICE = {
 
 
 class Name(str):
-    """What a value is called in the source, and the axes it varies along.
+    """The name of a value in the source, and the axes it varies along.
 
-    ``dtype`` is set for a literal, whose type the source must otherwise infer.
+    ``dtype`` is set for a literal, whose type Triton would otherwise infer from its context.
     """
 
     axes: frozenset[str]
@@ -52,7 +52,7 @@ class Name(str):
         return name
 
     def typed(self, rank: int) -> str:
-        """The same as a block whose type does not depend on what is beside it."""
+        """The value as a block of a definite type."""
         if self.dtype is None:
             return str(self)
         return f"tl.full({[1] * rank}, {self!s}, {TYPE[self.dtype]})"
@@ -87,12 +87,12 @@ def identity(kind: str, dtype: torch.dtype) -> str:
 
 
 def as_operand(parts: Sequence[str]) -> str:
-    """What is combined along a row: one block, or several as a tuple."""
+    """The operand of a reduction or scan: one block, or a tuple of several."""
     return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
 
 
 def neutral_elements(kind: str, dtype: torch.dtype) -> list[str]:
-    """The neutral element of a reduction, part by part."""
+    """The neutral element of each part of a reduction's state."""
     if kind == "welford":
         return ["0.0", "0.0", "0.0"]
     if kind in ("argmax", "argmin"):

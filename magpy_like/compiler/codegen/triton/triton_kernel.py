@@ -46,7 +46,7 @@ from magpy_like.compiler.ir.loop_ir import Buffer
 from magpy_like.compiler.ir.ops import Value
 from magpy_like.compiler.runtime.triton_launch import TritonSource
 
-MAX_INT32_OFFSET = 2**31 - 2**21  # offsets below this, and a block beyond, fit 32 bits
+MAX_INT32_OFFSET = 2**31 - 2**21  # offsets below this, plus a block, fit 32 bits
 
 #: Reduction -> the prelude's function that combines two elements.
 COMBINE = {
@@ -56,7 +56,7 @@ COMBINE = {
 
 
 class TritonKernel:
-    """Prints one kernel."""
+    """Prints one kernel; ``hint`` evaluates sizes, ``buffers`` has the layout of each argument."""
 
     def __init__(self, kernel: Kernel, hint: Hint, buffers: Mapping[str, Buffer]) -> None:
         self.kernel = kernel
@@ -64,16 +64,16 @@ class TritonKernel:
         self.tiling = tile(kernel, hint)
         self.rank = len(self.tiling.axes)
         self.lines = Lines()
-        self.forwarded: dict[str, Name] = {}  # buffers whose value is at hand
+        self.forwarded: dict[str, Name] = {}  # buffer -> its current value
         self.axes_of: dict[
             str, frozenset[str]
-        ] = {}  # what each loop variable and name varies along
+        ] = {}  # loop variable or name -> axes it varies along
         for axis in self.tiling.axes:
             for v in axis.loops:
                 self.axes_of[v.name] = frozenset(axis.name)
         self.producers_of = producers(kernel)
-        self.store_condition: Name | None = None  # a condition on storing, beside the masks
-        self.stores_disabled = False  # nothing is stored: an earlier stage has done it
+        self.store_condition: Name | None = None  # stores need it in addition to the masks
+        self.stores_disabled = False  # an earlier stage has stored everything
         self.scans = Scans(self)
         self.split = SplitReduction(self)
         self._count = 0
@@ -100,7 +100,7 @@ class TritonKernel:
         return found
 
     def mask(self, axes: Iterable[str], mask: Any) -> str:
-        """What must hold for an element to exist and for ``mask``; empty when it always does."""
+        """The condition that an element exists and ``mask`` holds; empty if it is always true."""
         parts = [
             f"{a.name}mask" for a in self.tiling.axes if a.name in axes and not a.exact
         ]  # fmt: skip
@@ -111,16 +111,16 @@ class TritonKernel:
     def address(
         self, buffer: str, index: Expr, axes: frozenset[str], wanted: frozenset[str]
     ) -> str:
-        """A block of pointers that has the shape of a value along ``wanted``."""
+        """A block of pointers of the shape of a value that varies along ``wanted``."""
         offset = print_index(index)
-        if wanted - axes or not axes:  # a block even where it is one number
+        if wanted - axes or not axes:  # a block, even of one element
             offset = f"{offset} + tl.full({self.shape(wanted)}, 0, tl.int32)"
         return f"{buffer} + ({offset})"
 
     # --- printing ------------------------------------------------------------------------------
 
     def print(self) -> TritonSource:
-        """The kernel's source, and what launching it takes."""
+        """The kernel's source and its launch parameters."""
         kernel = self.kernel
         names = [*kernel.inputs, *kernel.outputs]
         if self.tiling.split > 1:
@@ -167,7 +167,7 @@ class TritonKernel:
     # --- positions -----------------------------------------------------------------------------
 
     def print_positions(self, program: str) -> None:
-        """Where on the outer axes this program is, and the loop variables there."""
+        """Print the program's positions on the outer axes, and the loop variables there."""
         line, outer = self.lines.line, self.tiling.outer
         line(f"program = ({program}).to(INDEX)")
         rest = "program"
@@ -183,7 +183,7 @@ class TritonKernel:
             self._axis_positions(axis, f"({start}) * {axis.block}")
 
     def _axis_positions(self, axis: Axis, start: str) -> None:
-        """The block's positions along one axis, its mask and its loop variables."""
+        """Print the block's positions along one axis, its mask and its loop variables."""
         line, name = self.lines.line, f"{axis.name}at"
         where = ", ".join(":" if a is axis else "None" for a in self.tiling.axes)
         span = f"tl.arange(0, {axis.block})" + (f"[{where}]" if self.rank > 1 else "")
@@ -200,13 +200,15 @@ class TritonKernel:
         inner = TritonEmitter(self, "inner")
         if self.tiling.persistent:
             self._axis_positions(axis, "0")
-        stored: set[str] = set()  # per element, by phases so far
+        stored: set[str] = set()  # buffers stored per element by phases so far
         for phase in self.kernel.phases:
             if phase.inner and self.tiling.persistent:
                 self._persistent_phase(phase, inner, outer, axis)
             elif phase.inner:
                 if stored & {b for n in phase.inner for b in n.reads}:
-                    self.lines.line("tl.debug_barrier()")  # another thread may have stored it
+                    self.lines.line(
+                        "tl.debug_barrier()"
+                    )  # another thread may have stored the element
                 self._looped_phase(phase, outer, axis)
             for node in phase.outer:
                 outer.run(node.body, node.body.values)
@@ -215,7 +217,7 @@ class TritonKernel:
     def _persistent_phase(
         self, phase: Phase, inner: TritonEmitter, outer: TritonEmitter, axis: Axis
     ) -> None:
-        """A phase of a persistent kernel."""
+        """Print a phase of a persistent kernel."""
         for node in phase.inner:
             values, reductions, after = split_levels(node.body)
             inner.run(node.body, values)
@@ -226,7 +228,7 @@ class TritonKernel:
             outer.run(node.body, after)
 
     def _elements(self, v: Value, inner: TritonEmitter, axis: Axis) -> list[str]:
-        """A reduction's arguments as full blocks, neutral where the row has ended."""
+        """A reduction's arguments as full blocks, neutral past the end of the row."""
         kind, values = v.args
         parts = [inner.names[a].typed(self.rank) for a in values]
         full = self.shape(a.name for a in self.tiling.axes)
@@ -236,7 +238,7 @@ class TritonKernel:
         parts = [f"tl.broadcast_to({p}, {full})" for p in parts]
         if kind == "welford":
             count = f"tl.full({full}, 1.0, {TYPE[wide]})"
-            # Its difference from itself: no number for an infinity, as in eager.
+            # x - x is 0, but NaN for an infinity, as in eager.
             parts = [parts[0], f"{parts[0]} - {parts[0]}", count]
         if axis.exact:
             return parts
@@ -246,18 +248,18 @@ class TritonKernel:
         return [f"tl.where(rmask, {p}, {s})" for p, s in zip(parts, starts, strict=True)]
 
     def combine_row(self, v: Value, parts: Sequence[str]) -> list[Name]:
-        """Combine along the row: the reduction's state as columns."""
+        """Print the reduction of blocks along the row; returns the reduction's state, per row."""
         return self.reduce_block(as_operand(parts), len(parts), COMBINE[v.args[0]])
 
     def reduce_block(self, block: str, count: int, combine: str) -> list[Name]:
-        """A block, or ``count`` of them that belong together, combined along the row."""
+        """Print the reduction of a block, or of a tuple of ``count`` blocks, along the row."""
         names = [self.fresh_name(self.level_axes("outer")) for _ in range(count)]
         end = f"{self.rank - 1}, prelude.{combine}, keep_dims=True)"
         self.lines.line(f"{', '.join(names)} = tl.reduce({block}, {end}")
         return names
 
     def reduction_result(self, v: Value, state: Sequence[Name]) -> Any:
-        """What a reduction's state says: a name, or a tuple for kinds with several results."""
+        """The result of a reduction's state: a name, or a tuple for kinds with several results."""
         kind, values = v.args
         if kind == "welford":
             return tuple(state)
@@ -281,7 +283,7 @@ class TritonKernel:
         return name
 
     def _looped_phase(self, phase: Phase, outer: TritonEmitter, axis: Axis) -> None:
-        """A phase of a looped kernel."""
+        """Print a phase of a looped kernel."""
         accumulators = self.walk_row(phase, outer, axis, "0", print_index(axis.size))
         for node in phase.inner:
             _, reductions, after = split_levels(node.body)
@@ -292,8 +294,10 @@ class TritonKernel:
     def walk_row(
         self, phase: Phase, outer: TritonEmitter, axis: Axis, first: str, last: str
     ) -> dict[Value, list[str]]:
-        """Run a phase's nodes block by block along the row, or a part of it; the accumulators,
-        each a full block, of every reduction."""
+        """Print a phase's nodes block by block along the row from ``first`` to ``last``.
+
+        Returns the accumulators of each reduction, as full blocks.
+        """
         line = self.lines.line
         accumulators: dict[Value, list[str]] = {}
         full = self.shape(a.name for a in self.tiling.axes)
@@ -328,14 +332,14 @@ class TritonKernel:
     # --- launching -----------------------------------------------------------------------------
 
     def grid(self) -> str:
-        """The number of programs, as Python over the size symbols."""
+        """The number of programs, as Python source over the size symbols."""
         from magpy_like.compiler.codegen.launcher.launcher import print_size
 
         parts = [f"-(-({print_size(a.size)}) // {a.block})" for a in self.tiling.outer]
         return " * ".join(f"({p})" for p in parts)
 
     def needs_int64(self) -> str:
-        """Python: do positions need 64 bits?"""
+        """Python source: do positions need 64 bits?"""
         from magpy_like.compiler.codegen.launcher.launcher import print_size
 
         kernel = self.kernel

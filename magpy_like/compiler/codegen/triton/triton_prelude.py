@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""What generated Triton kernels stand on: eager's semantics where Triton's operators differ.
+"""Functions that generated Triton kernels call: eager's semantics where Triton's operators differ.
 
 Read by Triton's compiler, not by Python: every function is inlined into the kernels that call it.
 """
@@ -39,7 +39,7 @@ def minimum(a, b):
 
 @triton.jit
 def fmax(a, b):
-    """The other one if one is NaN."""
+    """Ignores one NaN."""
     return tl.where((a >= b) | (b != b), a, b)
 
 
@@ -50,7 +50,7 @@ def fmin(a, b):
 
 @triton.jit
 def is_greater_first(a, i, b, j):
-    """Is (a, i) a better maximum than (b, j)? NaN is best; ties go to the smaller index."""
+    """True if (a, i) is a better maximum than (b, j): NaN is best; ties go to the smaller index."""
     tie = (a == b) | ((a != a) & (b != b))
     return ((a > b) & (b == b)) | ((a != a) & (b == b)) | (tie & (i < j))
 
@@ -75,7 +75,7 @@ def less_first(a, i, b, j):
 
 @triton.jit
 def greater_last(a, i, b, j):
-    """As a running maximum has it: ties go to the larger index."""
+    """As in a running maximum: ties go to the larger index."""
     better = is_greater_first(a, j, b, i)
     return tl.where(better, a, b), tl.where(better, i, j)
 
@@ -96,8 +96,8 @@ def log_add_exp(a, b):
 
 @triton.jit
 def welford(mean_a, m2_a, count_a, mean_b, m2_b, count_b):
-    """Two (mean, sum of squared differences, count) as one; an empty side changes nothing."""
-    delta = tl.where(count_b == 0, 0.0, mean_b - mean_a)  # beside an infinity, too
+    """Merge two (mean, sum of squared differences, count); an empty side changes nothing."""
+    delta = tl.where(count_b == 0, 0.0, mean_b - mean_a)  # also next to an infinity
     count = count_a + count_b
     share = tl.where(count == 0, 0.0, count_b / tl.where(count == 0, 1.0, count))
     return (
@@ -160,7 +160,7 @@ def float_floordiv(a, b, quotient):
 
 @triton.jit
 def sign(a):
-    if a.dtype.is_floating():  # LLVM would make 1 of -1 on the way from int32 to bfloat16
+    if a.dtype.is_floating():  # LLVM would turn -1 into 1 on the way from int32 to bfloat16
         return tl.where(a > 0, 1.0, tl.where(a < 0, -1.0, 0.0)).to(a.dtype)
     return tl.where(a > 0, 1, tl.where(a < 0, -1, 0)).to(a.dtype)
 
@@ -174,7 +174,7 @@ def shift_left(a, b, bits: tl.constexpr):
 
 @triton.jit
 def shift_right(a, b, top: tl.constexpr):
-    """``top`` is the number of value bits; beyond it only the sign is left."""
+    """``top``: number of value bits; shifts beyond it leave only the sign."""
     outside = (b < 0) | (b >= top)
     return a >> tl.where(outside, top, b).to(a.dtype)
 

@@ -25,10 +25,10 @@ from magpy_like.compiler.trace import Trace
 
 
 def adapt_plan(kernel: Kernel, hint: Hint) -> None:
-    """Before memory is planned: let a looped kernel store what it could not compute again.
+    """Let a looped kernel store values that it cannot recompute; runs before memory planning.
 
-    A value per element that a later phase reads is computed again from memory, unless that memory
-    is updated in between, or it is what a scan has found so far.
+    A later phase recomputes a value per element from memory, unless that memory is updated in
+    between or the value is a scan's.
     """
     if not any(n.inner for n in kernel.nodes()) or tile(kernel, hint).persistent:
         return
@@ -45,9 +45,9 @@ def adapt_plan(kernel: Kernel, hint: Hint) -> None:
 
 
 def print_function(kernel: Kernel, graph: Graph) -> TritonSource:
-    """A kernel without a name of its own, with buffers named in order of appearance.
+    """A kernel under a placeholder name, with buffers named in order of appearance.
 
-    So kernels that do the same to different buffers (the layers of a model) have one text.
+    Kernels that compute the same on different buffers (the layers of a model) share one text.
     """
     source = TritonKernel(kernel, graph.hint, graph.buffers).print()
     order: dict[str, str] = {}
@@ -71,7 +71,7 @@ def build(
 def print_kernels(
     kernels: Sequence[Kernel], graph: Graph, kind: str, trace: Trace
 ) -> tuple[list[CompileRequest], dict[str, int]]:
-    """The functions to compile, and for each kernel by name which of them is its."""
+    """The kernels to compile, each text once, and kernel name -> index among them."""
     found: dict[tuple[TritonSource, torch.device], list[Kernel]] = {}
     for kernel in kernels:
         source = print_function(kernel, graph)
@@ -86,6 +86,6 @@ def print_kernels(
 
 
 def _title(kernels: Sequence[Kernel]) -> str:
-    """A name that says in a profile what kernels of one text do."""
+    """A name for profiles: the operators that kernels of one text compute."""
     operators = re.findall(r": \w+\.(\w+)", " ".join(kernels[0].origins))
     return "_".join(["magpy", *dict.fromkeys(operators)])[:80].rstrip("_")

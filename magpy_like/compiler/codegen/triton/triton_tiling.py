@@ -1,8 +1,8 @@
-"""How a kernel's loops become the axes of Triton blocks, and how large the blocks are.
+"""Tiling for Triton: a kernel's loops as axes of blocks, block sizes, warps and split reductions.
 
-The outer loops become one axis, or up to three when memory is contiguous along different loops in
-different accesses (a transposed read): each such loop is then the last of an axis, so that every
-access finds one along which its addresses are neighbours. The reduction loops are the last axis.
+The outer loops become one axis, or up to three if accesses are contiguous along different loops (a
+transposed read): each such loop is then the last of an axis, so that every access is contiguous
+along some axis. The reduction loops are the last axis.
 """
 
 from __future__ import annotations
@@ -19,26 +19,30 @@ from magpy_like.compiler.ir.ops import Value
 
 Hint = Callable[[Expr], int]
 
-MAX_PERSISTENT = 8192  # elements of a row that one block keeps in registers
-MAX_COLUMNS = 1024  # likewise where a block holds several columns of a reduction across rows
+#: Elements of a row that one block keeps in registers.
+MAX_PERSISTENT = 8192
+#: The same where a block holds several columns of a reduction across rows.
+MAX_COLUMNS = 1024
 MAX_AXES = 3
-MIN_TILED_LOOP = 4  # a contiguous loop shorter than this is not worth an axis of its own
-#: Elements in each thread of a block that holds nothing but whole rows of one buffer, where there
-#: are many such blocks. Fewer warps wait less for each other: *measured* on an H200, losses of 256
-#: and 1024 classes took a tenth to a sixth less, softmax as long.
+#: A contiguous loop shorter than this is not worth an axis of its own.
+MIN_TILED_LOOP = 4
+#: Elements per thread of a block that holds only whole rows of one buffer, where there are many
+#: such blocks. Fewer warps wait less for each other: *measured* on an H200, losses of 256 and 1024
+#: classes took a tenth to a sixth less, softmax as long.
 ROW_ELEMENTS_PER_THREAD = 32
+#: Programs that share a row.
 MAX_SPLIT = 1024
-MAX_PROGRAM_ELEMENTS = (
-    32768  # elements that one program may walk along: with fewer, more launches cost more
-)
-BUSY_BLOCKS = 264  # blocks that keep a large device busy, twice its multiprocessors
+#: Elements that one program may walk along; splitting shorter rows costs more in launches.
+MAX_PROGRAM_ELEMENTS = 32768
+#: Blocks that occupy a large device: twice its multiprocessors.
+BUSY_BLOCKS = 264
 
 
 @dataclass(frozen=True)
 class Axis:
     """One dimension of a block: ``loops`` flattened row-major, ``block`` elements at a time.
 
-    ``exact``: the size is known to be a multiple of the block, so nothing needs a mask.
+    ``exact``: the size is known to be a multiple of the block, so no mask is needed.
     """
 
     name: str
@@ -53,10 +57,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Tiling:
-    """The outer axes (slowest first), the reduction axis if any, and how a block runs.
+    """The outer axes (slowest first), the reduction axis if any, and the shape of programs.
 
-    ``persistent``: the block holds whole rows, so every element is read once. ``split``: the
-    number of programs that share a row; a power of two.
+    ``persistent``: a block holds whole rows, so every element is read once. ``split``: the number
+    of programs that share a row, a power of two.
     """
 
     outer: tuple[Axis, ...]
@@ -71,14 +75,14 @@ class Tiling:
 
 
 def tile(kernel: Kernel, hint: Hint) -> Tiling:
-    """Choose axes and block sizes from the kernel's plan and the sizes of its example inputs."""
+    """Choose axes and block sizes from the kernel's plan and its example sizes."""
     if any(n.inner for n in kernel.nodes()):
         return _reduction(kernel, hint)
     return _pointwise(kernel, hint)
 
 
 def next_power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n."""
+    """The smallest power of two >= n."""
     return 1 << max(n - 1, 0).bit_length()
 
 
@@ -104,7 +108,7 @@ def _pointwise(kernel: Kernel, hint: Hint) -> Tiling:
         return Tiling((axis,), None, True, _warps(axis.block, 8))
     side = 32 if len(groups) == 2 else 16
     blocks = [min(side, next_power_of_two(s)) for s in sizes]
-    # What short axes leave over goes to the others.
+    # Other axes take the elements that short axes leave.
     for k in reversed(range(len(blocks))):
         while (
             next_power_of_two(sizes[k]) > blocks[k] < 256
@@ -117,7 +121,7 @@ def _pointwise(kernel: Kernel, hint: Hint) -> Tiling:
 
 
 def outer_groups(kernel: Kernel, hint: Hint) -> list[list[Symbol]]:
-    """The outer loops split after each loop along which some access is contiguous."""
+    """The outer loops, split after each loop along which an access is contiguous."""
     xs = kernel.xs
     if len(xs) < 2:
         return [list(xs)]
@@ -125,7 +129,7 @@ def outer_groups(kernel: Kernel, hint: Hint) -> list[list[Symbol]]:
     for index in _accesses(kernel):
         form = index_arithmetic.coefficients(index, xs)
         if form is None or last not in form[0]:
-            continue  # the same along the last loop: neighbours share what they read
+            continue  # invariant along the last loop: neighbours share the read
         for v, step in form[0].items():
             if v != last and step == 1 and hint(kernel.ranges[v]) >= MIN_TILED_LOOP:
                 votes[v] += 1
@@ -141,7 +145,7 @@ def outer_groups(kernel: Kernel, hint: Hint) -> list[list[Symbol]]:
 
 
 def _accesses(kernel: Kernel) -> list[Expr]:
-    """Addresses of everything read from memory or written to it."""
+    """Addresses of all accesses to memory."""
     found = []
     for node in kernel.nodes():
         for v in node.body.values:
@@ -158,7 +162,7 @@ def _reduction(kernel: Kernel, hint: Hint) -> Tiling:
     x_size, r_size = max(hint(kernel.size(xs)), 1), max(hint(kernel.size(rs)), 1)
     static = bool(kernel.size(rs).is_Integer)
     columns = runs_across_rows(kernel)
-    least = 8 if columns else 1  # neighbouring columns share what memory gives at once
+    least = 8 if columns else 1  # neighbouring columns share memory transactions
     limit = MAX_COLUMNS if columns else MAX_PERSISTENT
     persistent = static and r_size <= limit
     if persistent:
@@ -178,15 +182,16 @@ def _reduction(kernel: Kernel, hint: Hint) -> Tiling:
         not (persistent or in_order or keeps_old_values(kernel))
         and r_size * least >= MAX_PROGRAM_ELEMENTS
     )
-    # Columns that programs share are taken 32 at a time: *measured* on an H200, .82 to .97 of a
+    # Columns of split rows are processed 32 at a time: *measured* on an H200, .82 to .97 of a
     # copy's bandwidth for 64 of them and .40 to .52 for 8 at a time.
     while x_block > least and x_size < x_block * BUSY_BLOCKS and not (shared and columns):
         x_block //= 2
     outer = _axis(kernel, "x", xs, x_block)
     reduced = _axis(kernel, "r", rs, r_block)
     split, blocks = 1, -(-x_size // x_block)
-    # Rows that are written over: *measured*, sharing the 64 and more of U-Net's gradients of batch
-    # norms took a step from 1.04 to .88 of eager's speed; few rows leave a GPU idle.
+    # Rows updated in place are split only where few rows would leave a GPU idle: *measured*,
+    # splitting the 64 and more of U-Net's gradients of batch norms took a step from 1.04 to .88 of
+    # eager's speed.
     alone = BUSY_BLOCKS // 8 if _updates_rows(kernel) and not columns else BUSY_BLOCKS
     if shared and blocks < alone:
         while (
@@ -199,7 +204,7 @@ def _reduction(kernel: Kernel, hint: Hint) -> Tiling:
 
 
 def _holds_one_row(kernel: Kernel) -> bool:
-    """Is all that the kernel reads per element of one buffer?"""
+    """True if all elements that the kernel reads per row come from one buffer."""
     rs = set(kernel.rs)
     read = {
         v.args[0]
@@ -222,7 +227,7 @@ def updated_in_place(kernel: Kernel) -> set[str]:
 
 
 def _updates_rows(kernel: Kernel) -> bool:
-    """Is a row's memory written over, and not only what there is one of for each row?"""
+    """True if elements of a row are updated in place, not only values per row."""
     stored = {
         store.args[0]
         for node in kernel.nodes()
@@ -234,11 +239,10 @@ def _updates_rows(kernel: Kernel) -> bool:
 
 
 def keeps_old_values(kernel: Kernel) -> bool:
-    """Does a later phase use a value per row that was computed from a row's own memory, updated
-    since?
+    """True if a later phase uses a value per row computed from row memory that is updated since.
 
-    A shared row's later launches compute such values again, and would see the new contents. Sums
-    over elements they take from the parts, whatever has become of the elements.
+    Later stages of a split row recompute such values, and would read the new contents. Sums over
+    elements come from the parts, whatever happens to the elements.
     """
     by_row = {v.args[0] for node in kernel.nodes() for v in _per_row(node)}
     old = updated_in_place(kernel) & by_row
@@ -251,13 +255,13 @@ def keeps_old_values(kernel: Kernel) -> bool:
 
 
 def _per_row(node: Node) -> list[Value]:
-    """The loads and stores that happen once in a row."""
+    """The loads and stores that happen once per row."""
     values = split_levels(node.body)[2] if node.inner else node.body.values
     return [v for v in values if v.op in ("load", "store")]
 
 
 def runs_across_rows(kernel: Kernel) -> bool:
-    """Is the last outer loop contiguous where the last reduction loop is not?"""
+    """True if memory is contiguous along the last outer loop, not along the last reduction loop."""
     if not kernel.xs or not kernel.rs:
         return False
     x, r = kernel.xs[-1], kernel.rs[-1]
