@@ -1,14 +1,15 @@
-"""Which variables guard and mock are about: MagPy, Algorithm 1."""
+"""Algorithm 1 of MagPy: the nodes of guard and mock, found from the external node."""
 
 from __future__ import annotations
 
 from collections import deque
 
-from magpy_like.refgraph.ref_graph import ABSENT, EXTERNAL, RefGraph, ShadowNode
+from magpy_like.refgraph.ref_graph import ABSENT, EXTERNAL, RefGraph
+from magpy_like.refgraph.shadow_node import ShadowNode
 
 
 def search(graph: RefGraph, source: int, version: int) -> list[ShadowNode]:
-    """The nodes reachable from ``source`` over one version (0: the first, -1: the last)."""
+    """The nodes reachable from ``source`` over the edges of one version (0: first, -1: last)."""
     result = [graph.get_node_by_id(source)]
     found = {source}
     queue = deque(result)
@@ -23,14 +24,14 @@ def search(graph: RefGraph, source: int, version: int) -> list[ShadowNode]:
 
 
 def get_guard_nodes(graph: RefGraph) -> list[ShadowNode]:
-    """The variables that the program read from outside."""
+    """GetGuardNodes: the external variables that the program read."""
     return search(graph, EXTERNAL, 0)
 
 
 def get_mock_nodes(graph: RefGraph) -> list[ShadowNode]:
-    """The variables that the program made and left outside, then those that it changed there."""
+    """GetMockNodes: new variables that external ones refer to, then changed external variables."""
     initial = get_guard_nodes(graph)
-    there = {node.node_id for node in initial}
-    made = [node for node in search(graph, EXTERNAL, -1) if node.node_id not in there]
+    external = {node.node_id for node in initial}
+    new = [node for node in search(graph, EXTERNAL, -1) if node.node_id not in external]
     changed = [node for node in initial if node.changed]
-    return made + changed
+    return new + changed

@@ -1,4 +1,4 @@
-"""Which values are plain: compared by value, without parts that could change or alias."""
+"""Plain values, compared by value, and queries of objects that call no code of the program."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_compat.dispatch import DisableTorchFunctionSubclass
 
 HEAP_TYPE = 1 << 9
-"""Of ``__flags__``: a class that was made while Python ran, as all classes in Python are."""
+"""Bit of ``__flags__``: a class created at run time, as all classes in Python are."""
 IMMUTABLE_TYPE = 1 << 8
-"""A class whose attributes cannot be set, as those of native code. One made in Python can be."""
+"""Bit of ``__flags__``: a class whose attributes cannot be set, as most native ones."""
 
 PLAIN_TYPES: frozenset[type] = frozenset(
     {
@@ -75,16 +75,16 @@ IDENTITY_TYPES: tuple[type, ...] = (
     np.ufunc,
     type(np.sum),
 )
-"""Things that are what they are: the guard asks for the same object."""
+"""Types whose instances are compared by identity."""
 
 
 def proxied_mapping(proxy: types.MappingProxyType[Any, Any]) -> Any:
-    """The mapping that a proxy shows, which Python itself does not hand out."""
+    """The mapping of a proxy, to which Python itself offers no access."""
     return gc.get_referents(proxy)[0]
 
 
 def class_entries(cls: type) -> dict[str, Any]:
-    """The dictionary in which a class keeps its own attributes."""
+    """The dictionary of a class's own attributes."""
     entries: dict[str, Any] = proxied_mapping(_dict_of(cls))
     return entries
 
@@ -93,24 +93,27 @@ _dict_of = type.__dict__["__dict__"].__get__
 
 
 def array_metadata(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
-    """What a NumPy array tells of itself beside its contents; strides are in bytes."""
+    """dtype, shape, strides (in bytes) and flags of a NumPy array."""
     return array.dtype, array.shape, array.strides, array.flags.num
 
 
 def is_mutable_class(cls: type) -> bool:
-    """Whether a class can be changed, as those made in Python; some native ones can, too."""
+    """True if attributes of the class can be set: any class in Python, and some native ones."""
     return cls.__flags__ & (HEAP_TYPE | IMMUTABLE_TYPE) == HEAP_TYPE
 
 
 def bind(method: Any, receiver: Any) -> Any:
-    """A native method of an object. CPython crashes without the class where a method needs it."""
+    """Bind a native method to an object.
+
+    CPython crashes if the class is not passed to a method that needs it.
+    """
     return method.__get__(receiver, type(receiver))
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is compared by value.
+    """True if a value is compared by value.
 
-    A structured scalar of NumPy's can be changed, and so can an instance of a class in Python.
+    NumPy's structured scalars and instances of classes in Python are mutable, thus not plain.
     """
     if type(value) in PLAIN_TYPES or is_instance(value, np.dtype):
         return True
@@ -120,49 +123,51 @@ def is_plain(value: Any) -> bool:
 
 
 def is_same_value(a: Any, b: Any) -> bool:
-    """Whether no operation can tell two plain values apart, or two keys made of such.
+    """True if no operation distinguishes two plain values, or two keys that consist of them.
 
-    Numbers of other types may be equal, and so are 0.0 and -0.0, and an hour and 60 minutes of
-    NumPy's. What is not plain stands for itself.
+    Equality does not suffice: numbers of different types may be equal, as are 0.0 and -0.0, and
+    NumPy's hour and 60 minutes. Values that are not plain are compared by identity.
     """
     if a is b:
         return True
     if type(a) is not type(b):
         return False
-    if type(a) in _TOLD_BY_EQUALITY:
+    if type(a) in _COMPARED_BY_EQUALITY:
         return bool(a == b)
     if type(a) in (tuple, frozenset):
         return len(a) == len(b) and all(map(is_same_value, a, b))
     if is_instance(a, np.generic):
         return is_plain(a) and a.dtype == b.dtype and a.tobytes() == b.tobytes()
-    # Of a long pattern the text shows the beginning only, and NaN is not equal to itself.
+    # The text of a long pattern is cut off, and NaN is not equal to itself.
     return is_plain(a) and repr(a) == repr(b) and (a == b or a != a)
 
 
 def is_interned(value: Any) -> bool:
-    """Whether there is but one object of a plain value, so that equal ones are the same."""
+    """True if there is only one object with this plain value, so that equal ones are the same."""
     if type(value) is int:
         return -5 <= value <= 256
     if type(value) in (str, bytes):
         return len(value) < 2 and (not value or type(value) is bytes or value < "\u0100")
-    return type(value) in _SINGLE
+    return type(value) in _INTERNED_TYPES
 
 
-_SINGLE = {
+_INTERNED_TYPES = {
     type(None), bool, type(...), type(NotImplemented), torch.dtype, torch.layout,
     torch.memory_format,
 }  # fmt: skip
-_TOLD_BY_EQUALITY = (bool, int, str, bytes, torch.dtype, torch.device)
+_COMPARED_BY_EQUALITY = (bool, int, str, bytes, torch.dtype, torch.device)
 
 
 def is_identity(value: Any) -> bool:
-    """Whether a value stands for itself, as a class or a built-in function does."""
+    """True if a value is compared by identity, as a class or a built-in function is."""
     return is_instance(value, IDENTITY_TYPES)
 
 
 def slot_names(cls: type) -> list[str]:
-    """The names of the slots that an instance has for attributes; those of ``copyreg`` are the
-    same, but it keeps them on the class, where the program would find them."""
+    """The names of an instance's attribute slots.
+
+    ``copyreg`` finds the same, but caches them on the class, where the program would see them.
+    """
     names = []
     for base in cls.__mro__:
         slots = base.__dict__.get("__slots__", ())
@@ -175,19 +180,19 @@ def slot_names(cls: type) -> list[str]:
 
 
 def generator_states() -> list[tuple[torch.Generator, torch.Tensor]]:
-    """Torch's own generators and their states: the CPU's, and those of GPUs that are in use."""
+    """Torch's default generators with their states: of the CPU, and of GPUs in use."""
     on_gpus = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
     return [(generator, generator.get_state()) for generator in (torch.default_generator, *on_gpus)]
 
 
 def restore_generators(states: list[tuple[torch.Generator, torch.Tensor]]) -> None:
-    """Let generators go on from the states that :func:`generator_states` has given."""
+    """Reset generators to states from :func:`generator_states`."""
     for generator, state in states:
         generator.set_state(state)
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Equal for tensors that share memory; 0 for a tensor that has none of the usual kind."""
+    """An id of the tensor's storage; 0 for a layout without one."""
     if tensor.layout != torch.strided:
         return 0
     with DisableTorchFunctionSubclass():
@@ -195,7 +200,7 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 def memory_span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where the memory of a tensor begins, and how many bytes it has; none for unusual kinds."""
+    """Address and size in bytes of a CPU tensor's storage; (0, 0) for other kinds."""
     if tensor.layout != torch.strided or not has_values(tensor) or tensor.device.type != "cpu":
         return 0, 0
     with DisableTorchFunctionSubclass():
@@ -204,15 +209,15 @@ def memory_span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def tensor_version(tensor: torch.Tensor) -> int:
-    """How often a tensor's data was changed in place; inference tensors do not count."""
-    with DisableTorchFunctionSubclass():  # some subclasses answer nothing
+    """The version counter of a tensor's data; -1 for an inference tensor, which has none."""
+    with DisableTorchFunctionSubclass():  # some subclasses return nothing
         return -1 if tensor.is_inference() else tensor._version
 
 
 def overrides_torch_function(value: Any) -> bool:
-    """Whether a class in Python decides what any operator makes of a tensor, and sees all of them.
+    """True for a tensor subclass whose own ``__torch_function__`` sees all operators.
 
-    Those of torch itself do nothing else than what the operator does.
+    Torch's own subclasses only run the operator.
     """
     if type(value) in (torch.Tensor, torch.nn.Parameter) or not is_instance(value, torch.Tensor):
         return False
@@ -221,15 +226,15 @@ def overrides_torch_function(value: Any) -> bool:
 
 
 class MonitorWeakRef(weakref.ref[Any]):
-    """A weak reference that is no part of the program, which may ask for its own."""
+    """A weak reference of the monitor, distinct from the weak references of the program."""
 
     __slots__ = ()
 
 
 class VersionCheck:
-    """Notices that a tensor's data was changed in place, without keeping its memory.
+    """Detects in-place changes of a tensor's data without keeping its memory.
 
-    Views of a tensor count their changes together with it, and may outlive it.
+    Views share the version counter of their base, and may outlive it.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -238,11 +243,12 @@ class VersionCheck:
         self._version = tensor_version(self._counter)
 
     def has_changed(self) -> bool:
+        """True if the data has been changed in place since."""
         return tensor_version(self._counter) != self._version
 
 
 def _version_counter(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that counts changes together with another one and, if it can be, is empty."""
+    """A tensor that shares the version counter of another one, without its memory if possible."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_inference():
         return tensor
     counter = tensor.detach()
@@ -252,5 +258,5 @@ def _version_counter(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is more than the place of a parameter that is made later."""
+    """False for a lazy module's parameter that is not initialised yet."""
     return not is_instance(tensor, torch.nn.parameter.UninitializedTensorMixin)

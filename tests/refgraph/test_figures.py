@@ -217,9 +217,9 @@ def test_text_shows_nodes_versions_and_edges():
         "    v1: no references",
         "SN #3 float 2.0 (guard)",
         "    v0: no references",
-        "SN #4 Tensor, made inside (mock)",
+        "SN #4 Tensor, new (mock)",
         "    v0: no references",
-        "SN #5 tuple, made inside (mock)",
+        "SN #5 tuple, new (mock)",
         "    v0: item 0 → SN #2, item 1 → SN #4",
     ]
 
