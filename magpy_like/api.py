@@ -15,7 +15,7 @@ from magpy_like.monitor.calls import compiled_callees
 from magpy_like.monitor.symbolic.dynamic_marks import mark_dimension
 from magpy_like.records.interface import CacheInfo, Explanation, make_dispatcher, reset_all
 from magpy_like.split_points import is_monitoring, mark_disabled
-from magpy_like.torch_interop.dynamo_disable import untraced
+from magpy_like.torch_patches import untraced
 
 T = TypeVar("T", bound=Callable[..., Any])
 

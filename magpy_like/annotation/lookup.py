@@ -9,9 +9,7 @@ and bound to objects of those modules that are imported by then; the others foll
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import logging
 import sys
 import threading
@@ -26,6 +24,7 @@ from magpy_like.annotation.loader import Rule, is_pattern, read_rules
 from magpy_like.annotation.schema import Annotation, SchemaError, build
 from magpy_like.errors import AnnotationError
 from magpy_like.native.instance_checks import is_instance
+from magpy_like.torch_patches import no_garbage_collection
 
 _log = logging.getLogger(__name__)
 
@@ -131,7 +130,7 @@ class Table:
     def load_directory(self, directory: Path) -> None:
         """Read all files of a directory, the shared sets first."""
         self._loaded = True
-        with _no_collection():
+        with no_garbage_collection():
             self._load_files(directory)
 
     def _load_files(self, directory: Path) -> None:
@@ -346,18 +345,6 @@ def load_annotations(path: str | Path) -> None:
     line and key, for an entry that cannot be used as written.
     """
     _TABLE.load(Path(path))
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """What is loaded stays, so that looking for garbage in it takes longer than loading it."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _Missing:

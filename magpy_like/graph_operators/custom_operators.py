@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from magpy_like.torch_compat.dispatch import DispatchKey, ExcludeDispatchKey
+from magpy_like.torch_patches import operator_library
 
-_library = torch.library.Library("magpy_like", "DEF")
+_library = operator_library()
 
 
 def define(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -13,40 +12,6 @@ import torch
 from magpy_like.native import lookup_in_type
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_compat.operators import is_compiling_of_utils
-
-_compiling_lock = threading.Lock()
-_compiling_count = 0
-
-
-class Compiling:
-    """``torch.compiler.is_compiling()`` is true meanwhile, as programs expect of a compiled region.
-
-    The flag is one for all threads, so it stays up until the last of them is done.
-    """
-
-    def __init__(self, says: bool = True) -> None:
-        """``says`` is False for a program that cannot do with it."""
-        self._says, self._entered = says, False
-
-    def enter(self) -> None:
-        self._change(self._says)
-
-    def leave(self) -> None:
-        self._change(False)
-
-    def _change(self, entered: bool) -> None:
-        global _compiling_count
-        with _compiling_lock:
-            _compiling_count += entered - self._entered
-            self._entered = entered
-            torch.compiler._is_compiling_flag = _compiling_count > 0
-
-    def __enter__(self) -> None:
-        self.enter()
-
-    def __exit__(self, *_: object) -> None:
-        self.leave()
-
 
 ASK_WHETHER_COMPILING = (torch.compiler.is_compiling, is_compiling_of_utils)
 """Functions that tell a program so."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import opcode
 import sys
 import types
@@ -36,7 +35,7 @@ from magpy_like.monitor.object_replacement import FoundNumbers
 from magpy_like.monitor.program_arguments import ProgramArguments
 from magpy_like.monitor.protocols import Branching, Cut
 from magpy_like.monitor.recording import Recording
-from magpy_like.monitor.region_entry import Compiling, ask_for_instructions, seen_entry
+from magpy_like.monitor.region_entry import ask_for_instructions, seen_entry
 from magpy_like.monitor.symbolic import varying_reads
 from magpy_like.monitor.symbolic.expressions import Expression
 from magpy_like.monitor.symbolic.gathered_lists import inspected_lists
@@ -68,6 +67,11 @@ from magpy_like.split_points import (
     source_position,
 )
 from magpy_like.split_reasons import SplitCause, SplitReason
+from magpy_like.torch_patches import (
+    Compiling,
+    add_collection_callbacks,
+    remove_collection_callbacks,
+)
 
 log = topic("monitor")
 
@@ -178,8 +182,7 @@ class MonitorRun:
         active.run = self
         with self._compiling:
             counting = start_counting()
-            gc.callbacks.insert(0, self._suspend)
-            gc.callbacks.append(self._resume)
+            add_collection_callbacks(self._suspend, self._resume)
             self._monitor.start(dispatch_counter())
             try:
                 # No local of this frame, which tracebacks hold, has them.
@@ -188,8 +191,7 @@ class MonitorRun:
                 )
             finally:
                 self._monitor.stop()
-                gc.callbacks.remove(self._suspend)
-                gc.callbacks.remove(self._resume)
+                remove_collection_callbacks(self._suspend, self._resume)
                 stop_counting(counting)
                 sys.settrace(previous)
                 active.run = outer

@@ -50,9 +50,9 @@ from magpy_like.torch_compat.autograd import saved_tensor_hooks
 from magpy_like.torch_compat.dispatch import dispatch_mode_count, function_mode_count, tracing_state
 from magpy_like.torch_compat.functorch import is_under_transform
 from magpy_like.torch_compat.operators import make_dual, unpack_dual
-from magpy_like.torch_interop.dynamo_disable import untraced
 from magpy_like.torch_interop.symbols import is_symbolic
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
+from magpy_like.torch_patches import untraced
 
 _records_log = topic("records")
 _guards_log = topic("guards")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import builtins
 import keyword
-import linecache
 import re
 import types
 from collections.abc import Callable
 from typing import Any
 
 from magpy_like.native.instance_checks import answers_in_python, is_instance
+from magpy_like.torch_patches import register_source
 
 _RESERVED = {*dir(builtins), "args", "kwargs", "state", "watch", "run_graph", "NOTHING"}
 
@@ -66,7 +66,7 @@ class Source:
         namespace: dict[str, Any] = dict(self.names)
         exec(compile(text, filename, "exec"), namespace)
         function = namespace[name]
-        linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+        register_source(filename, text)
         assert is_instance(function, types.FunctionType)
         return function
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from magpy_like.torch_compat.fake_tensors import FakeTensorMode
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
+from magpy_like.torch_patches import forget_fake_results
 
 _TENSOR_TYPE = type(torch.FloatTensor)
 
@@ -63,5 +63,5 @@ def has_calls_for_current_gpu(gm: fx.GraphModule) -> bool:
 def traced_afresh() -> Iterator[None]:
     """Nothing is known of what calls give, and nobody else traces meanwhile."""
     with TRACING_LOCK:
-        FakeTensorMode.cache_clear()
+        forget_fake_results()
         yield

@@ -24,8 +24,8 @@ from magpy_like.compiler.passes.graph_queries import aten, insert, interchangeab
 from magpy_like.graph_operators.checkpoint_statistics import written_again
 from magpy_like.torch_compat.operators import OperatorBase, OpOverloadPacket
 from magpy_like.torch_compat.symbolic_expressions import PythonReferenceAnalysis, sympy_interp
-from magpy_like.torch_interop.dynamo_disable import untraced
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
+from magpy_like.torch_patches import untraced
 
 Call = Callable[[list[Any]], Any]
 

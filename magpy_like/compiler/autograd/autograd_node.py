@@ -23,8 +23,8 @@ from magpy_like.torch_compat.aot_autograd import PlainAOTOutput, compile_context
 from magpy_like.torch_compat.autograd import saved_tensor_hooks
 from magpy_like.torch_compat.dispatch import DisableAutocast
 from magpy_like.torch_compat.functorch import innermost_transform, is_legacy_batched_tensor
-from magpy_like.torch_interop.dynamo_disable import untraced
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
+from magpy_like.torch_patches import untraced
 
 aten = torch.ops.aten
 

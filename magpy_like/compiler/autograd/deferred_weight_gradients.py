@@ -29,7 +29,7 @@ from torch.autograd.function import once_differentiable
 from magpy_like.compiler.passes.graph_queries import aten, is_view, tensor
 from magpy_like.torch_compat.autograd import current_backward_pass
 from magpy_like.torch_compat.operators import foreach_copy_
-from magpy_like.torch_interop.dynamo_disable import untraced
+from magpy_like.torch_patches import untraced
 
 TAP_OF = "tap_of"
 """The key by which ``torch.fx`` keeps of which input, by number, an input is a tap."""

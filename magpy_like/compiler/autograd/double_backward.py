@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from magpy_like.torch_compat.functorch import is_forward_ad_active
-from magpy_like.torch_interop.dynamo_disable import untraced
+from magpy_like.torch_patches import untraced
 
 Given = list[Any] | None
 """What a program was given: numbers, and tensors as long as somebody else keeps them, with their

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import linecache
 import math
 import operator
 import os
@@ -26,6 +25,7 @@ import torch
 from magpy_like.compiler.compiler_errors import Unsupported
 from magpy_like.compiler.runtime.ptx_repair import no_pairs
 from magpy_like.torch_compat.cuda import current_device, current_raw_stream
+from magpy_like.torch_patches import register_source
 
 ALIGNMENT = 16  # bytes: the widest load
 MAX_WORKERS = 16
@@ -104,7 +104,7 @@ def define(source: TritonSource, wide: bool, namespace: dict[str, Any]) -> list[
     text = source.text.replace("INDEX", "tl.int64" if wide else "tl.int32")
     filename = f"<magpy triton kernel {next(_counter)}>"
     # Triton reads the source of a function through linecache.
-    linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+    register_source(filename, text)
     code: CodeType = compile(text, filename, "exec")
     exec(code, namespace)
     return [namespace[name] for name, _ in source.stages]

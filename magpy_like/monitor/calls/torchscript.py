@@ -7,7 +7,6 @@ not the source that it was compiled from: that one may say something else to Pyt
 from __future__ import annotations
 
 import functools
-import linecache
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -27,6 +26,7 @@ from magpy_like.torch_compat.torchscript import (
     TensorType,
     TupleType,
 )
+from magpy_like.torch_patches import register_source
 
 _NO_OPERATOR = {
     torch.Tag.data_dependent_output,
@@ -246,7 +246,7 @@ class _Translator:
     def compiled(self, name: str, lines: list[str], names: dict[str, Any]) -> Any:
         text = "\n".join(lines)
         file = f"<TorchScript {self.script.name}: {name}>"
-        linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+        register_source(file, text)
         exec(compile(text, file, "exec"), names)
         return names.pop(name)
 

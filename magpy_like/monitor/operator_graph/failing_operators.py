@@ -6,21 +6,17 @@ and with it whether an index is in bounds or a matrix has an inverse.
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from magpy_like.native.instance_checks import is_instance
 from magpy_like.torch_compat import pytree
-from magpy_like.torch_compat.fake_tensors import FAKE_TENSOR_LOGGER, FakeTensorMode
+from magpy_like.torch_compat.fake_tensors import FakeTensorMode
 from magpy_like.torch_interop.saved_tensor_hooks import no_hooks
-
-_log = logging.getLogger(FAKE_TENSOR_LOGGER)
+from magpy_like.torch_patches import silent_fake_tensor_errors
 
 
 def may_succeed(
@@ -42,7 +38,7 @@ def may_succeed(
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         args, kwargs = pytree.tree_map_only(torch.Tensor, fake.from_tensor, (args, kwargs))
-        with no_hooks(), _silence(), fake:
+        with no_hooks(), silent_fake_tensor_errors(), fake:
             operation(*args, **kwargs)
     except NotImplementedError:
         return True
@@ -51,18 +47,3 @@ def may_succeed(
     except Exception:
         return True
     return True
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Torch logs what fails on tensors without data, which in this thread is an answer."""
-    own = threading.get_ident()
-
-    def is_of_another_thread(record: logging.LogRecord) -> bool:
-        return record.thread != own
-
-    _log.addFilter(is_of_another_thread)
-    try:
-        yield
-    finally:
-        _log.removeFilter(is_of_another_thread)

@@ -1,0 +1,231 @@
+"""Changes to torch, Triton and Python's process state at run time.
+
+Each function here makes one change, states its reason and the version on which it was seen, and
+undoes the change if it is temporary. No other module of ``magpy_like`` assigns to an attribute of
+torch, Triton or the standard library (``tests/test_imports.py`` checks what an import leaves
+behind).
+
+On ``import magpy_like``, nothing changes but:
+
+- Dynamo and sympy are imported: ``torch.compiler.disable`` and ``_dynamo.types`` need Dynamo. They
+  register operators and pytree classes of their own, set ``TORCHINDUCTOR_CACHE_DIR``, and sympy
+  adds a warnings filter.
+- ``MAGPY_LOGS``, if set, attaches handlers to loggers below ``magpy_like`` (``logs``).
+- The code objects of some functions of ``magpy_like`` are marked (:func:`untraced`).
+- The native helper is compiled on the first import on a machine, and loaded.
+
+On ``import magpy_like.compiler``, the operators of the namespace ``torch.ops.magpy_like`` are
+registered too (:func:`operator_library`).
+
+While a program runs under the monitor: :class:`Compiling`, the callbacks of
+:func:`add_collection_callbacks`, and a trace function (``monitor.run``), which replaces the one of
+``sys.settrace`` and restores it. While torch traces a graph or a backend compiles it:
+:func:`silent_fake_tensor_errors`, :func:`forget_fake_results`, :func:`rewriting_ptx`. The modes of
+torch that are entered and left in one thread (gradient mode, autocast, hooks on saved tensors, the
+default device) are listed in ``torch_compat``.
+
+``magpy annotations verify`` changes more (random state, recursion limit, environment), in processes
+of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import linecache
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+from magpy_like.torch_compat.fake_tensors import FAKE_TENSOR_LOGGER, FakeTensorMode
+
+F = TypeVar("F", bound=Callable[..., Any])
+CollectionCallback = Callable[[str, dict[str, int]], object]
+
+# --- torch ----------------------------------------------------------------------------------------
+
+_compiling_lock = threading.Lock()
+_compiling_count = 0
+
+
+class Compiling:
+    """Context in which ``torch.compiler.is_compiling()`` is true.
+
+    Programs choose their code by it and expect that of a compiled region. Applied while a program
+    runs under the monitor. Torch has one flag for all threads, so it stays set until the last
+    thread leaves. *Seen* on torch 2.13: the flag is a global variable of ``torch.compiler``.
+    """
+
+    def __init__(self, reports: bool = True) -> None:
+        """``reports`` is False for a program that must not observe the flag."""
+        self._reports, self._entered = reports, False
+
+    def enter(self) -> None:
+        self._change(self._reports)
+
+    def leave(self) -> None:
+        self._change(False)
+
+    def _change(self, entered: bool) -> None:
+        global _compiling_count
+        with _compiling_lock:
+            _compiling_count += entered - self._entered
+            self._entered = entered
+            torch.compiler._is_compiling_flag = _compiling_count > 0
+
+    def __enter__(self) -> None:
+        self.enter()
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+
+def untraced(function: F) -> F:
+    """``function``, marked so that Dynamo traces neither it nor its callees.
+
+    Autograd calls backward passes and hooks while the program runs. Under ``torch.compile``, such
+    as of a program with ``loss.backward()``, Dynamo would compile their Python frame by frame, and
+    that of this compiler, where it compiles a pass lazily. Applied at import, as a decorator. The
+    mark is on the code object and costs a call nothing. *Measured*: ``torch.compiler.disable``
+    costs each call 0.3 µs. *Seen* on torch 2.13.
+    """
+    from magpy_like.torch_compat.dynamo import (
+        FrameAction,
+        FrameExecStrategy,
+        set_code_exec_strategy,
+    )
+
+    skipped = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+    set_code_exec_strategy(function.__code__, skipped)
+    return function
+
+
+def operator_library() -> torch.library.Library:
+    """Open the namespace ``torch.ops.magpy_like`` for definitions, once in a process.
+
+    Operators have to be registered so that AOTAutograd, passes and autograd treat each as one step.
+    Applied on the import of ``graph_operators.custom_operators``; it is never undone.
+    """
+    return torch.library.Library("magpy_like", "DEF")
+
+
+def forget_fake_results() -> None:
+    """Empty torch's cache of operators' results on fake tensors, which all modes share.
+
+    *Seen* on torch 2.13: its keys lack the current GPU, on which results of ``device="cuda"``
+    depend. Applied before a graph with such a call is traced (``torch_interop.current_gpu``).
+    """
+    FakeTensorMode.cache_clear()
+
+
+@contextlib.contextmanager
+def silent_fake_tensor_errors() -> Iterator[None]:
+    """Drop this thread's reports of operators that raise on fake tensors.
+
+    Torch logs them as errors; in this context they are an answer. Applied while an operator that
+    raised is tried again without data (``monitor.operator_graph.failing_operators``).
+    """
+    logger, own = logging.getLogger(FAKE_TENSOR_LOGGER), threading.get_ident()
+
+    def is_of_another_thread(record: logging.LogRecord) -> bool:
+        return record.thread != own
+
+    logger.addFilter(is_of_another_thread)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_of_another_thread)
+
+
+# --- Triton ---------------------------------------------------------------------------------------
+
+_ptx_lock = threading.Lock()
+_ptx_users = 0
+_previous_hook: Callable[..., Any] | None = None
+
+
+@contextlib.contextmanager
+def rewriting_ptx(rewrite: Callable[[str], str], name: str) -> Iterator[None]:
+    """Have Triton assemble ``rewrite(ptx)``, in all threads, until the last one leaves.
+
+    ``name`` becomes part of the key of Triton's cache. All callers pass the same function. Applied
+    while a kernel is compiled (``compiler.runtime.ptx_repair`` has the reason). The hook of the
+    program, if it has set one, is called first. *Seen* on Triton 3.6 and 3.7.
+    """
+    from triton import knobs
+
+    global _ptx_users, _previous_hook
+    with _ptx_lock:
+        if _ptx_users == 0:
+            _previous_hook = knobs.runtime.add_stages_inspection_hook
+            knobs.runtime.add_stages_inspection_hook = functools.partial(_ptx_hook, rewrite, name)
+        _ptx_users += 1
+    try:
+        yield
+    finally:
+        with _ptx_lock:
+            _ptx_users -= 1
+            if _ptx_users == 0:
+                knobs.runtime.add_stages_inspection_hook = _previous_hook
+                _previous_hook = None
+
+
+def _ptx_hook(
+    rewrite: Callable[[str], str], name: str, backend: Any = None, stages: Any = None, *rest: Any
+) -> Any:
+    """Triton (3.6 and later) passes its stages to be changed; 3.7 first queries (key, hash) of the
+    hook's effect, for its cache."""
+    if stages is None:
+        key, digest = _previous_hook() if _previous_hook is not None else ("", "")
+        return f"{key}{name}", f"{digest}{name}"
+    if _previous_hook is not None:
+        _previous_hook(backend, stages, *rest)
+    make = stages.get("ptx")
+    if make is not None:
+        stages["ptx"] = lambda source, metadata: rewrite(make(source, metadata))
+    return None
+
+
+# --- Python ---------------------------------------------------------------------------------------
+
+
+def add_collection_callbacks(before: CollectionCallback, after: CollectionCallback) -> None:
+    """Call ``before`` first and ``after`` last around each garbage collection.
+
+    A collection in the middle of a program runs finalizers, and the program's own callbacks; they
+    are no part of the compiled region. Applied while a program runs under the monitor.
+    """
+    gc.callbacks.insert(0, before)
+    gc.callbacks.append(after)
+
+
+def remove_collection_callbacks(before: CollectionCallback, after: CollectionCallback) -> None:
+    """Undo :func:`add_collection_callbacks`."""
+    gc.callbacks.remove(before)
+    gc.callbacks.remove(after)
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Collect no garbage. Applied while annotations are loaded: they stay, so a collection takes
+    longer than loading them and finds nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def register_source(filename: str, text: str) -> None:
+    """Have ``linecache`` return ``text`` for generated code compiled under ``filename``.
+
+    Tracebacks show its lines, and Triton reads the source of a kernel there. The entry stays: its
+    modification time is None, so ``linecache.checkcache`` keeps it.
+    """
+    linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
