@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from magpy_like.compiler.passes.graph_queries import aten
 from magpy_like.torch_compat.autograd import is_node_needed
 from magpy_like.torch_compat.fake_tensors import detect_fake_mode
 
@@ -106,7 +105,7 @@ class Again:
         self._leaves = []
         for tap in taps:
             source = tap
-            while source.target is not aten.slice.Tensor:
+            while source.target is not torch.ops.aten.slice.Tensor:
                 source = source.all_input_nodes[-1]
             reached = {source.args[0]}
             for node in joint.graph.nodes:
