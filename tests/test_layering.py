@@ -31,7 +31,7 @@ LAYERS = {
     "disk_cache": {"config", "errors"},
     "native": {"config", "disk_cache"},
     "torch_interop": {"config"} | OF_TORCH,
-    "annotation": {"config", "errors", "native"} | OF_TORCH,
+    "annotation": {"config", "errors", "native", "split_reasons"} | OF_TORCH,
     "refgraph": {"annotation", "config", "native"} | OF_TORCH,
     "split_points": {"config", "refgraph", "split_reasons"},
     "graph_operators": {"config", "torch_interop"} | OF_TORCH,
@@ -46,7 +46,7 @@ LAYERS = {
     "cli": {"annotation", "api", "config", "disk_cache", "errors"},
     "compiled_module": LEAVES | {"api", "monitor", "records"},
     "__main__": {"cli"},
-    "__init__": {"annotation", "api", "bytecode", "config", "errors", "records"},
+    "__init__": {"annotation", "api", "bytecode", "config", "errors", "records", "split_reasons"},
 }
 REASONS = {
     "compiler": "the compiler takes a torch.fx graph from anywhere, so it knows nothing of capture",

@@ -32,10 +32,11 @@ from magpy_like.graph_operators.checkpoint_operator import keep_checkpoints, unf
 from magpy_like.graph_operators.checkpoint_statistics import NotWritten
 from magpy_like.graph_operators.control_operators import has_parts
 from magpy_like.torch_compat import pytree
-from magpy_like.torch_compat.aot_autograd import LazyGraphModule, TracingContext
+from magpy_like.torch_compat.aot_autograd import LazyGraphModule
 from magpy_like.torch_compat.dispatch import disable_current_modes
 from magpy_like.torch_compat.dynamo import RestartAnalysis
 from magpy_like.torch_compat.functorch import is_under_transform
+from magpy_like.torch_compat.tracing_context import TracingContext
 from magpy_like.torch_interop.current_gpu import has_calls_for_current_gpu, traced_afresh
 from magpy_like.torch_interop.saved_tensor_hooks import no_hooks
 from magpy_like.torch_interop.symbols import is_symbolic

@@ -21,7 +21,8 @@ Module                       Subject
 ``symbolic_expressions``     torch's sympy functions, value ranges, printers
 ``pytree``                   nested containers as lists of leaves
 ``decompositions``           decompositions and the rules for dtypes and layouts behind them
-``aot_autograd``             AOTAutograd, its descriptors of outputs, the tracing context
+``tracing_context``          the context of tracing, sources of symbolic sizes
+``aot_autograd``             AOTAutograd, its descriptors of outputs, lazy graph modules
 ``dynamo``                   Dynamo's frame evaluation, exceptions and registry of backends
 ``tensor_memory``            tensors over given memory, metadata checks in C++
 ``torchscript``              TorchScript functions, their types and schemas

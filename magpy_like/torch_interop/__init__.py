@@ -1,7 +1,6 @@
 """Torch's process-wide state as capture and compiler share it.
 
 ``current_gpu``: the GPU that ``cuda`` means without a number
-``dynamo_disable``: functions that Dynamo must not trace
 ``saved_tensor_hooks``: hooks on tensors saved for the backward pass
 ``symbols``: symbols of a shape environment
 ``tracing_lock``: the lock that lets one thread trace at a time

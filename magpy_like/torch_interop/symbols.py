@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from magpy_like.torch_compat.aot_autograd import GuardSource, Source
+from magpy_like.torch_compat.tracing_context import GuardSource, Source
 
 
 @dataclass(frozen=True)

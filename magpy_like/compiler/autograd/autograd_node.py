@@ -19,10 +19,11 @@ from torch import Tensor, fx
 from magpy_like.compiler.autograd.absent_gradients import spare_behind
 from magpy_like.compiler.autograd.double_backward import again, given, has_tangents, once, say_once
 from magpy_like.graph_operators.checkpoint_statistics import Again, wanted
-from magpy_like.torch_compat.aot_autograd import PlainAOTOutput, compile_context, tracing
+from magpy_like.torch_compat.aot_autograd import PlainAOTOutput
 from magpy_like.torch_compat.autograd import saved_tensor_hooks
 from magpy_like.torch_compat.dispatch import DisableAutocast
 from magpy_like.torch_compat.functorch import innermost_transform, is_legacy_batched_tensor
+from magpy_like.torch_compat.tracing_context import compile_context, tracing
 from magpy_like.torch_interop.tracing_lock import TRACING_LOCK
 from magpy_like.torch_patches import untraced
 

@@ -18,13 +18,14 @@ from torch import fx
 from magpy_like.compiler.runtime import compiled_graph_cache
 from magpy_like.compiler.runtime.compiled_graph_cache import CompiledGraph, NotCacheable, literal
 from magpy_like.disk_cache import code_cache
-from magpy_like.torch_compat.aot_autograd import TracingContext, functorch_config
+from magpy_like.torch_compat.aot_autograd import functorch_config
 from magpy_like.torch_compat.dispatch import (
     dispatch_mode_count,
     function_mode_count,
     is_any_autocast_enabled,
 )
 from magpy_like.torch_compat.operators import OpOverload
+from magpy_like.torch_compat.tracing_context import TracingContext
 from magpy_like.torch_interop.current_gpu import current_gpu, has_calls_for_current_gpu
 
 

@@ -4,7 +4,6 @@ and ATen."""
 from __future__ import annotations
 
 import itertools
-import linecache
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from magpy_like.torch_compat.dispatch import AutoDispatchBelowAutograd
 from magpy_like.torch_compat.operators import OpOverload
 from magpy_like.torch_compat.symbolic_expressions import PythonPrinter
 from magpy_like.torch_compat.tensor_memory import empty_strided_cpu, reinterpret_tensor
+from magpy_like.torch_patches import register_source
 
 
 class _Printer(PythonPrinter):
@@ -102,7 +102,7 @@ COMMON: dict[str, Any] = {
 def define(source: str, names: dict[str, Any]) -> Callable[[list[Any]], Any]:
     """The ``call`` function of a launcher's source; tracebacks show its lines."""
     filename = f"<magpy launcher {next(_counter)}>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    register_source(filename, source)
     exec(compile(source, filename, "exec"), names)
     call: Callable[[list[Any]], Any] = names["call"]
     return call
