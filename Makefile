@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
-TYPED := $(wildcard magpy_like paritybench_runner benchmarks)
+TYPED := $(wildcard magpy_like paritybench_runner benchmarks zoo)
 
 .PHONY: demo test test-full sweep lint
 

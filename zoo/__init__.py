@@ -4,8 +4,20 @@
     args, kwargs = ZOO["ResNet-101"].inputs(model, seed=1, batch=2)
     ZOO["ResNet-101"].loss(model(*args, **kwargs)).backward()
 
-`small` keeps each program whole (all layers of a ResNet-101) and shrinks what it computes on;
-`real` is the published size, for benchmarks.
+`small` keeps each program whole (all layers of a ResNet-101) and shrinks its tensors; `real` is the
+published size, for benchmarks.
+
+``resnet``: ResNet-18 and ResNet-101
+``densenet``: DenseNet-121, with checkpoints
+``unet``: U-Net
+``monodepth``: depth from one image, an encoder and a decoder
+``tridentnet``: branches with shared weights and different dilations
+``quantized``: a ResNet in 8 bits, by custom autograd functions
+``blockdrop``: a policy network that decides which residual blocks run
+``lstm``: a deep LSTM written with cells
+``language_models``: models of `transformers`
+``value_dependent``: programs whose control flow depends on tensors' values
+``seeding``: seeds of random numbers
 """
 
 import dataclasses
@@ -16,8 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from magpy_like.torch_compat import pytree
-from tests import seeding
-from zoo import language_models
+from zoo import language_models, seeding
 from zoo.blockdrop import BlockDrop
 from zoo.densenet import DenseNet
 from zoo.lstm import LSTM
@@ -32,7 +43,7 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def projection_loss(output: Any) -> Tensor:
-    """Projects all of an output onto a fixed direction, so that every element has a gradient."""
+    """The output, projected onto a fixed direction: every element has a gradient."""
     parts = [
         t.flatten().float()
         for t in pytree.tree_leaves(output)
@@ -43,8 +54,8 @@ def projection_loss(output: Any) -> Tensor:
     return (values * direction).sum() / values.numel() ** 0.5
 
 
-def own_loss(output: Any) -> Tensor:
-    """The loss that models of `transformers` compute when they are given labels."""
+def labelled_loss(output: Any) -> Tensor:
+    """The loss that models of `transformers` compute from labels."""
     return output.loss
 
 
@@ -79,7 +90,7 @@ class ZooModel:
 
 
 def _calibrate(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Gives running statistics the values that the random weights produce.
+    """Set running statistics to the values that the random weights produce.
 
     With their initial ones, activations would double from block to block.
     """
@@ -151,11 +162,19 @@ _MODELS = [
     ZooModel("LSTM", lambda s: LSTM(*(8, 16) if s == "small" else (256, 256)), _sequences),
     ZooModel("BERT", language_models.bert, language_models.encoder_inputs),
     ZooModel("DeBERTa", language_models.deberta, language_models.encoder_inputs),
-    ZooModel("ALIGN", language_models.align, language_models.image_and_text_inputs, loss=own_loss),
-    ZooModel("GPT-2", language_models.gpt2, language_models.language_model_inputs, loss=own_loss),
-    ZooModel("T5", language_models.t5, language_models.translation_inputs, loss=own_loss),
-    ZooModel("Llama", language_models.llama, language_models.language_model_inputs, loss=own_loss),
-    ZooModel("ViT", language_models.vit, language_models.image_inputs, loss=own_loss),
-    ZooModel("Mamba", language_models.mamba, language_models.language_model_inputs, loss=own_loss),
+    ZooModel(
+        "ALIGN", language_models.align, language_models.image_and_text_inputs, loss=labelled_loss
+    ),
+    ZooModel(
+        "GPT-2", language_models.gpt2, language_models.language_model_inputs, loss=labelled_loss
+    ),
+    ZooModel("T5", language_models.t5, language_models.translation_inputs, loss=labelled_loss),
+    ZooModel(
+        "Llama", language_models.llama, language_models.language_model_inputs, loss=labelled_loss
+    ),
+    ZooModel("ViT", language_models.vit, language_models.image_inputs, loss=labelled_loss),
+    ZooModel(
+        "Mamba", language_models.mamba, language_models.language_model_inputs, loss=labelled_loss
+    ),
 ]
 ZOO: dict[str, ZooModel] = {model.name: model for model in _MODELS}

@@ -9,7 +9,7 @@ from zoo.resnet import BasicBlock, conv3x3
 
 
 class Residual(nn.Sequential):
-    """What a basic block adds to its shortcut."""
+    """The residual that a basic block adds to its shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__(

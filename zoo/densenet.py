@@ -5,6 +5,7 @@ recomputed in the backward pass.
 """
 
 from collections import OrderedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +59,7 @@ class DenseLayer(nn.Module):
 
 
 class DenseBlock(nn.ModuleDict):
-    def __init__(self, layers: int, inputs: int, growth: int, **options: float) -> None:
+    def __init__(self, layers: int, inputs: int, growth: int, **options: Any) -> None:
         super().__init__()
         for i in range(layers):
             self.add_module(

@@ -1,7 +1,7 @@
 """Models of the `transformers` library, with configurations instead of trained weights.
 
-Dropout is off: with it, two compilers that draw random numbers in another order could not be
-compared with eager in training.
+Dropout is off: compilers may draw random numbers in another order than eager mode, and could not be
+compared with it in training.
 """
 
 from typing import Any
@@ -43,7 +43,7 @@ def deberta(size: str) -> nn.Module:
 
 
 def align(size: str) -> nn.Module:
-    vision = {"image_size": IMAGE[size], "drop_connect_rate": 0.0}
+    vision: dict[str, Any] = {"image_size": IMAGE[size], "drop_connect_rate": 0.0}
     if size == "small":
         vision |= {
             "width_coefficient": 0.5,
@@ -121,7 +121,7 @@ def vit(size: str) -> nn.Module:
             image_size=IMAGE[size],
             patch_size=IMAGE[size] // 14,
             num_labels=10,
-            # Else the first call with labels works it out and writes it down for the later ones.
+            # Otherwise the first call with labels infers it and stores it in the configuration.
             problem_type="single_label_classification",
         )
     )

@@ -1,7 +1,5 @@
 """Residual networks, after He et al., "Deep Residual Learning for Image Recognition" (2015)."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -64,9 +62,9 @@ class Bottleneck(nn.Module):
 
 
 def stage(
-    block: Callable[..., nn.Module], inputs: int, width: int, depth: int, stride: int
+    block: type[BasicBlock] | type[Bottleneck], inputs: int, width: int, depth: int, stride: int
 ) -> nn.Sequential:
-    """`depth` blocks in a row, of which the first one changes the shape."""
+    """`depth` blocks in a row, the first of which changes the shape."""
     outputs = width * block.expansion
     blocks = [block(inputs, width, stride)]
     blocks += [block(outputs, width) for _ in range(depth - 1)]

@@ -1,4 +1,4 @@
-"""Programs that Python steers by what their tensors hold, or that talk to the outside world."""
+"""Programs whose control flow depends on tensors' values, or that read and write streams."""
 
 from collections.abc import Callable
 from typing import Any, TextIO
