@@ -32,6 +32,13 @@ from magpy_like.monitor.calls.call_inputs import (
     specialize_input,
     visit_input,
 )
+from magpy_like.monitor.calls.lifted_calls import (
+    finish_computed,
+    finish_computed_suspended,
+    finish_fold,
+    finish_list_call,
+    finish_list_call_suspended,
+)
 from magpy_like.monitor.calls.native_inspections import (
     READS_ATTRIBUTES,
     check_tensor_reads,
@@ -56,13 +63,8 @@ from magpy_like.monitor.calls.replayed_calls import SHOWN_ARGUMENTS, repeatable_
 from magpy_like.monitor.calls.special_calls import (
     SPECIAL_CALL_RULES,
     finish_compiling_query,
-    finish_computed,
-    finish_computed_suspended,
-    finish_fold,
     finish_item,
     finish_length,
-    finish_list_call,
-    finish_list_call_suspended,
 )
 from magpy_like.monitor.calls.write_calls import record_write
 from magpy_like.monitor.objects import attributes, object_addresses

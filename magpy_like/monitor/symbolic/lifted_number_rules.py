@@ -16,7 +16,7 @@ import torch
 from magpy_like.annotation import ValueRead
 from magpy_like.monitor.calls import operator_calls
 from magpy_like.monitor.calls.call_inputs import visit_input
-from magpy_like.monitor.calls.special_calls import finish_computed
+from magpy_like.monitor.calls.lifted_calls import finish_computed
 from magpy_like.monitor.symbolic import varying_lists
 from magpy_like.monitor.symbolic.expressions import is_liftable, is_number
 from magpy_like.monitor.symbolic.gathered_lists import GraphList

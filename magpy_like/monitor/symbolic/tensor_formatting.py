@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magpy_like.monitor.calls.special_calls import finish_computed
+from magpy_like.monitor.calls.lifted_calls import finish_computed
 from magpy_like.monitor.operator_graph.graph_numbers import REAL_NUMBERS
 from magpy_like.monitor.symbolic.lifted_text import formatted, percent
 from magpy_like.native import frame_set_operand, lookup_in_type

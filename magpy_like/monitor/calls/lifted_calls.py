@@ -1,0 +1,190 @@
+"""Native calls with lifted numbers, flags or lists: computations, folds and list calls.
+
+A result that can be lifted becomes a value of the symbolic twin. Otherwise the guard repeats the
+call and compares the results, or the operands are specialized.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from magpy_like.annotation import ValueRead
+from magpy_like.monitor.calls.argument_kinds import holds_tensor
+from magpy_like.monitor.calls.call_inputs import visit_input
+from magpy_like.monitor.calls.native_results import NativeCall
+from magpy_like.monitor.objects.containers import CONTAINERS
+from magpy_like.monitor.symbolic import varying_lists
+from magpy_like.monitor.symbolic.expressions import is_liftable
+from magpy_like.monitor.symbolic.repeatable_calls import (
+    GUARDED_RESULTS,
+    NUMPY_FUNCTIONS,
+    as_lifted_call,
+    is_number_sequence,
+    is_python_function,
+    with_result_type,
+)
+from magpy_like.native.instance_checks import is_instance
+from magpy_like.split_points import Split, UnguardableRead
+
+if TYPE_CHECKING:
+    from magpy_like.monitor.run import MonitorRun
+
+    Token = tuple[Callable[..., Any], Any]
+
+
+@contextlib.contextmanager
+def as_unguardable_read() -> Iterator[None]:
+    """Turn a ``Split`` about a result into an ``UnguardableRead``.
+
+    The instruction has only computed, so the segment can end before it.
+    """
+    try:
+        yield
+    except Split as split:
+        raise UnguardableRead(*split.cause) from None
+
+
+def handle_varying_list_call(run: MonitorRun, call: NativeCall) -> Any:
+    """Native code reads a list whose length varies between calls, or its length."""
+    given = (*call.args, *call.kwargs.values())
+    if not varying_lists.has_varying_lists(run) or not any(
+        type(v) in varying_lists.KINDS for v in given
+    ):
+        return NotImplemented
+    if call.operation is len and len(given) == 1:
+        token = varying_lists.read_length(run, given[0])
+        return NotImplemented if token is None else token
+    if call.operation in varying_lists.POPS:
+        token = varying_lists.pop(run, call.operation, *given)
+        return NotImplemented if token is None else token
+    known = functools.partial(_is_lifted_operand, run)
+    if any(is_instance(value, CONTAINERS) and not known(value) for value in given):
+        return NotImplemented  # its elements are guarded
+    function = as_lifted_call(call.annotation, call.operation, call.args, call.kwargs, known)
+    if function is None or not any(type(v) in varying_lists.KINDS for v in function[1]):
+        return NotImplemented
+    for value in given:
+        run.recording.visit(value, ValueRead.TYPE)
+    if is_instance(call.operation, NUMPY_FUNCTIONS):
+        run.suspended += 1
+        return finish_list_call_suspended, function
+    return finish_list_call, function
+
+
+def _is_lifted_operand(run: MonitorRun, value: Any) -> bool:
+    if type(value) in varying_lists.KINDS:
+        return varying_lists.list_contents(run.recording, value) is not None
+    return run.lifted.is_lifted(value)
+
+
+def finish_list_call(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+    operation, operands = payload
+    lifted, rec = run.lifted, run.recording
+    parts = tuple(
+        varying_lists.list_contents(rec, v) or lifted.expression(v) or v for v in operands
+    )
+    with as_unguardable_read():
+        if is_liftable(result):
+            made = lifted.arithmetic.expression(
+                with_result_type(operation, operands, result), operands, parts
+            )
+            return lifted.lift(result, made)
+        if type(result) in GUARDED_RESULTS:
+            lifted.guards.require_result(operation, operands, result, parts)
+        else:
+            lifted.specialize(operands)
+            for value in operands:
+                rec.visit(value, ValueRead.ALL)
+    rec.bear(result)
+    return None
+
+
+def finish_list_call_suspended(
+    run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any
+) -> Any:
+    run.suspended -= 1
+    return finish_list_call(run, payload, result)
+
+
+def handle_fold(run: MonitorRun, call: NativeCall) -> Any:
+    operation, args = call.operation, call.args
+    if (
+        not call.kwargs
+        and run.lifted.identities.holds_lifted(args)
+        and run.lifted.folds.can_compute(operation, args)
+    ):
+        visit_input(run.recording, args[0])  # it may be external and have constant elements, too
+        return finish_fold, (operation, args)
+    return NotImplemented
+
+
+def finish_fold(run: MonitorRun, folded: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+    with as_unguardable_read():
+        return run.lifted.folds.compute(*folded, result)
+
+
+def handle_computation(run: MonitorRun, call: NativeCall) -> Any:
+    if not run.lifted or run.recording.inside:
+        return NotImplemented
+    given = (*call.args, *call.kwargs.values())
+    function = as_lifted_call(
+        call.annotation, call.operation, call.args, call.kwargs, run.lifted.is_lifted
+    )
+    if function is not None:
+        for value in given:
+            visit_input(run.recording, value)
+        if is_instance(call.operation, NUMPY_FUNCTIONS):
+            run.suspended += 1  # NumPy's functions are partly Python code
+            return finish_computed_suspended, function
+        return finish_computed, function
+    if call.on_graph and is_python_function(call.operation) and not holds_tensor(given):
+        run.lifted.specialize(given)
+    return NotImplemented
+
+
+def finish_computed(run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any) -> Any:
+    """The result of a computation on numbers and text.
+
+    A result that cannot be lifted needs to be the same in later calls, which the guard checks if
+    it can repeat the computation.
+
+    Raises:
+        UnguardableRead: the result depends on a number that is unknown before the region runs.
+    """
+    operation, operands = payload
+    with as_unguardable_read():
+        if is_liftable(result):
+            return run.lifted.arithmetic.compute(
+                with_result_type(operation, operands, result), operands, result
+            )
+        if is_number_sequence(operation, result):
+            parts = run.lifted.arithmetic.compute_sequence(operation, operands, result)
+            run.recording.bear(parts)
+            return parts
+        if operation in _TRUTH_QUERIES:
+            run.lifted.guards.require_truth(_TRUTH_QUERIES[operation], operands)
+        elif type(result) in GUARDED_RESULTS:
+            run.lifted.guards.require_result(operation, operands, result)
+        else:
+            run.lifted.specialize(operands)
+    run.recording.bear(result)
+    return None
+
+
+def finish_computed_suspended(
+    run: MonitorRun, payload: tuple[Any, tuple[Any, ...]], result: Any
+) -> Any:
+    run.suspended -= 1
+    return finish_computed(run, payload, result)
+
+
+_TRUTH_QUERIES: dict[Any, Any] = {
+    operator.lt: operator.lt, operator.le: operator.le, operator.gt: operator.gt,
+    operator.ge: operator.ge, operator.eq: operator.eq, operator.ne: operator.ne,
+    operator.truth: operator.truth, operator.not_: operator.truth, bool: operator.truth,
+}  # fmt: skip
+"""Functions of numbers whose results decide control flow, with an equivalent condition."""
