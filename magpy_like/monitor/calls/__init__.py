@@ -1,1 +1,27 @@
-"""Calls: Python functions are followed, native ones are recorded by their annotation."""
+"""Calls: Python functions are followed, native calls are recorded by annotation (Figure 12).
+
+In reading order:
+
+- ``call_dispatch``: dispatch of a call by the kind of its callee
+- ``native_calls``: the beginning of a native call, and native calls that raise
+- ``native_results``: the results of native calls
+- ``call_inputs``: the depth to which arguments are read, and lifted numbers in them
+- ``argument_kinds``: kinds of arguments, found without running their methods
+- ``read_calls``: calls whose result is an existing variable
+- ``write_calls``: calls that store or delete one value
+- ``special_calls``: the table of rules for native calls that need more than an annotation
+- ``lifted_calls``: the rules for calls with lifted numbers, flags or lists
+- ``native_inspections``: reads by native code that no instruction reports
+- ``special_methods``: look-ups of special methods by native code
+- ``passthrough_results``: native calls that return the result of a Python function
+- ``operator_calls``: operator instructions such as ``a + b``
+- ``operator_body``: references of operators in Python code to other objects than their arguments
+- ``operator_closures``: functions among the arguments of an operator
+- ``replayed_calls``: warnings and log records, which a mock repeats
+- ``polyfills``: Python functions in place of native code that hides tensor operators
+- ``element_consumers``: ``list``, ``tuple`` and ``sum`` of generator expressions
+- ``torchscript``: translation of TorchScript functions to Python
+- ``compiled_callees``: compiled functions and modules inside a compiled region
+- ``checkpointed_functions``: functions under ``torch.utils.checkpoint``, the native part
+- ``checkpoint_runs``: the run of such a function under the monitor
+"""

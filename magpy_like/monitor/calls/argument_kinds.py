@@ -1,4 +1,4 @@
-"""What kinds of arguments a native call is given, told without running any of their methods."""
+"""Kinds of arguments of native calls, found without running any method of the arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from magpy_like.refgraph.plain_values import HEAP_TYPE, is_identity, is_plain
 
 
 def is_followed(function: Any) -> bool:
-    """Whether a call goes on in Python code, so that its arguments need not be known before."""
+    """True if a call continues in Python code, which reads the arguments under the monitor."""
     if is_instance(function, types.MethodType):
         function = function.__func__
     if is_instance(function, torch.nn.Module):
@@ -27,7 +27,7 @@ def is_followed(function: Any) -> bool:
 
 
 def describe(function: Any) -> str:
-    """A name that a person would use for an operation."""
+    """The name of an operation for messages, with its module unless it is a built-in."""
     module = getattr(function, "__module__", None)
     if module is None:
         module = getattr(getattr(function, "__objclass__", None), "__module__", None)
@@ -46,7 +46,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def holds_tensor(value: Any) -> bool:
-    """Whether a value is a tensor, or a container with one in it, however deep."""
+    """True for a tensor, and for a container with one at any depth."""
     if is_instance(value, torch.Tensor):
         return True
     if not is_instance(value, CONTAINERS):
@@ -55,16 +55,16 @@ def holds_tensor(value: Any) -> bool:
 
 
 def uses_special_methods(operation: Any, args: tuple[Any, ...]) -> bool:
-    """Whether an operator is what special methods of an operand's class make of it.
+    """True if special methods of an operand in Python implement the operator.
 
-    They are followed then, and what they apply to tensors is recorded instead.
+    The monitor follows them and records the operators that they apply to tensors.
     """
     of_python = getattr(operation, "__module__", None) in ("builtins", "_operator")
     return of_python and any(is_python_instance(value) for value in args)
 
 
 def is_python_instance(value: Any) -> bool:
-    """Whether a value is, or a container holds, an instance of a class in Python."""
+    """True for an instance of a class in Python, and for a container with one."""
     if is_instance(value, torch.Tensor) or is_plain(value) or is_identity(value):
         return False
     if is_instance(value, CONTAINERS):
@@ -73,7 +73,10 @@ def is_python_instance(value: Any) -> bool:
 
 
 def has_conversion_methods(value: Any) -> bool:
-    """Whether a tensor operator would run methods of an instance, or of one inside, unseen."""
+    """True if a tensor operator would convert a value, or an element, by its Python methods.
+
+    The monitor does not see these calls.
+    """
     if is_instance(value, CONTAINERS):
         return goes_own_ways(value) or any(map(has_conversion_methods, elements(value)))
     return is_python_instance(value) and any(hasattr(type(value), name) for name in _CONVERSIONS)

@@ -1,4 +1,4 @@
-"""Calls: Python functions are followed, native ones are judged by their annotation (Figure 12)."""
+"""Dispatch of calls (Figure 12): Python functions are followed, native calls use annotations."""
 
 from __future__ import annotations
 
@@ -37,47 +37,22 @@ if TYPE_CHECKING:
 def call(
     run: MonitorRun, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Token | None:
-    """``function(*args, **kwargs)`` is about to run.
+    """``function(*args, **kwargs)`` is about to run (Figure 12).
 
-    Returns what to do with the result, or None when the call is followed into Python code.
+    Returns:
+        The function that receives the result, with its payload; None for a call that continues in
+        Python code, which the monitor follows.
 
     Raises:
         Split: the call is dynamic.
     """
     rec = run.recording
-    while True:
-        kind = type(function)
-        if kind is types.MethodType:
-            attributes.read_method(rec, function)
-            function, args = function.__func__, (function.__self__, *args)
-        elif is_instance(function, functools.partial):
-            _read_partial(rec, function)
-            kwargs = {**function.keywords, **kwargs}
-            function, args = function.func, (*function.args, *args)
-        else:
-            break
-    if args and is_instance(args[0], functools.partial) and _makes_partial(function):
-        _read_partial(rec, args[0])  # it is taken apart, and the new one has its parts
+    function, args, kwargs = _unwrap(rec, function, args, kwargs)
+    if args and is_instance(args[0], functools.partial) and _creates_partial(function):
+        _read_partial(rec, args[0])  # the new partial consists of its parts
+    kind = type(function)
     if kind is types.FunctionType:
-        if is_disabled(function):
-            raise Split(
-                SplitReason.DISABLED_FUNCTION,
-                f"calls {describe(function)}, which is disabled",
-                describe(function),
-            )
-        if function is torch.nn.Module.__getattr__ and len(args) == 2:
-            attributes.read_submodule(rec, *args)
-            return None
-        if function in checkpointed_functions.STEPS:
-            return checkpointed_functions.STEPS[function](run, *args)
-        if function is RemovableHandle.remove and (done := autograd_nodes.remove_hook(run, *args)):
-            return done
-        annotation = lookup(function)
-        return (
-            None
-            if annotation is None
-            else begin_native_call(run, annotation, function, args, kwargs)
-        )
+        return _call_function(run, function, args, kwargs)
     if kind is ScriptFunction:
         raise torchscript_split(function)
     if kind is ScriptCall:
@@ -90,21 +65,12 @@ def call(
         operation, receiver = resolve(function)
         if receiver is not NO_RECEIVER:
             args = (receiver, *args)
-            bound = rec.node(function)
-            if bound is not None and receiver is not function:
-                rec.record_read(bound, Relation(RelationKind.SLOT, "__self__"), receiver)
-            elif not is_instance(operation, types.FunctionType):
-                guard_callable_identity(rec, function)
+            _read_receiver(rec, function, operation, receiver)
         if is_instance(operation, types.FunctionType):
             class_lookup.read_class(rec, kind, "__call__")
-            annotation = lookup(operation)
-            return (
-                None
-                if annotation is None
-                else begin_native_call(run, annotation, operation, args, kwargs)
-            )
+            return _call_annotated(run, operation, args, kwargs)
         if operation is type.__call__ and args and is_instance(args[0], type):
-            function = operation = args[0]  # what a metaclass makes of a call in the end
+            function = operation = args[0]  # the metaclass calls type.__call__ in the end
             args, annotation = args[1:], lookup(operation)
         elif operation is not function:
             annotation = lookup(operation)
@@ -115,10 +81,75 @@ def call(
         return begin_native_call(run, annotation, operation, args, kwargs)
     if is_instance(function, type):
         return instantiate(run, function, args, kwargs)
+    return _call_unannotated(rec, function, operation, args)
+
+
+def _unwrap(
+    rec: Recording, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The function inside bound methods and partials, with all of its arguments."""
+    while True:
+        if type(function) is types.MethodType:
+            attributes.read_method(rec, function)
+            function, args = function.__func__, (function.__self__, *args)
+        elif is_instance(function, functools.partial):
+            _read_partial(rec, function)
+            kwargs = {**function.keywords, **kwargs}
+            function, args = function.func, (*function.args, *args)
+        else:
+            return function, args, kwargs
+
+
+def _call_function(
+    run: MonitorRun,
+    function: types.FunctionType,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Token | None:
+    """A call of a function in Python, which is followed unless it has an annotation or a rule."""
+    rec = run.recording
+    if is_disabled(function):
+        raise Split(
+            SplitReason.DISABLED_FUNCTION,
+            f"calls {describe(function)}, which is disabled",
+            describe(function),
+        )
+    if function is torch.nn.Module.__getattr__ and len(args) == 2:
+        attributes.read_submodule(rec, *args)
+        return None
+    if function in checkpointed_functions.STEPS:
+        return checkpointed_functions.STEPS[function](run, *args)
+    if function is RemovableHandle.remove and (done := autograd_nodes.remove_hook(run, *args)):
+        return done
+    return _call_annotated(run, function, args, kwargs)
+
+
+def _call_annotated(
+    run: MonitorRun, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Token | None:
+    annotation = lookup(operation)
+    if annotation is None:
+        return None
+    return begin_native_call(run, annotation, operation, args, kwargs)
+
+
+def _read_receiver(rec: Recording, function: Any, operation: Any, receiver: Any) -> None:
+    """Record which object a bound native method, ``function``, is bound to."""
+    bound = rec.node(function)
+    if bound is not None and receiver is not function:
+        rec.record_read(bound, Relation(RelationKind.SLOT, "__self__"), receiver)
+    elif not is_instance(operation, types.FunctionType):
+        guard_callable_identity(rec, function)
+
+
+def _call_unannotated(
+    rec: Recording, function: Any, operation: Any, args: tuple[Any, ...]
+) -> Token | None:
+    """Raises Split, except for native code that implements a running operator."""
     if is_instance(function, torch.jit.ScriptModule):
         raise Split(SplitReason.TORCHSCRIPT, "calls a TorchScript module")
     if rec.inside and str(getattr(function, "__module__", "")).startswith("torch."):
-        return None  # the operator's own machinery
+        return None
     receiver = args[0] if args and is_instance(operation, types.MethodDescriptorType) else None
     raise unknown_value_split(
         receiver,
@@ -129,13 +160,13 @@ def call(
 
 
 def guard_callable_identity(rec: Recording, function: Any) -> None:
-    """What a native instance does, such as an ``itemgetter``, depends on state that it keeps."""
+    """Guard the identity of a native callable such as an ``itemgetter``, which has hidden state."""
     node = rec.node(function)
     if node is not None and not is_identity(function):
         node.facts.add(Fact.IDENTITY)
 
 
-def _makes_partial(function: Any) -> bool:
+def _creates_partial(function: Any) -> bool:
     return is_instance(function, type) and issubclass(function, functools.partial)
 
 
@@ -150,11 +181,13 @@ def _read_partial(rec: Recording, partial: functools.partial[Any]) -> None:
 
 
 def instantiate(run: MonitorRun, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token:
-    """A call of a class without an annotation: its Python parts are followed, and native ones do
-    with the arguments what those of their own class do.
+    """A call of a class without an annotation.
+
+    The monitor follows ``__new__`` and ``__init__`` in Python. A native one reads its arguments as
+    the annotation of the class that defines it states.
 
     Raises:
-        Split: the class is native, so nothing is known of what its construction does.
+        Split: the class is native code without an annotation.
     """
     rec = run.recording
     if not cls.__flags__ & HEAP_TYPE:
@@ -167,9 +200,9 @@ def instantiate(run: MonitorRun, cls: type, args: tuple[Any, ...], kwargs: dict[
     if meta is not type:
         class_lookup.read_class(rec, meta, "__call__")
     for name in ("__new__", "__init__"):
-        made = class_lookup.read_class(rec, cls, name)
-        native_maker = not is_instance(made, types.FunctionType | staticmethod | classmethod)
-        if native_maker and made is not NULL and made not in _KNOWN_MAKERS:
+        found = class_lookup.read_class(rec, cls, name)
+        native = not is_instance(found, types.FunctionType | staticmethod | classmethod)
+        if native and found is not NULL and found not in _KNOWN_CONSTRUCTORS:
             owner = next((b for b in cls.__mro__ if name in b.__dict__), cls)
             annotation = lookup(owner)
             if annotation is None:
@@ -182,7 +215,7 @@ def instantiate(run: MonitorRun, cls: type, args: tuple[Any, ...], kwargs: dict[
     return _adopt_instance, None
 
 
-_KNOWN_MAKERS = {object.__new__, object.__init__, type.__init__}
+_KNOWN_CONSTRUCTORS = {object.__new__, object.__init__, type.__init__}
 
 
 def _adopt_instance(run: MonitorRun, _: None, result: Any) -> None:

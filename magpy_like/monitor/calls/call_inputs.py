@@ -1,7 +1,7 @@
-"""What native code is given: how deep it looks, and what that says of numbers that may vary.
+"""Arguments of native calls: the depth to which they are read, and the lifted numbers in them.
 
-The annotation tells the depth for each argument. A number is relied on where its value is looked
-at, and lifted where it is only handed on.
+The annotation declares the depth of each argument. A number is specialized where native code reads
+its value, and stays lifted where native code only moves it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def substitute_inputs(
     run: MonitorRun, annotation: Annotation, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Numbers that vary in containers which a call goes through are lifted."""
+    """Substitute lifted numbers in the containers whose elements a call reads."""
     relation = annotation.output.relation
     for position, value in inputs_of(args, kwargs):
         read = annotation.input(position).value_read
@@ -47,7 +47,7 @@ def read_all_inputs(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    """A call looks at its arguments as those of ``operation`` do, which makes a new object."""
+    """Record the reads of a constructor call, by the annotation of ``operation``."""
     rec = run.recording
     substitute_inputs(run, annotation, args, kwargs)
     for position, value in inputs_of(args, kwargs):
@@ -59,20 +59,20 @@ def read_all_inputs(
 
 
 def specialize_input(run: MonitorRun, operation: Any, read: ValueRead, value: Any) -> None:
-    """An argument is read in this way: numbers in it that vary are guarded, if it is looked at."""
+    """Specialize the lifted numbers in an argument if ``operation`` reads their values."""
     if read not in READS_TYPE_ONLY and (operation not in _MOVES or is_liftable(value)):
         run.lifted.specialize(_keys_of(value) if operation is dict else value)
 
 
 def _keys_of(value: Any) -> Any:
-    """What a dictionary made of a value hashes, as far as that can be told beforehand."""
+    """The values that ``dict(value)`` hashes, as far as they are known in advance."""
     if is_instance(value, dict):
         return tuple(dict.keys(value))
     return value.__reduce__()[1][:1] if type(value) is zip else value
 
 
 def visit_input(rec: Recording, value: Any) -> None:
-    """An operator looks at its whole argument, however deep its tensors lie."""
+    """Record that an operator reads an argument to any depth."""
     if is_instance(value, (*CONTAINERS, np.ndarray)):
         rec.visit(value, ValueRead.ALL)
 
@@ -82,7 +82,7 @@ _MOVES = {
     list.extend, list.insert, list.copy, list.pop, dict.values, dict.items, dict.get, torch.Size,
     torch.Size.__new__,
 }  # fmt: skip
-"""Functions that hand on what a container holds without looking at it."""
+"""Functions that move the elements of a container without reading their values."""
 
 _SHOWS = (RelationKind.ITERATION, RelationKind.COPY)
 
@@ -91,13 +91,13 @@ READS_ELEMENTS = (ValueRead.ELEMENTS, ValueRead.PAIRS, ValueRead.ALL)
 
 
 COMPARES_OBJECTS = (ValueRead.IDENTITY, ValueRead.KEYS, ValueRead.PAIRS, ValueRead.ALL)
-"""Looks at an object that may compare it with others, or with itself."""
+"""Reads that may compare an object with others, or with itself."""
 
 READS_TYPE_ONLY = (ValueRead.NONE, ValueRead.TYPE)
-"""Looks at a number that tell no more than the guard on its type."""
+"""Reads of a number that depend on its type only, which the guard checks."""
 
 CALLS_NO_METHODS = (*READS_TYPE_ONLY, ValueRead.IDENTITY)
-"""Looks at an object that ask its class for no special method."""
+"""Reads of an object that look up no special method in its class."""
 
 DISTINGUISHES_EQUAL_OBJECTS = (id, operator.is_, operator.is_not)
-"""Functions to which equal values may be different ones."""
+"""Functions whose results differ for equal values that are distinct objects."""

@@ -1,6 +1,6 @@
-"""What a function under ``torch.utils.checkpoint`` does, of which the backward pass does all again.
+"""The run of a function under ``torch.utils.checkpoint``, which the backward pass may repeat.
 
-It may do nothing but apply operators.
+The function may only apply operators.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ if TYPE_CHECKING:
 
 
 class CheckpointRun(IsolatedRun):
-    """One call of a function under a checkpoint, while it runs."""
+    """The run of one function under a checkpoint."""
 
     def __init__(self, call: CheckpointCall, rec: Recording) -> None:
         super().__init__()
         self._call, self._outer = call, rec.checkpointed
         self.gradients_differ = call.reentrant
         self._last = _last(rec)
-        """Where the operator graph ended when the function began."""
+        """The last node of the operator graph when the function began."""
         self._first = next_node_number()
-        """The number of the first node of the autograd graph that the function makes."""
+        """The number of the first autograd node that the function creates."""
         self._writes: list[tuple[fx.Node | None, int]] = []
-        """Where the operator graph ended when something from outside was written to, and how many
-        tensors were saved for the backward pass by then."""
+        """For each write to an external tensor, the last node of the operator graph and the number
+        of tensors saved for the backward pass at that time."""
 
     def refuse(self) -> None:
-        """Not to be followed again, nor is what calls it under another checkpoint."""
+        """Do not follow the function any more, nor the checkpointed function that calls it."""
         self._call.refuse()
         if self._outer is not None:
             self._outer.refuse()
@@ -67,21 +67,21 @@ class CheckpointRun(IsolatedRun):
         kwargs: Mapping[str, Any],
     ) -> None:
         super().check_call(annotation, operation, args, kwargs)
-        if operation in _NOT_INSIDE:
+        if operation in _UNSUPPORTED_OPERATIONS:
             raise Split(
                 SplitReason.CHECKPOINT,
                 "computes gradients or runs a custom autograd function under a checkpoint",
             )
-        if self.gradients_differ and operation in _ABOUT_MODE:
+        if self.gradients_differ and operation in _GRADIENT_MODE_QUERIES:
             raise Split(
                 SplitReason.CHECKPOINT, "queries the gradient mode under a reentrant checkpoint"
             )
 
     def note_write(self, rec: Recording, tensor: torch.Tensor) -> None:
-        """An operator, which is not on the graph yet, has written to a tensor.
+        """Record that an operator, not yet on the graph, has written to a tensor.
 
         Raises:
-            Split: a checkpoint inside this one has done so: who knows how often it will again.
+            Split: this checkpoint is inside another one, so the number of later writes is unknown.
         """
         memory, own = storage_of(tensor), set(self._nodes(rec))
         known = ((t, node) for t, node in rec.operators.live_tensors() if node not in own)
@@ -94,19 +94,19 @@ class CheckpointRun(IsolatedRun):
         self._writes.append((_last(rec), self._call.saved_tensor_count()))
 
     def leave(self, rec: Recording, result: Any) -> None:
-        """The function has returned ``result``.
+        """Mark the nodes of the function, which has returned ``result``.
 
         Raises:
-            Split: it has done what cannot be part of a graph.
+            Split: it has done more than a graph can express.
         """
         nodes = self._nodes(rec)
         switched = torch.is_grad_enabled() is self._call.reentrant
-        if switched or any(map(_is_pythons, nodes)):
+        if switched or any(map(_runs_python, nodes)):
             raise Split(
                 SplitReason.CHECKPOINT, "does more than tensor computations under a checkpoint"
             )
         if self._call.reentrant:
-            self._look_at_results(rec, nodes, result)
+            self._check_results(rec, nodes, result)
         rec.checkpointed = self._outer
         if self._outer is not None or not self._call.is_recomputed(0):
             return
@@ -115,19 +115,16 @@ class CheckpointRun(IsolatedRun):
             node.meta[RECOMPUTED] = function
         for last, saved_tensor_count in self._writes:
             begin = 0 if last is self._last else nodes.index(last) + 1
-            # The backward pass computes up to what is saved last.
+            # The backward pass recomputes up to the last saved tensor.
             again = self._call.is_recomputed(saved_tensor_count)
             next(filter(_may_write, nodes[begin:])).meta[WRITES] = again
-        # A reentrant function gives a tensor or a tuple of them; others give any structure.
+        # A reentrant function returns a tensor or a tuple of tensors; others any structure.
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and self._leads_to_statistics(tensor.grad_fn):
                 rec.graph_value(tensor).meta[LEADS_BACK] = True
 
-    def _look_at_results(self, rec: Recording, nodes: list[fx.Node], result: Any) -> None:
-        """
-        Raises:
-            Split: the checkpoint gives other tensors than its function.
-        """
+    def _check_results(self, rec: Recording, nodes: list[fx.Node], result: Any) -> None:
+        """Raises Split: the checkpoint returns other tensors than its function."""
         own = set(nodes)
         outside = [tensor for tensor, node in rec.operators.live_tensors() if node not in own]
         memory = set(map(storage_of, [*outside, *self._call.tensor_arguments]))
@@ -138,7 +135,7 @@ class CheckpointRun(IsolatedRun):
                         SplitReason.CHECKPOINT,
                         "returns a tensor from a reentrant checkpoint that was created elsewhere",
                     )
-                memory.add(storage_of(value))  # nor is one that shares it
+                memory.add(storage_of(value))  # a second result must not share it
             elif not (is_plain(value) and type(result) is tuple):
                 raise Split(
                     SplitReason.CHECKPOINT,
@@ -154,18 +151,22 @@ class CheckpointRun(IsolatedRun):
             *nodes,
             *given,
         }
-        # All of them are alive: the function has changed nothing that holds them.
+        # All of them are alive: the function has not changed any container of them.
         pairs = [pair for pair in rec.operators.live_tensors() if pair[1] in found]
         learned = [(tensor, node) for tensor, node in pairs if tensor.requires_grad]
         if any(tensor.grad_fn is not None for tensor, _ in learned):
-            # In the middle of a backward pass, another one goes through what they are made of.
-            rec.runs_as_is = "a reentrant checkpoint takes gradients of what it is not given"
+            # The nested backward pass goes through the operators that have created them.
+            rec.runs_as_is = (
+                "a reentrant checkpoint computes gradients of tensors that are not its arguments"
+            )
         results = map(rec.graph_value, tensors_in(result))
         return ReentrantFunction(list(given), list(results), {node for _, node in learned})
 
     def _leads_to_statistics(self, node: Any) -> bool:
-        """Whether the gradient of a tensor leads to a batch norm of this function, so that the
-        backward pass runs the function again."""
+        """True if an autograd node leads to a batch norm of this function.
+
+        Then the backward pass runs the function again.
+        """
         waiting, seen = [node], {None}
         while waiting:
             node = waiting.pop()
@@ -178,7 +179,7 @@ class CheckpointRun(IsolatedRun):
         return False
 
     def _nodes(self, rec: Recording) -> list[fx.Node]:
-        """What the function has put on the graph, but for tensors that are found there."""
+        """The nodes that the function has added to the graph, without inputs."""
         found: list[fx.Node] = []
         for node in reversed(rec.operators.graph.nodes):
             if node is self._last or node.op == "placeholder":
@@ -187,14 +188,14 @@ class CheckpointRun(IsolatedRun):
         return found[::-1]
 
 
-_NOT_INSIDE = {
+_UNSUPPORTED_OPERATIONS = {
     torch.autograd.grad,
     torch.autograd.Function.apply.__func__,
     apply_custom_function,
 }
 
 
-_ABOUT_MODE = {torch.is_grad_enabled, set_grad_enabled}
+_GRADIENT_MODE_QUERIES = {torch.is_grad_enabled, set_grad_enabled}
 
 
 def _last(rec: Recording) -> fx.Node | None:
@@ -205,5 +206,5 @@ def _may_write(node: fx.Node) -> bool:
     return node.op in ("call_function", "call_method") and NUMBER not in node.meta
 
 
-def _is_pythons(node: fx.Node) -> bool:
+def _runs_python(node: fx.Node) -> bool:
     return AS_IS in node.meta or is_control(node)

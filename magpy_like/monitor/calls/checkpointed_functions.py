@@ -1,4 +1,4 @@
-"""Functions under ``torch.utils.checkpoint``: what is done natively when one is followed.
+"""Functions under ``torch.utils.checkpoint`` that the monitor follows: the native part.
 
 The program runs such a function under torch's own checkpoint, by :func:`begin_checkpoint` and
 :func:`end_checkpoint`. Its operators are nodes like any others; in the finished graph the nodes of
@@ -41,24 +41,23 @@ if TYPE_CHECKING:
     Token = tuple[Callable[..., Any], Any]
 
 _refused: dict[bool, weakref.WeakSet[Any]] = {False: weakref.WeakSet(), True: weakref.WeakSet()}
-"""Modules and the code of functions that do more than to compute, or more than may be done under a
-reentrant checkpoint (true)."""
+"""Refused functions, as modules or code, by whether the checkpoint is reentrant."""
 
-_PLAIN = {"preserve_rng_state": True, "early_stop": True}
-"""The options of a checkpoint whose meaning a graph has, and what they have to be."""
-_OTHERS = ("context_fn", "determinism_check", "debug")
+_SUPPORTED_OPTIONS = {"preserve_rng_state": True, "early_stop": True}
+"""The options of a checkpoint that a graph supports, and the supported value."""
+_UNSUPPORTED_OPTIONS = ("context_fn", "determinism_check", "debug")
 
 
 def is_checkpoint_followed(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call of ``checkpoint`` with these arguments is followed."""
+    """True if the monitor follows a call of ``checkpoint`` with these arguments."""
     reentrant = kwargs.get("use_reentrant")
     if not torch.is_grad_enabled() or type(reentrant) is not bool or not args:
         return False
-    if any(name in kwargs for name in _OTHERS) or not are_all_modes():
+    if any(name in kwargs for name in _UNSUPPORTED_OPTIONS) or not are_all_modes():
         return False
     if reentrant and not _can_be_reentrant(args, kwargs):
         return False
-    if any(kwargs.get(name, value) is not value for name, value in _PLAIN.items()):
+    if any(kwargs.get(name, value) is not value for name, value in _SUPPORTED_OPTIONS.items()):
         return False
     if has_global_options():
         return False
@@ -67,9 +66,11 @@ def is_checkpoint_followed(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 
 def _can_be_reentrant(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether torch neither warns that no argument takes part in gradients, nor raises an exception
-    because of keyword arguments for the function."""
-    known = {"use_reentrant", *_PLAIN}
+    """True if a reentrant checkpoint accepts the arguments.
+
+    Torch warns if no argument requires gradients, and raises for keyword arguments of the function.
+    """
+    known = {"use_reentrant", *_SUPPORTED_OPTIONS}
     return kwargs.keys() <= known and any(tensor.requires_grad for tensor in _tensors(args))
 
 
@@ -78,7 +79,10 @@ def _tensors(args: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def refusal_key(function: Any) -> Any:
-    """Whom it says something of that a function does more than to compute; None for nobody."""
+    """The object under which the refusal of a function is remembered; None if there is none.
+
+    It is a module, or the code of a function, so that all functions with this code share it.
+    """
     if is_instance(function, functools.partial):
         return refusal_key(function.func)
     if is_instance(function, types.MethodType):
@@ -87,78 +91,83 @@ def refusal_key(function: Any) -> Any:
             receiver if is_instance(receiver, torch.nn.Module) else function.__func__
         )
     if is_instance(function, torch.nn.Module):
-        # What torch's own containers do is what their parts do.
+        # Torch's own containers do only what their parts do.
         is_own = not type(function).__module__.startswith("torch.")
         return refusal_key(type(function).forward) if is_own else function
     return function.__code__ if is_instance(function, types.FunctionType) else None
 
 
 class CheckpointCall:
-    """One call of ``checkpoint``, which torch's own generator goes through."""
+    """One call of ``checkpoint``, performed by torch's own generator."""
 
     reentrant = False
 
     def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._owner = refusal_key(function)
         self.tensor_arguments = _tensors(args)
-        self._steps: Any = self._go_through(function, args, kwargs)
-        next(self._steps)
+        self._generator: Any = self._perform(function, args, kwargs)
+        next(self._generator)
 
-    def _go_through(self, function: Any, args: Any, kwargs: Any) -> Generator[None, Any, Any]:
+    def _perform(self, function: Any, args: Any, kwargs: Any) -> Generator[None, Any, Any]:
         return checkpoint_without_reentrant(
             function, True, noop_context_fn, "default", False, True, *args, **kwargs
         )
 
     def refuse(self) -> None:
-        """The function is not to be followed again."""
+        """Do not follow the function any more."""
         _refused[self.reentrant].add(self._owner)
 
     def saved_tensor_count(self) -> int:
-        """How many tensors were saved for the backward pass, while the function runs."""
-        return len(self._steps.gi_frame.f_locals["new_frame"].weak_holders)
+        """The number of tensors saved for the backward pass so far, while the function runs."""
+        return len(self._generator.gi_frame.f_locals["new_frame"].weak_holders)
 
     def is_recomputed(self, saved_tensor_count: int) -> bool:
-        """Whether the backward pass does again what came when so many tensors were saved."""
+        """True if the backward pass recomputes an operator that ran after so many saved tensors."""
         return saved_tensor_count < self.saved_tensor_count()
 
     def end(self, result: Any) -> Any:
-        next(self._steps, None)
+        next(self._generator, None)
         return result
 
     def fail(self, error: BaseException) -> None:
-        self._steps.throw(error)
+        self._generator.throw(error)
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     reentrant = 0
-    """How many functions are running under reentrant checkpoints."""
+    """The number of functions running under reentrant checkpoints in this thread."""
 
 
-_here = _Here()
+_thread_state = _ThreadState()
 
 
 @contextlib.contextmanager
 def _under_reentrant() -> Iterator[None]:
-    _here.reentrant += 1
+    _thread_state.reentrant += 1
     try:
         yield
     finally:
-        _here.reentrant -= 1
+        _thread_state.reentrant -= 1
 
 
 def is_under_reentrant() -> bool:
-    """Whether a checkpoint that begins in this thread will be one when a reentrant one around it
-    goes backward, although there are no gradients now."""
-    return _here.reentrant > 0
+    """True if a reentrant checkpoint is running in this thread.
+
+    A checkpoint inside it does nothing now, without gradients, but will in the backward pass.
+    """
+    return _thread_state.reentrant > 0
 
 
 class ReentrantCheckpointCall(CheckpointCall):
-    """One under ``use_reentrant=True``: the function runs without gradients, and what it has
-    returned is the result of torch's own autograd function, which runs it again as a whole."""
+    """One call with ``use_reentrant=True``.
+
+    The function runs without gradients. Its result is passed through torch's own autograd
+    function, whose backward pass runs the function again as a whole.
+    """
 
     reentrant = True
 
-    def _go_through(self, function: Any, args: Any, kwargs: Any) -> Generator[None, Any, Any]:
+    def _perform(self, function: Any, args: Any, kwargs: Any) -> Generator[None, Any, Any]:
         drawn = torch.get_rng_state()
         devices, drawn_there = get_device_states(*args)
         kind = device_type_of_arguments(*args)
@@ -169,7 +178,7 @@ class ReentrantCheckpointCall(CheckpointCall):
             return returned.pop() if returned else function(*args)
 
         with torch.random.fork_rng(devices, device_type=kind):
-            # Which the function has found, and is to find again.
+            # The random states at the beginning of the function, which its second run needs.
             torch.set_rng_state(drawn)
             set_device_states(devices, drawn_there, device_type=kind)
             found = CheckpointFunction.apply(run, True, *args)
@@ -182,23 +191,23 @@ class ReentrantCheckpointCall(CheckpointCall):
         return True
 
     def end(self, result: Any) -> Any:
-        return self._steps.send(result)
+        return self._generator.send(result)
 
 
 def begin_checkpoint(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reentrant: bool
 ) -> CheckpointCall:
-    """What ``checkpoint`` does before it calls ``function``."""
+    """The part of ``checkpoint`` before the call of ``function``."""
     return (ReentrantCheckpointCall if reentrant else CheckpointCall)(function, args, kwargs)
 
 
 def end_checkpoint(call: CheckpointCall, result: Any) -> Any:
-    """What it does behind that, and gives."""
+    """The part after the call; returns the result of ``checkpoint``."""
     return call.end(result)
 
 
 def fail_checkpoint(call: CheckpointCall, error: BaseException) -> None:
-    """What it does when the function has raised."""
+    """The part after an exception in the function."""
     call.fail(error)
 
 
@@ -227,7 +236,7 @@ def _finish_end(run: MonitorRun, returned: Any, result: Any) -> None:
     run.suspended -= 1
     run.account()
     run.choose_filter()
-    if result is not returned:  # another tuple of the same tensors
+    if result is not returned:  # a new tuple of the same tensors
         run.recording.bear(result)
 
 
@@ -240,5 +249,5 @@ STEPS: dict[Any, Callable[..., Token]] = {
     end_checkpoint: _ends,
     fail_checkpoint: _fails,
 }
-"""What a monitor makes of the calls that stand in for ``checkpoint``."""
+"""The monitor's rules for the functions that replace ``checkpoint``."""
 FINISHERS = (_finish_begin, _finish_end)

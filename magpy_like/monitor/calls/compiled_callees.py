@@ -1,7 +1,8 @@
-"""What was compiled is a part of what calls it, and recorded with it.
+"""Compiled functions and modules inside a compiled region: they are part of the caller's record.
 
-A function or module that stands for a compiled one would hide what that reads: a call is one of
-what it stands for, and the rest of a module's class is followed like the program's own code.
+A wrapper around a compiled function would hide the reads of the function. A call of the wrapper is
+therefore a call of the wrapped function, and other methods of a wrapper class are followed like
+code of the program.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
     from magpy_like.monitor.recording import Recording  # which asks for a GPU
 
 _ATTRIBUTES: dict[types.CodeType | type, str] = {}
-"""Where what stands for compiled things has them, by the code of a function or the class."""
+"""The attribute that holds the wrapped object, by the code or the class of the wrapper."""
 CODE: set[types.CodeType] = set()
-"""The methods of such classes."""
+"""The code of the methods of wrapper classes."""
 
 
 def register_wrapper(wrapper: Any, attribute: str) -> None:
-    """``wrapper`` is such a function, or the class of such modules."""
+    """Register a wrapper function, or a class of wrapper modules, and its attribute."""
     if is_instance(wrapper, types.FunctionType):
         _ATTRIBUTES[wrapper.__code__] = attribute
         return
@@ -35,13 +36,13 @@ def register_wrapper(wrapper: Any, attribute: str) -> None:
 
 
 def unwrap(function: Any) -> Any:
-    """What a call of ``function`` is one of."""
+    """The wrapped function; ``function`` itself if it is not a wrapper."""
     attribute = _attribute(function)
     return function if attribute is None else vars(function)[attribute]
 
 
 def read_wrapped(rec: Recording, function: Any) -> Any:
-    """The same, which the program is about to call."""
+    """The same for a callee of the program: the read of the attribute is recorded."""
     attribute, node = _attribute(function), rec.node(function)
     if attribute is None or node is None:
         return function
@@ -54,6 +55,6 @@ def _attribute(function: Any) -> str | None:
     return _ATTRIBUTES.get(function.__code__ if kind is types.FunctionType else kind)
 
 
-# What torch's other tracer is to leave alone is a function around the program's own. Once that
-# tracer has been used, torch's optimizers are such functions.
+# ``torch.compiler.disable`` wraps a function. Once Dynamo has been used, the methods of torch's
+# optimizers are such wrappers.
 register_wrapper(torch.compiler.disable(lambda: None), "_torchdynamo_orig_callable")

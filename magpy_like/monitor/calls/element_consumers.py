@@ -1,8 +1,8 @@
-"""Functions that take all elements of something at once, in Python: a round for each of them.
+"""``list``, ``tuple`` and ``sum`` of a generator expression, as Python loops over its source.
 
-A generator expression is not handed to them, but what makes it: made for one element, it gives what
-the round for that element would. So a round here is one of the generator's, which has no other
-state than the variables that it shares.
+These functions receive a recipe of the generator instead of the generator. A generator created for
+one element yields the values of that element's iteration. So one iteration of the loop here is one
+iteration of the generator, whose only state is the variables that it shares.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ GeneratorRecipe: TypeAlias = tuple[
 """``(make, head, args)`` for the generator ``make(iter(head(*args)))``."""
 
 
-def return_recipe(rounds: GeneratorRecipe, elements: Iterator[Any]) -> GeneratorRecipe:
-    """Is called in place of ``make``; nobody goes through ``elements``."""
-    return rounds
+def return_recipe(recipe: GeneratorRecipe, elements: Iterator[Any]) -> GeneratorRecipe:
+    """Called in place of ``make``; nothing iterates over ``elements``."""
+    return recipe
 
 
 def map_recipe(function: Callable[..., Any], /, *iterables: Iterable[Any]) -> GeneratorRecipe:
-    """Is called in place of ``map``."""
+    """Called in place of ``map``."""
 
     def make(elements: Iterator[Any]) -> Iterable[Any]:
         (element,) = elements
@@ -34,24 +34,24 @@ def map_recipe(function: Callable[..., Any], /, *iterables: Iterable[Any]) -> Ge
     return make, zip, iterables
 
 
-def _list(rounds: GeneratorRecipe, /) -> list[Any]:
-    make, head, args = rounds
+def _list(recipe: GeneratorRecipe, /) -> list[Any]:
+    make, head, args = recipe
     found = []
     try:
         for element in head(*args):
             for item in make(iter((element,))):
                 found.append(item)
-    except StopIteration:  # by which a `map` ends, too
+    except StopIteration:  # ends a `map`, too
         pass
     return found
 
 
-def _tuple(rounds: GeneratorRecipe, /) -> tuple[Any, ...]:
-    return tuple(_list(rounds))
+def _tuple(recipe: GeneratorRecipe, /) -> tuple[Any, ...]:
+    return tuple(_list(recipe))
 
 
-def _sum(rounds: GeneratorRecipe, /, start: Any = 0) -> Any:
-    make, head, args = rounds
+def _sum(recipe: GeneratorRecipe, /, start: Any = 0) -> Any:
+    make, head, args = recipe
     total: Any = None
     numbers: list[Any] = []
     try:
@@ -74,7 +74,7 @@ def _added(make: Any, element: Any, total: Any, numbers: list[Any], start: Any) 
 
 
 CONSUMERS: dict[Any, Callable[..., Any]] = {list: _list, tuple: _tuple, sum: _sum}
-"""By what a program gives a generator to."""
+"""The replacement of each function that consumes a generator."""
 
 
 CODE = {

@@ -1,4 +1,4 @@
-"""Native calls are judged by their annotation, and recorded when they have returned (Figure 12)."""
+"""Native calls: handled by annotation, recorded when they have returned (Figure 12)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     Token = tuple[Callable[..., Any], Any]
 
 
-_CUSTOM_FUNCTION = (
+_CUSTOM_FUNCTIONS = (
     torch.autograd.Function.apply.__func__,
     apply_custom_function,
 )
@@ -102,34 +102,35 @@ _TRANSFORMS = (
     grad_impl,
     grad_and_value_impl,
 )
-"""What ``torch.func`` makes of a function when it is called."""
+"""The implementations of the transforms of ``torch.func``."""
 
-_FOLLOWED = (*_CUSTOM_FUNCTION, *_TRANSFORMS)
-"""A custom autograd function, or a transformed one, is one operator, but its Python code is
-followed for what it reads."""
+_FOLLOWED_OPERATORS = (*_CUSTOM_FUNCTIONS, *_TRANSFORMS)
+"""Custom autograd functions and transformed functions: one operator each, but the monitor follows
+their Python code and records its reads."""
 
-_KEEPS_ALL_AS_IS = {
-    torch.Tensor.requires_grad_: "changes which tensors take part in gradients",
-    make_subclass: "makes a parameter",
+_UNCOMPILABLE = {
+    torch.Tensor.requires_grad_: "changes which tensors require gradients",
+    make_subclass: "creates a parameter",
     **dict.fromkeys(
         (torch.Tensor.resize_, torch.Tensor.resize_as_, torch.resize_as_),
         "changes a tensor's storage",
     ),
 }
-"""Operators that ask of the ones before them what no compiled graph has; the graph runs one by one
-then."""
+"""Operators that need state of earlier operators which no compiled graph keeps, and the reason.
 
-_CALLS_LATER = {torch.autograd.grad, *_KEEPS_ALL_AS_IS, *_FOLLOWED}
-"""Operators that may call what they are given at every later call."""
+The graph is interpreted, operator by operator."""
 
-_DEPENDS_ON_NOTHING = {
+_CALLS_ARGUMENTS_LATER = {torch.autograd.grad, *_UNCOMPILABLE, *_FOLLOWED_OPERATORS}
+"""Operators that may call their arguments whenever the graph runs."""
+
+_REPEATABLE_CHANGES = {
     list.append,
     list.extend,
     set.add,
     collections.deque.append,
     collections.deque.appendleft,
 }
-"""Changes that can be repeated on whatever the container holds by then."""
+"""Changes that can be repeated on any contents of the container."""
 
 
 def begin_native_call(
@@ -139,10 +140,18 @@ def begin_native_call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Token | None:
-    """An annotated operation is about to run (section 5.3.1)."""
+    """An annotated operation is about to run (section 5.3.1).
+
+    Returns:
+        As ``call_dispatch.call``.
+
+    Raises:
+        Split: the operation is dynamic, or reads something that a guard cannot check.
+        EffectInsideOperator: it has an effect inside an operator.
+    """
     rec = run.recording
     if (confined := run.confined()) is not None:
-        if _leaves_a_set(rec, operation, args):
+        if _is_redundant_set_call(rec, operation, args):
             asks = lookup(set.__contains__)
             assert asks is not None
             return begin_native_call(run, asks, set.__contains__, args, {})
@@ -154,10 +163,10 @@ def begin_native_call(
         if token is not NotImplemented:
             return token
     args, kwargs = call.args, call.kwargs
-    _allow(run, annotation, operation, args, kwargs)
+    _check_operation(run, annotation, operation, args, kwargs)
     relation = annotation.output.relation
     if relation is not None and relation.access == "write" and args and is_plain(args[0]):
-        run.lifted.specialize(args[1:])  # a value that is written in Python, such as a UUID
+        run.lifted.specialize(args[1:])  # Python code sets it, such as the integer of a UUID
     if (
         relation is not None
         and relation.access == "write"
@@ -169,45 +178,48 @@ def begin_native_call(
     if getattr(operation, "__name__", "") in READS_ATTRIBUTES:
         for value in (*args, *kwargs.values()):
             read_attributes_inside(rec, operation, value)
-    changed = _look_at_inputs(run, call)
-    # Effects come last: where the program splits at this call, a mock that had them would do what
-    # the call behind it does, too.
-    _have_effects(run, call, changed)
+    changed = _read_inputs(run, call)
+    # Effects come last: if the program splits at this call, the mock must not repeat its effects,
+    # which the native call after the mock has.
+    _record_effects(run, call, changed)
     if relation is not None and relation.access == "read":
         record_read_call(run, annotation, args, kwargs)
     if on_graph:
         rec.called = []
-        if operation in _CALLS_LATER:
+        if operation in _CALLS_ARGUMENTS_LATER:
             call.args = tuple(close_over(rec, value) for value in args)
             call.kwargs = {name: close_over(rec, value) for name, value in kwargs.items()}
-    return _begin_operator(run, call) if annotation.as_op_node else _begin(run, call)
+    return _begin_operator(run, call) if annotation.as_op_node else _begin_plain_call(run, call)
 
 
-def _leaves_a_set(rec: Recording, operation: Any, args: tuple[Any, ...]) -> bool:
-    """Whether what adds to a set from outside or takes out of it does nothing, as for the name of a
-    buffer whenever a module gets another tensor for it: that is a question whether it is in it."""
-    if operation not in _IN_SET or len(args) != 2 or type(args[1]) is not str:
+def _is_redundant_set_call(rec: Recording, operation: Any, args: tuple[Any, ...]) -> bool:
+    """True if ``set.add`` or ``set.discard`` changes nothing in an external set.
+
+    Then it is a membership test. A module calls it so for the name of a buffer whenever the buffer
+    is replaced by another tensor.
+    """
+    if operation not in _MEMBERSHIP_AFTER or len(args) != 2 or type(args[1]) is not str:
         return False
     if type(args[0]) is not set or rec.node(args[0]) is None or any_hashes_in_python(args[0]):
         return False
-    return (args[1] in args[0]) is _IN_SET[operation]
+    return (args[1] in args[0]) is _MEMBERSHIP_AFTER[operation]
 
 
-_IN_SET = {set.add: True, set.discard: False}
-"""Where these do nothing: for what is in it, or is not."""
+_MEMBERSHIP_AFTER = {set.add: True, set.discard: False}
+"""Whether an element is in the set after the call."""
 
 
-def _allow(
+def _check_operation(
     run: MonitorRun,
     annotation: Annotation,
     operation: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    """What the annotation says of the operation as a whole, and what it looks at besides.
+    """Check the operation as a whole, and record its reads besides the arguments.
 
     Raises:
-        Effect, Split: it is dynamic, or has effects inside an operator.
+        EffectInsideOperator, Split: it is dynamic, or has an effect inside an operator.
     """
     rec = run.recording
     if annotation.replay:
@@ -222,33 +234,35 @@ def _allow(
             name = describe(operation)
             raise Split(*annotation.split_cause(name, SplitReason.DYNAMIC_OPERATION))
         check_tensor_reads(run, annotation, operation, args, kwargs)
-    if is_instance(operation, np.ufunc | NUMPY):
+    if is_instance(operation, np.ufunc | ARRAY_FUNCTION):
         guard_numpy_error_state(rec)
     if operation in special_methods.CLASS_CHECKS:
         special_methods.read_class_checks(rec, operation, args)
-    if operation in _TELLS_SIGNATURE and args:
+    if operation in _SIGNATURE_READERS and args:
         attributes.read_signature(rec, args[0])
 
 
-_TELLS_SIGNATURE = {inspect.signature, inspect.getfullargspec, typing.get_type_hints}
+_SIGNATURE_READERS = {inspect.signature, inspect.getfullargspec, typing.get_type_hints}
 
 
-def _look_at_inputs(run: MonitorRun, call: NativeCall) -> list[Any]:
-    """Each argument is looked at to the depth that the annotation says.
+def _read_inputs(run: MonitorRun, call: NativeCall) -> list[Any]:
+    """Record the reads of the arguments, to the depth that the annotation declares.
 
     Returns:
-        Those that are changed in place, but for tensors.
+        The arguments that the call changes in place, without tensors.
     """
     rec, operation, on_graph = run.recording, call.operation, call.on_graph
     by_key = orders_by_key(operation, call.kwargs)
     changed = []
-    hands_on = operation in _CALLS_EACH and bool(call.args) and is_followed(call.args[0])
+    moves_elements = (
+        operation in _CALLS_PER_ELEMENT and bool(call.args) and is_followed(call.args[0])
+    )
     is_of_sets = getattr(operation, "__objclass__", None) in (set, frozenset) or operation is bool
     for position, value in inputs_of(call.args, call.kwargs):
         wanted = call.annotation.input(position)
         if (
             run.lifted
-            and not (on_graph or hands_on)
+            and not (on_graph or moves_elements)
             and position not in SHOWN_ARGUMENTS.get(operation, ())
         ):
             specialize_input(run, operation, wanted.value_read, value)
@@ -284,14 +298,14 @@ def _look_at_inputs(run: MonitorRun, call: NativeCall) -> list[Any]:
     return changed
 
 
-_CALLS_EACH = {
+_CALLS_PER_ELEMENT = {
     map, filter, itertools.starmap, itertools.takewhile, itertools.dropwhile, itertools.filterfalse,
 }  # fmt: skip
-"""Makers of iterators that give elements to a function: of one in Python the monitor sees what it
-does with them, and nothing else looks."""
+"""Iterators that pass elements to a function. If it is Python code, the monitor follows it, and
+nothing else reads the elements."""
 
 
-def _have_effects(run: MonitorRun, call: NativeCall, changed: list[Any]) -> None:
+def _record_effects(run: MonitorRun, call: NativeCall, changed: list[Any]) -> None:
     rec, operation, args, kwargs = run.recording, call.operation, call.args, call.kwargs
     if call.annotation.replay:
         rec.calls.append(repeatable_call(rec, operation, args, kwargs))
@@ -300,11 +314,11 @@ def _have_effects(run: MonitorRun, call: NativeCall, changed: list[Any]) -> None
     for value in changed:
         record_change(rec, operation, value, args, kwargs)
     if getattr(operation, "__name__", "") in MAKES_SEVERAL and args and call.on_graph:
-        if is_instance(args[0], torch.Tensor) and _data_decides_sizes(rec, args[0]):
+        if is_instance(args[0], torch.Tensor) and _has_data_dependent_sizes(rec, args[0]):
             run.lifted.tensors.specialize_sizes(args[0])
 
 
-def _data_decides_sizes(rec: Recording, tensor: torch.Tensor) -> bool:
+def _has_data_dependent_sizes(rec: Recording, tensor: torch.Tensor) -> bool:
     twin = rec.twin_of(tensor)
     unknown = twin is not None and any(hint(size) is None for size in twin.shape)
     return unknown or rec.operators.has_data_dependent_shape(tensor)
@@ -317,7 +331,7 @@ def record_change(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> None:
-    """``operation`` is about to change ``value``, one of its arguments, in place."""
+    """Record that ``operation`` is about to change ``value``, an argument, in place."""
     if is_instance(value, contextvars.ContextVar):
         rec.read_context(value)
         rec.store(rec.constant(value), Relation(RelationKind.CONTEXT), args[-1])
@@ -325,7 +339,7 @@ def record_change(
     node = rec.node(value)
     if node is None:
         return
-    repeats = operation in _DEPENDS_ON_NOTHING and not kwargs and not node.rewritten
+    repeats = operation in _REPEATABLE_CHANGES and not kwargs and not node.rewritten
     if is_instance(value, set) and repeats:
         repeats = not (hashes_in_python(args[1]) or rec.asks_members(node))
     if repeats and (operation is not list.extend or is_instance(args[1], list | tuple)):
@@ -340,45 +354,47 @@ def record_change(
 
 
 def _begin_operator(run: MonitorRun, call: NativeCall) -> Token:
-    """An operator is about to run; one that is no other's part becomes a node of the graph."""
+    """An operator is about to run. It becomes a node of the graph unless it is inside another."""
     rec, operation = run.recording, call.operation
     rec.inside += 1
     if call.on_graph:
         rec.running_as_is = None
-        if operation in _KEEPS_ALL_AS_IS:
-            rec.runs_as_is = f"{describe(operation)} {_KEEPS_ALL_AS_IS[operation]}"
+        if operation in _UNCOMPILABLE:
+            rec.runs_as_is = f"{describe(operation)} {_UNCOMPILABLE[operation]}"
         elif call.kwargs.get("requires_grad") is True:
-            rec.runs_as_is = f"{describe(operation)} makes a tensor that gradients are collected in"
+            rec.runs_as_is = f"{describe(operation)} creates a leaf tensor that requires gradients"
         elif operation is torch.autograd.grad:
-            rec.stays_whole = f"{describe(operation)} takes gradients inside"
-        if operation in _CUSTOM_FUNCTION:
+            rec.stays_whole = f"{describe(operation)} computes gradients inside"
+        if operation in _CUSTOM_FUNCTIONS:
             add_object_inputs(rec, call.args)
             if function_mode_count():
-                rec.running_as_is = f"{describe(operation)} goes backward under a default device"
-        rec.given = {id(tensor): tensor for tensor in _given_to(call)}
+                rec.running_as_is = f"{describe(operation)} runs backward under a default device"
+        rec.given = {id(tensor): tensor for tensor in _tensor_inputs(call)}
         rec.dynamic_inside = False
-    if operation in _FOLLOWED:
+    if operation in _FOLLOWED_OPERATORS:
         return finish_operator, call
     run.suspended += 1
     return finish_operator_suspended, call
 
 
-def _given_to(call: NativeCall) -> Iterator[torch.Tensor]:
-    """The tensors that an operator is given, those that functions among its arguments refer to
-    included."""
+def _tensor_inputs(call: NativeCall) -> Iterator[torch.Tensor]:
+    """The tensors among the arguments of an operator, and in the closures of its functions."""
     yield from tensors_in((call.args, call.kwargs))
     for value in (*call.args, *call.kwargs.values()):
         if is_instance(value, Closure):
             yield from tensors_in(value.operands)
 
 
-def _begin(run: MonitorRun, call: NativeCall) -> Token:
-    """What is no operator is about to run; of Python code the annotation has said all there is."""
+def _begin_plain_call(run: MonitorRun, call: NativeCall) -> Token:
+    """An annotated call of no operator is about to run.
+
+    Python code in it is not followed: the annotation describes it completely.
+    """
     rec, annotation, operation, args, kwargs = (
         run.recording, call.annotation, call.operation, call.args, call.kwargs,
     )  # fmt: skip
-    if (annotation.replay or is_instance(operation, _RUNS_PYTHON)) and not (
-        _is_given_code(operation, annotation, args, kwargs)
+    if (annotation.replay or is_instance(operation, _PYTHON_KINDS)) and not (
+        _runs_program_code(operation, annotation, args, kwargs)
     ):
         if is_instance(operation, functools._lru_cache_wrapper):
             if rec.is_born(operation):
@@ -394,25 +410,25 @@ def _begin(run: MonitorRun, call: NativeCall) -> Token:
     return finish, call
 
 
-NUMPY = type(np.sum)
+ARRAY_FUNCTION = type(np.sum)
 
 
-_RUNS_PYTHON = (types.FunctionType, functools._lru_cache_wrapper, NUMPY)
-"""Kinds of operations that may be Python code: what an annotation says of one is all there is."""
+_PYTHON_KINDS = (types.FunctionType, functools._lru_cache_wrapper, ARRAY_FUNCTION)
+"""Kinds of annotated operations that may be Python code, which is not followed."""
 
 
-def _is_given_code(
+def _runs_program_code(
     operation: Any, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool:
-    """Whether Python code of the program's runs in an operation, which is to be followed."""
-    if is_instance(operation, NUMPY):
-        return any(map(_calls_back, (*args, *kwargs.values())))
+    """True if an operation calls code of the program, which the monitor has to follow."""
+    if is_instance(operation, ARRAY_FUNCTION):
+        return any(map(_may_be_called, (*args, *kwargs.values())))
     given = dict(inputs_of(args, kwargs))
     return any(is_followed(given.get(position)) for position in annotation.calls)
 
 
-def _calls_back(value: Any) -> bool:
-    """Whether NumPy may call an argument, or a method of it such as ``__array__``."""
+def _may_be_called(value: Any) -> bool:
+    """True if NumPy may call an argument, or a method of it such as ``__array__``."""
     called = types.FunctionType | types.MethodType | functools.partial
     return is_instance(value, called) or is_python_instance(value)
 
@@ -431,15 +447,15 @@ _SUSPENDED = (
 
 
 def finish_raising(run: MonitorRun, finish: Callable[..., None], payload: Any) -> SplitCause | None:
-    """The call raised: leave the state that entering it has set.
+    """A native call has raised: reset the state that its beginning has set.
 
     Returns:
-        Why the run must not be recorded if the program catches the exception: an operator that
-        fails because of what its tensors hold does not fail at every call, nor does arithmetic
-        that fails because of its numbers.
+        The cause of a split if the exception depends on values that the guard does not check. An
+        operator that fails for the data of its tensors need not fail in later calls, nor need
+        arithmetic that fails for lifted numbers.
 
     Raises:
-        Split: the numbers that arithmetic has failed for are only known when the region runs.
+        Split: the numbers of failed arithmetic are unknown before the region runs.
     """
     if finish in _SUSPENDED:
         run.suspended -= 1
@@ -461,7 +477,9 @@ def finish_raising(run: MonitorRun, finish: Callable[..., None], payload: Any) -
         return SplitCause(SplitReason.EXCEPTION_STATE, detail)
     if finish in (finish_operator, finish_operator_suspended):
         run.recording.inside -= 1
-        by_values = payload.on_graph and not run.recording.inside and _by_values(run, payload)
+        by_values = (
+            payload.on_graph and not run.recording.inside and _may_succeed_later(run, payload)
+        )
         run.account()
         if by_values:
             name = describe(payload.operation)
@@ -470,8 +488,8 @@ def finish_raising(run: MonitorRun, finish: Callable[..., None], payload: Any) -
     return None
 
 
-def _by_values(run: MonitorRun, call: NativeCall) -> bool:
-    """Whether a call of an operator, which has raised, may not raise where the guard holds."""
+def _may_succeed_later(run: MonitorRun, call: NativeCall) -> bool:
+    """True if the call of an operator has raised, and may succeed where the guard holds."""
     leaves = pytree.tree_leaves((call.args, call.kwargs))
     if run.lifted.any_lifted(tuple(leaves)):
         return True

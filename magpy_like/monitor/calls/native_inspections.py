@@ -1,5 +1,8 @@
-"""What native code looks at without an instruction that says so: whole arguments, the attributes of
-an instance, what it is called back with, the values and sizes of tensors."""
+"""Reads by native code that no instruction reports.
+
+These are reads of attributes, of the arguments of callbacks, of keys of caches, and of the values
+and sizes of tensors.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +40,16 @@ if TYPE_CHECKING:
 def read_callback_inputs(
     rec: Recording, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
-    """Native code that is called with parts of the other inputs looks at them out of sight.
+    """Record the reads of native callbacks, which receive parts of the other inputs.
 
     Raises:
-        Split: it may change them, or look at more than a guard on the inputs covers.
+        Split: a callback may change them, or read more than a guard on the inputs covers.
     """
     inputs = inputs_of(args, kwargs)
     for position, function in inputs:
         if position not in annotation.calls or is_followed(function):
             continue
-        if function is not None and not _only_looks(function):
+        if function is not None and not _only_reads(function):
             raise Split(
                 SplitReason.NATIVE_CALLBACK,
                 f"passes {describe(function)} to native code that calls it",
@@ -54,7 +57,7 @@ def read_callback_inputs(
             )
         for other, value in inputs:
             if other != position:
-                if function in object_addresses.TELLS and not _holds_plain(value):
+                if function in object_addresses.TELLS and not _has_plain_elements(value):
                     raise Split(
                         SplitReason.NATIVE_CALLBACK,
                         f"passes {describe(function)} to native code that calls it",
@@ -63,13 +66,13 @@ def read_callback_inputs(
                 rec.visit(value, ValueRead.ALL)
 
 
-def _holds_plain(value: Any) -> bool:
-    """Whether nothing that going through a value gives can tell an address."""
+def _has_plain_elements(value: Any) -> bool:
+    """True for plain values and containers of them, whose elements have no observable address."""
     return is_plain(value) or (type(value) in CONTAINERS and all(map(is_plain, value)))
 
 
-def _only_looks(function: Any) -> bool:
-    """Whether native code is known to depend on the contents of its arguments alone."""
+def _only_reads(function: Any) -> bool:
+    """True if native code is known to depend on the contents of its arguments only."""
     if is_instance(function, operator.itemgetter):
         return True
     found = lookup(function)
@@ -88,7 +91,11 @@ def check_tensor_reads(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> None:
-    """Section 5.3.1, step 5: a pure operation that reads a tensor's data is dynamic."""
+    """Check that a pure operation reads no tensor's data (section 5.3.1, step 5).
+
+    Raises:
+        Split: it reads data, which makes it dynamic.
+    """
     by_key = orders_by_key(operation, kwargs)
     for position, value in inputs_of(args, kwargs):
         if is_plain(value) or not holds_tensor(value) or run.recording.constants.hold(value):
@@ -96,40 +103,43 @@ def check_tensor_reads(
         if by_key and position != "default":
             continue
         if annotation.input(position).value_read is ValueRead.ALL:
-            if getattr(operation, "__objclass__", None) in _HASHED and is_instance(
+            if getattr(operation, "__objclass__", None) in _HASHING_TYPES and is_instance(
                 value, torch.Tensor
             ):
-                continue  # tensors hash and compare by identity there
+                continue  # sets and dictionaries hash and compare tensors by identity
             cause = annotation.split_cause(
                 describe(operation),
                 SplitReason.TENSOR_VALUE_READ,
                 "reads a tensor's value into Python",
             )
             raise Split(*cause)
-        if is_instance(value, torch.Tensor) and annotation.input(position).value_read in _SIZES:
+        if (
+            is_instance(value, torch.Tensor)
+            and annotation.input(position).value_read in _READS_SIZES
+        ):
             name = getattr(operation, "__name__", "")
             if name in tensor_metadata.UNCHECKED:
                 tensor_metadata.guard_metadata(run, tensor_metadata.getter(operation), value)
-            if name not in READS_NO_SIZES and not _is_repeated(run):
+            if name not in READS_NO_SIZES and not _is_vmap_check(run):
                 run.lifted.tensors.specialize_sizes(value)
 
 
-def _is_repeated(run: MonitorRun) -> bool:
-    """Whether `torch.vmap` itself looks how many there are, which it does at every later call."""
+def _is_vmap_check(run: MonitorRun) -> bool:
+    """True if `torch.vmap` itself reads the size, which it does in every later call as well."""
     frame = run.at if run.recording.inside else None
     return frame is not None and frame.f_globals.get("__name__") == VMAP_MODULE
 
 
-_ORDERS = {sorted, min, max, list.sort}
+_ORDERINGS = {sorted, min, max, list.sort}
 
 
 def orders_by_key(operation: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether elements are put in order by what Python code makes of each, and by nothing else."""
-    return operation in _ORDERS and kwargs.get("key") is not None and is_followed(kwargs["key"])
+    """True if an operation orders elements by a key function in Python only."""
+    return operation in _ORDERINGS and kwargs.get("key") is not None and is_followed(kwargs["key"])
 
 
-_HASHED = (set, frozenset, dict)
-_SIZES = (ValueRead.TYPE, ValueRead.LENGTH)
+_HASHING_TYPES = (set, frozenset, dict)
+_READS_SIZES = (ValueRead.TYPE, ValueRead.LENGTH)
 
 READS_NO_SIZES = {
     "dtype", "device", "layout", "dim", "ndim", "ndimension", "is_cuda", "is_cpu", "requires_grad",
@@ -140,24 +150,26 @@ READS_NO_SIZES = {
     "_has_torch_function_unary", "_has_torch_function_variadic", "is_inference", "is_conj",
     "is_neg", "is_signed", "__instancecheck__", "__subclasscheck__", "getattr",
 }  # fmt: skip
-"""Looks at a tensor that tell nothing about its sizes; `getattr` is none where it tells them."""
+"""Operations on a tensor whose results do not depend on its sizes.
+
+`getattr` of a size has a rule of its own."""
 
 
 def guard_numpy_error_state(rec: Recording) -> None:
-    """What NumPy calculates may raise, or warn, as `np.seterr` says."""
+    """Guard the state of `np.seterr`: by it NumPy's functions raise or warn."""
     if not any(operation is np.geterr for operation, *_ in rec.state_reads):
         rec.state_reads.append((np.geterr, (), {}, np.geterr()))
 
 
 READS_ATTRIBUTES = {"__reduce__", "__reduce_ex__", "__getstate__", "format", "format_map"}
-"""Native methods that read attributes of instances without an instruction that says so."""
+"""Native methods that read the attributes of an instance."""
 
 
 def read_attributes_inside(rec: Recording, operation: Any, value: Any) -> None:
-    """Native code looks at all attributes of an instance, or at those that a format names.
+    """Record that native code reads all attributes of an external instance.
 
     Raises:
-        Split: it may look further than that.
+        Split: it is a format string, which may read attributes of attributes.
     """
     node = None if is_plain(value) else rec.node(value)
     if node is None or is_instance(value, (*CONTAINERS, torch.Tensor)) or is_identity(value):
@@ -171,13 +183,13 @@ def read_attributes_inside(rec: Recording, operation: Any, value: Any) -> None:
 
 
 def guard_cache_keys(rec: Recording, values: Iterable[Any]) -> None:
-    """A cached function keeps an instance as a key, which stands for itself.
+    """Guard the identity of the instances that a cached function uses as keys.
 
     Raises:
-        Split: finding the key runs code of the program's, at every look into the cache.
+        Split: the look-up runs a ``__hash__`` or ``__eq__`` of the program.
     """
     for value in values:
-        if hashes_in_python(value) and not _hashes_fields(value):
+        if hashes_in_python(value) and not _hashes_dataclass_fields(value):
             raise Split(
                 SplitReason.CACHED_FUNCTION,
                 f"passes a {type(value).__qualname__} with a Python __hash__ to a cached function",
@@ -190,17 +202,19 @@ def guard_cache_keys(rec: Recording, values: Iterable[Any]) -> None:
             node.facts.add(Fact.IDENTITY)
 
 
-def _hashes_fields(key: Any) -> bool:
-    """Whether a key is found by methods that dataclasses make, which do nothing else."""
+def _hashes_dataclass_fields(key: Any) -> bool:
+    """True if only generated methods of dataclasses hash and compare a key."""
     if is_instance(key, tuple | frozenset):
-        return all(not hashes_in_python(item) or _hashes_fields(item) for item in elements(key))
+        return all(
+            not hashes_in_python(item) or _hashes_dataclass_fields(item) for item in elements(key)
+        )
     for name in ("__hash__", "__eq__"):
         method = lookup_in_type(type(key), name)
         if is_instance(method, types.FunctionType):
-            if not method.__code__.co_qualname.startswith(_MADE):
+            if not method.__code__.co_qualname.startswith(_DATACLASS_METHOD):
                 return False
     fields = getattr(type(key), "__dataclass_fields__", ())
-    return _hashes_fields(tuple(object.__getattribute__(key, name) for name in fields))
+    return _hashes_dataclass_fields(tuple(object.__getattribute__(key, name) for name in fields))
 
 
-_MADE = "__create_fn__.<locals>."
+_DATACLASS_METHOD = "__create_fn__.<locals>."

@@ -1,7 +1,7 @@
-"""What a call of native code has given: the record learns of it when the result is there.
+"""Results of native calls: the tokens of calls, and the functions that record their results.
 
-A call that is no operator of the graph makes something new, finds what was there, or looks at the
-state of the process; an operator becomes a node, once those that ran inside of it have ended.
+A call of no operator creates an object, finds an existing one, or reads process-wide state. An
+operator becomes a node of the graph when the operators inside it have ended.
 """
 
 from __future__ import annotations
@@ -36,12 +36,16 @@ if TYPE_CHECKING:
     Token = tuple[Callable[..., Any], Any]
 
 
-_JUDGED = Annotation("", False, True, {}, InputProperty(), OutputProperty(), source="")
+_PURE = Annotation("", False, True, {}, InputProperty(), OutputProperty(), source="")
 
 
 @dataclass(slots=True)
 class NativeCall:
-    """A call of native code, between the moment it starts and the one its result is there."""
+    """A native call that has begun.
+
+    Attributes:
+        on_graph: whether it becomes a node of the operator graph.
+    """
 
     annotation: Annotation
     operation: Any
@@ -51,11 +55,11 @@ class NativeCall:
 
 
 def finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
-    """A call that is no operator of the graph gave ``result``."""
+    """Record the result of a call that is no operator of the graph."""
     if done.annotation.state_read:
         run.recording.state_reads.append((done.operation, done.args, done.kwargs, result))
         run.told_compiling |= result is True and done.operation in ASK_WHETHER_COMPILING
-        run.account()  # torch makes a tensor to find out which device is the default one
+        run.account()  # torch creates a tensor to find the default device
     if is_instance(done.operation, functools._lru_cache_wrapper):
         run.recording.cached_calls.append((done.operation, done.args, done.kwargs, result))
     relation = done.annotation.output.relation
@@ -67,9 +71,11 @@ def finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
         run.account()
         if not is_plain(result) and run.recording.node(result) is None:
             run.recording.keep(result)
-    if done.operation in _ASKS_REGISTRY and not result:
+    if done.operation in _REGISTRY_QUERIES and not result:
         abstract, asked = done.args
-        for cls in _classes_of(asked) if done.operation is _abc._abc_instancecheck else [asked]:
+        for cls in (
+            _classes_reported_by(asked) if done.operation is _abc._abc_instancecheck else [asked]
+        ):
             run.recording.denied[abstract, cls] = None
     if any(is_instance(value, torch.Tensor) for value in (*done.args, *done.kwargs.values())):
         run.account()
@@ -79,18 +85,21 @@ def finish_pure(run: MonitorRun, done: NativeCall, result: Any) -> None:
     run.recording.bear(result)
 
 
-_ASKS_REGISTRY = (_abc._abc_instancecheck, _abc._abc_subclasscheck)
-"""What they deny changes when a class is registered with an abstract one."""
+_REGISTRY_QUERIES = (_abc._abc_instancecheck, _abc._abc_subclasscheck)
+"""Queries whose negative results change when a class is registered with an abstract one."""
 
 
-def _classes_of(value: Any) -> list[type]:
-    """The class of a value, and the one that it says it has."""
-    said = value.__class__
-    return [type(value)] if said is type(value) else [type(value), said]
+def _classes_reported_by(value: Any) -> list[type]:
+    """The type of a value, and its ``__class__`` if that differs."""
+    reported = value.__class__
+    return [type(value)] if reported is type(value) else [type(value), reported]
 
 
 def finish_read(run: MonitorRun, done: NativeCall, result: Any) -> Any:
-    """The result was there before, as that of ``getattr(counter, "n")``: a number may be lifted."""
+    """Record a result read from an existing object, such as ``getattr(counter, "n")``.
+
+    Returns the lifted number if the result is one.
+    """
     finish_pure(run, done, result)
     assert done.annotation.output.relation is not None
     if not is_number(result):
@@ -107,17 +116,17 @@ def finish_suspended(run: MonitorRun, done: NativeCall, result: Any) -> None:
 
 
 def finish_followed(run: MonitorRun, _: None, result: Any) -> None:
-    """Special methods that were followed gave ``result``."""
+    """Record the result of special methods that the monitor has followed."""
     run.recording.bear(result)
 
 
 def recorded_call(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Token:
-    """For a call of which the recording knows all by now, but for its result."""
-    return finish_pure, NativeCall(_JUDGED, operation, args, kwargs, on_graph=False)
+    """The token of a call whose reads and effects are recorded already."""
+    return finish_pure, NativeCall(_PURE, operation, args, kwargs, on_graph=False)
 
 
 def recorded_tensor_call(args: tuple[Any, ...]) -> Token:
-    """For an instruction that runs a tensor operator which the recording knows of already."""
+    """The token of an instruction that runs a tensor operator recorded already."""
     return recorded_call(None, args, {})
 
 
@@ -126,7 +135,7 @@ def finish_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
     _record_operator(run, done, result)
     if not run.recording.inside:
         run.recording.given = {}
-    run.account()  # recording one may itself copy a constant tensor
+    run.account()  # the recording may itself copy a constant tensor
 
 
 def finish_operator_suspended(run: MonitorRun, done: NativeCall, result: Any) -> None:
@@ -161,7 +170,7 @@ def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
         run.recording.operator(done.operation, done.args, done.kwargs, result, shape)
     elif on_tensors and result is None:
         run.recording.operator(done.operation, done.args, done.kwargs, result)
-    elif on_tensors and (done.operation in _REPEATS or not _about_metadata(result)):
+    elif on_tensors and (done.operation in _REPEAT_OPERATORS or not _is_metadata(result)):
         raise UnguardableRead(
             SplitReason.TENSOR_VALUE_READ,
             f"calls {describe(done.operation)}, which reads a tensor's value into Python",
@@ -171,9 +180,9 @@ def _record_operator(run: MonitorRun, done: NativeCall, result: Any) -> None:
         finish_pure(run, done, result)
 
 
-_REPEATS = (operator.mul, operator.imul)
-"""Python's operators that repeat a text as often as a tensor says."""
+_REPEAT_OPERATORS = (operator.mul, operator.imul)
+"""Python's operators that repeat a string a number of times, which a tensor may hold."""
 
 
-def _about_metadata(result: Any) -> bool:
+def _is_metadata(result: Any) -> bool:
     return is_instance(result, torch.dtype | torch.device | torch.Size | torch.layout | str)

@@ -1,4 +1,4 @@
-"""What operators that run Python code may refer to beside their arguments."""
+"""References of operators in Python code to objects other than their arguments."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from magpy_like.split_reasons import SplitReason
 def check_undeclared_tensors(
     rec: Recording, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
-    """A tensor that reaches an operator's Python code by another way than its arguments.
+    """Check that the code of a running operator uses only tensors among its arguments.
 
     Raises:
-        Effect: the graph has made it, so running the operator again would use an old one.
-        Split: it was there before; the operator finds it again only if it runs as it is.
+        EffectInsideOperator: the graph computes the tensor; a second run would use an old one.
+        Split: the tensor is external; the operator finds it again only if it runs uncompiled.
     """
     for tensor in tensors_in((args, kwargs)):
         if id(tensor) in rec.given:
@@ -42,10 +42,10 @@ def check_undeclared_tensors(
 
 
 def add_object_inputs(rec: Recording, args: tuple[Any, ...]) -> None:
-    """The backward pass of a custom function may read, late and unseen, what it was given.
+    """Add the external objects among the arguments of a custom function to the graph's inputs.
 
-    So an object from outside is an input of the graph, like a tensor, and the graph is not
-    compiled, which would fix what the object holds now.
+    Its backward pass may read them later, unseen by the monitor. The function runs uncompiled: a
+    compiled graph would bake in the present contents of the objects.
     """
     for value in args[1:]:
         if is_instance(value, torch.Tensor | Closure) or is_plain(value) or is_identity(value):
@@ -53,7 +53,7 @@ def add_object_inputs(rec: Recording, args: tuple[Any, ...]) -> None:
         if is_instance(value, CONTAINERS):
             add_object_inputs(rec, (None, *elements(value)))
             continue
-        rec.running_as_is = f"a custom function is given a {type(value).__qualname__}"
+        rec.running_as_is = f"a custom function receives a {type(value).__qualname__}"
         node = rec.node(value)
         if node is not None:
             rec.operators.add_object(value, node.node_id)

@@ -65,7 +65,7 @@ OPERATORS: dict[str, Any] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-"""The function of ``operator`` for the symbol by which ``dis`` writes an instruction."""
+"""The function of ``operator`` for the symbol that ``dis`` shows for an instruction."""
 
 BINARY = {i: OPERATORS[symbol] for i, (_, symbol) in enumerate(opcode._nb_ops)}  # type: ignore[attr-defined]
 
@@ -77,9 +77,12 @@ UNARY = {
 
 
 def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | None:
-    """An operator instruction such as ``a + b``: on tensors a graph node, else the operands' own.
+    """An operator instruction such as ``a + b`` is about to run.
 
-    Python classes answer with special methods, which the monitor follows.
+    On tensors it becomes a node of the graph. The monitor follows special methods in Python.
+
+    Raises:
+        Split: it reads a tensor's value.
     """
     rec = run.recording
     on_tensors = any(is_instance(value, torch.Tensor) for value in args)
@@ -127,7 +130,7 @@ def operate(run: MonitorRun, operation: Any, args: tuple[Any, ...]) -> Token | N
 
 
 FORMATS = (operator.mod, operator.imod)
-"""Of a text and what goes into it."""
+"""Operators that format a string."""
 _CHANGE_IN_PLACE = (list, set, dict, collections.deque, np.ndarray)
 
 IN_PLACE = {
@@ -138,17 +141,17 @@ IN_PLACE = {
 
 _COMPARISONS = {operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge}
 
-_OTHER_WAY = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "eq"}
-"""The comparison that Python tries when one has no answer."""
+_REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "eq"}
+"""The reflected comparison, which Python tries if one returns ``NotImplemented``."""
 
 
 def _special_methods(operation: Callable[..., Any]) -> tuple[str, ...]:
-    """What Python looks for in the operands' classes, such as ``__iadd__, __add__, __radd__``."""
+    """The special methods that Python looks up, such as ``__iadd__, __add__, __radd__``."""
     name = operation.__name__.rstrip("_")
     if operation in UNARY.values():
         return (f"__{name}__",)
     if operation in _COMPARISONS:
-        return (f"__{name}__", f"__{_OTHER_WAY[name]}__")
+        return (f"__{name}__", f"__{_REFLECTED[name]}__")
     plain = name[1:] if operation.__name__ in IN_PLACE else name
     return tuple(dict.fromkeys((f"__{name}__", f"__{plain}__", f"__r{plain}__")))
 
@@ -159,7 +162,7 @@ _SPECIAL = {
 
 
 def record_identity_test(rec: Recording, left: Any, right: Any) -> None:
-    """``left is right``: two variables from outside that differ must differ again."""
+    """``left is right``: distinct external variables must be distinct in later calls."""
     if is_plain(left) or is_plain(right):
         if is_same_value(left, right):
             rec.require_distinct(left, right)

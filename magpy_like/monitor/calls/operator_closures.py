@@ -1,9 +1,9 @@
-"""Functions that an operator is given, and calls again whenever the graph runs.
+"""Functions among the arguments of an operator, which calls them whenever the graph runs.
 
-What such a function refers to beside its arguments must not be what this run has found: tensors
-and lifted numbers are operands of the operator, and of the rest a later call must find the same
-objects. A function that the region has made is made anew for each run of the graph, as it was when
-the operator began.
+A later run must not use the values of this run. So the tensors and lifted numbers to which such a
+function refers become operands of the operator, and other references must lead to the same objects
+in later calls. A function created inside the region is created again for each run of the graph, in
+its state at the beginning of the operator.
 """
 
 from __future__ import annotations
@@ -31,44 +31,41 @@ if TYPE_CHECKING:
     from magpy_like.monitor.recording import Recording
 
 Made = dict[int, Any]
-"""What was made for one run of the graph, by number: each function and cell is made once."""
+"""The functions and cells created for one run of the graph, each once, by number."""
 Maker = Callable[[Sequence[Any], Made], Any]
-"""Makes a value of the operands, for one run of the graph."""
+"""Creates a value from the operands, for one run of the graph."""
 
 
 class Closure:
     """A callable argument of an operator, and the tensors and lifted numbers that it refers to."""
 
     def __init__(self, rec: Recording, function: Any) -> None:
-        """
-        Raises:
-            Split: it refers to something that only this run has, or that another call may not find.
-        """
+        """Raises Split: it refers to an object that a later call may not find."""
         self.operands: list[Any] = []
         makers = _Makers(rec, self.operands)
         self._make = makers.of(function)
         self.code = next(iter(makers.codes), None)
-        """That of the program's outermost function, which torch may have wrapped."""
+        """The code of the program's outermost function, which torch may have wrapped."""
 
     def rebuild(self, operands: Sequence[Any]) -> Any:
-        """The callable, with ``operands`` in place of its own."""
+        """The callable with other operands."""
         return self._make(operands, {})
 
     def take_operands(self) -> tuple[Any, ...]:
-        """The operands, which it does not hold from here on."""
+        """Returns the operands and releases them."""
         operands, self.operands = tuple(self.operands), []
         return operands
 
 
 _refused: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Modules, classes and the code of functions that an operator is not to call on the graph."""
+"""Modules, classes and code of functions that no operator of the graph may call."""
 
 
 def close_over(rec: Recording, value: Any) -> Any:
-    """The closure of a callable argument; any other argument as it is.
+    """The closure of a callable argument; any other argument unchanged.
 
     Raises:
-        Split: see :class:`Closure`; or it has had effects inside an operator.
+        Split: see :class:`Closure`; or the function has had effects inside an operator before.
     """
     called = None
     if is_instance(value, torch.nn.Module):
@@ -89,7 +86,7 @@ def close_over(rec: Recording, value: Any) -> Any:
 
 
 def _refers(value: Any) -> bool:
-    """Whether an argument is, or holds, an object by which an operator may find others."""
+    """True for callables, and tuples of them, which may refer to other objects."""
     if type(value) is tuple:
         return any(map(_refers, value))
     known = is_instance(value, (torch.Tensor, torch.nn.Module, *CONTAINERS))
@@ -97,16 +94,17 @@ def _refers(value: Any) -> bool:
 
 
 def refuse(rec: Recording) -> None:
-    """What the running operator calls does more than to compute: from the next run on, the program
-    splits there."""
+    """Refuse the functions that the running operator calls: they do more than compute.
+
+    In the next run the program splits at the operator.
+    """
     _refused.update(rec.called)
 
 
 def expand_closures(
     operation: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
-    """``operation`` as a function that is given, where it takes a closure, the operands of that;
-    and its arguments."""
+    """The operation and its arguments with the operands of each closure in place of the closure."""
     given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     closures = {place: value for place, value in given if is_instance(value, Closure)}
     if not closures:
@@ -128,9 +126,9 @@ def _operands(value: Any) -> Any:
 
 
 class _Makers:
-    """How to make what functions refer to, as it is now: a variable may hold something else later.
+    """Makers of the objects to which functions refer, in their present state.
 
-    What a maker knows must not keep alive what the region has made.
+    A maker must not keep alive an object created inside the region.
     """
 
     def __init__(self, rec: Recording, operands: list[Any]) -> None:
@@ -188,15 +186,15 @@ class _Makers:
         return self._known[id(value)]
 
     def _same(self, value: Any) -> Maker:
-        """The very object.
+        """A maker that returns the object itself.
 
         Raises:
-            Split: another call may find another one.
+            Split: a later call may find another object.
         """
         node = self._rec.node(value)
         if node is None:
             if type(value) is types.FunctionType and _is_torchs(value):
-                # Made by what the monitor takes for one operator.
+                # Created by torch, inside a call that the monitor treats as one operator.
                 return lambda operands, made: value
             raise Split(
                 SplitReason.FUNCTION_OPERAND,
@@ -242,7 +240,7 @@ class _Makers:
         if known is not None:
             return known
         node = self._rec.node(cell)
-        if node is not None:  # it was there before, and may hold something else at the next call
+        if node is not None:  # external: its contents may differ in the next call
             node.facts.add(Fact.IDENTITY)
             return lambda operands, made: cell
         number = next(self._numbers)

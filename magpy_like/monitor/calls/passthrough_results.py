@@ -1,6 +1,6 @@
-"""What native code hands on as it is: ``str(meter)`` gives the very text that ``__str__`` has made.
+"""Native calls that return the result of a Python function, as ``str(x)`` that of ``__str__``.
 
-Any other native code looks at a number, or a text with one in it, that a Python function gives it.
+Any other native caller reads the result, so lifted numbers in it are specialized.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ from magpy_like.native import NULL, lookup_in_type
 _REPR = ("__repr__",)
 _STR = ("__str__", *_REPR)
 _FORMAT = ("__format__", *_STR)
-"""The special methods, of which the first that is not a plain object's is asked."""
-_CALLED: dict[Callable[..., Any], tuple[tuple[str, ...], type]] = {
+"""Special methods in the order of the look-up; Python calls the first that is not ``object``'s."""
+_CONVERTERS: dict[Callable[..., Any], tuple[tuple[str, ...], type]] = {
     str: (_STR, str), repr: (_REPR, str), format: (_FORMAT, str),
     float: (("__float__",), float), int: (("__int__",), int),
 }  # fmt: skip
-"""Functions of one object that hand on what these give, if it is of this type."""
-_CONVERTED = (_FORMAT, _STR, _REPR)
-"""Those that a field of an f-string asks, by its conversion."""
+"""Functions of one object that return the result of a method if it has this type."""
+_METHODS_OF_CONVERSION = (_FORMAT, _STR, _REPR)
+"""The methods for a field of an f-string, by its conversion."""
 
 
 def is_passed_through(
     code: types.CodeType, caller: types.FrameType, operands: tuple[Any, ...], value: Any
 ) -> bool:
-    """Whether the instruction that ``caller`` is in gives ``value``, which a function of this code
-    has returned, as it is; ``operands`` are those of the instruction."""
-    names, receiver = _asked_for(caller, operands, type(value))
+    """True if the current instruction of ``caller`` returns ``value`` unchanged.
+
+    A function with this code has returned ``value``; ``operands`` are those of the instruction.
+    """
+    names, receiver = _methods_called(caller, operands, type(value))
     for name in names:
         method = lookup_in_type(type(receiver), name)
         if method is not getattr(object, name, NULL):
@@ -38,14 +40,14 @@ def is_passed_through(
     return False
 
 
-def _asked_for(
+def _methods_called(
     caller: types.FrameType, operands: tuple[Any, ...], kind: type
 ) -> tuple[tuple[str, ...], Any]:
     instruction, argument = current_opname(caller), caller.f_code.co_code[caller.f_lasti + 1]
-    if instruction == "FORMAT_VALUE" and kind is str and argument < len(_CONVERTED):
-        return _CONVERTED[argument], operands[-1]
+    if instruction == "FORMAT_VALUE" and kind is str and argument < len(_METHODS_OF_CONVERSION):
+        return _METHODS_OF_CONVERSION[argument], operands[-1]
     if instruction == "CALL" and argument == 1 and len(operands) > 2 and operands[-3] is NULL:
-        for function, (names, given) in _CALLED.items():
+        for function, (names, given) in _CONVERTERS.items():
             if operands[-2] is function and kind is given:
                 return names, operands[-1]
     return (), None

@@ -1,8 +1,8 @@
-"""Python in place of native code that would run tensor operators out of the monitor's sight.
+"""Polyfills: Python functions in place of native code that would run tensor operators unseen.
 
 ``sum`` over a generator adds tensors in C, one by one. When such a function is about to be called
-on something that can yield tensors, the monitor puts the function of the same behaviour from here
-on the operand stack instead, and follows it like any Python code.
+on arguments that may yield tensors, the monitor replaces it on the operand stack by a function of
+the same behaviour from this module, and follows that like any Python code.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from magpy_like.torch_compat.torchscript import ScriptFunction
 
 
 def _sum(iterable: Iterable[Any], /, start: Any = 0) -> Any:
-    # Native code adds plain numbers in its own way: from Python 3.12 on it makes up for rounding.
+    # Native code adds plain numbers: from Python 3.12 on it compensates for rounding.
     total: Any = None
     numbers: list[Any] = []
     for item in iterable:
@@ -62,7 +62,7 @@ def _list(iterable: Iterable[Any], /) -> Any:
     return items
 
 
-def _rows(tensor: torch.Tensor, /) -> Any:
+def _list_of_rows(tensor: torch.Tensor, /) -> Any:
     return list(tensor.unbind())
 
 
@@ -139,8 +139,8 @@ def _sorted_by_key(*args: Any, key: Callable[..., Any], **kwargs: Any) -> Any:
     return sorted(*args, key=variadic(key), **kwargs)
 
 
-# Two functions, as with `_max`: a branch on what `>` gives is followed further than one on what a
-# function gives.
+# Two functions, as with `_max`: a branch on the result of `>` can become an operator in more cases
+# than a branch on the result of a function.
 def _max_by_key(*args: Any, key: Callable[..., Any], **kwargs: Any) -> Any:
     found, largest, most = False, None, None
     for value in args[0] if len(args) == 1 else args:
@@ -159,7 +159,7 @@ def _min_by_key(*args: Any, key: Callable[..., Any], **kwargs: Any) -> Any:
     return smallest if found else min((), **kwargs)
 
 
-def _of_list(function: Callable[..., Any]) -> Callable[..., Any]:
+def _of_elements(function: Callable[..., Any]) -> Callable[..., Any]:
     def of_list(iterable: Iterable[Any], /, **kwargs: Any) -> Any:
         return function(_list(iterable), **kwargs)
 
@@ -167,14 +167,14 @@ def _of_list(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _any(iterable: Iterable[Any], /) -> bool:
-    for item in iterable:  # noqa: SIM110 - that is what it stands for
+    for item in iterable:  # noqa: SIM110 - this is `any` or `all`
         if item:
             return True
     return False
 
 
 def _all(iterable: Iterable[Any], /) -> bool:
-    for item in iterable:  # noqa: SIM110 - that is what it stands for
+    for item in iterable:  # noqa: SIM110 - this is `any` or `all`
         if not item:
             return False
     return True
@@ -187,7 +187,7 @@ def _of_keys(chooser: Callable[..., Any]) -> Callable[..., Any]:
     return of_keys
 
 
-def _checkpoint(
+def _inactive_checkpoint(
     function: Callable[..., Any],
     *args: Any,
     use_reentrant: Any = None,
@@ -198,20 +198,22 @@ def _checkpoint(
     preserve_rng_state: Any = None,
     **kwargs: Any,
 ) -> Any:
-    """Without gradients there is no backward pass to keep anything for, or to compute again."""
+    """``checkpoint`` without gradients: it only calls ``function``, as nothing runs backward."""
     return function(*args, **kwargs)
 
 
-def _scan(
+def _generic_scan(
     combine: Callable[..., Any], xs: Any, dim: int, reverse: bool = False,
     combine_mode: str = "pointwise",
 ) -> Any:  # fmt: skip
-    """One that takes a function of elements has torch's other tracer make a kernel of it; what any
-    function will do gives the same in tensor operators."""
+    """``associative_scan`` in its generic mode, which consists of tensor operators.
+
+    The pointwise mode has the same results, but Dynamo compiles a kernel for it.
+    """
     return associative_scan(combine, xs, dim, reverse, "generic")
 
 
-def _checkpoint_followed(
+def _active_checkpoint(
     function: Callable[..., Any],
     *args: Any,
     use_reentrant: Any = None,
@@ -276,7 +278,7 @@ def _partial(given: functools.partial[Any]) -> Callable[..., Any]:
 
 
 def variadic(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, for arguments that are only known once an iterable was used up."""
+    """``function`` behind ``*args``, for arguments that an iterable is yet to yield."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
@@ -301,26 +303,29 @@ def _has_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _is_lazy(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """What Python code makes one by one may be lifted numbers, at which native code would look."""
+    """True for a lazy iterable, whose lifted numbers native code would read."""
     if len(args) != 1 or "key" in kwargs:
         return False
     if isinstance(args[0], types.GeneratorType):
         return inspect.getgeneratorstate(args[0]) == inspect.GEN_CREATED
-    return type(args[0]) in _LAZY and not _looks_around(args[0])
+    return type(args[0]) in _LAZY_ITERATORS and not _inspects_frames(args[0])
 
 
-def _looks_around(iterator: Any) -> bool:
-    """Whether a function that it calls looks at frames, of which native code has none."""
+def _inspects_frames(iterator: Any) -> bool:
+    """True if a function that the iterator calls inspects frames: native code has none."""
     found = (f for f in gc.get_referents(iterator) if isinstance(f, types.FunctionType))
     return any(not FRAME_INSPECTORS.isdisjoint(f.__code__.co_names) for f in found)
 
 
-_LAZY = (map, filter, itertools.starmap, itertools.takewhile, itertools.accumulate)
+_LAZY_ITERATORS = (map, filter, itertools.starmap, itertools.takewhile, itertools.accumulate)
 
 
-def _leave_parameters(module: torch.nn.RNNBase) -> None:
-    """Where parameters lie in memory changes no result, and a module that is made or moved to a
-    GPU has flattened them already."""
+def _do_nothing(module: torch.nn.RNNBase) -> None:
+    """In place of ``RNNBase.flatten_parameters``.
+
+    The memory layout of the parameters changes no result, and a module flattens them when it is
+    created and when it is moved to a GPU.
+    """
 
 
 def _compares_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -329,8 +334,8 @@ def _compares_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return any(isinstance(value, torch.Tensor) for value in (args if len(args) > 1 else args[0]))
 
 
-def _runs_native(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a function that is to be called on each item does its work out of sight."""
+def _calls_native(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """True if a native function is called on each item, unseen by the monitor."""
     if not args or isinstance(args[0], types.FunctionType | types.MethodType | str):
         return False
     if isinstance(getattr(args[0], "__self__", None), CONTAINERS):
@@ -341,32 +346,32 @@ def _runs_native(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _may_yield_numbers(iterable: Any) -> bool:
-    """Whether going through ``iterable`` may give numbers that vary."""
+    """True if ``iterable`` may yield lifted numbers."""
     if isinstance(iterable, list | tuple):
         return any(type(item) in _NUMBERS for item in elements(iterable))
-    return type(iterable) in (*_LAZY, types.GeneratorType)
+    return type(iterable) in (*_LAZY_ITERATORS, types.GeneratorType)
 
 
 _NUMBERS = (int, float, tuple, list)
 
 
-def _is_plain_reduction(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _is_reduction(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     if len(args) not in (2, 3) or kwargs:
         return False
     return any(lookup_in_type(type(args[1]), n) is not NULL for n in ("__iter__", "__getitem__"))
 
 
-def _adds_up(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _accumulates_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return bool(args) and (may_yield_tensors(args[0]) or _may_yield_numbers(args[0]))
 
 
 def _by_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    known = {"key", "default"} if len(args) == 1 else {"key"}  # others are refused
+    known = {"key", "default"} if len(args) == 1 else {"key"}  # Python raises for others
     return bool(args) and kwargs.get("key") is not None and kwargs.keys() <= known
 
 
-def _tells_addresses(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether each item is asked where it lies, unless all are of kinds that do not tell it."""
+def _reads_addresses(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """True if ``id`` or the like is called on each item, and an item is not a plain value."""
     function, *iterables = args or (None,)
     if not any(function is told for told in TELLS):
         return False
@@ -383,15 +388,15 @@ def _by_native_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _is_mapping(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Native code goes through the keys alone, whatever the values are."""
+    """True for a mapping: native code iterates over the keys only."""
     return len(args) == 1 and isinstance(args[0], dict)
 
 
-def _plain_checkpoint(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _is_inactive_checkpoint(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return not (torch.is_grad_enabled() or is_under_reentrant()) and "context_fn" not in kwargs
 
 
-def _is_of_elements(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _is_pointwise_scan(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     mode = kwargs.get("combine_mode", args[4] if len(args) > 4 else "pointwise")
     xs = kwargs.get("xs", args[1] if len(args) > 1 else None)
     tensors = (isinstance(x, torch.Tensor) and x.is_cuda for x in pytree.tree_leaves(xs))
@@ -402,48 +407,51 @@ def _always(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return True
 
 
-Applies = Callable[[tuple[Any, ...], Mapping[str, Any]], bool]
+Condition = Callable[[tuple[Any, ...], Mapping[str, Any]], bool]
 
-_ROWS: tuple[tuple[Any, Applies, Callable[..., Any]], ...] = (
+_RULES: tuple[tuple[Any, Condition, Callable[..., Any]], ...] = (
     (sum, _consumes_tensors, _sum),
     (math.prod, _consumes_tensors, _prod),
     (list, _is_lazy, _list),
-    (list, _has_rows, _rows),
+    (list, _has_rows, _list_of_rows),
     (tuple, _has_rows, _tuple_of_rows),
     (any, _is_lazy, _any),
     (all, _is_lazy, _all),
     (max, _compares_tensors, _max),
     (min, _compares_tensors, _min),
     (operator.call, _always, _call),
-    (functools.reduce, _is_plain_reduction, _reduce),
-    (filter, _runs_native, _filter),
-    (map, _runs_native, _map),
-    (map, _tells_addresses, _map),
-    (itertools.starmap, _runs_native, _starmap),
-    (itertools.accumulate, _adds_up, _accumulate),
-    (torch.utils.checkpoint.checkpoint, _plain_checkpoint, _checkpoint),
-    (associative_scan, _is_of_elements, _scan),
-    (torch.utils.checkpoint.checkpoint, is_checkpoint_followed, _checkpoint_followed),
-    (torch.nn.RNNBase.flatten_parameters, _always, _leave_parameters),
+    (functools.reduce, _is_reduction, _reduce),
+    (filter, _calls_native, _filter),
+    (map, _calls_native, _map),
+    (map, _reads_addresses, _map),
+    (itertools.starmap, _calls_native, _starmap),
+    (itertools.accumulate, _accumulates_tensors, _accumulate),
+    (torch.utils.checkpoint.checkpoint, _is_inactive_checkpoint, _inactive_checkpoint),
+    (associative_scan, _is_pointwise_scan, _generic_scan),
+    (torch.utils.checkpoint.checkpoint, is_checkpoint_followed, _active_checkpoint),
+    (torch.nn.RNNBase.flatten_parameters, _always, _do_nothing),
     *((chooser, _is_mapping, _of_keys(chooser)) for chooser in (sorted, min, max)),
-    *((chooser, _is_lazy, _of_list(chooser)) for chooser in (tuple, sorted, min, max, math.fsum)),
+    *(
+        (chooser, _is_lazy, _of_elements(chooser))
+        for chooser in (tuple, sorted, min, max, math.fsum)
+    ),
     (sorted, _by_native_key, _sorted_by_key),
     (max, _by_key, _max_by_key),
     (min, _by_key, _min_by_key),
 )
-"""Native functions, when they are replaced, and by what."""
-_POLYFILLS: dict[Any, list[tuple[Applies, Callable[..., Any]]]] = {}
-for _function, _applies, _instead in _ROWS:
-    _POLYFILLS.setdefault(_function, []).append((_applies, _instead))
+"""The polyfills: native function, condition on the arguments, and replacement."""
+_POLYFILLS: dict[Any, list[tuple[Condition, Callable[..., Any]]]] = {}
+for _function, _applies, _replacement in _RULES:
+    _POLYFILLS.setdefault(_function, []).append((_applies, _replacement))
 
 
 def polyfill(
     function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[..., Any] | None:
-    """The function to call instead, or None when native code does nothing that must be seen."""
+    """The function to call instead of ``function``; None if the native call hides nothing."""
     if type(function) is ScriptFunction:
         return torchscript.python_equivalent(function, args, kwargs)
-    if type(function) is functools.partial and _is_replaced_as_part(function, args, kwargs):
+    if type(function) is functools.partial and _is_replaced_inside(function, args, kwargs):
         return _partial(function)
     getter = _GETTERS.get(type(function))
     if getter is not None:
@@ -452,13 +460,13 @@ def polyfill(
         rows = _POLYFILLS.get(function, ())
     except TypeError:  # not hashable
         return None
-    return next((instead for applies, instead in rows if applies(args, kwargs)), None)
+    return next((replacement for applies, replacement in rows if applies(args, kwargs)), None)
 
 
-def _is_replaced_as_part(
+def _is_replaced_inside(
     partial: functools.partial[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool:
-    """Whether what a partial calls is replaced, and nobody would look at its own call."""
+    """True if the function inside a partial has to be replaced, and the partial with it."""
     if type(partial.func) is ScriptFunction:
         return True
     checkpoints = partial.func is torch.utils.checkpoint.checkpoint
@@ -467,7 +475,7 @@ def _is_replaced_as_part(
 
 
 def may_yield_tensors(iterable: Any) -> bool:
-    """Whether going through ``iterable`` can give a tensor, told without doing so."""
+    """True if ``iterable`` may yield a tensor; found without iterating over it."""
     if isinstance(iterable, range | str | bytes):
         return False
     if isinstance(iterable, list | tuple | set | frozenset | collections.deque):
@@ -479,7 +487,7 @@ def may_yield_tensors(iterable: Any) -> bool:
 
 CODE = (
     {_running.__code__, *element_consumers.CODE}
-    | {function.__code__ for _, _, function in _ROWS if isinstance(function, types.FunctionType)}
+    | {function.__code__ for _, _, function in _RULES if isinstance(function, types.FunctionType)}
     | {
         constant
         for maker in (variadic, _partial, *_GETTERS.values())
@@ -487,4 +495,4 @@ CODE = (
         if isinstance(constant, types.CodeType) and not constant.co_name.startswith("<")
     }
 )
-"""The code objects that the monitor follows although they belong to this package."""
+"""The code objects of this package that the monitor follows."""

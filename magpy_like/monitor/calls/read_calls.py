@@ -1,4 +1,4 @@
-"""Reads by a call: the result is a variable that is there already (section 5.3.1)."""
+"""Calls whose result is an existing variable: reads along a relation (section 5.3.1)."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[int | str, Any]]:
+    """The arguments of a call with their positions and keywords."""
     return [*enumerate(args), *kwargs.items()]
 
 
@@ -41,7 +42,7 @@ NOT_GIVEN = object()
 def resolve_relation(
     relation: RelationProperty, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, Any, Any]:
-    """The owner, key and value that an operation was given for a relation; or NOT_GIVEN."""
+    """The owner, key and value of a relation among the arguments; ``NOT_GIVEN`` for absent ones."""
     inputs: dict[Any, Any] = dict(inputs_of(args, kwargs))
     positions = (relation.of, relation.key, relation.value)
     return tuple(inputs.get(p, NOT_GIVEN) for p in positions)
@@ -53,7 +54,7 @@ ATTRIBUTES = (RelationKind.ATTRIBUTE, RelationKind.HAS_ATTRIBUTE)
 def record_read_call(
     run: MonitorRun, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
-    """The result is a variable that is there already: walk the way that leads to it."""
+    """Record the read of an existing variable, by the relation that the annotation declares."""
     rec = run.recording
     relation = annotation.output.relation
     assert relation is not None
@@ -77,7 +78,7 @@ def record_read_call(
         name = key
         if is_instance(name, str):
             if is_instance(source, torch.Tensor):
-                # What all tensors have is told by the class; others keep it in a dictionary.
+                # Attributes of all tensors are descriptors of the class, others dictionary entries.
                 if not is_instance(lookup_in_type(type(source), name), types.GetSetDescriptorType):
                     run.read_tensor_attribute(source, name)
             elif annotation.operation.endswith("object.__getattribute__"):
@@ -100,7 +101,7 @@ def location_of_number(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> tuple[ShadowNode, Relation] | None:
-    """The place that a call has just read a number from, if a number there can be lifted."""
+    """The location from which a call has read a number, if a number there can be lifted."""
     source, key, _ = resolve_relation(relation, args, kwargs)
     place: tuple[ShadowNode | None, Relation] | None = None
     if relation.kind is RelationKind.ATTRIBUTE and not is_instance(source, torch.Tensor):
@@ -114,10 +115,10 @@ def location_of_number(
 
 
 def _read_native_slot(rec: Recording, source: Any, name: str) -> None:
-    """What an object of a native class holds under a name of that class.
+    """Record the read of a slot of a native class.
 
     Raises:
-        Split: nothing but a weak reference leads there, so a guard must not hold it.
+        Split: only a weak reference leads to the object, so a guard must not hold it.
     """
     if is_instance(source, weakref.ref):
         rec.look_for_lost()
@@ -144,7 +145,7 @@ def _read_native_slot(rec: Recording, source: Any, name: str) -> None:
 
 
 def read_item(rec: Recording, source: Any, key: Any) -> None:
-    """``source[key]`` on a built-in container that was there before; the rest has no parts."""
+    """Record ``source[key]`` for an external built-in container."""
     source = rec.proxied(source)
     node = rec.node(source)
     if node is None:
@@ -179,7 +180,7 @@ def read_item(rec: Recording, source: Any, key: Any) -> None:
 
 
 def read_membership(rec: Recording, source: Any, key: Any) -> None:
-    """``key in source``: of a mapping one key, of anything else all elements."""
+    """Record ``key in source``: a read of one key of a mapping, or of all elements otherwise."""
     source = rec.proxied(source)
     node = rec.node(source)
     if node is None:
@@ -187,7 +188,7 @@ def read_membership(rec: Recording, source: Any, key: Any) -> None:
     if is_instance(source, dict):
         relation = Relation(RelationKind.MEMBERSHIP, rec.key_in(node, key))
         if Relation(RelationKind.KEY, relation.key) in node.written and not node.rewritten:
-            return  # the program has put it there, or taken it away
+            return  # the program itself has stored or deleted the entry
         if node.contents is not None:
             rec.open(node)
         elif dict.__contains__(source, key):
@@ -199,10 +200,10 @@ def read_membership(rec: Recording, source: Any, key: Any) -> None:
 
 
 def iterate(rec: Recording, source: Any) -> None:
-    """The elements of ``source`` are about to be handed out.
+    """Record that a call is about to iterate over ``source``.
 
     Raises:
-        Split: it is an iterator that was there before, whose state no guard can check.
+        Split: it is an external iterator, whose state no guard can check.
     """
     if is_plain(source) or is_instance(source, torch.Tensor):
         return

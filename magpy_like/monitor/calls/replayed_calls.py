@@ -1,4 +1,4 @@
-"""Calls that a mock makes again for what they do outside, such as those of a logger."""
+"""Calls with external effects that a mock repeats: warnings and log records."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from magpy_like.split_reasons import SplitReason
 
 _PACKAGE = str(Path(__file__).parents[2])
 
-_SHOWS = {warnings.warn, warnings.warn_explicit}
+_WARNING_FUNCTIONS = {warnings.warn, warnings.warn_explicit}
 _LOGGING = logging.Logger._log.__code__.co_filename
 SHOWN_ARGUMENTS = {logging.Logger._log: (2, 3), warnings.warn: (0,), warnings.warn_explicit: (0,)}
-"""Positions of the arguments that are shown as they are: they may be made of lifted numbers."""
-_STACKLEVEL: dict[Any, int] = {warnings.warn: 2, logging.Logger._log: 7}
-"""Calls that can name a caller's place, and which argument says which one's."""
-_RULES_CHANGED = warnings._filters_mutated  # type: ignore[attr-defined]
-"""What `warnings` calls whenever its filters have changed."""
-_UNCHANGING = (type, Enum, torch.Size, torch.dtype, torch.device)
+"""Positions of the arguments that are only shown, and may contain lifted numbers."""
+_STACKLEVEL_POSITIONS: dict[Any, int] = {warnings.warn: 2, logging.Logger._log: 7}
+"""Calls that report the position of a caller, and the argument that selects the caller."""
+_FILTERS_MUTATED = warnings._filters_mutated  # type: ignore[attr-defined]
+"""The function that `warnings` calls when its filters have changed."""
+_IMMUTABLE_TYPES = (type, Enum, torch.Size, torch.dtype, torch.device)
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
@@ -37,30 +37,30 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 def repeatable_call(
     rec: Recording, operation: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Call:
-    """The call that does from a mock what this one does from the program.
+    """The call by which a mock repeats a call of the program.
 
-    A warning says where it comes from and is shown once for each such place: the mock names the
-    place in the program.
+    A warning reports its source position and is shown once per position: the call of the mock
+    passes the position in the program.
 
     Raises:
-        Split: it would be shown by other rules than those that the program has set for it, or
-            raised; or it shows what may be another text by then.
+        Split: the mock would show it under other filters, or raise it; or it would show another
+            text.
     """
     repeated = {call[0] for call in rec.calls}
-    if operation is _RULES_CHANGED and repeated & _SHOWS:
+    if operation is _FILTERS_MUTATED and repeated & _WARNING_FUNCTIONS:
         raise Split(
             SplitReason.WARNING_OR_LOG, "changes the warning filters after it has shown a warning"
         )
-    if operation in _SHOWS and _RULES_CHANGED in repeated:
+    if operation in _WARNING_FUNCTIONS and _FILTERS_MUTATED in repeated:
         raise Split(
             SplitReason.WARNING_OR_LOG, "shows a warning after it has changed the warning filters"
         )
     if operation is logging.Logger._log:
-        return _log_from(*args, **kwargs)
+        return _repeatable_log(*args, **kwargs)
     if operation is not warnings.warn:
         return operation, args, kwargs
     given = dict(zip(("message", "category", "stacklevel", "source"), args, strict=False)) | kwargs
-    message = _as_it_is(given["message"])
+    message = _frozen_copy(given["message"])
     category = type(message) if is_instance(message, Warning) else given.get("category")
     if _may_raise(category or UserWarning):
         raise Split(
@@ -80,24 +80,27 @@ def repeatable_call(
 def reports_caller(
     operation: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
-    """Whether a call tells where a caller stands: frames of this package lie between."""
-    at = _STACKLEVEL.get(operation)
+    """True if a call reports the position of a caller further out.
+
+    Frames of this package lie between the two.
+    """
+    at = _STACKLEVEL_POSITIONS.get(operation)
     return at is not None and (args[at] if len(args) > at else kwargs.get("stacklevel", 1)) != 1
 
 
 def fixed_call(call: Call) -> Callable[..., Any]:
-    """What makes this call, whatever it is given itself."""
+    """A function that makes this call, whatever its own arguments are."""
     operation, args, kwargs = call
     return lambda *_, **__: operation(*args, **kwargs)
 
 
 def _may_raise(category: type[Warning]) -> bool:
-    """Whether a warning of this category may be raised as an exception instead of being shown."""
+    """True if a filter may turn a warning of this category into an exception."""
     filters: list[Any] = [*warnings.filters]
     return any(action == "error" and issubclass(category, of) for action, _, of, *_ in filters)
 
 
-def _log_from(
+def _repeatable_log(
     logger: logging.Logger,
     level: int,
     text: object,
@@ -107,10 +110,10 @@ def _log_from(
     stack_info: bool = False,
     stacklevel: int = 1,
 ) -> Call:
-    """A log record names the place in the program, too.
+    """The repeatable call for ``Logger._log``, with the source position in the program.
 
     Raises:
-        Split: it shows a handled exception, the stack, or what may be another text by then.
+        Split: it logs a handled exception or the stack, or may log another text.
     """
     if exc_info or stack_info:
         raise Split(SplitReason.WARNING_OR_LOG, "logs an exception or the stack")
@@ -118,21 +121,21 @@ def _log_from(
     place = ("(unknown file)", 0, "(unknown function)")
     if frame is not None:
         place = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-    return _log, (logger, level, place, *map(_as_it_is, (text, args, extra))), {}
+    return _log, (logger, level, place, *map(_frozen_copy, (text, args, extra))), {}
 
 
-def _as_it_is(shown: Any) -> Any:
-    """What is shown, without any container that the program may change before the mock shows it.
+def _frozen_copy(shown: Any) -> Any:
+    """A copy of the shown value that the program cannot change before the mock shows it.
 
     Raises:
-        Split: it may change otherwise.
+        Split: an object in it may change.
     """
     if type(shown) in (list, tuple):
-        return type(shown)(_as_it_is(item) for item in shown)
+        return type(shown)(_frozen_copy(item) for item in shown)
     if type(shown) is dict:
-        return {_as_it_is(key): _as_it_is(value) for key, value in shown.items()}
+        return {_frozen_copy(key): _frozen_copy(value) for key, value in shown.items()}
     told = shown.args if is_instance(shown, BaseException) else (shown,)
-    if not all(is_plain(value) or is_instance(value, _UNCHANGING) for value in told):
+    if not all(is_plain(value) or is_instance(value, _IMMUTABLE_TYPES) for value in told):
         raise Split(
             SplitReason.WARNING_OR_LOG,
             f"shows or logs a {type(shown).__qualname__}, which may change later",
@@ -155,9 +158,9 @@ def _log(
 
 
 def _program_frame(level: int, library: str = "") -> types.FrameType | None:
-    """The frame of the program ``level`` calls out, from inside a callback of the monitor.
+    """The frame of the program, ``level`` calls out, from inside a callback of the monitor.
 
-    Frames of this package, and those of ``library`` that come first, are none of the program.
+    Frames of this package and the innermost frames of ``library`` do not count.
     """
     frame = innermost_program_frame(sys._getframe(1))
     while frame is not None and frame.f_code.co_filename == library:
@@ -168,7 +171,7 @@ def _program_frame(level: int, library: str = "") -> types.FrameType | None:
 
 
 def innermost_program_frame(frame: types.FrameType | None) -> types.FrameType | None:
-    """The innermost frame that is none of this package, from ``frame`` out."""
+    """The first frame outside this package, from ``frame`` outwards."""
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
     return frame

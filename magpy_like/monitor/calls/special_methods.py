@@ -1,8 +1,8 @@
-"""Special methods that native code finds in the classes of what it is given.
+"""Special methods that native code looks up in the classes of its arguments.
 
-``len``, ``str``, ``sorted`` and the like ask the class of an object for them, by whatever function
-it has there: only that function is seen to run. What Python would rather have run instead, such as
-a ``__str__`` beside a ``__repr__``, must still be missing.
+``len``, ``str`` and ``sorted`` find them in the class of an object; the monitor only sees the
+function that runs. The guard checks the look-up: a method that Python prefers, such as a
+``__str__`` to a ``__repr__``, must still be absent.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _GROUPS = (
      "__length_hint__", "__missing__", "keys"),
     ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__"),
 )  # fmt: skip
-"""Names of which Python takes one where an object has no other."""
+"""Groups of special methods of which one can replace another."""
 
 _ARITHMETIC = (
     "add", "and", "divmod", "floordiv", "lshift", "matmul", "mod", "mul", "or", "pow", "rshift",
     "sub", "truediv", "xor",
 )  # fmt: skip
-_INSTEAD: dict[str, tuple[str, ...]] = {
+_ALTERNATIVES: dict[str, tuple[str, ...]] = {
     **{f"__{way}{name}__": (f"__{name}__", f"__r{name}__", f"__i{name}__")
        for name in _ARITHMETIC for way in ("", "r", "i")},
     **{name: (name,) for name in ("__abs__", "__neg__", "__pos__", "__invert__", "__call__",
@@ -43,28 +43,31 @@ _INSTEAD: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 for _group in _GROUPS:
     for _name in _group:
-        _INSTEAD[_name] = (*_INSTEAD.get(_name, ()), *_group)
+        _ALTERNATIVES[_name] = (*_ALTERNATIVES.get(_name, ()), *_group)
 
 CLASS_CHECKS = {callable, isinstance, issubclass}
-_LOOKED_FOR = tuple(dict.fromkeys(name for group in _GROUPS for name in group))
+_SPECIAL_NAMES = tuple(dict.fromkeys(name for group in _GROUPS for name in group))
 
 
 def enter_special_method(rec: Recording, receiver: Any, function: types.FunctionType) -> None:
-    """``function`` runs with ``receiver`` first: maybe as a special method of its class."""
+    """Record the look-ups of a special method that begins, if ``function`` is one.
+
+    ``receiver`` is its first argument.
+    """
     cls = type(receiver)
     known = rec.specials.get(cls)
     if known is None:
         known = rec.specials[cls] = _special_functions(cls)
     for name in known.get(function, ()):
-        for other in _INSTEAD[name]:
+        for other in _ALTERNATIVES[name]:
             class_lookup.read_class(rec, cls, other)
 
 
 def _special_functions(cls: type) -> dict[types.FunctionType, list[str]]:
-    """The special names of each function of a class that can be changed."""
+    """The special names of the functions in a mutable class, by function."""
     found: dict[types.FunctionType, list[str]] = {}
     if cls.__flags__ & HEAP_TYPE and not issubclass(cls, torch.Tensor):
-        for name in _INSTEAD:
+        for name in _ALTERNATIVES:
             method = lookup_in_type(cls, name)
             if is_instance(method, types.FunctionType):
                 found.setdefault(method, []).append(name)
@@ -72,7 +75,7 @@ def _special_functions(cls: type) -> dict[types.FunctionType, list[str]]:
 
 
 def read_special_methods(rec: Recording, value: Any) -> None:
-    """Native code looks at an object, by whatever its class has for it, or has not."""
+    """Record that native code may look up any special method of an object and its elements."""
     kinds = {type(value)}
     if is_instance(value, CONTAINERS):
         kinds.update(map(type, elements(value)))
@@ -81,22 +84,22 @@ def read_special_methods(rec: Recording, value: Any) -> None:
 
 
 def read_special_methods_of_class(rec: Recording, cls: type) -> None:
-    """The same for any instance of a class."""
+    """The same for all instances of a class."""
     if cls.__flags__ & HEAP_TYPE and cls not in rec.looked_through:
         rec.looked_through.add(cls)
-        if not issubclass(cls, torch.Tensor):  # those are known as wholes
-            for name in _LOOKED_FOR:
+        if not issubclass(cls, torch.Tensor):  # the guard checks tensor classes as a whole
+            for name in _SPECIAL_NAMES:
                 class_lookup.read_class(rec, cls, name)
 
 
 def read_compared_special_methods(rec: Recording) -> None:
-    """The same for what native code has compared or hashed."""
+    """The same for the objects that native code has compared or hashed."""
     for node_id in rec.compared:
         read_special_methods_of_class(rec, rec.refs.get_node_by_id(node_id).type)
 
 
 def read_class_checks(rec: Recording, operation: Any, args: tuple[Any, ...]) -> None:
-    """What ``callable``, ``isinstance`` and ``issubclass`` ask of classes."""
+    """Record the look-ups of ``callable``, ``isinstance`` and ``issubclass``."""
     if operation is callable and args:
         class_lookup.read_class(rec, type(args[0]), "__call__")
     elif operation in (isinstance, issubclass) and len(args) == 2:

@@ -1,7 +1,7 @@
-"""TorchScript functions, written in Python again: then they are followed like any Python code.
+"""TorchScript functions translated to Python, which the monitor follows like any Python code.
 
-What is written is the graph that the interpreter of TorchScript runs, with its functions inlined,
-not the source that it was compiled from: that one may say something else to Python.
+The translation starts from the inlined graph that TorchScript's interpreter runs, not from the
+source of the function, which may have another meaning in Python.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from magpy_like.torch_compat.torchscript import (
 )
 from magpy_like.torch_patches import register_source
 
-_NO_OPERATOR = {
+_UNSUPPORTED_TAGS = {
     torch.Tag.data_dependent_output,
     torch.Tag.dynamic_output_shape,
     torch.Tag.maybe_aliasing_or_mutating,
@@ -41,9 +41,9 @@ _COMPARED = _PLAIN | {"StringType"}
 _LISTS = frozenset({"ListType", "IntType", "NoneType"})
 _TENSORS = frozenset({"TensorType", "IntType"})
 _ANY: frozenset[str] = frozenset()
-"""For operands of any type."""
+"""Operands of any type."""
 
-_ROWS: tuple[tuple[str, int, frozenset[str], str], ...] = (
+_INSTRUCTIONS: tuple[tuple[str, int, frozenset[str], str], ...] = (
     ("aten::add aten::sub aten::mul aten::div", 2, _NUMBERS, "{0} {sign} {1}"),
     ("aten::pow", 2, _NUMBERS, "math.pow({0}, {1})"),
     ("aten::neg", 1, _NUMBERS, "-{0}"),
@@ -69,11 +69,13 @@ _ROWS: tuple[tuple[str, int, frozenset[str], str], ...] = (
     ("prim::unchecked_cast prim::unchecked_unwrap_optional", 1, _ANY, "{0}"),
     ("prim::Uninitialized", 0, _ANY, "None"),
 )
-"""Instructions by their names, number and types of operands, and what they are in Python. Where
-the two could differ, as in what ``max`` makes of NaNs, there is no row; nor where a tensor's value
-steers, as a program cannot be cut inside such a function."""
+"""Instructions with the number and types of their operands, and the expression in Python.
+
+Instructions that differ between the two languages have no row, such as ``max`` of NaNs, nor have
+branches on a tensor's value: a program cannot be cut inside such a function.
+"""
 _EXPRESSIONS: dict[tuple[str, int], list[tuple[frozenset[str], str]]] = {}
-for _kinds, _count, _types, _text in _ROWS:
+for _kinds, _count, _types, _text in _INSTRUCTIONS:
     for _kind in _kinds.split():
         _EXPRESSIONS.setdefault((_kind, _count), []).append((_types, _text))
 _SIGNS = {
@@ -101,15 +103,22 @@ _DTYPES = (
     *("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"),
     *("complex32", "complex64", "complex128", "bool", "qint8", "quint8", "qint32", "bfloat16"),
 )
-"""Element types by the numbers that TorchScript has for them."""
+"""Element types by their numbers in TorchScript."""
 
 
 class _Untranslatable(Exception):
-    """A function does what has no form in Python here."""
+    """An instruction has no translation; the text completes "a function that ..."."""
 
 
 class _Translation:
-    """A function in Python, or why there is none."""
+    """The translation of a function.
+
+    Attributes:
+        python: the function in Python, or None.
+        types: the types of the parameters, by name.
+        needs: the names of the parameters without a default value.
+        reason: the text of ``_Untranslatable`` if there is no function.
+    """
 
     def __init__(self, function: ScriptFunction) -> None:
         self.python: Callable[..., Any] | None = None
@@ -125,13 +134,13 @@ class _Translation:
             self.reason = str(reason)
 
     def takes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether these arguments reach TorchScript as they are."""
+        """True if TorchScript receives these arguments without conversion."""
         by_position = dict(zip(self.types, args, strict=False))
         given = {**by_position, **kwargs}
         return (
             len(given) == len(args) + len(kwargs)
             and self.needs <= given.keys() <= self.types.keys()
-            and all(_is_of(self.types[name], value) for name, value in given.items())
+            and all(_accepts_unconverted(self.types[name], value) for name, value in given.items())
         )
 
 
@@ -141,34 +150,36 @@ _translate = functools.cache(_Translation)
 def python_equivalent(
     function: ScriptFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[..., Any] | None:
-    """A Python function that does the same with these arguments, or None.
+    """The Python function that is equivalent for these arguments, or None.
 
-    Where it would raise, it calls the function itself, which says so in TorchScript's words: so it
-    is only for functions that change nothing and draw no random numbers.
+    Where its body raises, it calls the TorchScript function, which raises its own exception. So
+    only functions without effects and random numbers have one.
     """
     written = _translate(function)
     return written.python if written.takes(args, kwargs) else None
 
 
 def torchscript_split(function: ScriptFunction) -> Split:
-    """Why a TorchScript function is not followed."""
-    reason = _translate(function).reason or "is given what it converts"
+    """The split for a TorchScript function that the monitor does not follow."""
+    reason = _translate(function).reason or "converts its arguments"
     return Split(SplitReason.TORCHSCRIPT, f"calls a TorchScript function that {reason}")
 
 
-def _is_of(kind: JitType, value: Any) -> bool:
+def _accepts_unconverted(kind: JitType, value: Any) -> bool:
     if is_instance(kind, OptionalType):
         kind = kind.getElementType()
-        return value is None or (kind.kind() not in _CONVERTED and _is_of(kind, value))
+        return value is None or (
+            kind.kind() not in _CONVERTED_TYPES and _accepts_unconverted(kind, value)
+        )
     if is_instance(kind, ListType):
         if not any(type(value) is one for one in (list, tuple, torch.Size)):
             return False
-        return all(_is_of(kind.getElementType(), item) for item in value)
-    expected = _TYPES.get(kind.kind(), ())
+        return all(_accepts_unconverted(kind.getElementType(), item) for item in value)
+    expected = _PYTHON_TYPES.get(kind.kind(), ())
     return any(type(value) is one for one in expected)
 
 
-_TYPES: dict[str, tuple[type, ...]] = {
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "TensorType": (torch.Tensor, torch.nn.Parameter),
     "IntType": (int,),
     "FloatType": (float, int),
@@ -177,39 +188,39 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "NoneType": (type(None),),
     "DeviceObjType": (torch.device,),
 }
-_CONVERTED = {"FloatType", "ListType"}
-"""Kinds of parameters of which arguments are converted, or copied."""
+_CONVERTED_TYPES = {"FloatType", "ListType"}
+"""Types of parameters for which TorchScript converts or copies the argument."""
 
 
-def _converted(kind: JitType, name: str) -> str:
-    """How an argument, or an item of one, becomes what a parameter says that it is."""
+def _convert(kind: JitType, name: str) -> str:
+    """The expression that converts an argument, or an item of one, to the type of a parameter."""
     if is_instance(kind, ListType):
         item = kind.getElementType()
-        if item.kind() in _CONVERTED:
-            return f"[{_converted(item, '_item')} for _item in {name}]"
+        if item.kind() in _CONVERTED_TYPES:
+            return f"[{_convert(item, '_item')} for _item in {name}]"
         return f"list({name})"
     return f"float({name})" if kind.kind() == "FloatType" else name
 
 
 class _Translator:
-    """Writes one function."""
+    """Translates one function."""
 
     def __init__(self, script: ScriptFunction) -> None:
         self.script = script
         self.lines: list[str] = []
         self.names: dict[str, str] = {}
-        """In Python, by those of TorchScript."""
+        """The names in Python, by names in TorchScript."""
         self.globals: dict[str, Any] = {"torch": torch, "math": math}
 
     def function(self) -> Callable[..., Any]:
-        """Raises _Untold."""
+        """The function in Python; raises ``_Untranslatable``."""
         graph, arguments = self.script.inlined_graph, self.script.schema.arguments
         parameters, given = [], []
         for value, argument in zip(graph.inputs(), arguments, strict=True):
             name = self.name(value)
             parameters.append(name)
             given.append(f"{argument.name}={name}" if argument.kwarg_only else name)
-            converted = _converted(argument.type, name)
+            converted = _convert(argument.type, name)
             if converted != name:
                 self.lines.append(f"        {name} = {converted}")
         self.block(graph, "        ")
@@ -229,7 +240,10 @@ class _Translator:
     def called_as(
         self, arguments: list[torch.Argument], body: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """A function with the parameters' own names, which could hide what the body uses."""
+        """A function with the names of the parameters, around ``body``.
+
+        In the body itself the names could hide globals.
+        """
         names = [argument.name for argument in arguments]
         by_name = [argument.name for argument in arguments if argument.kwarg_only]
         parameters = [name for name in names if name not in by_name]
@@ -317,7 +331,7 @@ class _Translator:
             return f"{self.dtype(inputs[0])} {_SIGNS[name]} {self.dtype(inputs[1])}"
         types = {value.type().kind() for value in inputs}
         if kind == "aten::pow" and types == _INTEGERS:
-            raise _Untranslatable("raises integers to powers")
+            raise _Untranslatable("raises an integer to a power")
         for known, text in _EXPRESSIONS.get((kind, len(inputs)), ()):
             if not known or types <= known:
                 operands = map(self.value, inputs)
@@ -325,10 +339,10 @@ class _Translator:
         return self.operator(node, inputs)
 
     def tensor(self, inputs: list[Any]) -> str:
-        """``torch.tensor``, of which an argument for a device says nothing to TorchScript."""
+        """``torch.tensor``: TorchScript ignores the default device."""
         data, dtype, device, gradient = inputs
         if gradient.node().kind() != "prim::Constant" or gradient.toIValue():
-            raise _Untranslatable("makes a tensor with a gradient")
+            raise _Untranslatable("creates a tensor that requires gradients")
         where = self.value(device)
         where = "'cpu'" if where == "None" else where
         return f"torch.tensor({self.value(data)}, dtype={self.dtype(dtype)}, device={where})"
@@ -353,7 +367,7 @@ class _Translator:
         return known
 
     def value(self, value: Any) -> str:
-        """The text of an operand that is no element type."""
+        """The text of an operand other than an element type."""
         if _is_dtype(value):
             raise _Untranslatable("computes with element types")
         node = value.node()
@@ -376,12 +390,12 @@ class _Translator:
         if constant is None:
             return "None"
         if constant >= len(_DTYPES):
-            raise _Untranslatable("has an element type that is not known")
+            raise _Untranslatable("has an unknown element type")
         return f"torch.{_DTYPES[constant]}"
 
 
 class ScriptCall:
-    """Calls a function of TorchScript, which is an operator then. It is what would have raised."""
+    """Calls a TorchScript function as one operator, where its translation has raised."""
 
     def __init__(self, script: ScriptFunction) -> None:
         self.script = script
@@ -403,13 +417,12 @@ def _is_tensors(kind: JitType) -> bool:
 
 
 def _functional(node: ScriptNode) -> OpOverload | None:
-    """The operator of a node that computes tensors from what it is given, in a shape that no value
-    decides."""
+    """The functional operator of a node, if it returns tensors of data-independent shapes."""
     namespace, _, name = node.kind().partition("::")
     if namespace != "aten" or "!" in node.schema():
         return None
     overload = node.schema().partition("(")[0].partition(".")[2] or "default"
     operator = getattr(getattr(torch.ops.aten, name, None), overload, None)
-    if operator is None or _NO_OPERATOR.intersection(operator.tags):
+    if operator is None or _UNSUPPORTED_TAGS.intersection(operator.tags):
         return None
     return operator if all(_is_tensors(output.type()) for output in node.outputs()) else None

@@ -1,4 +1,4 @@
-"""Writes by a call: an operation that stores one value at one place, or takes it away."""
+"""Calls that store or delete one value at one location, such as ``object.__setattr__``."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 def record_write(
     run: MonitorRun, annotation: Annotation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool:
-    """An operation that stores one value at one place, such as ``object.__setattr__``.
+    """Record a write along the relation that the annotation declares.
+
+    Returns:
+        False if the general rules for native calls have to record the write.
 
     Raises:
-        Split: which place it is, is only known when the region runs.
+        Split: the key depends on a number that is unknown before the region runs.
     """
     rec = run.recording
     relation = annotation.output.relation
@@ -33,7 +36,7 @@ def record_write(
     target, key, value = resolve_relation(relation, args, kwargs)
     stores = value is not NOT_GIVEN
     if relation.kind is RelationKind.ATTRIBUTE or not is_instance(target, torch.Tensor):
-        run.lifted.specialize(key)  # an index of a tensor is for the operator that takes it
+        run.lifted.specialize(key)  # an index of a tensor stays lifted for its operator
     if is_instance(target, contextvars.ContextVar):
         variable, place = rec.constant(target), Relation(RelationKind.CONTEXT)
         if place not in variable.first.refs:
@@ -66,9 +69,11 @@ def record_write(
 def _write_attribute(
     rec: Recording, annotation: Annotation, target: Any, name: Any, value: Any
 ) -> bool:
-    """``setattr`` and ``delattr`` ask the class of the target; its native methods are what it asks.
+    """Record a write of an attribute.
 
-    Python refuses a name that is no string, and ``object.__setattr__`` for a class.
+    ``setattr`` and ``delattr`` look up a method in the class of the target; the other operations
+    are these methods. Python raises for a name that is no string, and for ``object.__setattr__``
+    of a class.
     """
     owner, _, called = annotation.operation.rpartition(".")
     if not is_instance(name, str) or (is_instance(target, type) and owner == "builtins.object"):
